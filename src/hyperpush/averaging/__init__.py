@@ -1,0 +1,1 @@
+"""How clients average what each of them holds."""

@@ -1,0 +1,116 @@
+"""The command line. JAX is imported only by the commands that compute."""
+
+import importlib
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import hyperpush
+from hyperpush.config import default_toml, find, load_config
+from hyperpush.errors import HyperpushError
+from hyperpush.experiments import registry
+from hyperpush.experiments.registry import Experiment
+from hyperpush.report.tables import table
+from hyperpush.run import execute
+from hyperpush.saved import to_json
+
+app = typer.Typer(
+    help="Decentralized bilevel optimization over directed, changing networks.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set one option; may be repeated.")
+]
+Out = Annotated[Path | None, typer.Option(help="The run folder; must be new or empty.", show_default="under runs/")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
+
+
+def _version(asked: bool) -> bool:
+    if asked:
+        print(f"hyperpush {hyperpush.__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    """Decentralized bilevel optimization over directed, changing networks."""
+
+
+@app.command("list")
+def list_(
+    methods: Annotated[bool, typer.Option("--methods", help="Compare the methods instead.")] = False,
+) -> None:
+    """List the experiments and networks, or the methods with what they need and send."""
+    if methods:
+        declared = importlib.import_module("hyperpush.declarations").METHODS
+        columns = ("name", "network", "target", "sends", "matrices", "paper")
+        _print_table("methods", columns, [[getattr(method, column) for column in columns] for method in declared])
+    else:
+        listed = registry.experiments().values()
+        _print_table("experiments", ("name", "summary"), [(each.name, each.summary) for each in listed])
+        exported = vars(importlib.import_module("hyperpush.networks")).values()
+        named = [each for each in exported if isinstance(each, type) and isinstance(getattr(each, "name", None), str)]
+        lines = [(each.name, each.__name__, (each.__doc__ or "").partition("\n")[0]) for each in named]
+        _print_table("networks", ("name", "class", "summary"), lines)
+
+
+@app.command()
+def run(
+    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="An experiment or a file that names one.")],
+    overrides: Overrides = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment."""
+    _run(registry.experiments(), what, overrides or [], out, as_json)
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(metavar="NAME", help="An experiment.")]) -> None:
+    """Print an experiment's options as TOML to start from."""
+    print(default_toml(find(name, registry.experiments())), end="")
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="A benchmark.")],
+    overrides: Overrides = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure speed and memory."""
+    _run(importlib.import_module("hyperpush.bench").BENCHES, what, overrides or [], out, as_json)
+
+
+def _run(known: Mapping[str, Experiment], what: str, overrides: Sequence[str], out: Path | None, as_json: bool) -> None:
+    experiment, config = load_config(what, overrides, known)
+    result, run = execute(experiment, config, out)
+    for path in run.figures:
+        print("figure:", path, file=sys.stderr)
+    print("run:", run.path, file=sys.stderr)
+    if as_json:
+        print(to_json({**result, "run": run.path}))
+
+
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    # A pipe has no width to fit into.
+    Console(width=None if sys.stdout.isatty() else 200).print(table(title, columns, rows))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; an error that the user can act on is one line on stderr and exit code 2."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        app(arguments)
+    except HyperpushError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)

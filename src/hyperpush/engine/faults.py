@@ -1,0 +1,50 @@
+"""What a network does to messages: it loses, repeats, delays and so reorders them."""
+
+from typing import final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Int, Integer, PRNGKeyArray
+
+from hyperpush.errors import InvalidInput
+
+
+@final
+class Faults(eqx.Module):
+    """Faults of every link, drawn afresh for each message.
+
+    Each copy of a message is lost with probability `loss`; with probability `duplicate` there is a second copy; each
+    copy arrives 0 to `delay` rounds late, all equally likely.
+    """
+
+    loss: float | int = eqx.field(static=True, default=0.0)
+    duplicate: float | int = eqx.field(static=True, default=0.0)
+    delay: int = eqx.field(static=True, default=0)
+
+    def __check_init__(self) -> None:
+        if not 0 <= self.loss < 1:
+            raise InvalidInput("faults.loss", self.loss, "a probability from 0 to below 1")
+        if not 0 <= self.duplicate <= 1:
+            raise InvalidInput("faults.duplicate", self.duplicate, "a probability from 0 to 1")
+        if not (isinstance(self.delay, int) and self.delay >= 0):
+            raise InvalidInput("faults.delay", self.delay, "a number of rounds, 0 or more")
+
+    def fates(
+        self, key: PRNGKeyArray, step: Integer[ArrayLike, ""], sender: Integer[ArrayLike, ""], clients: int
+    ) -> tuple[Bool[Array, "clients 2"], Int[Array, "clients 2"]]:
+        """Which of the two copies of the message from `sender` to each client at `step` arrive, and how late.
+
+        A function of (key, step, sender) alone, with or without `jit` and `vmap`. A second copy that does not exist
+        does not arrive.
+        """
+        key = jax.random.fold_in(jax.random.fold_in(key, step), sender)
+        # One draw of raw bits for everything: it compiles faster than one draw each, and gives the same numbers whether
+        # or not 64 bits are switched on.
+        words = jax.random.bits(key, (clients, 5), jnp.uint32)
+        uniform = (words[:, :3] >> 8).astype(jnp.float32) * jnp.float32(2**-24)
+        survives = uniform[:, :2] >= self.loss
+        repeated = uniform[:, 2] < self.duplicate
+        exists = jnp.stack([jnp.ones_like(repeated), repeated], axis=1)
+        delays = (words[:, 3:] % jnp.uint32(self.delay + 1)).astype(jnp.int32)
+        return survives & exists, delays

@@ -1,0 +1,301 @@
+"""The interpreter of the compiled engines: a program's tree becomes one XLA program over stacked clients.
+
+It sees clients in blocks (`placement.py`): all of them on one device, or one block per device. States, messages and
+data have the block's clients on axis 0.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
+
+from hyperpush.engine import lossy
+from hyperpush.engine.faults import Faults
+from hyperpush.engine.placement import Placement
+from hyperpush.networks import Links, Network, matrix
+from hyperpush.program import (
+    Average,
+    Context,
+    Exchange,
+    Inbox,
+    Local,
+    Node,
+    Path,
+    Repeat,
+    Sending,
+    Sequence,
+    Server,
+    State,
+    Within,
+)
+
+
+class Clock(eqx.Module):
+    """Network time and what has been sent."""
+
+    step: Int[Array, ""]  # every exchange takes one step of network time
+    sent: dict[Path, Int[Array, ""]]  # messages per client, by place in the program
+    late: Int[Array, ""]  # messages that came too late and were dropped
+    split: Bool[Array, ""]  # clients disagreed about ending a loop
+
+    @staticmethod
+    def start(sendings: list[Sending], step: int) -> "Clock":
+        zero = jnp.zeros((), jnp.int32)
+        return Clock(jnp.asarray(step, jnp.int32), {s.path: zero for s in sendings}, zero, jnp.zeros((), bool))
+
+    def advance(self, path: Path, rounds: Any = 1, late: Any = 0) -> "Clock":
+        sent = {**self.sent, path: self.sent[path] + rounds}
+        return Clock(self.step + rounds, sent, self.late + late, self.split)
+
+
+class Carry(eqx.Module):
+    """Everything a loop carries from one round to the next."""
+
+    states: State
+    clock: Clock
+    totals: dict[Path, lossy.Totals]  # running sums of the links, only on a faulty network
+
+
+def with_states(carry: Carry, states: State) -> Carry:
+    return Carry(states, carry.clock, carry.totals)
+
+
+class Apply(eqx.Module):
+    """A bare per-client function run as a node by the host; with `parts` > 1 the states are a tuple, given one by one."""
+
+    f: Callable[..., Any] = eqx.field(static=True)
+    parts: int = eqx.field(static=True, default=1)
+
+
+class Interpreter(eqx.Module):
+    """Runs nodes for one block of clients."""
+
+    network: Network
+    placement: Placement
+    data: PyTree
+    network_key: PRNGKeyArray
+    faults_key: PRNGKeyArray
+    faults: Faults | None = None
+    agreement: int = eqx.field(static=True, default=1)  # rounds of max-consensus that reach everyone
+    batch: int | None = eqx.field(static=True, default=None)  # clients per vectorised batch; None: all at once
+
+    def apply(self, f: Callable[..., Any], key: PRNGKeyArray, round: Int[Array, ""], *stacked: PyTree) -> Any:
+        """`f(*one client's slices, context)` for every client of the block."""
+
+        def one(args):
+            client, data, slices = args
+            return f(*slices, Context(client, self.network.clients, round, jax.random.fold_in(key, client), data))
+
+        args = (self.placement.ids(), self.data, stacked)
+        if self.batch is None:
+            return jax.vmap(one)(args)
+        return jax.lax.map(one, args, batch_size=self.batch)
+
+    def run(self, node: Node | Apply, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path = ()) -> Carry:
+        """One pass through `node`."""
+        if isinstance(node, Apply):
+            parts = (carry.states,) if node.parts == 1 else carry.states
+            return with_states(carry, self.apply(node.f, key, round, *parts))
+        if isinstance(node, Local):
+            return with_states(carry, self.apply(node.f, key, round, carry.states))
+        if isinstance(node, Sequence):
+            for position, child in enumerate(node.nodes):
+                carry = self.run(child, carry, jax.random.fold_in(key, position), round, (*path, position))
+            return carry
+        if isinstance(node, Within):
+            inner = self.apply(node.enter, key, round, carry.states)
+            after = self.run(node.body, with_states(carry, inner), key, round, (*path, 0))
+            return with_states(after, self.apply(node.leave, key, round, carry.states, after.states))
+        if isinstance(node, Repeat):
+            return self.loop(node, carry, key, round, path, 0, node.at_most)[0]
+        if isinstance(node, Exchange):
+            return self.exchange(node, carry, key, round, path)
+        if isinstance(node, Average):
+            return self.average(node, carry, key, round, path)
+        return self.serve(node, carry, key, round, path)
+
+    # ------------------------------------------------------------------ loops
+
+    def loop(
+        self,
+        node: Repeat,
+        carry: Carry,
+        key: PRNGKeyArray,
+        round: Int[Array, ""],
+        path: Path,
+        start: Any,
+        stop: Any,
+        record: Callable[[State, Context], PyTree] | None = None,
+        records: PyTree = None,
+        every: int = 1,
+    ) -> tuple[Carry, PyTree, Int[Array, ""], Bool[Array, ""]]:
+        """Iterations start…stop−1 of a loop; also the records made, the next iteration, and whether all agreed to end.
+
+        `record` writes into the buffer `records` (axis 0) after every `every`-th iteration, from row 0 on.
+        """
+        if node.times is not None:
+            times = self.apply(node.times, key, round, carry.states)
+            largest = self.placement.max(times)
+            split = carry.clock.split | self.placement.any(times != largest)
+            clock = Clock(carry.clock.step, carry.clock.sent, carry.clock.late, split)
+            carry = Carry(carry.states, clock, carry.totals)
+            stop = jnp.minimum(stop, largest)
+
+        def step(loop_state):
+            i, carry, records, _ = loop_state
+            inner_key = jax.random.fold_in(key, i)
+            carry = self.run(node.body, carry, inner_key, i, (*path, 0))
+            done = jnp.zeros((), bool)
+            if node.until is not None:
+                votes = self.apply(node.until, inner_key, i, carry.states)
+                carry, done = self.agree(carry, votes, path)
+            if record is not None:
+
+                def write(records):
+                    values = self.apply(record, inner_key, i, carry.states)
+                    row = (i - start) // every
+                    return jax.tree.map(lambda rows, v: rows.at[row].set(v), records, values)
+
+                records = jax.lax.cond((i + 1) % every == 0, write, lambda r: r, records)
+            return i + 1, carry, records, done
+
+        first = (jnp.asarray(start, jnp.int32), carry, records, jnp.zeros((), bool))
+        i, carry, records, done = jax.lax.while_loop(lambda s: (s[0] < stop) & ~s[3], step, first)
+        return carry, records, i, done
+
+    def agree(self, carry: Carry, votes: Bool[Array, " b"], path: Path) -> tuple[Carry, Bool[Array, ""]]:
+        """Whether everyone votes yes, found by max-consensus over the network."""
+
+        def flood(_, held):
+            objection, clock = held
+            links, late = self.in_time(self.links(clock.step, "ones"), clock.step)
+            heard = self.placement.combine(links, objection, "max")
+            return jnp.maximum(objection, heard), clock.advance(path, 1, late)
+
+        objection = (~votes).astype(jnp.float32)
+        objection, clock = jax.lax.fori_loop(0, self.agreement, flood, (objection, carry.clock))
+        anyone = self.placement.max(objection)
+        split = clock.split | self.placement.any(objection != anyone)
+        clock = Clock(clock.step, clock.sent, clock.late, split)
+        return Carry(carry.states, clock, carry.totals), anyone == 0
+
+    # --------------------------------------------------------------- messages
+
+    def links(self, step: Int[Array, ""], weights: str) -> Links:
+        return self.network.links(self.network_key, step, self.placement.ids(), weights)
+
+    def fates(self, step: Int[Array, ""]) -> lossy.Fates:
+        return lossy.fates(self.faults, self.faults_key, step, self.placement.ids(), self.network.clients)
+
+    def in_time(self, links: Links, step: Int[Array, ""]) -> tuple[Links, Int[Array, ""]]:
+        """The links over which a message arrives in time, and how many messages come late."""
+        if self.faults is None:
+            return links, jnp.zeros((), jnp.int32)
+        return lossy.in_time(links, self.fates(step), self.network.clients)
+
+    def exchange(self, node: Exchange, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
+        clock = carry.clock
+        message = self.apply(node.send, key, round, carry.states)
+        kind = node.weights if isinstance(node.weights, str) else "ones"
+        links = self.links(clock.step, kind)
+        own, totals = links.own, carry.totals
+        if self.faults is not None and node.conserved:
+            total, edges = lossy.push(totals[path], links, self.fates(clock.step), message, clock.step)
+            totals, late = {**totals, path: edges}, 0
+            arrived, _ = self.in_time(links, clock.step)
+        else:
+            arrived, late = self.in_time(links, clock.step)
+            if isinstance(node.weights, str):
+                total = self.placement.combine(arrived, message, node.reduce)
+            else:
+                weights = self.apply(node.weights, key, round, carry.states)
+                total = self.placement.combine_received(arrived, weights, message, node.reduce)
+                own = jnp.take_along_axis(weights, self.placement.ids()[:, None], axis=1)[:, 0]
+        heard = sent = None
+        if node.observe:
+            heard = self.placement.heard(arrived)
+            sent = dense_rows(links, self.network.clients)
+
+        def receive(state, total, own, heard, sent, ctx):
+            return node.receive(state, Inbox(total, own, heard, sent), ctx)
+
+        states = self.apply(receive, key, round, carry.states, total, own, heard, sent)
+        return Carry(states, clock.advance(path, 1, late), totals)
+
+    def average(self, node: Average, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
+        value, mass = self.apply(node.get, key, round, carry.states)
+        clock, n = carry.clock, self.network.clients
+        held = (value, mass) if node.by == "push" else value
+        floats = sum(leaf.size for leaf in jax.tree.leaves(held)) // mass.shape[0]
+        if node.by == "exact":
+            mixed = self.placement.mean(held)
+            clock = clock.advance(path)
+        else:
+            # S products of n×n matrices are cheaper than S products with the values only while n is below their width.
+            compose = self.links(clock.step, node.by).targets is None and n <= floats
+            if compose:
+                mixed = self.placement.transfer(self.operator(clock.step, node.rounds, node.by), held)
+            else:
+
+                def once(s, held):
+                    links = self.links(clock.step + s, node.by)
+                    others = self.placement.combine(links, held, "sum")
+                    return jax.tree.map(lambda mine, rest: along(links.own, mine) * mine + rest, held, others)
+
+                mixed = jax.lax.fori_loop(0, node.rounds, once, held)
+            clock = clock.advance(path, node.rounds)
+        if node.by == "push":
+            mixed, mass = mixed
+            mixed = jax.tree.map(lambda w: w / along(mass, w), mixed)
+        states = self.apply(node.put, key, round, carry.states, mixed, mass)
+        return Carry(states, clock, carry.totals)
+
+    def operator(self, step: Int[Array, ""], rounds: int, weights: str) -> Array:
+        """The n×n operator of `rounds` steps from `step` on."""
+        n = self.network.clients
+        if rounds == 0:
+            return jnp.eye(n)
+        if not self.network.varying:
+            return jnp.linalg.matrix_power(matrix(self.network, self.network_key, step, weights), rounds)
+        if rounds * n * n > 1_000_000:
+            return jax.lax.fori_loop(
+                0,
+                rounds,
+                lambda s, product: exact_matmul(matrix(self.network, self.network_key, step + s, weights), product),
+                jnp.eye(n),
+            )
+        # All steps at once, multiplied in pairs: log2(S) batched products instead of S small ones in a row.
+        steps = step + jnp.arange(rounds)
+        products = jax.vmap(lambda s: matrix(self.network, self.network_key, s, weights))(steps)
+        while products.shape[0] > 1:
+            last = products[products.shape[0] // 2 * 2 :]
+            products = jnp.concatenate([exact_matmul(products[1::2], products[: products.shape[0] // 2 * 2 : 2]), last])
+        return products[0]
+
+    def serve(self, node: Server, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
+        message = self.apply(node.send, key, round, carry.states)
+        answers = node.compute(self.placement.gather(message), key)
+        states = self.apply(node.receive, key, round, carry.states, self.placement.mine(answers))
+        return Carry(states, carry.clock.advance(path), carry.totals)
+
+
+def along(vector: Array, like: Array) -> Array:
+    """A vector over clients, shaped to multiply `like`, whose axis 0 is the clients'."""
+    return vector.reshape(vector.shape + (1,) * (like.ndim - 1))
+
+
+def exact_matmul(a: Array, b: Array) -> Array:
+    if a.shape[-1] <= 8:  # tiny products as one fused elementwise loop instead of library calls
+        return jnp.sum(a[..., :, :, None] * b[..., None, :, :], axis=-2)
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+def dense_rows(links: Links, clients: int) -> Array:
+    """Each sender's weights by receiver, `[b, n]`."""
+    if links.targets is None:
+        return links.weights
+    rows = jnp.zeros((links.weights.shape[0], clients), links.weights.dtype)
+    return jax.vmap(lambda row, to, w: row.at[to].add(w))(rows, links.targets, links.weights)

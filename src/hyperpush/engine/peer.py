@@ -1,0 +1,407 @@
+"""One client per process or thread: it walks the program around its own jitted leaves and talks through a transport.
+
+Everything that arrives is bytes from outside: it is decoded and checked before it touches the state, and what does not
+fit is counted and dropped. On links that lose messages, conserved quantities travel as running sums per link.
+"""
+
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PRNGKeyArray, PyTree
+
+from hyperpush.averaging.running_sums import Incoming, Outgoing
+from hyperpush.engine import keys, wire
+from hyperpush.engine.compiled import Outcome, Record, check_clients
+from hyperpush.engine.faults import Faults
+from hyperpush.engine.interpret import dense_rows
+from hyperpush.engine.placement import alive_rows
+from hyperpush.engine.transport import Memory, Transport
+from hyperpush.errors import Diverged, HyperpushError
+from hyperpush.networks import Network
+from hyperpush.program import (
+    Context,
+    Exchange,
+    Inbox,
+    Local,
+    Node,
+    Path,
+    Repeat,
+    Sequence,
+    Server,
+    Within,
+    contains,
+    sendings,
+    stepwise,
+)
+
+SERVER = 0  # the peer that plays the server
+
+
+@eqx.filter_jit
+def _leaf(f, args, client, clients, round, root, address, data):
+    key = keys.program_key(root)
+    for part in address:
+        key = jax.random.fold_in(key, part)
+    return f(*args, Context(client, clients, round, jax.random.fold_in(key, client), data))
+
+
+@eqx.filter_jit
+def _node_key(root, address):
+    key = keys.program_key(root)
+    for part in address:
+        key = jax.random.fold_in(key, part)
+    return key
+
+
+@eqx.filter_jit
+def _schedule(network, root, step, client, weights):
+    """(own weight, weights by receiver, who hears me, whom I hear) of one client at one step."""
+    everyone = network.links(keys.network_key(root), step, jnp.arange(network.clients), weights)
+    rows, alive = dense_rows(everyone, network.clients), alive_rows(everyone, network.clients)
+    return everyone.own[client], rows[client], alive[client], alive[:, client]
+
+
+@dataclass
+class Counts:
+    """What a peer has seen of its network."""
+
+    rounds: int = 0
+    floats: int = 0
+    late: int = 0
+    rejections: wire.Rejections = field(default_factory=wire.Rejections)
+
+
+class _Place:
+    """A place of the program that sends: what its messages look like, and the running sums of its links."""
+
+    def __init__(self, message: PyTree, tolerant: bool, infinite: bool):
+        example = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
+        flat, self.unravel = ravel_pytree(example)
+        self.floats = flat.size
+        self.template = wire.Template(np.zeros(flat.size) if tolerant else example, infinite)
+        self.outgoing, self.incoming = Outgoing(flat.size), Incoming(flat.size)
+        self.pending = np.zeros(flat.size)  # taken in since the last exchange here
+        self.tolerant = tolerant
+
+
+class Peer:
+    """One client of a run.
+
+    `tolerant` says that links may lose messages, so that conserved quantities are sent as running sums; all peers of
+    a run must say the same.
+    """
+
+    def __init__(
+        self,
+        client: int,
+        network: Network,
+        transport: Transport,
+        key: PRNGKeyArray,
+        *,
+        tolerant: bool = False,
+        step: int = 0,
+        view: int = 0,
+    ):
+        self.client = client
+        self.network = network
+        self.transport = transport
+        self.key = key
+        self.tolerant = tolerant
+        self.step = step
+        self.view = view
+        self.counts = Counts()
+        self.history: dict[str, list[PyTree]] = {}
+        self._places: dict[int, _Place] = {}
+        self._loops: list[tuple[str, int]] = []  # names and rounds of the loops we are in
+
+    def run(self, program: Node, state: PyTree, data: PyTree, record: Mapping[str, Record] | None = None) -> PyTree:
+        """Walk the program from `state`; the state at its end."""
+        program = stepwise(program)
+        self._data = data
+        self._record = dict(record or {})
+        self.history = {name: [] for name in self._record}
+        self._agreement = 1
+        if contains(program, lambda node: isinstance(node, Repeat) and node.until is not None):
+            self._agreement = self.network.flood_rounds()
+        self._places = {}
+        for sending in sendings(program, state, data, self.network.clients):
+            conserved = isinstance(sending.node, Exchange) and sending.node.conserved
+            infinite = isinstance(sending.node, Exchange) and sending.node.reduce == "max"
+            self._places[_number(sending.path)] = _Place(sending.message, conserved and self.tolerant, infinite)
+        return self._walk(program, state, 0, (), ())
+
+    # ------------------------------------------------------------------- walk
+
+    def _apply(self, f, address: tuple[int, ...], round: int, *args: PyTree) -> Any:
+        parts = tuple(jnp.asarray(part, jnp.uint32) for part in address)
+        me, round_ = jnp.asarray(self.client, jnp.int32), jnp.asarray(round, jnp.int32)
+        return _leaf(f, args, me, self.network.clients, round_, self.key, parts, self._data)
+
+    def _walk(self, node: Node, state: PyTree, round: int, address: tuple[int, ...], path: Path) -> PyTree:
+        if isinstance(node, Local):
+            return self._apply(node.f, address, round, state)
+        if isinstance(node, Sequence):
+            for position, child in enumerate(node.nodes):
+                state = self._walk(child, state, round, (*address, position), (*path, position))
+            return state
+        if isinstance(node, Within):
+            inner = self._apply(node.enter, address, round, state)
+            inner = self._walk(node.body, inner, round, address, (*path, 0))
+            return self._apply(node.leave, address, round, state, inner)
+        if isinstance(node, Repeat):
+            return self._repeat(node, state, round, address, path)
+        if isinstance(node, Exchange):
+            return self._exchange(node, state, round, address, path)
+        if isinstance(node, Server):
+            return self._serve(node, state, round, address, path)
+        raise HyperpushError(f"a peer cannot walk {type(node).__name__}")
+
+    def _repeat(self, node: Repeat, state: PyTree, round: int, address: tuple[int, ...], path: Path) -> PyTree:
+        times = node.at_most
+        if node.times is not None:
+            times = min(times, int(self._apply(node.times, address, round, state)))
+        record = self._record.get(node.name)
+        for i in range(times):
+            self._loops.append((node.name, i))
+            state = self._walk(node.body, state, i, (*address, i), (*path, 0))
+            self._loops.pop()
+            ended = False
+            if node.until is not None:
+                content = bool(self._apply(node.until, (*address, i), i, state))
+                ended = self._agree(content, path)
+            if record is not None:
+                self.history[node.name].append(self._apply(record, (*address, i), i, state))
+            if ended:
+                break
+        return state
+
+    def _agree(self, content: bool, path: Path) -> bool:
+        objection = np.asarray(not content, np.float32)
+        for _ in range(self._agreement):
+            _, _, to, heard = self._links("ones")
+            self._send(path, objection, np.flatnonzero(to), np.ones(self.network.clients))
+            for _, other, _ in self._receive(path, heard):
+                objection = np.asarray(np.maximum(objection, other))
+            self._tick(path)
+        return bool(objection == 0)
+
+    # --------------------------------------------------------------- messages
+
+    def _exchange(self, node: Exchange, state: PyTree, round: int, address: tuple[int, ...], path: Path) -> PyTree:
+        place = self._places[_number(path)]
+        message = jax.tree.map(np.asarray, self._apply(node.send, address, round, state))
+        kind = node.weights if isinstance(node.weights, str) else "ones"
+        own, weights, to, expected = self._links(kind)
+        if place.tolerant:
+            flat = np.asarray(ravel_pytree(message)[0], np.float64)
+            self._check_finite(flat)
+            for target in np.flatnonzero(to).tolist():
+                counter, total = place.outgoing.add(target, np.float64(weights[target]) * flat)
+                self._post(path, target, total, counter, 1.0)
+            heard = self._take_in(path, expected)
+            total = place.unravel(jnp.asarray(place.pending.astype(ravel_pytree(message)[0].dtype)))
+            place.pending = np.zeros_like(place.pending)
+        else:
+            self._send(path, message, np.flatnonzero(to), weights)
+            arrived = self._receive(path, expected)
+            heard = np.zeros(self.network.clients, bool)
+            heard[[sender for sender, _, _ in arrived]] = True
+            if not isinstance(node.weights, str):
+                mine = np.asarray(self._apply(node.weights, address, round, state))
+                arrived = [(sender, value, mine[sender]) for sender, value, _ in arrived]
+                own = mine[self.client]
+            total = _combine(message, arrived, node.reduce)
+        self._tick(path)
+        inbox = Inbox(total, jnp.asarray(own))
+        if node.observe:
+            inbox = Inbox(total, jnp.asarray(own), jnp.asarray(heard), jnp.asarray(weights))
+        return self._apply(node.receive, address, round, state, inbox)
+
+    def _serve(self, node: Server, state: PyTree, round: int, address: tuple[int, ...], path: Path) -> PyTree:
+        n, message = self.network.clients, self._apply(node.send, address, round, state)
+        message = jax.tree.map(np.asarray, message)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape), leaf.dtype), message)
+        key = _node_key(self.key, tuple(jnp.asarray(part, jnp.uint32) for part in address))
+        down = (*path, 1)
+        others = np.arange(n) != SERVER
+        if self.client == SERVER:
+            arrived = dict((sender, value) for sender, value, _ in self._all(path, others))
+            everyone = [message if other == SERVER else arrived[other] for other in range(n)]
+            answers = node.compute(jax.tree.map(lambda *rows: jnp.stack(rows), *everyone), key)
+            answers = jax.tree.map(np.asarray, answers)
+            for other in np.flatnonzero(others).tolist():
+                self._post(down, other, jax.tree.map(lambda rows, k=other: rows[k], answers), 0, 1.0)
+            answer = jax.tree.map(lambda rows: rows[SERVER], answers)
+        else:
+            self._post(path, SERVER, message, 0, 1.0)
+            if _number(down) not in self._places:
+                if node.host:
+                    raise HyperpushError("a server that computes in plain Python needs a run in one process")
+                answer_shapes = jax.eval_shape(node.compute, shapes, key)
+                one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), answer_shapes)
+                self._places[_number(down)] = _Place(one, False, False)
+            answer = self._all(down, ~others)[0][1]
+        self._tick(path)
+        return self._apply(node.receive, address, round, state, jax.tree.map(jnp.asarray, answer))
+
+    def _links(self, weights: str) -> tuple[np.ndarray, ...]:
+        step, me = jnp.asarray(self.step, jnp.int32), jnp.asarray(self.client, jnp.int32)
+        return tuple(np.asarray(part) for part in _schedule(self.network, self.key, step, me, weights))
+
+    def _tick(self, path: Path) -> None:
+        self.step += 1
+        self.counts.rounds += 1
+        self.counts.floats += self._places[_number(path)].floats
+
+    def _check_finite(self, flat: np.ndarray) -> None:
+        if not np.all(np.isfinite(flat)):
+            name, i = self._loops[-1] if self._loops else ("program", 0)
+            raise Diverged(name, i + 1, "a smaller step size may help")
+
+    def _send(self, path: Path, message: PyTree, targets: np.ndarray, weights: np.ndarray) -> None:
+        if not self._places[_number(path)].template.allow_infinite:
+            for leaf in jax.tree.leaves(message):
+                if np.issubdtype(leaf.dtype, np.inexact):
+                    self._check_finite(leaf)
+        for target in targets.tolist():
+            self._post(path, target, message, 0, float(weights[target]))
+
+    def _post(self, path: Path, target: int, tree: PyTree, counter: int, weight: float) -> None:
+        header = wire.Header(self.view, _number(path), self.step, self.client, counter, weight)
+        self.transport.send(target, self.step, wire.encode(header, tree))
+
+    def _collect(self, path: Path, expected: np.ndarray) -> list[tuple[wire.Header, PyTree]]:
+        """What has arrived for this exchange; running sums that were late for another are credited there."""
+        here, found = _number(path), []
+        for sender, payload in self.transport.collect(self.step, np.flatnonzero(expected).tolist()):
+            try:
+                node = wire.peek(payload).node
+                place = self._places.get(node)
+                if place is None:
+                    raise wire.Rejected(wire.Reason.WRONG_NODE, f"no place {node} in this program")
+                header, tree = wire.decode(payload, place.template, expect_sender=sender)
+                if header.view != self.view:
+                    raise wire.Rejected(wire.Reason.WRONG_VIEW, f"{header.view} instead of {self.view}")
+                if not place.tolerant and not 0 < header.weight <= 1:
+                    raise wire.Rejected(wire.Reason.WRONG_WEIGHT, f"{header.weight} is not in (0, 1]")
+            except wire.Rejected as rejected:
+                self.counts.rejections.add(rejected.reason)
+                continue
+            if place.tolerant:
+                increment = place.incoming.take(sender, header.counter, tree)
+                if increment is not None:
+                    place.pending = place.pending + increment
+            if node == here and header.step == self.step:
+                found.append((header, tree))
+            elif not place.tolerant:
+                self.counts.late += 1
+        return found
+
+    def _take_in(self, path: Path, expected: np.ndarray) -> np.ndarray:
+        heard = np.zeros(self.network.clients, bool)
+        heard[[header.sender for header, _ in self._collect(path, expected)]] = True
+        return heard
+
+    def _receive(self, path: Path, expected: np.ndarray) -> list[tuple[int, PyTree, float]]:
+        """(sender, message, weight) of this exchange, each sender once, in the order of senders."""
+        first: dict[int, tuple[int, PyTree, float]] = {}
+        for header, tree in self._collect(path, expected):
+            first.setdefault(header.sender, (header.sender, tree, header.weight))
+        return [first[sender] for sender in sorted(first)]
+
+    def _all(self, path: Path, expected: np.ndarray) -> list[tuple[int, PyTree, float]]:
+        arrived = self._receive(path, expected)
+        missing = set(np.flatnonzero(expected).tolist()) - {sender for sender, _, _ in arrived}
+        if missing:
+            raise HyperpushError(f"peer {self.client}: no message from {sorted(missing)}; a server needs every message")
+        return arrived
+
+
+def _number(path: Path) -> int:
+    """A place's number on the wire."""
+    return zlib.crc32(repr(path).encode())
+
+
+def _combine(like: PyTree, arrived: list[tuple[int, PyTree, float]], reduce: str) -> PyTree:
+    """What an inbox holds: the weighted sum, or the maximum, of the others' messages."""
+
+    def total(leaf, *others):
+        if reduce == "max":
+            low = -np.inf if np.issubdtype(leaf.dtype, np.inexact) else np.iinfo(leaf.dtype).min
+            return jnp.asarray(np.max([np.full_like(leaf, low), *others], axis=0))
+        wide = np.zeros(leaf.shape, np.float64)
+        for (_, _, weight), other in zip(arrived, others, strict=True):
+            wide += weight * np.asarray(other, np.float64)
+        return jnp.asarray(wide.astype(leaf.dtype))
+
+    return jax.tree.map(total, like, *(value for _, value, _ in arrived))
+
+
+def run(
+    program: Node,
+    network: Network,
+    states: PyTree,
+    data: PyTree,
+    key: PRNGKeyArray,
+    *,
+    step: int = 0,
+    record: Mapping[str, Record] | None = None,
+    faults: Faults | None = None,
+    deadline: float = 60.0,
+    hub: Memory | None = None,
+) -> Outcome:
+    """Every client as a peer in a thread of its own, on a network in memory; as `simulate.run`."""
+    check_clients("states", states, network.clients)
+    check_clients("data", data, network.clients)
+    hub = hub or Memory(network.clients, faults, keys.faults_key(key), deadline)
+    peers = [
+        Peer(client, network, hub.endpoint(client), key, tolerant=faults is not None, step=step)
+        for client in range(network.clients)
+    ]
+    results: list[PyTree] = [None] * network.clients
+    failures: list[BaseException] = []
+
+    def work(peer: Peer) -> None:
+        own_state, own_data = (jax.tree.map(lambda leaf: leaf[peer.client], tree) for tree in (states, data))
+        try:
+            results[peer.client] = peer.run(program, own_state, own_data, record)
+        except BaseException as failure:
+            failures.append(failure)
+            hub.abort(failure)
+
+    threads = [threading.Thread(target=work, args=(peer,), daemon=True) for peer in peers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+    def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *trees)
+
+    history = {
+        name: stack([stack(peer.history[name]) for peer in peers], 1) for name in record or {} if peers[0].history[name]
+    }
+    rejected = Counter()
+    for peer in peers:
+        rejected.update(peer.counts.rejections.counts())
+    first = peers[0].counts
+    return Outcome(
+        states=stack(results),
+        step=peers[0].step,
+        rounds=first.rounds,
+        floats=first.floats,
+        history=history,
+        late=sum(peer.counts.late for peer in peers),
+        rejected=dict(rejected),
+    )

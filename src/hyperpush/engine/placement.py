@@ -1,0 +1,169 @@
+"""Where clients live: all of them on one device, or one block of them per device of a mesh."""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from hyperpush.networks import Links, combine
+
+AXIS = "clients"
+
+# A device's contribution to everyone is n × width numbers; wider messages go in slices of at most this many numbers.
+SLICE_NUMBERS = 1 << 24
+
+
+class Whole(eqx.Module):
+    """All clients on one device."""
+
+    clients: int = eqx.field(static=True)
+
+    def ids(self) -> Int[Array, " n"]:
+        return jnp.arange(self.clients)
+
+    def combine(self, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
+        """What everybody receives from the others, weighed by the links."""
+        return combine(links, values, self.clients, reduce)
+
+    def combine_received(
+        self, links: Links, weights: Float[Array, "n n"], values: PyTree, reduce: Literal["sum", "max"]
+    ) -> PyTree:
+        """The same with weights chosen by the receivers (row: receiver, column: sender)."""
+        return combine(received(self.heard(links), weights), values, self.clients, reduce)
+
+    def heard(self, links: Links) -> Bool[Array, "n n"]:
+        """Who each client hears (row: receiver, column: sender)."""
+        return alive_rows(links, self.clients).T
+
+    def transfer(self, operator: Float[Array, "n n"], values: PyTree) -> PyTree:
+        """operator · values."""
+        return jax.tree.map(lambda v: jnp.tensordot(operator, v, 1, precision=jax.lax.Precision.HIGHEST), values)
+
+    def mean(self, values: PyTree) -> PyTree:
+        return jax.tree.map(lambda v: jnp.broadcast_to(jnp.mean(v, axis=0, keepdims=True), v.shape), values)
+
+    def max(self, values: Array) -> Array:
+        return jnp.max(values)
+
+    def any(self, flags: Bool[Array, " n"]) -> Bool[Array, ""]:
+        return jnp.any(flags)
+
+    def gather(self, values: PyTree) -> PyTree:
+        return values
+
+    def mine(self, values: PyTree) -> PyTree:
+        return values
+
+
+class Slice(eqx.Module):
+    """One block of clients per device; the last devices may hold padding clients that talk to nobody."""
+
+    clients: int = eqx.field(static=True)
+    devices: int = eqx.field(static=True)
+
+    @property
+    def block(self) -> int:
+        return -(-self.clients // self.devices)
+
+    @property
+    def padded(self) -> int:
+        return self.block * self.devices
+
+    def ids(self) -> Int[Array, " b"]:
+        return jax.lax.axis_index(AXIS) * self.block + jnp.arange(self.block)
+
+    def real(self) -> Bool[Array, " b"]:
+        return self.ids() < self.clients
+
+    def combine(self, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
+        def contribution(v):
+            return pad(combine(links, v, self.clients, reduce), self.padded, 0)
+
+        if reduce == "max":
+            return jax.tree.map(lambda v: self.mine(jax.lax.pmax(contribution(v), AXIS)), values)
+        return jax.tree.map(lambda v: self.scattered(contribution, v), values)
+
+    def combine_received(
+        self, links: Links, weights: Float[Array, "b n"], values: PyTree, reduce: Literal["sum", "max"]
+    ) -> PyTree:
+        everyone = jax.tree.map(lambda v: v[: self.clients], self.gather(values))
+        return combine(received(self.heard(links), weights), everyone, self.block, reduce)
+
+    def heard(self, links: Links) -> Bool[Array, "b n"]:
+        rows = alive_rows(links, self.clients)
+        everyone = jax.lax.all_gather(rows, AXIS, tiled=True)[: self.clients]
+        return self.mine(pad(everyone.T, self.padded, 0))
+
+    def transfer(self, operator: Float[Array, "n n"], values: PyTree) -> PyTree:
+        columns = self.mine(pad(operator.T, self.padded, 0)).T
+
+        def contribution(v):
+            return pad(jnp.tensordot(columns, v, 1, precision=jax.lax.Precision.HIGHEST), self.padded, 0)
+
+        return jax.tree.map(lambda v: self.scattered(contribution, v), values)
+
+    def scattered(self, contribution, v: Array) -> Array:
+        """Sum of all devices' contributions, each device keeping its own clients' rows."""
+        flat = v.reshape(v.shape[0], -1)
+        width = flat.shape[1]
+        part = max(1, min(width, SLICE_NUMBERS // self.padded))
+
+        def one(columns):
+            return jax.lax.psum_scatter(contribution(columns), AXIS, scatter_dimension=0, tiled=True)
+
+        if part == width:
+            return one(flat).reshape(v.shape)
+        parts = -(-width // part)
+        filled = jnp.pad(flat, ((0, 0), (0, parts * part - width))).reshape(v.shape[0], parts, part)
+        mixed = jax.lax.map(one, filled.transpose(1, 0, 2)).transpose(1, 0, 2)
+        return mixed.reshape(v.shape[0], -1)[:, :width].reshape(v.shape)
+
+    def mean(self, values: PyTree) -> PyTree:
+        def one(v):
+            shape = (-1,) + (1,) * (v.ndim - 1)
+            total = jax.lax.psum(jnp.sum(jnp.where(self.real().reshape(shape), v, 0), axis=0, keepdims=True), AXIS)
+            return jnp.broadcast_to(total / self.clients, v.shape)
+
+        return jax.tree.map(one, values)
+
+    def max(self, values: Array) -> Array:
+        # Padding clients must not decide: give them the value of the block's first client, or the smallest.
+        return jax.lax.pmax(jnp.max(jnp.where(self.real(), values, smallest(values.dtype))), AXIS)
+
+    def any(self, flags: Bool[Array, " b"]) -> Bool[Array, ""]:
+        return jax.lax.pmax(jnp.any(flags & self.real()).astype(jnp.int32), AXIS) > 0
+
+    def gather(self, values: PyTree) -> PyTree:
+        return jax.tree.map(lambda v: jax.lax.all_gather(v, AXIS, tiled=True)[: self.clients], values)
+
+    def mine(self, values: PyTree) -> PyTree:
+        start = jax.lax.axis_index(AXIS) * self.block
+        return jax.tree.map(lambda v: jax.lax.dynamic_slice_in_dim(pad(v, self.padded, 0), start, self.block), values)
+
+
+Placement = Whole | Slice
+
+
+def pad(v: Array, rows: int, value: float) -> Array:
+    """`v` with rows of `value` appended up to `rows`."""
+    return jnp.pad(v, ((0, rows - v.shape[0]),) + ((0, 0),) * (v.ndim - 1), constant_values=value)
+
+
+def smallest(dtype) -> Array:
+    return jnp.array(-jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min, dtype)
+
+
+def alive_rows(links: Links, clients: int) -> Bool[Array, "b n"]:
+    """Which receivers each sender of the block reaches."""
+    if links.targets is None:
+        return links.alive
+    rows = jnp.zeros((links.alive.shape[0], clients), bool)
+    return jax.vmap(lambda row, to, up: row.at[to].max(up))(rows, links.targets, links.alive)
+
+
+def received(heard: Bool[Array, "r s"], weights: Float[Array, "r s"]) -> Links:
+    """Links with the receivers' weights, sender-major as everywhere."""
+    alive = heard.T
+    return Links(jnp.ones(alive.shape[0]), jnp.where(alive, weights.T, 0), alive, None)

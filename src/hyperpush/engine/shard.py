@@ -1,0 +1,91 @@
+"""A block of clients per device: for more clients or larger models than one device holds.
+
+The same interpreter as `simulate`, inside `shard_map` over a mesh with the single axis `clients`; messages cross devices
+by XLA collectives. Clients that do not divide evenly are padded with ones that talk to nobody.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import PRNGKeyArray, PyTree
+
+from hyperpush.engine import keys
+from hyperpush.engine.compiled import Outcome, Plan, Progress, Record, Walk, chunk, conclude, lay_out
+from hyperpush.engine.interpret import Carry
+from hyperpush.engine.placement import AXIS, Slice
+from hyperpush.errors import InvalidInput
+from hyperpush.networks import Network
+from hyperpush.program import Node
+
+
+@eqx.filter_jit
+def _compiled(function, mesh, network, data, key, agreement, batch, static, carry, *scalars):
+    arrays, rest = eqx.partition(network, eqx.is_array)
+    placement = Slice(network.clients, mesh.size)
+
+    def block(arrays, data, key, states, clock, scalars):
+        plan = Plan(placement, eqx.combine(arrays, rest), data, key, None, agreement, batch)
+        result = function(plan, *static, Carry(states, clock, {}), *scalars)
+        after, others = (result[0], result[1:]) if function is chunk else (result, (None,))
+        return after.states, after.clock, others
+
+    # A chunk also returns its records (clients on axis 1), the next iteration and whether it has ended.
+    others = (P(None, AXIS), P(), P()) if function is chunk else P()
+    states, clock, others = jax.shard_map(
+        block,
+        mesh=mesh,
+        in_specs=(P(), P(AXIS), P(), P(AXIS), P(), P()),
+        out_specs=(P(AXIS), P(), others),
+        check_vma=False,
+    )(arrays, data, key, carry.states, carry.clock, scalars)
+    carry = Carry(states, clock, {})
+    return (carry, *others) if function is chunk else carry
+
+
+def run(
+    program: Node,
+    network: Network,
+    states: PyTree,
+    data: PyTree,
+    key: PRNGKeyArray,
+    *,
+    devices: Sequence[jax.Device] | None = None,
+    step: int = 0,
+    record: Mapping[str, Record] | None = None,
+    every: int = 1,
+    batch: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run a program with the clients spread over `devices` (all of this process's by default); as `simulate.run`."""
+    devices = jax.devices() if devices is None else list(devices)
+    if not devices:
+        raise InvalidInput("devices", devices, "at least one device")
+    mesh = Mesh(devices, (AXIS,))
+    program, sends, carry, agreement = lay_out(program, network, states, data, None, step)
+    placement = Slice(network.clients, mesh.size)
+
+    def place(tree: PyTree) -> PyTree:
+        missing = placement.padded - placement.clients
+
+        def one(leaf):
+            padded = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
+            return jax.device_put(padded, NamedSharding(mesh, P(AXIS)))
+
+        return jax.tree.map(one, tree)
+
+    carry = Carry(place(states), jax.device_put(carry.clock, NamedSharding(mesh, P())), {})
+    plan = Plan(placement, network, place(data), key, None, agreement, batch)
+
+    def compiled(function, plan: Plan, static, *arguments: Any):
+        return _compiled(
+            function, mesh, plan.network, plan.data, plan.key, plan.agreement, plan.batch, static, *arguments
+        )
+
+    walk = Walk(plan, compiled, record or {}, every, progress)
+    carry = walk.walk(program, carry, keys.program_key(key), 0)
+    return conclude(walk, carry, sends, step)

@@ -1,0 +1,100 @@
+"""All clients on one device, stacked on axis 0: the engine for research, and the default."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray, PyTree
+
+from hyperpush.engine import keys
+from hyperpush.engine.compiled import Outcome, Plan, Progress, Record, Walk, conclude, lay_out, recorded_rows
+from hyperpush.engine.faults import Faults
+from hyperpush.engine.interpret import with_states
+from hyperpush.engine.placement import Whole
+from hyperpush.networks import Network
+from hyperpush.program import Node, Repeat, Sequence, Within
+
+
+@eqx.filter_jit
+def _compiled(function, network, data, key, faults, agreement, batch, static, *arguments):
+    plan = Plan(Whole(network.clients), network, data, key, faults, agreement, batch)
+    return function(plan, *static, *arguments)
+
+
+def run(
+    program: Node,
+    network: Network,
+    states: PyTree,
+    data: PyTree,
+    key: PRNGKeyArray,
+    *,
+    step: int = 0,
+    record: Mapping[str, Record] | None = None,
+    every: int = 1,
+    faults: Faults | None = None,
+    batch: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run a program for all clients.
+
+    `record` maps names of loops to functions of one client's state, called after every `every`-th iteration. `batch`
+    is the number of clients computed at a time (all at once by default), which bounds memory for large models.
+    """
+    program, sends, carry, agreement = lay_out(program, network, states, data, faults, step)
+    plan = Plan(Whole(network.clients), network, data, key, faults, agreement, batch)
+
+    def compiled(function, plan, static, *arguments: Any):
+        return _compiled(
+            function, plan.network, plan.data, plan.key, plan.faults, plan.agreement, plan.batch, static, *arguments
+        )
+
+    walk = Walk(plan, compiled, record or {}, every, progress)
+    carry = walk.walk(program, carry, keys.program_key(key), 0)
+    return conclude(walk, carry, sends, step)
+
+
+def evaluate(
+    program: Node,
+    network: Network,
+    states: PyTree,
+    data: PyTree,
+    key: PRNGKeyArray,
+    *,
+    step: int = 0,
+    record: Mapping[str, Record] | None = None,
+    every: int = 1,
+    batch: int | None = None,
+) -> tuple[PyTree, dict[str, PyTree]]:
+    """The same as one pure function, to be jitted and vmapped over keys, states or data: final states and history.
+
+    Only loops that stand in no other loop can be recorded; nothing checks that numbers are finite.
+    """
+    recorders = record or {}
+    program, _, carry, agreement = lay_out(program, network, states, data, None, step)
+    interpreter = Plan(Whole(network.clients), network, data, key, None, agreement, batch).interpreter()
+    history = {}
+
+    def walk(node, carry, key, path):
+        if isinstance(node, Sequence):
+            for position, child in enumerate(node.nodes):
+                carry = walk(child, carry, jax.random.fold_in(key, position), (*path, position))
+            return carry
+        if isinstance(node, Repeat) and node.name in recorders:
+            recorder = recorders[node.name]
+            rows = recorded_rows(interpreter, recorder, carry, node.at_most // every)
+            zero = jnp.zeros((), jnp.int32)
+            carry, history[node.name], *_ = interpreter.loop(
+                node, carry, key, zero, path, 0, node.at_most, recorder, rows, every
+            )
+            return carry
+        zero = jnp.zeros((), jnp.int32)
+        if isinstance(node, Within):
+            inner = with_states(carry, interpreter.apply(node.enter, key, zero, carry.states))
+            after = walk(node.body, inner, key, (*path, 0))
+            return with_states(after, interpreter.apply(node.leave, key, zero, carry.states, after.states))
+        return interpreter.run(node, carry, key, zero, path)
+
+    carry = walk(program, carry, keys.program_key(key), ())
+    return carry.states, history

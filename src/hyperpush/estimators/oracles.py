@@ -1,0 +1,118 @@
+"""Hyper-gradients on one machine that sees everyone's data: the truth that decentralised estimates are tested against.
+
+    d_{λ_i} F̄ = (1/n)∂_λ F_i − B_i (Σ_k H_k)^{-1} (1/n)Σ_j ∂_x F_j,   H_k = ∂²_xx f_k,  B_i = ∂²_λx f_i
+
+Each client's derivatives are taken at its own params; at the solution of the inner problem these are all the same.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from hyperpush.data.batches import Data, everything
+from hyperpush.problem import Problem
+
+
+def dense(problem: Problem, params: PyTree, hypers: PyTree, data: Data) -> PyTree:
+    """The closed form with explicit Hessians, in float64 whatever the run's precision; NumPy arrays.
+
+    For small problems: it forms d×d matrices.
+    """
+    with jax.enable_x64(True):
+        params, hypers, data = jax.tree.map(_wide, (params, hypers, data))
+        one_x, one_hyper = (jax.tree.map(lambda leaf: leaf[0], tree) for tree in (params, hypers))
+        back_x, back_hyper = ravel_pytree(one_x)[1], ravel_pytree(one_hyper)[1]
+
+        def derivatives(x, hyper, own: Data):
+            def f(x, hyper):
+                return problem.inner(back_x(x), back_hyper(hyper), everything(own.inner))
+
+            def outer(x, hyper):
+                return problem.outer(back_x(x), back_hyper(hyper), everything(own.outer))
+
+            at = ravel_pytree(x)[0], ravel_pytree(hyper)[0]
+            return jax.hessian(f)(*at), jax.jacfwd(jax.grad(f, 1), 0)(*at), *jax.grad(outer, (0, 1))(*at)
+
+        found = jax.jit(jax.vmap(derivatives))(params, hypers, data)
+        hessians, mixed, along_x, along_hyper = (np.asarray(a, np.float64) for a in found)
+        q = np.linalg.solve(hessians.sum(0), along_x.mean(0))
+        values = along_hyper / len(hessians) - mixed @ q
+        return jax.tree.map(np.asarray, jax.vmap(back_hyper)(jnp.asarray(values)))
+
+
+def _wide(leaf: Array) -> Array:
+    array = np.asarray(leaf)
+    return jnp.asarray(array.astype(np.float64) if np.issubdtype(array.dtype, np.floating) else array)
+
+
+def _centralised(problem: Problem, params: PyTree, hypers: PyTree, data: Data, solve) -> PyTree:
+    """v_i = (1/n)∂_λ F_i − B_i q with q = solve(mean Hessian product, right-hand side) / n."""
+
+    def inner_products(vector):
+        return jax.vmap(lambda x, hyper, own: problem.products(x, hyper, everything(own), vector), in_axes=(0, 0, 0))(
+            params, hypers, data.inner
+        )
+
+    def mean_hessian(vector):
+        return jax.tree.map(lambda h: jnp.mean(h, axis=0), inner_products(vector)[0])
+
+    along_x, along_hyper = jax.vmap(lambda x, hyper, own: problem.outer_gradients(x, hyper, everything(own)))(
+        params, hypers, data.outer
+    )
+    q = solve(mean_hessian, jax.tree.map(lambda g: jnp.mean(g, axis=0), along_x))
+    clients = jax.tree.leaves(params)[0].shape[0]
+    return jax.tree.map(lambda own, product: (own - product) / clients, along_hyper, inner_products(q)[1])
+
+
+def conjugate_gradient(
+    problem: Problem, params: PyTree, hypers: PyTree, data: Data, tolerance: float = 1e-10, steps: int | None = None
+) -> PyTree:
+    """Implicit differentiation with the mean Hessian's inverse applied by conjugate gradients (Pedregosa 2016)."""
+
+    def solve(product, right):
+        return jax.scipy.sparse.linalg.cg(product, right, tol=tolerance, maxiter=steps)[0]
+
+    return jax.jit(lambda p, h, d: _centralised(problem, p, h, d, solve))(params, hypers, data)
+
+
+def neumann(problem: Problem, params: PyTree, hypers: PyTree, data: Data, terms: int, step: float) -> PyTree:
+    """Implicit differentiation with the inverse as a Neumann series, step·Σ_m (I − step·H)^m (Lorraine et al. 2020)."""
+
+    def solve(product, right):
+        def term(_, held):
+            power, total = held
+            power = jax.tree.map(lambda p, h: p - step * h, power, product(power))
+            return power, jax.tree.map(jnp.add, total, power)
+
+        _, total = jax.lax.fori_loop(0, terms, term, (right, right))
+        return jax.tree.map(lambda t: step * t, total)
+
+    return jax.jit(lambda p, h, d: _centralised(problem, p, h, d, solve))(params, hypers, data)
+
+
+def minimise(problem: Problem, params: PyTree, hypers: PyTree, data: Data, steps: int = 50) -> PyTree:
+    """The consensus solution of a strongly convex inner problem by damped Newton steps in float64; NumPy arrays.
+
+    Starts from the clients' mean params; the result has the same params at every client.
+    """
+    with jax.enable_x64(True):
+        params, hypers, inner = jax.tree.map(_wide, (params, hypers, data.inner))
+        x, back = ravel_pytree(jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), params))
+
+        @jax.jit
+        def cost(x):
+            return jnp.mean(jax.vmap(lambda hyper, own: problem.inner(back(x), hyper, everything(own)))(hypers, inner))
+
+        gradient, hessian = jax.jit(jax.grad(cost)), jax.jit(jax.hessian(cost))
+        for _ in range(steps):
+            direction = jnp.linalg.solve(hessian(x), gradient(x))
+            length = 1.0
+            while length > 1e-8 and not cost(x - length * direction) <= cost(x):
+                length /= 2
+            x = x - length * direction
+            if jnp.linalg.norm(direction) <= 1e-14 * (1 + jnp.linalg.norm(x)):
+                break
+        clients = jax.tree.leaves(hypers)[0].shape[0]
+        return jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (clients, *leaf.shape)).copy(), back(x))

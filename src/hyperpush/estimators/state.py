@@ -1,0 +1,24 @@
+"""What every hyper-gradient program starts from and ends with."""
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from hyperpush.data.batches import everything
+from hyperpush.problem import Problem
+from hyperpush.program import Context
+
+
+class Hyper(eqx.Module):
+    """A client's side of a hyper-gradient: the point (params, hyper) and the estimate of d_{λ_i} F̄ there."""
+
+    params: PyTree
+    hyper: PyTree
+    value: PyTree
+
+
+def shared_gradients(problem: Problem, state: Hyper, ctx: Context) -> tuple[PyTree, PyTree]:
+    """(1/n)∂_x F_i and (1/n)∂_λ F_i: the client's part of the gradients of the mean outer cost."""
+    examples = everything(ctx.data.outer)
+    gradients = problem.outer_gradients(state.params, state.hyper, examples)
+    return jax.tree.map(lambda g: g / ctx.clients, gradients)

@@ -1,0 +1,38 @@
+"""Experiments, found by name.
+
+A module of `hyperpush.experiments` that defines `EXPERIMENT` is listed. Such a module imports JAX and matplotlib inside
+its run function, so that `hyperpush list` and `hyperpush show` start at once.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+import hyperpush.experiments
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What can be run: its options and the function that turns them into a result.
+
+    `run(config, run)` returns the content of `result.json`: a dict of finite numbers, strings, lists and dicts.
+    """
+
+    name: str
+    summary: str
+    config: type[BaseModel]
+    run: Callable[[Any, Any], dict[str, Any]]
+
+
+def experiments() -> dict[str, Experiment]:
+    """Every experiment of the package, by name."""
+    found = [
+        importlib.import_module(f"{hyperpush.experiments.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(hyperpush.experiments.__path__)
+    ]
+    listed: list[Experiment] = [module.EXPERIMENT for module in found if hasattr(module, "EXPERIMENT")]
+    return {experiment.name: experiment for experiment in sorted(listed, key=lambda each: each.name)}

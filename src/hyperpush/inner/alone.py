@@ -1,0 +1,31 @@
+"""Every client on its own: no messages."""
+
+import equinox as eqx
+import optax
+
+from hyperpush.data.batches import draw
+from hyperpush.inner.step import Rate, Training, change, check_steps, optimizer, training
+from hyperpush.problem import Problem
+from hyperpush.program import Local, Node, Repeat
+
+
+class Alone(eqx.Module):
+    """`steps` steps of SGD (or any Optax transformation) of each client on its own inner cost."""
+
+    steps: int = eqx.field(static=True)
+    rate: Rate = eqx.field(static=True)
+    batch: int | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        check_steps("Alone.steps", self.steps, self.batch)
+        optimizer(self.rate)
+
+    def program(self, problem: Problem) -> Node:
+        """The solver as a program on `Trained` states; the client's data are `Data`."""
+        transform = optimizer(self.rate)
+
+        def descend(state: Training, ctx):
+            updates, memory = change(problem, transform, state, draw(ctx.data.inner, self.batch, ctx.key))
+            return state.moved(optax.apply_updates(state.params, updates), memory)
+
+        return training(Repeat(Local(descend), self.steps, name="Alone"), transform)

@@ -1,0 +1,106 @@
+"""Stochastic gradient push: decentralised SGD over directed, time-varying networks."""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from hyperpush.data.batches import draw
+from hyperpush.errors import InvalidInput
+from hyperpush.inner.step import LinkEstimates, Rate, Trained, Training, change, check_steps, optimizer
+from hyperpush.problem import Problem
+from hyperpush.program import Exchange, Inbox, Local, Node, Repeat, Sequence, Within
+
+
+class _State(eqx.Module):
+    z: PyTree
+    mass: Float[Array, ""]  # ω, the push-sum weight
+    hyper: PyTree
+    memory: optax.OptState
+    links: LinkEstimates | None
+
+    @property
+    def params(self) -> PyTree:
+        return jax.tree.map(lambda z: z / self.mass, self.z)
+
+
+class SGP(eqx.Module):
+    """Push-sum on parameters with a gradient step in every round; the parameters are x = z/ω.
+
+    `"gradient-first"`: z ← P(z − γ∇f(z/ω)) (Assran, Loizou, Ballas, Rabbat 2019). `"gradient-after"`:
+    z ← Pz − γ∇f(z/ω), the gradient at the point before mixing (Nedić, Olshevsky 2016). Always ω ← Pω from ω = 1.
+
+    `rate` is a number, a schedule or any Optax transformation; `batch` the mini-batch size (None: all examples). With
+    `observe` every client also estimates the mean weight it sends to each other client, how often it hears
+    each, and the time average of ω.
+    """
+
+    steps: int = eqx.field(static=True)
+    rate: Rate = eqx.field(static=True)
+    order: Literal["gradient-first", "gradient-after"] = eqx.field(static=True, default="gradient-first")
+    batch: int | None = eqx.field(static=True, default=None)
+    observe: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self):
+        check_steps("SGP.steps", self.steps, self.batch)
+        optimizer(self.rate)
+        if self.order not in ("gradient-first", "gradient-after"):
+            raise InvalidInput("SGP.order", self.order, "'gradient-first' or 'gradient-after'")
+
+    def program(self, problem: Problem) -> Node:
+        """The solver as a program on `Trained` states; the client's data are `Data`."""
+        transform = optimizer(self.rate)
+
+        def move(state: _State, ctx):
+            at = Training(state.params, state.hyper, state.memory)
+            return change(problem, transform, at, draw(ctx.data.inner, self.batch, ctx.key))
+
+        def receive(state: _State, inbox: Inbox, ctx):
+            z, mass = jax.tree.map(lambda mine, others: inbox.own * mine + others, (state.z, state.mass), inbox.total)
+            memory = state.memory
+            if self.order == "gradient-after":
+                updates, memory = move(state, ctx)
+                z = optax.apply_updates(z, updates)
+            return _State(z, mass, state.hyper, memory, self._observe(state, inbox, ctx))
+
+        push = Exchange(
+            send=lambda state, ctx: (state.z, state.mass), receive=receive, conserved=True, observe=self.observe
+        )
+        if self.order == "gradient-first":
+
+            def descend(state: _State, ctx):
+                updates, memory = move(state, ctx)
+                return _State(optax.apply_updates(state.z, updates), state.mass, state.hyper, memory, state.links)
+
+            push = Sequence(Local(descend), push)
+
+        def enter(trained: Trained, ctx):
+            links = None
+            if self.observe:
+                nobody = jnp.zeros((ctx.clients,))
+                links = LinkEstimates(nobody, nobody, jnp.zeros(()))
+            memory = transform.init(trained.params)
+            return _State(trained.params, jnp.ones(()), trained.hyper, memory, links)
+
+        def leave(trained: Trained, state: _State, ctx):
+            links = state.links
+            if links is not None:
+                links = jax.tree.map(lambda total: total / max(self.steps, 1), links)
+            return Trained(state.params, state.hyper, links)
+
+        return Within(Repeat(push, self.steps, name="SGP"), enter, leave)
+
+    @staticmethod
+    def _observe(state: _State, inbox: Inbox, ctx) -> LinkEstimates | None:
+        if state.links is None:
+            return None
+        me = jnp.arange(ctx.clients) == ctx.client
+        sent = jnp.where(me, inbox.own, inbox.sent)
+        return LinkEstimates(
+            state.links.sent + sent,
+            state.links.heard + (inbox.heard | me),
+            state.links.mass + state.mass,
+        )

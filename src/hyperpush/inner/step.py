@@ -1,0 +1,117 @@
+"""What every inner solver does between messages: a client's own optimiser on its own examples."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.data.batches import Ragged, capacity, everything, rows, shuffled
+from hyperpush.errors import InvalidInput
+from hyperpush.problem import Problem
+from hyperpush.program import Node, Within
+
+Rate = float | Callable[[Array], Array] | optax.GradientTransformation
+
+
+class LinkEstimates(eqx.Module):
+    """What a client learns about the network while it trains: all that it can see from where it stands."""
+
+    sent: Float[Array, " n"]  # p̄: mean weight it pushed to each client, its own at its own place
+    heard: Float[Array, " n"]  # δ̄: share of the rounds in which it heard from each client
+    mass: Float[Array, ""]  # time average of its push-sum weight ω
+
+
+class Trained(eqx.Module):
+    """A client's side of the inner problem: its parameters, its hyper-parameters, and what it saw of the network."""
+
+    params: PyTree
+    hyper: PyTree
+    links: LinkEstimates | None = None
+
+
+def optimizer(rate: Rate) -> optax.GradientTransformation:
+    """Plain SGD for a number or a schedule; any Optax transformation as it is."""
+    if isinstance(rate, optax.GradientTransformation):
+        return rate
+    if not callable(rate) and not rate > 0:
+        raise InvalidInput("rate", rate, "a number above 0, a schedule or an Optax transformation")
+    return optax.sgd(rate)
+
+
+def milestones(rate: float, at: tuple[int, ...], factor: float = 0.1) -> optax.Schedule:
+    """A rate that is multiplied by `factor` at each of the steps `at`."""
+    return optax.piecewise_constant_schedule(rate, dict.fromkeys(at, factor))
+
+
+def check_steps(field: str, steps: int, batch: int | None) -> None:
+    if steps < 0:
+        raise InvalidInput(field, steps, "0 or more")
+    if batch is not None and batch < 1:
+        raise InvalidInput("batch", batch, "1 or more, or None for all examples")
+
+
+class Training(eqx.Module):
+    """A client in the middle of training."""
+
+    params: PyTree
+    hyper: PyTree
+    memory: optax.OptState
+
+    def moved(self, params: PyTree, memory: optax.OptState) -> "Training":
+        return Training(params, self.hyper, memory)
+
+
+def training(loop: Node, transform: optax.GradientTransformation) -> Node:
+    """A loop on `Training` states as a program on `Trained` states."""
+    return Within(
+        loop,
+        enter=lambda trained, ctx: Training(trained.params, trained.hyper, transform.init(trained.params)),
+        leave=lambda trained, state, ctx: Trained(state.params, state.hyper),
+    )
+
+
+def change(
+    problem: Problem,
+    transform: optax.GradientTransformation,
+    at: Training,
+    batch: PyTree,
+) -> tuple[PyTree, optax.OptState]:
+    """The optimiser's change of the parameters on one batch (−rate·∇f for SGD), and its new memory."""
+    return transform.update(problem.inner_gradient(at.params, at.hyper, batch), at.memory, at.params)
+
+
+def epoch(
+    problem: Problem,
+    transform: optax.GradientTransformation,
+    state: Training,
+    examples: PyTree,
+    size: int | None,
+    key: PRNGKeyArray,
+) -> Training:
+    """One pass over a client's examples in shuffled mini-batches.
+
+    Clients with fewer examples have fewer batches: the rest is padding that changes nothing. Without padding
+    information (data that are not `Ragged`) an incomplete last batch is left out; shuffling makes up for it.
+    """
+    total = capacity(examples)
+    if size is None or size >= total:
+        updates, memory = change(problem, transform, state, everything(examples))
+        return state.moved(optax.apply_updates(state.params, updates), memory)
+    order = shuffled(examples, key)
+    padded = isinstance(examples, Ragged)
+    batches = -(-total // size) if padded else total // size
+    order = jnp.pad(order, (0, max(batches * size - total, 0)))
+
+    def step(state: Training, start):
+        batch = rows(examples, jax.lax.dynamic_slice_in_dim(order, start, size), start)
+        updates, memory = change(problem, transform, state, batch)
+        after = state.moved(optax.apply_updates(state.params, updates), memory)
+        if padded:
+            real = start < examples.counts
+            after = jax.tree.map(lambda new, old: jnp.where(real, new, old), after, state)
+        return after, None
+
+    return jax.lax.scan(step, state, jnp.arange(batches) * size)[0]

@@ -1,0 +1,99 @@
+"""The interface of every network: a pure function from (key, step) to who sends to whom, and with which weight."""
+
+import abc
+from typing import Literal, get_args
+
+import equinox as eqx
+import jax.numpy as jnp
+import scipy.sparse
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+
+from hyperpush.errors import InvalidInput, unknown
+from hyperpush.networks.links import Links, dense_is_cheaper, densify
+
+Weights = Literal["push", "gossip", "ones"]
+
+
+class Network(eqx.Module):
+    """Who can talk to whom, and when.
+
+    The structure (which links exist, how probable they are) is fixed when the network is built; `key` decides the
+    realisation of random links. The links of a sender depend on (key, step, sender) alone, so that every client can
+    compute its own without the others, and gets the same numbers as a simulation of all of them.
+    """
+
+    name: eqx.AbstractClassVar[str]
+    clients: eqx.AbstractVar[int]
+    directed: eqx.AbstractVar[bool]
+    varying: eqx.AbstractVar[bool]
+
+    @abc.abstractmethod
+    def _slots(
+        self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"]
+    ) -> tuple[Bool[Array, "b k"], Int[Array, "b k"] | None]:
+        """Which slots are up, and whom they lead to (None: slot i leads to client i). Senders are valid clients."""
+
+    def _gossip(
+        self,
+        key: PRNGKeyArray,
+        step: Int[ArrayLike, ""],
+        senders: Int[Array, " b"],
+        alive: Bool[Array, "b k"],
+        targets: Int[Array, "b k"] | None,
+    ) -> tuple[Float[Array, "b k"], Float[Array, " b"]]:
+        """Symmetric doubly stochastic weights of the live slots and of the sender itself: Metropolis, unless replaced.
+
+        P[i, j] = 1 / (1 + max(deg_i, deg_j)) on the links of this step (Xiao & Boyd 2004), rounded down to a multiple
+        of the float type's resolution below 1. Sums of such numbers up to 1 are exact in any order, so rows and columns
+        sum to 1 without error, and a client alone gets the same own weight as all together.
+        """
+        everyone, _ = self._slots(key, step, jnp.arange(self.clients))
+        degrees = jnp.sum(everyone, axis=1)
+        theirs = degrees[None, :] if targets is None else degrees[targets]
+        dtype = jnp.result_type(float)
+        grains = 1 / jnp.finfo(dtype).epsneg
+        weights = jnp.floor(grains / (1 + jnp.maximum(degrees[senders][:, None], theirs)).astype(dtype)) / grains
+        return weights, 1 - jnp.sum(jnp.where(alive, weights, 0), axis=1)
+
+    @abc.abstractmethod
+    def flood_rounds(self) -> int:
+        """Rounds after which a maximum, started by any client at any step, is known to all (computed on the host)."""
+
+    @abc.abstractmethod
+    def possible(self) -> scipy.sparse.csr_array:
+        """The links that can ever be up: entry [j, i] is true if j can send to i."""
+
+    def links(
+        self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"], weights: Weights = "push"
+    ) -> Links:
+        """The links of a block of senders at a step.
+
+        push: P[i, j] = δ_{j→i} / Σ_k δ_{j→k}, the sender itself included: column stochastic.
+        gossip: symmetric and doubly stochastic, undirected networks only.
+        ones: 1 on every live link and for the sender itself.
+        Senders beyond the last client (padding of a block) send nothing and keep all.
+        """
+        if weights not in get_args(Weights):
+            raise unknown("weights", weights, get_args(Weights))
+        if weights == "gossip" and self.directed:
+            raise InvalidInput(
+                "weights", weights, f"push on {self.name}: its links are directed, gossip needs both ways"
+            )
+        real = senders < self.clients
+        within = jnp.minimum(senders, self.clients - 1)
+        alive, targets = self._slots(key, step, within)
+        alive = alive & real[:, None]
+        dtype = jnp.result_type(float)
+        if weights == "push":
+            own = 1 / (1 + jnp.sum(alive, axis=1)).astype(dtype)
+            shares = jnp.broadcast_to(own[:, None], alive.shape)
+        elif weights == "gossip":
+            shares, own = self._gossip(key, step, within, alive, targets)
+            own = jnp.where(real, own, 1).astype(dtype)
+        else:
+            own = jnp.ones(senders.shape, dtype)
+            shares = jnp.ones(alive.shape, dtype)
+        links = Links(own=own, weights=jnp.where(alive, shares, 0).astype(dtype), alive=alive, targets=targets)
+        if targets is not None and self.varying and dense_is_cheaper(self.clients, targets.shape[1], prepared=False):
+            return densify(links, self.clients)
+        return links

@@ -1,0 +1,35 @@
+"""Checks of a network's options, each naming the field it refuses."""
+
+import numpy as np
+
+from hyperpush.errors import InvalidInput
+
+
+def whole(field: str, given: object, least: int, most: int | None = None) -> int:
+    """A whole number in a range."""
+    if isinstance(given, int | np.integer) and not isinstance(given, bool):
+        number = int(given)
+        if number >= least and (most is None or number <= most):
+            return number
+    raise InvalidInput(field, given, f"a whole number from {least}" + (f" to {most}" if most is not None else ""))
+
+
+def probability(field: str, given: object) -> float:
+    """A number in [0, 1]."""
+    if isinstance(given, int | float | np.number) and not isinstance(given, bool):
+        number = float(given)
+        if 0 <= number <= 1:  # false for nan
+            return number
+    raise InvalidInput(field, given, "a number from 0 to 1")
+
+
+def probability_range(field: str, given: object) -> tuple[float, float]:
+    """A pair low ≤ high of numbers in [0, 1]; one number stands for a pair of equal ones."""
+    if not isinstance(given, tuple | list):
+        only = probability(field, given)
+        return only, only
+    if len(given) == 2:
+        low, high = (probability(field, end) for end in given)
+        if low <= high:
+            return low, high
+    raise InvalidInput(field, given, "a number from 0 to 1, or a pair (low, high) of them with low ≤ high")

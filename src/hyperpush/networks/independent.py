@@ -1,0 +1,85 @@
+"""Links that come and go independently of one another."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, UInt32
+
+from hyperpush.networks.base import Network
+from hyperpush.networks.checks import probability_range, whole
+from hyperpush.networks.hashing import words
+from hyperpush.networks.reach import random_flood, require_connected
+
+_UNIT = 2**24
+_MOST = 2**16 - 1  # so that the index of every link fits a 32-bit word
+
+
+class _Independent(Network):
+    """Each link is up at each step with its own probability, drawn once from `seed` if a range is given.
+
+    A link is up when the first 24 bits of its random word, as a fraction u of 2^24, are below its probability. The
+    comparison is one of whole numbers, so it gives the same answer in every float precision.
+    """
+
+    clients: int = eqx.field(static=True)
+    probability: tuple[float, float] = eqx.field(static=True)
+    seed: int = eqx.field(static=True)
+    thresholds: UInt32[np.ndarray, "..."]
+
+    def __init__(self, clients: int, probability: float | int | tuple | list = (0.4, 0.8), seed: int = 0):
+        self.clients = whole("clients", clients, least=2, most=_MOST)
+        low, high = self.probability = probability_range("probability", probability)
+        self.seed = whole("seed", seed, least=0)
+        shape = () if low == high else (clients, clients)
+        drawn = np.random.default_rng(seed).uniform(low, high, shape)
+        if shape and not self.directed:
+            drawn = np.triu(drawn) + np.triu(drawn, 1).T
+        self.thresholds = np.asarray(np.rint(drawn * _UNIT), np.uint32)
+        if not self.thresholds.all():  # otherwise every link can be up, and no search is needed
+            require_connected("probability", self.possible())
+
+    def probabilities(self) -> Float[np.ndarray, "n n"]:
+        """How often each link j → i (row j, column i) is up; 0 from a client to itself."""
+        everyone = np.broadcast_to(self.thresholds / _UNIT, (self.clients, self.clients))
+        return np.where(np.eye(self.clients, dtype=bool), 0, everyone)
+
+    def _slots(
+        self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"]
+    ) -> tuple[Bool[Array, "b k"], None]:
+        sender, receiver = senders.astype(jnp.uint32)[:, None], jnp.arange(self.clients, dtype=jnp.uint32)
+        if self.directed:
+            index = sender * self.clients + receiver
+        else:
+            index = jnp.minimum(sender, receiver) * self.clients + jnp.maximum(sender, receiver)
+        thresholds = jnp.asarray(self.thresholds)
+        below = (words(key, step, index) >> 8) < (thresholds[senders] if thresholds.ndim else thresholds)
+        return below & (sender != receiver), None
+
+    def flood_rounds(self) -> int:
+        silent = 1 - self.probabilities()
+        return random_flood(self, stall=float(max(silent.prod(axis=0).max(), silent.prod(axis=1).max())))
+
+    def possible(self) -> scipy.sparse.csr_array:
+        return scipy.sparse.csr_array(self.probabilities() > 0)
+
+
+class RandomDirected(_Independent):
+    """Each direction of each link is up independently at each step, with its own probability."""
+
+    name: ClassVar[str] = "random-directed"
+    directed: ClassVar[bool] = True
+    varying: ClassVar[bool] = True
+
+
+class RandomUndirected(_Independent):
+    """Each link is up, both ways at once, independently at each step with its own probability.
+
+    Gossip weights are Metropolis weights of the links of the step.
+    """
+
+    name: ClassVar[str] = "random-undirected"
+    directed: ClassVar[bool] = False
+    varying: ClassVar[bool] = True

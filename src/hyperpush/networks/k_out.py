@@ -1,0 +1,98 @@
+"""Each client sends to k others, picked at random: few links for many clients."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jaxtyping import Array, ArrayLike, Bool, Int, PRNGKeyArray, UInt32
+
+from hyperpush.errors import InvalidInput
+from hyperpush.networks.base import Network
+from hyperpush.networks.checks import whole
+from hyperpush.networks.complete import everyone
+from hyperpush.networks.hashing import words
+from hyperpush.networks.reach import is_connected, periodic_flood, random_flood
+from hyperpush.networks.table import Table, adjacency
+
+_DRAWS = 100
+
+
+class KOut(Network):
+    """Each client picks k distinct others uniformly, anew at each step or, with `varying=False`, once.
+
+    Time and memory are O(n·k) per step. A fixed draw comes from `seed` and is repeated until strongly connected, which
+    needs k of the order of log n; picks that vary join all clients over time for every k.
+    """
+
+    name: ClassVar[str] = "k-out"
+    directed: ClassVar[bool] = True
+
+    clients: int = eqx.field(static=True)
+    k: int = eqx.field(static=True)
+    varying: bool = eqx.field(static=True)
+    seed: int = eqx.field(static=True)
+    table: Table | None
+
+    def __init__(self, clients: int, k: int, varying: bool = True, seed: int = 0):
+        self.clients = whole("clients", clients, least=2)
+        self.k = whole("k", k, least=1, most=min(clients - 1, (2**32 - 1) // clients))
+        self.varying = varying
+        self.seed = whole("seed", seed, least=0)
+        self.table = None if varying else Table("k", [_connected(clients, k, seed)])
+
+    def _slots(
+        self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"]
+    ) -> tuple[Bool[Array, "b k"], Int[Array, "b k"] | None]:
+        if self.table is not None:
+            return self.table.slots(step, senders)
+        targets = _picks(key, step, senders, self.clients, self.k)
+        return jnp.ones(targets.shape, bool), targets
+
+    def flood_rounds(self) -> int:
+        if self.table is not None:
+            return periodic_flood(self.table.frames())
+        # Whoever knows always tells k others; only the last ones can be missed by all, who pick independently.
+        return random_flood(self, stall=(1 - self.k / (self.clients - 1)) ** (self.clients - 1))
+
+    def possible(self) -> scipy.sparse.csr_array:
+        """The links that can ever be up: n² of them if picks vary."""
+        return everyone(self.clients) if self.table is None else self.table.frames()[0]
+
+
+def _picks(
+    key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"], clients: int, k: int
+) -> Int[Array, "b k"]:
+    """k distinct others of each sender, uniform over sets of k (Floyd's sampling: Bentley & Floyd 1987).
+
+    Pick r takes a random one of the first m = n − k + r others, or the m-th itself if that one is already taken.
+    """
+    index = senders.astype(jnp.uint32) * k + jnp.arange(k, dtype=jnp.uint32)[:, None]
+    bits = words(key, step, index)
+
+    def pick(r: Int[Array, ""], picks: UInt32[Array, "k b"]) -> UInt32[Array, "k b"]:
+        last = (clients - 1 - k + r).astype(jnp.uint32)
+        # The remainder favours small numbers by less than n / 2^32.
+        one = bits[r] % (last + 1)
+        return picks.at[r].set(jnp.where((picks == one).any(axis=0), last, one))
+
+    # A loop, not k unrolled picks: those run little faster, and compile for half a minute at k = 50.
+    others = jax.lax.fori_loop(0, k, pick, jnp.full(bits.shape, clients, jnp.uint32))
+    return (senders[:, None] + 1 + others.T.astype(senders.dtype)) % clients
+
+
+def _connected(clients: int, k: int, seed: int) -> scipy.sparse.csr_array:
+    draw = jax.jit(lambda attempt: _picks(jax.random.key(seed), attempt, jnp.arange(clients), clients, k))
+    senders = np.repeat(np.arange(clients), k)
+    for attempt in range(_DRAWS):
+        receivers = np.asarray(draw(attempt)).ravel()
+        # A client nobody picked is the usual obstacle, and cheaper to see than components.
+        if np.bincount(receivers, minlength=clients).all():
+            graph = adjacency(clients, senders, receivers)
+            if is_connected(graph):
+                return graph
+    raise InvalidInput(
+        "k", k, f"larger for {clients} clients, or varying picks: none of {_DRAWS} draws was strongly connected"
+    )

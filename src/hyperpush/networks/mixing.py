@@ -1,0 +1,73 @@
+"""What everybody receives from a block of senders, and the mixing matrix of a step."""
+
+from typing import Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+
+from hyperpush.errors import unknown
+from hyperpush.networks.base import Network, Weights
+from hyperpush.networks.links import Links, densify
+
+Values = TypeVar("Values")
+
+
+def combine(links: Links, values: Values, clients: int, reduce: Literal["sum", "max"] = "sum") -> Values:
+    """What each of n clients receives from this block of senders, without what it keeps for itself.
+
+    sum: out_i = Σ_j P[i, j] v_j. max: the largest v_j among the live links j → i, and the lowest value of the type
+    (-inf) where nothing is heard. `values` is a pytree with leaves [b, ...]; the result has leaves [n, ...].
+    """
+    if reduce not in ("sum", "max"):
+        raise unknown("reduce", reduce, ("sum", "max"))
+    combined = _sum if reduce == "sum" else _max
+    return jax.tree.map(lambda leaf: combined(links, jnp.asarray(leaf), clients), values)
+
+
+def matrix(
+    network: Network, key: PRNGKeyArray, step: Int[ArrayLike, ""], weights: Weights = "push"
+) -> Float[Array, "n n"]:
+    """The mixing matrix of a step: P[i, j] is the weight of what i receives from j, P[i, i] what i keeps."""
+    links = densify(network.links(key, step, jnp.arange(network.clients), weights), network.clients)
+    return links.weights.T + jnp.diag(links.own)
+
+
+def _sum(links: Links, leaf: Array, clients: int) -> Array:
+    # Half-precision values are summed in the type of the weights and handed back in their own.
+    wide = jnp.promote_types(leaf.dtype, links.weights.dtype)
+    narrow = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.inexact) else wide
+    flat = leaf.reshape(leaf.shape[0], -1).astype(wide)
+    weights = links.weights.astype(wide)
+    if links.targets is None:
+        out = jnp.einsum("ji,jd->id", weights, flat, precision=jax.lax.Precision.HIGHEST)
+    else:
+        # Slot by slot: memory stays at n·d, and it is faster than one scatter of all b·k·d messages once d is large.
+        def slot(out, arriving):
+            target, weight = arriving
+            return out.at[target].add(weight[:, None] * flat), None
+
+        out, _ = jax.lax.scan(slot, jnp.zeros((clients, flat.shape[1]), wide), (links.targets.T, weights.T))
+    return out.reshape(clients, *leaf.shape[1:]).astype(narrow)
+
+
+def _max(links: Links, leaf: Array, clients: int) -> Array:
+    lowest = _lowest(leaf.dtype)
+    flat = leaf.reshape(leaf.shape[0], -1)
+    if links.targets is None:
+        out = jnp.max(jnp.where(links.alive[:, :, None], flat[:, None], lowest), axis=0, initial=lowest)
+    else:
+
+        def slot(out, arriving):
+            target, alive = arriving
+            return out.at[target].max(jnp.where(alive[:, None], flat, lowest)), None
+
+        empty = jnp.full((clients, flat.shape[1]), lowest, leaf.dtype)
+        out, _ = jax.lax.scan(slot, empty, (links.targets.T, links.alive.T))
+    return out.reshape(clients, *leaf.shape[1:])
+
+
+def _lowest(dtype: jnp.dtype) -> Array:
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.array(-jnp.inf, dtype)
+    return jnp.array(False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min, dtype)

@@ -1,0 +1,76 @@
+"""One client's inner and outer cost."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from hyperpush.data.batches import Data, Ragged, everything
+from hyperpush.errors import InvalidInput
+
+Cost = Callable[[PyTree, PyTree, PyTree], Float[Array, ""]]
+
+
+class Problem(eqx.Module):
+    """min over every client's hyper λ_i of Σ_s F_s(x*, λ_s), where x* = argmin_x Σ_k f_k(x, λ_k).
+
+    `inner(params, hyper, batch)` is f and `outer(params, hyper, batch)` is F, each for one client: pure functions of
+    any pytrees that return a scalar.
+    """
+
+    inner: Cost = eqx.field(static=True)
+    outer: Cost = eqx.field(static=True)
+
+    def with_l2(self, rate: float) -> "Problem":
+        """The same problem with ½·rate·‖params‖² added to every inner cost."""
+        if rate < 0:
+            raise InvalidInput("l2", rate, "0 or more")
+
+        def inner(params, hyper, batch):
+            return self.inner(params, hyper, batch) + 0.5 * rate * optax.tree.norm(params, squared=True)
+
+        return Problem(inner, self.outer)
+
+    def inner_gradient(self, params: PyTree, hyper: PyTree, batch: PyTree) -> PyTree:
+        """∂_x f."""
+        return jax.grad(self.inner)(params, hyper, batch)
+
+    def outer_gradients(self, params: PyTree, hyper: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """(∂_x F, ∂_λ F)."""
+        return jax.grad(self.outer, argnums=(0, 1))(params, hyper, batch)
+
+    def products(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
+        """(∂²_xx f · vector, ∂²_λx f · vector) in one forward-over-reverse pass."""
+        gradients = jax.grad(self.inner, argnums=(0, 1))
+        _, (along_x, along_hyper) = jax.jvp(lambda x: gradients(x, hyper, batch), (params,), (vector,))
+        return along_x, along_hyper
+
+
+def check(problem: Problem, params: PyTree, hypers: PyTree, data: Data, clients: int) -> None:
+    """Refuse arguments that cannot work, naming the one at fault."""
+    parts = (("params", params), ("hypers", hypers), ("inner_data", data.inner), ("outer_data", data.outer))
+    for name, tree in parts:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            field, array = f"{name}{jax.tree_util.keystr(path)}", np.asarray(leaf)
+            if array.ndim == 0 or array.shape[0] != clients:
+                raise InvalidInput(field, array.shape, f"{clients} clients on axis 0")
+            if np.issubdtype(array.dtype, np.inexact) and not np.all(np.isfinite(array)):
+                bad = np.unique(np.nonzero(~np.isfinite(array))[0])[:5].tolist()
+                raise InvalidInput(field, f"NaN or infinity at clients {bad}", "finite numbers")
+        if isinstance(tree, Ragged) and np.any(np.asarray(tree.counts) < 1):
+            empty = np.nonzero(np.asarray(tree.counts) < 1)[0][:5].tolist()
+            raise InvalidInput(name, f"no examples at clients {empty}", "at least 1 example per client")
+        if any(leaf.shape[1:2] == (0,) for leaf in jax.tree.leaves(tree)):
+            raise InvalidInput(name, "0 examples per client", "at least 1 example per client")
+    one = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], jnp.asarray(leaf).dtype), (params, hypers, data)
+    )
+    for name, cost, examples in (("inner", problem.inner, one[2].inner), ("outer", problem.outer, one[2].outer)):
+        shape = jax.eval_shape(lambda x, h, d, cost=cost: cost(x, h, everything(d)), one[0], one[1], examples)
+        leaves = jax.tree.leaves(shape)
+        if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+            raise InvalidInput(f"problem.{name}", f"a cost that returns {shape}", "one real scalar")

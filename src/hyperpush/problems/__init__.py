@@ -1,0 +1,1 @@
+"""Ready-made problems; each module makes one, with its data and starting point."""

@@ -1,0 +1,46 @@
+"""Logistic regression with its L2 rates as hyper-parameters, on generated heterogeneous clients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from hyperpush.data.synthetic import mixture_of_logistic
+from hyperpush.problem import Problem
+from hyperpush.problems.instance import Instance
+
+
+def cross_entropy(params: Float[Array, " d"], batch: tuple[Array, Array]) -> Float[Array, ""]:
+    """Mean binary cross-entropy of a linear classifier."""
+    inputs, labels = batch
+    scores = inputs @ params
+    return jnp.mean(jax.nn.softplus(scores) - labels * scores)
+
+
+def inner(params, hyper, batch):
+    """Cross-entropy + ½ Σ_k λ_k θ_k²."""
+    return cross_entropy(params, batch) + 0.5 * jnp.sum(hyper * params**2)
+
+
+def outer(params, hyper, batch):
+    """Cross-entropy on validation examples."""
+    return cross_entropy(params, batch)
+
+
+PROBLEM = Problem(inner, outer)
+
+
+def logistic(clients: int, seed: int, *, examples: int = 100, features: int = 5, hyper: float = 0.01) -> Instance:
+    """`examples` training and as many validation examples per client, inputs with a constant 1 appended.
+
+    The classifier starts at zero; every client's L2 rates, one per parameter, at `hyper`.
+    """
+    generator = np.random.default_rng(seed)
+    inputs, labels = mixture_of_logistic(clients, 2 * examples, generator, features=features)
+    inputs = np.concatenate([inputs, np.ones((*inputs.shape[:2], 1))], axis=2)
+    dtype = jnp.zeros(()).dtype
+    arrays = jnp.asarray(inputs, dtype), jnp.asarray(labels, dtype)
+    train = tuple(a[:, :examples] for a in arrays)
+    validation = tuple(a[:, examples:] for a in arrays)
+    shape = (clients, features + 1)
+    return Instance(PROBLEM, jnp.zeros(shape, dtype), jnp.full(shape, hyper, dtype), train, validation)

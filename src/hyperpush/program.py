@@ -1,0 +1,241 @@
+"""An algorithm as what one client does: what it sends, and what it does with what arrives.
+
+A program is a short tree of nodes. Its leaves are pure functions of one client's state (any pytree); nothing but the
+messages of the nodes below ever crosses between clients. Engines host clients and interpret the tree, so an
+algorithm is written once and runs vectorised on one device, sharded over many, or with one process per client.
+
+Random keys are folded from the run's key along the way to a leaf (position in each `Sequence`, iteration of each
+`Repeat`) and then with the client's number, so every engine draws the same numbers.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+
+from hyperpush.errors import InvalidInput
+
+State = PyTree
+Message = PyTree
+
+
+class Context(eqx.Module):
+    """What a leaf may know besides the client's state."""
+
+    client: Int[Array, ""]
+    clients: int = eqx.field(static=True)
+    round: Int[Array, ""]  # iteration of the innermost enclosing Repeat
+    key: PRNGKeyArray  # this leaf's own, for this client and round
+    data: PyTree  # the client's private data
+
+
+class Inbox(eqx.Module):
+    """What one client received in one exchange."""
+
+    total: Message  # the messages of the *others*, combined with their weights
+    own: Float[Array, ""]  # the weight the client keeps for its own message
+    heard: Bool[Array, " n"] | None = None  # who was heard (only with `observe`)
+    sent: Float[Array, " n"] | None = None  # the weights used as a sender, by receiver (only with `observe`)
+
+
+class Local(eqx.Module):
+    """Work without talking: `state ← f(state, context)`."""
+
+    f: Callable[[State, Context], State] = eqx.field(static=True)
+
+
+class Exchange(eqx.Module):
+    """One round: everybody sends one message over the network's live links, then takes in what arrived.
+
+    `weights` says who weighs a message: the sender (`"push"`, column-stochastic), both (`"gossip"`, doubly
+    stochastic), nobody (`"ones"`), or the receiver, by a function of its state that returns one weight per sender.
+    `conserved` marks messages whose sum over clients must survive loss (push-sum mass): on a faulty network they
+    travel as running sums per link, so that nothing is lost for good.
+    """
+
+    send: Callable[[State, Context], Message] = eqx.field(static=True)
+    receive: Callable[[State, Inbox, Context], State] = eqx.field(static=True)
+    weights: Literal["push", "gossip", "ones"] | Callable[[State, Context], Float[Array, " n"]] = eqx.field(
+        static=True, default="push"
+    )
+    reduce: Literal["sum", "max"] = eqx.field(static=True, default="sum")
+    conserved: bool = eqx.field(static=True, default=False)
+    observe: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self):
+        if self.conserved and (self.weights != "push" or self.reduce != "sum"):
+            raise InvalidInput("Exchange.conserved", (self.weights, self.reduce), "only sums of pushed messages")
+
+
+class Average(eqx.Module):
+    """`rounds` steps of averaging, a node of its own so that an engine may compose them into one operator.
+
+    `get(state, context)` gives `(value, mass)`; `put(state, average, mass, context)` takes back the averaged value and
+    the mass. `"push"`: w ← Pw, ω ← Pω from (value, mass), average = w/ω. `"gossip"`: w ← Ww with doubly
+    stochastic W. `"exact"`: the plain mean at once, as a server or an all-reduce would give it.
+    """
+
+    get: Callable[[State, Context], tuple[PyTree, Float[Array, ""]]] = eqx.field(static=True)
+    put: Callable[[State, PyTree, Float[Array, ""], Context], State] = eqx.field(static=True)
+    rounds: int = eqx.field(static=True)
+    by: Literal["push", "gossip", "exact"] = eqx.field(static=True, default="push")
+
+    def stepwise(self) -> "Node":
+        """The same average as single exchanges, for engines that cannot compose them."""
+        if self.by == "exact":
+            return Server(
+                send=lambda state, ctx: self.get(state, ctx)[0],
+                compute=lambda values, key: jax.tree.map(
+                    lambda v: jnp.broadcast_to(jnp.mean(v, axis=0, keepdims=True), v.shape), values
+                ),
+                receive=lambda state, average, ctx: self.put(state, average, self.get(state, ctx)[1], ctx),
+            )
+        push = self.by == "push"
+
+        def receive(held, inbox: Inbox, ctx):
+            mixed = jax.tree.map(lambda mine, others: inbox.own * mine + others, held if push else held[0], inbox.total)
+            return mixed if push else (mixed, held[1])
+
+        def leave(state, held, ctx):
+            value, mass = held
+            return self.put(state, jax.tree.map(lambda v: v / mass, value) if push else value, mass, ctx)
+
+        exchange = Exchange(
+            send=lambda held, ctx: held if push else held[0], receive=receive, weights=self.by, conserved=push
+        )
+        return Within(Repeat(exchange, self.rounds), enter=self.get, leave=leave)
+
+
+class Server(eqx.Module):
+    """Gather everyone's message, compute once, answer each.
+
+    `compute(messages, key)` sees the messages stacked on axis 0 and returns the answers stacked the same way. With
+    `host=True` it is plain Python (clustering, a solver), otherwise jittable. On real peers one named peer plays it.
+    """
+
+    send: Callable[[State, Context], Message] = eqx.field(static=True)
+    compute: Callable[[Message, PRNGKeyArray], PyTree] = eqx.field(static=True)
+    receive: Callable[[State, PyTree, Context], State] = eqx.field(static=True)
+    host: bool = eqx.field(static=True, default=False)
+
+
+class Repeat(eqx.Module):
+    """A loop over `body`.
+
+    It runs `at_most` times; or as often as `times(state, context)` says (every client must hold the same number, e.g.
+    one agreed on before); or until `until(state, context)` holds at *every* client. The clients find that out by
+    max-consensus after each iteration, so nobody falls out of step.
+    """
+
+    body: "Node"
+    at_most: int = eqx.field(static=True)
+    until: Callable[[State, Context], Bool[Array, ""]] | None = eqx.field(static=True, default=None)
+    times: Callable[[State, Context], Int[Array, ""]] | None = eqx.field(static=True, default=None)
+    name: str = eqx.field(static=True, default="loop")
+
+    def __check_init__(self):
+        if self.at_most < 0:
+            raise InvalidInput(f"{self.name}: number of rounds", self.at_most, "0 or more")
+        if self.until is not None and self.times is not None:
+            raise InvalidInput(f"{self.name}: until and times", "both", "one of them")
+
+
+class Within(eqx.Module):
+    """Run `body` on a state of its own, made by `enter(state, context)`, taken back by `leave(state, inner, context)`."""
+
+    body: "Node"
+    enter: Callable[[State, Context], State] = eqx.field(static=True)
+    leave: Callable[[State, State, Context], State] = eqx.field(static=True)
+
+
+class Sequence(eqx.Module):
+    """One node after the other."""
+
+    nodes: tuple["Node", ...]
+
+    def __init__(self, *nodes: "Node"):
+        self.nodes = nodes
+
+
+Node = Local | Exchange | Average | Server | Repeat | Within | Sequence
+
+Path = tuple[int, ...]  # where a node stands: positions in the sequences above it; a loop adds 0
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    if isinstance(node, Sequence):
+        return node.nodes
+    if isinstance(node, Repeat | Within):
+        return (node.body,)
+    return ()
+
+
+def contains(node: Node, test: Callable[[Node], bool]) -> bool:
+    """Whether `test` holds for the node or anything below it."""
+    return test(node) or any(contains(child, test) for child in children(node))
+
+
+def work(node: Node) -> int:
+    """How many leaves one pass through the node executes at most."""
+    inside = sum(work(child) for child in children(node)) or 1
+    return inside * node.at_most if isinstance(node, Repeat) else inside
+
+
+def stepwise(node: Node) -> Node:
+    """The program with every average spelled out as single exchanges."""
+    if isinstance(node, Average):
+        return node.stepwise()
+    if isinstance(node, Sequence):
+        return Sequence(*(stepwise(child) for child in node.nodes))
+    if isinstance(node, Repeat):
+        return Repeat(stepwise(node.body), node.at_most, node.until, node.times, node.name)
+    if isinstance(node, Within):
+        return Within(stepwise(node.body), node.enter, node.leave)
+    return node
+
+
+class Sending(eqx.Module):
+    """A place in a program that sends: its path, the node, and the message's shapes (of one client)."""
+
+    path: Path = eqx.field(static=True)
+    node: Node
+    message: PyTree[jax.ShapeDtypeStruct] = eqx.field(static=True)
+
+    @property
+    def floats(self) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(self.message))
+
+
+def sendings(node: Node, state: State, data: PyTree, clients: int) -> list[Sending]:
+    """Every place of a program that sends, with its message, from one client's state (arrays or shapes)."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    integer = jax.ShapeDtypeStruct((), jnp.int32)
+
+    def shape(f: Callable[..., Any], *args: Any) -> Any:
+        return jax.eval_shape(
+            lambda *arguments: f(*arguments[:-4], Context(arguments[-4], clients, *arguments[-3:])),
+            *args,
+            integer,
+            integer,
+            key,
+            data,
+        )
+
+    def walk(node: Node, state: State, path: Path) -> Iterator[Sending]:
+        if isinstance(node, Exchange | Server):
+            yield Sending(path, node, shape(node.send, state))
+        elif isinstance(node, Average):
+            value, mass = shape(node.get, state)
+            yield Sending(path, node, (value, mass) if node.by == "push" else value)
+        elif isinstance(node, Within):
+            yield from walk(node.body, shape(node.enter, state), (*path, 0))
+        else:
+            for position, child in enumerate(children(node)):
+                yield from walk(child, state, (*path, position))
+            if isinstance(node, Repeat) and node.until is not None:
+                yield Sending(path, node, jax.ShapeDtypeStruct((), jnp.float32))
+
+    return list(walk(node, state, ()))

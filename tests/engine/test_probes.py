@@ -1,0 +1,145 @@
+"""Six small programs that stress the nodes; every engine that can run one must give the same numbers."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hyperpush as hp
+from hyperpush.engine import peer, shard, simulate
+from hyperpush.engine.faults import Faults
+from hyperpush.inner.step import Trained
+from hyperpush.problems.logistic import logistic
+from hyperpush.program import Average, Exchange, Local, Repeat, Sequence, Server
+
+ENGINES = {
+    "simulate": simulate.run,
+    "shard-2": partial(shard.run, devices=jax.devices()[:2]),
+    "shard-4": partial(shard.run, devices=jax.devices()[:4]),
+    "peer": peer.run,
+}
+NETWORK = hp.networks.RandomDirected(6, probability=(0.4, 0.8))
+KEY = jax.random.key(5)
+NOTHING = jnp.zeros((6, 1))
+
+
+def values(n=6):
+    return jnp.asarray(np.random.default_rng(3).normal(size=n), jnp.float32)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request):
+    return ENGINES[request.param]
+
+
+def test_sgp_of_logistic_regression(engine):
+    problem, params, hypers, inner, outer = logistic(6, 1, examples=20)
+    program = hp.SGP(50, rate=0.5, batch=7, observe=True).program(problem)
+    arguments = (program, NETWORK, Trained(params, hypers), hp.Data(inner, outer), KEY)
+    truth, outcome = simulate.run(*arguments), engine(*arguments)
+    # Check the reference is not trivial before comparing with it.
+    assert np.abs(truth.states.params).max() > 0.1
+    for mine, theirs in zip(jax.tree.leaves(outcome.states), jax.tree.leaves(truth.states), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert (outcome.rounds, outcome.floats, outcome.step) == (50, 50 * 7, 50)
+
+
+@pytest.mark.parametrize("by", ["push", "gossip", "exact"])
+def test_averaging(engine, by):
+    network = NETWORK if by == "push" else hp.networks.StaticUndirected(6, probability=0.6)
+    average = Average(lambda x, ctx: (x, jnp.ones(())), lambda x, mean, mass, ctx: mean, rounds=9, by=by)
+    start = jnp.stack([values(), values() ** 2], axis=1)
+    outcome = engine(average, network, start, NOTHING, KEY)
+    expected = start
+    if by == "exact":
+        expected = jnp.broadcast_to(start.mean(0), start.shape)
+    else:
+        matrices = [hp.networks.matrix(network, jax.random.fold_in(KEY, 1), t, by) for t in range(9)]
+        product = np.linalg.multi_dot([np.asarray(m, np.float64) for m in reversed(matrices)])
+        expected = product @ np.asarray(start, np.float64)
+        if by == "push":
+            expected = expected / (product @ np.ones(6))[:, None]
+    np.testing.assert_allclose(outcome.states, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_maximum_by_consensus(engine):
+    flood = Exchange(
+        send=lambda x, ctx: x,
+        receive=lambda x, inbox, ctx: jnp.maximum(x, inbox.total),
+        weights="ones",
+        reduce="max",
+    )
+    outcome = engine(Repeat(flood, NETWORK.flood_rounds()), NETWORK, values(), NOTHING, KEY)
+    np.testing.assert_array_equal(outcome.states, np.full(6, values().max()))
+
+
+def test_an_agreed_number_of_rounds(engine):
+    """Push scalars until nobody's ratio moves any more, agree on that number, and use it for a second loop."""
+
+    def receive(state, inbox, ctx):
+        w, mass, _, count = state
+        mixed, weight = inbox.own * w + inbox.total[0], inbox.own * mass + inbox.total[1]
+        return mixed, weight, jnp.abs(mixed / weight - w / mass), count + 1
+
+    push = Exchange(lambda s, ctx: (s[0], s[1]), receive)
+    probe = Repeat(push, 200, until=lambda s, ctx: s[2] < 1e-3, name="probe")
+    again = Repeat(push, 200, times=lambda s, ctx: s[3], name="again")
+    ones, zeros = jnp.ones(6), jnp.zeros(6)
+    start = (values(), ones, zeros, zeros.astype(jnp.int32))
+    outcome = engine(Sequence(probe, again), NETWORK, start, NOTHING, KEY)
+    truth = simulate.run(Sequence(probe, again), NETWORK, start, NOTHING, KEY)
+    count = np.asarray(truth.states[3])
+    assert np.all(count == count[0]) and 4 < count[0] < 200
+    np.testing.assert_array_equal(outcome.states[3], count)
+    np.testing.assert_allclose(outcome.states[0] / outcome.states[1], np.full(6, values().mean()), atol=1e-3)
+    # `count` pushes of two numbers each, half of them followed by an agreement on one number.
+    agreements = int(count[0]) // 2 * NETWORK.flood_rounds()
+    assert outcome.rounds == int(count[0]) + agreements
+    assert outcome.floats == 2 * int(count[0]) + agreements
+
+
+def test_a_server_that_ranks(engine):
+    """Something no average can do: everyone learns its rank, with noise drawn at the server."""
+
+    def compute(messages, key):
+        return jnp.argsort(jnp.argsort(messages)), jax.random.normal(key, messages.shape)
+
+    rank = Server(lambda s, ctx: s[0], compute, lambda s, answer, ctx: (s[0], *answer))
+    start = (values(), jnp.zeros(6, jnp.int32), jnp.zeros(6))
+    outcome = engine(Repeat(rank, 2), NETWORK, start, NOTHING, KEY)
+    np.testing.assert_array_equal(outcome.states[1], np.argsort(np.argsort(values())))
+    truth = simulate.run(Repeat(rank, 2), NETWORK, start, NOTHING, KEY)
+    assert np.std(truth.states[2]) > 0.1
+    np.testing.assert_allclose(outcome.states[2], truth.states[2], rtol=1e-6)
+
+
+def push_sum(rounds):
+    def receive(state, inbox, ctx):
+        return jax.tree.map(lambda mine, others: inbox.own * mine + others, state, inbox.total)
+
+    return Repeat(Exchange(lambda s, ctx: s, receive, conserved=True), rounds, name="push-sum")
+
+
+@pytest.mark.parametrize("run", [simulate.run, peer.run], ids=["simulate", "peer"])
+def test_running_sums_under_loss(run):
+    faults = Faults(loss=0.3, duplicate=0.1, delay=5)
+    start = (values(), jnp.ones(6))
+    outcome = run(push_sum(120), NETWORK, start, NOTHING, KEY, faults=faults)
+    truth = simulate.run(push_sum(120), NETWORK, start, NOTHING, KEY, faults=faults)
+    w, mass = outcome.states
+    np.testing.assert_allclose(w / mass, np.full(6, values().mean()), atol=2e-6)
+    np.testing.assert_allclose(outcome.states, truth.states, rtol=1e-4, atol=1e-5)
+    # The guard: without running sums the same faults destroy mass.
+    careless = Repeat(Exchange(push_sum(1).body.send, push_sum(1).body.receive), 120)
+    lost = run(careless, NETWORK, start, NOTHING, KEY, faults=faults)
+    assert float(lost.states[1].sum()) < 0.1 and lost.late > 0
+
+
+def test_local_draws_are_the_same_everywhere(engine):
+    noise = Repeat(Local(lambda x, ctx: x + jax.random.normal(ctx.key) * (1 + ctx.round)), 3)
+    outcome = engine(Sequence(noise, noise), NETWORK, jnp.zeros(6), NOTHING, KEY)
+    truth = simulate.run(Sequence(noise, noise), NETWORK, jnp.zeros(6), NOTHING, KEY)
+    assert np.std(truth.states) > 0.1
+    np.testing.assert_allclose(outcome.states, truth.states, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,55 @@
+"""A small experiment that exercises everything a run offers."""
+
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from pydantic import Field
+
+from hyperpush.config import Config
+from hyperpush.errors import Diverged
+from hyperpush.experiments.registry import Experiment
+from hyperpush.report.figures import Curve, error_curves, panels
+from hyperpush.run import Run
+
+
+class Network(Config):
+    kind: Literal["ring", "random-directed"] = "ring"
+    probability: tuple[float, float] = (0.4, 0.8)
+
+
+class TinyConfig(Config):
+    steps: int = Field(default=3, ge=1, le=100, description="How many steps to take.")
+    rate: float = Field(default=0.5, gt=0)
+    batch: int | Literal["all"] = "all"
+    pushes: tuple[int, ...] = (1, 10)
+    network: Network = Network(probability=(0.1, 0.2))
+    limit: float | None = None
+    precision: Literal["float32", "float64"] = "float32"
+    fail: Literal["no", "clear", "bug", "interrupt", "not-finite"] = "no"
+
+
+def run_tiny(config: TinyConfig, run: Run) -> dict[str, Any]:
+    values = jnp.ones(2)
+    with run.progress("steps", config.steps) as bar:
+        for step in range(config.steps):
+            values = values * config.rate
+            run.record(step=step, value=values[0])
+            bar.advance()
+        bar.update(config.steps)
+    run.save_models("final", {"layer": {"w": jnp.arange(6.0).reshape(2, 3), "b": values}})
+    figure, (axes,) = panels()
+    error_curves(axes, [Curve("rate", [1, 2], [1.0, 0.1], [0.1, 0.2])], x_label="step", y_label="error")
+    run.figure("errors", figure)
+    run.table("values", ("client", "value"), [(client, float(value)) for client, value in enumerate(values)])
+    match config.fail:
+        case "clear":
+            raise Diverged("tiny", 3, "lower rate")
+        case "bug":
+            raise RuntimeError("a bug")
+        case "interrupt":
+            raise KeyboardInterrupt
+    value = float("nan") if config.fail == "not-finite" else values
+    return {"steps": config.steps, "value": value, "dtype": str(values.dtype)}
+
+
+TINY = Experiment("tiny", "Halve a number.", TinyConfig, run_tiny)
