@@ -1,4 +1,6 @@
 from . import networks as networks
+from .bilevel.pdbo import Solution as Solution
+from .bilevel.pdbo import solve as solve
 from .data.batches import Batch as Batch
 from .data.batches import Data as Data
 from .data.batches import Ragged as Ragged

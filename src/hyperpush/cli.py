@@ -52,8 +52,11 @@ def list_(
     """List the experiments and networks, or the methods with what they need and send."""
     if methods:
         declared = importlib.import_module("hyperpush.declarations").METHODS
-        columns = ("name", "network", "target", "sends", "matrices", "paper")
-        _print_table("methods", columns, [[getattr(method, column) for column in columns] for method in declared])
+        rows = [
+            (name, each.network, each.target, each.sends, "yes" if each.matrices else "no", each.paper)
+            for name, each in declared.items()
+        ]
+        _print_table("methods", ("name", "network", "target", "sends", "matrices", "paper"), rows)
     else:
         listed = registry.experiments().values()
         _print_table("experiments", ("name", "summary"), [(each.name, each.summary) for each in listed])

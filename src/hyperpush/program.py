@@ -144,7 +144,7 @@ class Repeat(eqx.Module):
 
 
 class Within(eqx.Module):
-    """Run `body` on a state of its own, made by `enter(state, context)`, taken back by `leave(state, inner, context)`."""
+    """Run `body` on a state of its own: `enter(state, context)` makes it, `leave(state, inner, context)` ends it."""
 
     body: "Node"
     enter: Callable[[State, Context], State] = eqx.field(static=True)

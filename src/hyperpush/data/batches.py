@@ -112,4 +112,7 @@ def draw(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
     """
     if size is None:
         return everything(data)
+    lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(getattr(data, "examples", data))}
+    if len(lengths) != 1:
+        raise InvalidInput("batch", size, "None: these data have no common axis of examples to draw from")
     return rows(data, shuffled(data, key)[:size])

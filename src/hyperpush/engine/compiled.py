@@ -6,7 +6,7 @@ Between chunks it reports progress and checks that the numbers are finite. Chunk
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import equinox as eqx
 import jax
@@ -20,6 +20,7 @@ from hyperpush.engine.placement import Placement
 from hyperpush.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.networks import Network
 from hyperpush.program import (
+    Average,
     Context,
     Node,
     Path,
@@ -31,7 +32,6 @@ from hyperpush.program import (
     Within,
     contains,
     sendings,
-    stepwise,
     work,
 )
 
@@ -86,12 +86,11 @@ class Plan:
 
 def lay_out(
     program: Node, network: Network, states: PyTree, data: PyTree, faults: Faults | None, step: int
-) -> tuple[Node, list[Sending], Carry, int]:
-    """The program to run, its sendings, the first carry, and the rounds that an agreement takes."""
+) -> tuple[list[Sending], Carry, int]:
+    """A program's sendings, the first carry, and the rounds that an agreement takes."""
     check_clients("states", states, network.clients)
     check_clients("data", data, network.clients)
-    if faults is not None:
-        program = stepwise(program)
+    check_repairable(program, faults is not None)
 
     def one(tree):
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
@@ -105,7 +104,15 @@ def lay_out(
             if getattr(s.node, "conserved", False)
         }
     agrees = contains(program, lambda node: isinstance(node, Repeat) and node.until is not None)
-    return program, sends, Carry(states, Clock.start(sends, step), totals), network.flood_rounds() if agrees else 1
+    return sends, Carry(states, Clock.start(sends, step), totals), network.flood_rounds() if agrees else 1
+
+
+def check_repairable(program: Node, faulty: bool) -> None:
+    """Refuse programs that would be silently wrong where messages get lost."""
+    if faulty and contains(program, lambda node: isinstance(node, Average) and node.by != "exact"):
+        raise InvalidInput(
+            "faults", "links that lose messages", "reliable links: averages that start anew, as HGP's, cannot recover"
+        )
 
 
 def check_clients(name: str, tree: PyTree, clients: int) -> None:
@@ -208,7 +215,7 @@ class Walk:
             args = (self.plan, (node, path, record, self.every, rows), carry, key, jnp.asarray(round, jnp.int32))
             after, records, reached, agreed = self.compiled(chunk, *args, jnp.asarray(done), jnp.asarray(stop))
             if not bool(finite(after.states)):
-                raise Diverged(node.name, self.first_bad(args, done, stop), "a smaller step size may help")
+                self.explain(node, path, args, done, stop)
             if record is not None:
                 count = int(reached) // self.every - done // self.every
                 self.history[node.name].append(jax.tree.map(lambda rows, k=count: rows[:k], records))
@@ -222,14 +229,16 @@ class Walk:
                 self.progress(node.name, node.at_most if ended else done, node.at_most)
         return carry
 
-    def first_bad(self, args: tuple[Any, ...], good: int, bad: int) -> int:
-        """The first round (counted from 1) after which the numbers were not finite, by replaying parts of the chunk."""
-        start = good
+    def explain(self, node: Repeat, path: Path, args: tuple[Any, ...], start: int, bad: int) -> NoReturn:
+        """Find the first round after which the numbers were not finite, by replaying parts of the chunk, and raise."""
+        good, before = start, args[2]
         while bad - good > 1:
             middle = (good + bad) // 2
             after, *_ = self.compiled(chunk, *args, jnp.asarray(start), jnp.asarray(middle))
-            good, bad = (middle, bad) if bool(finite(after.states)) else (good, middle)
-        return bad
+            good, bad, before = (middle, bad, after) if bool(finite(after.states)) else (good, middle, before)
+        if has_loop(node.body):  # a loop inside is to blame: walk this one round and let that loop say so
+            self.walk(node.body, before, jax.random.fold_in(args[3], good), good, (*path, 0))
+        raise Diverged(node.name, bad, "a smaller step size may help")
 
     def iterate(self, node: Repeat, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
         """A loop whose body the host walks itself."""

@@ -3,11 +3,11 @@
 from typing import final
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Int, Integer, PRNGKeyArray
 
 from hyperpush.errors import InvalidInput
+from hyperpush.networks.hashing import words
 
 
 @final
@@ -38,13 +38,12 @@ class Faults(eqx.Module):
         A function of (key, step, sender) alone, with or without `jit` and `vmap`. A second copy that does not exist
         does not arrive.
         """
-        key = jax.random.fold_in(jax.random.fold_in(key, step), sender)
-        # One draw of raw bits for everything: it compiles faster than one draw each, and gives the same numbers whether
-        # or not 64 bits are switched on.
-        words = jax.random.bits(key, (clients, 5), jnp.uint32)
-        uniform = (words[:, :3] >> 8).astype(jnp.float32) * jnp.float32(2**-24)
+        # One hash per number, all at once: it compiles several times faster than draws from keys of their own.
+        index = jnp.asarray(sender, jnp.uint32) * clients * 5 + jnp.arange(clients * 5, dtype=jnp.uint32)
+        drawn = words(key, step, index.reshape(clients, 5))
+        uniform = (drawn[:, :3] >> 8).astype(jnp.float32) * jnp.float32(2**-24)
         survives = uniform[:, :2] >= self.loss
         repeated = uniform[:, 2] < self.duplicate
         exists = jnp.stack([jnp.ones_like(repeated), repeated], axis=1)
-        delays = (words[:, 3:] % jnp.uint32(self.delay + 1)).astype(jnp.int32)
+        delays = (drawn[:, 3:] % jnp.uint32(self.delay + 1)).astype(jnp.int32)
         return survives & exists, delays

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 from hyperpush.engine import lossy
 from hyperpush.engine.faults import Faults
 from hyperpush.engine.placement import Placement
-from hyperpush.networks import Links, Network, matrix
+from hyperpush.networks import Links, Network, Weights, matrix
 from hyperpush.program import (
     Average,
     Context,
@@ -64,7 +64,7 @@ def with_states(carry: Carry, states: State) -> Carry:
 
 
 class Apply(eqx.Module):
-    """A bare per-client function run as a node by the host; with `parts` > 1 the states are a tuple, given one by one."""
+    """A bare per-client function, run as a node by the host; with `parts` > 1 the states are a tuple, given in turn."""
 
     f: Callable[..., Any] = eqx.field(static=True)
     parts: int = eqx.field(static=True, default=1)
@@ -154,7 +154,7 @@ class Interpreter(eqx.Module):
                 carry, done = self.agree(carry, votes, path)
             if record is not None:
 
-                def write(records):
+                def write(records, record=record):
                     values = self.apply(record, inner_key, i, carry.states)
                     row = (i - start) // every
                     return jax.tree.map(lambda rows, v: rows.at[row].set(v), records, values)
@@ -184,10 +184,11 @@ class Interpreter(eqx.Module):
 
     # --------------------------------------------------------------- messages
 
-    def links(self, step: Int[Array, ""], weights: str) -> Links:
+    def links(self, step: Int[Array, ""], weights: Weights) -> Links:
         return self.network.links(self.network_key, step, self.placement.ids(), weights)
 
     def fates(self, step: Int[Array, ""]) -> lossy.Fates:
+        assert self.faults is not None
         return lossy.fates(self.faults, self.faults_key, step, self.placement.ids(), self.network.clients)
 
     def in_time(self, links: Links, step: Int[Array, ""]) -> tuple[Links, Int[Array, ""]]:
@@ -199,7 +200,7 @@ class Interpreter(eqx.Module):
     def exchange(self, node: Exchange, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
         clock = carry.clock
         message = self.apply(node.send, key, round, carry.states)
-        kind = node.weights if isinstance(node.weights, str) else "ones"
+        kind = "ones" if callable(node.weights) else node.weights
         links = self.links(clock.step, kind)
         own, totals = links.own, carry.totals
         if self.faults is not None and node.conserved:
@@ -208,7 +209,7 @@ class Interpreter(eqx.Module):
             arrived, _ = self.in_time(links, clock.step)
         else:
             arrived, late = self.in_time(links, clock.step)
-            if isinstance(node.weights, str):
+            if not callable(node.weights):
                 total = self.placement.combine(arrived, message, node.reduce)
             else:
                 weights = self.apply(node.weights, key, round, carry.states)
@@ -230,18 +231,19 @@ class Interpreter(eqx.Module):
         clock, n = carry.clock, self.network.clients
         held = (value, mass) if node.by == "push" else value
         floats = sum(leaf.size for leaf in jax.tree.leaves(held)) // mass.shape[0]
-        if node.by == "exact":
+        by = node.by
+        if by == "exact":
             mixed = self.placement.mean(held)
             clock = clock.advance(path)
         else:
             # S products of n×n matrices are cheaper than S products with the values only while n is below their width.
-            compose = self.links(clock.step, node.by).targets is None and n <= floats
+            compose = self.links(clock.step, by).targets is None and n <= floats
             if compose:
-                mixed = self.placement.transfer(self.operator(clock.step, node.rounds, node.by), held)
+                mixed = self.placement.transfer(self.operator(clock.step, node.rounds, by), held)
             else:
 
                 def once(s, held):
-                    links = self.links(clock.step + s, node.by)
+                    links = self.links(clock.step + s, by)
                     others = self.placement.combine(links, held, "sum")
                     return jax.tree.map(lambda mine, rest: along(links.own, mine) * mine + rest, held, others)
 
@@ -253,7 +255,7 @@ class Interpreter(eqx.Module):
         states = self.apply(node.put, key, round, carry.states, mixed, mass)
         return Carry(states, clock, carry.totals)
 
-    def operator(self, step: Int[Array, ""], rounds: int, weights: str) -> Array:
+    def operator(self, step: Int[Array, ""], rounds: int, weights: Weights) -> Array:
         """The n×n operator of `rounds` steps from `step` on."""
         n = self.network.clients
         if rounds == 0:

@@ -59,12 +59,15 @@ class Totals(eqx.Module):
 
         links, depth = (clients, clients), delay + 1
         return Totals(
-            *(zeros(*links) for _ in range(4)),
-            jnp.full(links, -1),
-            zeros(depth, *links),
-            zeros(depth, *links),
-            jnp.full((depth,), -1),
-            jnp.full((depth, *links), NEVER),
+            high=zeros(*links),
+            low=zeros(*links),
+            taken_high=zeros(*links),
+            taken_low=zeros(*links),
+            taken_step=jnp.full(links, -1),
+            past_high=zeros(depth, *links),
+            past_low=zeros(depth, *links),
+            past_step=jnp.full((depth,), -1),
+            due=jnp.full((depth, *links), NEVER),
         )
 
     def in_flight(self) -> PyTree:

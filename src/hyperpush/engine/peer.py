@@ -20,13 +20,13 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.averaging.running_sums import Incoming, Outgoing
 from hyperpush.engine import keys, wire
-from hyperpush.engine.compiled import Outcome, Record, check_clients
+from hyperpush.engine.compiled import Outcome, Record, check_clients, check_repairable
 from hyperpush.engine.faults import Faults
 from hyperpush.engine.interpret import dense_rows
 from hyperpush.engine.placement import alive_rows
 from hyperpush.engine.transport import Memory, Transport
 from hyperpush.errors import Diverged, HyperpushError
-from hyperpush.networks import Network
+from hyperpush.networks import Network, Weights
 from hyperpush.program import (
     Context,
     Exchange,
@@ -125,6 +125,7 @@ class Peer:
 
     def run(self, program: Node, state: PyTree, data: PyTree, record: Mapping[str, Record] | None = None) -> PyTree:
         """Walk the program from `state`; the state at its end."""
+        check_repairable(program, self.tolerant)
         program = stepwise(program)
         self._data = data
         self._record = dict(record or {})
@@ -199,7 +200,7 @@ class Peer:
     def _exchange(self, node: Exchange, state: PyTree, round: int, address: tuple[int, ...], path: Path) -> PyTree:
         place = self._places[_number(path)]
         message = jax.tree.map(np.asarray, self._apply(node.send, address, round, state))
-        kind = node.weights if isinstance(node.weights, str) else "ones"
+        kind = "ones" if callable(node.weights) else node.weights
         own, weights, to, expected = self._links(kind)
         if place.tolerant:
             flat = np.asarray(ravel_pytree(message)[0], np.float64)
@@ -215,7 +216,7 @@ class Peer:
             arrived = self._receive(path, expected)
             heard = np.zeros(self.network.clients, bool)
             heard[[sender for sender, _, _ in arrived]] = True
-            if not isinstance(node.weights, str):
+            if callable(node.weights):
                 mine = np.asarray(self._apply(node.weights, address, round, state))
                 arrived = [(sender, value, mine[sender]) for sender, value, _ in arrived]
                 own = mine[self.client]
@@ -234,7 +235,7 @@ class Peer:
         down = (*path, 1)
         others = np.arange(n) != SERVER
         if self.client == SERVER:
-            arrived = dict((sender, value) for sender, value, _ in self._all(path, others))
+            arrived = {sender: value for sender, value, _ in self._all(path, others)}
             everyone = [message if other == SERVER else arrived[other] for other in range(n)]
             answers = node.compute(jax.tree.map(lambda *rows: jnp.stack(rows), *everyone), key)
             answers = jax.tree.map(np.asarray, answers)
@@ -253,7 +254,7 @@ class Peer:
         self._tick(path)
         return self._apply(node.receive, address, round, state, jax.tree.map(jnp.asarray, answer))
 
-    def _links(self, weights: str) -> tuple[np.ndarray, ...]:
+    def _links(self, weights: Weights) -> tuple[np.ndarray, ...]:
         step, me = jnp.asarray(self.step, jnp.int32), jnp.asarray(self.client, jnp.int32)
         return tuple(np.asarray(part) for part in _schedule(self.network, self.key, step, me, weights))
 

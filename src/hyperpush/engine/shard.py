@@ -1,7 +1,7 @@
 """A block of clients per device: for more clients or larger models than one device holds.
 
-The same interpreter as `simulate`, inside `shard_map` over a mesh with the single axis `clients`; messages cross devices
-by XLA collectives. Clients that do not divide evenly are padded with ones that talk to nobody.
+The same interpreter as `simulate`, inside `shard_map` over a mesh with the single axis `clients`; messages cross
+devices by XLA collectives. Clients that do not divide evenly are padded with ones that talk to nobody.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ def run(
     data: PyTree,
     key: PRNGKeyArray,
     *,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
     step: int = 0,
     record: Mapping[str, Record] | None = None,
     every: int = 1,
@@ -66,7 +66,7 @@ def run(
     if not devices:
         raise InvalidInput("devices", devices, "at least one device")
     mesh = Mesh(devices, (AXIS,))
-    program, sends, carry, agreement = lay_out(program, network, states, data, None, step)
+    sends, carry, agreement = lay_out(program, network, states, data, None, step)
     placement = Slice(network.clients, mesh.size)
 
     def place(tree: PyTree) -> PyTree:

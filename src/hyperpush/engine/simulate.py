@@ -42,7 +42,7 @@ def run(
     `record` maps names of loops to functions of one client's state, called after every `every`-th iteration. `batch`
     is the number of clients computed at a time (all at once by default), which bounds memory for large models.
     """
-    program, sends, carry, agreement = lay_out(program, network, states, data, faults, step)
+    sends, carry, agreement = lay_out(program, network, states, data, faults, step)
     plan = Plan(Whole(network.clients), network, data, key, faults, agreement, batch)
 
     def compiled(function, plan, static, *arguments: Any):
@@ -72,7 +72,7 @@ def evaluate(
     Only loops that stand in no other loop can be recorded; nothing checks that numbers are finite.
     """
     recorders = record or {}
-    program, _, carry, agreement = lay_out(program, network, states, data, None, step)
+    _, carry, agreement = lay_out(program, network, states, data, None, step)
     interpreter = Plan(Whole(network.clients), network, data, key, None, agreement, batch).interpreter()
     history = {}
 

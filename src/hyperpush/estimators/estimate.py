@@ -22,7 +22,9 @@ from hyperpush.program import Node
 class Estimator(Protocol):
     """An estimator: a frozen module whose fields are its options."""
 
-    def program(self, problem: Problem) -> Node: ...
+    def program(self, problem: Problem) -> Node:
+        """The estimator as a program on `Hyper` states; the client's data are `Data`."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Hyper-gradient push: the hyper-gradient over directed, time-varying networks, exchanging vectors only."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PyTree
 
 from hyperpush.data.batches import draw
 from hyperpush.errors import InvalidInput
-from hyperpush.estimators.state import Hyper, shared_gradients
+from hyperpush.estimators.state import Declaration, Hyper, shared_gradients
 from hyperpush.problem import Problem
 from hyperpush.program import Average, Local, Node, Repeat, Sequence, Within
 
@@ -30,16 +30,24 @@ class HGP(eqx.Module):
         û = average of u;  v ← v − η ∂²_λx f_i û;  u ← û − η ∂²_xx f_i û
 
     Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks". `averaging`
-    `"push"` takes `pushes` steps of push-sum on any network, `"gossip"` the same number on undirected ones with doubly
-    stochastic weights, `"exact"` the true mean, as a server would. With few pushes a bias remains that no order removes.
+    `"push"` takes `pushes` steps of push-sum on any network, `"gossip"` as many on undirected ones with doubly
+    stochastic weights, `"exact"` the true mean, as a server would. With few pushes a bias remains at any order.
 
-    `batch` is the mini-batch size of the products (None: all examples); `two_batches` draws one for each product instead
-    of one for both. `keep_mass` keeps push-sum's weight ω from one order to the next instead of starting at 1.
+    `batch` is the mini-batch size of the products (None: all examples); `two_batches` draws one for each product, not
+    one for both. `keep_mass` keeps push-sum's weight ω from one order to the next instead of starting at 1.
     """
+
+    declares: ClassVar[Declaration] = Declaration(
+        network="any: directed, time-varying",
+        target="global: everybody's mean outer cost",
+        sends="vectors of the size of the params",
+        matrices=False,
+        paper="Terashita and Hara, Decentralized hyper-gradient computation over time-varying directed networks",
+    )
 
     order: int = eqx.field(static=True)
     pushes: int = eqx.field(static=True)
-    step: float = eqx.field(static=True)
+    step: float = eqx.field(static=True, converter=float)
     batch: int | None = eqx.field(static=True, default=None)
     averaging: Literal["push", "gossip", "exact"] = eqx.field(static=True, default="push")
     two_batches: bool = eqx.field(static=True, default=False)
@@ -55,8 +63,6 @@ class HGP(eqx.Module):
             raise InvalidInput("HGP.averaging", self.averaging, "'push', 'gossip' or 'exact'")
 
     def program(self, problem: Problem) -> Node:
-        """The estimator as a program on `Hyper` states; the client's data are `Data`."""
-
         def enter(state: Hyper, ctx):
             u, v = shared_gradients(problem, state, ctx)
             return _State(state.params, state.hyper, u, v, jnp.ones(()))

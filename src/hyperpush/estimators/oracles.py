@@ -42,7 +42,7 @@ def dense(problem: Problem, params: PyTree, hypers: PyTree, data: Data) -> PyTre
         return jax.tree.map(np.asarray, jax.vmap(back_hyper)(jnp.asarray(values)))
 
 
-def _wide(leaf: Array) -> Array:
+def _wide(leaf: Array | np.ndarray) -> Array:
     array = np.asarray(leaf)
     return jnp.asarray(array.astype(np.float64) if np.issubdtype(array.dtype, np.floating) else array)
 

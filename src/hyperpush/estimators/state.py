@@ -1,5 +1,7 @@
 """What every hyper-gradient program starts from and ends with."""
 
+from dataclasses import dataclass
+
 import equinox as eqx
 import jax
 from jaxtyping import PyTree
@@ -7,6 +9,17 @@ from jaxtyping import PyTree
 from hyperpush.data.batches import everything
 from hyperpush.problem import Problem
 from hyperpush.program import Context
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a user should know before choosing a method; printed by `hyperpush list --methods`."""
+
+    network: str
+    target: str
+    sends: str
+    matrices: bool  # whether it forms or sends Jacobians or Hessians
+    paper: str
 
 
 class Hyper(eqx.Module):

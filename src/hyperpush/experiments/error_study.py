@@ -67,7 +67,7 @@ def run_error_study(config: ErrorStudy, run: Any) -> dict[str, Any]:
 
     network = networks.by_name(config.network, config.clients, **config.network_options)
     problem, params, hypers, inner_data, outer_data = logistic(
-        config.clients, config.seed, examples=config.examples, hyper=config.hyper
+        config.clients, config.seed, examples=config.examples, rate=config.hyper
     )
     data = Data(inner_data, outer_data)
     key = jax.random.key(config.seed)

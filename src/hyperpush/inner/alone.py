@@ -21,7 +21,6 @@ class Alone(eqx.Module):
         optimizer(self.rate)
 
     def program(self, problem: Problem) -> Node:
-        """The solver as a program on `Trained` states; the client's data are `Data`."""
         transform = optimizer(self.rate)
 
         def descend(state: Training, ctx):

@@ -32,7 +32,6 @@ class DSGD(eqx.Module):
             raise InvalidInput("DSGD.order", self.order, "'gradient-first' or 'gradient-after'")
 
     def program(self, problem: Problem) -> Node:
-        """The solver as a program on `Trained` states; the client's data are `Data`."""
         transform = optimizer(self.rate)
 
         def moved(start: PyTree, state: Training, ctx):

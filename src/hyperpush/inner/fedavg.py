@@ -15,7 +15,7 @@ class FedAvg(eqx.Module):
     """`rounds` times: `epochs` passes over the own examples, then the average of all clients' parameters.
 
     McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017. Clients count by the size of their data, or all alike with
-    `weighted=False`. `rate` as in `SGP` (a schedule counts mini-batches); `batch` None is one full-batch step per epoch.
+    `weighted=False`. `rate` as in `SGP` (a schedule counts mini-batches); `batch` None: one full-batch step per epoch.
     """
 
     rounds: int = eqx.field(static=True)
@@ -31,7 +31,6 @@ class FedAvg(eqx.Module):
             raise InvalidInput("FedAvg.epochs", self.epochs, "1 or more")
 
     def program(self, problem: Problem) -> Node:
-        """The solver as a program on `Trained` states; the client's data are `Data`."""
         transform = optimizer(self.rate)
 
         def train(state: Training, ctx):

@@ -51,7 +51,6 @@ class SGP(eqx.Module):
             raise InvalidInput("SGP.order", self.order, "'gradient-first' or 'gradient-after'")
 
     def program(self, problem: Problem) -> Node:
-        """The solver as a program on `Trained` states; the client's data are `Data`."""
         transform = optimizer(self.rate)
 
         def move(state: _State, ctx):
@@ -95,7 +94,7 @@ class SGP(eqx.Module):
 
     @staticmethod
     def _observe(state: _State, inbox: Inbox, ctx) -> LinkEstimates | None:
-        if state.links is None:
+        if state.links is None or inbox.sent is None or inbox.heard is None:
             return None
         me = jnp.arange(ctx.clients) == ctx.client
         sent = jnp.where(me, inbox.own, inbox.sent)

@@ -1,6 +1,7 @@
 """What every inner solver does between messages: a client's own optimiser on its own examples."""
 
 from collections.abc import Callable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -13,7 +14,7 @@ from hyperpush.errors import InvalidInput
 from hyperpush.problem import Problem
 from hyperpush.program import Node, Within
 
-Rate = float | Callable[[Array], Array] | optax.GradientTransformation
+Rate = float | Callable[[Any], Any] | optax.GradientTransformation
 
 
 class LinkEstimates(eqx.Module):
@@ -32,13 +33,22 @@ class Trained(eqx.Module):
     links: LinkEstimates | None = None
 
 
+@runtime_checkable
+class Solver(Protocol):
+    """An inner solver: a frozen module whose fields are its options."""
+
+    def program(self, problem: Problem) -> Node:
+        """The solver as a program on `Trained` states; the client's data are `Data`."""
+        ...
+
+
 def optimizer(rate: Rate) -> optax.GradientTransformation:
     """Plain SGD for a number or a schedule; any Optax transformation as it is."""
     if isinstance(rate, optax.GradientTransformation):
         return rate
     if not callable(rate) and not rate > 0:
         raise InvalidInput("rate", rate, "a number above 0, a schedule or an Optax transformation")
-    return optax.sgd(rate)
+    return optax.sgd(cast(float, rate))  # a schedule is as good
 
 
 def milestones(rate: float, at: tuple[int, ...], factor: float = 0.1) -> optax.Schedule:

@@ -6,6 +6,7 @@ from typing import cast
 
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.networks.base import Network as Network
+from hyperpush.networks.base import Weights as Weights
 from hyperpush.networks.circulant import DirectedRing as DirectedRing
 from hyperpush.networks.circulant import Exponential as Exponential
 from hyperpush.networks.circulant import OnePeerExponential as OnePeerExponential

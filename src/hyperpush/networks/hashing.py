@@ -1,5 +1,7 @@
 """One random word per (key, step, index), the same in whatever block it is computed."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray, UInt32
@@ -7,6 +9,7 @@ from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray, UInt32
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
+@functools.partial(jax.jit, inline=True)
 def words(key: PRNGKeyArray, step: Int[ArrayLike, ""], index: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     """The first word of `jax.random.key_data(fold_in(fold_in(key, step), index))`, for every index."""
     root = jax.random.key_data(key)

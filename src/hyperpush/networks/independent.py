@@ -1,5 +1,6 @@
 """Links that come and go independently of one another."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import equinox as eqx
@@ -13,33 +14,20 @@ from hyperpush.networks.checks import probability_range, whole
 from hyperpush.networks.hashing import words
 from hyperpush.networks.reach import random_flood, require_connected
 
+Probability = float | Sequence[float]
+
 _UNIT = 2**24
 _MOST = 2**16 - 1  # so that the index of every link fits a 32-bit word
 
 
 class _Independent(Network):
-    """Each link is up at each step with its own probability, drawn once from `seed` if a range is given.
+    """Each link is up at each step with its own probability, drawn once from its seed if a range is given.
 
     A link is up when the first 24 bits of its random word, as a fraction u of 2^24, are below its probability. The
     comparison is one of whole numbers, so it gives the same answer in every float precision.
     """
 
-    clients: int = eqx.field(static=True)
-    probability: tuple[float, float] = eqx.field(static=True)
-    seed: int = eqx.field(static=True)
-    thresholds: UInt32[np.ndarray, "..."]
-
-    def __init__(self, clients: int, probability: float | int | tuple | list = (0.4, 0.8), seed: int = 0):
-        self.clients = whole("clients", clients, least=2, most=_MOST)
-        low, high = self.probability = probability_range("probability", probability)
-        self.seed = whole("seed", seed, least=0)
-        shape = () if low == high else (clients, clients)
-        drawn = np.random.default_rng(seed).uniform(low, high, shape)
-        if shape and not self.directed:
-            drawn = np.triu(drawn) + np.triu(drawn, 1).T
-        self.thresholds = np.asarray(np.rint(drawn * _UNIT), np.uint32)
-        if not self.thresholds.all():  # otherwise every link can be up, and no search is needed
-            require_connected("probability", self.possible())
+    thresholds: eqx.AbstractVar[UInt32[np.ndarray, "..."]]
 
     def probabilities(self) -> Float[np.ndarray, "n n"]:
         """How often each link j → i (row j, column i) is up; 0 from a client to itself."""
@@ -73,6 +61,18 @@ class RandomDirected(_Independent):
     directed: ClassVar[bool] = True
     varying: ClassVar[bool] = True
 
+    clients: int = eqx.field(static=True)
+    probability: tuple[float, float] = eqx.field(static=True)
+    seed: int = eqx.field(static=True)
+    thresholds: UInt32[np.ndarray, "..."]
+
+    def __init__(self, clients: int, probability: Probability = (0.4, 0.8), seed: int = 0):
+        self.clients = whole("clients", clients, least=2, most=_MOST)
+        self.probability = probability_range("probability", probability)
+        self.seed = whole("seed", seed, least=0)
+        self.thresholds = _thresholds(_drawn(self.clients, self.probability, self.seed))
+        _require_connected(self)
+
 
 class RandomUndirected(_Independent):
     """Each link is up, both ways at once, independently at each step with its own probability.
@@ -83,3 +83,31 @@ class RandomUndirected(_Independent):
     name: ClassVar[str] = "random-undirected"
     directed: ClassVar[bool] = False
     varying: ClassVar[bool] = True
+
+    clients: int = eqx.field(static=True)
+    probability: tuple[float, float] = eqx.field(static=True)
+    seed: int = eqx.field(static=True)
+    thresholds: UInt32[np.ndarray, "..."]
+
+    def __init__(self, clients: int, probability: Probability = (0.4, 0.8), seed: int = 0):
+        self.clients = whole("clients", clients, least=2, most=_MOST)
+        self.probability = probability_range("probability", probability)
+        self.seed = whole("seed", seed, least=0)
+        drawn = _drawn(self.clients, self.probability, self.seed)
+        self.thresholds = _thresholds(np.triu(drawn) + np.triu(drawn, 1).T if drawn.ndim else drawn)
+        _require_connected(self)
+
+
+def _drawn(clients: int, probability: tuple[float, float], seed: int) -> Float[np.ndarray, "..."]:
+    """The probability of every link, or a single one if all are equal: no table is needed then."""
+    low, high = probability
+    return np.random.default_rng(seed).uniform(low, high, () if low == high else (clients, clients))
+
+
+def _thresholds(probabilities: Float[np.ndarray, "..."]) -> UInt32[np.ndarray, "..."]:
+    return np.asarray(np.rint(probabilities * _UNIT), np.uint32)
+
+
+def _require_connected(network: _Independent) -> None:
+    if not network.thresholds.all():  # otherwise every link can be up, and no search is needed
+        require_connected("probability", network.possible())

@@ -1,5 +1,6 @@
 """Each client sends to k others, picked at random: few links for many clients."""
 
+import functools
 from typing import ClassVar
 
 import equinox as eqx
@@ -62,6 +63,7 @@ class KOut(Network):
         return everyone(self.clients) if self.table is None else self.table.frames()[0]
 
 
+@functools.partial(jax.jit, inline=True, static_argnames=("clients", "k"))
 def _picks(
     key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"], clients: int, k: int
 ) -> Int[Array, "b k"]:
@@ -84,10 +86,9 @@ def _picks(
 
 
 def _connected(clients: int, k: int, seed: int) -> scipy.sparse.csr_array:
-    draw = jax.jit(lambda attempt: _picks(jax.random.key(seed), attempt, jnp.arange(clients), clients, k))
     senders = np.repeat(np.arange(clients), k)
     for attempt in range(_DRAWS):
-        receivers = np.asarray(draw(attempt)).ravel()
+        receivers = np.asarray(_picks(jax.random.key(seed), attempt, jnp.arange(clients), clients, k)).ravel()
         # A client nobody picked is the usual obstacle, and cheaper to see than components.
         if np.bincount(receivers, minlength=clients).all():
             graph = adjacency(clients, senders, receivers)

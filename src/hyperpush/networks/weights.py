@@ -11,7 +11,7 @@ from hyperpush.errors import InvalidInput, unknown
 Mixing = Literal["metropolis", "fastest-mixing"]
 
 _LARGEST_SDP = 200
-_INTERIOR_POINT = 40
+_INTERIOR_POINT = 30
 
 
 def doubly_stochastic(graph: scipy.sparse.csr_array, mixing: str) -> Float[np.ndarray, " e"]:
@@ -57,7 +57,7 @@ def fastest_mixing(graph: scipy.sparse.csr_array) -> Float[np.ndarray, " e"]:
     slowest = cp.maximum(cp.lambda_max(deviation), -cp.lambda_min(deviation))
     # Clarabel is the more precise, but its time grows with the sixth power of n: 6 s at n = 50, where SCS takes 1 s.
     solver = {"solver": cp.CLARABEL} if clients <= _INTERIOR_POINT else {"solver": cp.SCS, "eps": 1e-7}
-    cp.Problem(cp.Minimize(slowest), [touches @ weights <= 1]).solve(**solver)
+    cp.Problem(cp.Minimize(slowest), [cp.Constant(touches) @ weights <= 1]).solve(**solver)
     if weights.value is None:
         raise InvalidInput("mixing", "fastest-mixing", "metropolis: the solver found no solution for this graph")
     # The solution misses its bounds by the solver's tolerance: meet them exactly.

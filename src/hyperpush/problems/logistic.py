@@ -22,18 +22,27 @@ def inner(params, hyper, batch):
     return cross_entropy(params, batch) + 0.5 * jnp.sum(hyper * params**2)
 
 
+def inner_log(params, hyper, batch):
+    """The same with rates exp(λ_k), which stay positive wherever an outer optimiser takes λ."""
+    return inner(params, jnp.exp(hyper), batch)
+
+
 def outer(params, hyper, batch):
     """Cross-entropy on validation examples."""
     return cross_entropy(params, batch)
 
 
 PROBLEM = Problem(inner, outer)
+LOG_PROBLEM = Problem(inner_log, outer)
 
 
-def logistic(clients: int, seed: int, *, examples: int = 100, features: int = 5, hyper: float = 0.01) -> Instance:
+def logistic(
+    clients: int, seed: int, *, examples: int = 100, features: int = 5, rate: float = 0.01, log_rates: bool = False
+) -> Instance:
     """`examples` training and as many validation examples per client, inputs with a constant 1 appended.
 
-    The classifier starts at zero; every client's L2 rates, one per parameter, at `hyper`.
+    The classifier starts at zero; every client's L2 rates, one per parameter, at `rate`. The hyper-parameters are these
+    rates, or with `log_rates` their logarithms.
     """
     generator = np.random.default_rng(seed)
     inputs, labels = mixture_of_logistic(clients, 2 * examples, generator, features=features)
@@ -43,4 +52,5 @@ def logistic(clients: int, seed: int, *, examples: int = 100, features: int = 5,
     train = tuple(a[:, :examples] for a in arrays)
     validation = tuple(a[:, examples:] for a in arrays)
     shape = (clients, features + 1)
-    return Instance(PROBLEM, jnp.zeros(shape, dtype), jnp.full(shape, hyper, dtype), train, validation)
+    hypers = jnp.full(shape, np.log(rate) if log_rates else rate, dtype)
+    return Instance(LOG_PROBLEM if log_rates else PROBLEM, jnp.zeros(shape, dtype), hypers, train, validation)

@@ -1,0 +1,140 @@
+"""How long a round takes: against a loop over clients in Python, and as the number of clients grows."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from hyperpush.config import Config
+from hyperpush.errors import HyperpushError, InvalidInput
+from hyperpush.experiments.registry import Experiment
+
+Count = Annotated[int, Field(ge=1)]
+Pair = Annotated[int, Field(ge=2)]
+
+TOLERANCE = 1e-4
+CHECKED = 5  # rounds after which engine and loop must agree
+
+
+class Rounds(Config):
+    """Options of the benchmark of rounds."""
+
+    clients: tuple[Pair, ...] = Field(default=(3, 100, 1000), description="Numbers of clients to compare at.")
+    widths: tuple[Pair, ...] = Field(default=(6, 1000), description="Numbers of parameters to compare at.")
+    pushes: tuple[Count, ...] = Field(default=(1, 10), description="Push-sum steps per order of HGP.")
+    examples: Count = Field(default=100, description="Examples per client in the comparison.")
+    inputs: Count = Field(
+        default=10_000, description="Input numbers per client there at most: wide problems have fewer examples."
+    )
+    growth_clients: tuple[Annotated[int, Field(ge=4)], ...] = Field(
+        default=(100, 1_000, 10_000, 100_000), description="Numbers of clients on k-out graphs, from few to many."
+    )
+    growth_width: Pair = Field(default=6, description="Number of parameters there.")
+    growth_examples: Count = Field(default=10, description="Examples per client there.")
+    seconds: float = Field(default=0.5, gt=0, description="How long one measurement lasts, about.")
+    repeats: Count = Field(default=5, description="Measurements of which the median is taken.")
+    seed: int = Field(default=0, ge=0, description="Decides the data and the networks.")
+
+    @field_validator("growth_clients")
+    @classmethod
+    def _rising(cls, given: tuple[int, ...]) -> tuple[int, ...]:
+        if list(given) != sorted(set(given)):
+            raise InvalidInput("growth_clients", given, "rising numbers")
+        return given
+
+
+def run_rounds(config: Rounds, run: Any) -> dict[str, Any]:
+    """Compare with the loop, then let the number of clients grow."""
+    from hyperpush.bench.timing import machine
+
+    where = machine()
+    return {"rounds": _compare(config, run), "growth": _grow(config, run), "machine": where}
+
+
+def require_same(what: str, ours: Any, theirs: Any) -> None:
+    """Refuse to compare the speed of computations whose results differ."""
+    import numpy as np
+
+    difference = np.max(np.abs(ours - theirs)) / np.max(np.abs(theirs))
+    if not difference <= TOLERANCE:
+        raise HyperpushError(f"{what}: engine and loop differ by {difference:.1e}, relative; nothing was measured")
+
+
+def _compare(config: Rounds, run: Any) -> list[dict[str, Any]]:
+    import jax
+
+    from hyperpush.bench import loop, simulated
+    from hyperpush.bench.timing import per_round
+    from hyperpush.networks import RandomDirected
+    from hyperpush.problems.logistic import logistic
+
+    key = jax.random.key(config.seed)
+    methods = [("SGP", 1), *(("HGP", pushes) for pushes in config.pushes)]
+    sizes = [(clients, width) for width in config.widths for clients in config.clients]
+    rows = []
+    with run.progress("comparison", len(sizes) * len(methods)) as bar:
+        for clients, width in sizes:
+            examples = max(1, min(config.examples, config.inputs // width))
+            instance = logistic(clients, config.seed, examples=examples, features=width - 1)
+            network = RandomDirected(clients, seed=config.seed)
+            step = 1 / width  # the costs' curvature grows with the width
+            # At zero, where the instance starts, its hyper-gradient is zero: nothing to compare.
+            trained = instance._replace(params=simulated.sgp(instance, network, key, step)(CHECKED))
+            for method, pushes in methods:
+                if method == "SGP":
+                    tasks = [side.sgp(instance, network, key, step) for side in (simulated, loop)]
+                else:
+                    tasks = [side.hgp(trained, network, key, pushes, step) for side in (simulated, loop)]
+                require_same(f"{method}, {clients} clients, width {width}", *(task(CHECKED) for task in tasks))
+                ours, theirs = per_round(tasks, config.seconds, config.repeats)
+                row = {
+                    "method": method,
+                    "pushes": pushes,
+                    "clients": clients,
+                    "width": width,
+                    "microseconds": ours * 1e6,
+                    "loop_microseconds": theirs * 1e6,
+                    "ratio": theirs / ours,
+                }
+                rows.append(row)
+                run.record(**row)
+                bar.advance()
+    if rows:
+        run.table("µs per round on random-directed networks", list(rows[0]), [list(row.values()) for row in rows])
+    return rows
+
+
+def _grow(config: Rounds, run: Any) -> list[dict[str, Any]]:
+    from hyperpush.bench import growth
+    from hyperpush.report.figures import panels
+
+    options = (config.growth_width, config.growth_examples, config.seed, config.seconds, config.repeats)
+    measured = []
+    with run.progress("growth", 1 + len(config.growth_clients)) as bar:
+        # What every process holds, whatever the number of clients: the smallest network there is.
+        _, base = growth.alone(growth.LINKS + 1, *options)
+        bar.advance()
+        for clients in config.growth_clients:
+            measured.append(growth.alone(clients, *options))
+            bar.advance()
+    rows = growth.rows(config.growth_clients, measured, base)
+    for row in rows:
+        run.record(**row)
+    if rows:
+        run.table(f"SGP on {growth.LINKS}-out graphs", list(rows[0]), [list(row.values()) for row in rows])
+        figure, axes = panels(2)
+        labels = {"microseconds": "µs per SGP round", "peak_megabytes": "peak memory in MB"}
+        for axis, (name, label) in zip(axes, labels.items(), strict=True):
+            known = [(row["clients"], row[name]) for row in rows if row[name]]
+            if known:
+                x, y = zip(*known, strict=True)
+                axis.loglog(x, y, marker="o", label="measured")
+                # Through the largest size, because fixed costs hide the slope at small ones.
+                axis.loglog(x, [y[-1] * n / x[-1] for n in x], linestyle=":", color="gray", label="linear")
+                axis.legend()
+            axis.set_xlabel("clients")
+            axis.set_ylabel(label)
+        run.figure("growth", figure)
+    return rows
+
+
+BENCH = Experiment("rounds", "Time of a round, against a Python loop and by number of clients.", Rounds, run_rounds)

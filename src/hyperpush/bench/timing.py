@@ -1,0 +1,68 @@
+"""Wall-clock time of repeated work, peak memory, and the machine they were measured on."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+Task = Callable[[int], Any]  # does so many rounds and waits for their result
+
+_FIRST = 2
+_GROWTH = 100
+
+
+def per_round(tasks: Sequence[Task], seconds: float, repeats: int) -> list[float]:
+    """Seconds per round of each task: the median of `repeats` runs that last about `seconds` each.
+
+    The tasks take turns, so that whatever else the machine does slows all of them alike. Compilation is not measured;
+    what else a run does once, however many its rounds, is spread over them.
+    """
+    lengths = [_length(task, seconds) for task in tasks]
+    times = [[_timed(task, length) for task, length in zip(tasks, lengths, strict=True)] for _ in range(repeats)]
+    return [median(own) / length for own, length in zip(zip(*times, strict=True), lengths, strict=True)]
+
+
+def peak_megabytes(task: Callable[[], Any]) -> float | None:
+    """The most memory this process has resident while `task` runs; None where the system does not tell (not Linux)."""
+    # Not getrusage: its peak cannot be restarted, and a new process inherits that of its parent.
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    task()
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on."""
+    return {
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],  # processes that wanted a core in the last minute: near 0 on an idle machine
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "jax": version("jax"),
+    }
+
+
+def _length(task: Task, seconds: float) -> int:
+    """How many rounds last about `seconds`; everything that a run of that length needs is compiled afterwards."""
+    length = _FIRST
+    while True:
+        task(length)
+        taken = _timed(task, length)
+        if taken >= seconds / 2:
+            return length
+        length = ceil(length * min(_GROWTH, seconds / taken))
+
+
+def _timed(task: Task, rounds: int) -> float:
+    began = time.perf_counter()
+    task(rounds)
+    return time.perf_counter() - began

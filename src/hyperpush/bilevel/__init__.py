@@ -1,0 +1,1 @@
+"""Complete bilevel algorithms, one file each."""

@@ -1,0 +1,6 @@
+"""What each method declares: where it runs, what it estimates and what it sends."""
+
+from hyperpush.estimators.hgp import HGP
+from hyperpush.estimators.state import Declaration
+
+METHODS: dict[str, Declaration] = {method.__name__: method.declares for method in (HGP,)}

@@ -1,0 +1,181 @@
+"""Solve a bilevel problem, ready-made or one's own: train, estimate the hyper-gradient, tune, report."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from hyperpush.config import Config
+from hyperpush.experiments.registry import Experiment
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Inner(Config):
+    """The inner solver."""
+
+    method: Literal["SGP", "DSGD", "FedAvg", "Alone"] = Field(default="SGP", description="Who trains, and how.")
+    steps: Count = Field(default=1000, description="Steps; for FedAvg rounds of one local epoch.")
+    rate: Positive = Field(default=0.5, description="Learning rate.")
+    milestones: tuple[Count, ...] = Field(default=(), description="Steps at which the rate is divided by ten.")
+    batch: Count | None = Field(default=None, description="Mini-batch size; all examples if left out.")
+
+
+class Estimation(Config):
+    """The hyper-gradient's estimator."""
+
+    method: Literal["HGP"] = "HGP"
+    order: Count = Field(default=200, description="Order M of the series.")
+    pushes: Count = Field(default=10, description="Averaging steps S per order.")
+    step: Positive = Field(default=0.5, description="Step size; below 2 over the largest eigenvalue of the Hessian.")
+    batch: Count | None = Field(default=None, description="Mini-batch size; all examples if left out.")
+    averaging: Literal["push", "gossip", "exact"] = "push"
+
+
+class Outer(Config):
+    """The outer optimiser."""
+
+    steps: int = Field(default=10, ge=0, description="Outer steps; 0 only trains.")
+    rate: Positive = Field(default=0.1, description="Adam's rate.")
+    restart: bool = Field(default=True, description="Train from the start before every outer step.")
+
+
+class Solve(Config):
+    """Options of a bilevel run."""
+
+    problem: str = Field(
+        default="logistic", description="logistic, quadratic, or your own module:function of (clients, seed)."
+    )
+    clients: Annotated[int, Field(ge=2)] = 5
+    network: str = Field(default="random-directed", description="Name of the network.")
+    network_options: dict[str, Any] = Field(default={}, description="Options of the network, such as probability.")
+    inner: Inner = Inner()
+    estimator: Estimation = Estimation()
+    outer: Outer = Outer()
+    seed: int = Field(default=0, ge=0, description="Decides the data, the network and every draw.")
+    precision: Literal["float32", "float64"] = "float32"
+
+
+def instance(config: Solve) -> Any:
+    """The problem that the configuration names."""
+    from functools import partial
+
+    from hyperpush.config import load_object
+    from hyperpush.errors import InvalidInput, unknown
+    from hyperpush.problem import Problem
+    from hyperpush.problems.instance import Instance
+    from hyperpush.problems.logistic import logistic
+    from hyperpush.problems.quadratic import quadratic
+
+    known = {"logistic": partial(logistic, log_rates=True), "quadratic": quadratic}
+    if ":" in config.problem:
+        made = load_object(config.problem, "problem")(config.clients, config.seed)
+        if not isinstance(made, tuple) or len(made) != len(Instance._fields) or not isinstance(made[0], Problem):
+            raise InvalidInput("problem", config.problem, f"a function that returns ({', '.join(Instance._fields)})")
+        return Instance(*made)
+    if config.problem not in known:
+        raise unknown("problem", config.problem, [*known, "module:function"])
+    return known[config.problem](config.clients, config.seed)
+
+
+def run_solve(config: Solve, run: Any) -> dict[str, Any]:
+    """Run it and compare the last hyper-gradient with the closed form where that is affordable."""
+    import jax
+    import numpy as np
+    import optax
+
+    from hyperpush import networks
+    from hyperpush.bilevel.pdbo import solve
+    from hyperpush.data.batches import Data
+    from hyperpush.estimators import oracles
+    from hyperpush.estimators.estimate import hypergradient
+    from hyperpush.estimators.hgp import HGP
+    from hyperpush.inner.alone import Alone
+    from hyperpush.inner.dsgd import DSGD
+    from hyperpush.inner.fedavg import FedAvg
+    from hyperpush.inner.sgp import SGP
+    from hyperpush.inner.step import milestones
+    from hyperpush.report.figures import Curve, error_curves, panels
+
+    made = instance(config)
+    network = networks.by_name(config.network, config.clients, **config.network_options)
+    inner = {"SGP": SGP, "DSGD": DSGD, "FedAvg": FedAvg, "Alone": Alone}[config.inner.method](
+        config.inner.steps,
+        milestones(config.inner.rate, config.inner.milestones) if config.inner.milestones else config.inner.rate,
+        batch=config.inner.batch,
+    )
+    chosen = config.estimator
+    estimator = HGP(chosen.order, chosen.pushes, chosen.step, chosen.batch, chosen.averaging)
+    solving_key, checking_key = jax.random.split(jax.random.key(config.seed))
+    with run.progress("outer steps", max(config.outer.steps, 1)) as bar:
+
+        def progress(name: str, done: int, total: int) -> None:
+            if name == "outer":
+                bar.update(done)
+
+        solution = solve(
+            made.problem,
+            network,
+            inner=inner,
+            hypergradient=estimator,
+            outer=optax.adam(config.outer.rate),
+            outer_steps=config.outer.steps,
+            params=made.params,
+            hypers=made.hypers,
+            inner_data=made.inner_data,
+            outer_data=made.outer_data,
+            key=solving_key,
+            restart=config.outer.restart,
+            progress=progress,
+        )
+    found = hypergradient(
+        made.problem,
+        estimator,
+        network,
+        solution.params,
+        solution.hypers,
+        made.inner_data,
+        made.outer_data,
+        checking_key,
+        step=solution.step,
+    )
+    value = flat(found.value)
+    size = sum(leaf[0].size for leaf in jax.tree.leaves(made.params))
+    error = None
+    if size <= 500:
+        truth = oracles.dense(made.problem, solution.params, solution.hypers, Data(made.inner_data, made.outer_data))
+        error = float(np.linalg.norm(value - flat(truth)))
+    costs = [] if solution.outer_costs is None else np.asarray(solution.outer_costs).mean(1).tolist()
+    for number, cost in enumerate(costs):
+        run.record(outer_step=number, outer_cost=cost)
+    if len(costs) > 1:
+        figure, (axes,) = panels()
+        error_curves(
+            axes, [Curve("mean over clients", range(len(costs)), costs)], x_label="outer step", y_label="outer cost"
+        )
+        run.figure("outer-cost", figure)
+    run.save_models("params", solution.params)
+    run.save_models("hypers", solution.hypers)
+    rows = [("outer cost before", costs[0]), ("outer cost after", costs[-1])] if costs else []
+    rows += [("norm of the hyper-gradient", float(np.linalg.norm(value)))]
+    rows += [("its error against the closed form", error)] if error is not None else []
+    rows += [("rounds", solution.rounds), ("numbers sent per client", solution.floats)]
+    run.table(f"{config.problem} on {config.network}", ("quantity", "value"), rows)
+    return {
+        "outer_costs": costs,
+        "hypergradient_norm": float(np.linalg.norm(value)),
+        "hypergradient_error": error,
+        "rounds": solution.rounds,
+        "floats_per_client": solution.floats,
+    }
+
+
+def flat(tree: Any) -> Any:
+    """All numbers of a pytree in one float64 vector."""
+    import jax
+    import numpy as np
+
+    return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)])
+
+
+EXPERIMENT = Experiment("solve", "Solve a bilevel problem, ready-made or your own module:function.", Solve, run_solve)

@@ -1,0 +1,109 @@
+"""Running sums in the simulator, and hostile bytes at a live peer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hyperpush as hp
+from hyperpush.engine import peer, simulate, wire
+from hyperpush.engine.transport import Memory
+from hyperpush.problems.quadratic import quadratic
+from hyperpush.program import Exchange, Repeat
+
+KEY = jax.random.key(11)
+
+
+def receive(state, inbox, ctx):
+    return jax.tree.map(lambda mine, others: inbox.own * mine + others, state, inbox.total)
+
+
+def push_sum(rounds):
+    return Repeat(Exchange(lambda s, ctx: s, receive, conserved=True), rounds, name="push-sum")
+
+
+def test_ten_thousand_faulty_rounds_conserve_mass_and_find_the_mean():
+    with jax.enable_x64(True):
+        network = hp.networks.RandomDirected(20)  # everybody's set of receivers changes in every round
+        values = jnp.asarray(np.random.default_rng(0).normal(size=(20, 3)))
+        faults = hp.Faults(loss=0.3, duplicate=0.1, delay=5)
+        start = (values, jnp.ones(20))
+        outcome = simulate.run(push_sum(10_000), network, start, jnp.zeros((20, 1)), KEY, faults=faults)
+        w, mass = outcome.states
+        (in_flight_w, in_flight_mass) = next(iter(outcome.totals.values())).in_flight()
+        np.testing.assert_allclose(w.sum(0) + in_flight_w, values.sum(0), atol=1e-9)
+        np.testing.assert_allclose(mass.sum() + in_flight_mass, 20, atol=1e-9)
+        np.testing.assert_allclose(w / mass[:, None], np.tile(values.mean(0), (20, 1)), atol=1e-9)
+        assert np.all(mass > 0)
+        assert in_flight_mass > 0.1  # something is always under way: the totals are needed
+
+
+def test_without_faults_declared_nothing_changes():
+    network, start = hp.networks.RandomDirected(5), (jnp.arange(5.0), jnp.ones(5))
+    program = push_sum(30)
+    plain = simulate.run(program, network, start, jnp.zeros((5, 1)), KEY)
+    sums = simulate.run(program, network, start, jnp.zeros((5, 1)), KEY, faults=hp.Faults())
+    np.testing.assert_allclose(sums.states, plain.states, rtol=1e-5)
+
+
+@pytest.mark.parametrize("run", [simulate.run, peer.run], ids=["simulate", "peer"])
+def test_hgp_is_refused_where_messages_get_lost(run):
+    made = quadratic(4, 0)
+    arguments = (made.problem, hp.HGP(100, 10, 0.2), hp.networks.RandomDirected(4), *made[1:], KEY)
+    with pytest.raises(hp.InvalidInput, match=r"faults.*HGP"):
+        hp.hypergradient(*arguments, run=run, faults=hp.Faults(loss=0.3))
+
+
+def mutations(good: bytes) -> list[bytes]:
+    flipped = bytearray(good)
+    flipped[len(good) // 2] ^= 1
+    future = bytearray(good)
+    future[4] = 99
+    return [b"", b"hello", good[:-7], good + b"\0" * 9, bytes(flipped), bytes(future), b"\xff" * 5000]
+
+
+def test_hostile_bytes_do_not_change_a_run():
+    network, program = hp.networks.RandomDirected(4), push_sum(12)
+    start = (jnp.arange(4.0), jnp.ones(4))
+    clean = peer.run(program, network, start, jnp.zeros((4, 1)), KEY)
+    hub = Memory(4, None, None, 30.0)
+    node = peer._number((0,))
+    good = (np.float32(3.0), np.float32(1.0))
+
+    def message(sender, node=node, view=0, weight=0.5, tree=good, step=3):
+        return wire.encode(wire.Header(view, node, step, sender, 0, weight), tree)
+
+    hostile = [
+        *mutations(message(1)),
+        message(2),  # says it is from 2, came from 1
+        message(1, node=123),
+        message(1, view=7),
+        message(1, weight=40.0),
+        message(1, weight=float("nan")),
+        message(1, tree=(np.float32("nan"), np.float32(1.0))),
+        message(1, tree=(np.zeros(3, np.float32), np.float32(1.0))),
+        message(1, tree=(np.float64(1.0), np.float32(1.0))),
+        message(1, tree=[np.float32(1.0)] * 3),
+    ]
+    for payload in hostile:
+        hub.inject(0, 3, 1, payload)
+    hub.inject(0, 5, 1, message(1, step=1))  # well-formed, but of a round long gone
+    outcome = peer.run(program, network, start, jnp.zeros((4, 1)), KEY, hub=hub)
+    np.testing.assert_array_equal(outcome.states, clean.states)
+    assert sum(outcome.rejected.values()) == len(hostile)
+    assert {"wrong-sender", "wrong-node", "wrong-view", "wrong-weight", "not-finite"} <= set(outcome.rejected)
+    assert outcome.late == 1
+
+
+def test_a_peer_that_diverges_ends_the_run_for_all():
+    grow = Exchange(lambda s, ctx: s, lambda s, inbox, ctx: s * 1e10 + inbox.total)
+    with pytest.raises(hp.Diverged, match="growth: left the finite numbers in round"):
+        peer.run(Repeat(grow, 20, name="growth"), hp.networks.FullyConnected(3), jnp.ones(3), jnp.zeros((3, 1)), KEY)
+
+
+def test_a_silent_peer_is_an_error_not_a_hang():
+    network = hp.networks.FullyConnected(3)
+    hub = Memory(3, None, None, 0.5)
+    lonely = peer.Peer(0, network, hub.endpoint(0), KEY)
+    with pytest.raises(hp.HyperpushError, match=r"waiting for senders \[1, 2\]"):
+        lonely.run(push_sum(3), (jnp.ones(()), jnp.ones(())), jnp.zeros(1))

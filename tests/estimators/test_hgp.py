@@ -1,0 +1,173 @@
+"""HGP and the oracles against the closed form of quadratics, which NumPy computes here on its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from wide import float64  # noqa: F401
+
+import hyperpush as hp
+from hyperpush.engine.simulate import evaluate
+from hyperpush.estimators import oracles
+from hyperpush.estimators.estimate import start
+from hyperpush.problems.logistic import logistic
+from hyperpush.problems.quadratic import quadratic
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def solution(hypers, first):
+    """x* = (Σ A_k)^{-1} Σ_k (b_k − C_kᵀ λ_k)."""
+    pull = first["linear"] - np.einsum("nhd,nh->nd", first["coupling"], hypers)
+    return np.linalg.solve(first["hessian"].sum(0), pull.sum(0))
+
+
+def mean_outer_cost(hypers, first, second):
+    x = solution(hypers, first)
+    misfit = second["map"] @ x - second["target"]
+    return np.mean(0.5 * (misfit**2).sum(1) + 0.5 * ((hypers - second["hyper_target"]) ** 2).sum(1))
+
+
+def closed_form(hypers, first, second):
+    """(1/n)∂_λF_i − C_i (Σ A_k)^{-1} (1/n)Σ_j D_jᵀ(D_j x* − e_j)."""
+    n = len(hypers)
+    x = solution(hypers, first)
+    pull = np.einsum("nij,ni->j", second["map"], second["map"] @ x - second["target"]) / n
+    q = np.linalg.solve(first["hessian"].sum(0), pull)
+    return (hypers - second["hyper_target"]) / n - first["coupling"] @ q
+
+
+def setting(clients, seed):
+    problem, _, hypers, first, second = quadratic(clients, seed)
+    first, second = (jax.tree.map(np.asarray, part) for part in (first, second))
+    x = solution(np.asarray(hypers), first)
+    at = jnp.broadcast_to(x, (clients, x.size))
+    truth = closed_form(np.asarray(hypers), first, second)
+    largest = np.linalg.eigvalsh(first["hessian"].mean(0)).max()
+    return problem, at, hypers, first, second, truth, largest
+
+
+def test_the_closed_form_is_the_derivative_of_the_solved_problem():
+    _, _, hypers, first, second, truth, _ = setting(4, 7)
+    hypers, step = np.asarray(hypers), 1e-5
+    for index in np.ndindex(hypers.shape):
+        change = np.zeros_like(hypers)
+        change[index] = step
+        slope = (mean_outer_cost(hypers + change, first, second) - mean_outer_cost(hypers - change, first, second)) / (
+            2 * step
+        )
+        np.testing.assert_allclose(truth[index], slope, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("clients", "seed"), [(2, 0), (5, 1), (12, 2)])
+def test_everything_agrees_on_directed_time_varying_networks(clients, seed):
+    problem, at, hypers, first, second, truth, largest = setting(clients, seed)
+    data = hp.Data(first, second)
+    network = hp.networks.RandomDirected(clients, probability=(0.4, 0.8))
+    assert np.linalg.norm(truth) > 0.1
+    found = hp.hypergradient(
+        problem, hp.HGP(600, 100, 1 / largest), network, at, hypers, first, second, jax.random.key(seed)
+    )
+    for name, value in {
+        "dense": oracles.dense(problem, at, hypers, data),
+        "conjugate gradient": oracles.conjugate_gradient(problem, at, hypers, data),
+        "Neumann": oracles.neumann(problem, at, hypers, data, 600, 1 / largest),
+        "HGP": found.value,
+    }.items():
+        np.testing.assert_allclose(value, truth, rtol=1e-6, atol=1e-6, err_msg=name)
+    assert (found.rounds, found.floats) == (600 * 100, 600 * 100 * 5)
+
+
+def test_minimise_finds_the_solution():
+    problem, at, hypers, first, second, _, _ = setting(5, 3)
+    found = oracles.minimise(problem, jnp.ones_like(at), hypers, hp.Data(first, second))
+    np.testing.assert_allclose(found, at, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "tolerance"),
+    [
+        (hp.networks.FullyConnected(4), {"pushes": 1}, 1e-9),
+        (hp.networks.FullyConnected(4), {"pushes": 1, "averaging": "gossip"}, 1e-9),
+        (hp.networks.RandomDirected(4), {"pushes": 1, "averaging": "exact"}, 1e-9),
+        (hp.networks.StaticUndirected(4, mixing="fastest-mixing"), {"pushes": 60, "averaging": "gossip"}, 1e-8),
+        (hp.networks.RandomUndirected(4), {"pushes": 100, "averaging": "gossip"}, 1e-8),
+        (hp.networks.RandomDirected(4), {"pushes": 100, "keep_mass": True}, 1e-8),
+        (hp.networks.RandomDirected(4), {"pushes": 100, "two_batches": True}, 1e-8),
+    ],
+    ids=["complete", "complete-gossip", "exact", "fastest-mixing", "random-gossip", "kept-mass", "two-batches"],
+)
+def test_every_variant_converges_to_the_truth(network, options, tolerance):
+    problem, at, hypers, first, second, truth, largest = setting(4, 5)
+    estimator = hp.HGP(order=400, step=1 / largest, **options)
+    found = hp.hypergradient(problem, estimator, network, at, hypers, first, second, jax.random.key(1))
+    np.testing.assert_allclose(found.value, truth, rtol=tolerance, atol=tolerance)
+
+
+def test_few_pushes_leave_a_bias():
+    """The guard of the tests above: they would notice an average that is not one."""
+    problem, at, hypers, first, second, truth, largest = setting(4, 5)
+    network = hp.networks.RandomDirected(4)
+
+    def error(pushes):
+        estimator = hp.HGP(400, pushes, 1 / largest)
+        found = hp.hypergradient(problem, estimator, network, at, hypers, first, second, jax.random.key(1))
+        return np.linalg.norm(found.value - truth)
+
+    errors = [error(pushes) for pushes in (1, 4, 16)]
+    assert errors[0] > 1e-2 > 1e-3 > errors[2]
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_order_zero_is_the_direct_gradient():
+    problem, at, hypers, first, second, _, _ = setting(3, 2)
+    found = hp.hypergradient(
+        problem, hp.HGP(0, 1, 1.0), hp.networks.FullyConnected(3), at, hypers, first, second, jax.random.key(0)
+    )
+    np.testing.assert_allclose(found.value, (hypers - second["hyper_target"]) / 3)
+    assert found.rounds == 0
+
+
+def test_mini_batches_are_unbiased_and_noisy():
+    problem, params, hypers, inner, outer = logistic(3, 0, examples=30)
+    network = hp.networks.FullyConnected(3)  # nothing but the batches is random
+    states, data = start(params + 0.3, hypers), hp.Data(inner, outer)
+    keys = jax.random.split(jax.random.key(9), 3000)
+
+    def value(estimator, key):
+        return evaluate(estimator.program(problem), network, states, data, key)[0].value
+
+    draws = jax.jit(jax.vmap(lambda key: value(hp.HGP(15, 1, 1.0, batch=5), key)))(keys)
+    truth = value(hp.HGP(15, 1, 1.0), keys[0])
+    spread = draws.std(0)
+    assert np.all(spread > 1e-5)
+    assert np.all(np.abs(draws.mean(0) - truth) < 4.5 * spread / np.sqrt(len(keys)))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"order": -1, "pushes": 1, "step": 1.0}, "HGP.order"),
+        ({"order": 1, "pushes": 0, "step": 1.0}, "HGP.pushes"),
+        ({"order": 1, "pushes": 1, "step": 0.0}, "HGP.step"),
+        ({"order": 1, "pushes": 1, "step": 1.0, "batch": 0}, "HGP.batch"),
+    ],
+)
+def test_bad_options_name_the_field(options, field):
+    with pytest.raises(hp.InvalidInput, match=field):
+        hp.HGP(**options)
+
+
+def test_a_step_that_diverges_is_reported_with_its_round():
+    problem, at, hypers, first, second, _, _ = setting(3, 2)
+    with pytest.raises(hp.Diverged, match="HGP: left the finite numbers in round") as caught:
+        hp.hypergradient(
+            problem, hp.HGP(2000, 1, 9.0), hp.networks.FullyConnected(3), at, hypers, first, second, jax.random.key(0)
+        )
+    # In float64 growth by |1 − 9λ| per round takes hundreds of rounds; the same run shorter is still finite.
+    short = hp.HGP(caught.value.round - 1, 1, 9.0)
+    found = hp.hypergradient(
+        problem, short, hp.networks.FullyConnected(3), at, hypers, first, second, jax.random.key(0)
+    )
+    assert np.all(np.isfinite(found.value))
+    assert caught.value.round > 50

@@ -1,0 +1,98 @@
+"""Bilevel runs from the command line: built-in problems, a user's own, and everything that can be asked for wrongly."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+FAST = ("-s", "inner.steps=60", "-s", "estimator.order=30", "-s", "estimator.pushes=3", "-s", "outer.steps=3")
+
+
+def hyperpush(*arguments, cwd):
+    done = subprocess.run(
+        [sys.executable, "-c", "from hyperpush.cli import main; main()", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+OWN = """
+import jax.numpy as jnp
+import hyperpush as hp
+
+
+def inner(x, hyper, batch):
+    return jnp.mean((x - batch) ** 2) / 2 + jnp.sum(hyper * x)
+
+
+def outer(x, hyper, batch):
+    return jnp.mean((x - batch) ** 2) / 2
+
+
+def mine(clients, seed):
+    rows = jnp.arange(clients * 4.0).reshape(clients, 4)
+    return hp.Problem(inner, outer), jnp.zeros((clients,)), jnp.zeros((clients,)), rows, rows + 1
+
+
+def wrong(clients, seed):
+    return 3
+"""
+
+
+def test_a_problem_of_ones_own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "run.toml").write_text(
+        'experiment = "solve"\nproblem = "own:mine"\nclients = 3\nnetwork = "fully-connected"\n[outer]\nsteps = 40\nrate = 0.2\n'
+        "[inner]\nsteps = 200\nrate = 0.3\n[estimator]\norder = 60\n"
+    )
+    code, out, err = hyperpush("run", "run.toml", "--json", "--out", "done", cwd=tmp_path)
+    assert code == 0, err
+    result = json.loads(out)
+    # The mean of the inner data is 5.5, that of the outer data 6.5: x* = 5.5 − mean λ, and all λ go to −1.
+    assert result["outer_costs"][0] - result["outer_costs"][-1] == pytest.approx(0.5, abs=0.02)
+    assert result["hypergradient_error"] < 1e-4
+    assert (tmp_path / "done" / "figures" / "outer-cost.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "error-studdy"), ("experiment", "error-studdy", "error-study")),
+        (("run", "solve", "-s", "outter.steps=3"), ("outter", "outer")),
+        (("run", "solve", "-s", "network=random-directd"), ("network", "random-directd", "random-directed")),
+        (("run", "solve", "-s", "problem=logistc"), ("problem", "logistc", "logistic")),
+        (("run", "solve", "-s", "estimator.method=HPG"), ("estimator.method", "HPG", "HGP")),
+        (("run", "solve", "-s", "inner.steps=many"), ("inner.steps", "many")),
+        (("run", "solve", "-s", "inner.rate=-1"), ("inner.rate", "-1", "greater than 0")),
+        (("run", "solve", "-s", "network_options.probability=1.5"), ("probability", "1.5")),
+        (("run", "solve", "-s", "network_options.probability=0"), ("probability", "1, 2, 3, 4", "reached")),
+        (("run", "solve", "-s", "network_options.probabilty=0.5"), ("probabilty", "probability")),
+        (("run", "solve", "-s", "inner.method=DSGD"), ("random-directed", "gossip")),
+        (("run", "solve", "-s", "problem=nowhere:f"), ("problem", "nowhere")),
+        (("run", "solve", "-s", "problem=own:wrong"), ("problem", "own:wrong")),
+        (("run", "solve", "-s", "inner.rate=1e4"), ("SGP", "finite", "round")),
+        (("run", "solve", *FAST, "-s", "estimator.step=1e9"), ("HGP", "finite", "round")),
+        (("bench", "round"), ("round", "rounds")),
+        (("run", "missing.toml"), ("missing.toml",)),
+    ],
+    ids=lambda value: " ".join(value[1:]) if value[0] in ("run", "bench") else "",
+)
+def test_mistakes_end_in_one_clear_line(arguments, words, tmp_path, capsys, monkeypatch):
+    from hyperpush import cli
+
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    out, err = capsys.readouterr()
+    assert caught.value.code == 2
+    assert out == ""
+    (line,) = [line for line in err.splitlines() if line.strip()]
+    assert line.startswith("error: ")
+    assert all(word in line for word in words), line
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["own.py"]

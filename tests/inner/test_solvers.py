@@ -1,0 +1,172 @@
+"""Every inner solver against the same iteration written with NumPy, and against known solutions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from wide import float64  # noqa: F401
+
+import hyperpush as hp
+from hyperpush.engine import keys, simulate
+from hyperpush.estimators import oracles
+from hyperpush.inner.step import Trained
+from hyperpush.problems.quadratic import quadratic
+
+pytestmark = pytest.mark.usefixtures("float64")
+KEY = jax.random.key(2)
+
+
+def train(solver, network, made, data=None):
+    data = data or hp.Data(made.inner_data, made.outer_data)
+    return simulate.run(solver.program(made.problem), network, Trained(made.params, made.hypers), data, KEY).states
+
+
+def gradients(x, made):
+    """∇f_i of the quadratics: A_i x_i − b_i + C_iᵀ λ_i."""
+    first, hypers = jax.tree.map(np.asarray, (made.inner_data, made.hypers))
+    return (
+        np.einsum("nij,nj->ni", first["hessian"], x)
+        - first["linear"]
+        + np.einsum("nhd,nh->nd", first["coupling"], hypers)
+    )
+
+
+def matrices(network, steps, weights):
+    return [np.asarray(hp.networks.matrix(network, keys.network_key(KEY), t, weights)) for t in range(steps)]
+
+
+@pytest.mark.parametrize("order", ["gradient-first", "gradient-after"])
+def test_sgp_is_its_equation(order):
+    made, network = quadratic(5, 0), hp.networks.RandomDirected(5)
+    z, mass = np.asarray(made.params), np.ones(5)
+    schedule = [0.1] * 20 + [0.01] * 10
+    for push, rate in zip(matrices(network, 30, "push"), schedule, strict=True):
+        move = -rate * gradients(z / mass[:, None], made)
+        z = push @ (z + move) if order == "gradient-first" else push @ z + move
+        mass = push @ mass
+    found = train(hp.SGP(30, hp.milestones(0.1, (20,)), order), network, made)
+    np.testing.assert_allclose(found.params, z / mass[:, None], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", ["gradient-first", "gradient-after"])
+def test_dsgd_is_its_equation(order):
+    made, network = quadratic(6, 1), hp.networks.Ring(6)
+    x = np.asarray(made.params)
+    for mix in matrices(network, 25, "gossip"):
+        move = -0.1 * gradients(x, made)
+        x = mix @ (x + move) if order == "gradient-first" else mix @ x + move
+    found = train(hp.DSGD(25, 0.1, order), network, made)
+    np.testing.assert_allclose(found.params, x, rtol=1e-10, atol=1e-12)
+
+
+def test_sgp_with_falling_rate_reaches_the_consensus_solution():
+    made, network = quadratic(5, 3), hp.networks.RandomDirected(5)
+    solver = hp.SGP(20_000, lambda step: 0.1 / (1 + 0.05 * step))
+    found = train(solver, network, made).params
+    truth = oracles.minimise(made.problem, made.params, made.hypers, hp.Data(made.inner_data, made.outer_data))
+    assert np.abs(truth).max() > 0.1
+    np.testing.assert_allclose(found, truth, atol=2e-3)
+
+
+def test_sgp_on_the_complete_network_is_a_fedavg_step():
+    made, network = quadratic(4, 2), hp.networks.FullyConnected(4)
+    pushed = train(hp.SGP(10, 0.1), network, made).params
+    averaged = train(hp.FedAvg(10, 0.1, weighted=False), network, made).params
+    np.testing.assert_allclose(pushed, averaged, rtol=1e-12)
+    assert np.abs(pushed).max() > 0.1
+
+
+def test_alone_is_gradient_descent_without_messages():
+    made, network = quadratic(3, 4), hp.networks.FullyConnected(3)
+    x = np.asarray(made.params)
+    for _ in range(15):
+        x = x - 0.1 * gradients(x, made)
+    np.testing.assert_allclose(train(hp.Alone(15, 0.1), network, made).params, x, rtol=1e-10)
+
+
+def test_what_clients_observe_is_what_the_network_did():
+    made, network = quadratic(4, 0), hp.networks.RandomDirected(4)
+    links = train(hp.SGP(40, 0.05, observe=True), network, made).links
+    pushes = matrices(network, 40, "push")
+    mass, masses = np.ones(4), []
+    for push in pushes:
+        masses.append(mass)
+        mass = push @ mass
+    np.testing.assert_allclose(links.sent, np.mean(pushes, axis=0).T, rtol=1e-10)
+    np.testing.assert_allclose(links.heard, np.mean([push > 0 for push in pushes], axis=0), rtol=1e-10)
+    np.testing.assert_allclose(links.mass, np.mean(masses, axis=0), rtol=1e-10)
+
+
+def mean_problem():
+    """f(x) = mean ½(x − example)²: an epoch of SGD on it is easy to follow by hand."""
+
+    def inner(params, hyper, batch):
+        values = 0.5 * (params - (batch.examples if isinstance(batch, hp.Batch) else batch)) ** 2
+        return batch.mean(values) if isinstance(batch, hp.Batch) else jnp.mean(values)
+
+    return hp.Problem(inner, inner)
+
+
+def test_fedavg_weighs_clients_by_their_data():
+    problem, owned = mean_problem(), [np.arange(3.0), np.arange(10.0, 11.0)]
+    data = hp.Data(hp.ragged(owned), hp.ragged(owned))
+    start = Trained(jnp.zeros(2), jnp.zeros((2, 1)))
+    network = hp.networks.FullyConnected(2)
+    found = simulate.run(hp.FedAvg(1, 1.0).program(problem), network, start, data, KEY).states.params
+    # A full step lands on each client's mean, 1 and 10; they weigh 3 and 1.
+    np.testing.assert_allclose(found, [3.25, 3.25])
+
+
+def test_a_ragged_epoch_visits_every_example_once():
+    """With batches of one and rates 1/(k+1) the iterate is the mean of the examples seen so far."""
+    problem, owned = mean_problem(), [np.array([5.0, 1.0, 3.0]), np.array([2.0, 4.0, 6.0, 8.0, 10.0]), np.array([7.0])]
+    data = hp.Data(hp.ragged(owned), hp.ragged(owned))
+    start = Trained(jnp.zeros(3), jnp.zeros((3, 1)))
+    solver = hp.FedAvg(1, lambda step: 1 / (step + 1), batch=1, weighted=False)
+    network = hp.networks.FullyConnected(3)
+    found = simulate.run(solver.program(problem), network, start, data, KEY).states.params
+    np.testing.assert_allclose(found, np.full(3, np.mean([np.mean(own) for own in owned])))
+
+
+def test_mini_batch_gradients_are_unbiased_on_ragged_data():
+    problem, owned = mean_problem(), [np.arange(3.0), np.arange(20.0, 27.0)]
+    data = hp.Data(hp.ragged(owned), hp.ragged(owned))
+    start = Trained(jnp.zeros(2), jnp.zeros((2, 1)))
+    network = hp.networks.FullyConnected(2)
+
+    def once(key):
+        return simulate.evaluate(hp.Alone(1, 1.0, batch=2).program(problem), network, start, data, key)[0].params
+
+    draws = jax.jit(jax.vmap(once))(jax.random.split(KEY, 4000))
+    spread = draws.std(0)
+    assert np.all(spread > 0.1)
+    assert np.all(np.abs(draws.mean(0) - np.array([1.0, 23.0])) < 4.5 * spread / np.sqrt(4000))
+    # Two of seven without replacement: the mean of two has variance σ²/2 · (7 − 2)/(7 − 1).
+    np.testing.assert_allclose(spread[1] ** 2, 4 / 2 * 5 / 6, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: hp.SGP(-1, 0.1), "SGP.steps"),
+        (lambda: hp.SGP(1, 0.0), "rate"),
+        (lambda: hp.DSGD(1, 0.1, batch=0), "batch"),
+        (lambda: hp.FedAvg(1, 0.1, epochs=0), "FedAvg.epochs"),
+    ],
+)
+def test_bad_options_name_the_field(make, field):
+    with pytest.raises(hp.InvalidInput, match=field):
+        make()
+
+
+def test_a_rate_that_diverges_is_reported_with_its_round():
+    made, network = quadratic(3, 0), hp.networks.RandomDirected(3)
+    with pytest.raises(hp.Diverged, match="SGP: left the finite numbers in round") as caught:
+        train(hp.SGP(3000, 30.0), network, made)
+    finite = train(hp.SGP(caught.value.round - 1, 30.0), network, made)
+    assert np.all(np.isfinite(finite.params))
+
+
+def test_gossip_on_a_directed_network_is_refused():
+    with pytest.raises(hp.InvalidInput, match="random-directed"):
+        train(hp.DSGD(5, 0.1), hp.networks.RandomDirected(3), quadratic(3, 0))
