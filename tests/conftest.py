@@ -8,6 +8,13 @@ from pathlib import Path
 
 # JAX and matplotlib read these when they are first imported.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+# Tests compile much and run little: let LLVM spend less on it.
+os.environ["XLA_FLAGS"] = " ".join(
+    (
+        "--xla_force_host_platform_device_count=4",
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+    )
+)
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["HYPERPUSH_CACHE"] = str(Path(__file__).parents[1] / ".pytest_cache" / "jax")

@@ -1,5 +1,7 @@
 """Each family has the links it promises, and refuses what it cannot build."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import networkx as nx
@@ -13,10 +15,15 @@ from hyperpush.networks.checks import probability_range, whole
 KEY = jax.random.key(0)
 
 
+@partial(jax.jit, static_argnames="weights")
+def matrix(network, step, weights):
+    return networks.matrix(network, KEY, step, weights)
+
+
 def sends(network, step: int = 0) -> np.ndarray:
     """True at [j, i] where j sends to i."""
-    ones = np.asarray(networks.matrix(network, KEY, step, "ones")).T > 0
-    return ones & ~np.eye(network.clients, dtype=bool)
+    received = np.asarray(matrix(network, step, "ones")) > 0
+    return received.T & ~np.eye(network.clients, dtype=bool)
 
 
 def of_graph(graph: nx.Graph) -> np.ndarray:
@@ -55,7 +62,7 @@ def test_one_peer_takes_the_powers_in_turn(n):
 def test_one_peer_averages_exactly_when_n_is_a_power_of_two():
     product = np.eye(8)
     for step in range(5, 8):
-        product = np.asarray(networks.matrix(networks.OnePeerExponential(8), KEY, step)) @ product
+        product = np.asarray(matrix(networks.OnePeerExponential(8), step, "push")) @ product
     np.testing.assert_array_equal(product, np.full((8, 8), 1 / 8))
 
 

@@ -1,5 +1,7 @@
 """What arrives: by matrix, by edges and by hand."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,19 @@ from hyperpush.errors import InvalidInput
 from hyperpush.networks.links import densify
 
 KEY = jax.random.key(0)
+combine = jax.jit(networks.combine, static_argnames=("clients", "reduce"))
+
+
+@partial(jax.jit, static_argnames="weights")
+def links_of(network, step, senders, weights="push"):
+    return network.links(KEY, step, senders, weights)
+
+
+@partial(jax.jit, static_argnames="weights")
+def others(network, step, weights: networks.Weights = "push"):
+    """The mixing matrix without its diagonal."""
+    mixed = networks.matrix(network, KEY, step, weights)
+    return jnp.where(jnp.eye(network.clients, dtype=bool), 0, mixed)
 
 
 def values(n: int, *shape: int) -> np.ndarray:
@@ -24,10 +39,10 @@ def test_edges_and_matrix_agree(k):
 
     @jax.jit
     def mixed(step):
-        links = network.links(KEY, step, jnp.arange(n))
+        links = links_of(network, step, jnp.arange(n))
         assert links.targets is not None
-        both = networks.combine(links, sent, n), networks.combine(densify(links, n), sent, n)
-        return *both, networks.matrix(network, KEY, step) - jnp.diag(links.own)
+        both = combine(links, sent, n), combine(densify(links, n), sent, n)
+        return *both, others(network, step)
 
     for step in range(5):
         by_edges, by_matrix, off_diagonal = mixed(step)
@@ -40,52 +55,54 @@ def test_edges_and_matrix_agree(k):
 def test_blocks_add_up_to_the_whole():
     network = networks.RandomDirected(10)
     sent = values(10, 3)
-    whole = networks.combine(network.links(KEY, 1, jnp.arange(10)), sent, 10)
+    whole = combine(links_of(network, 1, jnp.arange(10)), sent, 10)
     parts = sum(
-        networks.combine(network.links(KEY, 1, jnp.arange(start, start + 5)), sent[start : start + 5], 10)
-        for start in (0, 5)
+        combine(links_of(network, 1, jnp.arange(start, start + 5)), sent[start : start + 5], 10) for start in (0, 5)
     )
     np.testing.assert_allclose(whole, parts, rtol=1e-5)
 
 
-@pytest.mark.parametrize("network", [networks.RandomDirected(12, 0.2), networks.KOut(40, 2)])
+# At odd steps every other client of the trace has nothing to send: its slot is down.
+SILENT = networks.Trace(40, [[(i, (i + 1) % 40) for i in range(40)], [(i, i + 1) for i in range(0, 40, 2)]])
+
+
+@pytest.mark.parametrize("network", [networks.RandomDirected(12, 0.2), networks.KOut(40, 2), SILENT])
 def test_max_takes_the_largest_heard(network):
     n = network.clients
-    links = network.links(KEY, 3, jnp.arange(n), "ones")
+    links = links_of(network, 3, jnp.arange(n), "ones")
     sent = values(n, 2)
-    up = np.asarray(networks.matrix(network, KEY, 3, "ones")) * (1 - np.eye(n)) > 0
+    up = np.asarray(others(network, 3, "ones")) > 0
     expected = np.where(up[:, :, None], sent, -np.inf).max(axis=1)
     assert np.isinf(expected).any(), "the case where nothing is heard must occur"
-    np.testing.assert_array_equal(networks.combine(links, sent, n, "max"), expected)
-    whole = networks.combine(links, np.arange(n, dtype=np.int32), n, "max")
+    np.testing.assert_array_equal(combine(links, sent, n, "max"), expected)
+    whole = combine(links, np.arange(n, dtype=np.int32), n, "max")
     lowest = np.iinfo(np.int32).min
     np.testing.assert_array_equal(whole, np.where(up, np.arange(n), lowest).max(axis=1))
     some = np.arange(n) % 3 == 0
-    np.testing.assert_array_equal(networks.combine(links, some, n, "max"), (up & some).any(axis=1))
+    np.testing.assert_array_equal(combine(links, some, n, "max"), (up & some).any(axis=1))
 
 
-@pytest.mark.parametrize("network", [networks.FullyConnected(20), networks.KOut(40, 2)])
+@pytest.mark.parametrize("network", [networks.FullyConnected(20), networks.KOut(40, 2), SILENT])
 def test_types_of_sums(network):
     n = network.clients
-    links = network.links(KEY, 3, jnp.arange(n), "ones")
-    counted = networks.combine(links, np.ones(n, np.int32), n)
-    expected = np.asarray(networks.matrix(network, KEY, 3, "ones")).sum(axis=1) - 1
+    links = links_of(network, 3, jnp.arange(n), "ones")
+    counted = combine(links, np.ones(n, np.int32), n)
+    expected = np.asarray(others(network, 3, "ones")).sum(axis=1)
     np.testing.assert_array_equal(counted, expected)
-    half = networks.combine(links, jnp.ones((n, 2), jnp.bfloat16), n)
+    half = combine(links, jnp.ones((n, 2), jnp.bfloat16), n)
     assert half.dtype == jnp.bfloat16
     np.testing.assert_array_equal(half, np.stack([expected, expected], axis=1))
 
 
 def test_mixing_by_edges_can_be_differentiated():
     network = networks.KOut(30, 2)
-    links = network.links(KEY, 3, jnp.arange(30))
+    links = links_of(network, 3, jnp.arange(30))
     target = jnp.asarray(values(30, 2))
-    pulled = jax.grad(lambda sent: jnp.sum(networks.combine(links, sent, 30) * target))(jnp.ones((30, 2)))
-    off_diagonal = np.asarray(networks.matrix(network, KEY, 3)) - np.diag(np.asarray(links.own))
-    np.testing.assert_allclose(pulled, off_diagonal.T @ target, atol=1e-5)
+    pulled = jax.grad(lambda sent: jnp.sum(combine(links, sent, 30) * target))(jnp.ones((30, 2)))
+    np.testing.assert_allclose(pulled, np.asarray(others(network, 3)).T @ target, atol=1e-5)
 
 
 def test_unknown_ways_are_refused():
-    links = networks.FullyConnected(3).links(KEY, 0, jnp.arange(3))
+    links = links_of(networks.FullyConnected(3), 0, jnp.arange(3))
     with pytest.raises((InvalidInput, TypeError)):
-        networks.combine(links, jnp.ones(3), 3, "mean")  # pyright: ignore[reportArgumentType]
+        combine(links, jnp.ones(3), 3, "mean")  # pyright: ignore[reportArgumentType]

@@ -30,15 +30,18 @@ def test_a_network_that_never_joins_all_clients_is_refused(build, field, named):
     assert refused.value.field == field
 
 
-def flooded_after(network, start: int, key=None) -> int:
+@jax.jit
+def up(network, step):
+    return networks.matrix(network, jax.random.key(0), step, "ones") > 0
+
+
+def flooded_after(network, start: int) -> int:
     """Rounds until everybody knows what each client knew at a step, by matrix products."""
-    key = jax.random.key(0) if key is None else key
-    up = jax.jit(lambda step: networks.matrix(network, key, step, "ones") > 0)
     knows = np.eye(network.clients, dtype=bool)
     for rounds in itertools.count():
         if knows.all():
             return rounds
-        knows = np.asarray(up(start + rounds)) @ knows
+        knows = np.asarray(up(network, start + rounds)) @ knows
     raise AssertionError
 
 

@@ -7,6 +7,7 @@ from multiprocessing import get_context
 from typing import Any
 
 LINKS = 3  # k
+FEW = 12  # clients: enough for their messages to be mixed by edges, as those of many are
 ROUNDS = 2  # enough to see the peak, which does not grow with the number of rounds
 
 

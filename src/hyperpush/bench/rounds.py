@@ -25,7 +25,7 @@ class Rounds(Config):
     inputs: Count = Field(
         default=10_000, description="Input numbers per client there at most: wide problems have fewer examples."
     )
-    growth_clients: tuple[Annotated[int, Field(ge=4)], ...] = Field(
+    growth_clients: tuple[Annotated[int, Field(ge=12)], ...] = Field(
         default=(100, 1_000, 10_000, 100_000), description="Numbers of clients on k-out graphs, from few to many."
     )
     growth_width: Pair = Field(default=6, description="Number of parameters there.")
@@ -110,8 +110,8 @@ def _grow(config: Rounds, run: Any) -> list[dict[str, Any]]:
     options = (config.growth_width, config.growth_examples, config.seed, config.seconds, config.repeats)
     measured = []
     with run.progress("growth", 1 + len(config.growth_clients)) as bar:
-        # What every process holds, whatever the number of clients: the smallest network there is.
-        _, base = growth.alone(growth.LINKS + 1, *options)
+        # What every process holds, however few its clients.
+        _, base = growth.alone(growth.FEW, *options)
         bar.advance()
         for clients in config.growth_clients:
             measured.append(growth.alone(clients, *options))

@@ -203,8 +203,9 @@ class Walk:
         if deep or recorded or contains(node.body, lambda n: isinstance(n, Server) and n.host):
             return self.iterate(node, carry, key, round, path)
         record = self.recorders.get(node.name)
-        rows = min(max(node.at_most // self.every, 1), RECORDS_PER_CHUNK)
-        done, length, ended = 0, FIRST_CHUNK if node.times is None else node.at_most, False
+        rows, done, length, ended = max(node.at_most // self.every, 1), 0, node.at_most, False
+        if node.times is None:  # otherwise one chunk: the number of times is read where the loop starts
+            rows, length = min(rows, RECORDS_PER_CHUNK), FIRST_CHUNK
         while done < node.at_most and not ended:
             stop = min(done + length, node.at_most)
             if record is not None:  # start every chunk on a whole number of records, and keep within the buffer

@@ -7,7 +7,7 @@ fit is counted and dropped. On links that lose messages, conserved quantities tr
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,20 @@ from hyperpush.program import (
 )
 
 SERVER = 0  # the peer that plays the server
+
+
+_compiling = threading.RLock()
+_compiled: set[Any] = set()
+
+
+def _shared(what: Any, call: Callable[[], Any]) -> Any:
+    """`call()`, the first time for `what` by one thread alone: peers of one process wait for it to compile, once."""
+    if what in _compiled:
+        return call()
+    with _compiling:
+        result = call()
+        _compiled.add(what)
+        return result
 
 
 @eqx.filter_jit
@@ -145,7 +159,7 @@ class Peer:
     def _apply(self, f, address: tuple[int, ...], round: int, *args: PyTree) -> Any:
         parts = tuple(jnp.asarray(part, jnp.uint32) for part in address)
         me, round_ = jnp.asarray(self.client, jnp.int32), jnp.asarray(round, jnp.int32)
-        return _leaf(f, args, me, self.network.clients, round_, self.key, parts, self._data)
+        return _shared(f, lambda: _leaf(f, args, me, self.network.clients, round_, self.key, parts, self._data))
 
     def _walk(self, node: Node, state: PyTree, round: int, address: tuple[int, ...], path: Path) -> PyTree:
         if isinstance(node, Local):
@@ -256,7 +270,11 @@ class Peer:
 
     def _links(self, weights: Weights) -> tuple[np.ndarray, ...]:
         step, me = jnp.asarray(self.step, jnp.int32), jnp.asarray(self.client, jnp.int32)
-        return tuple(np.asarray(part) for part in _schedule(self.network, self.key, step, me, weights))
+        found = _shared(
+            (type(self.network), self.network.clients, weights),
+            lambda: _schedule(self.network, self.key, step, me, weights),
+        )
+        return tuple(np.asarray(part) for part in found)
 
     def _tick(self, path: Path) -> None:
         self.step += 1

@@ -102,7 +102,11 @@ class Slice(eqx.Module):
         def contribution(v):
             return pad(jnp.tensordot(columns, v, 1, precision=jax.lax.Precision.HIGHEST), self.padded, 0)
 
-        return jax.tree.map(lambda v: self.scattered(contribution, v), values)
+        # Nothing reaches padding clients: they keep what they have.
+        real = self.real()
+        return jax.tree.map(
+            lambda v: jnp.where(real.reshape(-1, *(1,) * (v.ndim - 1)), self.scattered(contribution, v), v), values
+        )
 
     def scattered(self, contribution, v: Array) -> Array:
         """Sum of all devices' contributions, each device keeping its own clients' rows."""
@@ -122,14 +126,14 @@ class Slice(eqx.Module):
 
     def mean(self, values: PyTree) -> PyTree:
         def one(v):
-            shape = (-1,) + (1,) * (v.ndim - 1)
-            total = jax.lax.psum(jnp.sum(jnp.where(self.real().reshape(shape), v, 0), axis=0, keepdims=True), AXIS)
+            real = self.real().reshape(-1, *(1,) * (v.ndim - 1))
+            total = jax.lax.psum(jnp.sum(jnp.where(real, v, 0), axis=0, keepdims=True), AXIS)
             return jnp.broadcast_to(total / self.clients, v.shape)
 
         return jax.tree.map(one, values)
 
     def max(self, values: Array) -> Array:
-        # Padding clients must not decide: give them the value of the block's first client, or the smallest.
+        # Padding clients must not decide.
         return jax.lax.pmax(jnp.max(jnp.where(self.real(), values, smallest(values.dtype))), AXIS)
 
     def any(self, flags: Bool[Array, " b"]) -> Bool[Array, ""]:

@@ -168,6 +168,7 @@ def run_error_study(config: ErrorStudy, run: Any) -> dict[str, Any]:
         (axes[1], step_rows, "distance", "distance of the inner solution"),
     ):
         if points:
+            points = sorted(points, key=lambda point: point[x])
             curve = Curve(
                 f"S = {config.trend_pushes}",
                 [p[x] for p in points],
@@ -175,18 +176,16 @@ def run_error_study(config: ErrorStudy, run: Any) -> dict[str, Any]:
                 [p["error_std"] for p in points],
             )
             error_curves(axis, [curve], x_label=label, y_label="error of the hyper-gradient", log_x=True)
+    axes[0].set_xticks(config.trend_batches, labels=[str(batch) for batch in config.trend_batches])
+    axes[0].minorticks_off()
     run.figure("trends", figure)
     run.save_models("inner-solution", at)
 
     run.table(
-        f"error of the hyper-gradient (true norm {true_norm:.4g}), mean ± sd of {config.runs} runs",
+        f"error of the hyper-gradient, mean of {config.runs} runs; true norm {true_norm:.4g}",
         ("batch", "pushes", *(f"order {m}" for m in wanted)),
         [
-            (
-                batch,
-                pushes,
-                *(f"{r['error_mean']:.2e} ± {r['error_std']:.0e}" for r in rows if picked(r, batch, pushes)),
-            )
+            (batch, pushes, *(f"{r['error_mean']:.1e}" for r in rows if (r["batch"], r["pushes"]) == (batch, pushes)))
             for batch in config.batches
             for pushes in config.pushes
         ],
@@ -201,10 +200,6 @@ def run_error_study(config: ErrorStudy, run: Any) -> dict[str, Any]:
         "inner_distance": float(np.linalg.norm(at - solution)),
         "inner_effect": float(np.linalg.norm(truth_here - truth)),
     }
-
-
-def picked(row: dict[str, Any], batch: int, pushes: int) -> bool:
-    return row["batch"] == batch and row["pushes"] == pushes
 
 
 EXPERIMENT = Experiment(

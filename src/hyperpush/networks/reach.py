@@ -70,9 +70,9 @@ def random_flood(network: Network, stall: float) -> int:
     """Rounds in which any flood over random links reaches all, but for a probability of about 1e-9.
 
     The longest of 8 simulated floods from up to 64 clients, with fixed keys, gives the typical time. Beyond it a flood
-    survives another round only if no link crosses the boundary of those who know; the worst boundary is one client
-    alone, which nobody crosses with probability `stall`. Of n² pairs (start, end) none should survive m more rounds:
-    n² stall^m ≤ 1e-9.
+    survives another round only if no link crosses the boundary of those who know. Where every pair can be linked, the
+    least crossed boundary is that around one client, which is not crossed with probability `stall`. Of n² pairs
+    (start, end) none should survive m more rounds: n² stall^m ≤ 1e-9. An estimate: it assumes that stalls add up.
     """
     if network.clients == 1:
         return 0
