@@ -51,19 +51,27 @@ class Exchange(eqx.Module):
     """One round: everybody sends one message over the network's live links, then takes in what arrived.
 
     `weights` says who weighs a message: the sender (`"push"`, column-stochastic), both (`"gossip"`, doubly
-    stochastic), nobody (`"ones"`), or the receiver, by a function of its state that returns one weight per sender.
+    stochastic), nobody (`"ones"`), or the receiver: as much as it pushes to that sender (`"reverse"`), or by a function
+    of its state that returns one weight per sender.
     `conserved` marks messages whose sum over clients must survive loss (push-sum mass): on a faulty network they
     travel as running sums per link, so that nothing is lost for good.
     """
 
     send: Callable[[State, Context], Message] = eqx.field(static=True)
     receive: Callable[[State, Inbox, Context], State] = eqx.field(static=True)
-    weights: Literal["push", "gossip", "ones"] | Callable[[State, Context], Float[Array, " n"]] = eqx.field(
+    weights: Literal["push", "gossip", "ones", "reverse"] | Callable[[State, Context], Float[Array, " n"]] = eqx.field(
         static=True, default="push"
     )
     reduce: Literal["sum", "max"] = eqx.field(static=True, default="sum")
     conserved: bool = eqx.field(static=True, default=False)
     observe: bool = eqx.field(static=True, default=False)
+
+    @property
+    def link_weights(self) -> Literal["push", "gossip", "ones"]:
+        """The weights to ask the network for."""
+        if callable(self.weights):
+            return "ones"
+        return "push" if self.weights == "reverse" else self.weights
 
     def __check_init__(self):
         if self.conserved and (self.weights != "push" or self.reduce != "sum"):

@@ -46,8 +46,8 @@ def wrong(clients, seed):
 def test_a_problem_of_ones_own(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "run.toml").write_text(
-        'experiment = "solve"\nproblem = "own:mine"\nclients = 3\nnetwork = "fully-connected"\n[outer]\nsteps = 40\nrate = 0.2\n'
-        "[inner]\nsteps = 200\nrate = 0.3\n[estimator]\norder = 60\n"
+        'experiment = "solve"\nproblem = "own:mine"\nclients = 3\nnetwork = "fully-connected"\n'
+        "[outer]\nsteps = 40\nrate = 0.2\n[inner]\nsteps = 200\nrate = 0.3\n[estimator]\norder = 60\n"
     )
     code, out, err = hyperpush("run", "run.toml", "--json", "--out", "done", cwd=tmp_path)
     assert code == 0, err

@@ -107,6 +107,8 @@ def _grow(config: Rounds, run: Any) -> list[dict[str, Any]]:
     from hyperpush.bench import growth
     from hyperpush.report.figures import panels
 
+    if not config.growth_clients:
+        return []
     options = (config.growth_width, config.growth_examples, config.seed, config.seconds, config.repeats)
     measured = []
     with run.progress("growth", 1 + len(config.growth_clients)) as bar:
@@ -119,21 +121,20 @@ def _grow(config: Rounds, run: Any) -> list[dict[str, Any]]:
     rows = growth.rows(config.growth_clients, measured, base)
     for row in rows:
         run.record(**row)
-    if rows:
-        run.table(f"SGP on {growth.LINKS}-out graphs", list(rows[0]), [list(row.values()) for row in rows])
-        figure, axes = panels(2)
-        labels = {"microseconds": "µs per SGP round", "peak_megabytes": "peak memory in MB"}
-        for axis, (name, label) in zip(axes, labels.items(), strict=True):
-            known = [(row["clients"], row[name]) for row in rows if row[name]]
-            if known:
-                x, y = zip(*known, strict=True)
-                axis.loglog(x, y, marker="o", label="measured")
-                # Through the largest size, because fixed costs hide the slope at small ones.
-                axis.loglog(x, [y[-1] * n / x[-1] for n in x], linestyle=":", color="gray", label="linear")
-                axis.legend()
-            axis.set_xlabel("clients")
-            axis.set_ylabel(label)
-        run.figure("growth", figure)
+    run.table(f"SGP on {growth.LINKS}-out graphs", list(rows[0]), [list(row.values()) for row in rows])
+    figure, axes = panels(2)
+    labels = {"microseconds": "µs per SGP round", "peak_megabytes": "peak memory in MB"}
+    for axis, (name, label) in zip(axes, labels.items(), strict=True):
+        known = [(row["clients"], row[name]) for row in rows if row[name]]
+        if known:
+            x, y = zip(*known, strict=True)
+            axis.loglog(x, y, marker="o", label="measured")
+            # Through the largest size, because fixed costs hide the slope at small ones.
+            axis.loglog(x, [y[-1] * n / x[-1] for n in x], linestyle=":", color="gray", label="linear")
+            axis.legend()
+        axis.set_xlabel("clients")
+        axis.set_ylabel(label)
+    run.figure("growth", figure)
     return rows
 
 

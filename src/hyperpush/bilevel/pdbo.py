@@ -15,9 +15,10 @@ from hyperpush.data.batches import Data, everything
 from hyperpush.engine import simulate
 from hyperpush.engine.compiled import Outcome
 from hyperpush.errors import InvalidInput
-from hyperpush.estimators.estimate import Estimator, program_of
+from hyperpush.estimators.estimate import Estimator
 from hyperpush.estimators.state import Hyper
 from hyperpush.inner.step import Solver, Trained
+from hyperpush.inner.train import program_of
 from hyperpush.networks import Network
 from hyperpush.problem import Problem, check
 from hyperpush.program import Local, Node, Repeat, Sequence, Within

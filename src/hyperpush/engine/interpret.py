@@ -200,8 +200,7 @@ class Interpreter(eqx.Module):
     def exchange(self, node: Exchange, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
         clock = carry.clock
         message = self.apply(node.send, key, round, carry.states)
-        kind = "ones" if callable(node.weights) else node.weights
-        links = self.links(clock.step, kind)
+        links = self.links(clock.step, node.link_weights)
         own, totals = links.own, carry.totals
         if self.faults is not None and node.conserved:
             total, edges = lossy.push(totals[path], links, self.fates(clock.step), message, clock.step)
@@ -209,12 +208,15 @@ class Interpreter(eqx.Module):
             arrived, _ = self.in_time(links, clock.step)
         else:
             arrived, late = self.in_time(links, clock.step)
-            if not callable(node.weights):
-                total = self.placement.combine(arrived, message, node.reduce)
-            else:
+            if callable(node.weights):
                 weights = self.apply(node.weights, key, round, carry.states)
                 total = self.placement.combine_received(arrived, weights, message, node.reduce)
-                own = jnp.take_along_axis(weights, self.placement.ids()[:, None], axis=1)[:, 0]
+                own = jnp.take_along_axis(weights, self.placement.ids()[:, None], axis=1, mode="clip")[:, 0]
+            elif node.weights == "reverse":
+                weights = dense_rows(links, self.network.clients)
+                total = self.placement.combine_received(arrived, weights, message, node.reduce)
+            else:
+                total = self.placement.combine(arrived, message, node.reduce)
         heard = sent = None
         if node.observe:
             heard = self.placement.heard(arrived)

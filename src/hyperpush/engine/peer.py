@@ -214,8 +214,7 @@ class Peer:
     def _exchange(self, node: Exchange, state: PyTree, round: int, address: tuple[int, ...], path: Path) -> PyTree:
         place = self._places[_number(path)]
         message = jax.tree.map(np.asarray, self._apply(node.send, address, round, state))
-        kind = "ones" if callable(node.weights) else node.weights
-        own, weights, to, expected = self._links(kind)
+        own, weights, to, expected = self._links(node.link_weights)
         if place.tolerant:
             flat = np.asarray(ravel_pytree(message)[0], np.float64)
             self._check_finite(flat)
@@ -232,8 +231,10 @@ class Peer:
             heard[[sender for sender, _, _ in arrived]] = True
             if callable(node.weights):
                 mine = np.asarray(self._apply(node.weights, address, round, state))
-                arrived = [(sender, value, mine[sender]) for sender, value, _ in arrived]
+                arrived = [(sender, value, float(mine[sender])) for sender, value, _ in arrived]
                 own = mine[self.client]
+            elif node.weights == "reverse":
+                arrived = [(sender, value, float(weights[sender])) for sender, value, _ in arrived]
             total = _combine(message, arrived, node.reduce)
         self._tick(path)
         inbox = Inbox(total, jnp.asarray(own))
@@ -388,11 +389,13 @@ def run(
     ]
     results: list[PyTree] = [None] * network.clients
     failures: list[BaseException] = []
+    wide = jax.config.read("jax_enable_x64")  # a thread does not inherit what was switched on for a block only
 
     def work(peer: Peer) -> None:
         own_state, own_data = (jax.tree.map(lambda leaf: leaf[peer.client], tree) for tree in (states, data))
         try:
-            results[peer.client] = peer.run(program, own_state, own_data, record)
+            with jax.enable_x64(wide):
+                results[peer.client] = peer.run(program, own_state, own_data, record)
         except BaseException as failure:
             failures.append(failure)
             hub.abort(failure)

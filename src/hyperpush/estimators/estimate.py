@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,10 @@ from jaxtyping import PRNGKeyArray, PyTree
 from hyperpush.data.batches import Data
 from hyperpush.engine import simulate
 from hyperpush.engine.compiled import Outcome, Record
-from hyperpush.estimators.state import Hyper
+from hyperpush.errors import InvalidInput
+from hyperpush.estimators.state import Declaration, Hyper
+from hyperpush.inner.step import LinkEstimates
+from hyperpush.inner.train import program_of
 from hyperpush.networks import Network
 from hyperpush.problem import Problem, check
 from hyperpush.program import Node
@@ -21,6 +23,8 @@ from hyperpush.program import Node
 @runtime_checkable
 class Estimator(Protocol):
     """An estimator: a frozen module whose fields are its options."""
+
+    declares: ClassVar[Declaration]
 
     def program(self, problem: Problem) -> Node:
         """The estimator as a program on `Hyper` states; the client's data are `Data`."""
@@ -38,16 +42,30 @@ class Estimate:
     history: dict[str, PyTree]
 
 
-@lru_cache(maxsize=256)
-def program_of(method: Any, problem: Problem) -> Node:
-    """A method's program for a problem; the same object for the same pair, so that nothing is compiled twice."""
-    return method.program(problem)
-
-
-def start(params: PyTree, hypers: PyTree) -> Hyper:
+def start(params: PyTree, hypers: PyTree, links: LinkEstimates | None = None) -> Hyper:
     """The states that an estimator's program starts from."""
-    params, hypers = (jax.tree.map(jnp.asarray, tree) for tree in (params, hypers))
-    return Hyper(params, hypers, jax.tree.map(jnp.zeros_like, hypers))
+    params, hypers = jax.tree.map(jnp.asarray, (params, hypers))
+    return Hyper(params, hypers, jax.tree.map(jnp.zeros_like, hypers), links)
+
+
+def known_links(network: Network) -> LinkEstimates:
+    """What clients would estimate of their links in the long run, from the network's own description."""
+    means, dtype = network.means(), jnp.zeros(()).dtype
+    return LinkEstimates(*(jnp.asarray(part, dtype) for part in (means.push, means.up.T, means.stationary())))
+
+
+def check_network(estimator: Estimator, network: Network) -> None:
+    """Refuse a network that the estimator cannot use, with the reason and the estimators that would work."""
+    needs = estimator.declares.needs
+    suited = {"any": True, "two-way": network.two_way(), "undirected": not network.directed}
+    if not suited[needs]:
+        from hyperpush.declarations import METHODS
+
+        others = ", ".join(name for name, declared in METHODS.items() if suited[declared.needs])
+        reason = {"two-way": "links that can run both ways", "undirected": "links that run both ways at once"}[needs]
+        raise InvalidInput(
+            "network", network.name, f"{reason}, for {type(estimator).__name__}; here would work: {others}"
+        )
 
 
 def hypergradient(
@@ -60,17 +78,22 @@ def hypergradient(
     outer_data: PyTree,
     key: PRNGKeyArray,
     *,
+    links: LinkEstimates | None = None,
     run: Callable[..., Outcome] = simulate.run,
     record: Mapping[str, Record] | None = None,
     **options: Any,
 ) -> Estimate:
     """Every client's derivative of the mean outer cost by its own hyper-parameters.
 
-    `params`, `hypers` and the data have the clients on axis 0. `run` is the engine (`hp.simulate.run`, `hp.shard.run`);
-    further options go to it (`step`, `batch`, `progress`, …).
+    `params`, `hypers` and the data have the clients on axis 0. `links` is what training with `SGP(observe=True)` saw of
+    the network, for estimators that reverse its links; without it they use the network's true means. `run` is the
+    engine (`hp.simulate.run`, `hp.shard.run`, `hp.peer.run`); further options go to it (`step`, `batch`, …).
     """
     data = jax.tree.map(jnp.asarray, Data(inner_data, outer_data))
     check(problem, params, hypers, data, network.clients)
+    check_network(estimator, network)
+    if links is None and estimator.declares.needs != "any":
+        links = known_links(network)
     program = program_of(estimator, problem)
-    outcome = run(program, network, start(params, hypers), data, key, record=record, **options)
+    outcome = run(program, network, start(params, hypers, links), data, key, record=record, **options)
     return Estimate(outcome.states.value, outcome.rounds, outcome.floats, outcome.step, outcome.history)

@@ -87,5 +87,5 @@ class HGP(eqx.Module):
         return Within(
             Repeat(Sequence(average, Local(multiply)), self.order, name="HGP"),
             enter,
-            leave=lambda before, state, ctx: Hyper(state.params, state.hyper, state.value),
+            leave=lambda before, state, ctx: Hyper(state.params, state.hyper, state.value, before.links),
         )

@@ -1,12 +1,14 @@
 """What every hyper-gradient program starts from and ends with."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
 from hyperpush.data.batches import everything
+from hyperpush.inner.step import LinkEstimates
 from hyperpush.problem import Problem
 from hyperpush.program import Context
 
@@ -20,6 +22,7 @@ class Declaration:
     sends: str
     matrices: bool  # whether it forms or sends Jacobians or Hessians
     paper: str
+    needs: Literal["any", "two-way", "undirected"] = "any"  # what its links must be able to do
 
 
 class Hyper(eqx.Module):
@@ -28,6 +31,7 @@ class Hyper(eqx.Module):
     params: PyTree
     hyper: PyTree
     value: PyTree
+    links: LinkEstimates | None = None  # what the client knows of its links, for estimators that reverse them
 
 
 def shared_gradients(problem: Problem, state: Hyper, ctx: Context) -> tuple[PyTree, PyTree]:

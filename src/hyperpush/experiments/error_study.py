@@ -58,10 +58,11 @@ def run_error_study(config: ErrorStudy, run: Any) -> dict[str, Any]:
     from hyperpush.engine import simulate
     from hyperpush.errors import Diverged
     from hyperpush.estimators import oracles
-    from hyperpush.estimators.estimate import program_of, start
+    from hyperpush.estimators.estimate import start
     from hyperpush.estimators.hgp import HGP
     from hyperpush.inner.sgp import SGP
-    from hyperpush.inner.step import Trained, milestones
+    from hyperpush.inner.step import milestones
+    from hyperpush.inner.train import train
     from hyperpush.problems.logistic import logistic
     from hyperpush.report.figures import Curve, error_curves, panels
 
@@ -77,14 +78,16 @@ def run_error_study(config: ErrorStudy, run: Any) -> dict[str, Any]:
         """Params after `steps` of SGP with the paper's milestones in proportion."""
         rate = milestones(config.inner_rate, tuple(sorted({round(at * steps) for at in MILESTONES})))
         with run.progress(f"inner problem, {steps} steps", steps) as bar:
-            return simulate.run(
-                program_of(SGP(steps, rate), problem),
+            return train(
+                problem,
+                SGP(steps, rate),
                 network,
-                Trained(params, hypers),
-                data,
+                params,
+                hypers,
+                inner_data,
                 training_key,
                 progress=lambda _, done, total: bar.update(done),
-            ).states.params
+            ).params
 
     @eqx.filter_jit
     def all_runs(estimator, at, keys):

@@ -18,11 +18,14 @@ Rate = float | Callable[[Any], Any] | optax.GradientTransformation
 
 
 class LinkEstimates(eqx.Module):
-    """What a client learns about the network while it trains: all that it can see from where it stands."""
+    """What a client learns about the network while it trains: all that it can see from where it stands.
 
-    sent: Float[Array, " n"]  # p̄: mean weight it pushed to each client, its own at its own place
-    heard: Float[Array, " n"]  # δ̄: share of the rounds in which it heard from each client
-    mass: Float[Array, ""]  # time average of its push-sum weight ω
+    Stacked over clients, every field has them on axis 0.
+    """
+
+    sent: Float[Array, "*clients n"]  # p̄: mean weight it pushed to each client, its own at its own place
+    heard: Float[Array, "*clients n"]  # δ̄: share of the rounds in which it heard from each client
+    mass: Float[Array, "*clients"]  # time average of its push-sum weight ω
 
 
 class Trained(eqx.Module):

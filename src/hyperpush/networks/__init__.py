@@ -18,6 +18,7 @@ from hyperpush.networks.independent import RandomDirected as RandomDirected
 from hyperpush.networks.independent import RandomUndirected as RandomUndirected
 from hyperpush.networks.k_out import KOut as KOut
 from hyperpush.networks.links import Links as Links
+from hyperpush.networks.means import Means as Means
 from hyperpush.networks.mixing import combine as combine
 from hyperpush.networks.mixing import matrix as matrix
 from hyperpush.networks.star import Star as Star

@@ -4,12 +4,15 @@ import abc
 from typing import Literal, get_args
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 import scipy.sparse
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.networks.links import Links, dense_is_cheaper, densify
+from hyperpush.networks.means import Means
 
 Weights = Literal["push", "gossip", "ones"]
 
@@ -62,6 +65,27 @@ class Network(eqx.Module):
     @abc.abstractmethod
     def possible(self) -> scipy.sparse.csr_array:
         """The links that can ever be up: entry [j, i] is true if j can send to i."""
+
+    def two_way(self) -> bool:
+        """Whether j can ever send to i wherever i can ever send to j."""
+        if not self.directed:
+            return True
+        possible = self.possible()
+        return (possible != possible.T).nnz == 0
+
+    def period(self) -> int:
+        """After how many steps the links repeat, for networks without chance."""
+        return 1
+
+    def means(self) -> Means:
+        """How often each link is up and the mean weight pushed over it, exactly (n×n, on the host)."""
+        everyone, key, n = jnp.arange(self.clients), jax.random.key(0), self.clients
+        push, up = np.zeros((n, n)), np.zeros((n, n))
+        for step in range(self.period()):
+            links = densify(self.links(key, step, everyone), n)
+            push += np.asarray(links.weights, float) + np.diag(np.asarray(links.own, float))
+            up += np.asarray(links.alive, float) + np.eye(n)
+        return Means(push / self.period(), up / self.period())
 
     def links(
         self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"], weights: Weights = "push"

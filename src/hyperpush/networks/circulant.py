@@ -85,6 +85,9 @@ class OnePeerExponential(Network):
         targets = (senders + distance) % self.clients
         return jnp.ones((senders.shape[0], 1), bool), targets[:, None]
 
+    def period(self) -> int:
+        return len(_powers(self.clients))
+
     def flood_rounds(self) -> int:
         # Any ⌈log₂ n⌉ steps in a row use each power once, and their sums give every distance below n; fewer steps reach
         # at most half as many distances, which is less than n.

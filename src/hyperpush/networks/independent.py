@@ -12,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, UInt32
 from hyperpush.networks.base import Network
 from hyperpush.networks.checks import probability_range, whole
 from hyperpush.networks.hashing import words
+from hyperpush.networks.means import Means, of_independent
 from hyperpush.networks.reach import random_flood, require_connected
 
 Probability = float | Sequence[float]
@@ -45,6 +46,9 @@ class _Independent(Network):
         thresholds = jnp.asarray(self.thresholds)
         below = (words(key, step, index) >> 8) < (thresholds[senders] if thresholds.ndim else thresholds)
         return below & (sender != receiver), None
+
+    def means(self) -> Means:
+        return of_independent(self.probabilities())
 
     def flood_rounds(self) -> int:
         silent = 1 - self.probabilities()

@@ -15,6 +15,7 @@ from hyperpush.networks.base import Network
 from hyperpush.networks.checks import whole
 from hyperpush.networks.complete import everyone
 from hyperpush.networks.hashing import words
+from hyperpush.networks.means import Means
 from hyperpush.networks.reach import is_connected, periodic_flood, random_flood
 from hyperpush.networks.table import Table, adjacency
 
@@ -51,6 +52,16 @@ class KOut(Network):
             return self.table.slots(step, senders)
         targets = _picks(key, step, senders, self.clients, self.k)
         return jnp.ones(targets.shape, bool), targets
+
+    def two_way(self) -> bool:
+        return self.table is None or super().two_way()
+
+    def means(self) -> Means:
+        if self.table is not None:
+            return super().means()
+        itself = np.eye(self.clients, dtype=bool)
+        up = np.where(itself, 1, self.k / (self.clients - 1))
+        return Means(up / (self.k + 1), up)
 
     def flood_rounds(self) -> int:
         if self.table is not None:

@@ -101,6 +101,9 @@ class Listed(Network):
         assert self.table.own is not None
         return self.table.rows(self.table.gossip, step, senders), self.table.rows(self.table.own, step, senders)
 
+    def period(self) -> int:
+        return len(self.table.alive)
+
     def flood_rounds(self) -> int:
         return periodic_flood(self.table.frames())
 

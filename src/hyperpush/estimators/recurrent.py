@@ -1,0 +1,94 @@
+"""Recurrent backpropagation through stochastic gradient push: what the estimators that reverse its links share.
+
+SGP's expected step has a fixed point x̄; its derivative by the clients' hypers is B̄(I − Ā)^{-1} c_x + c_λ, where
+
+    gradient-after:  (Ā u)_i = Σ_j p̄_{i→j} u_j − γ/ω_i H_i u_i,        (B̄ u)_i = −γ B_i u_i
+    gradient-first:  m_i = Σ_j p̄_{i→j} u_j,  (Ā u)_i = m_i − γ/ω_i H_i m_i,  (B̄ u)_i = −γ B_i m_i
+
+with H_i = ∂²_xx f_i, B_i = ∂²_λx f_i, c_x = (1/n)∂_x F_i/ω_i, c_λ = (1/n)∂_λ F_i. Messages must flow against the
+links of SGP: a client weighs what it hears from j with p̄_{i→j}/δ̄_{j→i}, which is p̄_{i→j} on average whenever j can be
+heard at all. The target is O(γ) away from the hyper-gradient of the exact consensus solution.
+"""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from hyperpush.data.batches import draw
+from hyperpush.errors import InvalidInput
+from hyperpush.estimators.state import Hyper, shared_gradients
+from hyperpush.inner.step import LinkEstimates
+from hyperpush.problem import Problem
+from hyperpush.program import Context, Inbox
+
+Order = Literal["gradient-first", "gradient-after"]
+
+
+class Backward(eqx.Module):
+    """A client on the way back through SGP."""
+
+    params: PyTree
+    hyper: PyTree
+    links: LinkEstimates
+    source: PyTree  # c_x
+    u: PyTree
+    value: PyTree  # v
+
+
+def check_options(name: str, rounds: int, step: float, order: str, batch: int | None) -> None:
+    """Refuse options that make no sense, naming the field."""
+    if rounds < 0:
+        raise InvalidInput(f"{name}.rounds", rounds, "0 or more")
+    if not step > 0:
+        raise InvalidInput(f"{name}.step", step, "a number above 0: the rate that SGP ended with")
+    if order not in ("gradient-first", "gradient-after"):
+        raise InvalidInput(f"{name}.order", order, "'gradient-first' or 'gradient-after', as SGP ran")
+    if batch is not None and batch < 1:
+        raise InvalidInput(f"{name}.batch", batch, "1 or more, or None for all examples")
+
+
+def enter(problem: Problem, state: Hyper, ctx: Context) -> tuple[Backward, PyTree]:
+    """Where the way back starts (with v = 0), and c_λ."""
+    if state.links is None:
+        raise InvalidInput("links", None, "estimates of the links (train with SGP(observe=True), or network means)")
+    along_x, along_hyper = shared_gradients(problem, state, ctx)
+    mass = state.links.mass
+    source = jax.tree.map(lambda g: g / mass, along_x)
+    zero = jax.tree.map(jnp.zeros_like, along_hyper)
+    return Backward(state.params, state.hyper, state.links, source, source, zero), along_hyper
+
+
+def reversed_weights(state: Backward, ctx: Context) -> Float[Array, " n"]:
+    """p̃_{j→i} = p̄_{i→j}/δ̄_{j→i} for what is heard from j; the own entry is p̄_{i→i}."""
+    links = state.links
+    return jnp.where(links.heard > 0, links.sent / jnp.where(links.heard > 0, links.heard, 1), 0)
+
+
+def maps(
+    problem: Problem,
+    state: Backward,
+    ctx: Context,
+    vector: PyTree,
+    mixed: PyTree,
+    step: float,
+    order: Order,
+    batch: int | None,
+) -> tuple[PyTree, PyTree]:
+    """(A u, B u) of one client for u = `vector`, once the reversed messages have been mixed."""
+    at = vector if order == "gradient-after" else mixed
+    along_x, along_hyper = problem.products(state.params, state.hyper, draw(ctx.data.inner, batch, ctx.key), at)
+    onward = jax.tree.map(lambda m, h: m - step / state.links.mass * h, mixed, along_x)
+    return onward, jax.tree.map(lambda b: -step * b, along_hyper)
+
+
+def mix(own: PyTree, inbox: Inbox) -> PyTree:
+    """The own vector and the others', with the weights of the inbox."""
+    return jax.tree.map(lambda mine, others: inbox.own * mine + others, own, inbox.total)
+
+
+def add(a: PyTree, b: PyTree, scale: float = 1.0) -> PyTree:
+    """a + scale · b."""
+    return jax.tree.map(lambda x, y: x + scale * y, a, b)
