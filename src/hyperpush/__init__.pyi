@@ -12,11 +12,14 @@ from .engine.faults import Faults as Faults
 from .errors import Diverged as Diverged
 from .errors import HyperpushError as HyperpushError
 from .errors import InvalidInput as InvalidInput
+from .estimators.alone import DirectGradient as DirectGradient
+from .estimators.alone import LocalGradient as LocalGradient
 from .estimators.directed_rb import DirectedRB as DirectedRB
 from .estimators.directed_rb import ExactRB as ExactRB
 from .estimators.estimate import Estimate as Estimate
 from .estimators.estimate import hypergradient as hypergradient
 from .estimators.hgp import HGP as HGP
+from .estimators.tracked import TrackedHGP as TrackedHGP
 from .estimators.vr_hgp import VRHGP as VRHGP
 from .inner.alone import Alone as Alone
 from .inner.dsgd import DSGD as DSGD

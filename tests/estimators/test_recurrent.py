@@ -145,7 +145,11 @@ def test_every_engine_gives_the_same(run, kind):
     [
         (hp.DirectedRB(5, 0.1), hp.networks.DirectedRing(4), r"network: got 'directed-ring'.*both ways.*HGP"),
         (hp.VRHGP(5, 0.1), hp.networks.OnePeerExponential(4), r"one-peer-exponential.*both ways"),
-        (hp.ExactRB(5, 0.1), hp.networks.RandomDirected(4), r"random-directed.*at once.*HGP, DirectedRB, VRHGP"),
+        (
+            hp.ExactRB(5, 0.1),
+            hp.networks.RandomDirected(4),
+            r"random-directed.*at once.*HGP, TrackedHGP, DirectedRB, VRHGP",
+        ),
     ],
     ids=["ring", "one-peer", "exact"],
 )

@@ -21,15 +21,11 @@ class Rounds(Config):
     clients: tuple[Pair, ...] = Field(default=(3, 100, 1000), description="Numbers of clients to compare at.")
     widths: tuple[Pair, ...] = Field(default=(6, 1000), description="Numbers of parameters to compare at.")
     pushes: tuple[Count, ...] = Field(default=(1, 10), description="Push-sum steps per order of HGP.")
-    examples: Count = Field(default=100, description="Examples per client in the comparison.")
-    inputs: Count = Field(
-        default=10_000, description="Input numbers per client there at most: wide problems have fewer examples."
-    )
+    examples: Count = Field(default=10, description="Training examples per client, and as many for validation.")
     growth_clients: tuple[Annotated[int, Field(ge=12)], ...] = Field(
         default=(100, 1_000, 10_000, 100_000), description="Numbers of clients on k-out graphs, from few to many."
     )
     growth_width: Pair = Field(default=6, description="Number of parameters there.")
-    growth_examples: Count = Field(default=10, description="Examples per client there.")
     seconds: float = Field(default=0.5, gt=0, description="How long one measurement lasts, about.")
     repeats: Count = Field(default=5, description="Measurements of which the median is taken.")
     seed: int = Field(default=0, ge=0, description="Decides the data and the networks.")
@@ -73,8 +69,7 @@ def _compare(config: Rounds, run: Any) -> list[dict[str, Any]]:
     rows = []
     with run.progress("comparison", len(sizes) * len(methods)) as bar:
         for clients, width in sizes:
-            examples = max(1, min(config.examples, config.inputs // width))
-            instance = logistic(clients, config.seed, examples=examples, features=width - 1)
+            instance = logistic(clients, config.seed, examples=config.examples, features=width - 1)
             network = RandomDirected(clients, seed=config.seed)
             step = 1 / width  # the costs' curvature grows with the width
             # At zero, where the instance starts, its hyper-gradient is zero: nothing to compare.
@@ -109,7 +104,7 @@ def _grow(config: Rounds, run: Any) -> list[dict[str, Any]]:
 
     if not config.growth_clients:
         return []
-    options = (config.growth_width, config.growth_examples, config.seed, config.seconds, config.repeats)
+    options = (config.growth_width, config.examples, config.seed, config.seconds, config.repeats)
     measured = []
     with run.progress("growth", 1 + len(config.growth_clients)) as bar:
         # What every process holds, however few its clients.

@@ -43,6 +43,7 @@ LEAVES_PER_CHUNK = 10_000
 FIRST_CHUNK = 16
 CHUNK_SECONDS = 0.5
 RECORDS_PER_CHUNK = 4096
+OUTSIDE = "program"  # where numbers go wrong outside of loops
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class Walk:
             return self.repeat(node, carry, key, round, path)
         if isinstance(node, Server) and node.host:
             return self.serve(node, carry, key, round, path)
-        return self.finite(self.once(node, carry, key, round, path), "program", round)
+        return self.finite(self.once(node, carry, key, round, path), OUTSIDE, round)
 
     def once(self, node: Any, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
         return self.compiled(once, self.plan, (node, path), carry, key, jnp.asarray(round, jnp.int32))
@@ -237,8 +238,12 @@ class Walk:
             middle = (good + bad) // 2
             after, *_ = self.compiled(chunk, *args, jnp.asarray(start), jnp.asarray(middle))
             good, bad, before = (middle, bad, after) if bool(finite(after.states)) else (good, middle, before)
-        if has_loop(node.body):  # a loop inside is to blame: walk this one round and let that loop say so
-            self.walk(node.body, before, jax.random.fold_in(args[3], good), good, (*path, 0))
+        if has_loop(node.body):  # a loop inside may be to blame: walk this one round and let that loop say so
+            try:
+                self.walk(node.body, before, jax.random.fold_in(args[3], good), good, (*path, 0))
+            except Diverged as inside:
+                if inside.where != OUTSIDE:
+                    raise
         raise Diverged(node.name, bad, "a smaller step size may help")
 
     def iterate(self, node: Repeat, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
