@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 # The arguments of the demonstration: error-study at a size that takes seconds.
-DEMO ?= run error-study
+DEMO ?= run error-study -s order=300 -s 'pushes=[1, 10, 100]' -s 'trend_batches=[5, 20, 80]' -s 'trend_inner_steps=[20, 500]'
 PYTEST_ARGS ?=
 
 .PHONY: setup demo test lint format clean

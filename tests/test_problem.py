@@ -35,6 +35,12 @@ def test_the_setting_itself_is_fine():
         ({"clients": 5}, "allowed: 5 clients"),
         ({"inner": (jnp.full((3, 8, 6), jnp.nan), jnp.zeros((3, 8)))}, r"inner_data\[0\].*NaN"),
         ({"outer": (jnp.zeros((3, 8, 6)), jnp.zeros((3, 8)).at[1, 2].set(jnp.inf))}, r"outer_data\[1\].*clients \[1\]"),
+        ({"hypers": jnp.zeros((3, 6), jnp.int32)}, "hypers.*int32.*floating"),
+        ({"params": jnp.zeros((3, 5))}, r"problem\.inner.*fails with"),
+        (
+            {"inner": hp.ragged([(np.zeros((2, 6)), np.zeros(2))] * 3)},
+            r"problem\.inner.*fails with.*a Batch",
+        ),
         ({"inner": (jnp.zeros((3, 0, 6)), jnp.zeros((3, 0)))}, "inner_data: got '0 examples"),
         ({"problem": hp.Problem(lambda x, h, b: x, lambda x, h, b: jnp.sum(x))}, r"problem\.inner.*scalar"),
         ({"problem": hp.Problem(lambda x, h, b: jnp.sum(x), lambda x, h, b: x * 2)}, r"problem\.outer.*scalar"),

@@ -58,19 +58,32 @@ def check(problem: Problem, params: PyTree, hypers: PyTree, data: Data, clients:
             field, array = f"{name}{jax.tree_util.keystr(path)}", np.asarray(leaf)
             if array.ndim == 0 or array.shape[0] != clients:
                 raise InvalidInput(field, array.shape, f"{clients} clients on axis 0")
-            if np.issubdtype(array.dtype, np.inexact) and not np.all(np.isfinite(array)):
+            if name in ("params", "hypers") and not jnp.issubdtype(array.dtype, jnp.floating):
+                raise InvalidInput(field, f"numbers of type {array.dtype}", "real floating-point numbers")
+            if jnp.issubdtype(array.dtype, jnp.inexact) and not np.all(np.isfinite(array)):
                 bad = np.unique(np.nonzero(~np.isfinite(array))[0])[:5].tolist()
                 raise InvalidInput(field, f"NaN or infinity at clients {bad}", "finite numbers")
         if isinstance(tree, Ragged) and np.any(np.asarray(tree.counts) < 1):
             empty = np.nonzero(np.asarray(tree.counts) < 1)[0][:5].tolist()
             raise InvalidInput(name, f"no examples at clients {empty}", "at least 1 example per client")
-        if any(leaf.shape[1:2] == (0,) for leaf in jax.tree.leaves(tree)):
+        if name.endswith("data") and any(leaf.shape[1:2] == (0,) for leaf in jax.tree.leaves(tree)):
             raise InvalidInput(name, "0 examples per client", "at least 1 example per client")
     one = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], jnp.asarray(leaf).dtype), (params, hypers, data)
     )
     for name, cost, examples in (("inner", problem.inner, one[2].inner), ("outer", problem.outer, one[2].outer)):
-        shape = jax.eval_shape(lambda x, h, d, cost=cost: cost(x, h, everything(d)), one[0], one[1], examples)
+        try:
+            shape = jax.eval_shape(lambda x, h, d, cost=cost: cost(x, h, everything(d)), one[0], one[1], examples)
+        except Exception as error:  # the cost is the user's: whatever it raises, say which one and what
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            hint = (
+                " (a Ragged data set gives costs a Batch: .examples, .mask, .mean)"
+                if isinstance(examples, Ragged)
+                else ""
+            )
+            raise InvalidInput(
+                f"problem.{name}", f"a cost that fails with {said}", f"one that takes one client's shapes{hint}"
+            ) from error
         leaves = jax.tree.leaves(shape)
         if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
             raise InvalidInput(f"problem.{name}", f"a cost that returns {shape}", "one real scalar")

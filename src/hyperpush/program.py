@@ -5,10 +5,12 @@ messages of the nodes below ever crosses between clients. Engines host clients a
 algorithm is written once and runs vectorised on one device, sharded over many, or with one process per client.
 
 Random keys are folded from the run's key along the way to a leaf (position in each `Sequence`, iteration of each
-`Repeat`) and then with the client's number, so every engine draws the same numbers.
+`Repeat`), then with the leaf's role and the client's number, so every engine draws the same numbers.
 """
 
 from collections.abc import Callable, Iterator
+from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Literal
 
 import equinox as eqx
@@ -20,6 +22,30 @@ from hyperpush.errors import InvalidInput
 
 State = PyTree
 Message = PyTree
+
+
+class Role(IntEnum):
+    """What a leaf is for; part of its key, so that no two leaves of a node draw the same numbers."""
+
+    LOCAL = 0
+    SEND = 1
+    WEIGHTS = 2
+    RECEIVE = 3
+    ENTER = 4
+    LEAVE = 5
+    UNTIL = 6
+    TIMES = 7
+    RECORD = 8
+    COMPUTE = 9
+
+
+# Positions and iterations, with which keys are folded on the way to a leaf, stay below.
+LEAF = 1 << 31
+
+
+def leaf_key(key: PRNGKeyArray, role: Role, client: Int[Array, ""] | int) -> PRNGKeyArray:
+    """The key of one client's leaf at a node whose key is `key`."""
+    return jax.random.fold_in(jax.random.fold_in(key, LEAF + role), client)
 
 
 class Context(eqx.Module):
@@ -39,6 +65,10 @@ class Inbox(eqx.Module):
     own: Float[Array, ""]  # the weight the client keeps for its own message
     heard: Bool[Array, " n"] | None = None  # who was heard (only with `observe`)
     sent: Float[Array, " n"] | None = None  # the weights used as a sender, by receiver (only with `observe`)
+
+    def mix(self, own: Message) -> Message:
+        """The client's own message and the others', weighed; in the own message's types."""
+        return jax.tree.map(lambda mine, others: (self.own * mine + others).astype(mine.dtype), own, self.total)
 
 
 class Local(eqx.Module):
@@ -104,8 +134,7 @@ class Average(eqx.Module):
         push = self.by == "push"
 
         def receive(held, inbox: Inbox, ctx):
-            mixed = jax.tree.map(lambda mine, others: inbox.own * mine + others, held if push else held[0], inbox.total)
-            return mixed if push else (mixed, held[1])
+            return inbox.mix(held) if push else (inbox.mix(held[0]), held[1])
 
         def leave(state, held, ctx):
             value, mass = held
@@ -203,6 +232,12 @@ def stepwise(node: Node) -> Node:
     if isinstance(node, Within):
         return Within(stepwise(node.body), node.enter, node.leave)
     return node
+
+
+@lru_cache(maxsize=256)
+def program_of(method: Any, problem: Any) -> Node:
+    """A method's program for a problem; the same object for the same pair, so that nothing is compiled twice."""
+    return method.program(problem)
 
 
 class Sending(eqx.Module):

@@ -85,7 +85,9 @@ def test_growth_is_the_slope_between_sizes():
 
 
 def test_the_benchmark_runs_and_reports(tmp_path):
-    config = Rounds(clients=(3,), widths=(4,), pushes=(2,), examples=5, growth_clients=(24,), seconds=0.001, repeats=1)
+    config = Rounds(
+        clients=(3,), widths=(4,), pushes=(2,), examples=(5,), growth_clients=(24,), seconds=0.001, repeats=1
+    )
     result, run = execute(BENCHES["rounds"], config, tmp_path / "out")
     read = json.loads((run.path / "result.json").read_text())
     assert read == result

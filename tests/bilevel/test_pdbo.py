@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from closed_forms import mean_outer_cost
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
@@ -44,7 +45,11 @@ def test_outer_steps_reach_the_optimum(restart):
     best = optimum(made)
     start = np.linalg.norm(made.hypers - best)
     assert np.linalg.norm(solution.hypers - best) < 0.02 * start
-    assert solution.outer_costs.shape == (60, 3)
+    costs = np.asarray(solution.outer_costs).mean(1)
+    assert costs.shape == (61,)
+    first, second = jax.tree.map(np.asarray, (made.inner_data, made.outer_data))
+    assert costs[0] == pytest.approx(mean_outer_cost(np.asarray(made.hypers), first, second), rel=0.02)
+    assert costs[-1] == pytest.approx(mean_outer_cost(np.asarray(solution.hypers), first, second), rel=0.02)
     assert solution.rounds == 60 * (400 + 60 * 20) + 400
     gradients = np.linalg.norm(solution.hypergradients, axis=(1, 2))
     assert gradients[-1] < 0.02 * gradients[0]
@@ -68,3 +73,22 @@ def test_zero_outer_steps_only_train():
     np.testing.assert_array_equal(solution.hypers, made.hypers)
     assert np.abs(solution.params).max() > 0.1
     assert solution.rounds == 20
+
+
+def test_estimators_that_reverse_links_work_inside():
+    made, network = quadratic(3, 1), hp.networks.RandomDirected(3)
+    best = optimum(made)
+    solution = hp.solve(
+        made.problem,
+        network,
+        inner=hp.SGP(400, hp.milestones(0.2, (200, 300)), observe=True),
+        hypergradient=hp.VRHGP(200, 0.02),
+        outer=optax.sgd(0.5),
+        outer_steps=30,
+        params=made.params,
+        hypers=made.hypers,
+        inner_data=made.inner_data,
+        outer_data=made.outer_data,
+        key=jax.random.key(0),
+    )
+    assert np.linalg.norm(solution.hypers - best) < 0.1 * np.linalg.norm(made.hypers - best)

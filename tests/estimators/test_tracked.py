@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from test_hgp import setting
+from closed_forms import setting
 from wide import float64  # noqa: F401
 
 import hyperpush as hp

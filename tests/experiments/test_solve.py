@@ -40,6 +40,10 @@ def mine(clients, seed):
 
 def wrong(clients, seed):
     return 3
+
+
+def fails(clients, seed):
+    raise KeyError("gone")
 """
 
 
@@ -59,6 +63,23 @@ def test_a_problem_of_ones_own(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("network=trace", "network_options.steps=3"), ("steps", "3", "pairs")),
+        (("network=k-out", "network_options.k=2", 'network_options.varying="no"'), ("varying", "no", "true or false")),
+    ],
+    ids=["trace", "k-out"],
+)
+def test_options_of_the_wrong_type(options, words, tmp_path):
+    """In a process of its own: here the checks of signatures would be first."""
+    arguments = [word for option in options for word in ("-s", option)]
+    code, out, err = hyperpush("run", "solve", *arguments, cwd=tmp_path)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert all(word in err for word in words), err
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("run", "error-studdy"), ("experiment", "error-studdy", "error-study")),
@@ -74,6 +95,11 @@ def test_a_problem_of_ones_own(tmp_path):
         (("run", "solve", "-s", "inner.method=DSGD"), ("random-directed", "gossip")),
         (("run", "solve", "-s", "problem=nowhere:f"), ("problem", "nowhere")),
         (("run", "solve", "-s", "problem=own:wrong"), ("problem", "own:wrong")),
+        (("run", "solve", "-s", "problem=own:fails"), ("problem", "own:fails", "KeyError", "gone")),
+        (
+            ("run", "solve", "-s", "network=directed-ring", "-s", "estimator.method=VRHGP"),
+            ("directed-ring", "VRHGP", "TrackedHGP"),
+        ),
         (("run", "solve", "-s", "inner.rate=1e4"), ("SGP", "finite", "round")),
         (("run", "solve", *FAST, "-s", "estimator.step=1e9"), ("HGP", "finite", "round")),
         (("bench", "round"), ("round", "rounds")),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hyperpush import networks
+from hyperpush.checks import probability_range, whole
 from hyperpush.errors import InvalidInput
-from hyperpush.networks.checks import probability_range, whole
 
 KEY = jax.random.key(0)
 

@@ -12,6 +12,7 @@ Count = Annotated[int, Field(ge=1)]
 Pair = Annotated[int, Field(ge=2)]
 
 TOLERANCE = 1e-4
+WIDE = 100  # parameters, above which many examples would only fill the memory
 CHECKED = 5  # rounds after which engine and loop must agree
 
 
@@ -21,7 +22,11 @@ class Rounds(Config):
     clients: tuple[Pair, ...] = Field(default=(3, 100, 1000), description="Numbers of clients to compare at.")
     widths: tuple[Pair, ...] = Field(default=(6, 1000), description="Numbers of parameters to compare at.")
     pushes: tuple[Count, ...] = Field(default=(1, 10), description="Push-sum steps per order of HGP.")
-    examples: Count = Field(default=10, description="Training examples per client, and as many for validation.")
+    examples: tuple[Count, ...] = Field(
+        default=(10, 100),
+        min_length=1,
+        description="Training examples per client; widths above 100 and the growth take the first number only.",
+    )
     growth_clients: tuple[Annotated[int, Field(ge=12)], ...] = Field(
         default=(100, 1_000, 10_000, 100_000), description="Numbers of clients on k-out graphs, from few to many."
     )
@@ -65,11 +70,16 @@ def _compare(config: Rounds, run: Any) -> list[dict[str, Any]]:
 
     key = jax.random.key(config.seed)
     methods = [("SGP", 1), *(("HGP", pushes) for pushes in config.pushes)]
-    sizes = [(clients, width) for width in config.widths for clients in config.clients]
+    sizes = [
+        (clients, width, examples)
+        for width in config.widths
+        for examples in (config.examples if width <= WIDE else config.examples[:1])
+        for clients in config.clients
+    ]
     rows = []
     with run.progress("comparison", len(sizes) * len(methods)) as bar:
-        for clients, width in sizes:
-            instance = logistic(clients, config.seed, examples=config.examples, features=width - 1)
+        for clients, width, examples in sizes:
+            instance = logistic(clients, config.seed, examples=examples, features=width - 1)
             network = RandomDirected(clients, seed=config.seed)
             step = 1 / width  # the costs' curvature grows with the width
             # At zero, where the instance starts, its hyper-gradient is zero: nothing to compare.
@@ -86,6 +96,7 @@ def _compare(config: Rounds, run: Any) -> list[dict[str, Any]]:
                     "pushes": pushes,
                     "clients": clients,
                     "width": width,
+                    "examples": examples,
                     "microseconds": ours * 1e6,
                     "loop_microseconds": theirs * 1e6,
                     "ratio": theirs / ours,
@@ -104,7 +115,7 @@ def _grow(config: Rounds, run: Any) -> list[dict[str, Any]]:
 
     if not config.growth_clients:
         return []
-    options = (config.growth_width, config.examples, config.seed, config.seconds, config.repeats)
+    options = (config.growth_width, config.examples[0], config.seed, config.seconds, config.repeats)
     measured = []
     with run.progress("growth", 1 + len(config.growth_clients)) as bar:
         # What every process holds, however few its clients.

@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
+from hyperpush.checks import whole
 from hyperpush.engine import keys, lossy
 from hyperpush.engine.faults import Faults
-from hyperpush.engine.interpret import Apply, Carry, Clock, Interpreter, with_states
+from hyperpush.engine.interpret import Apply, Carry, Clock, Interpreter, restarted, with_states
 from hyperpush.engine.placement import Placement
-from hyperpush.errors import Diverged, HyperpushError, InvalidInput
+from hyperpush.errors import Diverged, HyperpushError, InvalidInput, unknown
 from hyperpush.networks import Network
 from hyperpush.program import (
     Average,
@@ -25,12 +26,14 @@ from hyperpush.program import (
     Node,
     Path,
     Repeat,
+    Role,
     Sending,
     Sequence,
     Server,
     State,
     Within,
     contains,
+    leaf_key,
     sendings,
     work,
 )
@@ -55,7 +58,7 @@ class Outcome:
     rounds: int  # exchanges that took place
     floats: int  # numbers each client sent (a message to several receivers counts once)
     history: dict[str, PyTree]  # by loop: what its record function returned, leaves [records, clients, …]
-    late: int = 0  # messages that came too late and were dropped
+    late: int = 0  # messages that missed their round and were dropped (the simulator counts those under way at the end)
     rejected: dict[str, int] = field(default_factory=dict)  # messages refused by peers, by reason
     totals: dict[Path, lossy.Totals] = field(default_factory=dict)  # running sums of the links on a faulty network
 
@@ -109,11 +112,29 @@ def lay_out(
 
 
 def check_repairable(program: Node, faulty: bool) -> None:
-    """Refuse programs that would be silently wrong where messages get lost."""
-    if faulty and contains(program, lambda node: isinstance(node, Average) and node.by != "exact"):
+    """Refuse programs that would be silently wrong, or never end, where messages get lost."""
+
+    def fragile(node: Node) -> bool:
+        if isinstance(node, Repeat):
+            return node.until is not None
+        return isinstance(node, Server | Average)
+
+    if faulty and contains(program, fragile):
         raise InvalidInput(
-            "faults", "links that lose messages", "reliable links: averages that start anew, as HGP's, cannot recover"
+            "faults",
+            "links that lose messages",
+            "reliable links: averages that start anew (HGP's), servers and votes on ending a loop cannot do without",
         )
+
+
+def check_recording(recorders: Mapping[str, Record], every: int, program: Node) -> None:
+    """Refuse to record a loop that is not there."""
+    whole("every", every, least=1)
+    names: set[str] = set()
+    contains(program, lambda node: isinstance(node, Repeat) and bool(names.add(node.name)))
+    for name in recorders:
+        if name not in names:
+            raise unknown("record", name, names)
 
 
 def check_clients(name: str, tree: PyTree, clients: int) -> None:
@@ -126,7 +147,7 @@ def check_clients(name: str, tree: PyTree, clients: int) -> None:
 def recorded_rows(interpreter: Interpreter, record: Record, carry: Carry, rows: int) -> PyTree:
     """An empty buffer for `rows` records."""
     shapes = jax.eval_shape(
-        lambda: interpreter.apply(record, jax.random.key(0), jnp.zeros((), jnp.int32), carry.states)
+        lambda: interpreter.apply(record, Role.RECORD, jax.random.key(0), jnp.zeros((), jnp.int32), carry.states)
     )
     return jax.tree.map(lambda s: jnp.zeros((rows, *s.shape), s.dtype), shapes)
 
@@ -156,8 +177,9 @@ def once(plan: Plan, node: Node | Apply, path: Path, carry: Carry, key: PRNGKeyA
 
 
 @eqx.filter_jit
-def finite(states: PyTree) -> Bool[Array, ""]:
-    leaves = [leaf for leaf in jax.tree.leaves(states) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+def finite(states: PyTree, clients: int) -> Bool[Array, ""]:
+    """Whether all numbers of all clients are finite; rows beyond are padding that answers to nobody."""
+    leaves = [leaf[:clients] for leaf in jax.tree.leaves(states) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])) if leaves else jnp.ones((), bool)
 
 
@@ -167,11 +189,13 @@ class Walk:
     def __init__(
         self,
         plan: Plan,
+        program: Node,
         compiled: Callable[..., Any],
         recorders: Mapping[str, Record],
         every: int,
         progress: Progress | None,
     ):
+        check_recording(recorders, every, program)
         self.plan = plan
         self.compiled = compiled  # compiled(function, plan, static arguments, carry, key, round, …)
         self.recorders = recorders
@@ -185,10 +209,10 @@ class Walk:
                 carry = self.walk(child, carry, jax.random.fold_in(key, position), round, (*path, position))
             return carry
         if isinstance(node, Within) and has_loop(node):
-            inner = self.once(Apply(node.enter), carry, key, round, path)
-            after = self.walk(node.body, inner, key, round, (*path, 0))
+            inner = self.once(Apply(node.enter, Role.ENTER), carry, key, round, path)
+            after = self.walk(node.body, restarted(carry, inner.states, path), key, round, (*path, 0))
             both = with_states(after, (carry.states, after.states))
-            return self.once(Apply(node.leave, 2), both, key, round, path)
+            return self.once(Apply(node.leave, Role.LEAVE, 2), both, key, round, path)
         if isinstance(node, Repeat):
             return self.repeat(node, carry, key, round, path)
         if isinstance(node, Server) and node.host:
@@ -199,24 +223,28 @@ class Walk:
         return self.compiled(once, self.plan, (node, path), carry, key, jnp.asarray(round, jnp.int32))
 
     def repeat(self, node: Repeat, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
-        deep = has_loop(node.body) and work(node.body) > LEAVES_PER_CHUNK
+        agreed = node.until is not None or node.times is not None  # only compiled code can end these
+        deep = not agreed and has_loop(node.body) and work(node.body) > LEAVES_PER_CHUNK
         recorded = contains(node.body, lambda n: isinstance(n, Repeat) and n.name in self.recorders)
         if deep or recorded or contains(node.body, lambda n: isinstance(n, Server) and n.host):
             return self.iterate(node, carry, key, round, path)
         record = self.recorders.get(node.name)
         rows, done, length, ended = max(node.at_most // self.every, 1), 0, node.at_most, False
-        if node.times is None:  # otherwise one chunk: the number of times is read where the loop starts
+        single = node.times is not None  # in one chunk: the number of times is read where the loop starts
+        if not single:
             rows, length = min(rows, RECORDS_PER_CHUNK), FIRST_CHUNK
         while done < node.at_most and not ended:
             stop = min(done + length, node.at_most)
-            if record is not None:  # start every chunk on a whole number of records, and keep within the buffer
+            if (
+                record is not None and not single
+            ):  # start every chunk on a whole number of records, and keep within the buffer
                 stop = min(stop, done + rows * self.every)
                 stop = stop if stop == node.at_most else max(stop // self.every, done // self.every + 1) * self.every
                 stop = min(stop, node.at_most)
             began = time.perf_counter()
             args = (self.plan, (node, path, record, self.every, rows), carry, key, jnp.asarray(round, jnp.int32))
             after, records, reached, agreed = self.compiled(chunk, *args, jnp.asarray(done), jnp.asarray(stop))
-            if not bool(finite(after.states)):
+            if not self.is_finite(after):
                 self.explain(node, path, args, done, stop)
             if record is not None:
                 count = int(reached) // self.every - done // self.every
@@ -237,7 +265,7 @@ class Walk:
         while bad - good > 1:
             middle = (good + bad) // 2
             after, *_ = self.compiled(chunk, *args, jnp.asarray(start), jnp.asarray(middle))
-            good, bad, before = (middle, bad, after) if bool(finite(after.states)) else (good, middle, before)
+            good, bad, before = (middle, bad, after) if self.is_finite(after) else (good, middle, before)
         if has_loop(node.body):  # a loop inside may be to blame: walk this one round and let that loop say so
             try:
                 self.walk(node.body, before, jax.random.fold_in(args[3], good), good, (*path, 0))
@@ -249,11 +277,13 @@ class Walk:
     def iterate(self, node: Repeat, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
         """A loop whose body the host walks itself."""
         if node.until is not None or node.times is not None:
-            raise InvalidInput(f"{node.name}: until or times", "with a body the host must walk", "a fixed number")
+            raise InvalidInput(
+                f"{node.name}: until or times", "around a recorded loop or a server in plain Python", "a fixed number"
+            )
         for i in range(node.at_most):
             carry = self.walk(node.body, carry, jax.random.fold_in(key, i), i, (*path, 0))
             if (record := self.recorders.get(node.name)) and (i + 1) % self.every == 0:
-                recorded = self.once(Apply(record), carry, jax.random.fold_in(key, i), i, path).states
+                recorded = self.once(Apply(record, Role.RECORD), carry, jax.random.fold_in(key, i), i, path).states
                 self.history[node.name].append(jax.tree.map(lambda v: v[None], recorded))
             if self.progress is not None:
                 self.progress(node.name, i + 1, node.at_most)
@@ -261,13 +291,17 @@ class Walk:
 
     def serve(self, node: Server, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
         """A server's work in plain Python."""
-        message = self.once(Apply(node.send), carry, key, round, path).states
-        answers = node.compute(jax.tree.map(lambda v: v[: self.plan.network.clients], message), key)
+        message = self.once(Apply(node.send, Role.SEND), carry, key, round, path).states
+        gathered = jax.tree.map(lambda v: v[: self.plan.network.clients], message)
+        answers = node.compute(gathered, leaf_key(key, Role.COMPUTE, 0))
         both = Carry((carry.states, pad_clients(answers, message)), carry.clock.advance(path), carry.totals)
-        return self.once(Apply(node.receive, 2), both, key, round, path)
+        return self.once(Apply(node.receive, Role.RECEIVE, 2), both, key, round, path)
+
+    def is_finite(self, carry: Carry) -> bool:
+        return bool(finite(carry.states, self.plan.network.clients))
 
     def finite(self, carry: Carry, where: str, round: int) -> Carry:
-        if not bool(finite(carry.states)):
+        if not self.is_finite(carry):
             raise Diverged(where, round, "check the data and the step sizes")
         return carry
 

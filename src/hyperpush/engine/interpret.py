@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hyperpush.engine import lossy
 from hyperpush.engine.faults import Faults
-from hyperpush.engine.placement import Placement
+from hyperpush.engine.placement import Placement, along, weight_rows
 from hyperpush.networks import Links, Network, Weights, matrix
 from hyperpush.program import (
     Average,
@@ -25,11 +25,13 @@ from hyperpush.program import (
     Node,
     Path,
     Repeat,
+    Role,
     Sending,
     Sequence,
     Server,
     State,
     Within,
+    leaf_key,
 )
 
 
@@ -63,10 +65,17 @@ def with_states(carry: Carry, states: State) -> Carry:
     return Carry(states, carry.clock, carry.totals)
 
 
+def restarted(carry: Carry, states: State, path: Path) -> Carry:
+    """A new state for what is below `path`: what is still under way there belongs to the old one and is dropped."""
+    totals = {place: old.restarted() if place[: len(path)] == path else old for place, old in carry.totals.items()}
+    return Carry(states, carry.clock, totals)
+
+
 class Apply(eqx.Module):
     """A bare per-client function, run as a node by the host; with `parts` > 1 the states are a tuple, given in turn."""
 
     f: Callable[..., Any] = eqx.field(static=True)
+    role: Role = eqx.field(static=True)
     parts: int = eqx.field(static=True, default=1)
 
 
@@ -82,12 +91,14 @@ class Interpreter(eqx.Module):
     agreement: int = eqx.field(static=True, default=1)  # rounds of max-consensus that reach everyone
     batch: int | None = eqx.field(static=True, default=None)  # clients per vectorised batch; None: all at once
 
-    def apply(self, f: Callable[..., Any], key: PRNGKeyArray, round: Int[Array, ""], *stacked: PyTree) -> Any:
+    def apply(
+        self, f: Callable[..., Any], role: Role, key: PRNGKeyArray, round: Int[Array, ""], *stacked: PyTree
+    ) -> Any:
         """`f(*one client's slices, context)` for every client of the block."""
 
         def one(args):
             client, data, slices = args
-            return f(*slices, Context(client, self.network.clients, round, jax.random.fold_in(key, client), data))
+            return f(*slices, Context(client, self.network.clients, round, leaf_key(key, role, client), data))
 
         args = (self.placement.ids(), self.data, stacked)
         if self.batch is None:
@@ -98,17 +109,17 @@ class Interpreter(eqx.Module):
         """One pass through `node`."""
         if isinstance(node, Apply):
             parts = (carry.states,) if node.parts == 1 else carry.states
-            return with_states(carry, self.apply(node.f, key, round, *parts))
+            return with_states(carry, self.apply(node.f, node.role, key, round, *parts))
         if isinstance(node, Local):
-            return with_states(carry, self.apply(node.f, key, round, carry.states))
+            return with_states(carry, self.apply(node.f, Role.LOCAL, key, round, carry.states))
         if isinstance(node, Sequence):
             for position, child in enumerate(node.nodes):
                 carry = self.run(child, carry, jax.random.fold_in(key, position), round, (*path, position))
             return carry
         if isinstance(node, Within):
-            inner = self.apply(node.enter, key, round, carry.states)
-            after = self.run(node.body, with_states(carry, inner), key, round, (*path, 0))
-            return with_states(after, self.apply(node.leave, key, round, carry.states, after.states))
+            inner = self.apply(node.enter, Role.ENTER, key, round, carry.states)
+            after = self.run(node.body, restarted(carry, inner, path), key, round, (*path, 0))
+            return with_states(after, self.apply(node.leave, Role.LEAVE, key, round, carry.states, after.states))
         if isinstance(node, Repeat):
             return self.loop(node, carry, key, round, path, 0, node.at_most)[0]
         if isinstance(node, Exchange):
@@ -137,7 +148,7 @@ class Interpreter(eqx.Module):
         `record` writes into the buffer `records` (axis 0) after every `every`-th iteration, from row 0 on.
         """
         if node.times is not None:
-            times = self.apply(node.times, key, round, carry.states)
+            times = self.apply(node.times, Role.TIMES, key, round, carry.states)
             largest = self.placement.max(times)
             split = carry.clock.split | self.placement.any(times != largest)
             clock = Clock(carry.clock.step, carry.clock.sent, carry.clock.late, split)
@@ -150,12 +161,12 @@ class Interpreter(eqx.Module):
             carry = self.run(node.body, carry, inner_key, i, (*path, 0))
             done = jnp.zeros((), bool)
             if node.until is not None:
-                votes = self.apply(node.until, inner_key, i, carry.states)
+                votes = self.apply(node.until, Role.UNTIL, inner_key, i, carry.states)
                 carry, done = self.agree(carry, votes, path)
             if record is not None:
 
                 def write(records, record=record):
-                    values = self.apply(record, inner_key, i, carry.states)
+                    values = self.apply(record, Role.RECORD, inner_key, i, carry.states)
                     row = (i - start) // every
                     return jax.tree.map(lambda rows, v: rows.at[row].set(v), records, values)
 
@@ -185,7 +196,7 @@ class Interpreter(eqx.Module):
     # --------------------------------------------------------------- messages
 
     def links(self, step: Int[Array, ""], weights: Weights) -> Links:
-        return self.network.links(self.network_key, step, self.placement.ids(), weights)
+        return self.network.links(self.network_key, step, self.placement.ids(), weights, self.placement.has_padding)
 
     def fates(self, step: Int[Array, ""]) -> lossy.Fates:
         assert self.faults is not None
@@ -199,7 +210,7 @@ class Interpreter(eqx.Module):
 
     def exchange(self, node: Exchange, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
         clock = carry.clock
-        message = self.apply(node.send, key, round, carry.states)
+        message = self.apply(node.send, Role.SEND, key, round, carry.states)
         links = self.links(clock.step, node.link_weights)
         own, totals = links.own, carry.totals
         if self.faults is not None and node.conserved:
@@ -209,37 +220,39 @@ class Interpreter(eqx.Module):
         else:
             arrived, late = self.in_time(links, clock.step)
             if callable(node.weights):
-                weights = self.apply(node.weights, key, round, carry.states)
+                weights = self.apply(node.weights, Role.WEIGHTS, key, round, carry.states)
                 total = self.placement.combine_received(arrived, weights, message, node.reduce)
                 own = jnp.take_along_axis(weights, self.placement.ids()[:, None], axis=1, mode="clip")[:, 0]
             elif node.weights == "reverse":
-                weights = dense_rows(links, self.network.clients)
+                weights = weight_rows(links, self.network.clients)
                 total = self.placement.combine_received(arrived, weights, message, node.reduce)
             else:
                 total = self.placement.combine(arrived, message, node.reduce)
         heard = sent = None
         if node.observe:
             heard = self.placement.heard(arrived)
-            sent = dense_rows(links, self.network.clients)
+            sent = weight_rows(links, self.network.clients)
 
         def receive(state, total, own, heard, sent, ctx):
             return node.receive(state, Inbox(total, own, heard, sent), ctx)
 
-        states = self.apply(receive, key, round, carry.states, total, own, heard, sent)
+        states = self.apply(receive, Role.RECEIVE, key, round, carry.states, total, own, heard, sent)
         return Carry(states, clock.advance(path, 1, late), totals)
 
     def average(self, node: Average, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
-        value, mass = self.apply(node.get, key, round, carry.states)
-        clock, n = carry.clock, self.network.clients
+        clock, n, by = carry.clock, self.network.clients, node.by
+        # The roles that the same average has when it is spelled out in single exchanges.
+        first, last = (Role.SEND, Role.RECEIVE) if by == "exact" else (Role.ENTER, Role.LEAVE)
+        value, mass = self.apply(node.get, first, key, round, carry.states)
         held = (value, mass) if node.by == "push" else value
         floats = sum(leaf.size for leaf in jax.tree.leaves(held)) // mass.shape[0]
-        by = node.by
         if by == "exact":
             mixed = self.placement.mean(held)
             clock = clock.advance(path)
         else:
-            # S products of n×n matrices are cheaper than S products with the values only while n is below their width.
-            compose = self.links(clock.step, by).targets is None and n <= floats
+            # S products of n×n matrices are cheaper than S products with the values only while n is below their width
+            # (or so small that nothing but the number of operations counts).
+            compose = self.links(clock.step, by).targets is None and (n <= 8 or 2 * n <= floats)
             if compose:
                 mixed = self.placement.transfer(self.operator(clock.step, node.rounds, by), held)
             else:
@@ -254,7 +267,7 @@ class Interpreter(eqx.Module):
         if node.by == "push":
             mixed, mass = mixed
             mixed = jax.tree.map(lambda w: w / along(mass, w), mixed)
-        states = self.apply(node.put, key, round, carry.states, mixed, mass)
+        states = self.apply(node.put, last, key, round, carry.states, mixed, mass)
         return Carry(states, clock, carry.totals)
 
     def operator(self, step: Int[Array, ""], rounds: int, weights: Weights) -> Array:
@@ -263,13 +276,13 @@ class Interpreter(eqx.Module):
         if rounds == 0:
             return jnp.eye(n)
         if not self.network.varying:
-            return jnp.linalg.matrix_power(matrix(self.network, self.network_key, step, weights), rounds)
+            return power(matrix(self.network, self.network_key, step, weights), rounds)
         if rounds * n * n > 1_000_000:
             return jax.lax.fori_loop(
-                0,
+                1,
                 rounds,
                 lambda s, product: exact_matmul(matrix(self.network, self.network_key, step + s, weights), product),
-                jnp.eye(n),
+                matrix(self.network, self.network_key, step, weights),
             )
         # All steps at once, multiplied in pairs: log2(S) batched products instead of S small ones in a row.
         steps = step + jnp.arange(rounds)
@@ -280,26 +293,22 @@ class Interpreter(eqx.Module):
         return products[0]
 
     def serve(self, node: Server, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
-        message = self.apply(node.send, key, round, carry.states)
-        answers = node.compute(self.placement.gather(message), key)
-        states = self.apply(node.receive, key, round, carry.states, self.placement.mine(answers))
+        message = self.apply(node.send, Role.SEND, key, round, carry.states)
+        answers = node.compute(self.placement.gather(message), leaf_key(key, Role.COMPUTE, 0))
+        states = self.apply(node.receive, Role.RECEIVE, key, round, carry.states, self.placement.mine(answers))
         return Carry(states, carry.clock.advance(path), carry.totals)
 
 
-def along(vector: Array, like: Array) -> Array:
-    """A vector over clients, shaped to multiply `like`, whose axis 0 is the clients'."""
-    return vector.reshape(vector.shape + (1,) * (like.ndim - 1))
+def power(a: Array, exponent: int) -> Array:
+    """aᵏ by repeated squaring."""
+    if exponent == 1:
+        return a
+    half = power(a, exponent // 2)
+    square = exact_matmul(half, half)
+    return exact_matmul(square, a) if exponent % 2 else square
 
 
 def exact_matmul(a: Array, b: Array) -> Array:
     if a.shape[-1] <= 8:  # tiny products as one fused elementwise loop instead of library calls
         return jnp.sum(a[..., :, :, None] * b[..., None, :, :], axis=-2)
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-
-
-def dense_rows(links: Links, clients: int) -> Array:
-    """Each sender's weights by receiver, `[b, n]`."""
-    if links.targets is None:
-        return links.weights
-    rows = jnp.zeros((links.weights.shape[0], clients), links.weights.dtype)
-    return jax.vmap(lambda row, to, w: row.at[to].add(w))(rows, links.targets, links.weights)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hyperpush.engine.faults import Faults
-from hyperpush.engine.placement import alive_rows
+from hyperpush.engine.placement import alive_rows, weight_rows
 from hyperpush.networks import Links
 
 
@@ -70,6 +70,21 @@ class Totals(eqx.Module):
             due=jnp.full((depth, *links), NEVER),
         )
 
+    def restarted(self) -> "Totals":
+        """As at the start."""
+        zero = jax.tree.map(jnp.zeros_like, self)
+        return Totals(
+            high=zero.high,
+            low=zero.low,
+            taken_high=zero.taken_high,
+            taken_low=zero.taken_low,
+            taken_step=zero.taken_step - 1,
+            past_high=zero.past_high,
+            past_low=zero.past_low,
+            past_step=zero.past_step - 1,
+            due=zero.due + NEVER,
+        )
+
     def in_flight(self) -> PyTree:
         """Σ_links (σ − ρ): what has been sent and not yet taken in."""
         return jax.tree.map(
@@ -87,8 +102,7 @@ NEVER = jnp.iinfo(jnp.int32).max
 def push(totals: Totals, links: Links, fate: Fates, message: PyTree, step: Int[Array, ""]) -> tuple[PyTree, Totals]:
     """Put everyone's shares on the links, deliver what is due; the sum each client takes in, and the new totals."""
     n = links.own.shape[0]
-    alive = alive_rows(links, n)
-    share = jnp.where(alive, 1, 0) * links.own[:, None]  # push weights: every share of a sender is alike
+    alive, share = alive_rows(links, n), weight_rows(links, n)
 
     def add(high, low, m):
         return two_sum(high, low, share.reshape(n, n, *(1,) * (m.ndim - 1)) * m[:, None])

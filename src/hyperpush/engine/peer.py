@@ -5,6 +5,7 @@ fit is counted and dropped. On links that lose messages, conserved quantities tr
 """
 
 import threading
+import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,13 +21,20 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.averaging.running_sums import Incoming, Outgoing
 from hyperpush.engine import keys, wire
-from hyperpush.engine.compiled import Outcome, Record, check_clients, check_repairable
+from hyperpush.engine.compiled import (
+    OUTSIDE,
+    Outcome,
+    Progress,
+    Record,
+    check_clients,
+    check_recording,
+    check_repairable,
+)
 from hyperpush.engine.faults import Faults
-from hyperpush.engine.interpret import dense_rows
-from hyperpush.engine.placement import alive_rows
+from hyperpush.engine.placement import alive_rows, weight_rows
 from hyperpush.engine.transport import Memory, Transport
 from hyperpush.errors import Diverged, HyperpushError
-from hyperpush.networks import Network, Weights
+from hyperpush.networks import Network, Weights, lowest
 from hyperpush.program import (
     Context,
     Exchange,
@@ -35,10 +43,12 @@ from hyperpush.program import (
     Node,
     Path,
     Repeat,
+    Role,
     Sequence,
     Server,
     Within,
     contains,
+    leaf_key,
     sendings,
     stepwise,
 )
@@ -47,7 +57,7 @@ SERVER = 0  # the peer that plays the server
 
 
 _compiling = threading.RLock()
-_compiled: set[Any] = set()
+_compiled: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _shared(what: Any, call: Callable[[], Any]) -> Any:
@@ -61,18 +71,19 @@ def _shared(what: Any, call: Callable[[], Any]) -> Any:
 
 
 @eqx.filter_jit
-def _leaf(f, args, client, clients, round, root, address, data):
-    key = keys.program_key(root)
-    for part in address:
-        key = jax.random.fold_in(key, part)
-    return f(*args, Context(client, clients, round, jax.random.fold_in(key, client), data))
+def _leaf(f, role, args, client, clients, round, root, address, data):
+    return f(*args, Context(client, clients, round, leaf_key(_walked(root, address), role, client), data))
 
 
 @eqx.filter_jit
-def _node_key(root, address):
+def _compute_key(root, address):
+    return leaf_key(_walked(root, address), Role.COMPUTE, 0)
+
+
+def _walked(root, address):
     key = keys.program_key(root)
-    for part in address:
-        key = jax.random.fold_in(key, part)
+    for place in range(address.shape[0]):
+        key = jax.random.fold_in(key, address[place])
     return key
 
 
@@ -80,7 +91,7 @@ def _node_key(root, address):
 def _schedule(network, root, step, client, weights):
     """(own weight, weights by receiver, who hears me, whom I hear) of one client at one step."""
     everyone = network.links(keys.network_key(root), step, jnp.arange(network.clients), weights)
-    rows, alive = dense_rows(everyone, network.clients), alive_rows(everyone, network.clients)
+    rows, alive = weight_rows(everyone, network.clients), alive_rows(everyone, network.clients)
     return everyone.own[client], rows[client], alive[client], alive[:, client]
 
 
@@ -97,14 +108,15 @@ class Counts:
 class _Place:
     """A place of the program that sends: what its messages look like, and the running sums of its links."""
 
-    def __init__(self, message: PyTree, tolerant: bool, infinite: bool):
+    def __init__(self, path: Path, message: PyTree, tolerant: bool, infinite: bool, epoch: int = 0):
+        self.path, self.message, self.tolerant, self.epoch = path, message, tolerant, epoch
+        self.number = zlib.crc32(repr((path, epoch)).encode())  # its name on the wire
         example = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
         flat, self.unravel = ravel_pytree(example)
         self.floats = flat.size
         self.template = wire.Template(np.zeros(flat.size) if tolerant else example, infinite)
         self.outgoing, self.incoming = Outgoing(flat.size), Incoming(flat.size)
         self.pending = np.zeros(flat.size)  # taken in since the last exchange here
-        self.tolerant = tolerant
 
 
 class Peer:
@@ -134,44 +146,62 @@ class Peer:
         self.view = view
         self.counts = Counts()
         self.history: dict[str, list[PyTree]] = {}
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, _Place] = {}  # by number on the wire
+        self._current: dict[Path, _Place] = {}
+        self._past: set[int] = set()  # numbers of places that have started anew
         self._loops: list[tuple[str, int]] = []  # names and rounds of the loops we are in
 
-    def run(self, program: Node, state: PyTree, data: PyTree, record: Mapping[str, Record] | None = None) -> PyTree:
+    def run(
+        self,
+        program: Node,
+        state: PyTree,
+        data: PyTree,
+        record: Mapping[str, Record] | None = None,
+        every: int = 1,
+        progress: Progress | None = None,
+    ) -> PyTree:
         """Walk the program from `state`; the state at its end."""
+        check_recording(record or {}, every, program)
         check_repairable(program, self.tolerant)
         program = stepwise(program)
         self._data = data
-        self._record = dict(record or {})
+        self._record, self._every, self._progress = dict(record or {}), every, progress
         self.history = {name: [] for name in self._record}
         self._agreement = 1
         if contains(program, lambda node: isinstance(node, Repeat) and node.until is not None):
             self._agreement = self.network.flood_rounds()
-        self._places = {}
         for sending in sendings(program, state, data, self.network.clients):
             conserved = isinstance(sending.node, Exchange) and sending.node.conserved
             infinite = isinstance(sending.node, Exchange) and sending.node.reduce == "max"
-            self._places[_number(sending.path)] = _Place(sending.message, conserved and self.tolerant, infinite)
-        return self._walk(program, state, 0, (), ())
+            self._add(_Place(sending.path, sending.message, conserved and self.tolerant, infinite))
+        state = self._walk(program, state, 0, (), ())
+        self._check_finite(state)
+        return state
+
+    def _add(self, place: _Place) -> None:
+        if place.number in self._places:
+            raise HyperpushError(f"two places of the program have the same number {place.number} on the wire")
+        self._places[place.number] = self._current[place.path] = place
 
     # ------------------------------------------------------------------- walk
 
-    def _apply(self, f, address: tuple[int, ...], round: int, *args: PyTree) -> Any:
-        parts = tuple(jnp.asarray(part, jnp.uint32) for part in address)
-        me, round_ = jnp.asarray(self.client, jnp.int32), jnp.asarray(round, jnp.int32)
-        return _shared(f, lambda: _leaf(f, args, me, self.network.clients, round_, self.key, parts, self._data))
+    def _apply(self, f, role: Role, address: tuple[int, ...], round: int, *args: PyTree) -> Any:
+        parts = np.asarray(address, np.uint32)
+        me, round_ = np.asarray(self.client, np.int32), np.asarray(round, np.int32)
+        return _shared(f, lambda: _leaf(f, role, args, me, self.network.clients, round_, self.key, parts, self._data))
 
     def _walk(self, node: Node, state: PyTree, round: int, address: tuple[int, ...], path: Path) -> PyTree:
         if isinstance(node, Local):
-            return self._apply(node.f, address, round, state)
+            return self._apply(node.f, Role.LOCAL, address, round, state)
         if isinstance(node, Sequence):
             for position, child in enumerate(node.nodes):
                 state = self._walk(child, state, round, (*address, position), (*path, position))
             return state
         if isinstance(node, Within):
-            inner = self._apply(node.enter, address, round, state)
+            self._restart(path)
+            inner = self._apply(node.enter, Role.ENTER, address, round, state)
             inner = self._walk(node.body, inner, round, address, (*path, 0))
-            return self._apply(node.leave, address, round, state, inner)
+            return self._apply(node.leave, Role.LEAVE, address, round, state, inner)
         if isinstance(node, Repeat):
             return self._repeat(node, state, round, address, path)
         if isinstance(node, Exchange):
@@ -180,21 +210,32 @@ class Peer:
             return self._serve(node, state, round, address, path)
         raise HyperpushError(f"a peer cannot walk {type(node).__name__}")
 
+    def _restart(self, path: Path) -> None:
+        """A new state begins below `path`: running sums start anew, and what is still under way for the old is late."""
+        for old in [place for place in self._places.values() if place.tolerant and place.path[: len(path)] == path]:
+            del self._places[old.number]
+            self._past.add(old.number)
+            new = _Place(old.path, old.message, True, False, old.epoch + 1)
+            self._places[new.number] = self._current[new.path] = new
+
     def _repeat(self, node: Repeat, state: PyTree, round: int, address: tuple[int, ...], path: Path) -> PyTree:
         times = node.at_most
         if node.times is not None:
-            times = min(times, int(self._apply(node.times, address, round, state)))
+            times = min(times, int(self._apply(node.times, Role.TIMES, address, round, state)))
         record = self._record.get(node.name)
         for i in range(times):
             self._loops.append((node.name, i))
             state = self._walk(node.body, state, i, (*address, i), (*path, 0))
+            self._check_finite(state)
             self._loops.pop()
             ended = False
             if node.until is not None:
-                content = bool(self._apply(node.until, (*address, i), i, state))
+                content = bool(self._apply(node.until, Role.UNTIL, (*address, i), i, state))
                 ended = self._agree(content, path)
-            if record is not None:
-                self.history[node.name].append(self._apply(record, (*address, i), i, state))
+            if record is not None and (i + 1) % self._every == 0:
+                self.history[node.name].append(self._apply(record, Role.RECORD, (*address, i), i, state))
+            if self._progress is not None:
+                self._progress(node.name, times if ended else i + 1, times)
             if ended:
                 break
         return state
@@ -212,8 +253,8 @@ class Peer:
     # --------------------------------------------------------------- messages
 
     def _exchange(self, node: Exchange, state: PyTree, round: int, address: tuple[int, ...], path: Path) -> PyTree:
-        place = self._places[_number(path)]
-        message = jax.tree.map(np.asarray, self._apply(node.send, address, round, state))
+        place = self._current[path]
+        message = jax.tree.map(np.asarray, self._apply(node.send, Role.SEND, address, round, state))
         own, weights, to, expected = self._links(node.link_weights)
         if place.tolerant:
             flat = np.asarray(ravel_pytree(message)[0], np.float64)
@@ -230,7 +271,7 @@ class Peer:
             heard = np.zeros(self.network.clients, bool)
             heard[[sender for sender, _, _ in arrived]] = True
             if callable(node.weights):
-                mine = np.asarray(self._apply(node.weights, address, round, state))
+                mine = np.asarray(self._apply(node.weights, Role.WEIGHTS, address, round, state))
                 arrived = [(sender, value, float(mine[sender])) for sender, value, _ in arrived]
                 own = mine[self.client]
             elif node.weights == "reverse":
@@ -240,13 +281,13 @@ class Peer:
         inbox = Inbox(total, jnp.asarray(own))
         if node.observe:
             inbox = Inbox(total, jnp.asarray(own), jnp.asarray(heard), jnp.asarray(weights))
-        return self._apply(node.receive, address, round, state, inbox)
+        return self._apply(node.receive, Role.RECEIVE, address, round, state, inbox)
 
     def _serve(self, node: Server, state: PyTree, round: int, address: tuple[int, ...], path: Path) -> PyTree:
-        n, message = self.network.clients, self._apply(node.send, address, round, state)
+        n, message = self.network.clients, self._apply(node.send, Role.SEND, address, round, state)
         message = jax.tree.map(np.asarray, message)
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape), leaf.dtype), message)
-        key = _node_key(self.key, tuple(jnp.asarray(part, jnp.uint32) for part in address))
+        key = _compute_key(self.key, np.asarray(address, np.uint32))
         down = (*path, 1)
         others = np.arange(n) != SERVER
         if self.client == SERVER:
@@ -259,52 +300,55 @@ class Peer:
             answer = jax.tree.map(lambda rows: rows[SERVER], answers)
         else:
             self._post(path, SERVER, message, 0, 1.0)
-            if _number(down) not in self._places:
+            if down not in self._current:
                 if node.host:
-                    raise HyperpushError("a server that computes in plain Python needs a run in one process")
+                    raise HyperpushError("a server that computes in plain Python runs on simulate and shard only")
                 answer_shapes = jax.eval_shape(node.compute, shapes, key)
                 one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), answer_shapes)
-                self._places[_number(down)] = _Place(one, False, False)
+                self._add(_Place(down, one, False, False))
             answer = self._all(down, ~others)[0][1]
         self._tick(path)
-        return self._apply(node.receive, address, round, state, jax.tree.map(jnp.asarray, answer))
+        return self._apply(node.receive, Role.RECEIVE, address, round, state, jax.tree.map(jnp.asarray, answer))
 
     def _links(self, weights: Weights) -> tuple[np.ndarray, ...]:
-        step, me = jnp.asarray(self.step, jnp.int32), jnp.asarray(self.client, jnp.int32)
-        found = _shared(
-            (type(self.network), self.network.clients, weights),
-            lambda: _schedule(self.network, self.key, step, me, weights),
-        )
+        step, me = np.asarray(self.step, np.int32), np.asarray(self.client, np.int32)
+        found = _shared(type(self.network), lambda: _schedule(self.network, self.key, step, me, weights))
         return tuple(np.asarray(part) for part in found)
+
+    def _number(self, path: Path) -> int:
+        place = self._current.get(path)
+        return place.number if place is not None else zlib.crc32(repr((path, 0)).encode())
 
     def _tick(self, path: Path) -> None:
         self.step += 1
         self.counts.rounds += 1
-        self.counts.floats += self._places[_number(path)].floats
+        self.counts.floats += self._current[path].floats
 
-    def _check_finite(self, flat: np.ndarray) -> None:
-        if not np.all(np.isfinite(flat)):
-            name, i = self._loops[-1] if self._loops else ("program", 0)
-            raise Diverged(name, i + 1, "a smaller step size may help")
+    def _check_finite(self, tree: PyTree) -> None:
+        for leaf in jax.tree.leaves(tree):
+            if jnp.issubdtype(leaf.dtype, jnp.inexact) and not np.all(np.isfinite(np.asarray(leaf))):
+                name, i = self._loops[-1] if self._loops else (OUTSIDE, 0)
+                raise Diverged(name, i + 1, "a smaller step size may help")
 
     def _send(self, path: Path, message: PyTree, targets: np.ndarray, weights: np.ndarray) -> None:
-        if not self._places[_number(path)].template.allow_infinite:
-            for leaf in jax.tree.leaves(message):
-                if np.issubdtype(leaf.dtype, np.inexact):
-                    self._check_finite(leaf)
+        if not self._current[path].template.allow_infinite:
+            self._check_finite(message)
         for target in targets.tolist():
             self._post(path, target, message, 0, float(weights[target]))
 
     def _post(self, path: Path, target: int, tree: PyTree, counter: int, weight: float) -> None:
-        header = wire.Header(self.view, _number(path), self.step, self.client, counter, weight)
+        header = wire.Header(self.view, self._number(path), self.step, self.client, counter, weight)
         self.transport.send(target, self.step, wire.encode(header, tree))
 
     def _collect(self, path: Path, expected: np.ndarray) -> list[tuple[wire.Header, PyTree]]:
         """What has arrived for this exchange; running sums that were late for another are credited there."""
-        here, found = _number(path), []
+        here, found = self._number(path), []
         for sender, payload in self.transport.collect(self.step, np.flatnonzero(expected).tolist()):
             try:
                 node = wire.peek(payload).node
+                if node in self._past:
+                    self.counts.late += 1
+                    continue
                 place = self._places.get(node)
                 if place is None:
                     raise wire.Rejected(wire.Reason.WRONG_NODE, f"no place {node} in this program")
@@ -346,22 +390,16 @@ class Peer:
         return arrived
 
 
-def _number(path: Path) -> int:
-    """A place's number on the wire."""
-    return zlib.crc32(repr(path).encode())
-
-
 def _combine(like: PyTree, arrived: list[tuple[int, PyTree, float]], reduce: str) -> PyTree:
     """What an inbox holds: the weighted sum, or the maximum, of the others' messages."""
 
     def total(leaf, *others):
         if reduce == "max":
-            low = -np.inf if np.issubdtype(leaf.dtype, np.inexact) else np.iinfo(leaf.dtype).min
-            return jnp.asarray(np.max([np.full_like(leaf, low), *others], axis=0))
+            return jnp.asarray(np.max([np.full_like(leaf, lowest(leaf.dtype)), *others], axis=0))
         wide = np.zeros(leaf.shape, np.float64)
         for (_, _, weight), other in zip(arrived, others, strict=True):
             wide += weight * np.asarray(other, np.float64)
-        return jnp.asarray(wide.astype(leaf.dtype))
+        return jnp.asarray(wide, leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.result_type(float))
 
     return jax.tree.map(total, like, *(value for _, value, _ in arrived))
 
@@ -375,7 +413,9 @@ def run(
     *,
     step: int = 0,
     record: Mapping[str, Record] | None = None,
+    every: int = 1,
     faults: Faults | None = None,
+    progress: Progress | None = None,
     deadline: float = 60.0,
     hub: Memory | None = None,
 ) -> Outcome:
@@ -395,7 +435,8 @@ def run(
         own_state, own_data = (jax.tree.map(lambda leaf: leaf[peer.client], tree) for tree in (states, data))
         try:
             with jax.enable_x64(wide):
-                results[peer.client] = peer.run(program, own_state, own_data, record)
+                shown = progress if peer.client == 0 else None
+                results[peer.client] = peer.run(program, own_state, own_data, record, every, shown)
         except BaseException as failure:
             failures.append(failure)
             hub.abort(failure)

@@ -1,13 +1,13 @@
 """Where clients live: all of them on one device, or one block of them per device of a mesh."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hyperpush.networks import Links, combine
+from hyperpush.networks import Links, combine, lowest
 
 AXIS = "clients"
 
@@ -19,6 +19,7 @@ class Whole(eqx.Module):
     """All clients on one device."""
 
     clients: int = eqx.field(static=True)
+    has_padding: ClassVar[bool] = False
 
     def ids(self) -> Int[Array, " n"]:
         return jnp.arange(self.clients)
@@ -68,6 +69,10 @@ class Slice(eqx.Module):
         return -(-self.clients // self.devices)
 
     @property
+    def has_padding(self) -> bool:
+        return self.padded > self.clients
+
+    @property
     def padded(self) -> int:
         return self.block * self.devices
 
@@ -83,7 +88,7 @@ class Slice(eqx.Module):
 
         if reduce == "max":
             return jax.tree.map(lambda v: self.mine(jax.lax.pmax(contribution(v), AXIS)), values)
-        return jax.tree.map(lambda v: self.scattered(contribution, v), values)
+        return jax.tree.map(lambda v: self.scattered(contribution, self.only_real(v)), values)
 
     def combine_received(
         self, links: Links, weights: Float[Array, "b n"], values: PyTree, reduce: Literal["sum", "max"]
@@ -103,10 +108,13 @@ class Slice(eqx.Module):
             return pad(jnp.tensordot(columns, v, 1, precision=jax.lax.Precision.HIGHEST), self.padded, 0)
 
         # Nothing reaches padding clients: they keep what they have.
-        real = self.real()
         return jax.tree.map(
-            lambda v: jnp.where(real.reshape(-1, *(1,) * (v.ndim - 1)), self.scattered(contribution, v), v), values
+            lambda v: jnp.where(along(self.real(), v), self.scattered(contribution, self.only_real(v)), v), values
         )
+
+    def only_real(self, v: Array) -> Array:
+        # Padding clients may grow beyond all bounds, and 0 · inf would reach everybody.
+        return jnp.where(along(self.real(), v), v, 0)
 
     def scattered(self, contribution, v: Array) -> Array:
         """Sum of all devices' contributions, each device keeping its own clients' rows."""
@@ -126,15 +134,14 @@ class Slice(eqx.Module):
 
     def mean(self, values: PyTree) -> PyTree:
         def one(v):
-            real = self.real().reshape(-1, *(1,) * (v.ndim - 1))
-            total = jax.lax.psum(jnp.sum(jnp.where(real, v, 0), axis=0, keepdims=True), AXIS)
+            total = jax.lax.psum(jnp.sum(self.only_real(v), axis=0, keepdims=True), AXIS)
             return jnp.broadcast_to(total / self.clients, v.shape)
 
         return jax.tree.map(one, values)
 
     def max(self, values: Array) -> Array:
         # Padding clients must not decide.
-        return jax.lax.pmax(jnp.max(jnp.where(self.real(), values, smallest(values.dtype))), AXIS)
+        return jax.lax.pmax(jnp.max(jnp.where(self.real(), values, lowest(values.dtype))), AXIS)
 
     def any(self, flags: Bool[Array, " b"]) -> Bool[Array, ""]:
         return jax.lax.pmax(jnp.any(flags & self.real()).astype(jnp.int32), AXIS) > 0
@@ -150,13 +157,14 @@ class Slice(eqx.Module):
 Placement = Whole | Slice
 
 
+def along(vector: Array, like: Array) -> Array:
+    """A vector over clients, shaped to multiply `like`, whose axis 0 is the clients'."""
+    return vector.reshape(vector.shape + (1,) * (like.ndim - 1))
+
+
 def pad(v: Array, rows: int, value: float) -> Array:
     """`v` with rows of `value` appended up to `rows`."""
     return jnp.pad(v, ((0, rows - v.shape[0]),) + ((0, 0),) * (v.ndim - 1), constant_values=value)
-
-
-def smallest(dtype) -> Array:
-    return jnp.array(-jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min, dtype)
 
 
 def alive_rows(links: Links, clients: int) -> Bool[Array, "b n"]:
@@ -165,6 +173,14 @@ def alive_rows(links: Links, clients: int) -> Bool[Array, "b n"]:
         return links.alive
     rows = jnp.zeros((links.alive.shape[0], clients), bool)
     return jax.vmap(lambda row, to, up: row.at[to].max(up))(rows, links.targets, links.alive)
+
+
+def weight_rows(links: Links, clients: int) -> Array:
+    """Each sender's weights by receiver, `[b, n]`."""
+    if links.targets is None:
+        return links.weights
+    rows = jnp.zeros((links.weights.shape[0], clients), links.weights.dtype)
+    return jax.vmap(lambda row, to, w: row.at[to].add(w))(rows, links.targets, links.weights)
 
 
 def received(heard: Bool[Array, "r s"], weights: Float[Array, "r s"]) -> Links:

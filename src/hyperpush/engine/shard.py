@@ -16,6 +16,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.engine import keys
 from hyperpush.engine.compiled import Outcome, Plan, Progress, Record, Walk, chunk, conclude, lay_out
+from hyperpush.engine.faults import Faults
 from hyperpush.engine.interpret import Carry
 from hyperpush.engine.placement import AXIS, Slice
 from hyperpush.errors import InvalidInput
@@ -58,10 +59,13 @@ def run(
     step: int = 0,
     record: Mapping[str, Record] | None = None,
     every: int = 1,
+    faults: Faults | None = None,
     batch: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
     """Run a program with the clients spread over `devices` (all of this process's by default); as `simulate.run`."""
+    if faults is not None:
+        raise InvalidInput("faults", faults, "None: faulty links are for simulate and peer")
     devices = jax.devices() if devices is None else list(devices)
     if not devices:
         raise InvalidInput("devices", devices, "at least one device")
@@ -86,6 +90,6 @@ def run(
             function, mesh, plan.network, plan.data, plan.key, plan.agreement, plan.batch, static, *arguments
         )
 
-    walk = Walk(plan, compiled, record or {}, every, progress)
+    walk = Walk(plan, program, compiled, record or {}, every, progress)
     carry = walk.walk(program, carry, keys.program_key(key), 0)
     return conclude(walk, carry, sends, step)

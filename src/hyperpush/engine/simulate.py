@@ -14,7 +14,7 @@ from hyperpush.engine.faults import Faults
 from hyperpush.engine.interpret import with_states
 from hyperpush.engine.placement import Whole
 from hyperpush.networks import Network
-from hyperpush.program import Node, Repeat, Sequence, Within
+from hyperpush.program import Node, Repeat, Role, Sequence, Within
 
 
 @eqx.filter_jit
@@ -50,7 +50,7 @@ def run(
             function, plan.network, plan.data, plan.key, plan.faults, plan.agreement, plan.batch, static, *arguments
         )
 
-    walk = Walk(plan, compiled, record or {}, every, progress)
+    walk = Walk(plan, program, compiled, record or {}, every, progress)
     carry = walk.walk(program, carry, keys.program_key(key), 0)
     return conclude(walk, carry, sends, step)
 
@@ -91,9 +91,9 @@ def evaluate(
             return carry
         zero = jnp.zeros((), jnp.int32)
         if isinstance(node, Within):
-            inner = with_states(carry, interpreter.apply(node.enter, key, zero, carry.states))
+            inner = with_states(carry, interpreter.apply(node.enter, Role.ENTER, key, zero, carry.states))
             after = walk(node.body, inner, key, (*path, 0))
-            return with_states(after, interpreter.apply(node.leave, key, zero, carry.states, after.states))
+            return with_states(after, interpreter.apply(node.leave, Role.LEAVE, key, zero, carry.states, after.states))
         return interpreter.run(node, carry, key, zero, path)
 
     carry = walk(program, carry, keys.program_key(key), ())

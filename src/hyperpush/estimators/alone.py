@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from hyperpush.checks import whole
 from hyperpush.data.batches import everything
 from hyperpush.errors import InvalidInput
 from hyperpush.estimators.state import Declaration, Hyper
@@ -54,8 +55,7 @@ class LocalGradient(eqx.Module):
     damping: float = eqx.field(static=True, converter=float, default=0.0)
 
     def __check_init__(self):
-        if self.iterations < 1:
-            raise InvalidInput("LocalGradient.iterations", self.iterations, "1 or more")
+        whole("LocalGradient.iterations", self.iterations, least=1)
         if self.damping < 0:
             raise InvalidInput("LocalGradient.damping", self.damping, "0 or more")
 

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import equinox as eqx
 
-from hyperpush.estimators.recurrent import Backward, Order, add, check_options, enter, maps, mix, reversed_weights
+from hyperpush.estimators.recurrent import Backward, Order, add, check_options, enter, maps, reversed_weights
 from hyperpush.estimators.state import Declaration, Hyper
 from hyperpush.problem import Problem
 from hyperpush.program import Exchange, Inbox, Node, Repeat, Sequence, Within
@@ -75,7 +75,7 @@ def recurrent_program(problem: Problem, options: DirectedRB | ExactRB, weights, 
 
     def step(state: Backward, inbox: Inbox, ctx, move: bool, collect: bool) -> Backward:
         onward, along = maps(
-            problem, state, ctx, state.u, mix(state.u, inbox), options.step, options.order, options.batch
+            problem, state, ctx, state.u, inbox.mix(state.u), options.step, options.order, options.batch
         )
         value = add(state.value, along) if collect else state.value
         return Backward(state.params, state.hyper, state.links, state.source, onward if move else state.u, value)

@@ -14,10 +14,9 @@ from hyperpush.engine.compiled import Outcome, Record
 from hyperpush.errors import InvalidInput
 from hyperpush.estimators.state import Declaration, Hyper
 from hyperpush.inner.step import LinkEstimates
-from hyperpush.inner.train import program_of
 from hyperpush.networks import Network
 from hyperpush.problem import Problem, check
-from hyperpush.program import Node
+from hyperpush.program import Node, program_of
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from hyperpush.checks import positive, whole
 from hyperpush.data.batches import draw
 from hyperpush.errors import InvalidInput
 from hyperpush.estimators.state import Declaration, Hyper, shared_gradients
@@ -54,11 +55,11 @@ class HGP(eqx.Module):
     keep_mass: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
-        for field, given, low in (("order", self.order, 0), ("pushes", self.pushes, 1), ("batch", self.batch, 1)):
-            if given is not None and given < low:
-                raise InvalidInput(f"HGP.{field}", given, f"{low} or more")
-        if not self.step > 0:
-            raise InvalidInput("HGP.step", self.step, "a number above 0")
+        whole("HGP.order", self.order, least=0)
+        whole("HGP.pushes", self.pushes, least=1)
+        positive("HGP.step", self.step)
+        if self.batch is not None:
+            whole("HGP.batch", self.batch, least=1)
         if self.averaging not in ("push", "gossip", "exact"):
             raise InvalidInput("HGP.averaging", self.averaging, "'push', 'gossip' or 'exact'")
 

@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from hyperpush.checks import positive, whole
 from hyperpush.data.batches import draw
 from hyperpush.errors import InvalidInput
 from hyperpush.estimators.state import Hyper, shared_gradients
 from hyperpush.inner.step import LinkEstimates
 from hyperpush.problem import Problem
-from hyperpush.program import Context, Inbox
+from hyperpush.program import Context
 
 Order = Literal["gradient-first", "gradient-after"]
 
@@ -40,14 +41,12 @@ class Backward(eqx.Module):
 
 def check_options(name: str, rounds: int, step: float, order: str, batch: int | None) -> None:
     """Refuse options that make no sense, naming the field."""
-    if rounds < 0:
-        raise InvalidInput(f"{name}.rounds", rounds, "0 or more")
-    if not step > 0:
-        raise InvalidInput(f"{name}.step", step, "a number above 0: the rate that SGP ended with")
+    whole(f"{name}.rounds", rounds, least=0)
+    positive(f"{name}.step", step)
     if order not in ("gradient-first", "gradient-after"):
         raise InvalidInput(f"{name}.order", order, "'gradient-first' or 'gradient-after', as SGP ran")
-    if batch is not None and batch < 1:
-        raise InvalidInput(f"{name}.batch", batch, "1 or more, or None for all examples")
+    if batch is not None:
+        whole(f"{name}.batch", batch, least=1)
 
 
 def enter(problem: Problem, state: Hyper, ctx: Context) -> tuple[Backward, PyTree]:
@@ -82,11 +81,6 @@ def maps(
     along_x, along_hyper = problem.products(state.params, state.hyper, draw(ctx.data.inner, batch, ctx.key), at)
     onward = jax.tree.map(lambda m, h: m - step / state.links.mass * h, mixed, along_x)
     return onward, jax.tree.map(lambda b: -step * b, along_hyper)
-
-
-def mix(own: PyTree, inbox: Inbox) -> PyTree:
-    """The own vector and the others', with the weights of the inbox."""
-    return jax.tree.map(lambda mine, others: inbox.own * mine + others, own, inbox.total)
 
 
 def add(a: PyTree, b: PyTree, scale: float = 1.0) -> PyTree:

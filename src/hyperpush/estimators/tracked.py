@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from hyperpush.checks import positive, whole
 from hyperpush.data.batches import draw, everything
-from hyperpush.errors import InvalidInput
 from hyperpush.estimators.state import Declaration, Hyper, shared_gradients
 from hyperpush.problem import Problem
 from hyperpush.program import Context, Exchange, Inbox, Local, Node, Repeat, Sequence, Within
@@ -56,11 +56,11 @@ class TrackedHGP(eqx.Module):
     batch: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        for field, given, low in (("steps", self.steps, 0), ("pushes", self.pushes, 1), ("batch", self.batch, 1)):
-            if given is not None and given < low:
-                raise InvalidInput(f"TrackedHGP.{field}", given, f"{low} or more")
-        if not self.step > 0:
-            raise InvalidInput("TrackedHGP.step", self.step, "a number above 0")
+        whole("TrackedHGP.steps", self.steps, least=0)
+        whole("TrackedHGP.pushes", self.pushes, least=1)
+        positive("TrackedHGP.step", self.step)
+        if self.batch is not None:
+            whole("TrackedHGP.batch", self.batch, least=1)
 
     def program(self, problem: Problem) -> Node:
         def enter(state: Hyper, ctx: Context):
@@ -73,9 +73,7 @@ class TrackedHGP(eqx.Module):
             return _State(state.params, state.hyper, state.source, z, state.mass, state.gradient, state.tracker)
 
         def receive(state: _State, inbox: Inbox, ctx: Context):
-            z, mass, tracker = jax.tree.map(
-                lambda mine, others: inbox.own * mine + others, (state.z, state.mass, state.tracker), inbox.total
-            )
+            z, mass, tracker = inbox.mix((state.z, state.mass, state.tracker))
             return _State(state.params, state.hyper, state.source, z, mass, state.gradient, tracker)
 
         def track(state: _State, ctx: Context):

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import PyTree
 
 from hyperpush.errors import InvalidInput
-from hyperpush.estimators.recurrent import Backward, Order, add, check_options, enter, maps, mix, reversed_weights
+from hyperpush.estimators.recurrent import Backward, Order, add, check_options, enter, maps, reversed_weights
 from hyperpush.estimators.state import Declaration, Hyper
 from hyperpush.problem import Problem
 from hyperpush.program import Exchange, Inbox, Node, Repeat, Within
@@ -57,7 +57,7 @@ class VRHGP(eqx.Module):
 
         def receive(state: _State, inbox: Inbox, ctx):
             back, alpha, beta = state.back, self.alpha, self.beta
-            mixed_u, mixed_w = mix((back.u, state.w), inbox)
+            mixed_u, mixed_w = inbox.mix((back.u, state.w))
             options = (self.step, self.order, self.batch)
             a_u, b_u = maps(problem, back, ctx, back.u, mixed_u, *options)
             a_w, b_w = maps(problem, back, ctx, state.w, mixed_w, *options)

@@ -66,7 +66,7 @@ def run_error_study(config: ErrorStudy, run: Any) -> dict[str, Any]:
     from hyperpush.problems.logistic import logistic
     from hyperpush.report.figures import Curve, error_curves, panels
 
-    network = networks.by_name(config.network, config.clients, **config.network_options)
+    network = networks.by_name(config.network, config.clients, config.seed, **config.network_options)
     problem, params, hypers, inner_data, outer_data = logistic(
         config.clients, config.seed, examples=config.examples, rate=config.hyper
     )
@@ -185,7 +185,7 @@ def run_error_study(config: ErrorStudy, run: Any) -> dict[str, Any]:
     run.save_models("inner-solution", at)
 
     run.table(
-        f"error of the hyper-gradient, mean of {config.runs} runs; true norm {true_norm:.4g}",
+        f"error at the inner solution reached, mean of {config.runs} runs; true norm {true_norm:.4g}",
         ("batch", "pushes", *(f"order {m}" for m in wanted)),
         [
             (batch, pushes, *(f"{r['error_mean']:.1e}" for r in rows if (r["batch"], r["pushes"]) == (batch, pushes)))

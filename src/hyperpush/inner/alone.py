@@ -4,7 +4,7 @@ import equinox as eqx
 import optax
 
 from hyperpush.data.batches import draw
-from hyperpush.inner.step import Rate, Training, change, check_steps, optimizer, training
+from hyperpush.inner.step import Learner, Rate, change, check_steps, learning, optimizer
 from hyperpush.problem import Problem
 from hyperpush.program import Local, Node, Repeat
 
@@ -23,8 +23,8 @@ class Alone(eqx.Module):
     def program(self, problem: Problem) -> Node:
         transform = optimizer(self.rate)
 
-        def descend(state: Training, ctx):
+        def descend(state: Learner, ctx):
             updates, memory = change(problem, transform, state, draw(ctx.data.inner, self.batch, ctx.key))
             return state.moved(optax.apply_updates(state.params, updates), memory)
 
-        return training(Repeat(Local(descend), self.steps, name="Alone"), transform)
+        return learning(Repeat(Local(descend), self.steps, name="Alone"), transform)

@@ -3,13 +3,12 @@
 from typing import Literal
 
 import equinox as eqx
-import jax
 import optax
 from jaxtyping import PyTree
 
 from hyperpush.data.batches import draw
 from hyperpush.errors import InvalidInput
-from hyperpush.inner.step import Rate, Training, change, check_steps, optimizer, training
+from hyperpush.inner.step import Learner, Rate, change, check_steps, learning, optimizer
 from hyperpush.problem import Problem
 from hyperpush.program import Exchange, Inbox, Local, Node, Repeat, Sequence
 
@@ -34,15 +33,15 @@ class DSGD(eqx.Module):
     def program(self, problem: Problem) -> Node:
         transform = optimizer(self.rate)
 
-        def moved(start: PyTree, state: Training, ctx):
+        def moved(start: PyTree, state: Learner, ctx):
             updates, memory = change(problem, transform, state, draw(ctx.data.inner, self.batch, ctx.key))
             return state.moved(optax.apply_updates(start, updates), memory)
 
-        def receive(state: Training, inbox: Inbox, ctx):
-            mixed = jax.tree.map(lambda mine, others: inbox.own * mine + others, state.params, inbox.total)
+        def receive(state: Learner, inbox: Inbox, ctx):
+            mixed = inbox.mix(state.params)
             return moved(mixed, state, ctx) if self.order == "gradient-after" else state.moved(mixed, state.memory)
 
         mix = Exchange(send=lambda state, ctx: state.params, receive=receive, weights="gossip")
         if self.order == "gradient-first":
             mix = Sequence(Local(lambda state, ctx: moved(state.params, state, ctx)), mix)
-        return training(Repeat(mix, self.steps, name="DSGD"), transform)
+        return learning(Repeat(mix, self.steps, name="DSGD"), transform)

@@ -4,9 +4,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from hyperpush.checks import whole
 from hyperpush.data.batches import count
-from hyperpush.errors import InvalidInput
-from hyperpush.inner.step import Rate, Training, check_steps, epoch, optimizer, training
+from hyperpush.inner.step import Learner, Rate, check_steps, epoch, learning, optimizer
 from hyperpush.problem import Problem
 from hyperpush.program import Local, Node, Repeat, Sequence, Server
 
@@ -27,20 +27,19 @@ class FedAvg(eqx.Module):
     def __check_init__(self):
         check_steps("FedAvg.rounds", self.rounds, self.batch)
         optimizer(self.rate)
-        if self.epochs < 1:
-            raise InvalidInput("FedAvg.epochs", self.epochs, "1 or more")
+        whole("FedAvg.epochs", self.epochs, least=1)
 
     def program(self, problem: Problem) -> Node:
         transform = optimizer(self.rate)
 
-        def train(state: Training, ctx):
+        def train(state: Learner, ctx):
             def one(number, state):
                 key = jax.random.fold_in(ctx.key, number)
                 return epoch(problem, transform, state, ctx.data.inner, self.batch, key)
 
             return jax.lax.fori_loop(0, self.epochs, one, state)
 
-        def send(state: Training, ctx):
+        def send(state: Learner, ctx):
             size = jnp.asarray(count(ctx.data.inner) if self.weighted else 1, jnp.zeros(()).dtype)
             return size, state.params
 
@@ -50,4 +49,4 @@ class FedAvg(eqx.Module):
             return jax.tree.map(lambda p: jnp.broadcast_to(jnp.tensordot(shares, p, 1), p.shape), params)
 
         average = Server(send, mean, receive=lambda state, params, ctx: state.moved(params, state.memory))
-        return training(Repeat(Sequence(Local(train), average), self.rounds, name="FedAvg"), transform)
+        return learning(Repeat(Sequence(Local(train), average), self.rounds, name="FedAvg"), transform)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from hyperpush.data.batches import draw
 from hyperpush.errors import InvalidInput
-from hyperpush.inner.step import LinkEstimates, Rate, Trained, Training, change, check_steps, optimizer
+from hyperpush.inner.step import Learner, LinkEstimates, Rate, Trained, change, check_steps, optimizer
 from hyperpush.problem import Problem
 from hyperpush.program import Exchange, Inbox, Local, Node, Repeat, Sequence, Within
 
@@ -24,7 +24,7 @@ class _State(eqx.Module):
 
     @property
     def params(self) -> PyTree:
-        return jax.tree.map(lambda z: z / self.mass, self.z)
+        return jax.tree.map(lambda z: (z / self.mass).astype(z.dtype), self.z)
 
 
 class SGP(eqx.Module):
@@ -54,11 +54,11 @@ class SGP(eqx.Module):
         transform = optimizer(self.rate)
 
         def move(state: _State, ctx):
-            at = Training(state.params, state.hyper, state.memory)
+            at = Learner(state.params, state.hyper, state.memory)
             return change(problem, transform, at, draw(ctx.data.inner, self.batch, ctx.key))
 
         def receive(state: _State, inbox: Inbox, ctx):
-            z, mass = jax.tree.map(lambda mine, others: inbox.own * mine + others, (state.z, state.mass), inbox.total)
+            z, mass = inbox.mix((state.z, state.mass))
             memory = state.memory
             if self.order == "gradient-after":
                 updates, memory = move(state, ctx)

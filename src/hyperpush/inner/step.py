@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from hyperpush.checks import positive, whole
 from hyperpush.data.batches import Ragged, capacity, everything, rows, shuffled
-from hyperpush.errors import InvalidInput
 from hyperpush.problem import Problem
 from hyperpush.program import Node, Within
 
@@ -49,39 +49,54 @@ def optimizer(rate: Rate) -> optax.GradientTransformation:
     """Plain SGD for a number or a schedule; any Optax transformation as it is."""
     if isinstance(rate, optax.GradientTransformation):
         return rate
-    if not callable(rate) and not rate > 0:
-        raise InvalidInput("rate", rate, "a number above 0, a schedule or an Optax transformation")
+    if not callable(rate):
+        positive("rate", rate)
     return optax.sgd(cast(float, rate))  # a schedule is as good
 
 
-def milestones(rate: float, at: tuple[int, ...], factor: float = 0.1) -> optax.Schedule:
+class Milestones(eqx.Module):
     """A rate that is multiplied by `factor` at each of the steps `at`."""
-    return optax.piecewise_constant_schedule(rate, dict.fromkeys(at, factor))
+
+    rate: float = eqx.field(static=True, converter=float)
+    at: tuple[int, ...] = eqx.field(static=True, converter=tuple)
+    factor: float = eqx.field(static=True, converter=float, default=0.1)
+
+    def __check_init__(self):
+        positive("rate", self.rate)
+        positive("factor", self.factor)
+
+    def __call__(self, step: Any) -> Any:
+        return optax.piecewise_constant_schedule(self.rate, dict.fromkeys(self.at, self.factor))(step)
+
+
+def milestones(rate: float, at: tuple[int, ...], factor: float = 0.1) -> Milestones:
+    """A rate that is multiplied by `factor` at each of the steps `at`; equal ones are compiled once."""
+    return Milestones(rate, at, factor)
 
 
 def check_steps(field: str, steps: int, batch: int | None) -> None:
-    if steps < 0:
-        raise InvalidInput(field, steps, "0 or more")
-    if batch is not None and batch < 1:
-        raise InvalidInput("batch", batch, "1 or more, or None for all examples")
+    """Refuse a number of steps or a batch size that makes no sense."""
+    whole(field, steps, least=0)
+    if batch is not None:
+        whole("batch", batch, least=1)
 
 
-class Training(eqx.Module):
+class Learner(eqx.Module):
     """A client in the middle of training."""
 
     params: PyTree
     hyper: PyTree
     memory: optax.OptState
 
-    def moved(self, params: PyTree, memory: optax.OptState) -> "Training":
-        return Training(params, self.hyper, memory)
+    def moved(self, params: PyTree, memory: optax.OptState) -> "Learner":
+        return Learner(params, self.hyper, memory)
 
 
-def training(loop: Node, transform: optax.GradientTransformation) -> Node:
-    """A loop on `Training` states as a program on `Trained` states."""
+def learning(loop: Node, transform: optax.GradientTransformation) -> Node:
+    """A loop on `Learner` states as a program on `Trained` states."""
     return Within(
         loop,
-        enter=lambda trained, ctx: Training(trained.params, trained.hyper, transform.init(trained.params)),
+        enter=lambda trained, ctx: Learner(trained.params, trained.hyper, transform.init(trained.params)),
         leave=lambda trained, state, ctx: Trained(state.params, state.hyper),
     )
 
@@ -89,7 +104,7 @@ def training(loop: Node, transform: optax.GradientTransformation) -> Node:
 def change(
     problem: Problem,
     transform: optax.GradientTransformation,
-    at: Training,
+    at: Learner,
     batch: PyTree,
 ) -> tuple[PyTree, optax.OptState]:
     """The optimiser's change of the parameters on one batch (−rate·∇f for SGD), and its new memory."""
@@ -99,11 +114,11 @@ def change(
 def epoch(
     problem: Problem,
     transform: optax.GradientTransformation,
-    state: Training,
+    state: Learner,
     examples: PyTree,
     size: int | None,
     key: PRNGKeyArray,
-) -> Training:
+) -> Learner:
     """One pass over a client's examples in shuffled mini-batches.
 
     Clients with fewer examples have fewer batches: the rest is padding that changes nothing. Without padding
@@ -118,7 +133,7 @@ def epoch(
     batches = -(-total // size) if padded else total // size
     order = jnp.pad(order, (0, max(batches * size - total, 0)))
 
-    def step(state: Training, start):
+    def step(state: Learner, start):
         batch = rows(examples, jax.lax.dynamic_slice_in_dim(order, start, size), start)
         updates, memory = change(problem, transform, state, batch)
         after = state.moved(optax.apply_updates(state.params, updates), memory)

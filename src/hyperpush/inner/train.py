@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from hyperpush.engine.compiled import Outcome
 from hyperpush.inner.step import LinkEstimates, Solver, Trained
 from hyperpush.networks import Network
 from hyperpush.problem import Problem, check
-from hyperpush.program import Node
+from hyperpush.program import program_of
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,6 @@ class Training:
     floats: int
     step: int  # network time afterwards
     history: dict[str, PyTree]
-
-
-@lru_cache(maxsize=256)
-def program_of(method: Any, problem: Problem) -> Node:
-    """A method's program for a problem; the same object for the same pair, so that nothing is compiled twice."""
-    return method.program(problem)
 
 
 def train(

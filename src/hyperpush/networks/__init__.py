@@ -20,6 +20,7 @@ from hyperpush.networks.k_out import KOut as KOut
 from hyperpush.networks.links import Links as Links
 from hyperpush.networks.means import Means as Means
 from hyperpush.networks.mixing import combine as combine
+from hyperpush.networks.mixing import lowest as lowest
 from hyperpush.networks.mixing import matrix as matrix
 from hyperpush.networks.star import Star as Star
 from hyperpush.networks.torus import Torus as Torus
@@ -45,14 +46,16 @@ NETWORKS: dict[str, type[Network]] = {
 }
 
 
-def by_name(name: str, clients: int, **options: object) -> Network:
-    """The network of that name; options are those of its class."""
+def by_name(name: str, clients: int, default_seed: int = 0, **options: object) -> Network:
+    """The network of that name; options are those of its class, `default_seed` its seed if it has one."""
     if name not in NETWORKS:
         raise unknown("network", name, NETWORKS)
     parameters = list(inspect.signature(NETWORKS[name].__init__).parameters.values())[2:]
     for option in options:
         if option not in {parameter.name for parameter in parameters}:
             raise unknown(f"option of {name}", option, [parameter.name for parameter in parameters])
+    if any(parameter.name == "seed" for parameter in parameters):
+        options = {"seed": default_seed, **options}
     for parameter in parameters:
         if parameter.default is parameter.empty and parameter.name not in options:
             raise InvalidInput(parameter.name, None, f"a value: {name} cannot do without")

@@ -53,9 +53,7 @@ class Network(eqx.Module):
         everyone, _ = self._slots(key, step, jnp.arange(self.clients))
         degrees = jnp.sum(everyone, axis=1)
         theirs = degrees[None, :] if targets is None else degrees[targets]
-        dtype = jnp.result_type(float)
-        grains = 1 / jnp.finfo(dtype).epsneg
-        weights = jnp.floor(grains / (1 + jnp.maximum(degrees[senders][:, None], theirs)).astype(dtype)) / grains
+        weights = round_down(1 / (1 + jnp.maximum(degrees[senders][:, None], theirs)).astype(jnp.result_type(float)))
         return weights, 1 - jnp.sum(jnp.where(alive, weights, 0), axis=1)
 
     @abc.abstractmethod
@@ -88,14 +86,21 @@ class Network(eqx.Module):
         return Means(push / self.period(), up / self.period())
 
     def links(
-        self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"], weights: Weights = "push"
+        self,
+        key: PRNGKeyArray,
+        step: Int[ArrayLike, ""],
+        senders: Int[Array, " b"],
+        weights: Weights = "push",
+        padded: bool = True,
     ) -> Links:
         """The links of a block of senders at a step.
 
-        push: P[i, j] = δ_{j→i} / Σ_k δ_{j→k}, the sender itself included: column stochastic.
+        push: P[i, j] = δ_{j→i} / Σ_k δ_{j→k}, the sender itself included: column stochastic. Shares are rounded down to
+            what leaves the sender an exact rest, so that no mass is made or lost by rounding.
         gossip: symmetric and doubly stochastic, undirected networks only.
         ones: 1 on every live link and for the sender itself.
-        Senders beyond the last client (padding of a block) send nothing and keep all.
+        Senders beyond the last client (padding of a block) send nothing and keep all; `padded=False` promises that
+        there are none, which saves XLA from drawing random links twice.
         """
         if weights not in get_args(Weights):
             raise unknown("weights", weights, get_args(Weights))
@@ -103,14 +108,16 @@ class Network(eqx.Module):
             raise InvalidInput(
                 "weights", weights, f"push on {self.name}: its links are directed, gossip needs both ways"
             )
-        real = senders < self.clients
-        within = jnp.minimum(senders, self.clients - 1)
+        real = senders < self.clients if padded else jnp.ones(senders.shape, bool)
+        within = jnp.minimum(senders, self.clients - 1) if padded else senders
         alive, targets = self._slots(key, step, within)
-        alive = alive & real[:, None]
+        alive = alive & real[:, None] if padded else alive
         dtype = jnp.result_type(float)
         if weights == "push":
-            own = 1 / (1 + jnp.sum(alive, axis=1)).astype(dtype)
-            shares = jnp.broadcast_to(own[:, None], alive.shape)
+            receivers = jnp.sum(alive, axis=1).astype(dtype)
+            share = round_down(1 / (1 + receivers))
+            own = 1 - receivers * share
+            shares = jnp.broadcast_to(share[:, None], alive.shape)
         elif weights == "gossip":
             shares, own = self._gossip(key, step, within, alive, targets)
             own = jnp.where(real, own, 1).astype(dtype)
@@ -121,3 +128,9 @@ class Network(eqx.Module):
         if targets is not None and self.varying and dense_is_cheaper(self.clients, targets.shape[1], prepared=False):
             return densify(links, self.clients)
         return links
+
+
+def round_down(weights: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Down to a multiple of the type's resolution below 1: sums of such numbers up to 1 are exact in any order."""
+    grains = 1 / jnp.finfo(weights.dtype).epsneg
+    return jnp.floor(weights * grains) / grains

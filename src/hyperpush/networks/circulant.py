@@ -9,8 +9,8 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, ArrayLike, Bool, Int, PRNGKeyArray
 
+from hyperpush.checks import whole
 from hyperpush.networks.base import Network
-from hyperpush.networks.checks import whole
 from hyperpush.networks.table import Listed, Table, adjacency
 from hyperpush.networks.weights import doubly_stochastic
 

@@ -7,8 +7,8 @@ import networkx as nx
 import numpy as np
 import scipy.sparse
 
+from hyperpush import checks
 from hyperpush.errors import InvalidInput
-from hyperpush.networks import checks
 from hyperpush.networks.table import Listed, Table
 from hyperpush.networks.weights import doubly_stochastic
 

@@ -9,8 +9,8 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, UInt32
 
+from hyperpush.checks import probability_range, whole
 from hyperpush.networks.base import Network
-from hyperpush.networks.checks import probability_range, whole
 from hyperpush.networks.hashing import words
 from hyperpush.networks.means import Means, of_independent
 from hyperpush.networks.reach import random_flood, require_connected

@@ -10,9 +10,9 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, ArrayLike, Bool, Int, PRNGKeyArray, UInt32
 
+from hyperpush.checks import whole, yes_or_no
 from hyperpush.errors import InvalidInput
 from hyperpush.networks.base import Network
-from hyperpush.networks.checks import whole
 from hyperpush.networks.complete import everyone
 from hyperpush.networks.hashing import words
 from hyperpush.networks.means import Means
@@ -41,7 +41,7 @@ class KOut(Network):
     def __init__(self, clients: int, k: int, varying: bool = True, seed: int = 0):
         self.clients = whole("clients", clients, least=2)
         self.k = whole("k", k, least=1, most=min(clients - 1, (2**32 - 1) // clients))
-        self.varying = varying
+        self.varying = yes_or_no("varying", varying)
         self.seed = whole("seed", seed, least=0)
         self.table = None if varying else Table("k", [_connected(clients, k, seed)])
 

@@ -29,7 +29,7 @@ def matrix(
     network: Network, key: PRNGKeyArray, step: Int[ArrayLike, ""], weights: Weights = "push"
 ) -> Float[Array, "n n"]:
     """The mixing matrix of a step: P[i, j] is the weight of what i receives from j, P[i, i] what i keeps."""
-    links = densify(network.links(key, step, jnp.arange(network.clients), weights), network.clients)
+    links = densify(network.links(key, step, jnp.arange(network.clients), weights, padded=False), network.clients)
     return links.weights.T + jnp.diag(links.own)
 
 
@@ -52,22 +52,23 @@ def _sum(links: Links, leaf: Array, clients: int) -> Array:
 
 
 def _max(links: Links, leaf: Array, clients: int) -> Array:
-    lowest = _lowest(leaf.dtype)
+    low = lowest(leaf.dtype)
     flat = leaf.reshape(leaf.shape[0], -1)
     if links.targets is None:
-        out = jnp.max(jnp.where(links.alive[:, :, None], flat[:, None], lowest), axis=0, initial=lowest)
+        out = jnp.max(jnp.where(links.alive[:, :, None], flat[:, None], low), axis=0, initial=low)
     else:
 
         def slot(out, arriving):
             target, alive = arriving
-            return out.at[target].max(jnp.where(alive[:, None], flat, lowest)), None
+            return out.at[target].max(jnp.where(alive[:, None], flat, low)), None
 
-        empty = jnp.full((clients, flat.shape[1]), lowest, leaf.dtype)
+        empty = jnp.full((clients, flat.shape[1]), low, leaf.dtype)
         out, _ = jax.lax.scan(slot, empty, (links.targets.T, links.alive.T))
     return out.reshape(clients, *leaf.shape[1:])
 
 
-def _lowest(dtype: jnp.dtype) -> Array:
+def lowest(dtype: jnp.dtype) -> Array:
+    """What every number of the type is at least."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.array(-jnp.inf, dtype)
     return jnp.array(False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min, dtype)

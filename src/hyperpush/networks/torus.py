@@ -6,8 +6,8 @@ from typing import ClassVar
 import equinox as eqx
 import numpy as np
 
+from hyperpush.checks import whole
 from hyperpush.errors import InvalidInput
-from hyperpush.networks.checks import whole
 from hyperpush.networks.table import Listed, Table, adjacency
 from hyperpush.networks.weights import doubly_stochastic
 

@@ -8,8 +8,8 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Bool
 
+from hyperpush.checks import whole
 from hyperpush.errors import InvalidInput
-from hyperpush.networks.checks import whole
 from hyperpush.networks.table import Listed, Table, adjacency
 from hyperpush.networks.weights import metropolis
 
@@ -32,6 +32,8 @@ class Trace(Listed):
     def __init__(self, clients: int, steps: Bool[np.ndarray, "t n n"] | Sequence):
         self.clients = whole("clients", clients, least=2)
         recorded = isinstance(steps, np.ndarray)
+        if not recorded and not (isinstance(steps, Sequence) and all(isinstance(links, Sequence) for links in steps)):
+            raise InvalidInput("steps", steps, "a list with the pairs (j, i) of each step")
         if len(steps) == 0 or (recorded and (steps.dtype != bool or steps.shape[1:] != (clients, clients))):
             given = f"an array {steps.dtype}{list(steps.shape)}" if recorded else steps
             raise InvalidInput(

@@ -1,4 +1,4 @@
-"""Checks of a network's options, each naming the field it refuses."""
+"""Checks of options, each naming the field it refuses."""
 
 import numpy as np
 
@@ -33,3 +33,19 @@ def probability_range(field: str, given: object) -> tuple[float, float]:
         if low <= high:
             return low, high
     raise InvalidInput(field, given, "a number from 0 to 1, or a pair (low, high) of them with low ≤ high")
+
+
+def positive(field: str, given: object) -> float:
+    """A finite number above 0."""
+    if isinstance(given, int | float | np.number) and not isinstance(given, bool):
+        number = float(given)
+        if 0 < number < float("inf"):
+            return number
+    raise InvalidInput(field, given, "a finite number above 0")
+
+
+def yes_or_no(field: str, given: object) -> bool:
+    """True or False."""
+    if isinstance(given, bool):
+        return given
+    raise InvalidInput(field, given, "true or false")
