@@ -17,4 +17,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     )
 )
 os.environ["MPLBACKEND"] = "Agg"
-os.environ["HYPERPUSH_CACHE"] = str(Path(__file__).parents[1] / ".pytest_cache" / "jax")
+# What one test or worker has compiled, another need not.
+os.environ["HYPERPUSH_CACHE"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
+    Path(__file__).parents[1] / ".pytest_cache" / "jax"
+)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
