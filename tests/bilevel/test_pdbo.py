@@ -25,23 +25,28 @@ def optimum(made):
     return np.linalg.lstsq(rows.reshape(-1, n * h), right.ravel(), rcond=None)[0].reshape(n, h)
 
 
-@pytest.mark.parametrize("restart", [True, False], ids=["restart", "warm"])
-def test_outer_steps_reach_the_optimum(restart):
-    made, network = quadratic(3, 1), hp.networks.RandomDirected(3)
-    solution = hp.solve(
+def solve(made, network, inner, estimator, outer_steps, **options):
+    return hp.solve(
         made.problem,
         network,
-        inner=hp.SGP(400, hp.milestones(0.2, (100, 200, 300))),
-        hypergradient=hp.HGP(60, 20, 0.3),
+        inner=inner,
+        hypergradient=estimator,
         outer=optax.sgd(0.5),
-        outer_steps=60,
+        outer_steps=outer_steps,
         params=made.params,
         hypers=made.hypers,
         inner_data=made.inner_data,
         outer_data=made.outer_data,
         key=jax.random.key(0),
-        restart=restart,
+        **options,
     )
+
+
+@pytest.mark.parametrize("restart", [True, False], ids=["restart", "warm"])
+def test_outer_steps_reach_the_optimum(restart):
+    made, network = quadratic(3, 1), hp.networks.RandomDirected(3)
+    inner = hp.SGP(400, hp.milestones(0.2, (100, 200, 300)))
+    solution = solve(made, network, inner, hp.HGP(60, 20, 0.3), 60, restart=restart)
     best = optimum(made)
     start = np.linalg.norm(made.hypers - best)
     assert np.linalg.norm(solution.hypers - best) < 0.02 * start
@@ -57,38 +62,16 @@ def test_outer_steps_reach_the_optimum(restart):
 
 def test_zero_outer_steps_only_train():
     made = quadratic(3, 1)
-    solution = hp.solve(
-        made.problem,
-        hp.networks.FullyConnected(3),
-        inner=hp.SGP(20, 0.1),
-        hypergradient=hp.HGP(1, 1, 0.1),
-        outer=optax.sgd(0.5),
-        outer_steps=0,
-        params=made.params,
-        hypers=made.hypers,
-        inner_data=made.inner_data,
-        outer_data=made.outer_data,
-        key=jax.random.key(0),
-    )
+    solution = solve(made, hp.networks.FullyConnected(3), hp.SGP(20, 0.1), hp.HGP(1, 1, 0.1), 0)
     np.testing.assert_array_equal(solution.hypers, made.hypers)
     assert np.abs(solution.params).max() > 0.1
     assert solution.rounds == 20
+    assert solution.outer_costs.shape == (1, 3)
 
 
 def test_estimators_that_reverse_links_work_inside():
     made, network = quadratic(3, 1), hp.networks.RandomDirected(3)
+    inner = hp.SGP(400, hp.milestones(0.2, (200, 300)), observe=True)
+    solution = solve(made, network, inner, hp.VRHGP(200, 0.02), 30)
     best = optimum(made)
-    solution = hp.solve(
-        made.problem,
-        network,
-        inner=hp.SGP(400, hp.milestones(0.2, (200, 300)), observe=True),
-        hypergradient=hp.VRHGP(200, 0.02),
-        outer=optax.sgd(0.5),
-        outer_steps=30,
-        params=made.params,
-        hypers=made.hypers,
-        inner_data=made.inner_data,
-        outer_data=made.outer_data,
-        key=jax.random.key(0),
-    )
     assert np.linalg.norm(solution.hypers - best) < 0.1 * np.linalg.norm(made.hypers - best)

@@ -105,7 +105,8 @@ def _compare(config: Rounds, run: Any) -> list[dict[str, Any]]:
                 run.record(**row)
                 bar.advance()
     if rows:
-        run.table("µs per round on random-directed networks", list(rows[0]), [list(row.values()) for row in rows])
+        columns = [name.replace("microseconds", "µs").replace("_", " ") for name in rows[0]]
+        run.table("µs per round on random-directed networks", columns, [list(row.values()) for row in rows])
     return rows
 
 
