@@ -1,6 +1,5 @@
 """From files, names and overrides to validated options."""
 
-import tomllib
 from typing import cast
 
 import pytest
@@ -102,7 +101,7 @@ def test_a_file_that_is_missing_or_not_text(tmp_path):
 
 def test_shown_defaults_and_saved_options_can_be_run_again(tmp_path):
     shown = default_toml(TINY)
-    assert "# How many steps to take.; ≥ 1; ≤ 100\nsteps = 3" in shown
+    assert "# How many steps to take; ≥ 1; ≤ 100\nsteps = 3" in shown
     (tmp_path / "shown.toml").write_text(shown)
     assert config(source=str(tmp_path / "shown.toml")) == TinyConfig()
     made = config("limit=0.5", "network.kind=random-directed")
@@ -110,9 +109,15 @@ def test_shown_defaults_and_saved_options_can_be_run_again(tmp_path):
     assert config(source=str(tmp_path / "saved.toml")) == made
 
 
-def test_every_experiment_has_defaults_that_are_valid_toml():
-    for name, experiment in experiments().items():
-        assert tomllib.loads(default_toml(experiment))["experiment"] == name
+def test_every_experiment_shows_a_file_that_gives_its_defaults(tmp_path):
+    from hyperpush.bench import BENCHES
+
+    for known in (experiments(), BENCHES):
+        for name, experiment in known.items():
+            assert name == experiment.name
+            file = tmp_path / f"{name}.toml"
+            file.write_text(default_toml(experiment))
+            assert load_config(str(file), [], known) == (experiment, experiment.config())
 
 
 def test_load_object_finds_functions_of_the_current_directory(tmp_path, monkeypatch):

@@ -169,7 +169,7 @@ def _document(config: BaseModel, prefix: tuple[str, ...]) -> Iterator[str]:
     properties = type(config).model_json_schema()["properties"]
     dumped = config.model_dump(mode="json", exclude_none=True)
     # Plain values come first: in TOML, whatever follows a [table] belongs to it.
-    names = sorted(type(config).model_fields, key=lambda name: isinstance(getattr(config, name), BaseModel))
+    names = sorted(type(config).model_fields, key=lambda name: isinstance(getattr(config, name), BaseModel | dict))
     for name in names:
         yield ""
         note = _note(properties[name])
@@ -179,6 +179,9 @@ def _document(config: BaseModel, prefix: tuple[str, ...]) -> Iterator[str]:
         if isinstance(value, BaseModel):
             yield f"[{'.'.join((*prefix, name))}]"
             yield from _document(value, (*prefix, name))
+        elif isinstance(value, dict):
+            yield f"[{'.'.join((*prefix, name))}]"
+            yield from tomli_w.dumps(dumped[name]).splitlines()
         elif value is None:
             yield f"# {name} is not set"
         else:
@@ -190,4 +193,5 @@ def _note(schema: dict[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     limits = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if key in schema]
     choices = [", ".join(str(choice) for choice in schema["enum"])] if "enum" in schema else []
-    return "; ".join([*schema.get("description", "").splitlines()[:1], *choices, *limits])
+    meaning = [line.rstrip(".") for line in schema.get("description", "").splitlines()[:1]]
+    return "; ".join([*meaning, *choices, *limits])
