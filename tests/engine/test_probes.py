@@ -29,11 +29,12 @@ def values(n=6):
     return jnp.asarray(np.random.default_rng(3).normal(size=n), jnp.float32)
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=["simulate", "shard-4", "peer"])  # six clients on four devices: with padding
 def engine(request):
     return ENGINES[request.param]
 
 
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_sgp_of_logistic_regression(engine):
     problem, params, hypers, inner, outer = logistic(6, 1, examples=20)
     program = hp.SGP(50, rate=0.5, batch=7, observe=True).program(problem)
