@@ -15,9 +15,9 @@ from .errors import InvalidInput as InvalidInput
 from .estimators.alone import DirectGradient as DirectGradient
 from .estimators.alone import LocalGradient as LocalGradient
 from .estimators.directed_rb import DirectedRB as DirectedRB
-from .estimators.directed_rb import ExactRB as ExactRB
 from .estimators.estimate import Estimate as Estimate
 from .estimators.estimate import hypergradient as hypergradient
+from .estimators.exact_rb import ExactRB as ExactRB
 from .estimators.hgp import HGP as HGP
 from .estimators.tracked import TrackedHGP as TrackedHGP
 from .estimators.vr_hgp import VRHGP as VRHGP

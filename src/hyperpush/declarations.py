@@ -1,7 +1,8 @@
 """What each method declares: where it runs, what it estimates and what it sends."""
 
 from hyperpush.estimators.alone import DirectGradient, LocalGradient
-from hyperpush.estimators.directed_rb import DirectedRB, ExactRB
+from hyperpush.estimators.directed_rb import DirectedRB
+from hyperpush.estimators.exact_rb import ExactRB
 from hyperpush.estimators.hgp import HGP
 from hyperpush.estimators.state import Declaration
 from hyperpush.estimators.tracked import TrackedHGP

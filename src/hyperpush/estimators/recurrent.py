@@ -10,7 +10,7 @@ links of SGP: a client weighs what it hears from j with p̄_{i→j}/δ̄_{j→i}
 heard at all. The target is O(γ) away from the hyper-gradient of the exact consensus solution.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -23,7 +23,7 @@ from hyperpush.errors import InvalidInput
 from hyperpush.estimators.state import Hyper, shared_gradients
 from hyperpush.inner.step import LinkEstimates
 from hyperpush.problem import Problem
-from hyperpush.program import Context
+from hyperpush.program import Context, Exchange, Inbox, Node, Repeat, Sequence, Within
 
 Order = Literal["gradient-first", "gradient-after"]
 
@@ -86,3 +86,28 @@ def maps(
 def add(a: PyTree, b: PyTree, scale: float = 1.0) -> PyTree:
     """a + scale · b."""
     return jax.tree.map(lambda x, y: x + scale * y, a, b)
+
+
+def recurrent_program(problem: Problem, options: Any, weights: Any, separate: bool, name: str) -> Node:
+    """The way back, with the given weights for what is heard."""
+
+    def step(state: Backward, inbox: Inbox, ctx, move: bool, collect: bool) -> Backward:
+        onward, along = maps(
+            problem, state, ctx, state.u, inbox.mix(state.u), options.step, options.order, options.batch
+        )
+        value = add(state.value, along) if collect else state.value
+        return Backward(state.params, state.hyper, state.links, state.source, onward if move else state.u, value)
+
+    def exchange(move: bool, collect: bool) -> Exchange:
+        return Exchange(
+            send=lambda state, ctx: state.u,
+            receive=lambda state, inbox, ctx: step(state, inbox, ctx, move, collect),
+            weights=weights,
+        )
+
+    body = Sequence(exchange(False, True), exchange(True, False)) if separate else exchange(True, True)
+
+    def leave(before: Hyper, state: Backward, ctx) -> Hyper:
+        return Hyper(before.params, before.hyper, add(state.value, enter(problem, before, ctx)[1]), before.links)
+
+    return Within(Repeat(body, options.rounds, name=name), lambda state, ctx: enter(problem, state, ctx)[0], leave)
