@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hyperpush import networks
 from hyperpush.errors import InvalidInput
-from hyperpush.networks.hashing import threefry
+from hyperpush.networks.hashing import words
 from hyperpush.networks.links import densify
 
 
@@ -200,15 +200,25 @@ def test_densify_moves_numbers_and_changes_none():
     assert dense.alive.sum() == 150
 
 
-def test_threefry_is_threefry():
-    """The published answer for 13 rounds of zeros (Random123), and JAX's own 20 rounds."""
-    zero = jnp.uint32(0)
-    assert [int(word) for word in threefry(zero, zero, zero)] == [0x9D1C5EC6, 0x8BD50731]
-    key = jax.random.key(123, impl="threefry2x32")
-    index = jnp.array([0, 1, 77, 2**32 - 1], jnp.uint32)
-    expected = jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(key, i)))(index)
-    first, second = jax.random.key_data(key)
-    np.testing.assert_array_equal(jnp.stack(threefry(first, second, index, rounds=20), axis=1), expected)
+def test_random_words_are_uniform_and_unrelated():
+    """Neighbouring indices, steps and keys give words whose bits are fair coins, alone and in pairs."""
+    index = jnp.arange(4096, dtype=jnp.uint32)
+    drawn = jax.vmap(
+        lambda seed: jax.vmap(lambda step: words(jax.random.key(seed), step, index))(jnp.arange(32, dtype=jnp.int32))
+    )(jnp.arange(8))
+    drawn = np.asarray(drawn)  # [keys, steps, indices]
+    bits = np.unpackbits(drawn.view(np.uint8), axis=-1).reshape(*drawn.shape, 32).astype(np.float64) * 2 - 1
+    coins = {"bits": bits, "neighbouring bits": bits[..., 1:] * bits[..., :-1]}
+    for axis, name in enumerate(("keys", "steps", "indices")):
+        first, second = (np.delete(bits, end, axis=axis) for end in (-1, 0))
+        coins[name] = first * second
+    for name, coin in coins.items():
+        means = coin.reshape(-1, coin.shape[-1]).mean(axis=0)
+        bound = 5 / np.sqrt(coin.size / coin.shape[-1])  # five standard errors of a mean of fair coins
+        assert np.abs(means).max() < bound, name
+    counts = np.bincount((drawn >> 24).ravel(), minlength=256)
+    chi_square = ((counts - drawn.size / 256) ** 2 / (drawn.size / 256)).sum()
+    assert abs(chi_square - 255) < 5 * np.sqrt(2 * 255)
 
 
 def test_weights_follow_the_precision_switch():

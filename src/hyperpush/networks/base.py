@@ -100,7 +100,7 @@ class Network(eqx.Module):
         gossip: symmetric and doubly stochastic, undirected networks only.
         ones: 1 on every live link and for the sender itself.
         Senders beyond the last client (padding of a block) send nothing and keep all; `padded=False` promises that
-        there are none, which saves XLA from drawing random links twice.
+        there are none.
         """
         if weights not in get_args(Weights):
             raise unknown("weights", weights, get_args(Weights))
@@ -115,7 +115,7 @@ class Network(eqx.Module):
         dtype = jnp.result_type(float)
         if weights == "push":
             receivers = jnp.sum(alive, axis=1).astype(dtype)
-            share = round_down(1 / (1 + receivers))
+            share = jax.lax.optimization_barrier(round_down(1 / (1 + receivers)))  # or it is divided for every link
             own = 1 - receivers * share
             shares = jnp.broadcast_to(share[:, None], alive.shape)
         elif weights == "gossip":
