@@ -7,6 +7,7 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.problems.logistic import logistic
+from hyperpush.problems.quadratic import quadratic
 
 
 def estimate(problem=None, params=None, hypers=None, inner=None, outer=None, clients=3):
@@ -75,3 +76,17 @@ def test_l2_adds_to_gradient_and_hessian():
     np.testing.assert_allclose(product, 0.3 * vector, rtol=1e-4, atol=1e-5)
     with pytest.raises(hp.InvalidInput, match="l2"):
         made.problem.with_l2(-1.0)
+
+
+def test_products_are_those_of_the_matrices():
+    """½xᵀAx − bᵀx + λᵀCx has the Hessian A and the cross derivative C."""
+    made = quadratic(2, 0)
+    batch = jax.tree.map(lambda a: a[1], made.inner_data)
+    vector = jnp.arange(1.0, 5.0)
+    arguments = (made.params[1], made.hypers[1], batch, vector)
+    image, mixed = np.asarray(batch["hessian"]) @ vector, np.asarray(batch["coupling"]) @ vector
+    np.testing.assert_allclose(made.problem.hessian_product(*arguments), image, rtol=1e-5)
+    np.testing.assert_allclose(made.problem.jacobian_product(*arguments), mixed, rtol=1e-5)
+    both = made.problem.products(*arguments)
+    np.testing.assert_allclose(both[0], image, rtol=1e-5)
+    np.testing.assert_allclose(both[1], mixed, rtol=1e-5)

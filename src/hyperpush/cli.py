@@ -51,12 +51,13 @@ def list_(
 ) -> None:
     """List the experiments and networks, or the methods with what they need and send."""
     if methods:
-        declared = importlib.import_module("hyperpush.declarations").METHODS
-        rows = [
-            (name, each.network, each.target, each.sends, "yes" if each.matrices else "no", each.paper)
-            for name, each in declared.items()
-        ]
-        _print_table("methods", ("name", "network", "target", "sends", "matrices", "paper"), rows)
+        declared = importlib.import_module("hyperpush.declarations")
+        for title, kind in (("hyper-gradients", declared.ESTIMATORS), ("bilevel algorithms", declared.ALGORITHMS)):
+            rows = [
+                (name, each.network, each.target, each.fixed_point, each.sends, "yes" if each.matrices else "no", each.paper)
+                for name, each in kind.items()
+            ]
+            _print_table(title, ("name", "network", "target", "ends at", "sends", "matrices", "paper"), rows)
     else:
         listed = registry.experiments().values()
         _print_table("experiments", ("name", "summary"), [(each.name, each.summary) for each in listed])

@@ -1,14 +1,37 @@
 """What each method declares: where it runs, what it estimates and what it sends."""
 
+from hyperpush.bilevel.interact import INTERACT
 from hyperpush.estimators.alone import DirectGradient, LocalGradient
+from hyperpush.estimators.client import ClientGradient
+from hyperpush.estimators.dense import Dense
 from hyperpush.estimators.directed_rb import DirectedRB
 from hyperpush.estimators.exact_rb import ExactRB
 from hyperpush.estimators.hgp import HGP
+from hyperpush.estimators.implicit_cg import ImplicitCG
+from hyperpush.estimators.implicit_neumann import ImplicitNeumann
+from hyperpush.estimators.itd_backward import ITDBackward
+from hyperpush.estimators.itd_forward import ITDForward
 from hyperpush.estimators.state import Declaration
 from hyperpush.estimators.tracked import TrackedHGP
 from hyperpush.estimators.vr_hgp import VRHGP
 
-METHODS: dict[str, Declaration] = {
+ESTIMATORS: dict[str, Declaration] = {
     method.__name__: method.declares
-    for method in (HGP, TrackedHGP, DirectedRB, VRHGP, ExactRB, LocalGradient, DirectGradient)
+    for method in (
+        HGP,
+        TrackedHGP,
+        DirectedRB,
+        VRHGP,
+        ExactRB,
+        ITDBackward,
+        ITDForward,
+        ImplicitCG,
+        ImplicitNeumann,
+        Dense,
+        ClientGradient,
+        LocalGradient,
+        DirectGradient,
+    )
 }
+
+ALGORITHMS: dict[str, Declaration] = {method.__name__: method.declares for method in (INTERACT,)}

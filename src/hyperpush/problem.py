@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
+from hyperpush.counting import marked
 from hyperpush.data.batches import Data, Ragged, everything
 from hyperpush.errors import InvalidInput
 
@@ -37,17 +38,30 @@ class Problem(eqx.Module):
 
     def inner_gradient(self, params: PyTree, hyper: PyTree, batch: PyTree) -> PyTree:
         """∂_x f."""
-        return jax.grad(self.inner)(params, hyper, batch)
+        return marked("gradients", jax.grad(self.inner)(params, hyper, batch), derivative="hessian_products")
 
     def outer_gradients(self, params: PyTree, hyper: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """(∂_x F, ∂_λ F)."""
-        return jax.grad(self.outer, argnums=(0, 1))(params, hyper, batch)
+        return marked("gradients", jax.grad(self.outer, argnums=(0, 1))(params, hyper, batch))
 
     def products(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
         """(∂²_xx f · vector, ∂²_λx f · vector) in one forward-over-reverse pass."""
-        gradients = jax.grad(self.inner, argnums=(0, 1))
-        _, (along_x, along_hyper) = jax.jvp(lambda x: gradients(x, hyper, batch), (params,), (vector,))
-        return along_x, along_hyper
+        along_x, along_hyper = self._product((0, 1), params, hyper, batch, vector)
+        return marked("hessian_products", along_x), marked("jacobian_products", along_hyper)
+
+    def hessian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+        """∂²_xx f · vector."""
+        return marked("hessian_products", self._product(0, params, hyper, batch, vector))
+
+    def jacobian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+        """∂²_λx f · vector."""
+        return marked("jacobian_products", self._product(1, params, hyper, batch, vector))
+
+    def _product(
+        self, by: int | tuple[int, int], params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree
+    ) -> PyTree:
+        gradients = jax.grad(self.inner, argnums=by)
+        return jax.jvp(lambda x: gradients(x, hyper, batch), (params,), (vector,))[1]
 
 
 def check(problem: Problem, params: PyTree, hypers: PyTree, data: Data, clients: int) -> None:

@@ -8,7 +8,8 @@ Random keys are folded from the run's key along the way to a leaf (position in e
 `Repeat`), then with the leaf's role and the client's number, so every engine draws the same numbers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, Literal
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
+from hyperpush.counting import Work, work_of
 from hyperpush.errors import InvalidInput
 
 State = PyTree
@@ -96,6 +98,10 @@ class Exchange(eqx.Module):
     conserved: bool = eqx.field(static=True, default=False)
     observe: bool = eqx.field(static=True, default=False)
 
+    def take(self, state: State, total: Message, own: Any, heard: Any, sent: Any, ctx: Context) -> State:
+        """The state after this has arrived."""
+        return self.receive(state, Inbox(total, own, heard, sent), ctx)
+
     @property
     def link_weights(self) -> Literal["push", "gossip", "ones"]:
         """The weights to ask the network for."""
@@ -123,14 +129,6 @@ class Average(eqx.Module):
 
     def stepwise(self) -> "Node":
         """The same average as single exchanges, for engines that cannot compose them."""
-        if self.by == "exact":
-            return Server(
-                send=lambda state, ctx: self.get(state, ctx)[0],
-                compute=lambda values, key: jax.tree.map(
-                    lambda v: jnp.broadcast_to(jnp.mean(v, axis=0, keepdims=True), v.shape), values
-                ),
-                receive=lambda state, average, ctx: self.put(state, average, self.get(state, ctx)[1], ctx),
-            )
         push = self.by == "push"
 
         def receive(held, inbox: Inbox, ctx):
@@ -140,10 +138,20 @@ class Average(eqx.Module):
             value, mass = held
             return self.put(state, jax.tree.map(lambda v: v / mass, value) if push else value, mass, ctx)
 
-        exchange = Exchange(
-            send=lambda held, ctx: held if push else held[0], receive=receive, weights=self.by, conserved=push
-        )
-        return Within(Repeat(exchange, self.rounds), enter=self.get, leave=leave)
+        if self.by == "exact":
+            body = Server(
+                send=lambda held, ctx: held[0],
+                compute=lambda values, key: jax.tree.map(
+                    lambda v: jnp.broadcast_to(jnp.mean(v, axis=0, keepdims=True), v.shape), values
+                ),
+                receive=lambda held, average, ctx: (average, held[1]),
+            )
+        else:
+            exchange = Exchange(
+                send=lambda held, ctx: held if push else held[0], receive=receive, weights=self.by, conserved=push
+            )
+            body = Repeat(exchange, self.rounds)
+        return Within(body, enter=self.get, leave=leave)
 
 
 class Server(eqx.Module):
@@ -172,6 +180,11 @@ class Repeat(eqx.Module):
     until: Callable[[State, Context], Bool[Array, ""]] | None = eqx.field(static=True, default=None)
     times: Callable[[State, Context], Int[Array, ""]] | None = eqx.field(static=True, default=None)
     name: str = eqx.field(static=True, default="loop")
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the clients decide during the run how often it runs."""
+        return self.until is not None or self.times is not None
 
     def __check_init__(self):
         if self.at_most < 0:
@@ -246,39 +259,132 @@ class Sending(eqx.Module):
     path: Path = eqx.field(static=True)
     node: Node
     message: PyTree[jax.ShapeDtypeStruct] = eqx.field(static=True)
+    body: Path = eqx.field(static=True)  # the body of the innermost loop around it; (): it stands in no loop
 
     @property
     def floats(self) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(self.message))
 
+    def messages(self, agreement: int) -> int:
+        """How many are sent each time, where clients agree on ending a loop in `agreement` rounds."""
+        if isinstance(self.node, Average) and self.node.by != "exact":
+            return self.node.rounds
+        return agreement if isinstance(self.node, Repeat) else 1
 
-def sendings(node: Node, state: State, data: PyTree, clients: int) -> list[Sending]:
+
+@dataclass(frozen=True)
+class Survey:
+    """What a program does in each pass through the body of each of its loops, for one client."""
+
+    sendings: tuple[Sending, ...]
+    loops: tuple[tuple[Path, Path, Repeat], ...]  # (its body, the body of the loop around it, it), outer ones first
+    work: dict[Path, Work]  # in one pass through a body, without the loops in it; at () what stands in no loop
+
+    def passes(self, agreed: Mapping[Path, int]) -> dict[Path, int]:
+        """How often each body has run, if those of loops of an agreed length have run so often."""
+        passes: dict[Path, int] = {(): 1}
+        for body, around, node in self.loops:
+            passes[body] = int(agreed[body]) if node.agreed else node.at_most * passes[around]
+        return passes
+
+    def floats(self, agreed: Mapping[Path, int], agreement: int) -> int:
+        """Numbers sent."""
+        passes = self.passes(agreed)
+        return sum(passes[s.body] * s.messages(agreement) * s.floats for s in self.sendings)
+
+    def total(self, agreed: Mapping[Path, int]) -> Work:
+        """Gradients and products computed."""
+        passes, total = self.passes(agreed), Work()
+        for body, work in self.work.items():
+            total.update({kind: passes[body] * count for kind, count in work.items()})
+        return total
+
+
+def survey(program: Node, state: State, data: PyTree, clients: int) -> Survey:
+    """Walk a program once, from one client's state (arrays or shapes), tracing each of its leaves."""
+    shapes = jax.eval_shape(lambda *trees: trees, state, data)
+    leaves, structure = jax.tree.flatten((program, *shapes))
+    return _survey(structure, tuple(leaves), clients, jax.config.read("jax_enable_x64"))
+
+
+def sendings(program: Node, state: State, data: PyTree, clients: int) -> list[Sending]:
     """Every place of a program that sends, with its message, from one client's state (arrays or shapes)."""
+    return list(survey(program, state, data, clients).sendings)
+
+
+def traced(f: Callable[..., Any], clients: int, data: PyTree, *args: PyTree) -> tuple[Any, Work]:
+    """The shapes that a leaf returns, and its gradients and products, from shapes of one client."""
+
+    def call(client, round, key, data, *args):
+        return f(*args, Context(client, clients, round, key, data))
+
+    integer, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
+    jaxpr, shapes = jax.make_jaxpr(call, return_shape=True)(integer, integer, key, data, *args)
+    return shapes, work_of(jaxpr.jaxpr)
+
+
+@lru_cache(maxsize=256)  # tracing costs as much as many rounds
+def _survey(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool) -> Survey:
+    program, state, data = structure.unflatten(leaves)
+    places: list[Sending] = []
+    loops: list[tuple[Path, Path, Repeat]] = []
+    work: dict[Path, Work] = {}
+    number = jax.eval_shape(lambda: jnp.zeros(()))
     key = jax.eval_shape(lambda: jax.random.key(0))
-    integer = jax.ShapeDtypeStruct((), jnp.int32)
 
-    def shape(f: Callable[..., Any], *args: Any) -> Any:
-        return jax.eval_shape(
-            lambda *arguments: f(*arguments[:-4], Context(arguments[-4], clients, *arguments[-3:])),
-            *args,
-            integer,
-            integer,
-            key,
-            data,
-        )
+    def shaped(shape: tuple[int, ...], like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, like.dtype)
 
-    def walk(node: Node, state: State, path: Path) -> Iterator[Sending]:
-        if isinstance(node, Exchange | Server):
-            yield Sending(path, node, shape(node.send, state))
-        elif isinstance(node, Average):
-            value, mass = shape(node.get, state)
-            yield Sending(path, node, (value, mass) if node.by == "push" else value)
-        elif isinstance(node, Within):
-            yield from walk(node.body, shape(node.enter, state), (*path, 0))
-        else:
-            for position, child in enumerate(children(node)):
-                yield from walk(child, state, (*path, position))
-            if isinstance(node, Repeat) and node.until is not None:
-                yield Sending(path, node, jax.ShapeDtypeStruct((), jnp.float32))
+    def summed(message: PyTree) -> PyTree:
+        return jax.tree.map(lambda m: m if jnp.issubdtype(m.dtype, jnp.inexact) else shaped(m.shape, number), message)
 
-    return list(walk(node, state, ()))
+    def leaf(f: Callable[..., Any], body: Path, *args: PyTree) -> Any:
+        shapes, done = traced(f, clients, data, *args)
+        work[body] = work.get(body, Work()) + done
+        return shapes
+
+    def send(node: Node, message: PyTree, path: Path, body: Path) -> PyTree:
+        places.append(Sending(path, node, message, body))
+        return message
+
+    def walk(node: Node, state: State, path: Path, body: Path) -> State:
+        """The state after a node; `body` is that of the innermost loop around it."""
+        if isinstance(node, Local):
+            return leaf(node.f, body, state)
+        if isinstance(node, Sequence):
+            for position, child in enumerate(node.nodes):
+                state = walk(child, state, (*path, position), body)
+            return state
+        if isinstance(node, Within):
+            inner = walk(node.body, leaf(node.enter, body, state), (*path, 0), body)
+            return leaf(node.leave, body, state, inner)
+        if isinstance(node, Repeat):
+            inside = (*path, 0)
+            loops.append((inside, body, node))
+            if node.times is not None:
+                leaf(node.times, body, state)
+            walk(node.body, state, inside, inside)
+            if node.until is not None:
+                leaf(node.until, inside, state)
+                send(node, jax.ShapeDtypeStruct((), jnp.float32), path, inside)
+            return state
+        if isinstance(node, Exchange):
+            total = send(node, leaf(node.send, body, state), path, body)
+            total = summed(total) if node.reduce == "sum" else total
+            if callable(node.weights):
+                leaf(node.weights, body, state)
+            heard = jax.ShapeDtypeStruct((clients,), jnp.bool_) if node.observe else None
+            sent = shaped((clients,), number) if node.observe else None
+            return leaf(node.take, body, state, total, number, heard, sent)
+        if isinstance(node, Average):
+            value, mass = leaf(node.get, body, state)
+            send(node, (value, mass) if node.by == "push" else value, path, body)
+            return leaf(node.put, body, state, summed(value), mass)
+        message = send(node, leaf(node.send, body, state), path, body)
+        if node.host:  # what comes back is known only when it has run
+            return state
+        answers = jax.eval_shape(node.compute, jax.tree.map(lambda m: shaped((clients, *m.shape), m), message), key)
+        return leaf(node.receive, body, state, jax.tree.map(lambda a: shaped(a.shape[1:], a), answers))
+
+    walk(program, state, (), ())
+    return Survey(tuple(places), tuple(loops), work)

@@ -62,6 +62,29 @@ def test_a_problem_of_ones_own(tmp_path):
     assert (tmp_path / "done" / "figures" / "outer-cost.png").exists()
 
 
+def test_one_hyper_for_all_until_patience_ends(tmp_path, capsys, monkeypatch):
+    """Everyone alone: x_i = b_i − λ, the outer data are 1 above the inner data, so the cost of λ is ½(λ + 1)² + c."""
+    from hyperpush import cli
+
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    options = ("problem=own:mine", "clients=3", "inner.steps=60", "inner.rate=0.5", "outer.form=CDBO-Local")
+    options += ("network=fully-connected", "outer.steps=30", "outer.rate=0.25", "stop.patience=2", "stop.rounds=1")
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["run", "solve", "--json", "--out", "done", *(word for each in options for word in ("-s", each))])
+    assert caught.value.code == 0
+    result = json.loads(capsys.readouterr().out)
+    costs, metric, best = result["outer_costs"], result["metric"], result["best_step"]
+    assert metric == pytest.approx(costs, rel=1e-5)
+    assert best == min(range(len(metric)), key=metric.__getitem__)
+    assert len(metric) == best + 2 + 1 < 31
+    # Adam's steps are of 0.25 at first: it passes −1 and turns back.
+    assert costs[0] - costs[best] == pytest.approx(0.5, abs=0.02)
+    assert result["hyper_spread"] == pytest.approx(0, abs=1e-5)
+    assert result["hypergradient_error"] is None
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -99,6 +122,21 @@ def test_options_of_the_wrong_type(options, words, tmp_path):
         (
             ("run", "solve", "-s", "network=directed-ring", "-s", "estimator.method=VRHGP"),
             ("directed-ring", "VRHGP", "TrackedHGP"),
+        ),
+        (("run", "solve", "-s", "outer.form=CDBO-Locl"), ("outer.form", "CDBO-Locl", "CDBO-Local")),
+        (
+            ("run", "solve", "-s", "outer.form=CDBO-Local", "-s", "inner.method=DSGD"),
+            ("inner.method", "DSGD", "Alone", "CDBO-Local"),
+        ),
+        (("run", "solve", "-s", "stop.patience=0"), ("stop.patience", "0", "1")),
+        (("run", "solve", "-s", "stop.metric=own:mine"), ("stop.patience", "None", "stop.metric")),
+        (
+            ("run", "solve", "-s", "stop.patience=2", "-s", "stop.metric=own:accuracy"),
+            ("stop.metric", "own:accuracy", "own:outer"),
+        ),
+        (
+            ("run", "solve", "-s", "stop.patience=2", "-s", "stop.data=own:fails"),
+            ("stop.data", "own:fails", "KeyError", "gone"),
         ),
         (("run", "solve", "-s", "inner.rate=1e4"), ("SGP", "finite", "round")),
         (("run", "solve", *FAST, "-s", "estimator.step=1e9"), ("HGP", "finite", "round")),

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hyperpush.checks import whole
+from hyperpush.counting import Work
 from hyperpush.engine import keys, lossy
 from hyperpush.engine.faults import Faults
 from hyperpush.engine.interpret import Apply, Carry, Clock, Interpreter, restarted, with_states
@@ -27,14 +28,15 @@ from hyperpush.program import (
     Path,
     Repeat,
     Role,
-    Sending,
     Sequence,
     Server,
     State,
+    Survey,
     Within,
     contains,
     leaf_key,
-    sendings,
+    survey,
+    traced,
     work,
 )
 
@@ -44,6 +46,7 @@ Progress = Callable[[str, int, int], None]  # a loop's name, iterations done, it
 # A loop body of more leaves than this is entered by the host, so that chunks stay short and progress is seen.
 LEAVES_PER_CHUNK = 10_000
 FIRST_CHUNK = 16
+SHORT = 2_000  # leaves of a program that is compiled as a whole
 CHUNK_SECONDS = 0.5
 RECORDS_PER_CHUNK = 4096
 OUTSIDE = "program"  # where numbers go wrong outside of loops
@@ -57,10 +60,19 @@ class Outcome:
     step: int  # network time after the run: the next run starts here
     rounds: int  # exchanges that took place
     floats: int  # numbers each client sent (a message to several receivers counts once)
+    hessian_products: int  # with ∂²_xx f, that each client computed (a server's are nobody's)
+    jacobian_products: int  # with ∂²_λx f
+    gradients: int  # gradients of f and F
     history: dict[str, PyTree]  # by loop: what its record function returned, leaves [records, clients, …]
     late: int = 0  # messages that missed their round and were dropped (the simulator counts those under way at the end)
     rejected: dict[str, int] = field(default_factory=dict)  # messages refused by peers, by reason
     totals: dict[Path, lossy.Totals] = field(default_factory=dict)  # running sums of the links on a faulty network
+
+    @property
+    def costs(self) -> dict[str, int]:
+        """What every result says of its run, by the names of its fields."""
+        names = ("step", "rounds", "floats", "hessian_products", "jacobian_products", "gradients")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -90,25 +102,28 @@ class Plan:
 
 def lay_out(
     program: Node, network: Network, states: PyTree, data: PyTree, faults: Faults | None, step: int
-) -> tuple[list[Sending], Carry, int]:
-    """A program's sendings, the first carry, and the rounds that an agreement takes."""
+) -> tuple[Survey, Carry, int]:
+    """What a program does, the first carry, and the rounds that an agreement takes."""
     check_clients("states", states, network.clients)
     check_clients("data", data, network.clients)
     check_repairable(program, faults is not None)
 
-    def one(tree):
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
-
-    sends = sendings(program, one(states), one(data), network.clients)
+    found = survey(program, one_client(states), one_client(data), network.clients)
     totals = {}
     if faults is not None:
         totals = {
             s.path: lossy.Totals.start(s.message, network.clients, faults.delay)
-            for s in sends
+            for s in found.sendings
             if getattr(s.node, "conserved", False)
         }
-    agrees = contains(program, lambda node: isinstance(node, Repeat) and node.until is not None)
-    return sends, Carry(states, Clock.start(sends, step), totals), network.flood_rounds() if agrees else 1
+    clock = Clock.start((body for body, _, loop in found.loops if loop.agreed), step)
+    agrees = any(loop.until is not None for _, _, loop in found.loops)
+    return found, Carry(states, clock, totals), network.flood_rounds() if agrees else 1
+
+
+def one_client(tree: PyTree) -> PyTree:
+    """The shapes that one of several stacked clients has."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
 
 
 def check_repairable(program: Node, faulty: bool) -> None:
@@ -164,23 +179,29 @@ def chunk(
     round: Int[Array, ""],
     start: Int[Array, ""],
     stop: Int[Array, ""],
-) -> tuple[Carry, PyTree, Int[Array, ""], Bool[Array, ""]]:
-    """Iterations start…stop−1 of a loop on one block of clients."""
+) -> tuple[Carry, Bool[Array, ""], PyTree, Int[Array, ""], Bool[Array, ""]]:
+    """Iterations start…stop−1 of a loop on one block of clients, and whether all clients' numbers are finite then."""
     interpreter = plan.interpreter()
     records = None if record is None else recorded_rows(interpreter, record, carry, rows)
-    return interpreter.loop(node, carry, key, round, path, start, stop, record, records, every)
+    after, records, reached, ended = interpreter.loop(
+        node, carry, key, round, path, start, stop, record, records, every
+    )
+    return after, finite(plan, after), records, reached, ended
 
 
-def once(plan: Plan, node: Node | Apply, path: Path, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""]) -> Carry:
-    """One pass through a node on one block of clients."""
-    return plan.interpreter().run(node, carry, key, round, path)
+def once(
+    plan: Plan, node: Node | Apply, path: Path, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""]
+) -> tuple[Carry, Bool[Array, ""]]:
+    """One pass through a node on one block of clients, and whether all clients' numbers are finite then."""
+    after = plan.interpreter().run(node, carry, key, round, path)
+    return after, finite(plan, after)
 
 
-@eqx.filter_jit
-def finite(states: PyTree, clients: int) -> Bool[Array, ""]:
-    """Whether all numbers of all clients are finite; rows beyond are padding that answers to nobody."""
-    leaves = [leaf[:clients] for leaf in jax.tree.leaves(states) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])) if leaves else jnp.ones((), bool)
+def finite(plan: Plan, carry: Carry) -> Bool[Array, ""]:
+    """Whether all numbers of all clients are finite."""
+    leaves = [leaf for leaf in jax.tree.leaves(carry.states) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    bad = [jnp.any(~jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), axis=1) for leaf in leaves]
+    return ~plan.placement.any(jnp.any(jnp.stack(bad), axis=0)) if bad else jnp.ones((), bool)
 
 
 class Walk:
@@ -202,6 +223,18 @@ class Walk:
         self.every = every
         self.progress = progress
         self.history: dict[str, list[PyTree]] = {name: [] for name in recorders}
+        self.answered: dict[Path, Work] = {}  # what a client does with the answer of a server in plain Python
+        self.extra = Work()
+
+    def run(self, program: Node, carry: Carry, key: PRNGKeyArray) -> Carry:
+        """The whole program: a short one compiled as a whole, others walked."""
+        plain = not contains(program, lambda node: isinstance(node, Server) and node.host)
+        if plain and not self.recorders and self.progress is None and work(program) <= SHORT:
+            after, fine = self.attempt(program, carry, key, 0, ())
+            if fine:
+                return self.agreed(after)
+            # Walked again, it says where.
+        return self.walk(program, carry, key, 0)
 
     def walk(self, node: Node, carry: Carry, key: PRNGKeyArray, round: int, path: Path = ()) -> Carry:
         if isinstance(node, Sequence) and has_loop(node):
@@ -217,14 +250,21 @@ class Walk:
             return self.repeat(node, carry, key, round, path)
         if isinstance(node, Server) and node.host:
             return self.serve(node, carry, key, round, path)
-        return self.finite(self.once(node, carry, key, round, path), OUTSIDE, round)
+        after, fine = self.attempt(node, carry, key, round, path)
+        if not fine:
+            raise Diverged(OUTSIDE, round, "check the data and the step sizes")
+        return after
 
-    def once(self, node: Any, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
-        return self.compiled(once, self.plan, (node, path), carry, key, jnp.asarray(round, jnp.int32))
+    def attempt(self, node: Any, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> tuple[Carry, bool]:
+        after, fine = self.compiled(once, self.plan, (node, path), carry, key, np.int32(round))
+        return after, bool(fine)
+
+    def once(self, node: Apply, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
+        return self.attempt(node, carry, key, round, path)[0]
 
     def repeat(self, node: Repeat, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
-        agreed = node.until is not None or node.times is not None  # only compiled code can end these
-        deep = not agreed and has_loop(node.body) and work(node.body) > LEAVES_PER_CHUNK
+        # Only compiled code can end loops of an agreed length.
+        deep = not node.agreed and has_loop(node.body) and work(node.body) > LEAVES_PER_CHUNK
         recorded = contains(node.body, lambda n: isinstance(n, Repeat) and n.name in self.recorders)
         if deep or recorded or contains(node.body, lambda n: isinstance(n, Server) and n.host):
             return self.iterate(node, carry, key, round, path)
@@ -242,13 +282,13 @@ class Walk:
                 stop = stop if stop == node.at_most else max(stop // self.every, done // self.every + 1) * self.every
                 stop = min(stop, node.at_most)
             began = time.perf_counter()
-            args = (self.plan, (node, path, record, self.every, rows), carry, key, jnp.asarray(round, jnp.int32))
-            after, records, reached, agreed = self.compiled(chunk, *args, jnp.asarray(done), jnp.asarray(stop))
-            if not self.is_finite(after):
+            args = (self.plan, (node, path, record, self.every, rows), carry, key, np.int32(round))
+            after, fine, records, reached, agreed = self.compiled(chunk, *args, np.int32(done), np.int32(stop))
+            if not fine:
                 self.explain(node, path, args, done, stop)
             if record is not None:
                 count = int(reached) // self.every - done // self.every
-                self.history[node.name].append(jax.tree.map(lambda rows, k=count: rows[:k], records))
+                self.history[node.name].append(jax.tree.map(lambda rows, k=count: first(rows, k), records))
             carry = self.agreed(after)
             ended = bool(agreed) or int(reached) < stop
             # The first chunk pays for compilation: grow from there until a chunk is long enough to be cheap to manage.
@@ -264,8 +304,8 @@ class Walk:
         good, before = start, args[2]
         while bad - good > 1:
             middle = (good + bad) // 2
-            after, *_ = self.compiled(chunk, *args, jnp.asarray(start), jnp.asarray(middle))
-            good, bad, before = (middle, bad, after) if self.is_finite(after) else (good, middle, before)
+            after, fine, *_ = self.compiled(chunk, *args, np.int32(start), np.int32(middle))
+            good, bad, before = (middle, bad, after) if fine else (good, middle, before)
         if has_loop(node.body):  # a loop inside may be to blame: walk this one round and let that loop say so
             try:
                 self.walk(node.body, before, jax.random.fold_in(args[3], good), good, (*path, 0))
@@ -276,7 +316,7 @@ class Walk:
 
     def iterate(self, node: Repeat, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
         """A loop whose body the host walks itself."""
-        if node.until is not None or node.times is not None:
+        if node.agreed:
             raise InvalidInput(
                 f"{node.name}: until or times", "around a recorded loop or a server in plain Python", "a fixed number"
             )
@@ -292,23 +332,24 @@ class Walk:
     def serve(self, node: Server, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
         """A server's work in plain Python."""
         message = self.once(Apply(node.send, Role.SEND), carry, key, round, path).states
-        gathered = jax.tree.map(lambda v: v[: self.plan.network.clients], message)
+        gathered = jax.tree.map(lambda v: first(v, self.plan.network.clients), message)
         answers = node.compute(gathered, leaf_key(key, Role.COMPUTE, 0))
-        both = Carry((carry.states, pad_clients(answers, message)), carry.clock.advance(path), carry.totals)
+        both = Carry((carry.states, pad_clients(answers, message)), carry.clock.advance(), carry.totals)
+        if path not in self.answered:
+            shapes = one_client((self.plan.data, *both.states))
+            self.answered[path] = traced(node.receive, self.plan.network.clients, *shapes)[1]
+        self.extra.update(self.answered[path])
         return self.once(Apply(node.receive, Role.RECEIVE, 2), both, key, round, path)
-
-    def is_finite(self, carry: Carry) -> bool:
-        return bool(finite(carry.states, self.plan.network.clients))
-
-    def finite(self, carry: Carry, where: str, round: int) -> Carry:
-        if not self.is_finite(carry):
-            raise Diverged(where, round, "check the data and the step sizes")
-        return carry
 
     def agreed(self, carry: Carry) -> Carry:
         if bool(carry.clock.split):
             raise HyperpushError("clients disagree about the end of a loop: the network did not reach everyone in time")
         return carry
+
+
+def first(rows: Array, count: int) -> Array:
+    """The first rows; where these are all, nothing is computed."""
+    return rows if rows.shape[0] == count else rows[:count]
 
 
 def has_loop(node: Node) -> bool:
@@ -321,20 +362,25 @@ def pad_clients(tree: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(lambda v: jnp.concatenate([v, jnp.repeat(v[-1:], rows - v.shape[0], axis=0)]), tree)
 
 
-def conclude(walk: Walk, carry: Carry, sends: list[Sending], step: int) -> Outcome:
+def conclude(walk: Walk, carry: Carry, found: Survey, step: int) -> Outcome:
     """Collect a run's results on the host."""
     n = walk.plan.network.clients
-    counts = {path: int(count) for path, count in carry.clock.sent.items()}
-    history = {
-        name: jax.tree.map(lambda *parts: jnp.concatenate(parts)[:, :n], *parts)
-        for name, parts in walk.history.items()
-        if parts
-    }
+    agreed = {body: int(times) for body, times in carry.clock.passes.items()}
+    done = found.total(agreed) + walk.extra
+
+    def joined(*parts: Array) -> Array:
+        whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+        return whole if whole.shape[1] == n else whole[:, :n]
+
+    history = {name: jax.tree.map(joined, *parts) for name, parts in walk.history.items() if parts}
     return Outcome(
-        states=jax.tree.map(lambda v: v[:n], carry.states),
+        states=jax.tree.map(lambda v: first(v, n), carry.states),
         step=int(carry.clock.step),
         rounds=int(carry.clock.step) - step,
-        floats=sum(counts[s.path] * s.floats for s in sends),
+        floats=found.floats(agreed, walk.plan.agreement),
+        hessian_products=done["hessian_products"],
+        jacobian_products=done["jacobian_products"],
+        gradients=done["gradients"],
         history=history,
         late=int(carry.clock.late),
         totals=carry.totals,

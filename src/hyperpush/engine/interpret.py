@@ -4,7 +4,8 @@ It sees clients in blocks (`placement.py`): all of them on one device, or one bl
 data have the block's clients on axis 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -20,13 +21,11 @@ from hyperpush.program import (
     Average,
     Context,
     Exchange,
-    Inbox,
     Local,
     Node,
     Path,
     Repeat,
     Role,
-    Sending,
     Sequence,
     Server,
     State,
@@ -36,21 +35,26 @@ from hyperpush.program import (
 
 
 class Clock(eqx.Module):
-    """Network time and what has been sent."""
+    """Network time and what has happened."""
 
     step: Int[Array, ""]  # every exchange takes one step of network time
-    sent: dict[Path, Int[Array, ""]]  # messages per client, by place in the program
+    passes: dict[Path, Int[Array, ""]]  # how often the bodies of loops of an agreed length have run
     late: Int[Array, ""]  # messages that came too late and were dropped
     split: Bool[Array, ""]  # clients disagreed about ending a loop
 
     @staticmethod
-    def start(sendings: list[Sending], step: int) -> "Clock":
+    def start(bodies: Iterable[Path], step: int) -> "Clock":
         zero = jnp.zeros((), jnp.int32)
-        return Clock(jnp.asarray(step, jnp.int32), {s.path: zero for s in sendings}, zero, jnp.zeros((), bool))
+        return Clock(jnp.asarray(step, jnp.int32), dict.fromkeys(bodies, zero), zero, jnp.zeros((), bool))
 
-    def advance(self, path: Path, rounds: Any = 1, late: Any = 0) -> "Clock":
-        sent = {**self.sent, path: self.sent[path] + rounds}
-        return Clock(self.step + rounds, sent, self.late + late, self.split)
+    def advance(self, rounds: Any = 1, late: Any = 0) -> "Clock":
+        return replace(self, step=self.step + rounds, late=self.late + late)
+
+    def disagree(self, split: Bool[Array, ""]) -> "Clock":
+        return replace(self, split=self.split | split)
+
+    def passed(self, body: Path, times: Int[Array, ""]) -> "Clock":
+        return replace(self, passes={**self.passes, body: self.passes[body] + times})
 
 
 class Carry(eqx.Module):
@@ -125,8 +129,8 @@ class Interpreter(eqx.Module):
         if isinstance(node, Exchange):
             return self.exchange(node, carry, key, round, path)
         if isinstance(node, Average):
-            return self.average(node, carry, key, round, path)
-        return self.serve(node, carry, key, round, path)
+            return self.average(node, carry, key, round)
+        return self.serve(node, carry, key, round)
 
     # ------------------------------------------------------------------ loops
 
@@ -150,9 +154,7 @@ class Interpreter(eqx.Module):
         if node.times is not None:
             times = self.apply(node.times, Role.TIMES, key, round, carry.states)
             largest = self.placement.max(times)
-            split = carry.clock.split | self.placement.any(times != largest)
-            clock = Clock(carry.clock.step, carry.clock.sent, carry.clock.late, split)
-            carry = Carry(carry.states, clock, carry.totals)
+            carry = replace(carry, clock=carry.clock.disagree(self.placement.any(times != largest)))
             stop = jnp.minimum(stop, largest)
 
         def step(loop_state):
@@ -162,7 +164,7 @@ class Interpreter(eqx.Module):
             done = jnp.zeros((), bool)
             if node.until is not None:
                 votes = self.apply(node.until, Role.UNTIL, inner_key, i, carry.states)
-                carry, done = self.agree(carry, votes, path)
+                carry, done = self.agree(carry, votes)
             if record is not None:
 
                 def write(records, record=record):
@@ -175,23 +177,23 @@ class Interpreter(eqx.Module):
 
         first = (jnp.asarray(start, jnp.int32), carry, records, jnp.zeros((), bool))
         i, carry, records, done = jax.lax.while_loop(lambda s: (s[0] < stop) & ~s[3], step, first)
+        if node.agreed:
+            carry = replace(carry, clock=carry.clock.passed((*path, 0), i - start))
         return carry, records, i, done
 
-    def agree(self, carry: Carry, votes: Bool[Array, " b"], path: Path) -> tuple[Carry, Bool[Array, ""]]:
+    def agree(self, carry: Carry, votes: Bool[Array, " b"]) -> tuple[Carry, Bool[Array, ""]]:
         """Whether everyone votes yes, found by max-consensus over the network."""
 
         def flood(_, held):
             objection, clock = held
             links, late = self.in_time(self.links(clock.step, "ones"), clock.step)
             heard = self.placement.combine(links, objection, "max")
-            return jnp.maximum(objection, heard), clock.advance(path, 1, late)
+            return jnp.maximum(objection, heard), clock.advance(late=late)
 
         objection = (~votes).astype(jnp.float32)
         objection, clock = jax.lax.fori_loop(0, self.agreement, flood, (objection, carry.clock))
         anyone = self.placement.max(objection)
-        split = clock.split | self.placement.any(objection != anyone)
-        clock = Clock(clock.step, clock.sent, clock.late, split)
-        return Carry(carry.states, clock, carry.totals), anyone == 0
+        return replace(carry, clock=clock.disagree(self.placement.any(objection != anyone))), anyone == 0
 
     # --------------------------------------------------------------- messages
 
@@ -232,23 +234,18 @@ class Interpreter(eqx.Module):
         if node.observe:
             heard = self.placement.heard(arrived)
             sent = weight_rows(links, self.network.clients)
+        states = self.apply(node.take, Role.RECEIVE, key, round, carry.states, total, own, heard, sent)
+        return Carry(states, clock.advance(late=late), totals)
 
-        def receive(state, total, own, heard, sent, ctx):
-            return node.receive(state, Inbox(total, own, heard, sent), ctx)
-
-        states = self.apply(receive, Role.RECEIVE, key, round, carry.states, total, own, heard, sent)
-        return Carry(states, clock.advance(path, 1, late), totals)
-
-    def average(self, node: Average, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
+    def average(self, node: Average, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""]) -> Carry:
         clock, n, by = carry.clock, self.network.clients, node.by
-        # The roles that the same average has when it is spelled out in single exchanges.
-        first, last = (Role.SEND, Role.RECEIVE) if by == "exact" else (Role.ENTER, Role.LEAVE)
-        value, mass = self.apply(node.get, first, key, round, carry.states)
+        # In the roles that the same average has when it is spelled out in single exchanges.
+        value, mass = self.apply(node.get, Role.ENTER, key, round, carry.states)
         held = (value, mass) if node.by == "push" else value
         floats = sum(leaf.size for leaf in jax.tree.leaves(held)) // mass.shape[0]
         if by == "exact":
             mixed = self.placement.mean(held)
-            clock = clock.advance(path)
+            clock = clock.advance()
         else:
             # S products of n×n matrices are cheaper than S products with the values only while n is below their width
             # (or so small that nothing but the number of operations counts).
@@ -263,11 +260,11 @@ class Interpreter(eqx.Module):
                     return jax.tree.map(lambda mine, rest: along(links.own, mine) * mine + rest, held, others)
 
                 mixed = jax.lax.fori_loop(0, node.rounds, once, held)
-            clock = clock.advance(path, node.rounds)
+            clock = clock.advance(node.rounds)
         if node.by == "push":
             mixed, mass = mixed
             mixed = jax.tree.map(lambda w: w / along(mass, w), mixed)
-        states = self.apply(node.put, last, key, round, carry.states, mixed, mass)
+        states = self.apply(node.put, Role.LEAVE, key, round, carry.states, mixed, mass)
         return Carry(states, clock, carry.totals)
 
     def operator(self, step: Int[Array, ""], rounds: int, weights: Weights) -> Array:
@@ -292,11 +289,11 @@ class Interpreter(eqx.Module):
             products = jnp.concatenate([exact_matmul(products[1::2], products[: products.shape[0] // 2 * 2 : 2]), last])
         return products[0]
 
-    def serve(self, node: Server, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
+    def serve(self, node: Server, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""]) -> Carry:
         message = self.apply(node.send, Role.SEND, key, round, carry.states)
         answers = node.compute(self.placement.gather(message), leaf_key(key, Role.COMPUTE, 0))
         states = self.apply(node.receive, Role.RECEIVE, key, round, carry.states, self.placement.mine(answers))
-        return Carry(states, carry.clock.advance(path), carry.totals)
+        return Carry(states, carry.clock.advance(), carry.totals)
 
 
 def power(a: Array, exponent: int) -> Array:

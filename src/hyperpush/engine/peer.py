@@ -16,10 +16,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.averaging.running_sums import Incoming, Outgoing
+from hyperpush.counting import Work
 from hyperpush.engine import keys, wire
 from hyperpush.engine.compiled import (
     OUTSIDE,
@@ -47,10 +47,9 @@ from hyperpush.program import (
     Sequence,
     Server,
     Within,
-    contains,
     leaf_key,
-    sendings,
     stepwise,
+    survey,
 )
 
 SERVER = 0  # the peer that plays the server
@@ -101,6 +100,7 @@ class Counts:
 
     rounds: int = 0
     floats: int = 0
+    work: Work = field(default_factory=Work)  # once the program has ended
     late: int = 0
     rejections: wire.Rejections = field(default_factory=wire.Rejections)
 
@@ -112,11 +112,17 @@ class _Place:
         self.path, self.message, self.tolerant, self.epoch = path, message, tolerant, epoch
         self.number = zlib.crc32(repr((path, epoch)).encode())  # its name on the wire
         example = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
-        flat, self.unravel = ravel_pytree(example)
-        self.floats = flat.size
-        self.template = wire.Template(np.zeros(flat.size) if tolerant else example, infinite)
-        self.outgoing, self.incoming = Outgoing(flat.size), Incoming(flat.size)
-        self.pending = np.zeros(flat.size)  # taken in since the last exchange here
+        self.floats = sum(leaf.size for leaf in jax.tree.leaves(example))
+        self.template = wire.Template(np.zeros(self.floats) if tolerant else example, infinite)
+        self.outgoing, self.incoming = Outgoing(self.floats), Incoming(self.floats)
+        self.pending = np.zeros(self.floats)  # taken in since the last exchange here
+
+    def unravel(self, flat: np.ndarray) -> PyTree:
+        """A flat vector in the shapes and types of the message."""
+        leaves, structure = jax.tree.flatten(self.message)
+        parts = np.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
+        shaped = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+        return structure.unflatten([jnp.asarray(part) for part in shaped])
 
 
 class Peer:
@@ -150,6 +156,7 @@ class Peer:
         self._current: dict[Path, _Place] = {}
         self._past: set[int] = set()  # numbers of places that have started anew
         self._loops: list[tuple[str, int]] = []  # names and rounds of the loops we are in
+        self._passes: Counter[Path] = Counter()  # how often the bodies of loops of an agreed length have run
 
     def run(
         self,
@@ -167,15 +174,18 @@ class Peer:
         self._data = data
         self._record, self._every, self._progress = dict(record or {}), every, progress
         self.history = {name: [] for name in self._record}
+        with _compiling:  # peers of one process wait for one to trace the program
+            found = survey(program, state, data, self.network.clients)
         self._agreement = 1
-        if contains(program, lambda node: isinstance(node, Repeat) and node.until is not None):
+        if any(loop.until is not None for _, _, loop in found.loops):
             self._agreement = self.network.flood_rounds()
-        for sending in sendings(program, state, data, self.network.clients):
+        for sending in found.sendings:
             conserved = isinstance(sending.node, Exchange) and sending.node.conserved
             infinite = isinstance(sending.node, Exchange) and sending.node.reduce == "max"
             self._add(_Place(sending.path, sending.message, conserved and self.tolerant, infinite))
         state = self._walk(program, state, 0, (), ())
         self._check_finite(state)
+        self.counts.work = found.total(self._passes)
         return state
 
     def _add(self, place: _Place) -> None:
@@ -228,6 +238,7 @@ class Peer:
             state = self._walk(node.body, state, i, (*address, i), (*path, 0))
             self._check_finite(state)
             self._loops.pop()
+            self._passes[(*path, 0)] += node.agreed
             ended = False
             if node.until is not None:
                 content = bool(self._apply(node.until, Role.UNTIL, (*address, i), i, state))
@@ -257,13 +268,13 @@ class Peer:
         message = jax.tree.map(np.asarray, self._apply(node.send, Role.SEND, address, round, state))
         own, weights, to, expected = self._links(node.link_weights)
         if place.tolerant:
-            flat = np.asarray(ravel_pytree(message)[0], np.float64)
+            flat = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(message)], dtype=np.float64)
             self._check_finite(flat)
             for target in np.flatnonzero(to).tolist():
                 counter, total = place.outgoing.add(target, np.float64(weights[target]) * flat)
                 self._post(path, target, total, counter, 1.0)
             heard = self._take_in(path, expected)
-            total = place.unravel(jnp.asarray(place.pending.astype(ravel_pytree(message)[0].dtype)))
+            total = place.unravel(place.pending)
             place.pending = np.zeros_like(place.pending)
         else:
             self._send(path, message, np.flatnonzero(to), weights)
@@ -422,6 +433,8 @@ def run(
     """Every client as a peer in a thread of its own, on a network in memory; as `simulate.run`."""
     check_clients("states", states, network.clients)
     check_clients("data", data, network.clients)
+    check_repairable(program, faults is not None)
+    program = stepwise(program)  # once, so that the leaves that this makes are compiled once
     hub = hub or Memory(network.clients, faults, keys.faults_key(key), deadline)
     peers = [
         Peer(client, network, hub.endpoint(client), key, tolerant=faults is not None, step=step)
@@ -432,7 +445,7 @@ def run(
     wide = jax.config.read("jax_enable_x64")  # a thread does not inherit what was switched on for a block only
 
     def work(peer: Peer) -> None:
-        own_state, own_data = (jax.tree.map(lambda leaf: leaf[peer.client], tree) for tree in (states, data))
+        own_state, own_data = (jax.tree.map(lambda leaf: row(leaf, peer.client), tree) for tree in (states, data))
         try:
             with jax.enable_x64(wide):
                 shown = progress if peer.client == 0 else None
@@ -450,7 +463,7 @@ def run(
         raise failures[0]
 
     def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *trees)
+        return jax.tree.map(lambda *leaves: stacked(leaves, axis), *trees)
 
     history = {
         name: stack([stack(peer.history[name]) for peer in peers], 1) for name in record or {} if peers[0].history[name]
@@ -464,7 +477,24 @@ def run(
         step=peers[0].step,
         rounds=first.rounds,
         floats=first.floats,
+        hessian_products=first.work["hessian_products"],
+        jacobian_products=first.work["jacobian_products"],
+        gradients=first.work["gradients"],
         history=history,
         late=sum(peer.counts.late for peer in peers),
         rejected=dict(rejected),
     )
+
+
+def row(leaf: Any, client: int) -> Any:
+    """One client's part of a stacked array. NumPy takes it without compiling anything, but does not know keys."""
+    return leaf[client] if is_key(leaf) else jnp.asarray(np.asarray(leaf)[client])
+
+
+def stacked(rows: Any, axis: int) -> Any:
+    """Rows stacked, by NumPy where it can."""
+    return jnp.stack(rows, axis) if is_key(rows[0]) else jnp.asarray(np.stack(rows, axis))
+
+
+def is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

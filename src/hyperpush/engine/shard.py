@@ -31,12 +31,11 @@ def _compiled(function, mesh, network, data, key, agreement, batch, static, carr
 
     def block(arrays, data, key, states, clock, scalars):
         plan = Plan(placement, eqx.combine(arrays, rest), data, key, None, agreement, batch)
-        result = function(plan, *static, Carry(states, clock, {}), *scalars)
-        after, others = (result[0], result[1:]) if function is chunk else (result, (None,))
-        return after.states, after.clock, others
+        after, *others = function(plan, *static, Carry(states, clock, {}), *scalars)
+        return after.states, after.clock, tuple(others)
 
-    # A chunk also returns its records (clients on axis 1), the next iteration and whether it has ended.
-    others = (P(None, AXIS), P(), P()) if function is chunk else P()
+    # Whether all is finite; a chunk also returns its records (clients on axis 1), the next iteration, and its end.
+    others = (P(), P(None, AXIS), P(), P()) if function is chunk else (P(),)
     states, clock, others = jax.shard_map(
         block,
         mesh=mesh,
@@ -44,8 +43,7 @@ def _compiled(function, mesh, network, data, key, agreement, batch, static, carr
         out_specs=(P(AXIS), P(), others),
         check_vma=False,
     )(arrays, data, key, carry.states, carry.clock, scalars)
-    carry = Carry(states, clock, {})
-    return (carry, *others) if function is chunk else carry
+    return Carry(states, clock, {}), *others
 
 
 def run(
@@ -70,14 +68,14 @@ def run(
     if not devices:
         raise InvalidInput("devices", devices, "at least one device")
     mesh = Mesh(devices, (AXIS,))
-    sends, carry, agreement = lay_out(program, network, states, data, None, step)
+    found, carry, agreement = lay_out(program, network, states, data, None, step)
     placement = Slice(network.clients, mesh.size)
 
     def place(tree: PyTree) -> PyTree:
         missing = placement.padded - placement.clients
 
         def one(leaf):
-            padded = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
+            padded = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]) if missing else leaf
             return jax.device_put(padded, NamedSharding(mesh, P(AXIS)))
 
         return jax.tree.map(one, tree)
@@ -91,5 +89,5 @@ def run(
         )
 
     walk = Walk(plan, program, compiled, record or {}, every, progress)
-    carry = walk.walk(program, carry, keys.program_key(key), 0)
-    return conclude(walk, carry, sends, step)
+    carry = walk.run(program, carry, keys.program_key(key))
+    return conclude(walk, carry, found, step)

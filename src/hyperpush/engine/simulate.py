@@ -42,7 +42,7 @@ def run(
     `record` maps names of loops to functions of one client's state, called after every `every`-th iteration. `batch`
     is the number of clients computed at a time (all at once by default), which bounds memory for large models.
     """
-    sends, carry, agreement = lay_out(program, network, states, data, faults, step)
+    found, carry, agreement = lay_out(program, network, states, data, faults, step)
     plan = Plan(Whole(network.clients), network, data, key, faults, agreement, batch)
 
     def compiled(function, plan, static, *arguments: Any):
@@ -51,8 +51,8 @@ def run(
         )
 
     walk = Walk(plan, program, compiled, record or {}, every, progress)
-    carry = walk.walk(program, carry, keys.program_key(key), 0)
-    return conclude(walk, carry, sends, step)
+    carry = walk.run(program, carry, keys.program_key(key))
+    return conclude(walk, carry, found, step)
 
 
 def evaluate(

@@ -5,13 +5,16 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PyTree
 
 from hyperpush.checks import whole
 from hyperpush.data.batches import everything
 from hyperpush.errors import InvalidInput
+from hyperpush.estimators.recurrent import add
 from hyperpush.estimators.state import Declaration, Hyper
 from hyperpush.problem import Problem
-from hyperpush.program import Context, Local, Node
+from hyperpush.program import Context, Local, Node, Repeat, Within
 
 
 class DirectGradient(eqx.Module):
@@ -36,10 +39,19 @@ class DirectGradient(eqx.Module):
         return Local(estimate)
 
 
+class _State(eqx.Module):
+    params: PyTree
+    hyper: PyTree
+    direct: PyTree  # ∂_λ F_i
+    q: PyTree
+    residual: PyTree
+    direction: PyTree
+
+
 class LocalGradient(eqx.Module):
     """d_{λ_i} F_i(x_i*(λ_i), λ_i) of the client's own inner problem, as if there were no others.
 
-    ∂_λ F_i − B_i H_i^{-1} ∂_x F_i with the client's own Hessian, by at most `iterations` steps of conjugate gradients
+    ∂_λ F_i − B_i H_i^{-1} ∂_x F_i with the client's own Hessian, by `iterations` steps of conjugate gradients
     (H_i + `damping`·I must be positive definite).
     """
 
@@ -60,17 +72,27 @@ class LocalGradient(eqx.Module):
             raise InvalidInput("LocalGradient.damping", self.damping, "0 or more")
 
     def program(self, problem: Problem) -> Node:
-        def estimate(state: Hyper, ctx: Context):
-            examples = everything(ctx.data.inner)
-            along_x, along_hyper = problem.outer_gradients(state.params, state.hyper, everything(ctx.data.outer))
+        def enter(state: Hyper, ctx: Context):
+            right, direct = problem.outer_gradients(state.params, state.hyper, everything(ctx.data.outer))
+            return _State(state.params, state.hyper, direct, jax.tree.map(jnp.zeros_like, right), right, right)
 
-            def hessian(vector):
-                product = problem.products(state.params, state.hyper, examples, vector)[0]
-                return jax.tree.map(lambda h, v: h + self.damping * v, product, vector)
+        def improve(state: _State, ctx: Context):
+            product = problem.hessian_product(state.params, state.hyper, everything(ctx.data.inner), state.direction)
+            product = add(product, state.direction, self.damping)
+            size = optax.tree.norm(state.residual, squared=True)
+            length = _ratio(size, jnp.asarray(optax.tree.vdot(state.direction, product)))
+            residual = add(state.residual, product, -length)
+            kept = _ratio(optax.tree.norm(residual, squared=True), size)
+            q, direction = add(state.q, state.direction, length), add(residual, state.direction, kept)
+            return _State(state.params, state.hyper, state.direct, q, residual, direction)
 
-            q, _ = jax.scipy.sparse.linalg.cg(hessian, along_x, tol=0.0, atol=0.0, maxiter=self.iterations)
-            product = problem.products(state.params, state.hyper, examples, q)[1]
-            value = jax.tree.map(jnp.subtract, along_hyper, product)
-            return Hyper(state.params, state.hyper, value, state.links)
+        def leave(before: Hyper, state: _State, ctx: Context):
+            product = problem.jacobian_product(before.params, before.hyper, everything(ctx.data.inner), state.q)
+            return Hyper(before.params, before.hyper, add(state.direct, product, -1.0), before.links)
 
-        return Local(estimate)
+        return Within(Repeat(Local(improve), self.iterations, name="LocalGradient"), enter, leave)
+
+
+def _ratio(a: Float[Array, ""], b: Float[Array, ""]) -> Float[Array, ""]:
+    """a/b, and 0 where b is: what is solved stays as it is."""
+    return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))

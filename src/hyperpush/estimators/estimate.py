@@ -37,6 +37,9 @@ class Estimate:
     value: PyTree  # every client's d_{λ_i} F̄, clients on axis 0
     rounds: int  # rounds of communication
     floats: int  # numbers each client sent
+    hessian_products: int  # with ∂²_xx f, that each client computed
+    jacobian_products: int  # with ∂²_λx f
+    gradients: int  # gradients of f and F
     step: int  # network time afterwards
     history: dict[str, PyTree]
 
@@ -53,17 +56,18 @@ def known_links(network: Network) -> LinkEstimates:
     return LinkEstimates(*(jnp.asarray(part, dtype) for part in (means.push, means.up.T, means.stationary())))
 
 
-def check_network(estimator: Estimator, network: Network) -> None:
-    """Refuse a network that the estimator cannot use, with the reason and the estimators that would work."""
-    needs = estimator.declares.needs
+def check_network(method: Any, network: Network) -> None:
+    """Refuse a network that a method cannot use, with the reason and the methods of its kind that would work."""
+    needs = method.declares.needs
     suited = {"any": True, "two-way": network.two_way(), "undirected": not network.directed}
     if not suited[needs]:
-        from hyperpush.declarations import METHODS
+        from hyperpush.declarations import ALGORITHMS, ESTIMATORS
 
-        others = ", ".join(name for name, declared in METHODS.items() if suited[declared.needs])
+        kind = ALGORITHMS if type(method).__name__ in ALGORITHMS else ESTIMATORS
+        others = ", ".join(name for name, declared in kind.items() if suited[declared.needs])
         reason = {"two-way": "links that can run both ways", "undirected": "links that run both ways at once"}[needs]
         raise InvalidInput(
-            "network", network.name, f"{reason}, for {type(estimator).__name__}; here would work: {others}"
+            "network", network.name, f"{reason}, for {type(method).__name__}; here would work: {others}"
         )
 
 
@@ -95,4 +99,4 @@ def hypergradient(
         links = known_links(network)
     program = program_of(estimator, problem)
     outcome = run(program, network, start(params, hypers, links), data, key, record=record, **options)
-    return Estimate(outcome.states.value, outcome.rounds, outcome.floats, outcome.step, outcome.history)
+    return Estimate(outcome.states.value, history=outcome.history, **outcome.costs)

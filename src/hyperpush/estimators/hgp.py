@@ -77,9 +77,8 @@ class HGP(eqx.Module):
             batch = draw(ctx.data.inner, self.batch, first)
             along_x, along_hyper = problem.products(state.params, state.hyper, batch, state.u)
             if self.two_batches:
-                along_x, _ = problem.products(
-                    state.params, state.hyper, draw(ctx.data.inner, self.batch, second), state.u
-                )
+                batch = draw(ctx.data.inner, self.batch, second)
+                along_x = problem.hessian_product(state.params, state.hyper, batch, state.u)
             u = jax.tree.map(lambda u, h: u - self.step * h, state.u, along_x)
             v = jax.tree.map(lambda v, b: v - self.step * b, state.value, along_hyper)
             return _State(state.params, state.hyper, u, v, state.mass)

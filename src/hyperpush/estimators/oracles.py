@@ -5,6 +5,8 @@
 Each client's derivatives are taken at its own params; at the solution of the inner problem these are all the same.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from hyperpush.data.batches import Data, everything
+from hyperpush.networks import Network
 from hyperpush.problem import Problem
 
 
@@ -20,10 +23,46 @@ def dense(problem: Problem, params: PyTree, hypers: PyTree, data: Data) -> PyTre
 
     For small problems: it forms d×d matrices.
     """
+    hessians, mixed, along_x, along_hyper = derivatives(problem, params, hypers, data)
+    q = np.linalg.solve(hessians.sum(0), along_x.mean(0))
+    return _as_hypers(along_hyper / len(hessians) - mixed @ q, hypers)
+
+
+def recurrent(
+    problem: Problem,
+    params: PyTree,
+    hypers: PyTree,
+    data: Data,
+    network: Network,
+    step: float,
+    order: Literal["gradient-first", "gradient-after"],
+) -> PyTree:
+    """B̄(I − Ā)^{-1}c_x + c_λ: the derivative of the fixed point of SGP's expected step (`recurrent.py`), by NumPy.
+
+    For small problems: it forms an nd×nd matrix.
+    """
+    hessians, mixed, along_x, along_hyper = derivatives(problem, params, hypers, data)
+    (n, d), means = along_x.shape, network.means()
+    mass = means.stationary()
+    back = np.kron(means.push, np.eye(d))  # m_i = Σ_j p̄_{i→j} u_j
+    bend = np.zeros((n, d, n, d))
+    down = np.zeros((n, mixed.shape[1], n, d))
+    for i in range(n):
+        bend[i, :, i] = step / mass[i] * hessians[i]
+        down[i, :, i] = -step * mixed[i]
+    bend, down = bend.reshape(n * d, n * d), down.reshape(-1, n * d)
+    after = order == "gradient-after"
+    onward = back - bend if after else back - bend @ back
+    u = np.linalg.solve(np.eye(n * d) - onward, (along_x / n / mass[:, None]).ravel())
+    value = (down @ (u if after else back @ u)).reshape(n, -1) + along_hyper / n
+    return _as_hypers(value, hypers)
+
+
+def derivatives(problem: Problem, params: PyTree, hypers: PyTree, data: Data) -> tuple[np.ndarray, ...]:
+    """Every client's H, B, ∂_x F and ∂_λ F as float64 arrays, params and hypers flattened."""
     with jax.enable_x64(True):
         params, hypers, data = jax.tree.map(_wide, (params, hypers, data))
-        one_x, one_hyper = (jax.tree.map(lambda leaf: leaf[0], tree) for tree in (params, hypers))
-        back_x, back_hyper = ravel_pytree(one_x)[1], ravel_pytree(one_hyper)[1]
+        back_x, back_hyper = (ravel_pytree(jax.tree.map(lambda leaf: leaf[0], t))[1] for t in (params, hypers))
 
         def derivatives(x, hyper, own: Data):
             def f(x, hyper):
@@ -35,11 +74,14 @@ def dense(problem: Problem, params: PyTree, hypers: PyTree, data: Data) -> PyTre
             at = ravel_pytree(x)[0], ravel_pytree(hyper)[0]
             return jax.hessian(f)(*at), jax.jacfwd(jax.grad(f, 1), 0)(*at), *jax.grad(outer, (0, 1))(*at)
 
-        found = jax.jit(jax.vmap(derivatives))(params, hypers, data)
-        hessians, mixed, along_x, along_hyper = (np.asarray(a, np.float64) for a in found)
-        q = np.linalg.solve(hessians.sum(0), along_x.mean(0))
-        values = along_hyper / len(hessians) - mixed @ q
-        return jax.tree.map(np.asarray, jax.vmap(back_hyper)(jnp.asarray(values)))
+        return tuple(np.asarray(a, np.float64) for a in jax.jit(jax.vmap(derivatives))(params, hypers, data))
+
+
+def _as_hypers(values: np.ndarray, hypers: PyTree) -> PyTree:
+    """One flat row per client in the shape of the hypers, as NumPy arrays."""
+    with jax.enable_x64(True):
+        back = ravel_pytree(jax.tree.map(lambda leaf: _wide(leaf)[0], hypers))[1]
+        return jax.tree.map(np.asarray, jax.vmap(back)(jnp.asarray(values)))
 
 
 def _wide(leaf: Array | np.ndarray) -> Array:

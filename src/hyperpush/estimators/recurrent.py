@@ -83,7 +83,7 @@ def maps(
     return onward, jax.tree.map(lambda b: -step * b, along_hyper)
 
 
-def add(a: PyTree, b: PyTree, scale: float = 1.0) -> PyTree:
+def add(a: PyTree, b: PyTree, scale: Float[Array, ""] | float = 1.0) -> PyTree:
     """a + scale · b."""
     return jax.tree.map(lambda x, y: x + scale * y, a, b)
 

@@ -1,16 +1,20 @@
 """What every hyper-gradient program starts from and ends with."""
 
+import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
 from hyperpush.data.batches import everything
+from hyperpush.errors import InvalidInput
 from hyperpush.inner.step import LinkEstimates
 from hyperpush.problem import Problem
 from hyperpush.program import Context
+
+Aim = Literal["global", "client", "local", "direct"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,15 @@ class Declaration:
     matrices: bool  # whether it forms or sends Jacobians or Hessians
     paper: str
     needs: Literal["any", "two-way", "undirected"] = "any"  # what its links must be able to do
+    fixed_point: Literal["", "x_G", "x_L", "x_M"] = ""  # where a bilevel algorithm with outer consensus ends
+
+    @property
+    def aim(self) -> Aim:
+        """Whose outer cost it differentiates, through what: the first word of `target`."""
+        for aim in get_args(Aim):
+            if re.match(rf"{aim}\b", self.target):
+                return aim
+        raise InvalidInput("declares.target", self.target, "a text whose first word is " + ", ".join(get_args(Aim)))
 
 
 class Hyper(eqx.Module):
@@ -32,6 +45,7 @@ class Hyper(eqx.Module):
     hyper: PyTree
     value: PyTree
     links: LinkEstimates | None = None  # what the client knows of its links, for estimators that reverse them
+    memory: PyTree = None  # what the estimator wants to find again at the next outer step
 
 
 def shared_gradients(problem: Problem, state: Hyper, ctx: Context) -> tuple[PyTree, PyTree]:

@@ -1,45 +1,90 @@
 """Tracked hyper-gradient push: gradient tracking over push-sum, without the bias of a finite number of pushes."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int, PyTree
 
 from hyperpush.checks import positive, whole
 from hyperpush.data.batches import draw, everything
+from hyperpush.estimators.settings import MOST_PUSHES, largest_curvature, learn_settings
 from hyperpush.estimators.state import Declaration, Hyper, shared_gradients
 from hyperpush.problem import Problem
 from hyperpush.program import Context, Exchange, Inbox, Local, Node, Repeat, Sequence, Within
+
+CHECK = 5  # steps between two votes on ending
+
+
+class Memory(eqx.Module):
+    """What a client keeps for the next outer step: where it stood, and the settings that were found."""
+
+    z: Float[Array, "*clients d"]
+    mass: Float[Array, "*clients"]
+    aim: Float[Array, "*clients d"]
+    gradient: Float[Array, "*clients d"]
+    tracker: Float[Array, "*clients d"]
+    pushes: Int[Array, "*clients"]  # 0: not known yet
+    curvature: Float[Array, "*clients"]  # mean of the clients' largest curvatures, as far as this client learnt it
+    own: Float[Array, "*clients"]  # its own then
 
 
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    source: PyTree  # (1/n)∂_x F_i
-    z: PyTree
+    source: Float[Array, " d"]  # c_i = (1/n)∂_x F_i
+    z: Float[Array, " d"]
     mass: Float[Array, ""]  # ω
-    gradient: PyTree  # g_i at the last q
-    tracker: PyTree  # y
+    aim: Float[Array, " d"]  # where the own step led, before the others' were mixed in
+    gradient: Float[Array, " d"]  # g_i there
+    tracker: Float[Array, " d"]  # y
+    moves: Float[Array, "k d"]  # the last changes of q
+    turns: Float[Array, "k d"]  # and of the tracked gradient
+    doubts: Float[Array, " k"]  # what part of each change was mixing
+    last: tuple[Float[Array, " d"], Float[Array, " d"]]  # q and the tracked gradient one step ago
+    mean: Float[Array, " d"]  # of q over the steps, late ones counting more
+    count: Int[Array, ""]
+    pushes: Int[Array, ""]
+    curvature: Float[Array, ""]
+    own: Float[Array, ""]
 
     @property
-    def q(self) -> PyTree:
-        return jax.tree.map(lambda z: z / self.mass, self.z)
+    def q(self) -> Float[Array, " d"]:
+        return self.z / self.mass
+
+    @property
+    def slope(self) -> Float[Array, " d"]:
+        """The tracked mean gradient."""
+        return self.tracker / self.mass
 
 
 class TrackedHGP(eqx.Module):
     """Solve min_q Σ_k ½qᵀH_k q − c_kᵀq together, c_k = (1/n)∂_x F_k, then v_i = (1/n)∂_λ F_i − B_i q_i.
 
     Gradient tracking over push-sum (Push-DIGing: Nedić, Olshevsky, Shi 2017) on the quadratic whose solution the closed
-    form of the hyper-gradient contains: with g_i(q) = H_i q − c_i and y = g(q), `steps` times
+    form of the hyper-gradient contains: with g_i(q) = H_i q − c_i and y = g(q), at most `steps` times
 
-        z ← P(z − αy), ω ← Pω, q⁺ = z/ω, y ← Py + g(q⁺) − g(q)
+        p⁺ = q + Δ,  z ← P(z + ωΔ),  ω ← Pω,  y ← P(y + g(p⁺) − g(p)),  q = z/ω
 
-    with `pushes` rounds for each P. The only fixed point is the solution, so there is no bias, and all that is pushed
-    (z, ω, y) is conserved, so it also works where messages get lost. It converges for steps `step` = α below a bound
-    that falls with 1/λ_max of the mean Hessian and with how badly the network mixes; more pushes allow larger steps.
-    With mini-batches (`batch`) a noise floor remains that falls with α.
+    with `pushes` rounds for each P. The only fixed point is the solution, whatever the displacements Δ: there is no
+    bias, and all that is pushed (z, ω, y) is conserved, so it also works where messages get lost.
+
+    Δ = −αy/ω, accelerated by the last `acceleration` changes of q and y/ω (Anderson 1965): each client alone first
+    goes to where the mean gradient is smallest among the combinations of them that it knows. α = `step`. Every one
+    of these changes takes a vector of memory twice.
+
+    Left at None, `pushes` and `step` are found by the clients themselves (`settings.py`), at the price of a few rounds
+    of scalars: enough pushes for differences between clients to shrink threefold, and the inverse of the mean of the
+    clients' largest curvatures. It ends when all clients agree that ‖y/ω‖ and what mixing still changes are
+    below `tolerance` of the size of the solution; None takes all `steps`, without votes (links that lose messages
+    allow none: there give `pushes`, and no tolerance).
+
+    With mini-batches (`batch`) there is no acceleration and no early end; the result is the mean of q over the steps,
+    weighted by their number, and its noise falls with `steps`. In `hp.solve` each outer step goes on from where the
+    one before stood, with the settings found then.
     """
 
     declares: ClassVar[Declaration] = Declaration(
@@ -50,44 +95,155 @@ class TrackedHGP(eqx.Module):
         paper="here; after Nedić, Olshevsky and Shi, Achieving geometric convergence over time-varying graphs",
     )
 
-    steps: int = eqx.field(static=True)
-    step: float = eqx.field(static=True, converter=float)
-    pushes: int = eqx.field(static=True, default=1)
+    steps: int = eqx.field(static=True, default=1000)
+    step: float | None = eqx.field(
+        static=True, converter=lambda given: None if given is None else float(given), default=None
+    )
+    pushes: int | None = eqx.field(static=True, default=None)
     batch: int | None = eqx.field(static=True, default=None)
+    tolerance: float | None = eqx.field(static=True, default=1e-5)
+    acceleration: int = eqx.field(static=True, default=5)
 
     def __check_init__(self):
         whole("TrackedHGP.steps", self.steps, least=0)
-        whole("TrackedHGP.pushes", self.pushes, least=1)
-        positive("TrackedHGP.step", self.step)
+        whole("TrackedHGP.acceleration", self.acceleration, least=0)
+        if self.step is not None:
+            positive("TrackedHGP.step", self.step)
+        if self.pushes is not None:
+            whole("TrackedHGP.pushes", self.pushes, least=1, most=MOST_PUSHES)
         if self.batch is not None:
             whole("TrackedHGP.batch", self.batch, least=1)
+        if self.tolerance is not None:
+            positive("TrackedHGP.tolerance", self.tolerance)
+
+    def memory(self, params: PyTree, hyper: PyTree) -> Memory:
+        """One client's memory before the first outer step."""
+        vector = jnp.zeros_like(ravel_pytree(params)[0])
+        zero, one = jnp.zeros((), vector.dtype), jnp.ones((), vector.dtype)
+        return Memory(vector, one, vector, vector, vector, jnp.zeros((), jnp.int32), zero, zero)
 
     def program(self, problem: Problem) -> Node:
-        def enter(state: Hyper, ctx: Context):
-            source, _ = shared_gradients(problem, state, ctx)
-            zero, slope = jax.tree.map(jnp.zeros_like, source), jax.tree.map(jnp.negative, source)
-            return _State(state.params, state.hyper, source, zero, jnp.ones(()), slope, slope)
+        secants = self.acceleration if self.batch is None else 0
 
-        def descend(state: _State, ctx: Context):
-            z = jax.tree.map(lambda z, y: z - self.step * y, state.z, state.tracker)
-            return _State(state.params, state.hyper, state.source, z, state.mass, state.gradient, state.tracker)
+        def product(state: _State | Hyper, batch: PyTree, q: Float[Array, " d"]) -> Float[Array, " d"]:
+            unravel = ravel_pytree(state.params)[1]
+            return ravel_pytree(problem.hessian_product(state.params, state.hyper, batch, unravel(q)))[0]
 
-        def receive(state: _State, inbox: Inbox, ctx: Context):
+        def enter(state: Hyper, ctx: Context) -> _State:
+            source = ravel_pytree(shared_gradients(problem, state, ctx)[0])[0]
+            known = self.memory(state.params, state.hyper) if state.memory is None else state.memory
+            examples, aim = everything(ctx.data.inner), known.aim
+            # Trackers go on from where they were: their sum stays that of the gradients, what was mixed stays mixed.
+            gradient = product(state, examples, aim) - source if state.memory is not None else -source
+            tracker = known.tracker + gradient - known.gradient
+            q = known.z / known.mass
+            none = jnp.zeros(secants, q.dtype)
+            empty = none[:, None] * q
+            own = curvature = jnp.zeros((), q.dtype)
+            if self.step is None:
+                own = largest_curvature(lambda v: product(state, examples, v), q, ctx.key)
+                # Known from an earlier outer step, and corrected by how much the own one has changed since.
+                earlier = known.curvature * own / jnp.where(known.own > 0, known.own, 1)
+                curvature = jnp.where(known.pushes > 0, earlier, own)
+            pushes = known.pushes if self.pushes is None else jnp.asarray(self.pushes, jnp.int32)
+            return _State(
+                params=state.params,
+                hyper=state.hyper,
+                source=source,
+                z=known.z,
+                mass=known.mass,
+                aim=aim,
+                gradient=gradient,
+                tracker=tracker,
+                moves=empty,
+                turns=empty,
+                doubts=none,
+                last=(q, tracker),
+                mean=q,
+                count=jnp.zeros((), jnp.int32),
+                pushes=pushes,
+                curvature=curvature,
+                own=own,
+            )
+
+        def descend(state: _State, ctx: Context) -> _State:
+            q, slope = state.q, state.slope
+            step = self.step or (1 if secants else 0.5) / state.curvature
+            moves, turns, doubts, change = state.moves, state.turns, state.doubts, -step * slope
+            if secants:
+                # The first tracked gradient that is not the own one alone belongs to step 1.
+                slot, known = (state.count - 2) % secants, state.count > 1
+                move = q - state.last[0]
+                moves = jnp.where(known, moves.at[slot].set(move), moves)
+                turns = jnp.where(known, turns.at[slot].set(slope - state.last[1]), turns)
+                mixing, size = jnp.linalg.norm(q - state.aim), jnp.linalg.norm(move)
+                doubt = jnp.where(mixing < 1e3 * size, mixing / jnp.where(size > 0, size, 1), 1e3)
+                doubts = jnp.where(known, doubts.at[slot].set(doubt), doubts)
+                weights = smallest(turns, slope, jnp.max(doubts))
+                change = -weights @ moves - step * (slope - weights @ turns)
+            change = jnp.where(state.count > 0, change, 0)  # before anything is mixed there is no common direction
+            aim = q + change
+            gradient = product(state, draw(ctx.data.inner, self.batch, ctx.key), aim) - state.source
+            return replace(
+                state,
+                z=state.z + state.mass * change,
+                aim=aim,
+                gradient=gradient,
+                tracker=state.tracker + gradient - state.gradient,
+                moves=moves,
+                turns=turns,
+                doubts=doubts,
+                last=(q, slope),
+                count=state.count + 1,
+            )
+
+        def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
             z, mass, tracker = inbox.mix((state.z, state.mass, state.tracker))
-            return _State(state.params, state.hyper, state.source, z, mass, state.gradient, tracker)
+            return replace(state, z=z, mass=mass, tracker=tracker)
 
-        def track(state: _State, ctx: Context):
-            batch = draw(ctx.data.inner, self.batch, ctx.key)
-            product, _ = problem.products(state.params, state.hyper, batch, state.q)
-            gradient = jax.tree.map(jnp.subtract, product, state.source)
-            tracker = jax.tree.map(lambda y, new, old: y + new - old, state.tracker, gradient, state.gradient)
-            return _State(state.params, state.hyper, state.source, state.z, state.mass, gradient, tracker)
+        def collect(state: _State, ctx: Context) -> _State:
+            return replace(state, mean=state.mean + 2 / (state.count + 1) * (state.q - state.mean))
 
-        def leave(before: Hyper, state: _State, ctx: Context):
+        def settled(state: _State, ctx: Context):
+            assert self.tolerance is not None
+            size = self.tolerance * jnp.linalg.norm(state.q)
+            curvature = state.curvature if self.step is None else 1 / self.step
+            still = jnp.linalg.norm(state.q - state.aim) <= size
+            return still & (jnp.linalg.norm(state.slope) <= curvature * size)
+
+        def leave(before: Hyper, state: _State, ctx: Context) -> Hyper:
             _, along_hyper = shared_gradients(problem, before, ctx)
-            _, product = problem.products(before.params, before.hyper, everything(ctx.data.inner), state.q)
-            return Hyper(before.params, before.hyper, jax.tree.map(jnp.subtract, along_hyper, product), before.links)
+            q = ravel_pytree(before.params)[1](state.q if self.batch is None else state.mean)
+            product = problem.jacobian_product(before.params, before.hyper, everything(ctx.data.inner), q)
+            value = jax.tree.map(jnp.subtract, along_hyper, product)
+            memory = None
+            if before.memory is not None:
+                kept = (state.z, state.mass, state.aim, state.gradient, state.tracker)
+                memory = Memory(*kept, state.pushes, state.curvature, state.own)
+            return replace(before, value=value, memory=memory)
 
         push = Exchange(send=lambda state, ctx: (state.z, state.mass, state.tracker), receive=receive, conserved=True)
-        body = Sequence(Local(descend), Repeat(push, self.pushes, name="pushes"), Local(track))
-        return Within(Repeat(body, self.steps, name="TrackedHGP"), enter, leave)
+        if self.pushes is None:
+            pushing = Repeat(push, MOST_PUSHES, times=lambda state, ctx: state.pushes, name="pushes")
+        else:
+            pushing = Repeat(push, self.pushes, name="pushes")
+        body = Sequence(Local(descend), pushing)
+        if self.batch is not None:
+            body = Sequence(*body.nodes, Local(collect))
+        if self.tolerance is None or self.batch is not None:
+            solving = Repeat(body, self.steps, name="TrackedHGP")
+        else:
+            some = Repeat(body, CHECK, name="steps")
+            solving = Repeat(some, -(-self.steps // CHECK), until=settled, name="TrackedHGP")
+        prepare = learn_settings(self.pushes) if self.pushes is None or self.step is None else Sequence()
+        return Within(Sequence(prepare, solving), enter, leave)
+
+
+def smallest(turns: Float[Array, "k d"], slope: Float[Array, " d"], doubt: Float[Array, ""]) -> Float[Array, " k"]:
+    """The w that makes ‖slope − w·turns‖ smallest, regularised as much as the turns are in doubt; 0 for zero turns."""
+    sizes = jnp.linalg.norm(turns, axis=1)
+    scale = jnp.where(sizes > 0, 1 / jnp.where(sizes > 0, sizes, 1), 0)
+    unit = turns * scale[:, None]
+    least = 100 * jnp.finfo(turns.dtype).eps
+    normal = unit @ unit.T + jnp.maximum(0.1 * doubt**2, least) * jnp.eye(turns.shape[0], dtype=turns.dtype)
+    return jnp.linalg.solve(normal, unit @ slope) * scale

@@ -24,7 +24,10 @@ class Training:
     params: PyTree
     links: LinkEstimates | None  # what every client saw of the network, if the solver observes
     rounds: int
-    floats: int
+    floats: int  # numbers each client sent
+    hessian_products: int  # with ∂²_xx f, that each client computed
+    jacobian_products: int  # with ∂²_λx f
+    gradients: int  # gradients of f
     step: int  # network time afterwards
     history: dict[str, PyTree]
 
@@ -47,4 +50,4 @@ def train(
     check(Problem(problem.inner, problem.inner), params, hypers, data, network.clients)
     outcome = run(program_of(solver, problem), network, Trained(params, hypers), data, key, **options)
     found: Trained = outcome.states
-    return Training(found.params, found.links, outcome.rounds, outcome.floats, outcome.step, outcome.history)
+    return Training(found.params, found.links, history=outcome.history, **outcome.costs)
