@@ -1,6 +1,10 @@
 from . import networks as networks
+from .bilevel.algorithm import Bilevel as Bilevel
+from .bilevel.algorithm import Optimum as Optimum
+from .bilevel.algorithm import optimise as optimise
 from .bilevel.consensus import OuterConsensus as OuterConsensus
 from .bilevel.history import History as History
+from .bilevel.interact import INTERACT as INTERACT
 from .bilevel.solve import Solution as Solution
 from .bilevel.solve import solve as solve
 from .bilevel.stopping import EarlyStopping as EarlyStopping

@@ -54,7 +54,15 @@ def list_(
         declared = importlib.import_module("hyperpush.declarations")
         for title, kind in (("hyper-gradients", declared.ESTIMATORS), ("bilevel algorithms", declared.ALGORITHMS)):
             rows = [
-                (name, each.network, each.target, each.fixed_point, each.sends, "yes" if each.matrices else "no", each.paper)
+                (
+                    name,
+                    each.network,
+                    each.target,
+                    each.fixed_point,
+                    each.sends,
+                    "yes" if each.matrices else "no",
+                    each.paper,
+                )
                 for name, each in kind.items()
             ]
             _print_table(title, ("name", "network", "target", "ends at", "sends", "matrices", "paper"), rows)

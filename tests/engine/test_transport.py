@@ -88,8 +88,8 @@ def test_rates_and_reordering_seen_by_the_receiver():
             overtaken += sender == next_sender and next_at < at
             shuffled += step == next_step and at == next_at and next_sender < sender
     assert overtaken > 50
-    # Both of a step's messages come with the same delay in 0.72² · ¼ of 1,200 cases, swapped in half of them and next to
-    # each other in most: about 55, give or take 7. None would be swapped without reordering.
+    # Both of a step's messages come with the same delay in 0.72² · ¼ of 1,200 cases, swapped in half of them and next
+    # to each other in most: about 55, give or take 7. None would be swapped without reordering.
     assert shuffled > 20
 
 

@@ -1,6 +1,6 @@
 """Benchmarks, found by name; each is declared like an experiment and measures speed and memory."""
 
-from hyperpush.bench import rounds
+from hyperpush.bench import memory, rounds
 from hyperpush.experiments.registry import Experiment
 
-BENCHES: dict[str, Experiment] = {bench.name: bench for bench in (rounds.BENCH,)}
+BENCHES: dict[str, Experiment] = {bench.name: bench for bench in (memory.BENCH, rounds.BENCH)}

@@ -86,7 +86,9 @@ def optimise(
     check(problem, params, hypers, data, network.clients)
     check_network(algorithm, network)
     recorders = None if record is None else {LOOP: record}
-    outcome = run(program_of(algorithm, problem), network, Bilevel(params, hypers), data, key, record=recorders, **options)
+    outcome = run(
+        program_of(algorithm, problem), network, Bilevel(params, hypers), data, key, record=recorders, **options
+    )
     found: Bilevel = outcome.states
     history = None if record is None else outcome.history.get(LOOP)
     return Optimum(found.params, found.hyper, history, **outcome.costs)

@@ -445,9 +445,11 @@ def run(
     wide = jax.config.read("jax_enable_x64")  # a thread does not inherit what was switched on for a block only
 
     def work(peer: Peer) -> None:
-        own_state, own_data = (jax.tree.map(lambda leaf: row(leaf, peer.client), tree) for tree in (states, data))
         try:
             with jax.enable_x64(wide):
+                own_state, own_data = (
+                    jax.tree.map(lambda leaf: row(leaf, peer.client), tree) for tree in (states, data)
+                )
                 shown = progress if peer.client == 0 else None
                 results[peer.client] = peer.run(program, own_state, own_data, record, every, shown)
         except BaseException as failure:

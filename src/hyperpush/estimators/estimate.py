@@ -66,9 +66,7 @@ def check_network(method: Any, network: Network) -> None:
         kind = ALGORITHMS if type(method).__name__ in ALGORITHMS else ESTIMATORS
         others = ", ".join(name for name, declared in kind.items() if suited[declared.needs])
         reason = {"two-way": "links that can run both ways", "undirected": "links that run both ways at once"}[needs]
-        raise InvalidInput(
-            "network", network.name, f"{reason}, for {type(method).__name__}; here would work: {others}"
-        )
+        raise InvalidInput("network", network.name, f"{reason}, for {type(method).__name__}; here would work: {others}")
 
 
 def hypergradient(

@@ -45,7 +45,7 @@ class _State(eqx.Module):
     turns: Float[Array, "k d"]  # and of the tracked gradient
     doubts: Float[Array, " k"]  # what part of each change was mixing
     last: tuple[Float[Array, " d"], Float[Array, " d"]]  # q and the tracked gradient one step ago
-    mean: Float[Array, " d"]  # of q over the steps, late ones counting more
+    mean: Float[Array, " e"]  # of q over the steps, late ones counting more; empty without mini-batches
     count: Int[Array, ""]
     pushes: Int[Array, ""]
     curvature: Float[Array, ""]
@@ -159,7 +159,7 @@ class TrackedHGP(eqx.Module):
                 turns=empty,
                 doubts=none,
                 last=(q, tracker),
-                mean=q,
+                mean=q if self.batch is not None else q[:0],
                 count=jnp.zeros((), jnp.int32),
                 pushes=pushes,
                 curvature=curvature,
@@ -174,11 +174,11 @@ class TrackedHGP(eqx.Module):
                 # The first tracked gradient that is not the own one alone belongs to step 1.
                 slot, known = (state.count - 2) % secants, state.count > 1
                 move = q - state.last[0]
-                moves = jnp.where(known, moves.at[slot].set(move), moves)
-                turns = jnp.where(known, turns.at[slot].set(slope - state.last[1]), turns)
+                moves = moves.at[slot].set(jnp.where(known, move, moves[slot]))
+                turns = turns.at[slot].set(jnp.where(known, slope - state.last[1], turns[slot]))
                 mixing, size = jnp.linalg.norm(q - state.aim), jnp.linalg.norm(move)
                 doubt = jnp.where(mixing < 1e3 * size, mixing / jnp.where(size > 0, size, 1), 1e3)
-                doubts = jnp.where(known, doubts.at[slot].set(doubt), doubts)
+                doubts = doubts.at[slot].set(jnp.where(known, doubt, doubts[slot]))
                 weights = smallest(turns, slope, jnp.max(doubts))
                 change = -weights @ moves - step * (slope - weights @ turns)
             change = jnp.where(state.count > 0, change, 0)  # before anything is mixed there is no common direction

@@ -29,10 +29,29 @@ class Inner(Config):
 class Estimation(Config):
     """The hyper-gradient's estimator."""
 
-    method: Literal["HGP", "TrackedHGP", "DirectedRB", "VRHGP", "ExactRB", "LocalGradient", "DirectGradient"] = "HGP"
+    method: Literal[
+        "HGP",
+        "TrackedHGP",
+        "DirectedRB",
+        "VRHGP",
+        "ExactRB",
+        "ITDBackward",
+        "ITDForward",
+        "ImplicitCG",
+        "ImplicitNeumann",
+        "Dense",
+        "ClientGradient",
+        "LocalGradient",
+        "DirectGradient",
+    ] = "HGP"
     order: Count = Field(default=200, description="Order M of the series; steps or rounds of the other methods.")
-    pushes: Count = Field(default=10, description="Averaging steps S per order (HGP, TrackedHGP).")
-    step: Positive = Field(default=0.5, description="Step size; SGP's last rate for the methods that reverse SGP.")
+    pushes: Count | None = Field(
+        default=None, description="Averaging steps S per order: 10 for HGP, found by TrackedHGP itself, if left out."
+    )
+    step: Positive | None = Field(
+        default=None,
+        description="Step size, SGP's last rate for methods that reverse SGP; 0.5, or TrackedHGP's own, if left out.",
+    )
     batch: Count | None = Field(default=None, description="Mini-batch size; all examples if left out.")
     averaging: Literal["push", "gossip", "exact"] = Field(default="push", description="How HGP averages.")
     keep_mass: bool = Field(default=False, description="Whether HGP keeps push-sum's weights between orders.")
@@ -274,14 +293,20 @@ def estimation(options: Estimation, method: str) -> Any:
     """The estimator `method`, as configured."""
     import hyperpush as hp
 
-    count, step, batch = options.order, options.step, options.batch
+    count, batch, step = options.order, options.batch, options.step or 0.5
     if method == "HGP":
         averaging = options.averaging
-        return hp.HGP(count, options.pushes, step, batch, averaging, keep_mass=options.keep_mass)
+        return hp.HGP(count, options.pushes or 10, step, batch, averaging, keep_mass=options.keep_mass)
     if method == "TrackedHGP":
-        return hp.TrackedHGP(count, step, options.pushes, batch)
-    if method in ("LocalGradient", "DirectGradient"):
+        return hp.TrackedHGP(count, options.step, options.pushes, batch)
+    if method in ("LocalGradient", "DirectGradient", "Dense"):
         return getattr(hp, method)()
+    if method in ("ImplicitCG", "ClientGradient"):
+        return getattr(hp, method)(count)
+    if method == "ImplicitNeumann":
+        return hp.ImplicitNeumann(count, step)
+    if method in ("ITDBackward", "ITDForward"):
+        return getattr(hp, method)(hp.SGP(count, step, batch=batch))
     return getattr(hp, method)(count, step, batch=batch)
 
 
