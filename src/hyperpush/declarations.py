@@ -1,6 +1,18 @@
 """What each method declares: where it runs, what it estimates and what it sends."""
 
+from hyperpush.bilevel.bsa import BSA
+from hyperpush.bilevel.dsbo_jhip import DSBOJHIP
+from hyperpush.bilevel.fedbio import FedBiO, FedBiOAcc
+from hyperpush.bilevel.fednest import FedNest
+from hyperpush.bilevel.gbdsbo import GBDSBO
 from hyperpush.bilevel.interact import INTERACT
+from hyperpush.bilevel.ldp_dsbo import LDPDSBO
+from hyperpush.bilevel.ma_dsbo import MADSBO
+from hyperpush.bilevel.mdbo import MDBO
+from hyperpush.bilevel.spdb import SPDB
+from hyperpush.bilevel.svr_interact import SVRINTERACT
+from hyperpush.bilevel.ttsa import TTSA
+from hyperpush.bilevel.vrdbo import VRDBO
 from hyperpush.estimators.alone import DirectGradient, LocalGradient
 from hyperpush.estimators.client import ClientGradient
 from hyperpush.estimators.dense import Dense
@@ -34,4 +46,22 @@ ESTIMATORS: dict[str, Declaration] = {
     )
 }
 
-ALGORITHMS: dict[str, Declaration] = {method.__name__: method.declares for method in (INTERACT,)}
+ALGORITHMS: dict[str, Declaration] = {
+    method.__name__: method.declares
+    for method in (
+        INTERACT,
+        SVRINTERACT,
+        SPDB,
+        MDBO,
+        VRDBO,
+        BSA,
+        TTSA,
+        FedNest,
+        FedBiO,
+        FedBiOAcc,
+        DSBOJHIP,
+        GBDSBO,
+        MADSBO,
+        LDPDSBO,
+    )
+}

@@ -1,0 +1,253 @@
+"""What the noise is worth: the privacy budget of every client, as it accumulates and in the limit."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float
+
+from hyperpush.checks import positive, whole
+from hyperpush.errors import InvalidInput
+from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
+from hyperpush.privacy.schedules import Power
+from hyperpush.privacy.sensitivity import Sender, SingleLoop, Use, by_variable
+
+PerClient = Float[np.ndarray, "*clients"]
+
+# Composing more distributions than this, or of a larger range, takes minutes; Rényi's bound is a few per cent above.
+MOST_DISTRIBUTIONS, MOST_RANGE = 64, 100.0
+
+
+class Accountant(eqx.Module):
+    """The budget of what `sender` sends with `noise`, a mechanism for all its variables or one for each.
+
+    A release of sensitivity Δ (in the mechanism's norm; ℓ1 ≤ √dim·ℓ2) costs Δ/ν with Laplace noise, and these add up to
+    a pure ε. Gaussian noise has no pure ε: there, and wherever `delta` is given, the answer is the ε of (ε, δ).
+    Numbers are one per client of the sender, all of them upper bounds.
+    """
+
+    sender: Sender
+    noise: dict[str, Mechanism]
+
+    def __init__(self, sender: Sender, noise: Mechanism | Mapping[str, Mechanism]):
+        self.sender = sender
+        self.noise = by_variable("Accountant.noise", noise, tuple(sender.dims), (Laplace, Gaussian))
+        if isinstance(sender, SingleLoop) and sender.use == "once":
+            least = min(step.exponent for step in sender.steps.values())
+            for name, mechanism in self.noise.items():
+                if mechanism.scale.exponent > least:
+                    raise InvalidInput(
+                        f"Accountant.noise[{name!r}].scale.exponent",
+                        mechanism.scale.exponent,
+                        f"at most {least}, the least exponent of the steps: else samples cost the more the later",
+                    )
+
+    def losses(self, rounds: int) -> dict[str, Float[np.ndarray, " rounds *clients"]]:
+        """Sensitivity over noise scale of each variable in each round: ε of a Laplace release, μ of a Gaussian one."""
+        t = np.arange(whole("rounds", rounds, least=1))
+        found = {}
+        for name, delta in self.sender.sensitivities(rounds).items():
+            scale = np.broadcast_to(self._scale(name)(t), rounds)
+            found[name] = delta / scale.reshape(-1, *(1,) * (delta.ndim - 1))
+        return found
+
+    def spent(self, rounds: int) -> Float[np.ndarray, " rounds *clients"]:
+        """Pure ε after each of the rounds; Laplace noise only."""
+        self._only_laplace()
+        return np.cumsum(np.sum(list(self.losses(rounds).values()), axis=0), axis=0)
+
+    def epsilon(self, rounds: int, delta: float | None = None, by: str | None = None) -> PerClient:
+        """ε after so many rounds: pure, or that of (ε, δ) by dp-accounting.
+
+        Gaussian releases compose to one. With Laplace ones, `by` composes privacy loss distributions ("pld") or Rényi
+        divergences ("rdp"); None takes the first if they are few. Many releases are put into groups of about equal
+        loss, and count as the largest of their group.
+        """
+        if delta is None:
+            return np.asarray(self.spent(rounds)[-1])
+        return self._with_delta(self.losses(rounds), delta, by, 0.0, 0.0)
+
+    def limit(self, delta: float | None = None, rounds: int = 100_000, by: str | None = None) -> PerClient:
+        """An upper bound on ε however long it runs: `rounds` of it, and a bound on all that follow.
+
+        It exists where noise falls more slowly than what it hides, and is refused elsewhere: always for a data set that
+        is reused, whose ε grows without end.
+        """
+        if delta is None:
+            self._only_laplace()
+        sender = self.sender
+        if not isinstance(sender, SingleLoop) or sender.use == "reused":
+            raise InvalidInput("use", sender.use, "no limit for reused data: ask for epsilon(rounds) instead")
+        _finite_budget(sender.steps, self.noise, sender.use)
+        if sender.others.ndim == 2 or not np.all(sender.others > 0):
+            raise InvalidInput("SingleLoop.others", sender.others, "weights above 0 that hold in every round")
+        for count in (whole("rounds", rounds, least=1), 10 * rounds):
+            losses = self.losses(count + 1)
+            last = {name: found[-1] * self._scale(name)(count) for name, found in losses.items()}
+            scales = [{name: self._scale(name) for name in self._with(kind)} for kind in (Laplace, Gaussian)]
+            pure, normal = sender.tail(count, last, scales[0], 1), sender.tail(count, last, scales[1], 2)
+            if np.all(np.isfinite(pure + normal)):
+                before = {name: found[:-1] for name, found in losses.items()}
+                if delta is None:
+                    return np.asarray(sum(np.sum(found, axis=0) for found in before.values()) + pure)
+                return self._with_delta(before, delta, by, pure, normal)
+        raise InvalidInput(
+            "rounds", rounds, "more, until the steps times the slopes of the constants are below `others`"
+        )
+
+    def noise_for(self, epsilon: float, rounds: int | None = None, delta: float | None = None) -> dict[str, Mechanism]:
+        """The noise, all scales multiplied by one factor, at which no client's ε is above `epsilon`.
+
+        After `rounds`, or however long it runs for None. Without `delta` the factor is exact.
+        """
+        positive("epsilon", epsilon)
+
+        def cost(noise: dict[str, Mechanism]) -> float:
+            account = Accountant(self.sender, noise)
+            # Rényi's bound is never too small, and quick.
+            found = account.limit(delta, by="rdp") if rounds is None else account.epsilon(rounds, delta, "rdp")
+            return float(np.max(found))
+
+        def times(factor: float) -> dict[str, Mechanism]:
+            return {name: type(noise)(noise.scale.times(factor)) for name, noise in self.noise.items()}
+
+        if delta is None:
+            now = cost(self.noise)  # ε falls as 1/factor
+            return times(now / epsilon) if now > 0 else self.noise
+        return times(_least_factor(lambda factor: cost(times(factor)), epsilon))
+
+    def _scale(self, name: str) -> Power:
+        """The noise's schedule, divided by the mechanism's norm of a unit ℓ2 change."""
+        mechanism = self.noise[name]
+        return mechanism.scale.times(self.sender.dims[name] ** -0.5) if mechanism.norm == "l1" else mechanism.scale
+
+    def _with(self, kind: type) -> list[str]:
+        return [name for name, mechanism in self.noise.items() if isinstance(mechanism, kind)]
+
+    def _only_laplace(self) -> None:
+        if self._with(Gaussian):
+            raise InvalidInput("delta", None, "a number in (0, 1): Gaussian noise has no pure ε")
+
+    def _with_delta(
+        self,
+        losses: dict[str, Any],
+        delta: float,
+        by: str | None,
+        pure: Float[np.ndarray, "*clients"] | float,
+        normal: Float[np.ndarray, "*clients"] | float,
+    ) -> PerClient:
+        """ε at δ of these losses, further pure ones and further squared Gaussian ones."""
+        if not (isinstance(delta, float) and 0 < delta < 1):
+            raise InvalidInput("delta", delta, "a number in (0, 1)")
+        if by not in (None, "pld", "rdp"):
+            raise InvalidInput("by", by, "'pld', 'rdp' or None")
+        shape = next(iter(losses.values())).shape[1:]
+        flat = {name: found.reshape(len(found), -1) for name, found in losses.items()}
+        laplace = np.concatenate([flat[name] for name in self._with(Laplace)] or [np.zeros((1, math.prod(shape)))])
+        squares = sum((np.sum(flat[name] ** 2, axis=0) for name in self._with(Gaussian)), np.zeros(math.prod(shape)))
+        squares = squares + np.broadcast_to(normal, shape).reshape(-1)
+        known: dict[bytes, float] = {}  # clients with the same weights spend the same
+        found = []
+        for own, square in zip(laplace.T, squares, strict=True):
+            key = own.tobytes() + square.tobytes()
+            if key not in known:
+                known[key] = _composed(own, math.sqrt(square), delta, by)
+            found.append(known[key])
+        return np.asarray(np.reshape(found, shape) + pure)
+
+
+def _composed(laplace: np.ndarray, mu: float, delta: float, by: str | None) -> float:
+    """ε at δ of Laplace releases of these ε, and a Gaussian one of mean `mu` and deviation 1."""
+    import dp_accounting as dp  # takes seconds to load
+
+    total = float(laplace.sum())
+    laplace = np.sort(laplace)
+    slight = np.cumsum(laplace) <= 1e-4 * total  # these count in full, so that few distributions are left
+    rest, laplace = float(laplace[slight].sum()), laplace[~slight]
+    if not laplace.size:
+        return dp.get_epsilon_gaussian(1 / mu, delta) if mu > 0 else 0.0
+    levels, counts = np.unique(laplace, return_counts=True)
+    if len(levels) > MOST_DISTRIBUTIONS:
+        levels, counts = _grouped(laplace, 1.01 if by == "rdp" else 1.05)
+    if by is None:
+        by = "pld" if len(levels) <= MOST_DISTRIBUTIONS and total <= MOST_RANGE else "rdp"
+    if by == "pld":
+        accountant = dp.pld.PLDAccountant(value_discretization_interval=max(1e-4, 1e-5 * total))
+    else:
+        accountant = dp.rdp.RdpAccountant()
+    for level, count in zip(levels, counts, strict=True):
+        accountant.compose(dp.LaplaceDpEvent(1 / level), int(count))
+    if mu > 0:
+        accountant.compose(dp.GaussianDpEvent(1 / mu))
+    found = float(accountant.get_epsilon(delta)) + rest
+    return min(found, total) if mu == 0 else found
+
+
+def _grouped(values: np.ndarray, ratio: float) -> tuple[np.ndarray, np.ndarray]:
+    """Levels above the values, by less than a factor `ratio`, and how many values each stands for."""
+    largest = values.max()
+    steps, counts = np.unique(np.floor(np.log(largest / values) / math.log(ratio)), return_counts=True)
+    return largest * ratio**-steps, counts
+
+
+def _least_factor(cost: Callable[[float], float], target: float) -> float:
+    """The least factor, to a thousandth, at which a falling cost is at most `target`."""
+    low = high = 1.0
+    while cost(high) > target:
+        if high > 1e12:
+            raise InvalidInput("epsilon", target, "a larger one: no noise was found to reach it with this delta")
+        low, high = high, 2 * high
+    while low == high or cost(low) <= target:
+        if low < 1e-9:
+            return low
+        low, high = low / 2, low
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if cost(middle) > target else (low, middle)
+    return high
+
+
+def check_schedules(
+    steps: Power | Mapping[str, Power],
+    noise: Mechanism | Mapping[str, Mechanism],
+    use: Use = "running averages",
+    rates: bool = False,
+) -> None:
+    """Refuse schedules whose noise prevents convergence, or whose budget is not finite.
+
+    With steps ~ t^−v and noise ~ t^−ς, the mean square error from noise is ~ t^(v − 2ς): ς > v/2. Steps must add up to
+    infinity: v ≤ 1. A finite budget needs ς < v with Laplace noise and running averages, ς < v + 1/2 with Gaussian
+    noise, ς ≤ v where samples are used once, and does not exist for reused data. `rates` asks for
+    1/2 < ς < v < 1 besides, for which rates of convergence are known.
+    """
+    names = tuple(steps) if isinstance(steps, Mapping) else tuple(noise) if isinstance(noise, Mapping) else ("all",)
+    steps = by_variable("steps", steps, names, Power)
+    noise = by_variable("noise", noise, names, (Laplace, Gaussian))
+    for name in names:
+        v, decay = steps[name].exponent, noise[name].scale.exponent
+        if v > 1:
+            raise InvalidInput(
+                f"steps[{name!r}].exponent", v, "at most 1: steps that add up to a finite way stop short"
+            )
+        if decay <= v / 2:
+            raise InvalidInput(
+                f"noise[{name!r}].scale.exponent", decay, f"above {v / 2}, half that of the steps: else noise stays"
+            )
+        if rates and not 0.5 < decay < v < 1:
+            raise InvalidInput(f"noise[{name!r}], steps[{name!r}]: exponents", (decay, v), "1/2 < noise < steps < 1")
+    _finite_budget(steps, noise, use)
+
+
+def _finite_budget(steps: Mapping[str, Power], noise: Mapping[str, Mechanism], use: Use) -> None:
+    if use == "reused":
+        raise InvalidInput("use", use, "'running averages' or 'once': a data set that is reused costs more every round")
+    least = min(step.exponent for step in steps.values())
+    for name, mechanism in noise.items():
+        field, decay = f"noise[{name!r}].scale.exponent", mechanism.scale.exponent
+        if use == "once" and decay > least:
+            raise InvalidInput(field, decay, f"at most {least}, the least exponent of the steps: else ε has no limit")
+        below = steps[name].exponent + (0.5 if isinstance(mechanism, Gaussian) else 0)
+        if use == "running averages" and decay >= below:
+            raise InvalidInput(field, decay, f"below {below}: else ε has no limit")

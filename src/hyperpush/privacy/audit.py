@@ -1,0 +1,132 @@
+"""An attack on a claim of privacy: how well can two adjacent data sets be told apart from what was sent?"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Key
+from scipy.stats import beta
+
+from hyperpush.checks import whole
+from hyperpush.errors import InvalidInput
+
+Runs = Callable[[Key[Array, " n"]], Any]
+
+BINS = 100  # of every observable
+THRESHOLDS = 400
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A lower bound on ε, true with probability `confidence`, and the event that shows it."""
+
+    lower: float
+    confidence: float
+    trials: int
+    event: str
+    rates: tuple[float, float]  # how often it happened with the data set that makes it likelier, and with the other
+
+    def refutes(self, claim: float) -> bool:
+        """Whether a claimed ε is too small to be true."""
+        return self.lower > claim
+
+
+def audit(
+    run_a: Runs,
+    run_b: Runs,
+    trials: int,
+    confidence: float = 0.95,
+    delta: float = 0.0,
+    seed: int = 0,
+    chunk: int | None = None,
+) -> Audit:
+    """ε ≥ log((P(event | a) − δ)/P(event | b)) for an event chosen on one half of the trials, judged on the other.
+
+    `run_a` and `run_b` take an array of random keys, one per trial, and give one score per trial, or a vector of all
+    that was observed; they differ in one example of one client. Vectors are turned into a score Σ log(p_a/p_b) whose
+    densities are histograms of the first half, one per observable. The event is that the score is above or below a
+    threshold, under either data set, whichever shows most on the first half. The second half sees this one event: its
+    two probabilities are bounded after Clopper and Pearson (1934), each with half of 1 − `confidence`. Runs get `chunk`
+    keys at a time (None: all). After Jagielski, Ullman and Oprea, "Auditing differentially private machine learning".
+    """
+    half = whole("trials", trials, least=100) // 2
+    for field, given, least in (("confidence", confidence, 0.5), ("delta", delta, 0.0)):
+        if not least <= given < 1:
+            raise InvalidInput(field, given, f"a number from {least} to 1, without 1")
+    chunk = 2 * half if chunk is None else whole("chunk", chunk, least=1)
+    keys = jax.random.split(jax.random.key(seed), (2, 2 * half))
+    a, b = (
+        _observed(field, run, keys[i], chunk) for i, (field, run) in enumerate((("run_a", run_a), ("run_b", run_b)))
+    )
+    if a.shape != b.shape:
+        raise InvalidInput("run_b", f"observables of shape {b.shape}", f"those of run_a: {a.shape}")
+    score = _likelihood_ratio(a[:half], b[:half])
+    a, b = score(a), score(b)
+    miss = (1 - confidence) / 2
+    thresholds = np.unique(np.quantile(np.concatenate([a[:half], b[:half]]), np.linspace(0, 1, THRESHOLDS)))
+    counts = [_counts(scores[:half], thresholds) for scores in (a, b)]
+    # Bounds that hold for all candidates at once choose: otherwise rare events would win by luck.
+    strict = miss / (4 * len(thresholds))
+    gains = np.stack([_lower(counts[i], counts[1 - i], half, strict, delta) for i in (0, 1)])
+    likelier, tail, place = np.unravel_index(np.argmax(gains), gains.shape)
+    seen = [int(_counts(scores[half:], thresholds[place : place + 1])[tail, 0]) for scores in (a, b)]
+    if likelier == 1:
+        seen.reverse()
+    lower = float(_lower(np.array(seen[0]), np.array(seen[1]), half, miss, delta))
+    event = f"score {'≥' if tail == 0 else '≤'} {thresholds[place]:.6g}, likelier under {'ab'[likelier]}"
+    return Audit(lower, confidence, 2 * half, event, (seen[0] / half, seen[1] / half))
+
+
+def clopper_pearson(count: Any, trials: int, miss: float, side: Literal["lower", "upper"]) -> Any:
+    """A bound on a probability that is on the wrong side with probability at most `miss`."""
+    count = np.asarray(count, float)
+    if side == "lower":
+        return np.where(count > 0, beta.ppf(miss, np.maximum(count, 1), trials - count + 1), 0.0)
+    return np.where(count < trials, beta.ppf(1 - miss, count + 1, np.maximum(trials - count, 1)), 1.0)
+
+
+def _lower(often: Any, seldom: Any, trials: int, miss: float, delta: float) -> Any:
+    """The bound on ε by counts under both data sets; 0 at least."""
+    above = clopper_pearson(often, trials, miss, "lower") - delta
+    below = clopper_pearson(seldom, trials, miss, "upper")
+    return np.log(np.maximum(above, below) / below)
+
+
+def _counts(scores: Float[np.ndarray, " n"], thresholds: Float[np.ndarray, " k"]) -> Any:
+    """How many scores are ≥ (row 0) and ≤ (row 1) each threshold."""
+    ordered = np.sort(scores)
+    at_least = len(ordered) - np.searchsorted(ordered, thresholds, side="left")
+    return np.stack([at_least, np.searchsorted(ordered, thresholds, side="right")])
+
+
+def _observed(field: str, run: Runs, keys: Key[Array, " n"], chunk: int) -> Float[np.ndarray, " n *k"]:
+    parts = []
+    for start in range(0, len(keys), chunk):
+        some = keys[start : start + chunk]
+        part = np.asarray(run(some), float)
+        if part.ndim not in (1, 2) or len(part) != len(some):
+            raise InvalidInput(field, f"an answer of shape {part.shape}", f"{len(some)} scores or vectors, one per key")
+        if not np.all(np.isfinite(part)):
+            raise InvalidInput(field, "NaN or infinity", "finite numbers")
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def _likelihood_ratio(a: np.ndarray, b: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """The score of observables: themselves if there is one, else the sum of their estimated log likelihood ratios."""
+    if a.ndim == 1 or a.shape[1] == 1:
+        return lambda values: values.reshape(len(values))
+    edges, ratios = [], []
+    for of_a, of_b in zip(a.T, b.T, strict=True):
+        inner = np.unique(np.quantile(np.concatenate([of_a, of_b]), np.linspace(0, 1, BINS + 1)[1:-1]))
+        counts = [np.bincount(np.searchsorted(inner, part), minlength=len(inner) + 1) for part in (of_a, of_b)]
+        edges.append(inner)
+        ratios.append(np.log((counts[0] + 1) / (counts[1] + 1)))
+
+    def score(values: np.ndarray) -> np.ndarray:
+        columns = zip(edges, ratios, values.T, strict=True)
+        return np.sum([ratio[np.searchsorted(edge, column)] for edge, ratio, column in columns], axis=0)
+
+    return score

@@ -1,0 +1,322 @@
+"""How much one example can change what a client sends, given everything that anybody has seen before.
+
+Adjacent data differ in one example of one client. Both runs are compared under the same *observations*, the noisy
+messages of all clients: what a client sends then is a function of its data alone, so privacy losses add up over rounds,
+although the others react to what they hear. All bounds are ℓ2 norms; rounds count from 0.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from hyperpush.checks import positive, probability, whole
+from hyperpush.errors import InvalidInput
+from hyperpush.privacy.schedules import Power
+
+Use = Literal["running averages", "once", "reused"]
+Numbers = Float[np.ndarray, " rounds *clients"]
+
+VARIABLES = ("y", "z", "x")
+
+
+@runtime_checkable
+class Sender(Protocol):
+    """A client's side of an algorithm: what it sends, under which names, and how much an example changes it."""
+
+    use: Use
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        """How many numbers each sent variable has."""
+        ...
+
+    def sensitivities(self, rounds: int) -> dict[str, Numbers]:
+        """Bounds on the ℓ2 change of each variable as sent in rounds 0, 1, …"""
+        ...
+
+
+class Constants(eqx.Module):
+    """What holds for every single example of a bilevel problem: x the hypers, y the params, g inner, f outer cost.
+
+    Bounds, which clipping makes true: ‖∂_y g‖ ≤ `C_y`, ‖∂_y f‖ ≤ `C_b`, ‖∂_x f‖ ≤ `C_x`, ‖∂²_yy g z‖ ≤ `C_Hz` and
+    ‖∂²_xy g z‖ ≤ `C_Jz` (None: C_H·R and C_J·R), ‖z‖ ≤ `R`.
+    Smoothness, which is a property of the costs: ‖∂²_yy g‖ ≤ `C_H`, ‖∂²_xy g‖ ≤ `C_J` as operators, and Lipschitz
+    constants in (x, y): `L_H` and `L_J` of these, `L_b` of ∂_y f, `L_fx` of ∂_x f. Where one is not known, `math.inf`
+    leaves only what clipping guarantees: a client whose state differs may then send a whole clipped gradient of
+    another direction.
+    """
+
+    C_y: float
+    C_b: float
+    C_x: float
+    R: float
+    C_H: float = math.inf
+    C_J: float = math.inf
+    L_H: float = math.inf
+    L_J: float = math.inf
+    L_b: float = math.inf
+    L_fx: float = math.inf
+    C_Hz: float | None = None
+    C_Jz: float | None = None
+
+    def __check_init__(self):
+        positive("Constants.R", self.R)
+        positive("Constants.C_y", self.C_y)
+        for name in ("C_y", "C_b", "C_x", "C_H", "C_J", "L_H", "L_J", "L_b", "L_fx"):
+            given, clips = getattr(self, name), name in ("C_y", "C_b", "C_x")
+            if not 0 <= given <= math.inf or (clips and math.isinf(given)):
+                raise InvalidInput(f"Constants.{name}", given, "a finite number, 0 or more" if clips else "0 or more")
+        for name, smooth in (("C_Hz", self.C_H), ("C_Jz", self.C_J)):
+            given = getattr(self, name)
+            if given is None and math.isinf(smooth):
+                raise InvalidInput(f"Constants.{name}", given, f"a finite number where {name[:-1]} is not known")
+            if given is not None and not 0 <= given < math.inf:
+                raise InvalidInput(f"Constants.{name}", given, "a finite number, 0 or more")
+
+    @property
+    def products(self) -> tuple[float, float]:
+        """The bounds of ‖∂²_yy g z‖ and ‖∂²_xy g z‖."""
+        along_y = self.C_H * self.R if self.C_Hz is None else self.C_Hz
+        along_x = self.C_J * self.R if self.C_Jz is None else self.C_Jz
+        return along_y, along_x
+
+    @property
+    def clips(self) -> dict[str, float]:
+        """The largest norm of one example's part in each variable's direction."""
+        along_y, along_x = self.products
+        return {"y": self.C_y, "z": along_y + self.C_b, "x": self.C_x + along_x}
+
+    @property
+    def slopes(self) -> Float[np.ndarray, "3 3"]:
+        """How much the direction of each variable (row) can change with each variable (column); order y, z, x."""
+        z = self.L_H * self.R + self.L_b
+        x = self.L_J * self.R + self.L_fx
+        return np.array([[self.C_H, 0, self.C_J], [z, self.C_H, z], [x, self.C_J, x]], float)
+
+
+class SingleLoop(eqx.Module):
+    """Sensitivity of the single-loop private bilevel algorithm LDP-DSBO, whose message is (x, y, z) and noise.
+
+    With κ the weight the client keeps for its own value, C the clips and A the slopes of `constants`, per variable
+
+        Δ⁺ = κΔ + λ_t min(s_t + AΔ, 2C),   Δ = 0 at first,   Δ_z ≤ 2R
+
+    as own values enter clean and others' are observed; s_t is what the changed example does by itself: with
+    `use="running averages"` over all samples so far, each re-evaluated at the current point, 2C/(t + 1); with samples
+    used `"once"`, 2C in the round of the changed one; with a fixed data set `"reused"` in every round, 2C.
+    `examples` is the number of examples per round, which divides all three. Mini-batches of a reused data set count as
+    if the changed example were in each.
+
+    `steps` are λ, one schedule for all or one for each of "x", "y", "z". `others` = 1 − κ is the weight given to
+    others' messages (|w_ii|): a number, one per client, or rounds × clients; 0 is always a valid bound.
+    """
+
+    constants: Constants
+    steps: dict[str, Power]
+    params: int
+    hypers: int
+    use: Use
+    others: Float[np.ndarray, "..."]
+    examples: int
+
+    def __init__(
+        self,
+        constants: Constants,
+        steps: Power | Mapping[str, Power],
+        params: int,
+        hypers: int,
+        use: Use = "running averages",
+        others: Any = 0.0,
+        examples: int = 1,
+    ):
+        self.constants = constants
+        self.steps = by_variable("SingleLoop.steps", steps, VARIABLES, Power)
+        self.params = whole("SingleLoop.params", params, least=1)
+        self.hypers = whole("SingleLoop.hypers", hypers, least=1)
+        if use not in get_args(Use):
+            raise InvalidInput("SingleLoop.use", use, ", ".join(map(repr, get_args(Use))))
+        self.use = use
+        self.others = np.asarray(others, float)
+        if self.others.ndim > 2 or not np.all((self.others >= 0) & (self.others <= 1)):
+            raise InvalidInput(
+                "SingleLoop.others", others, "weights from 0 to 1: one, one per client, or rounds × clients"
+            )
+        self.examples = whole("SingleLoop.examples", examples, least=1)
+
+    @property
+    def dims(self) -> dict[str, int]:
+        return {"y": self.params, "z": self.params, "x": self.hypers}
+
+    def sensitivities(self, rounds: int, changed: int | None = None) -> dict[str, Numbers]:
+        """The recursion above, if the example of round `changed` differs, which is first used then.
+
+        None stands for the worst change, that of round 0: in running averages later ones have smaller s_t; used once,
+        they meet smaller steps, and cost less if no noise falls faster than a step and the weights are constant, for
+        which the least ones are taken.
+        """
+        whole("rounds", rounds, least=1)
+        others = self.others
+        if others.ndim == 2 and len(others) != rounds:
+            raise InvalidInput("SingleLoop.others", others.shape, f"{rounds} rounds on axis 0")
+        if changed is None and self.use == "once" and others.ndim == 2:
+            others = others.min(axis=0)
+        changed = 0 if changed is None else whole("changed", changed, least=0)
+        t = np.arange(rounds)
+        share = {"running averages": 1 / (t + 1), "once": t == changed, "reused": np.ones(rounds)}[self.use]
+        clips = self._most()
+        sources = np.where(t >= changed, share / self.examples, 0)[:, None] * clips
+        steps = np.stack([self.steps[name](t) for name in VARIABLES], axis=1)
+        keep = 1 - others if others.ndim == 2 else 1 - others[None]
+        widest = np.array([np.inf, 2 * self.constants.R, np.inf])
+        with jax.enable_x64(True):
+            found = np.asarray(_recursion(sources, steps, keep, self.constants.slopes, clips, widest))
+        return {name: found[:, number] for number, name in enumerate(VARIABLES)}
+
+    def tail(self, start: int, deltas: Mapping[str, Any], noise: Mapping[str, Power], order: Literal[1, 2]) -> Any:
+        """A bound on Σ_{t ≥ start} (Δ_t/noise_t)^order of the given variables, from all Δ at `start`; maybe infinite.
+
+        m_t = max Δ_t (t + 1)^v / u over variables, with any u > 0, falls like m⁺ ≤ q m + σ/(t + 1) with q and σ taken
+        at `start`. By convexity (m⁺)^p ≤ q m^p + (1 − q)(σ/(1 − q)(t + 1))^p; summed with weights (t + 1)^{p(ς − v)},
+        which grow at most by a factor r per round, this bounds the sum E of m^p: E(1 − rq) ≤ its first term + r·(the
+        sum of the sources).
+        """
+        if self.use == "reused" or self.others.ndim == 2:
+            return np.full(self.others.shape[self.others.ndim // 2 :], np.inf)
+        at, clips, slopes = start + 1, self._most(), self.constants.slopes
+        v, size = (np.array([getattr(self.steps[name], of) for name in VARIABLES]) for of in ("exponent", "scale"))
+        u = size * np.maximum(clips, 1e-3 * clips.max()) / self.examples
+        with np.errstate(invalid="ignore"):  # ∞·0: nothing is known, so nothing is bounded
+            spread = size * np.sum(slopes * u * at**-v, axis=1) / u
+            rate = (1 + 1 / at) ** v.max() * (1 - self.others + spread.max())
+        rate = np.where(np.isnan(rate), np.inf, rate)
+        source = (1 + 1 / at) ** v.max() * np.max(size * clips / self.examples / u) * (self.use != "once")
+        first = np.max([np.asarray(deltas[name]) * at ** v[i] / u[i] for i, name in enumerate(VARIABLES)], axis=0)
+        total = np.zeros(self.others.shape)
+        for i, name in enumerate(VARIABLES):
+            if name not in noise:
+                continue
+            power = order * (noise[name].exponent - v[i])
+            growth = (1 + 1 / at) ** max(power, 0)
+            fall = power - order  # Σ_{t ≥ start} (t + 1)^fall ≤ its first term and an integral
+            rest = at**fall + at ** (fall + 1) / -(fall + 1) if fall < -1 else np.inf
+            rest = source**order * rest if source else 0.0
+            with np.errstate(divide="ignore", invalid="ignore"):
+                bound = (at**power * first**order + growth * rest * (1 - rate) ** (1 - order)) / (1 - growth * rate)
+            total += np.where(growth * rate < 1, (u[i] / noise[name].scale) ** order * bound, np.inf)
+        return total
+
+    def _most(self) -> Float[np.ndarray, " 3"]:
+        return 2.0 * np.array([self.constants.clips[name] for name in VARIABLES])
+
+
+@jax.jit
+def _recursion(
+    sources: Float[Array, "rounds 3"],
+    steps: Float[Array, "rounds 3"],
+    keep: Float[Array, " times *clients"],
+    slopes: Float[Array, "3 3"],
+    clips: Float[Array, " 3"],
+    widest: Float[Array, " 3"],
+) -> Float[Array, "rounds 3 *clients"]:
+    ones = (1,) * (keep.ndim - 1)
+
+    def column(values: Array) -> Array:
+        return values.reshape(*values.shape, *ones)
+
+    slopes, clips, widest = column(slopes), column(clips), column(widest)
+
+    def advance(delta, now):
+        source, step, kept = now
+        spread = jnp.where(delta == 0, 0, slopes * delta)  # not ∞·0
+        difference = jnp.minimum(column(source) + jnp.sum(spread, axis=1), clips)
+        return jnp.minimum((keep[0] if kept is None else kept) * delta + column(step) * difference, widest), delta
+
+    varying = keep if keep.shape[0] == sources.shape[0] else None
+    return jax.lax.scan(advance, jnp.zeros((3, *keep.shape[1:])), (sources, steps, varying))[1]
+
+
+class Descent(eqx.Module):
+    """Sensitivity of a client that takes clipped steps on data that it reuses in every round, and sends where it is.
+
+    A release is r = s ± γ_t g, with g a mean of N = `examples` parts clipped to C = `clip` (SGP: gradients; HGP:
+    products with the Hessian); then s = `keep`·r + what was heard. With `keep=0` the client goes on from its own
+    *noisy* message, so that nothing of the clean one remains; averaging what was released further costs nothing more.
+
+        Δr_t = keep·Δr_{t−1} + γ_t min(2C/N + L·keep·Δr_{t−1} + drift, 2C)
+
+    `smoothness` L bounds the change of g with s (for push-sum, divided by the least ω). `drift` bounds the change of g
+    by what else differs in the client and is never sent, such as hypers of its own; `math.inf` if nothing is known.
+    `start` is the sensitivity of a first release before any step (HGP: that of the outer gradient). `tracked` releases
+    r = s + g(new) − g(old), as gradient tracking does: two changes after the first release.
+    """
+
+    clip: float = eqx.field(converter=float)
+    examples: int
+    size: int  # numbers in the released vector
+    step: Power = Power(1)
+    keep: float = eqx.field(converter=float, default=0.0)
+    smoothness: float = eqx.field(converter=float, default=math.inf)
+    drift: float = eqx.field(converter=float, default=0.0)
+    start: float | None = None
+    tracked: bool = False
+    use: Use = eqx.field(default="reused", init=False)
+
+    def __check_init__(self):
+        positive("Descent.clip", self.clip)
+        whole("Descent.examples", self.examples, least=1)
+        whole("Descent.size", self.size, least=1)
+        probability("Descent.keep", self.keep)
+        for name in ("smoothness", "drift", "start"):
+            given = getattr(self, name)
+            if given is not None and not given >= 0:
+                raise InvalidInput(f"Descent.{name}", given, "0 or more")
+        if self.tracked and (self.keep > 0 or self.step != Power(1)):
+            raise InvalidInput("Descent.tracked", f"keep {self.keep}, step {self.step}", "keep=0 and step=Power(1)")
+
+    @property
+    def dims(self) -> dict[str, int]:
+        return {"message": self.size}
+
+    def sensitivities(self, rounds: int) -> dict[str, Numbers]:
+        """Bounds on the ℓ2 change of releases 0, 1, …"""
+        whole("rounds", rounds, least=1)
+        most = 2 * self.clip
+        alone = min(most / self.examples + self.drift, most)
+        t = np.arange(rounds if self.start is None else rounds - 1)
+        first = self.start or 0.0
+        if self.keep:
+            with jax.enable_x64(True):
+                found = np.asarray(_kept(self.step(t), first, self.keep, self.smoothness, alone, most))
+        else:
+            found = self.step(t) * alone
+        found = found if self.start is None else np.append(first, found)
+        if self.tracked:
+            found[1:] *= 2
+        return {"message": found}
+
+
+@jax.jit
+def _kept(steps: Float[Array, " rounds"], first: Any, keep: Any, slope: Any, alone: Any, most: Any) -> Array:
+    def advance(before, step):
+        kept = keep * before
+        release = kept + step * jnp.minimum(alone + jnp.where(kept == 0, 0, slope * kept), most)
+        return release, release
+
+    return jax.lax.scan(advance, jnp.asarray(first, steps.dtype), steps)[1]
+
+
+def by_variable(field: str, given: Any, names: Any, kind: type | tuple[type, ...]) -> dict[str, Any]:
+    """One value per name; a single value stands for all."""
+    if isinstance(given, kind):
+        return dict.fromkeys(names, given)
+    fits = isinstance(given, Mapping) and set(given) == set(names) and all(isinstance(v, kind) for v in given.values())
+    if not fits:
+        kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        raise InvalidInput(field, given, f"a {kinds}, or one for each of {', '.join(names)}")
+    return dict(given)

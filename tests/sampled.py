@@ -1,0 +1,115 @@
+"""Unlike quadratics whose costs are means over examples, with everything about them by NumPy."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import hyperpush as hp
+from hyperpush.problem import Problem
+from hyperpush.problems import quadratic as quadratics
+
+
+def _mean(batch):
+    return jax.tree.map(lambda leaf: leaf.mean(0), batch)
+
+
+# The gradients are linear in all that differs between a client's examples, so those of a batch are unbiased.
+PROBLEM = Problem(
+    lambda params, hyper, batch: quadratics.inner(params, hyper, _mean(batch)),
+    lambda params, hyper, batch: quadratics.outer(params, hyper, _mean(batch)),
+)
+
+
+class Slopes:
+    """Derivatives of all clients at once, x the hypers and y the params of each."""
+
+    def __init__(self, first, second):
+        self.H, self.b, self.J = (first[name] for name in ("hessian", "linear", "coupling"))
+        self.D, self.e, self.g = (second[name] for name in ("map", "target", "hyper_target"))
+
+    def inner(self, x, y):
+        """∂_y of the inner costs."""
+        return np.einsum("nij,nj->ni", self.H, y) - self.b + np.einsum("nhd,nh->nd", self.J, x)
+
+    def outer(self, x, y):
+        """(∂_y, ∂_x) of the outer costs."""
+        return np.einsum("nij,ni->nj", self.D, np.einsum("nij,nj->ni", self.D, y) - self.e), x - self.g
+
+    def through(self, x, y, inverses):
+        """∂_xF_i − J_i S_i ∂_yF_i for given S_i."""
+        along_y, along_x = self.outer(x, y)
+        return along_x - np.einsum("nhd,ndk,nk->nh", self.J, inverses, along_y)
+
+    def own(self, x, y):
+        """∂_xF_i − J_i H_i^{-1} ∂_yF_i."""
+        return self.through(x, y, np.linalg.inv(self.H))
+
+    def common(self, x, y, inverse=None):
+        """∂_xF_i − J_i S mean_k ∂_yF_k, where S is the inverse of the mean Hessian or another matrix."""
+        inverse = np.linalg.inv(self.H.mean(0)) if inverse is None else inverse
+        along_y, along_x = self.outer(x, y)
+        return along_x - self.J @ (inverse @ along_y.mean(0))
+
+    def end(self, gradient, common_solution):
+        """The common x where the mean of gradient(x, y) is zero, y the own inner solutions at x or the common one."""
+        n, h, d = self.J.shape
+
+        def mean(x):
+            right = self.b - np.einsum("nhd,h->nd", self.J, x)
+            common = np.broadcast_to(np.linalg.solve(self.H.mean(0), right.mean(0)), (n, d))
+            y = common if common_solution else np.linalg.solve(self.H, right[..., None])[..., 0]
+            return gradient(np.broadcast_to(x, (n, h)), y).mean(0)
+
+        offset = mean(np.zeros(h))  # the mean is affine in x
+        return np.linalg.solve(np.stack([mean(unit) - offset for unit in np.eye(h)], axis=1), -offset)
+
+
+def series(hessian, terms, step):
+    """η Σ_{m < terms} (I − ηH)^m, of one matrix or of several."""
+    eye = np.eye(hessian.shape[-1])
+    powers = [np.broadcast_to(eye, hessian.shape)]
+    for _ in range(terms - 1):
+        powers.append(powers[-1] @ (eye - step * hessian))
+    return step * sum(powers)
+
+
+def sampled(clients, seed, examples=6, noise=0.3):
+    """The problem, where it starts (params, hypers, data), the oracle, and the ends x_G, x_L, x_M."""
+    made = quadratics.quadratic(clients, seed)
+    generator = np.random.default_rng(seed + 1)
+
+    def spread(name, leaf):
+        leaf = np.asarray(leaf)[:, None].repeat(examples, 1)
+        if name == "map":
+            return leaf
+        change = noise * generator.normal(size=leaf.shape)
+        change = change + change.swapaxes(-1, -2) if name == "hessian" else change
+        return leaf + change - change.mean(1, keepdims=True)
+
+    parts = [{name: spread(name, leaf) for name, leaf in part.items()} for part in (made.inner_data, made.outer_data)]
+    means = [jax.tree.map(lambda leaf: leaf.mean(1), part) for part in parts]
+    start = jax.tree.map(jnp.asarray, (made.params, made.hypers, *parts))
+    return SimpleNamespace(start=start, slopes=Slopes(*means), ends=quadratics.outer_fixed_points(*means))
+
+
+def recorded(made, algorithm, network):
+    """A run from the start, with the hypers and params after every iteration."""
+    params, hypers, first, second = made.start
+    return hp.optimise(
+        PROBLEM,
+        algorithm,
+        network,
+        params,
+        hypers,
+        first,
+        second,
+        jax.random.key(0),
+        record=lambda state, ctx: (state.hyper, state.params),
+    )
+
+
+def distance(hypers, end, start):
+    """Of the farthest client from `end`, relative to the farthest at the start."""
+    return np.linalg.norm(hypers - end, axis=-1).max() / np.linalg.norm(start - end, axis=-1).max()
