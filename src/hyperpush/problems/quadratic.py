@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from hyperpush.data.synthetic import quadratics
 from hyperpush.problem import Problem
@@ -33,7 +34,7 @@ def quadratic(clients: int, seed: int, *, inner_size: int = 4, hyper_size: int =
     return Instance(PROBLEM, *jax.tree.map(lambda a: jnp.asarray(a, dtype), start))
 
 
-def outer_fixed_points(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def outer_fixed_points(first: PyTree, second: PyTree) -> dict[str, np.ndarray]:
     """Where algorithms with one hyper λ for all clients end, by NumPy: `x_G`, `x_L` and `x_M` (bilevel/algorithm.py).
 
     All three are zeros of an affine function of λ: the mean over clients of λ − g_i − C_i S_i D_iᵀ(D_i y_i(λ) − e_i),
