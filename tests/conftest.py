@@ -14,6 +14,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_force_host_platform_device_count=4",
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_use_fusion_emitters=false",
     )
 )
 os.environ["MPLBACKEND"] = "Agg"
