@@ -8,7 +8,7 @@ import jax
 from jaxtyping import PyTree
 
 from hyperpush.bilevel.algorithm import LOOP, Bilevel
-from hyperpush.bilevel.own import own_hypergradient
+from hyperpush.estimators.own import own_hypergradient
 from hyperpush.checks import positive, whole
 from hyperpush.data.batches import everything
 from hyperpush.estimators.state import Declaration

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush.bilevel.own import own_hypergradient
+from hyperpush.estimators.own import own_hypergradient
 from hyperpush.checks import positive, whole, yes_or_no
 from hyperpush.data.batches import Data, draw, everything
 from hyperpush.errors import InvalidInput

@@ -3,18 +3,14 @@
 from typing import ClassVar
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
-import optax
-from jaxtyping import Array, Float, PyTree
 
 from hyperpush.checks import whole
 from hyperpush.data.batches import everything
 from hyperpush.errors import InvalidInput
-from hyperpush.estimators.recurrent import add
+from hyperpush.estimators.own import own_hypergradient
 from hyperpush.estimators.state import Declaration, Hyper
 from hyperpush.problem import Problem
-from hyperpush.program import Context, Local, Node, Repeat, Within
+from hyperpush.program import Context, Local, Node
 
 
 class DirectGradient(eqx.Module):
@@ -37,15 +33,6 @@ class DirectGradient(eqx.Module):
             return Hyper(state.params, state.hyper, along_hyper, state.links)
 
         return Local(estimate)
-
-
-class _State(eqx.Module):
-    params: PyTree
-    hyper: PyTree
-    direct: PyTree  # ∂_λ F_i
-    q: PyTree
-    residual: PyTree
-    direction: PyTree
 
 
 class LocalGradient(eqx.Module):
@@ -72,27 +59,9 @@ class LocalGradient(eqx.Module):
             raise InvalidInput("LocalGradient.damping", self.damping, "0 or more")
 
     def program(self, problem: Problem) -> Node:
-        def enter(state: Hyper, ctx: Context):
-            right, direct = problem.outer_gradients(state.params, state.hyper, everything(ctx.data.outer))
-            return _State(state.params, state.hyper, direct, jax.tree.map(jnp.zeros_like, right), right, right)
+        def estimate(state: Hyper, ctx: Context):
+            batches = everything(ctx.data.inner), everything(ctx.data.outer)
+            value = own_hypergradient(problem, state.params, state.hyper, *batches, self.iterations, self.damping)
+            return Hyper(state.params, state.hyper, value, state.links)
 
-        def improve(state: _State, ctx: Context):
-            product = problem.hessian_product(state.params, state.hyper, everything(ctx.data.inner), state.direction)
-            product = add(product, state.direction, self.damping)
-            size = optax.tree.norm(state.residual, squared=True)
-            length = _ratio(size, jnp.asarray(optax.tree.vdot(state.direction, product)))
-            residual = add(state.residual, product, -length)
-            kept = _ratio(optax.tree.norm(residual, squared=True), size)
-            q, direction = add(state.q, state.direction, length), add(residual, state.direction, kept)
-            return _State(state.params, state.hyper, state.direct, q, residual, direction)
-
-        def leave(before: Hyper, state: _State, ctx: Context):
-            product = problem.jacobian_product(before.params, before.hyper, everything(ctx.data.inner), state.q)
-            return Hyper(before.params, before.hyper, add(state.direct, product, -1.0), before.links)
-
-        return Within(Repeat(Local(improve), self.iterations, name="LocalGradient"), enter, leave)
-
-
-def _ratio(a: Float[Array, ""], b: Float[Array, ""]) -> Float[Array, ""]:
-    """a/b, and 0 where b is: what is solved stays as it is."""
-    return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
+        return Local(estimate)

@@ -8,14 +8,24 @@ from hyperpush.problem import Problem
 
 
 def own_hypergradient(
-    problem: Problem, params: PyTree, hyper: PyTree, inner_batch: PyTree, outer_batch: PyTree, iterations: int
+    problem: Problem,
+    params: PyTree,
+    hyper: PyTree,
+    inner_batch: PyTree,
+    outer_batch: PyTree,
+    iterations: int,
+    damping: float = 0.0,
 ) -> PyTree:
-    """h_i = ∂_λF_i − B_i H_i^{-1} ∂_xF_i at any (params, hyper), by at most `iterations` of conjugate gradients."""
+    """h_i = ∂_λF_i − B_i (H_i + damping·I)^{-1} ∂_xF_i at any (params, hyper), by `iterations` of conjugate gradients.
+
+    Directions in which the matrix is not positive are left alone.
+    """
     along_x, along_hyper = problem.outer_gradients(params, hyper, outer_batch)
 
     def step(_, held):
         q, residual, direction, size = held
         product = problem.hessian_product(params, hyper, inner_batch, direction)
+        product = jax.tree.map(lambda h, p: h + damping * p, product, direction)
         bend = dot(direction, product)
         length = jnp.where(bend > 0, size / jnp.where(bend > 0, bend, 1), 0)
         q = jax.tree.map(lambda q, p: q + length * p, q, direction)
