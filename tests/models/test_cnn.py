@@ -12,9 +12,12 @@ from hyperpush.models.cnn import CNN, EMNIST, INFLUENCE
 TINY = CNN(channels=(2, 3), hidden=(4,), classes=3, size=13, kernel=3)  # its maps: 11 to 5, then 3 to 1
 
 
+COLOURED = CNN(channels=(2,), hidden=(), classes=2, size=6, kernel=3, colours=3)
+
+
 def reference(params, images, convolutions, dense):
     """Convolution, ReLU, then pooling, in XLA's operations; the dense layers in NumPy."""
-    x = jnp.asarray(images)[..., None]
+    x = jnp.asarray(images).reshape(*images.shape[:3], -1)
     for i in range(1, convolutions + 1):
         weight, bias = params[f"conv{i}"]["weight"], params[f"conv{i}"]["bias"]
         x = jax.lax.conv_general_dilated(x, weight, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -39,11 +42,12 @@ def test_the_papers_models_have_their_numbers_of_parameters():
     assert emnist["dense1"]["weight"].shape == (4 * 4 * 64, 2048)
 
 
-@pytest.mark.parametrize("model", [TINY, INFLUENCE], ids=["odd maps, a hidden layer", "influence"])
+@pytest.mark.parametrize("model", [TINY, INFLUENCE, COLOURED], ids=["odd maps, a hidden layer", "influence", "colours"])
 def test_logits_are_those_of_plain_convolutions(model):
     params = model.init(jax.random.key(1))
-    images = np.random.default_rng(2).normal(size=(3, model.size, model.size)).astype(np.float32)
-    expected = reference(params, images, 2, 1 + len(model.hidden))
+    shape = (3, model.size, model.size, *([model.colours] if model.colours > 1 else []))
+    images = np.random.default_rng(2).normal(size=shape).astype(np.float32)
+    expected = reference(params, images, len(model.channels), 1 + len(model.hidden))
     assert np.std(expected) > 1e-3
     np.testing.assert_allclose(jax.jit(model.apply)(params, images), expected, rtol=1e-4, atol=1e-5)
 
@@ -100,6 +104,7 @@ def test_derivatives_are_those_of_finite_differences():
         ({"channels": (3, 0)}, "CNN.channels: got 0; allowed: "),
         ({"hidden": (2.5,)}, "CNN.hidden: got 2.5; allowed: "),
         ({"classes": True}, "CNN.classes: got True; allowed: "),
+        ({"colours": 0}, "CNN.colours: got 0; allowed: "),
     ],
 )
 def test_bad_options_are_named(options, field):

@@ -214,26 +214,27 @@ def two_digits(config: VRStudy) -> tuple[Any, dict[str, Any]]:
     """Logistic regression between two digits on each image's mean grey and a constant, and what was drawn for it."""
     import jax.numpy as jnp
 
-    from hyperpush.data.mnist import digits
+    from hyperpush.data.sources import available, load
     from hyperpush.errors import InvalidInput
     from hyperpush.problems.instance import Instance
     from hyperpush.problems.logistic import PROBLEM
 
-    found, generator = digits(config.data), np.random.default_rng(config.seed)
+    name = config.data if config.data != "auto" else "mnist" if available("mnist", "train") else "digits"
+    found, generator = load(name, "all" if name == "digits" else "train"), np.random.default_rng(config.seed)
     pair = generator.choice(10, 2, replace=False)
     rows = generator.permutation(np.flatnonzero(np.isin(found.labels, pair)))
     each = min(config.examples, len(rows) // (2 * config.clients))
     if each == 0:
         raise InvalidInput("clients", config.clients, f"at most {len(rows) // 2}, half the images of {pair.tolist()}")
     rows = rows[: 2 * each * config.clients].reshape(config.clients, 2 * each)
-    grey = found.images[rows].mean(axis=(2, 3)) / found.white
+    grey = found.inputs[rows].mean(axis=(2, 3), dtype=np.float64)
     grey = (grey - grey[:, :each].mean()) / grey[:, :each].std()
     dtype = jnp.zeros(()).dtype
     inputs = jnp.asarray(np.stack([grey, np.ones_like(grey)], -1), dtype)
     labels = jnp.asarray(found.labels[rows] == pair[1], dtype)
     training, validation = ((inputs[:, part], labels[:, part]) for part in (slice(each), slice(each, None)))
     start = jnp.zeros((config.clients, 2), dtype)
-    drawn = {"data": found.source, "digits": pair.tolist(), "examples": each}
+    drawn = {"data": found.name, "digits": pair.tolist(), "examples": each}
     return Instance(PROBLEM, start, start + config.hyper, training, validation), drawn
 
 

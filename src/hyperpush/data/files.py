@@ -1,0 +1,93 @@
+"""Files of published data sets: found in the folder that HYPERPUSH_DATA names, unpacked, and turned into arrays."""
+
+import gzip
+import lzma
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64, UInt8
+
+from hyperpush.errors import InvalidInput
+
+FOLDER = "HYPERPUSH_DATA"
+PACKINGS = ("", ".gz", ".xz")
+_MAGIC = {1: 0x801, 3: 0x803}  # IDX: bytes, in so many dimensions
+
+
+def folder() -> Path | None:
+    """The folder that the environment names; None if it names none."""
+    named = os.environ.get(FOLDER)
+    if not named:
+        return None
+    if not Path(named).is_dir():
+        raise InvalidInput(FOLDER, named, "a folder that exists, or unset")
+    return Path(named)
+
+
+def find(path: Path) -> Path | None:
+    """The file itself or a packed one beside it; None if there is neither."""
+    for packing in PACKINGS:
+        if (packed := path.with_name(path.name + packing)).is_file():
+            return packed
+    return None
+
+
+def unpacked(path: Path) -> bytes:
+    """What is in a file, which may be packed by gzip or xz as its name says."""
+    try:
+        raw = path.read_bytes()
+        if path.suffix == ".gz":
+            return gzip.decompress(raw)
+        return lzma.decompress(raw, lzma.FORMAT_XZ) if path.suffix == ".xz" else raw
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        kind = {".gz": "a gzipped file", ".xz": "a file packed by xz"}.get(path.suffix, "a file")
+        raise broken(path, f"{kind} that can be read ({reason})") from None
+
+
+def broken(path: Path, allowed: str, found: str = "") -> InvalidInput:
+    """The error for a file whose content is not what it should be."""
+    return InvalidInput(FOLDER, f"{path}: {found}" if found else str(path), allowed)
+
+
+def idx(path: Path, dimensions: int) -> UInt8[np.ndarray, "..."]:
+    """The array in an IDX file: magic number and sizes as big-endian 32-bit words, then one byte per entry."""
+    raw, head = unpacked(path), 4 * (1 + dimensions)
+    words = np.frombuffer(raw[:head], ">u4") if len(raw) >= head else np.zeros(1)
+    if words[0] != _MAGIC[dimensions] or len(raw) - head != np.prod(words[1:], dtype=np.int64):
+        raise broken(path, f"an IDX file of bytes in {dimensions} dimensions, complete")
+    return np.frombuffer(raw, np.uint8, offset=head).reshape(words[1:].astype(np.int64))
+
+
+def records(path: Path, labels: int) -> tuple[Int64[np.ndarray, "m labels"], UInt8[np.ndarray, "m 32 32 3"]]:
+    """Labels and images of CIFAR's binary files: so many bytes of labels, then 32×32 of red, of green, of blue."""
+    raw, size = unpacked(path), labels + 3 * 32 * 32
+    if not raw or len(raw) % size:
+        raise broken(path, f"complete records of {size} bytes", f"{len(raw)} bytes")
+    rows = np.frombuffer(raw, np.uint8).reshape(-1, size)
+    return rows[:, :labels].astype(np.int64), np.moveaxis(rows[:, labels:].reshape(-1, 3, 32, 32), 1, 3)
+
+
+def libsvm(path: Path, features: int) -> tuple[Float32[np.ndarray, "m features"], Int64[np.ndarray, " m"]]:
+    """Dense inputs and labels 0/1 of a LIBSVM file with labels −1/+1 and features numbered from 1."""
+    from io import BytesIO
+
+    from sklearn.datasets import load_svmlight_file
+
+    raw = unpacked(path)
+    try:
+        # scikit-learn's own annotations are of the defaults only.
+        options: Any = {"n_features": features, "dtype": np.float32, "zero_based": False}
+        found = load_svmlight_file(BytesIO(raw), **options)
+    except (ValueError, OverflowError) as error:
+        allowed = f"lines `label number:value …` with features from 1 to {features} ({error})"
+        raise broken(path, allowed) from None
+    inputs, signs = np.asarray(found[0].todense(), np.float32), np.asarray(found[1])
+    if not len(signs) or not np.all(np.isfinite(inputs)):
+        raise broken(path, "at least one line, and finite numbers only")
+    if not np.all(np.abs(signs) == 1):
+        raise broken(path, "labels -1 and +1", f"a label {signs[np.abs(signs) != 1][0]:g}")
+    return inputs, (signs > 0).astype(np.int64)
