@@ -63,10 +63,14 @@ from .privacy.accountant import Accountant as Accountant
 from .privacy.accountant import check_schedules as check_schedules
 from .privacy.audit import Audit as Audit
 from .privacy.audit import audit as audit
+from .privacy.budget import Budget as Budget
+from .privacy.budget import budget as budget
+from .privacy.budget import within as within
 from .privacy.mechanisms import Gaussian as Gaussian
 from .privacy.mechanisms import Laplace as Laplace
 from .privacy.mechanisms import clipped_mean as clipped_mean
 from .privacy.mechanisms import project as project
+from .privacy.noise import Noise as Noise
 from .privacy.schedules import Power as Power
 from .privacy.sensitivity import Constants as Constants
 from .privacy.sensitivity import Descent as Descent

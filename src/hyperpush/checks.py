@@ -44,6 +44,15 @@ def positive(field: str, given: object) -> float:
     raise InvalidInput(field, given, "a finite number above 0")
 
 
+def not_negative(field: str, given: object) -> float:
+    """A finite number from 0 on."""
+    if isinstance(given, int | float | np.number) and not isinstance(given, bool):
+        number = float(given)
+        if 0 <= number < float("inf"):
+            return number
+    raise InvalidInput(field, given, "a finite number, 0 or more")
+
+
 def yes_or_no(field: str, given: object) -> bool:
     """True or False."""
     if isinstance(given, bool):

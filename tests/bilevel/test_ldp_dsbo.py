@@ -99,6 +99,24 @@ def test_rounds_follow_the_equations(use, bounds, streams):
     assert found.rounds == ROUNDS
 
 
+@pytest.mark.parametrize("use", ["once", "running averages"])
+def test_without_clipping_nothing_that_is_not_finite_is_hidden(use, streams):
+    """Row 2 has no gradient: rounds 0 and 1 do not know, round 2 must say so."""
+    first, second = streams
+    curvature = np.abs(first["curvature"])
+    curvature[:, 2] = -1.0
+
+    def bad(y, x, rows):
+        return jnp.mean(jnp.sqrt(rows["curvature"]) * jnp.sum(y * x))
+
+    start, network = jnp.ones((CLIENTS, SIZE)), networks.Ring(CLIENTS)
+    algorithm = hp.LDPDSBO(ROUNDS, STEPS, use=use)
+    data = {"curvature": curvature}, {"target": second["target"]}
+    with pytest.raises(hp.Diverged) as caught:
+        hp.optimise(Problem(bad, outer), algorithm, network, start, start, *data, jax.random.key(0))
+    assert caught.value.round == 3  # counted from 1
+
+
 def test_clipping_changes_the_runs_above(streams):
     first, second = streams
     for use in ("running averages", "once", "reused"):

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 FULL, RANDOM = hp.networks.FullyConnected(3), hp.networks.RandomDirected(3)
 CHEAP = (hp.Alone(1, 0.1), hp.DirectGradient(), optax.sgd(0.1))
+NOISE = hp.Noise(hp.Laplace(1), 1.0)
 
 
 def data(made):
@@ -212,9 +213,13 @@ def test_costs_by_step_only_where_steps_are_equal():
         (lambda: hp.OuterConsensus(pushes=0), ("OuterConsensus.pushes", "0", "from 1")),
         (lambda: solve(quadratic(3, 1), FULL, *CHEAP, -1), ("outer_steps", "-1", "from 0")),
         (lambda: solve(quadratic(3, 1), FULL, *CHEAP, 1, every=2), ("every", "2", "every outer step")),
+        (
+            lambda: solve(quadratic(3, 1), FULL, hp.SGP(5, 0.1, privacy=NOISE), *CHEAP[1:], 1),
+            ("hypergradient", "DirectGradient", "privacy=Noise"),
+        ),
         (lambda: solve(quadratic(3, 1), hp.networks.FullyConnected(4), *CHEAP, 1), ("params", "(3, 4)", "4 clients")),
     ],
-    ids=["pushes", "outer_steps", "every", "clients"],
+    ids=["pushes", "outer_steps", "every", "half private", "clients"],
 )
 def test_what_cannot_be_used_is_named(make, words):
     with pytest.raises(hp.InvalidInput) as caught:

@@ -153,9 +153,10 @@ def test_a_long_run_on_the_complete_network_gives_the_closed_form_as_part_of_a_b
         (lambda: check_solver("ITDForward", hp.DSGD(5, 0.1)), r"ITDForward\.solver: got DSGD.*allowed: an SGP"),
         (lambda: hp.ITDForward(hp.SGP(5, optax.adam(0.1))), r"ITDForward\.solver\.rate.*Optax.*a number or a schedule"),
         (lambda: hp.ITDBackward(hp.SGP(5, optax.adam(0.1))), r"ITDBackward\.solver\.rate.*Optax"),
+        (lambda: hp.ITDForward(hp.SGP(5, 0.1, privacy=hp.Noise(hp.Laplace(1), 1.0))), r"ITDForward\.solver\.privacy"),
         (lambda: hp.ITDBackward(hp.SGP(0, 0.1)), r"ITDBackward\.solver\.steps: got 0; allowed: a whole number from 1"),
     ],
-    ids=["solver", "forward-rate", "backward-rate", "steps"],
+    ids=["solver", "forward-rate", "backward-rate", "noise", "steps"],
 )
 def test_what_cannot_be_differentiated_is_refused(make, message):
     with pytest.raises(hp.InvalidInput, match=message):

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from hyperpush.errors import InvalidInput
-from hyperpush.privacy.mechanisms import Gaussian, Laplace, clipped_mean, project
+from hyperpush.privacy.mechanisms import Gaussian, Laplace, clipped_mean, mean_of, project
 from hyperpush.privacy.schedules import Power
 
 
@@ -74,6 +74,14 @@ def test_no_example_can_change_a_clipped_mean_by_more_than_its_share(bad):
     changed[4] = [bad, -bad, 1]
     means = [mean(part) for part in (EXAMPLES, changed)]
     assert np.linalg.norm(means[0] - means[1]) <= 2 * 2 / 6 * (1 + 1e-5)
+
+
+def test_means_hide_what_does_not_count_and_nothing_else():
+    rows = jnp.array([[1.0, 2.0], [np.nan, np.inf], [3.0, 5.0]])
+    found = mean_of({"a": rows}, jnp.array([1.0, 0.0, 1.0]))["a"]
+    np.testing.assert_allclose(found, [2, 3.5])
+    assert np.all(np.isnan(mean_of({"a": rows[:, :1]}, jnp.array([1.0, 1.0, 0.0]))["a"]))
+    assert np.all(np.isnan(mean_of(rows[:, :1])))
 
 
 def test_projection():

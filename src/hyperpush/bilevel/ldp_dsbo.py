@@ -1,6 +1,5 @@
 """LDP-DSBO: one loop, one noisy message per round, a finite privacy budget."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, get_args
 
@@ -13,12 +12,12 @@ from jaxtyping import PyTree
 from hyperpush.bilevel.algorithm import LOOP, Bilevel
 from hyperpush.bilevel.inverse import down
 from hyperpush.checks import whole, yes_or_no
-from hyperpush.data.batches import Batch, Ragged, capacity, everything
+from hyperpush.data.batches import Ragged, capacity, everything
 from hyperpush.errors import InvalidInput
 from hyperpush.estimators.state import Declaration
 from hyperpush.networks import Network, matrix
 from hyperpush.privacy.accountant import Accountant, check_schedules
-from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism, clipped_mean, project
+from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism, mean_of, one_by_one, project
 from hyperpush.privacy.schedules import Power
 from hyperpush.privacy.sensitivity import VARIABLES, Constants, SingleLoop, Use, by_variable
 from hyperpush.problem import Problem
@@ -99,7 +98,10 @@ class LDPDSBO(eqx.Module):
             check_schedules(_named(self.steps), _named(self.noise), use)
 
     def program(self, problem: Problem) -> Node:
-        bounds = _bounds(self.constants)
+        inner_bounds = outer_bounds = None
+        if self.constants is not None:
+            inner_bounds = self.constants.C_y, *self.constants.products
+            outer_bounds = self.constants.C_b, self.constants.C_x
 
         def directions(state: _State, ctx: Context) -> tuple[PyTree, PyTree, PyTree]:
             x, y, z = state.hyper, state.params, state.solution
@@ -110,8 +112,8 @@ class LDPDSBO(eqx.Module):
             def outer(batch: PyTree) -> PyTree:
                 return problem.outer_gradients(y, x, batch)
 
-            slope, product_y, product_x = self._mean(inner, ctx.data.inner, bounds[:3], ctx)
-            pull, along_x = self._mean(outer, ctx.data.outer, bounds[3:], ctx)
+            slope, product_y, product_x = self._mean(inner, ctx.data.inner, inner_bounds, ctx)
+            pull, along_x = self._mean(outer, ctx.data.outer, outer_bounds, ctx)
             return slope, jax.tree.map(jnp.subtract, product_y, pull), jax.tree.map(jnp.subtract, along_x, product_x)
 
         def values(state: _State) -> tuple[PyTree, PyTree, PyTree]:
@@ -140,33 +142,33 @@ class LDPDSBO(eqx.Module):
         )
 
     def _mean(
-        self, function: Callable[[PyTree], tuple[PyTree, ...]], data: PyTree, bounds: tuple[float, ...], ctx: Context
+        self,
+        function: Callable[[PyTree], tuple[PyTree, ...]],
+        data: PyTree,
+        bounds: tuple[float, ...] | None,
+        ctx: Context,
     ) -> tuple[PyTree, ...]:
-        """The mean of clipped results of `function` over the examples of a round, one bound for each result."""
-        if self.use == "reused" and self.constants is None:
-            return function(everything(data))
-        padded = isinstance(data, Ragged)
-        rows, mask = data.examples if padded else data, None
-        if self.use == "reused":
-            mask = everything(data).mask if padded else None
-        else:
+        """The mean of `function` over the examples of a round, of each clipped to one bound per result if there are."""
+        batch, mask = everything(data), None
+        if self.use != "reused":
+            padded = isinstance(data, Ragged)
             if padded or capacity(data) < self.iterations * self.examples:
                 given = "clients with different numbers of examples" if padded else f"{capacity(data)} rows"
                 raise InvalidInput("data", given, f"streams of at least {self.iterations * self.examples} rows")
             first = ctx.round * self.examples
             if self.use == "once":
-                rows = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, self.examples), rows)
+                batch = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, self.examples), data)
             else:
-                real = jnp.arange(capacity(data)) < first + self.examples
-                mask = real.astype(jnp.zeros(()).dtype)
+                mask = (jnp.arange(capacity(data)) < first + self.examples).astype(jnp.zeros(()).dtype)
+        if bounds is None and mask is None:
+            return function(batch)
+        one, rows, real = one_by_one(function, batch)
 
         def each(row: PyTree) -> tuple[PyTree, ...]:
-            batch = jax.tree.map(lambda leaf: leaf[None], row)
-            parts = function(Batch(batch, jnp.ones(1)) if padded else batch)
-            pairs = zip(parts, bounds, strict=True)
-            return tuple(part if math.isinf(bound) else project(part, bound) for part, bound in pairs)
+            parts = one(row)
+            return parts if bounds is None else tuple(map(project, parts, bounds))
 
-        return clipped_mean(each, rows, jnp.asarray(jnp.inf), mask)  # every part has been clipped by itself
+        return mean_of(jax.vmap(each)(rows), real if mask is None else mask)
 
     def accountant(self, network: Network, params: PyTree, hypers: PyTree, rows: int | None = None) -> Accountant:
         """What the clients' privacy costs on this network.
@@ -187,13 +189,3 @@ class LDPDSBO(eqx.Module):
 
 def _named(values: tuple[Any, Any, Any]) -> dict[str, Any]:
     return dict(zip(VARIABLES, values, strict=True))
-
-
-def _bounds(constants: Constants | None) -> tuple[float, ...]:
-    """Clipping bounds of ∂_y g, ∂²_yy g z, ∂²_xy g z, ∂_y f and ∂_x f."""
-    if constants is None:
-        return (math.inf,) * 5
-    c = constants
-    product_y = c.C_H * c.R if c.C_Hz is None else c.C_Hz
-    product_x = c.C_J * c.R if c.C_Jz is None else c.C_Jz
-    return c.C_y, product_y, product_x, c.C_b, c.C_x

@@ -29,6 +29,7 @@ from hyperpush.estimators.estimate import Estimator, check_network, known_links
 from hyperpush.estimators.state import Hyper
 from hyperpush.inner.step import LinkEstimates, Solver, Trained
 from hyperpush.networks import Network
+from hyperpush.privacy.budget import budget
 from hyperpush.problem import Problem, check
 from hyperpush.program import Context, Exchange, Inbox, Local, Repeat, Sequence, Within, children, program_of, survey
 
@@ -191,6 +192,8 @@ def solve(
             raise InvalidInput(name, options[name], "nothing: solve records every outer step in its history")
     if stop is not None and options.get("faults") is not None:
         raise InvalidInput("stop", "early stopping on links that lose messages", "reliable links: clients vote on it")
+    if outer_steps and any(getattr(method, "privacy", None) is not None for method in (inner, hypergradient)):
+        budget(inner, hypergradient, outer_steps, consensus, stop)  # refuses what would undo the privacy of the rest
     data = jax.tree.map(jnp.asarray, Data(inner_data, outer_data))
     params, hypers = (jax.tree.map(jnp.asarray, tree) for tree in (params, hypers))
     n = network.clients

@@ -49,6 +49,8 @@ def check_solver(name: str, solver: object) -> None:
         raise InvalidInput(f"{name}.solver", solver, "an SGP")
     if isinstance(solver.rate, optax.GradientTransformation):
         raise InvalidInput(f"{name}.solver.rate", "an Optax transformation", "a number or a schedule: plain SGD steps")
+    if solver.privacy is not None:
+        raise InvalidInput(f"{name}.solver.privacy", "noise", "None: this sends tangents of the steps, without noise")
     whole(f"{name}.solver.steps", solver.steps, least=1)
 
 

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 from hyperpush.data.batches import everything
 from hyperpush.errors import InvalidInput
 from hyperpush.inner.step import LinkEstimates
+from hyperpush.privacy.noise import Noise
 from hyperpush.problem import Problem
 from hyperpush.program import Context
 
@@ -48,8 +49,13 @@ class Hyper(eqx.Module):
     memory: PyTree = None  # what the estimator wants to find again at the next outer step
 
 
-def shared_gradients(problem: Problem, state: Hyper, ctx: Context) -> tuple[PyTree, PyTree]:
-    """(1/n)∂_x F_i and (1/n)∂_λ F_i: the client's part of the gradients of the mean outer cost."""
-    examples = everything(ctx.data.outer)
-    gradients = problem.outer_gradients(state.params, state.hyper, examples)
+def shared_gradients(
+    problem: Problem, state: Hyper, ctx: Context, privacy: Noise | None = None
+) -> tuple[PyTree, PyTree]:
+    """(1/n)∂_x F_i and (1/n)∂_λ F_i: the client's part of the gradients of the mean outer cost.
+
+    With `privacy` they are a client's first release.
+    """
+    at = state.params, state.hyper, everything(ctx.data.outer)
+    gradients = problem.outer_gradients(*at) if privacy is None else privacy.outer_gradients(problem, *at, ctx.key, 0)
     return jax.tree.map(lambda g: g / ctx.clients, gradients)

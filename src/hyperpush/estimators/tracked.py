@@ -11,8 +11,10 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from hyperpush.checks import positive, whole
 from hyperpush.data.batches import draw, everything
+from hyperpush.errors import InvalidInput
 from hyperpush.estimators.settings import MOST_PUSHES, largest_curvature, learn_settings
 from hyperpush.estimators.state import Declaration, Hyper, shared_gradients
+from hyperpush.privacy.noise import Noise
 from hyperpush.problem import Problem
 from hyperpush.program import Context, Exchange, Inbox, Local, Node, Repeat, Sequence, Within
 
@@ -50,6 +52,7 @@ class _State(eqx.Module):
     pushes: Int[Array, ""]
     curvature: Float[Array, ""]
     own: Float[Array, ""]
+    along_hyper: PyTree  # (1/n)∂_λ F_i as released, with privacy; else None
 
     @property
     def q(self) -> Float[Array, " d"]:
@@ -85,6 +88,10 @@ class TrackedHGP(eqx.Module):
     With mini-batches (`batch`) there is no acceleration and no early end; the result is the mean of q over the steps,
     weighted by their number, and its noise falls with `steps`. In `hp.solve` each outer step goes on from where the
     one before stood, with the settings found then.
+
+    With `privacy` each step releases a clipped and noisy H_i(p⁺ − p), and g(p) is the sum of these: as noise is in
+    proportion to ‖p⁺ − p‖, it falls as the steps do. Displacements and votes are made of what was released; the
+    search for pushes uses no data; but `step` must be given. Every outer step starts anew: steps + 1 releases in each.
     """
 
     declares: ClassVar[Declaration] = Declaration(
@@ -103,6 +110,7 @@ class TrackedHGP(eqx.Module):
     batch: int | None = eqx.field(static=True, default=None)
     tolerance: float | None = eqx.field(static=True, default=1e-5)
     acceleration: int = eqx.field(static=True, default=5)
+    privacy: Noise | None = None
 
     def __check_init__(self):
         whole("TrackedHGP.steps", self.steps, least=0)
@@ -115,6 +123,21 @@ class TrackedHGP(eqx.Module):
             whole("TrackedHGP.batch", self.batch, least=1)
         if self.tolerance is not None:
             positive("TrackedHGP.tolerance", self.tolerance)
+        if self.privacy is not None:
+            self.privacy.check_estimator("TrackedHGP")
+            if self.step is None:
+                raise InvalidInput(
+                    "TrackedHGP.step", None, "a number with privacy: the own curvature would be sent clean"
+                )
+
+    @property
+    def releases(self) -> int:
+        # The gradients, a product in each step but the first, which stays where it is, and the estimate.
+        return (-(-self.steps // CHECK) * CHECK if self._votes else self.steps) + 1
+
+    @property
+    def _votes(self) -> bool:
+        return self.tolerance is not None and self.batch is None
 
     def memory(self, params: PyTree, hyper: PyTree) -> Memory:
         """One client's memory before the first outer step."""
@@ -130,11 +153,13 @@ class TrackedHGP(eqx.Module):
             return ravel_pytree(problem.hessian_product(state.params, state.hyper, batch, unravel(q)))[0]
 
         def enter(state: Hyper, ctx: Context) -> _State:
-            source = ravel_pytree(shared_gradients(problem, state, ctx)[0])[0]
+            along_x, along_hyper = shared_gradients(problem, state, ctx, self.privacy)
+            source = ravel_pytree(along_x)[0]
             known = self.memory(state.params, state.hyper) if state.memory is None else state.memory
             examples, aim = everything(ctx.data.inner), known.aim
             # Trackers go on from where they were: their sum stays that of the gradients, what was mixed stays mixed.
-            gradient = product(state, examples, aim) - source if state.memory is not None else -source
+            anew = state.memory is None or self.privacy is not None
+            gradient = -source if anew else product(state, examples, aim) - source
             tracker = known.tracker + gradient - known.gradient
             q = known.z / known.mass
             none = jnp.zeros(secants, q.dtype)
@@ -164,6 +189,7 @@ class TrackedHGP(eqx.Module):
                 pushes=pushes,
                 curvature=curvature,
                 own=own,
+                along_hyper=None if self.privacy is None else along_hyper,
             )
 
         def descend(state: _State, ctx: Context) -> _State:
@@ -183,7 +209,14 @@ class TrackedHGP(eqx.Module):
                 change = -weights @ moves - step * (slope - weights @ turns)
             change = jnp.where(state.count > 0, change, 0)  # before anything is mixed there is no common direction
             aim = q + change
-            gradient = product(state, draw(ctx.data.inner, self.batch, ctx.key), aim) - state.source
+            if self.privacy is None:
+                gradient = product(state, draw(ctx.data.inner, self.batch, ctx.key), aim) - state.source
+            else:
+                first, second = jax.random.split(ctx.key)
+                move = ravel_pytree(state.params)[1](aim - state.aim)
+                at = state.params, state.hyper, draw(ctx.data.inner, self.batch, first), move
+                released = self.privacy.hessian_product(problem, *at, second, state.count)
+                gradient = state.gradient + ravel_pytree(released)[0]
             return replace(
                 state,
                 z=state.z + state.mass * change,
@@ -212,12 +245,18 @@ class TrackedHGP(eqx.Module):
             return still & (jnp.linalg.norm(state.slope) <= curvature * size)
 
         def leave(before: Hyper, state: _State, ctx: Context) -> Hyper:
-            _, along_hyper = shared_gradients(problem, before, ctx)
             q = ravel_pytree(before.params)[1](state.q if self.batch is None else state.mean)
-            product = problem.jacobian_product(before.params, before.hyper, everything(ctx.data.inner), q)
+            at = before.params, before.hyper, everything(ctx.data.inner), q
+            if self.privacy is None:
+                along_hyper, product = shared_gradients(problem, before, ctx)[1], problem.jacobian_product(*at)
+            else:
+                along_hyper = state.along_hyper  # released with the rest
+                product = self.privacy.jacobian_product(problem, *at, ctx.key, self.releases - 1)
             value = jax.tree.map(jnp.subtract, along_hyper, product)
             memory = None
-            if before.memory is not None:
+            if before.memory is not None and self.privacy is not None:
+                memory = replace(before.memory, pushes=state.pushes)
+            elif before.memory is not None:
                 kept = (state.z, state.mass, state.aim, state.gradient, state.tracker)
                 memory = Memory(*kept, state.pushes, state.curvature, state.own)
             return replace(before, value=value, memory=memory)
@@ -230,7 +269,7 @@ class TrackedHGP(eqx.Module):
         body = Sequence(Local(descend), pushing)
         if self.batch is not None:
             body = Sequence(*body.nodes, Local(collect))
-        if self.tolerance is None or self.batch is not None:
+        if not self._votes:
             solving = Repeat(body, self.steps, name="TrackedHGP")
         else:
             some = Repeat(body, CHECK, name="steps")

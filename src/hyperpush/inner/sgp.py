@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, PyTree
 
 from hyperpush.data.batches import draw
 from hyperpush.errors import InvalidInput
-from hyperpush.inner.step import Learner, LinkEstimates, Rate, Trained, change, check_steps, optimizer
+from hyperpush.inner.step import LinkEstimates, Rate, Trained, check_steps, optimizer
+from hyperpush.privacy.noise import Noise
 from hyperpush.problem import Problem
 from hyperpush.program import Exchange, Inbox, Local, Node, Repeat, Sequence, Within
 
@@ -36,6 +37,9 @@ class SGP(eqx.Module):
     `rate` is a number, a schedule or any Optax transformation; `batch` the mini-batch size (None: all examples). With
     `observe` every client also estimates the mean weight it sends to each other client, how often it hears
     each, and the time average of ω.
+
+    With `privacy` the optimiser gets a clipped and noisy gradient, and all else is made of what others may know: a step
+    is a release. The mini-batch's size then is N.
     """
 
     steps: int = eqx.field(static=True)
@@ -43,6 +47,7 @@ class SGP(eqx.Module):
     order: Literal["gradient-first", "gradient-after"] = eqx.field(static=True, default="gradient-first")
     batch: int | None = eqx.field(static=True, default=None)
     observe: bool = eqx.field(static=True, default=False)
+    privacy: Noise | None = None
 
     def __check_init__(self):
         check_steps("SGP.steps", self.steps, self.batch)
@@ -50,12 +55,22 @@ class SGP(eqx.Module):
         if self.order not in ("gradient-first", "gradient-after"):
             raise InvalidInput("SGP.order", self.order, "'gradient-first' or 'gradient-after'")
 
+    @property
+    def releases(self) -> int:
+        return self.steps
+
     def program(self, problem: Problem) -> Node:
         transform = optimizer(self.rate)
 
         def move(state: _State, ctx):
-            at = Learner(state.params, state.hyper, state.memory)
-            return change(problem, transform, at, draw(ctx.data.inner, self.batch, ctx.key))
+            at = state.params, state.hyper
+            if self.privacy is None:
+                gradient = problem.inner_gradient(*at, draw(ctx.data.inner, self.batch, ctx.key))
+            else:
+                first, second = jax.random.split(ctx.key)
+                batch = draw(ctx.data.inner, self.batch, first)
+                gradient = self.privacy.inner_gradient(problem, *at, batch, second, ctx.round)
+            return transform.update(gradient, state.memory, state.params)
 
         def receive(state: _State, inbox: Inbox, ctx):
             z, mass = inbox.mix((state.z, state.mass))

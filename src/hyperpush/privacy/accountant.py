@@ -100,7 +100,8 @@ class Accountant(eqx.Module):
     def noise_for(self, epsilon: float, rounds: int | None = None, delta: float | None = None) -> dict[str, Mechanism]:
         """The noise, all scales multiplied by one factor, at which no client's ε is above `epsilon`.
 
-        After `rounds`, or however long it runs for None. Without `delta` the factor is exact.
+        After `rounds`, or however long it runs for None. Without `delta` the factor is exact but for rounding, which
+        is upwards: asked again, `epsilon(rounds)` or `limit()` of this noise is never above `epsilon`.
         """
         positive("epsilon", epsilon)
 
@@ -113,10 +114,7 @@ class Accountant(eqx.Module):
         def times(factor: float) -> dict[str, Mechanism]:
             return {name: type(noise)(noise.scale.times(factor)) for name, noise in self.noise.items()}
 
-        if delta is None:
-            now = cost(self.noise)  # ε falls as 1/factor
-            return times(now / epsilon) if now > 0 else self.noise
-        return times(_least_factor(lambda factor: cost(times(factor)), epsilon))
+        return times(least_factor(lambda factor: cost(times(factor)), epsilon, exact=delta is None))
 
     def _scale(self, name: str) -> Power:
         """The noise's schedule, divided by the mechanism's norm of a unit ℓ2 change."""
@@ -139,10 +137,6 @@ class Accountant(eqx.Module):
         normal: Float[np.ndarray, "*clients"] | float,
     ) -> PerClient:
         """ε at δ of these losses, further pure ones and further squared Gaussian ones."""
-        if not (isinstance(delta, float) and 0 < delta < 1):
-            raise InvalidInput("delta", delta, "a number in (0, 1)")
-        if by not in (None, "pld", "rdp"):
-            raise InvalidInput("by", by, "'pld', 'rdp' or None")
         shape = next(iter(losses.values())).shape[1:]
         flat = {name: found.reshape(len(found), -1) for name, found in losses.items()}
         laplace = np.concatenate([flat[name] for name in self._with(Laplace)] or [np.zeros((1, math.prod(shape)))])
@@ -153,13 +147,17 @@ class Accountant(eqx.Module):
         for own, square in zip(laplace.T, squares, strict=True):
             key = own.tobytes() + square.tobytes()
             if key not in known:
-                known[key] = _composed(own, math.sqrt(square), delta, by)
+                known[key] = composed(own, math.sqrt(square), delta, by)
             found.append(known[key])
         return np.asarray(np.reshape(found, shape) + pure)
 
 
-def _composed(laplace: np.ndarray, mu: float, delta: float, by: str | None) -> float:
+def composed(laplace: np.ndarray, mu: float, delta: float, by: str | None) -> float:
     """ε at δ of Laplace releases of these ε, and a Gaussian one of mean `mu` and deviation 1."""
+    if not (isinstance(delta, float) and 0 < delta < 1):
+        raise InvalidInput("delta", delta, "a number in (0, 1)")
+    if by not in (None, "pld", "rdp"):
+        raise InvalidInput("by", by, "'pld', 'rdp' or None")
     import dp_accounting as dp  # takes seconds to load
 
     total = float(laplace.sum())
@@ -192,8 +190,13 @@ def _grouped(values: np.ndarray, ratio: float) -> tuple[np.ndarray, np.ndarray]:
     return largest * ratio**-steps, counts
 
 
-def _least_factor(cost: Callable[[float], float], target: float) -> float:
-    """The least factor, to a thousandth, at which a falling cost is at most `target`."""
+def least_factor(cost: Callable[[float], float], target: float, exact: bool) -> float:
+    """The least factor, to a thousandth, at which a falling cost is at most `target`; `exact`: it falls as 1/factor."""
+    if exact:
+        factor = cost(1.0) / target or 1.0  # nothing to hide: any
+        while cost(factor) > target:
+            factor *= 1 + 4e-16
+        return factor
     low = high = 1.0
     while cost(high) > target:
         if high > 1e12:

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.checks import positive
+from hyperpush.data.batches import Batch
 from hyperpush.privacy.schedules import Power
 
 Norm = Literal["l1", "l2"]
@@ -81,8 +82,30 @@ def clipped_mean(
     """
     if isinstance(bound, int | float):
         positive("bound", bound)
-    each = jax.vmap(lambda example: project(function(example), bound))(examples)
+    return mean_of(jax.vmap(lambda example: project(function(example), bound))(examples), mask)
+
+
+def mean_of(each: PyTree, mask: Float[Array, " b"] | None = None) -> PyTree:
+    """The mean over axis 0, of those with mask 1; what the others hold, NaN included, does not matter."""
     if mask is None:
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
     count = jnp.maximum(jnp.sum(mask), 1)
-    return jax.tree.map(lambda leaf: (jnp.tensordot(mask, leaf, 1) / count).astype(leaf.dtype), each)
+
+    def mean(leaf: Array) -> Array:
+        real = jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 1)) > 0, leaf, 0)
+        return (jnp.sum(real, axis=0) / count).astype(leaf.dtype)
+
+    return jax.tree.map(mean, each)
+
+
+def one_by_one(
+    function: Callable[[Any], PyTree], batch: PyTree
+) -> tuple[Callable[[Any], PyTree], PyTree, Float[Array, " b"] | None]:
+    """A function of batches as one of single rows; this batch's rows, and a mask of those that are real (None: all)."""
+    padded = isinstance(batch, Batch)
+
+    def one(row: PyTree) -> PyTree:
+        single = jax.tree.map(lambda leaf: leaf[None], row)
+        return function(Batch(single, jnp.ones(1)) if padded else single)
+
+    return (one, batch.examples, batch.mask) if padded else (one, batch, None)

@@ -244,6 +244,8 @@ def _recursion(
 class Descent(eqx.Module):
     """Sensitivity of a client that takes clipped steps on data that it reuses in every round, and sends where it is.
 
+    For algorithms of one's own; `Noise` makes SGP, HGP and TrackedHGP private, whose noise is in units of 2C/N.
+
     A release is r = s ± γ_t g, with g a mean of N = `examples` parts clipped to C = `clip` (SGP: gradients; HGP:
     products with the Hessian); then s = `keep`·r + what was heard. With `keep=0` the client goes on from its own
     *noisy* message, so that nothing of the clean one remains; averaging what was released further costs nothing more.
