@@ -340,7 +340,7 @@ def privately(
         on = personal if name.startswith("PDBO") and personal is not None else task
         row = {"method": name, "epsilon": privacy.epsilon, "delta": privacy.delta}
         if name != "LDPDSBO" and not name.startswith("PDBO"):
-            row["reason"] = "n/a: it sends what it computes from its data as it is"
+            row["reason"] = "n/a: messages are sent as computed from the data, without noise"
         elif on.constants is None:
             row["reason"] = "n/a: no bounds on the second derivatives of this problem are known"
         else:
@@ -360,16 +360,23 @@ def privately(
     return rows
 
 
-def sentence(row: dict[str, Any]) -> str:
-    """What privacy cost a method."""
-    if "cost_in_accuracy" not in row:
-        return f"{row['method']}: {row.get('reason') or row.get('left_out') or 'nothing to compare with'}"
-    delta = f", δ = {row['delta']:g}" if row["delta"] else ""
-    return (
-        f"{row['method']}: ε = {row['claimed']:.3g}{delta} costs "
-        f"{100 * row['cost_in_accuracy']:.1f} points of accuracy, "
-        f"{100 * row['accuracy_without']:.1f} % without and {100 * row['accuracy']:.1f} % with."
-    )
+def tell(run: Any, private: list[dict[str, Any]]) -> None:
+    """What privacy cost each method, in a sentence; the methods that cannot be private in one line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in private:
+        if "cost_in_accuracy" not in row:
+            reason = row.get("reason") or row.get("left_out") or "nothing to compare with"
+            reasons.setdefault(reason, []).append(row["method"])
+            continue
+        delta = f", δ = {row['delta']:g}" if row["delta"] else ""
+        run.console.print(
+            f"{row['method']}: ε = {row['claimed']:.3g}{delta} costs "
+            f"{100 * row['cost_in_accuracy']:.1f} points of accuracy, "
+            f"{100 * row['accuracy_without']:.1f} % without and {100 * row['accuracy']:.1f} % with.",
+            highlight=False,
+        )
+    for reason, methods in reasons.items():
+        run.console.print(f"{', '.join(methods)}: {reason}", highlight=False)
 
 
 def single_loop(
@@ -487,9 +494,10 @@ def draw(run: Any, name: str, found: list[Compared], metrics: tuple[str, ...]) -
     for metric in metrics:
         figure, axes = panels(2)
         for axis, x in zip(axes, ("iterations", "floats_per_client"), strict=True):
-            for curve in curves:
+            for number, curve in enumerate(curves):
                 values = [float("nan") if v is None else v for v in curve[metric]]
-                axis.plot(curve[x], values, label=curve["method"])
+                style = ("-", "--", ":")[number // 10 % 3]  # there are ten colours
+                axis.plot(curve[x], values, style, label=curve["method"])
             axis.set_xlabel(x.replace("_", " "))
             axis.set_ylabel(metric.replace("_", " "))
             axis.set_xscale("symlog", linthresh=max(1.0, min((v for c in curves for v in c[x] if v > 0), default=1.0)))

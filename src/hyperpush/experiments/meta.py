@@ -112,7 +112,7 @@ def run_meta(config: Meta, run: Any) -> dict[str, Any]:
 
     import hyperpush as hp
     from hyperpush import networks
-    from hyperpush.experiments.comparison import Task, compare, names, privately, sentence, table
+    from hyperpush.experiments.comparison import Task, compare, names, privately, table, tell
     from hyperpush.experiments.comparison import draw as plot
     from hyperpush.problems.representation import (
         Examples,
@@ -189,8 +189,7 @@ def run_meta(config: Meta, run: Any) -> dict[str, Any]:
     table(run, "methods", [each.row for each in found])
     if private:
         table(run, "with privacy", private)
-        for row in private:
-            run.console.print(sentence(row), highlight=False)
+        tell(run, private)
     metrics = ("accuracy", "accuracy_new_classes", "outer_cost")
     levels = [level(name, each, found) for name, each in references.items() if "accuracy" in each]
     plot(run, "meta", [*found, *levels], metrics)

@@ -228,7 +228,7 @@ def run_tune(config: Tune, run: Any) -> dict[str, Any]:
     import numpy as np
 
     from hyperpush import networks
-    from hyperpush.experiments.comparison import compare, draw, names, privately, sentence, table
+    from hyperpush.experiments.comparison import compare, draw, names, privately, table, tell
 
     names(config)
     network = networks.by_name(config.network, config.clients, config.seed)
@@ -255,8 +255,7 @@ def run_tune(config: Tune, run: Any) -> dict[str, Any]:
     shown = [{key: each.row[key] for key in kept if key in each.row} for each in found]
     table(run, f"{config.task} on {made.data}", shown)
     run.table("references", ("classifier", "accuracy"), list(made.references.items()))
-    for row in private:
-        run.console.print(sentence(row), highlight=False)
+    tell(run, private)
     judged = made.wrong is not None and made.wrong.any()
     draw(run, config.task, found, ("accuracy", "outer_cost", "auc") if judged else ("accuracy", "outer_cost"))
     if details:
