@@ -51,6 +51,12 @@ from .estimators.itd_backward import ITDBackward as ITDBackward
 from .estimators.itd_forward import ITDForward as ITDForward
 from .estimators.tracked import TrackedHGP as TrackedHGP
 from .estimators.vr_hgp import VRHGP as VRHGP
+from .graph.big_fed import BiGFed as BiGFed
+from .graph.clustered import FLHC as FLHC
+from .graph.clustered import FeSEM as FeSEM
+from .graph.cosine import Cosine as Cosine
+from .graph.problem import GraphProblem as GraphProblem
+from .graph.structure import Graph as Graph
 from .inner.alone import Alone as Alone
 from .inner.dsgd import DSGD as DSGD
 from .inner.fedavg import FedAvg as FedAvg

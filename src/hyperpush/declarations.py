@@ -26,6 +26,7 @@ from hyperpush.estimators.itd_forward import ITDForward
 from hyperpush.estimators.state import Declaration
 from hyperpush.estimators.tracked import TrackedHGP
 from hyperpush.estimators.vr_hgp import VRHGP
+from hyperpush.graph.big_fed import BiGFed
 
 ESTIMATORS: dict[str, Declaration] = {
     method.__name__: method.declares
@@ -65,3 +66,6 @@ ALGORITHMS: dict[str, Declaration] = {
         LDPDSBO,
     )
 }
+
+# Their outer cost is one of the graph that clients sit on, not a mean of costs of their own.
+ON_GRAPHS: dict[str, Declaration] = {BiGFed.__name__: BiGFed.declares}

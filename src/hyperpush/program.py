@@ -63,7 +63,7 @@ class Context(eqx.Module):
 class Inbox(eqx.Module):
     """What one client received in one exchange."""
 
-    total: Message  # the messages of the *others*, combined with their weights
+    total: Message  # the messages of the *others*, combined with their weights; stacked, zeros where none was heard
     own: Float[Array, ""]  # the weight the client keeps for its own message
     heard: Bool[Array, " n"] | None = None  # who was heard (only with `observe`)
     sent: Float[Array, " n"] | None = None  # the weights used as a sender, by receiver (only with `observe`)
@@ -85,6 +85,7 @@ class Exchange(eqx.Module):
     `weights` says who weighs a message: the sender (`"push"`, column-stochastic), both (`"gossip"`, doubly
     stochastic), nobody (`"ones"`), or the receiver: as much as it pushes to that sender (`"reverse"`), or by a function
     of its state that returns one weight per sender.
+    `reduce` says how messages meet: their sum, their maximum, or `"stack"`: one row per sender, none of them weighed.
     `conserved` marks messages whose sum over clients must survive loss (push-sum mass): on a faulty network they
     travel as running sums per link, so that nothing is lost for good.
     """
@@ -94,7 +95,7 @@ class Exchange(eqx.Module):
     weights: Literal["push", "gossip", "ones", "reverse"] | Callable[[State, Context], Float[Array, " n"]] = eqx.field(
         static=True, default="push"
     )
-    reduce: Literal["sum", "max"] = eqx.field(static=True, default="sum")
+    reduce: Literal["sum", "max", "stack"] = eqx.field(static=True, default="sum")
     conserved: bool = eqx.field(static=True, default=False)
     observe: bool = eqx.field(static=True, default=False)
 
@@ -112,6 +113,8 @@ class Exchange(eqx.Module):
     def __check_init__(self):
         if self.conserved and (self.weights != "push" or self.reduce != "sum"):
             raise InvalidInput("Exchange.conserved", (self.weights, self.reduce), "only sums of pushed messages")
+        if self.reduce == "stack" and self.weights != "ones":
+            raise InvalidInput("Exchange.weights", self.weights, "'ones' for messages that are stacked")
 
 
 class Average(eqx.Module):
@@ -370,7 +373,10 @@ def _survey(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool) -
             return state
         if isinstance(node, Exchange):
             total = send(node, leaf(node.send, body, state), path, body)
-            total = summed(total) if node.reduce == "sum" else total
+            if node.reduce == "sum":
+                total = summed(total)
+            elif node.reduce == "stack":
+                total = jax.tree.map(lambda m: shaped((clients, *m.shape), m), total)
             if callable(node.weights):
                 leaf(node.weights, body, state)
             heard = jax.ShapeDtypeStruct((clients,), jnp.bool_) if node.observe else None

@@ -221,7 +221,9 @@ class Interpreter(eqx.Module):
             arrived, _ = self.in_time(links, clock.step)
         else:
             arrived, late = self.in_time(links, clock.step)
-            if callable(node.weights):
+            if node.reduce == "stack":
+                total = self.placement.stack(arrived, message)
+            elif callable(node.weights):
                 weights = self.apply(node.weights, Role.WEIGHTS, key, round, carry.states)
                 total = self.placement.combine_received(arrived, weights, message, node.reduce)
                 own = jnp.take_along_axis(weights, self.placement.ids()[:, None], axis=1, mode="clip")[:, 0]

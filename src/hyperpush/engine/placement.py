@@ -34,6 +34,10 @@ class Whole(eqx.Module):
         """The same with weights chosen by the receivers (row: receiver, column: sender)."""
         return combine(received(self.heard(links), weights), values, self.clients, reduce)
 
+    def stack(self, links: Links, values: PyTree) -> PyTree:
+        """What everybody hears, one row per sender."""
+        return rows_heard(self.heard(links), values)
+
     def heard(self, links: Links) -> Bool[Array, "n n"]:
         """Who each client hears (row: receiver, column: sender)."""
         return alive_rows(links, self.clients).T
@@ -95,6 +99,9 @@ class Slice(eqx.Module):
     ) -> PyTree:
         everyone = jax.tree.map(lambda v: v[: self.clients], self.gather(values))
         return combine(received(self.heard(links), weights), everyone, self.block, reduce)
+
+    def stack(self, links: Links, values: PyTree) -> PyTree:
+        return rows_heard(self.heard(links), self.gather(values))
 
     def heard(self, links: Links) -> Bool[Array, "b n"]:
         rows = alive_rows(links, self.clients)
@@ -181,6 +188,11 @@ def weight_rows(links: Links, clients: int) -> Array:
         return links.weights
     rows = jnp.zeros((links.weights.shape[0], clients), links.weights.dtype)
     return jax.vmap(lambda row, to, w: row.at[to].add(w))(rows, links.targets, links.weights)
+
+
+def rows_heard(heard: Bool[Array, "r s"], values: PyTree) -> PyTree:
+    """Every sender's value at each receiver, `[r, s, …]`; zeros where it was not heard."""
+    return jax.tree.map(lambda v: jnp.where(heard.reshape(heard.shape + (1,) * (v.ndim - 1)), v[None], 0), values)
 
 
 def received(heard: Bool[Array, "r s"], weights: Float[Array, "r s"]) -> Links:

@@ -1,0 +1,80 @@
+"""FeSEM and FL+HC: their equations by NumPy, on clients in plain groups."""
+
+import jax
+import numpy as np
+import pytest
+from wide import float64  # noqa: F401
+
+import hyperpush as hp
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+GROUPS = np.array([0, 1, 2, 0, 1, 2, 0, 0])
+N, RATE, ROUNDS = len(GROUPS), 0.4, 6
+AIMS = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, -7.0]])[GROUPS] + np.random.default_rng(0).normal(0, 0.3, (N, 2))
+PROBLEM = hp.Problem(lambda x, hyper, aim: 0.5 * ((x - aim.mean(0)) ** 2).sum(), lambda x, hyper, aim: x.sum())
+
+
+def run(solver):
+    start, hypers = np.zeros((N, 2)), np.zeros(N)
+    network = hp.networks.FullyConnected(N)
+    return hp.train(PROBLEM, solver, network, start, hypers, AIMS[:, None], jax.random.key(0))
+
+
+def averaged(x, labels):
+    means = {label: x[labels == label].mean(0) for label in set(labels)}
+    return np.stack([means[label] for label in labels])
+
+
+def test_fesem_assigns_and_averages_in_turn():
+    x, labels = np.zeros((N, 2)), GROUPS  # what k-means finds after one step towards aims that are far apart
+    for k in range(ROUNDS):
+        x = x - RATE * (x - AIMS)
+        if k:
+            centres = np.stack([x[labels == label].mean(0) for label in range(3)])
+            labels = np.linalg.norm(x[:, None] - centres, axis=-1).argmin(1)
+        x = averaged(x, labels)
+    found = run(hp.FeSEM(ROUNDS, RATE, 3))
+    np.testing.assert_allclose(found.params, x, atol=1e-12)
+    assert (found.floats, found.rounds) == (ROUNDS * (1 + 1 + 2), ROUNDS)
+
+
+def test_flhc_splits_once():
+    x = np.zeros((N, 2))
+    for k in range(ROUNDS):
+        x = averaged(x - RATE * (x - AIMS), np.zeros(N, int) if k < 2 else GROUPS)
+    np.testing.assert_allclose(run(hp.FLHC(ROUNDS, RATE, 3, together=2)).params, x, atol=1e-12)
+
+
+def test_one_cluster_is_federated_averaging_and_weighs_by_examples():
+    counts = np.arange(1, N + 1)
+    data = hp.ragged([np.repeat(aim[None], count, 0) for aim, count in zip(AIMS, counts, strict=True)])
+    ragged = hp.Problem(lambda x, hyper, batch: 0.5 * batch.mean(((x - batch.examples) ** 2).sum(-1)), PROBLEM.outer)
+    found = hp.train(
+        ragged,
+        hp.FeSEM(30, RATE, 1),
+        hp.networks.FullyConnected(N),
+        np.zeros((N, 2)),
+        np.zeros(N),
+        data,
+        jax.random.key(0),
+    )
+    end = np.average(AIMS, axis=0, weights=counts)
+    np.testing.assert_allclose(found.params, np.broadcast_to(end, (N, 2)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: hp.FeSEM(1, 0.1, 0), "FeSEM.clusters"),
+        (lambda: hp.FeSEM(-1, 0.1, 2), "FeSEM.rounds"),
+        (lambda: hp.FeSEM(1, 0.0, 2), "rate"),
+        (lambda: hp.FLHC(1, 0.1, 2, together=-1), "FLHC.together"),
+        (lambda: hp.FLHC(1, 0.1, 2, epochs=0), "FLHC.epochs"),
+        (lambda: hp.FLHC(1, 0.1, 0), "FLHC.clusters"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(make, field):
+    with pytest.raises(hp.InvalidInput) as refused:
+        make()
+    assert refused.value.field == field
