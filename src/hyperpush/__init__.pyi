@@ -1,3 +1,4 @@
+from . import influence as influence
 from . import networks as networks
 from .bilevel.algorithm import Bilevel as Bilevel
 from .bilevel.algorithm import Optimum as Optimum

@@ -83,6 +83,12 @@ class Run:
         self.figures.append(self.path / inside)
         return self.path / inside
 
+    def write(self, name: str, text: str) -> None:
+        """Save a text file of the experiment's own, such as a table, under a name in the run folder."""
+        path = self._work / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
     def save_models(self, name: str, stacked: Any) -> None:
         """Save the arrays of a pytree whose leaves have the client axis first, one file for each client."""
         saved.save_models(self._work / saved.MODELS / name, stacked)

@@ -1,0 +1,221 @@
+"""Influence on least squares, where NumPy knows it, and retraining against NumPy's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hyperpush as hp
+from hyperpush import influence
+from hyperpush.errors import InvalidInput
+
+COUNTS, SIZE, L2 = (5, 8, 6), 3, 0.1
+KEY = jax.random.key(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def wide():
+    with jax.enable_x64(True):
+        yield
+
+
+def losses(params, examples):
+    inputs, targets = examples
+    return 0.5 * (inputs @ params - targets) ** 2
+
+
+def drawn(counts, seed):
+    generator = np.random.default_rng(seed)
+    return [(generator.normal(size=(m, SIZE)), generator.normal(size=m)) for m in counts]
+
+
+TRAIN, VALIDATION = drawn(COUNTS, 0), drawn((4, 4, 4), 1)
+
+
+@pytest.fixture(scope="module")
+def setting(wide):
+    return influence.weighted(losses, jnp.zeros((3, SIZE)), hp.ragged(TRAIN), hp.ragged(VALIDATION), l2=L2)
+
+
+class Exact:
+    """Weighted least squares by NumPy."""
+
+    def __init__(self, weights=None, clients=(1, 1, 1)):
+        weights = [np.ones(m) for m in COUNTS] if weights is None else weights
+        terms = list(zip(TRAIN, weights, clients, strict=True))
+        self.hessian = sum(c * ((a.T * w) @ a / len(b) + L2 * np.eye(SIZE)) for (a, b), w, c in terms)
+        self.x = np.linalg.solve(self.hessian, sum(c * (a.T @ (w * b)) / len(b) for (a, b), w, c in terms))
+
+    def total(self):
+        return sum(0.5 * np.mean((a @ self.x - b) ** 2) for a, b in VALIDATION)
+
+    def steepest(self):
+        return sum(a.T @ (a @ self.x - b) / len(b) for a, b in VALIDATION)
+
+    def gradients(self, client):
+        a, b = TRAIN[client]
+        return a * (a @ self.x - b)[:, None] / len(b)
+
+
+def removed(places):
+    weights = [np.ones(m) for m in COUNTS]
+    for client, number in places:
+        weights[client][number] = 0
+    return weights
+
+
+@pytest.fixture(scope="module")
+def solution(setting):
+    return jnp.broadcast_to(Exact().x, (3, SIZE))
+
+
+NETWORK = hp.networks.RandomDirected(3, probability=(0.4, 0.8))
+
+
+@pytest.fixture(scope="module", params=["tracked", "HGP"])
+def found(request, setting, solution):
+    estimator = None if request.param == "tracked" else hp.HGP(400, 40, 0.4)
+    return influence.scores(setting, NETWORK, solution, KEY, estimator=estimator, curvature_steps=SIZE)
+
+
+def test_scores_are_the_closed_form(found):
+    exact = Exact()
+    q = np.linalg.solve(exact.hessian, exact.steepest())
+    for client, count in enumerate(COUNTS):
+        assert found.examples[client].shape == (count,)
+        np.testing.assert_allclose(found.examples[client], exact.gradients(client) @ q, rtol=2e-4, atol=1e-6)
+        leaving = (exact.gradients(client).sum(0) + L2 * exact.x) @ q
+        np.testing.assert_allclose(found.clients[client], leaving, rtol=2e-4, atol=1e-6)
+
+
+def test_scores_predict_small_changes_of_weights(found):
+    eps = 1e-5
+    for client, number in [(0, 2), (1, 7), (2, 0)]:
+        less = removed([])
+        less[client][number] -= eps
+        change = (Exact(less).total() - Exact().total()) / eps
+        assert found.examples[client][number] == pytest.approx(change, rel=1e-3, abs=1e-5)
+
+
+def test_rankings_and_the_largest(found):
+    everything = np.concatenate(found.examples)
+    for client, own in enumerate(found.examples):
+        assert np.all(np.diff(own[found.ranking(client)]) >= 0)
+    top = [found.examples[client][number] for client, number in found.top(7)]
+    np.testing.assert_array_equal(np.abs(top), np.sort(np.abs(everything))[::-1][:7])
+
+
+def test_curvature_is_that_of_the_mean_hessian(found):
+    values = np.linalg.eigvalsh(Exact().hessian / 3)
+    np.testing.assert_allclose(found.curvature, (values[0], values[-1]), rtol=1e-6)
+    assert found.warnings == []
+
+
+def test_groups_and_clients_that_leave_are_retraining_itself(setting, solution):
+    # The inner costs are quadratic: a Newton step is the solution.
+    groups = [([(0, 1), (0, 3), (2, 5)], []), ([], [1]), ([(1, number) for number in range(8)], [])]
+    for places, clients in groups:
+        weights = influence.without(setting, places, clients)
+        found = influence.group_score(setting, NETWORK, solution, KEY, weights, estimator=hp.Dense())
+        exact = Exact(removed(places), [client not in clients for client in range(3)])
+        assert found == pytest.approx(exact.total() - Exact().total(), rel=1e-9)
+
+
+def test_a_client_without_curvature_does_not_upset_the_default(setting, solution):
+    weights = influence.without(setting, clients=[2])
+    found = influence.group_score(setting, NETWORK, solution, KEY, weights)
+    assert found == pytest.approx(Exact(clients=(1, 1, 0)).total() - Exact().total(), rel=1e-3)
+
+
+def test_damping_adds_to_the_hessian(setting, solution):
+    exact = Exact()
+    found = influence.scores(setting, NETWORK, solution, KEY, estimator=hp.Dense(), damping=0.7, curvature_steps=0)
+    q = np.linalg.solve(exact.hessian + 3 * 0.7 * np.eye(SIZE), exact.steepest())
+    np.testing.assert_allclose(found.examples[1], exact.gradients(1) @ q, rtol=1e-9)
+    assert found.curvature is None
+
+
+def test_indefinite_hessians_are_told():
+    def saddle(params, examples):
+        inputs, signs = examples
+        return 0.5 * signs * (inputs @ params) ** 2
+
+    inputs = np.broadcast_to(np.eye(2), (3, 2, 2))
+    data = (inputs, np.broadcast_to([1.0, -0.5], (3, 2)))  # mean Hessian diag(½, −¼)
+    made = influence.weighted(saddle, jnp.ones((3, 2)), data, data)
+    found = influence.scores(made, NETWORK, made.params, KEY, estimator=hp.Dense(), curvature_steps=5)
+    np.testing.assert_allclose(np.asarray(found.curvature), (-0.25, 0.5), rtol=1e-6)
+    (sentence,) = found.warnings
+    assert "-0.25" in sentence
+    damped = influence.scores(made, NETWORK, made.params, KEY, estimator=hp.Dense(), damping=0.3, curvature_steps=5)
+    assert damped.warnings == []
+
+
+def test_retraining_is_gradient_descent_without_them(setting):
+    places = [[(0, 0)], [(1, 3), (2, 2)], []]
+    weights = [influence.without(setting, own) for own in places]
+    # With full batches and all links, SGP is gradient descent on the mean cost.
+    network = hp.networks.FullyConnected(3)
+    costs = influence.retrain(setting, hp.SGP(25, 0.3), network, KEY, weights, at_once=2)
+    assert costs.shape == (3, 3)
+    for own, row in zip(places, costs, strict=True):
+        exact, x = Exact(removed(own)), np.zeros(SIZE)
+        for _ in range(25):
+            x = x - 0.1 * exact.hessian @ (x - exact.x)
+        np.testing.assert_allclose(row, [0.5 * np.mean((a @ x - b) ** 2) for a, b in VALIDATION], rtol=1e-9)
+
+
+def test_retrainings_share_links_and_mini_batches_with_the_run(setting):
+    solver = hp.SGP(12, 0.2, batch=3)
+    weights = [setting.hypers, influence.without(setting, [(1, 4)])]
+    costs = influence.retrain(setting, solver, NETWORK, KEY, weights)
+    for own, row in zip(weights, costs, strict=True):
+        trained = hp.train(setting.problem, solver, NETWORK, setting.params, own, setting.inner_data, KEY).params
+        expected = [0.5 * np.mean((a @ x - b) ** 2) for (a, b), x in zip(VALIDATION, np.asarray(trained), strict=True)]
+        np.testing.assert_allclose(row, expected, rtol=1e-9)
+    assert np.any(costs[0] != costs[1])
+
+
+def test_agreement_by_hand():
+    found = influence.agreement(np.array([-1.0, 2.0, 1.0, -3.0]), np.array([-2.0, 2.0, -1.0, -3.0]))
+    # Residuals 1, 0, 4, 0; squares about the mean −1: 1, 9, 0, 4. Two of three negative ones are foreseen.
+    assert found["r2"] == pytest.approx(1 - 5 / 14)
+    assert found["f1"] == pytest.approx(2 * 1 * (2 / 3) / (1 + 2 / 3))
+    assert found["kendall"] == pytest.approx(1.0)
+    assert found["spearman"] == pytest.approx(1.0)
+    assert influence.agreement(np.ones(3), np.ones(3)) == {"r2": None, "f1": 1.0, "kendall": None, "spearman": None}
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda s: influence.weighted(losses, s.params, hp.ragged(TRAIN), hp.ragged(VALIDATION), l2=-1), "l2"),
+        (lambda s: influence.weighted(losses, s.params, jnp.zeros(3), hp.ragged(VALIDATION)), "train"),
+        (
+            lambda s: influence.weighted(
+                lambda x, e: jnp.sum(losses(x, e)), s.params, hp.ragged(TRAIN), hp.ragged(VALIDATION)
+            ),
+            "losses",
+        ),
+        (lambda s: influence.without(s, [(0, 5)]), "places"),  # client 0 owns five, and padding
+        (lambda s: influence.without(s, [(3, 0)]), "places"),
+        (lambda s: influence.without(s, clients=[-1]), "clients"),
+        (lambda s: influence.scores(s, NETWORK, s.params, KEY, damping=-0.1), "damping"),
+        (lambda s: influence.scores(s, NETWORK, s.params, KEY, estimator=hp.DirectGradient()), "estimator"),
+        (lambda s: influence.curvature(s, NETWORK, s.params, KEY, steps=0), "steps"),
+        (lambda s: influence.retrain(s, hp.SGP(2, 0.1), NETWORK, KEY, []), "weights"),
+        (lambda s: influence.retrain(s, hp.SGP(2, 0.1), NETWORK, KEY, [s.hypers], at_once=0), "at_once"),
+        (lambda s: influence.agreement(np.ones(2), np.ones(3)), "predicted"),
+    ],
+)
+def test_bad_input_is_named(setting, call, field):
+    with pytest.raises(InvalidInput) as caught:
+        call(setting)
+    assert caught.value.field == field
+
+
+def test_optimisers_that_would_mix_runs_are_refused(setting):
+    import optax
+
+    with pytest.raises(InvalidInput, match=r"solver\.rate"):
+        influence.retrain(setting, hp.SGP(2, optax.clip_by_global_norm(1.0)), NETWORK, KEY, [setting.hypers])
