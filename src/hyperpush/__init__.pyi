@@ -1,5 +1,6 @@
 from . import influence as influence
 from . import networks as networks
+from . import personalize as personalize
 from .bilevel.algorithm import Bilevel as Bilevel
 from .bilevel.algorithm import Optimum as Optimum
 from .bilevel.algorithm import optimise as optimise

@@ -1,0 +1,123 @@
+"""What is shared and what is personal in a classifier: the shared part is trained, the personal part is the hyper."""
+
+import abc
+from functools import lru_cache
+from typing import Protocol, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from hyperpush.checks import not_negative
+from hyperpush.data.batches import Batch
+from hyperpush.problem import Problem
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A classifier as pure functions (see `hyperpush.models`)."""
+
+    classes: int
+
+    def init(self, key: PRNGKeyArray, /) -> PyTree:
+        """Params to start from."""
+        ...
+
+    def apply(self, params: PyTree, inputs: Array, /) -> Float[Array, "b classes"]:
+        """The logits of each input."""
+        ...
+
+
+class Recipe(eqx.Module):
+    """A frozen module whose fields are its options; a new recipe is one file with these methods."""
+
+    @abc.abstractmethod
+    def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        """What is shared, to start from; all clients start from the same."""
+
+    @abc.abstractmethod
+    def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        """What is personal, to start from."""
+
+    @abc.abstractmethod
+    def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
+        """The logarithm of every class's probability."""
+
+    @abc.abstractmethod
+    def label_weights(self, model: Model, hyper: PyTree) -> Float[Array, " classes"] | None:
+        """How much an example of each label counts in training; None: all alike."""
+
+    @abc.abstractmethod
+    def penalty(self, hyper: PyTree) -> Float[Array, ""]:
+        """What is added to the outer cost to keep the hyper small."""
+
+    def problem(self, model: Model, l2: float = 0.0) -> Problem:
+        """The mean cross-entropy f, weighted by label, + ½·l2·‖params‖², and F, not weighted, + the penalty.
+
+        Examples are (inputs, labels), with or without padding. The same object each time: nothing is compiled twice.
+        """
+        return _problem(self, model, not_negative("l2", l2))
+
+
+class Even(Recipe):
+    """Recipes in whose training all labels count alike, with the penalty ½·l2·‖hyper‖²."""
+
+    l2: eqx.AbstractVar[float]
+
+    def label_weights(self, model: Model, hyper: PyTree) -> None:
+        return None
+
+    def penalty(self, hyper: PyTree) -> Float[Array, ""]:
+        return half_square(self.l2, hyper)
+
+
+def half_square(rate: float, tree: PyTree) -> Float[Array, ""]:
+    """½·rate·‖tree‖²."""
+    return 0.5 * rate * jnp.asarray(optax.tree.norm(tree, squared=True))
+
+
+def distance(rate: float, tree: PyTree, other: PyTree) -> Float[Array, ""]:
+    """½·rate·‖tree − other‖²."""
+    return half_square(rate, jax.tree.map(jnp.subtract, tree, other))
+
+
+def examples_of(batch: PyTree) -> tuple[Array, ...]:
+    """The arrays of a batch (inputs, labels, …), padding included."""
+    return batch.examples if isinstance(batch, Batch) else batch
+
+
+def mean(batch: PyTree, values: Float[Array, " b"]) -> Float[Array, ""]:
+    """The mean of one value per example over the real ones."""
+    return batch.mean(values) if isinstance(batch, Batch) else jnp.mean(values)
+
+
+def losses(log_chances: Float[Array, "b classes"], labels: Int[Array, " b"]) -> Float[Array, " b"]:
+    """The cross-entropy of each example."""
+    return -jnp.take_along_axis(log_chances, labels[:, None], axis=1)[:, 0]
+
+
+def stacked(recipe: Recipe, model: Model, clients: int, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
+    """Params and hypers to start from, the same for all clients, who are on axis 0."""
+    shared, own = jax.random.split(key)
+    start = recipe.params(model, shared), recipe.hyper(model, own)
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], clients, axis=0), start)
+
+
+@lru_cache(maxsize=64)
+def _problem(recipe: Recipe, model: Model, l2: float) -> Problem:
+    def each(params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
+        inputs, labels = examples_of(batch)
+        return losses(recipe.log_chances(model, params, hyper, inputs), labels)
+
+    def inner(params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
+        values, weights = each(params, hyper, batch), recipe.label_weights(model, hyper)
+        if weights is not None:
+            values = values * weights[examples_of(batch)[1]]
+        return mean(batch, values) + half_square(l2, params)
+
+    def outer(params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
+        return mean(batch, each(params, hyper, batch)) + recipe.penalty(hyper)
+
+    return Problem(inner, outer)

@@ -1,0 +1,40 @@
+"""Data augmentation: how much each label counts in one's own part of the training."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.checks import not_negative
+from hyperpush.personalize.recipe import Model, Recipe, half_square
+from hyperpush.personalize.recipes.shared import Shared
+
+
+class DA(Recipe):
+    """Training losses of label c count (C·softmax(λ))_c times, λ ∈ R^C from 0, on top of another recipe `of`.
+
+    PDBO-DA of "Personalized decentralized bilevel optimization over stochastic and directed networks"; with `of=MTL()`
+    its PDBO-MTL&DA. λ does not change what a model says, only what is trained: ∂_λ F is the penalty's alone.
+    """
+
+    l2: float = eqx.field(static=True, converter=float, default=0.0)
+    of: Recipe = Shared()
+
+    def __check_init__(self):
+        not_negative("DA.l2", self.l2)
+
+    def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        return self.of.params(model, key)
+
+    def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        return {"labels": jnp.zeros(model.classes), "of": self.of.hyper(model, key)}
+
+    def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
+        return self.of.log_chances(model, params, hyper["of"], inputs)
+
+    def label_weights(self, model: Model, hyper: PyTree) -> Float[Array, " classes"]:
+        own, others = model.classes * jax.nn.softmax(hyper["labels"]), self.of.label_weights(model, hyper["of"])
+        return own if others is None else own * others
+
+    def penalty(self, hyper: PyTree) -> Float[Array, ""]:
+        return half_square(self.l2, hyper["labels"]) + self.of.penalty(hyper["of"])

@@ -1,0 +1,50 @@
+"""The last layer is one's own."""
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.checks import not_negative
+from hyperpush.errors import InvalidInput
+from hyperpush.personalize.recipe import Even, Model
+
+
+class Head(Even):
+    """softmax(logits) of a model whose layer that gives the logits is the hyper; all before it is trained together.
+
+    One of the uses named in "Personalized decentralized bilevel optimization over stochastic and directed networks".
+    The layer is the only one of the params (a dict of layers) with as many biases as there are classes, or the one that
+    `layer` names.
+    """
+
+    layer: str = eqx.field(static=True, default="")
+    l2: float = eqx.field(static=True, converter=float, default=1e-3)
+
+    def __check_init__(self):
+        not_negative("Head.l2", self.l2)
+
+    def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        name, layers = self.name(model), model.init(key)
+        return {other: layer for other, layer in layers.items() if other != name}
+
+    def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        return model.init(key)[self.name(model)]
+
+    def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
+        return jax.nn.log_softmax(model.apply({**params, self.name(model): hyper}, inputs))
+
+    def name(self, model: Model) -> str:
+        """The layer that gives the logits."""
+        layers = jax.eval_shape(model.init, jax.random.key(0))
+        layers = layers if isinstance(layers, dict) else {}
+        last = [
+            name
+            for name, layer in layers.items()
+            if isinstance(layer, dict) and getattr(layer.get("bias"), "shape", None) == (model.classes,)
+        ]
+        found = [self.layer] if self.layer else last
+        if len(found) != 1 or found[0] not in layers or len(layers) < 2:
+            raise InvalidInput(
+                "Head.layer", self.layer, f"a layer of the model, which has {sorted(layers)}, and another before it"
+            )
+        return found[0]

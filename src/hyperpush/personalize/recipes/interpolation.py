@@ -1,0 +1,43 @@
+"""Between a model trained alone and one trained together."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.checks import not_negative
+from hyperpush.personalize.recipe import Model, Recipe, half_square
+from hyperpush.personalize.recipes.mtl import mixture
+
+
+class Interpolation(Recipe):
+    """softmax(λ)_0 · softmax(logits of the shared model) + softmax(λ)_1 · softmax(logits of the own), λ ∈ R² from 0.
+
+    The own model is part of the hyper, but only λ moves: put params that the client trained alone there (`with_own`).
+    After Deng, Kamani, Mahdavi 2020, who mix params instead of predictions.
+    """
+
+    l2: float = eqx.field(static=True, converter=float, default=1e-2)
+
+    def __check_init__(self):
+        not_negative("Interpolation.l2", self.l2)
+
+    def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        return model.init(key)
+
+    def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        return {"weights": jnp.zeros(2), "own": model.init(key)}
+
+    def with_own(self, hypers: PyTree, own: PyTree) -> PyTree:
+        """The hypers with these own models."""
+        return {**hypers, "own": own}
+
+    def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
+        both = [model.apply(each, inputs) for each in (params, jax.lax.stop_gradient(hyper["own"]))]
+        return mixture(hyper["weights"], jax.nn.log_softmax(jnp.stack(both)))
+
+    def label_weights(self, model: Model, hyper: PyTree) -> None:
+        return None
+
+    def penalty(self, hyper: PyTree) -> Float[Array, ""]:
+        return half_square(self.l2, hyper["weights"])

@@ -1,0 +1,43 @@
+"""Multi-task learning: an ensemble whose weights are one's own."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.checks import not_negative, whole
+from hyperpush.personalize.recipe import Even, Model
+
+
+class MTL(Even):
+    """Σ_k softmax(λ)_k · softmax(logits_k) of `models` shared models, λ ∈ R^K from 0, where all count alike.
+
+    HGP-MTL of Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks", after
+    the mixtures of Marfoq, Neglia, Bellet, Kameni, Vidal 2021.
+    """
+
+    models: int = eqx.field(static=True, default=3)
+    l2: float = eqx.field(static=True, converter=float, default=1e-2)
+
+    def __check_init__(self):
+        whole("MTL.models", self.models, least=1)
+        not_negative("MTL.l2", self.l2)
+
+    def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        return jax.vmap(model.init)(jax.random.split(key, self.models))
+
+    def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        return jnp.zeros(self.models)
+
+    def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
+        return mixture(hyper, each(model, params, inputs))
+
+
+def each(model: Model, params: PyTree, inputs: Array) -> Float[Array, "k b classes"]:
+    """The logarithm of every class's probability by every model; models are on axis 0 of the params."""
+    return jax.nn.log_softmax(jax.vmap(model.apply, in_axes=(0, None))(params, inputs))
+
+
+def mixture(scores: Float[Array, " k"], log_chances: Float[Array, "k b classes"]) -> Float[Array, "b classes"]:
+    """log Σ_k softmax(scores)_k · exp(log_chances_k)."""
+    return jax.nn.logsumexp(jax.nn.log_softmax(scores)[:, None, None] + log_chances, axis=0)

@@ -1,0 +1,30 @@
+"""Personal layer: a scale of one's own for every class."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.checks import not_negative
+from hyperpush.personalize.recipe import Even, Model
+
+
+class PL(Even):
+    """softmax(logits ⊙ C·softmax(λ)) with λ ∈ R^C from 0, where all scales are 1.
+
+    HGP-PL of Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks".
+    """
+
+    l2: float = eqx.field(static=True, converter=float, default=1e-3)
+
+    def __check_init__(self):
+        not_negative("PL.l2", self.l2)
+
+    def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        return model.init(key)
+
+    def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        return jnp.zeros(model.classes)
+
+    def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
+        return jax.nn.log_softmax(model.apply(params, inputs) * model.classes * jax.nn.softmax(hyper))

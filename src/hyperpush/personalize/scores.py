@@ -1,0 +1,50 @@
+"""How good personal models are."""
+
+from math import ceil
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from hyperpush.data.batches import count, everything
+from hyperpush.errors import InvalidInput
+from hyperpush.personalize.recipe import Model, Recipe, examples_of, mean
+
+
+class Scores(NamedTuple):
+    """Accuracy on the clients' own examples."""
+
+    each: Float[np.ndarray, " clients"]
+    average: float  # clients count by their number of examples
+    p10: float  # of the client that one in ten is not better than
+
+
+def accuracy(recipe: Recipe, model: Model, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
+    """The share of one client's examples whose most probable class is the right one."""
+    inputs, labels = examples_of(batch)
+    right = jnp.argmax(recipe.log_chances(model, params, hyper, inputs), axis=1) == labels
+    return mean(batch, right.astype(jnp.zeros(()).dtype))
+
+
+def scores(recipe: Recipe, model: Model, params: PyTree, hypers: PyTree, data: PyTree, batch: int = 1) -> Scores:
+    """Of personal models (clients on axis 0) on examples of their own; `batch` clients are computed at a time."""
+
+    @jax.jit
+    def measure(params: PyTree, hypers: PyTree, data: PyTree) -> tuple[Array, Array]:
+        def one(own):
+            params, hyper, data = own
+            return accuracy(recipe, model, params, hyper, everything(data)), jnp.asarray(count(data))
+
+        return jax.lax.map(one, (params, hypers, data), batch_size=batch)
+
+    each, sizes = measure(params, hypers, data)
+    return summary(np.asarray(each, np.float64), np.asarray(sizes))
+
+
+def summary(each: Float[np.ndarray, " clients"], sizes: np.ndarray) -> Scores:
+    """The average by size, and the ⌈n/10⌉-th lowest of n."""
+    if not len(each) or np.any(sizes < 1):
+        raise InvalidInput("test", sizes.tolist(), "at least 1 example per client")
+    return Scores(each, float(np.average(each, weights=sizes)), float(np.sort(each)[ceil(len(each) / 10) - 1]))

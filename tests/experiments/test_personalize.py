@@ -1,0 +1,176 @@
+"""Tasks by hand, and the comparison of personal models in small: every method on the networks where it can run."""
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hyperpush import networks
+from hyperpush.bench.training import operations_of
+from hyperpush.config import load_config
+from hyperpush.data.files import folder
+from hyperpush.errors import InvalidInput
+from hyperpush.experiments.personalize import setting_of
+from hyperpush.experiments.quickstart import sentence
+from hyperpush.experiments.registry import experiments
+from hyperpush.models import cnn
+from hyperpush.personalize import methods
+from hyperpush.personalize.published import published
+from hyperpush.personalize.tasks import task, turned
+from hyperpush.run import execute
+
+SMALL = ("clients=6", "examples=400", "steps=8", "again=4", "outer_steps=2", "rounds=2", "batch=16", "order=2")
+
+
+def asked(*overrides):
+    return load_config("personalize", overrides, experiments())
+
+
+def test_images_are_turned_once_by_their_owner():
+    images = np.arange(12.0).reshape(3, 2, 2)
+    made = turned(images, [np.array([2]), np.array([0, 1])], np.array([1, 2]))
+    assert made[2].tolist() == [[9, 11], [8, 10]]  # a quarter, anticlockwise
+    assert made[0].tolist() == [[3, 2], [1, 0]]  # a half
+    assert images[2].tolist() == [[8, 9], [10, 11]]
+
+
+def test_a_task_deals_every_example_out_once():
+    made = task("digits", 6, 1)
+    numbers = np.concatenate([own for part in made.split for own in part])
+    assert sorted(numbers) == list(range(1797))
+    assert made.cluster is not None
+    assert np.bincount(made.cluster).tolist() == [2, 2, 2]
+    with pytest.raises(InvalidInput, match="examples"):
+        task("digits", 6, 1, examples=1798)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    every = 'methods=["local","mtl","fedem"]'
+    made, run = execute(*asked(*SMALL, every, "network=fully-connected"), tmp_path_factory.mktemp("a") / "run")
+    assert (run.path / "figures" / "accuracy.png").exists()
+    return made
+
+
+def test_every_method_has_a_row(result):
+    assert [row["method"] for row in result["rows"]] == ["local", "mtl", "fedem"]
+    sizes = np.array(result["data"]["test"])
+    for row, detail in zip(result["rows"], result["details"], strict=True):
+        each = np.array(detail["clients"])
+        assert row["accuracy"] == pytest.approx(np.sum(each * sizes) / sizes.sum())
+        assert row["accuracy_p10"] == each.min()  # ⌈6/10⌉ = 1
+        curve = detail["validation_by_outer_step"]
+        assert len(curve) in (0, 3)
+        if curve:
+            assert row["best_step"] == int(np.argmax(curve))
+        for weights in detail["weights"].get("models", []):
+            assert sum(weights) == pytest.approx(1, rel=1e-5)
+    assert result["rows"][0]["floats_per_client"] == 0  # alone
+    assert result["start"].startswith("warm")
+
+
+def test_where_a_method_cannot_run_it_says_why():
+    directed, static = (networks.by_name(name, 6) for name in ("random-directed", "static-undirected"))
+    for name in methods.FEDERATED:
+        assert "server" in (methods.why_not(name, directed) or "")
+        assert methods.why_not(name, networks.FullyConnected(6)) is None
+    assert methods.why_not("fedem", static) is None
+    assert methods.why_not("fedprox", static) == "needs a server"
+    assert {methods.why_not(name, directed) for name in (*methods.PLAIN, *methods.RECIPES)} == {None}
+    assert [methods.kind(network) for network in (directed, static, networks.FullyConnected(3))] == [
+        "push",
+        "gossip",
+        "server",
+    ]
+
+
+def test_a_dry_run_counts_without_data(tmp_path, monkeypatch):
+    monkeypatch.delenv("HYPERPUSH_DATA", raising=False)
+    overrides = ("data=emnist", "size=paper", "dry_run=true", 'methods=["sgp","da","fedem"]', "batch=1")
+    result, _ = execute(*asked(*overrides), tmp_path / "run")
+    single, da, _ = result["cost"]
+    assert single["parameters"] == da["parameters"] == 2_278_334
+    assert single["gradients_per_client"] == 600
+    assert da["gradients_per_client"] == 21 * 600 + 20 * 3 * 200  # from the start before every outer step, M = 200
+    assert set(result["not_applicable"]) == {"fedem"}
+    assert result["rows"] == []
+
+
+def test_numbers_of_the_configuration_take_the_place_of_the_sizes():
+    config: Any
+    _, config = asked("steps=7", "rate=0.5", "size=paper", "data=cifar10")
+    made = setting_of(config)
+    assert (made.steps, made.rate, made.clients, made.again) == (7, 0.5, 20, None)
+
+
+def test_what_was_won_is_said_as_it_is():
+    rows = {name: {"accuracy": a, "accuracy_p10": a / 2} for name, a in (("local", 0.5), ("sgp", 0.6), ("mtl", 0.75))}
+    clients = {"sgp": [0.5, 0.6, 0.7], "mtl": [0.6, 0.6, 0.5]}
+    said = sentence(rows, clients, "mtl")
+    for part in ("(MTL) wins: 75.0 %", "60.0 % by one model", "50.0 % with everyone alone", "1 clients gain, 1 lose"):
+        assert part in said
+    rows["local"]["accuracy"] = 0.9
+    assert "does not win" in sentence(rows, clients, "mtl")
+
+
+def test_published_numbers_stand_in_the_right_cells():
+    assert published("emnist", "random-directed", "mtl-da") == "82.2 / 74.5"
+    assert published("emnist", "static-undirected", "fedem") == "83.8 / 75.9"
+    assert published("emnist", "random-directed", "sgp-mtl") == "80.9 / 73.2"
+    assert published("cifar100", "random-directed", "da") == "42.1 / 37.1"
+    assert published("emnist", "random-directed", "fedprox") is None
+    assert published("digits", "random-directed", "sgp") is None
+
+
+def test_operations_are_counted_as_by_hand():
+    convolutions = 24 * 24 * 25 * 32 + 8 * 8 * 25 * 32 * 64
+    assert operations_of(cnn.EMNIST) == 2 * (convolutions + 1024 * 2048 + 2048 * 62)
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("methods=[]", "methods"),
+        ('methods=["fedsgd"]', "methods"),
+        ("network=wheel", "network"),
+        ("data=imagenet", "data"),
+        ("clients=-1", "clients"),
+        ("examples=3", "examples"),
+        ("pushes=[0]", "pushes"),
+    ],
+)
+def test_bad_options_are_named(override, field, tmp_path):
+    with pytest.raises(InvalidInput) as error:
+        execute(*asked(override), tmp_path / "run")
+    assert field in error.value.field
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_data_are_one_line_and_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.delenv("HYPERPUSH_DATA", raising=False)
+    command = [
+        sys.executable,
+        "-c",
+        "from hyperpush.cli import main; main()",
+        "run",
+        "personalize",
+        "-s",
+        "data=emnist",
+    ]
+    done = subprocess.run([*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "HYPERPUSH_DATA" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(folder() is None, reason="needs HYPERPUSH_DATA")
+def test_emnist_is_dealt_out_in_clusters():
+    made = task("emnist", 6, 0, examples=600)
+    assert made.shift is not None
+    assert sum(len(own) for part in made.split for own in part) == 600
+    images = np.asarray(made.train.examples[0])
+    for client, (mean, std) in enumerate(zip(made.shift.mean, made.shift.std, strict=True)):
+        assert images[client, 0].min() == pytest.approx(-mean / std, rel=1e-4)  # black
