@@ -13,6 +13,7 @@ from hyperpush.engine import peer, simulate
 from hyperpush.estimators import oracles
 from hyperpush.estimators.estimate import start
 from hyperpush.problems.logistic import logistic
+from hyperpush.problems.quadratic import quadratic
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -143,6 +144,17 @@ def test_too_large_a_step_is_reported():
             second,
             jax.random.key(1),
         )
+
+
+def test_acceleration_that_makes_things_worse_is_given_up():
+    """A client whose Hessian is zero is led astray by its own changes; plain steps bring everyone back."""
+    problem, params, hypers, first, second = quadratic(3, 0)
+    first = {**first, "hessian": first["hessian"].at[0].set(0)}
+    network = hp.networks.by_name("random-directed", 3, 0)
+    arguments = (network, params, hypers, first, second, jax.random.key(0))
+    truth = hp.hypergradient(problem, hp.Dense(), *arguments).value
+    found = hp.hypergradient(problem, hp.TrackedHGP(600, pushes=3, tolerance=None), *arguments)
+    np.testing.assert_allclose(found.value, truth, rtol=1e-6)
 
 
 def test_without_cooperation():

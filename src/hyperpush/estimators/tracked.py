@@ -14,11 +14,12 @@ from hyperpush.data.batches import draw, everything
 from hyperpush.errors import InvalidInput
 from hyperpush.estimators.settings import MOST_PUSHES, largest_curvature, learn_settings
 from hyperpush.estimators.state import Declaration, Hyper, shared_gradients
-from hyperpush.privacy.noise import Noise
+from hyperpush.privacy.noise import Noise, check_noise
 from hyperpush.problem import Problem
 from hyperpush.program import Context, Exchange, Inbox, Local, Node, Repeat, Sequence, Within
 
 CHECK = 5  # steps between two votes on ending
+WORSE = 100  # times the smallest tracked gradient so far: a client that has seen that takes plain steps from then on
 
 
 class Memory(eqx.Module):
@@ -46,6 +47,7 @@ class _State(eqx.Module):
     moves: Float[Array, "k d"]  # the last changes of q
     turns: Float[Array, "k d"]  # and of the tracked gradient
     doubts: Float[Array, " k"]  # what part of each change was mixing
+    least: Float[Array, ""]  # size of the smallest tracked gradient so far; 0 once one was much larger
     last: tuple[Float[Array, " d"], Float[Array, " d"]]  # q and the tracked gradient one step ago
     mean: Float[Array, " e"]  # of q over the steps, late ones counting more; empty without mini-batches
     count: Int[Array, ""]
@@ -123,6 +125,7 @@ class TrackedHGP(eqx.Module):
             whole("TrackedHGP.batch", self.batch, least=1)
         if self.tolerance is not None:
             positive("TrackedHGP.tolerance", self.tolerance)
+        check_noise("TrackedHGP.privacy", self.privacy)
         if self.privacy is not None:
             self.privacy.check_estimator("TrackedHGP")
             if self.step is None:
@@ -183,6 +186,7 @@ class TrackedHGP(eqx.Module):
                 moves=empty,
                 turns=empty,
                 doubts=none,
+                least=jnp.sqrt(jnp.finfo(q.dtype).max),  # none yet; states must be finite
                 last=(q, tracker),
                 mean=q if self.batch is not None else q[:0],
                 count=jnp.zeros((), jnp.int32),
@@ -196,6 +200,7 @@ class TrackedHGP(eqx.Module):
             q, slope = state.q, state.slope
             step = self.step or (1 if secants else 0.5) / state.curvature
             moves, turns, doubts, change = state.moves, state.turns, state.doubts, -step * slope
+            least = state.least
             if secants:
                 # The first tracked gradient that is not the own one alone belongs to step 1.
                 slot, known = (state.count - 2) % secants, state.count > 1
@@ -206,7 +211,12 @@ class TrackedHGP(eqx.Module):
                 doubt = jnp.where(mixing < 1e3 * size, mixing / jnp.where(size > 0, size, 1), 1e3)
                 doubts = doubts.at[slot].set(jnp.where(known, doubt, doubts[slot]))
                 weights = smallest(turns, slope, jnp.max(doubts))
-                change = -weights @ moves - step * (slope - weights @ turns)
+                # Combinations that a client alone finds best can be bad for all, such as where its own Hessian is zero.
+                rise = jnp.linalg.norm(slope)
+                least = jnp.where(known, jnp.minimum(least, rise), least)
+                accelerated = -weights @ moves - step * (slope - weights @ turns)
+                least = jnp.where(rise <= WORSE * least, least, 0)
+                change = jnp.where(least > 0, accelerated, change / 2)
             change = jnp.where(state.count > 0, change, 0)  # before anything is mixed there is no common direction
             aim = q + change
             if self.privacy is None:
@@ -226,6 +236,7 @@ class TrackedHGP(eqx.Module):
                 moves=moves,
                 turns=turns,
                 doubts=doubts,
+                least=least,
                 last=(q, slope),
                 count=state.count + 1,
             )
