@@ -20,7 +20,8 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 FULL, RANDOM = hp.networks.FullyConnected(3), hp.networks.RandomDirected(3)
 CHEAP = (hp.Alone(1, 0.1), hp.DirectGradient(), optax.sgd(0.1))
-NOISE = hp.Noise(hp.Laplace(1), 1.0)
+NOISE = hp.Noise(hp.Laplace(1), 1.0, 1.0, 1.0)
+STOP = hp.EarlyStopping(lambda params, hyper, batch: jnp.sum(hyper), None, 1)
 
 
 def data(made):
@@ -217,9 +218,17 @@ def test_costs_by_step_only_where_steps_are_equal():
             lambda: solve(quadratic(3, 1), FULL, hp.SGP(5, 0.1, privacy=NOISE), *CHEAP[1:], 1),
             ("hypergradient", "DirectGradient", "privacy=Noise"),
         ),
+        (
+            lambda: solve(quadratic(3, 1), FULL, hp.SGP(5, 0.1, privacy=NOISE), *CHEAP[1:], 0, stop=STOP),
+            ("stop", "early stopping", "None"),
+        ),
+        (
+            lambda: solve(quadratic(3, 1), FULL, CHEAP[0], hp.HGP(1, 1, 0.1, privacy=NOISE), CHEAP[2], 0),
+            ("inner", "Alone", "privacy=Noise"),
+        ),
         (lambda: solve(quadratic(3, 1), hp.networks.FullyConnected(4), *CHEAP, 1), ("params", "(3, 4)", "4 clients")),
     ],
-    ids=["pushes", "outer_steps", "every", "half private", "clients"],
+    ids=["pushes", "outer_steps", "every", "half private", "private stop at 0", "half private at 0", "clients"],
 )
 def test_what_cannot_be_used_is_named(make, words):
     with pytest.raises(hp.InvalidInput) as caught:

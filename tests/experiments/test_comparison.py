@@ -13,13 +13,26 @@ import hyperpush as hp
 from hyperpush.config import validate
 from hyperpush.declarations import ALGORITHMS
 from hyperpush.errors import InvalidInput
-from hyperpush.experiments.comparison import Comparison, Privacy, Task, algorithms, compare, names, privately, too_large
+from hyperpush.experiments.comparison import (
+    Comparison,
+    Privacy,
+    Task,
+    algorithms,
+    compare,
+    costs_of_privacy,
+    names,
+    private_key,
+    privately,
+    tell,
+    too_large,
+)
 from hyperpush.problems.instance import Instance
 from hyperpush.problems.quadratic import outer_fixed_points, quadratic
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 N, D, H = 3, 4, 3
+KEYED = ("LDPDSBO", "PDBO + HGP", "PDBO + TrackedHGP")
 
 
 class Noted:
@@ -103,7 +116,7 @@ def test_the_best_finite_setting_is_chosen(task):
     assert traced.curve["floats_per_client"][-1] == alone.floats
     private = privately(config.model_copy(update={"privacy": Privacy()}), run, network, found, task)
     assert [row["method"] for row in private] == list(rows)
-    assert all(row["reason"].startswith("n/a") for row in private)
+    assert all(row["reason"].startswith("n/a") and "epsilon" not in row for row in private)
     assert "second derivatives" in private[1]["reason"]
     assert privately(config, run, network, found, task) == []
 
@@ -114,6 +127,36 @@ def test_a_method_that_always_diverges_has_a_row(task):
     assert only.row["left_out"] == "diverged at every setting"
     assert only.row["settings_diverged"] == 1
     assert only.curve is None
+
+
+def test_a_method_that_cannot_use_the_network_is_named_before_any_runs(task):
+    run, network = Noted(), hp.networks.by_name("random-directed", N, 0)
+    with pytest.raises(InvalidInput, match=r"network.*SPDB"):
+        compare(Comparison(clients=N, methods=("TTSA", "SPDB")), run, network, task)
+    assert run.records == []
+    assert names(Comparison(methods=("TTSA", "PDBO + HGP")), network) == ["TTSA", "PDBO + HGP"]
+
+
+def test_no_two_private_runs_share_a_key():
+    keys = [jax.random.key(0), *(private_key(Comparison(), name, quiet) for name in KEYED for quiet in (False, True))]
+    assert len({tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in keys}) == len(keys)
+
+
+def test_the_sentence_says_what_noise_and_what_settings_cost():
+    said = []
+    run = SimpleNamespace(console=SimpleNamespace(print=lambda text, **_: said.append(text)))
+    row = {"method": "A", "claimed": 1.0, "delta": 1e-5, "accuracy": 0.7}
+    row |= costs_of_privacy({"accuracy": 0.9}, {"accuracy": 0.85}, row)
+    halted = {"method": "B", "claimed": 1.0, "delta": 0.0, "accuracy": 0.7}
+    halted |= costs_of_privacy({"accuracy": 0.9}, {"left_out": "diverged"}, halted)
+    tell(run, [row, halted, {"method": "C", "reason": "n/a"}])
+    assert "costs 20.0 points" in said[0]
+    assert all(
+        part in said[0] for part in ("5.0 for the private settings", "85.0 %", "15.0 for noise", "90.0 %", "70.0 %")
+    )
+    assert "costs 20.0 points" in said[1]
+    assert "diverge" in said[1]
+    assert said[2] == "C: n/a"
 
 
 def test_large_matrices_are_left_out(task):

@@ -270,8 +270,9 @@ def test_what_can_be_private_is_and_says_what_it_cost(small):
     assert 0 < private["claimed"] <= private["epsilon"] == 2
     without = result["rows"][[row["method"] for row in result["rows"]].index("LDPDSBO")]["accuracy"]
     assert private["cost_in_accuracy"] == pytest.approx(without - private["accuracy"])
+    assert private["cost_of_settings"] + private["cost_of_noise"] == pytest.approx(private["cost_in_accuracy"])
     assert other["reason"].startswith("n/a")
-    assert "accuracy" not in other
+    assert not {"accuracy", "epsilon", "delta"} & set(other)
 
 
 def test_the_random_representation_is_judged_as_by_numpy(small):

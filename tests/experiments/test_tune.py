@@ -230,13 +230,15 @@ def test_rates_with_privacy(tmp_path, monkeypatch):
     assert set(result["references"]) == {"start", "best_single_rate"}
     private, rows = result["privacy"], {row["method"]: row for row in result["rows"]}
     assert "reason" in private["TTSA"]
-    assert "claimed" not in private["TTSA"]
+    assert not {"claimed", "epsilon", "delta"} & set(private["TTSA"])
     for name in ("LDPDSBO", "PDBO + HGP"):
         row = private[name]
         # Below the promise, and not by so much that noise is wasted.
         assert 1.9 < row["claimed"] <= 2.0
         assert row["accuracy_without"] == rows[name]["accuracy"]
         assert row["cost_in_accuracy"] == pytest.approx(rows[name]["accuracy"] - row["accuracy"])
+        assert row["cost_of_noise"] == pytest.approx(row["accuracy_same_settings"] - row["accuracy"])
+        assert row["cost_of_settings"] == pytest.approx(rows[name]["accuracy"] - row["accuracy_same_settings"])
     assert private["LDPDSBO"]["rounds"] == 10
     assert private["LDPDSBO"]["floats_per_client"] == 10 * 3 * 61
 

@@ -1,5 +1,7 @@
 """Private SGP, HGP and TrackedHGP against NumPy: what is released, how far an example moves it, and its noise."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -339,6 +341,16 @@ def test_what_cannot_be_private_is_refused(build, field, said):
         build()
     assert caught.value.field == field
     assert said in caught.value.allowed
+
+
+@pytest.mark.parametrize("made", [hp.SGP(1, 0.1), hp.HGP(1, 1, 0.1), hp.TrackedHGP()])
+def test_privacy_is_noise(made):
+    # Beartype would refuse it first, but is there in tests only.
+    options = SimpleNamespace(**{**vars(made), "privacy": hp.Laplace(1)})
+    with pytest.raises(hp.InvalidInput) as caught:
+        type(made).__check_init__(options)
+    assert caught.value.field == f"{type(made).__name__}.privacy"
+    assert caught.value.allowed == "Noise(…) or None"
 
 
 PERSONAL = hp.Noise(hp.Gaussian(1), 1, 1, hypers="per example")

@@ -192,8 +192,9 @@ def solve(
             raise InvalidInput(name, options[name], "nothing: solve records every outer step in its history")
     if stop is not None and options.get("faults") is not None:
         raise InvalidInput("stop", "early stopping on links that lose messages", "reliable links: clients vote on it")
-    if outer_steps and any(getattr(method, "privacy", None) is not None for method in (inner, hypergradient)):
-        budget(inner, hypergradient, outer_steps, consensus, stop)  # refuses what would undo the privacy of the rest
+    if any(getattr(method, "privacy", None) is not None for method in (inner, hypergradient)):
+        # Refuses what would undo the privacy of the rest; without outer steps nothing is estimated.
+        budget(inner, hypergradient if outer_steps else None, outer_steps, consensus, stop)
     data = jax.tree.map(jnp.asarray, Data(inner_data, outer_data))
     params, hypers = (jax.tree.map(jnp.asarray, tree) for tree in (params, hypers))
     n = network.clients

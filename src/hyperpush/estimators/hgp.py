@@ -12,7 +12,7 @@ from hyperpush.checks import positive, whole
 from hyperpush.data.batches import draw, everything
 from hyperpush.errors import InvalidInput
 from hyperpush.estimators.state import Declaration, Hyper, shared_gradients
-from hyperpush.privacy.noise import Noise
+from hyperpush.privacy.noise import Noise, check_noise
 from hyperpush.problem import Problem
 from hyperpush.program import Average, Local, Node, Repeat, Sequence, Within
 
@@ -69,6 +69,7 @@ class HGP(eqx.Module):
             whole("HGP.batch", self.batch, least=1)
         if self.averaging not in ("push", "gossip", "exact"):
             raise InvalidInput("HGP.averaging", self.averaging, "'push', 'gossip' or 'exact'")
+        check_noise("HGP.privacy", self.privacy)
         if self.privacy is not None:
             self.privacy.check_estimator("HGP")
             if self.two_batches:

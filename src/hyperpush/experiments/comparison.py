@@ -16,6 +16,7 @@ from hyperpush.config import Config
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 UNTRACED = ("INTERACT", "SPDB", "LDPDSBO")  # their steps have to be plain numbers: settings run one after the other
+QUIET = 1e6  # an ε whose noise does not matter
 
 
 class Privacy(Config):
@@ -130,15 +131,25 @@ def estimators(config: Comparison, task: Task) -> dict[str, Any]:
     }
 
 
-def names(config: Comparison) -> list[str]:
-    """The methods that a comparison runs, in the order of its table; refuse names that do not exist."""
-    from hyperpush.errors import unknown
+def known(config: Comparison) -> list[str]:
+    """All methods, in the order of the table."""
+    return [*algorithms(config), "PDBO + HGP", "PDBO + TrackedHGP"]
 
-    known = [*algorithms(config), "PDBO + HGP", "PDBO + TrackedHGP"]
+
+def names(config: Comparison, network: Any = None) -> list[str]:
+    """The methods that a comparison runs; refuse names that do not exist, and methods that cannot use the network."""
+    from hyperpush.errors import unknown
+    from hyperpush.estimators.estimate import check_network
+
     for name in config.methods:
-        if name not in known:
-            raise unknown("methods", name, known)
-    return [name for name in known if name in config.methods or not config.methods]
+        if name not in known(config):
+            raise unknown("methods", name, known(config))
+    wanted = [name for name in known(config) if name in config.methods or not config.methods]
+    made = algorithms(config)
+    for name in wanted:
+        if network is not None and name in made:  # PDBO runs on any
+            check_network(made[name](0.1, 0.1), network)
+    return wanted
 
 
 def compare(config: Comparison, run: Any, network: Any, task: Task, personal: Task | None = None) -> list[Compared]:
@@ -148,7 +159,7 @@ def compare(config: Comparison, run: Any, network: Any, task: Task, personal: Ta
     that can do without agreeing on them (PDBO); without it they agree too.
     """
     found = []
-    wanted = names(config)
+    wanted = names(config, network)
     with run.progress("methods", len(wanted)) as bar:
         for name in wanted:
             alternating = name.startswith("PDBO")
@@ -253,7 +264,9 @@ def attempt(
     return optimised(config, algorithms(config)[name](*steps), network, task, costs)
 
 
-def optimised(config: Comparison, algorithm: Any, network: Any, task: Task, costs: dict[str, Any]) -> tuple[Any, Any]:
+def optimised(
+    config: Comparison, algorithm: Any, network: Any, task: Task, costs: dict[str, Any], key: Any = None
+) -> tuple[Any, Any]:
     """(params, hypers) at the start and along a run of an algorithm, leaves [points, clients, …]."""
     import jax
     import jax.numpy as jnp
@@ -272,7 +285,7 @@ def optimised(config: Comparison, algorithm: Any, network: Any, task: Task, cost
         hypers,
         inner_data,
         outer_data,
-        jax.random.key(config.seed),
+        jax.random.key(config.seed) if key is None else key,
         record=lambda state, ctx: (),
         run=listener,
         every=every,
@@ -287,7 +300,14 @@ def optimised(config: Comparison, algorithm: Any, network: Any, task: Task, cost
 
 
 def solved(
-    config: Any, solver: Any, estimator: Any, network: Any, task: Task, rate: Any, costs: dict[str, Any]
+    config: Any,
+    solver: Any,
+    estimator: Any,
+    network: Any,
+    task: Task,
+    rate: Any,
+    costs: dict[str, Any],
+    key: Any = None,
 ) -> tuple[Any, Any]:
     """The same of PDBO, after the first inner solve and after each outer step."""
     import jax
@@ -310,7 +330,7 @@ def solved(
         hypers=hypers,
         inner_data=inner_data,
         outer_data=outer_data,
-        key=jax.random.key(config.seed),
+        key=jax.random.key(config.seed) if key is None else key,
         restart=False,
         consensus=None if task.personal else hp.OuterConsensus(config.pushes),
         run=listener,
@@ -326,11 +346,11 @@ def privately(
     found: list[Compared],
     task: Task,
     personal: Task | None = None,
-    headline: str = "accuracy",
 ) -> list[dict[str, Any]]:
-    """What can be private, run so, beside what `compare` found: ε as claimed and what it costs in `headline`."""
-    import numpy as np
+    """What can be private, run so, beside what `compare` found: ε as claimed and what it costs in accuracy.
 
+    The same run at next to no noise tells what the noise costs from what its settings cost, which are fixed beforehand.
+    """
     privacy = config.privacy
     if privacy is None:
         return []
@@ -338,26 +358,61 @@ def privately(
     for open_run in found:
         name = open_run.row["method"]
         on = personal if name.startswith("PDBO") and personal is not None else task
-        row = {"method": name, "epsilon": privacy.epsilon, "delta": privacy.delta}
+        row: dict[str, Any] = {"method": name}
         if name != "LDPDSBO" and not name.startswith("PDBO"):
             row["reason"] = "n/a: messages are sent as computed from the data, without noise"
         elif on.constants is None:
             row["reason"] = "n/a: no bounds on the second derivatives of this problem are known"
         else:
-            costs: dict[str, Any] = {}
-            single = name == "LDPDSBO"
-            attempted = (single_loop if single else alternating)(config, privacy, name, network, on, costs)
-            seen, row["claimed"] = attempted
-            steps = [privacy.outer * on.outer_unit, privacy.inner * on.inner_unit]
-            steps = [privacy.loop_outer, privacy.loop_inner] if single else steps
-            best = chosen(name, on, np.array([steps]), lanes([seen]), costs)
-            row |= best.row
-            if headline in best.row and headline in open_run.row:
-                row[f"{headline}_without"] = open_run.row[headline]
-                row[f"cost_in_{headline}"] = open_run.row[headline] - best.row[headline]
+            quiet = privacy.model_copy(update={"epsilon": max(QUIET, privacy.epsilon)})
+            noisy, claimed = once(config, privacy, name, network, on, private_key(config, name))
+            same, _ = once(config, quiet, name, network, on, private_key(config, name, quiet=True))
+            row |= {"epsilon": privacy.epsilon, "delta": privacy.delta, "claimed": claimed, **noisy}
+            row |= costs_of_privacy(open_run.row, same, noisy)
         rows.append(row)
         run.record(private=True, **row)
     return rows
+
+
+def once(
+    config: Comparison, privacy: Privacy, name: str, network: Any, task: Task, key: Any
+) -> tuple[dict[str, Any], float]:
+    """The row of one private run, and the ε that it claims."""
+    import numpy as np
+
+    costs: dict[str, Any] = {}
+    single = name == "LDPDSBO"
+    seen, claimed = (single_loop if single else alternating)(config, privacy, name, network, task, costs, key)
+    steps = [privacy.outer * task.outer_unit, privacy.inner * task.inner_unit]
+    steps = [privacy.loop_outer, privacy.loop_inner] if single else steps
+    return chosen(name, task, np.array([steps]), lanes([seen]), costs).row, claimed
+
+
+def private_key(config: Comparison, name: str, quiet: bool = False) -> Any:
+    """The key of a method's private run: no two runs have the same noise, and none shares draws with `compare`."""
+    import zlib
+
+    import jax
+
+    key = jax.random.fold_in(jax.random.key(config.seed), zlib.crc32(b"quiet" if quiet else b"private"))
+    return jax.random.fold_in(key, known(config).index(name))
+
+
+def costs_of_privacy(best: dict[str, Any], same: dict[str, Any], noisy: dict[str, Any]) -> dict[str, float]:
+    """What privacy costs in accuracy, and its parts; a run that diverged has none.
+
+    `best` is the row without privacy, `same` that of the private settings at next to no noise, `noisy` the private one.
+    """
+    found: dict[str, float] = {}
+    if "accuracy" not in noisy or "accuracy" not in best:
+        return found
+    found["accuracy_without"] = best["accuracy"]
+    found["cost_in_accuracy"] = best["accuracy"] - noisy["accuracy"]
+    if "accuracy" in same:
+        found["accuracy_same_settings"] = same["accuracy"]
+        found["cost_of_noise"] = same["accuracy"] - noisy["accuracy"]
+        found["cost_of_settings"] = best["accuracy"] - same["accuracy"]
+    return found
 
 
 def tell(run: Any, private: list[dict[str, Any]]) -> None:
@@ -369,10 +424,17 @@ def tell(run: Any, private: list[dict[str, Any]]) -> None:
             reasons.setdefault(reason, []).append(row["method"])
             continue
         delta = f", δ = {row['delta']:g}" if row["delta"] else ""
+        parts = "the private settings diverge with next to no noise"
+        if "cost_of_noise" in row:
+            parts = (
+                f"{100 * row['cost_of_settings']:.1f} for the private settings "
+                f"({100 * row['accuracy_same_settings']:.1f} % with next to no noise) and "
+                f"{100 * row['cost_of_noise']:.1f} for noise"
+            )
         run.console.print(
             f"{row['method']}: ε = {row['claimed']:.3g}{delta} costs "
             f"{100 * row['cost_in_accuracy']:.1f} points of accuracy, "
-            f"{100 * row['accuracy_without']:.1f} % without and {100 * row['accuracy']:.1f} % with.",
+            f"{100 * row['accuracy_without']:.1f} % without and {100 * row['accuracy']:.1f} % with: {parts}.",
             highlight=False,
         )
     for reason, methods in reasons.items():
@@ -380,7 +442,7 @@ def tell(run: Any, private: list[dict[str, Any]]) -> None:
 
 
 def single_loop(
-    config: Comparison, privacy: Privacy, name: str, network: Any, task: Task, costs: dict[str, Any]
+    config: Comparison, privacy: Privacy, name: str, network: Any, task: Task, costs: dict[str, Any], key: Any
 ) -> tuple[Any, float]:
     """LDP-DSBO on a data set that it reuses, for a number of iterations that is known; and the ε that it claims.
 
@@ -407,11 +469,11 @@ def single_loop(
     account = algorithm(balanced).accountant(network, params, hypers, rows)
     made = algorithm(account.noise_for(privacy.epsilon, privacy.iterations, delta))
     claimed = made.accountant(network, params, hypers, rows).epsilon(privacy.iterations, delta)
-    return optimised(config, made, network, task, costs), float(claimed.max())
+    return optimised(config, made, network, task, costs, key), float(claimed.max())
 
 
 def alternating(
-    config: Comparison, privacy: Privacy, name: str, network: Any, task: Task, costs: dict[str, Any]
+    config: Comparison, privacy: Privacy, name: str, network: Any, task: Task, costs: dict[str, Any], key: Any
 ) -> tuple[Any, float]:
     """PDBO with noise on everything it sends, and the ε that it claims."""
     import hyperpush as hp
@@ -432,7 +494,8 @@ def alternating(
     solver, estimator = hp.within(privacy.epsilon, delta, solver, estimator, **run)
     claimed = hp.budget(solver, estimator, **run).epsilon(delta)
     short = config.model_copy(update={"outer_steps": privacy.outer_steps})
-    return solved(short, solver, estimator, network, task, privacy.outer * task.outer_unit, costs), float(claimed)
+    rate = privacy.outer * task.outer_unit
+    return solved(short, solver, estimator, network, task, rate, costs, key), float(claimed)
 
 
 def data_of_one(data: Any) -> Any:

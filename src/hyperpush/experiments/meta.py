@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from hyperpush.experiments.comparison import Compared, Comparison, Positive
+from hyperpush.experiments.comparison import Compared, Comparison, Count, Positive
 from hyperpush.experiments.registry import Experiment
 
-Count = Annotated[int, Field(ge=1)]
 SOURCES = Literal["auto", "digits", "mnist", "emnist", "cifar10", "cifar100"]
 
 
@@ -123,8 +122,8 @@ def run_meta(config: Meta, run: Any) -> dict[str, Any]:
         representation,
     )
 
-    names(config)
     network = networks.by_name(config.network, config.clients, config.seed)
+    names(config, network)
     drawn = draw(config)
     instance = representation(
         drawn.inputs,

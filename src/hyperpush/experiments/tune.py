@@ -230,8 +230,8 @@ def run_tune(config: Tune, run: Any) -> dict[str, Any]:
     from hyperpush import networks
     from hyperpush.experiments.comparison import compare, draw, names, privately, table, tell
 
-    names(config)
     network = networks.by_name(config.network, config.clients, config.seed)
+    names(config, network)
     made = prepare(config)
     found = compare(config, run, network, made.common, made.personal)
     details = {}

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush.data.batches import draw
 from hyperpush.errors import InvalidInput
 from hyperpush.inner.step import LinkEstimates, Rate, Trained, check_steps, optimizer
-from hyperpush.privacy.noise import Noise
+from hyperpush.privacy.noise import Noise, check_noise
 from hyperpush.problem import Problem
 from hyperpush.program import Exchange, Inbox, Local, Node, Repeat, Sequence, Within
 
@@ -52,6 +52,7 @@ class SGP(eqx.Module):
     def __check_init__(self):
         check_steps("SGP.steps", self.steps, self.batch)
         optimizer(self.rate)
+        check_noise("SGP.privacy", self.privacy)
         if self.order not in ("gradient-first", "gradient-after"):
             raise InvalidInput("SGP.order", self.order, "'gradient-first' or 'gradient-after'")
 

@@ -120,6 +120,12 @@ class Noise(eqx.Module):
         return jax.tree.map(lambda m, drawn: (m + change * drawn).astype(m.dtype), mean, noise)
 
 
+def check_noise(field: str, given: Any) -> None:
+    """Refuse a `privacy` that is neither None nor `Noise`."""
+    if not isinstance(given, Noise | None):
+        raise InvalidInput(field, given, "Noise(…) or None")
+
+
 def _uses_hyper(problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree) -> bool:
     """Whether the outer cost contains the hypers at all, read off its trace."""
     jaxpr = jax.make_jaxpr(problem.outer)(params, hyper, batch).jaxpr
