@@ -8,9 +8,9 @@ import jax
 from jaxtyping import PyTree
 
 from hyperpush.bilevel.algorithm import LOOP, Bilevel
-from hyperpush.estimators.own import own_hypergradient
 from hyperpush.checks import positive, whole
 from hyperpush.data.batches import everything
+from hyperpush.estimators.own import own_hypergradient
 from hyperpush.estimators.state import Declaration
 from hyperpush.problem import Problem
 from hyperpush.program import Context, Exchange, Inbox, Node, Repeat, Within

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush.estimators.own import own_hypergradient
 from hyperpush.checks import positive, whole, yes_or_no
 from hyperpush.data.batches import Data, draw, everything
 from hyperpush.errors import InvalidInput
+from hyperpush.estimators.own import own_hypergradient
 from hyperpush.problem import Problem
 
 
