@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 DEMO ?= run error-study -s order=300 -s 'pushes=[1, 10, 100]' -s 'trend_batches=[5, 20, 80]' -s 'trend_inner_steps=[20, 500]'
 PYTEST_ARGS ?=
 
-.PHONY: setup demo test lint format clean
+.PHONY: setup demo test test-faults lint format clean
 
 setup: $(STAMP)
 
@@ -20,6 +20,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+# Peers under faults, one after the other: they start many processes.
+test-faults: $(STAMP)
+	$(BIN)/python -m pytest -m faults -n 0 tests/peers $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -52,7 +52,12 @@ def list_(
     """List the experiments and networks, or the methods with what they need and send."""
     if methods:
         declared = importlib.import_module("hyperpush.declarations")
-        for title, kind in (("hyper-gradients", declared.ESTIMATORS), ("bilevel algorithms", declared.ALGORITHMS)):
+        kinds = {
+            "hyper-gradients": declared.ESTIMATORS,
+            "bilevel algorithms": declared.ALGORITHMS,
+            "on graphs": declared.ON_GRAPHS,
+        }
+        for title, kind in kinds.items():
             rows = [
                 (
                     name,
@@ -101,6 +106,72 @@ def bench(
 ) -> None:
     """Measure speed and memory."""
     _run(importlib.import_module("hyperpush.bench").BENCHES, what, overrides or [], out, as_json)
+
+
+@app.command()
+def certificates(
+    folder: Annotated[Path, typer.Argument(help="Where to put them; an authority there (ca.pem, ca.key) is used.")],
+    names: Annotated[list[str], typer.Argument(help="The peers.")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="Address that they listen on; may be repeated.", show_default="loopback")
+    ] = None,
+    days: Annotated[int, typer.Option(help="How long they are valid.")] = 365,
+) -> None:
+    """Make a private authority and certificates for peers, for trials."""
+    made = importlib.import_module("hyperpush.peers.certificates").make(
+        folder, names, host or ["127.0.0.1", "localhost"], days
+    )
+    for files in made:
+        print(files.certificate, files.key)
+
+
+@app.command()
+def peer(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run, as all its peers hold it.")],
+    name: Annotated[str, typer.Option(help="Which of its peers to be.")],
+    as_json: AsJson = False,
+) -> None:
+    """Take part in a run as one of its peers, next to one's own data."""
+    party = importlib.import_module("hyperpush.peers.party")
+    read = party.read(config)
+    result = party.take_part(read, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
+    print("done:", config.parent / (read.peers[name].out or name), file=sys.stderr)
+    if as_json:
+        print(to_json(result))
+
+
+@app.command()
+def swarm(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run, without [peers].")],
+    count: Annotated[int, typer.Option("-n", help="How many peers.")] = 8,
+    loss: Annotated[float | None, typer.Option(help="Probability that a message is lost.")] = None,
+    duplicate: Annotated[float | None, typer.Option(help="Probability that it comes twice.")] = None,
+    delay: Annotated[int | None, typer.Option(help="Rounds by which it may be late.")] = None,
+    kill: Annotated[int, typer.Option(help="Peers to kill at random rounds.")] = 0,
+    restart: Annotated[int, typer.Option(help="How many of those to start again.")] = 0,
+    kill_before: Annotated[int, typer.Option(help="Round before which they are killed.")] = 100,
+    seed: Annotated[int | None, typer.Option(help="Decides the faults.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Without certificates and TLS.")] = False,
+    out: Out = None,
+    seconds: Annotated[float, typer.Option(help="All are ended after this time.")] = 3600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Start peers on this machine, each a process on loopback, with faults for a trial."""
+    party, swarms = (importlib.import_module(f"hyperpush.peers.{name}") for name in ("party", "swarm"))
+    faults = {"loss": loss, "duplicate": duplicate, "delay": delay, "seed": seed}
+    read = party.read(config, count, {name: value for name, value in faults.items() if value is not None})
+    folder = swarms.folder(out)
+    live = importlib.import_module("rich.live").Live(console=Console(stderr=True), auto_refresh=False, transient=False)
+
+    def show(seen: Mapping[str, Any]) -> None:
+        live.update(table("peers", swarms.COLUMNS, swarms.rows(seen)), refresh=True)
+
+    faults_of_peers = {"kill": kill, "restart": restart, "kill_before": kill_before}
+    with live:
+        result = swarms.swarm(read, count, folder, secure=not plain, seconds=seconds, show=show, **faults_of_peers)
+    print("run:", folder, file=sys.stderr)
+    if as_json:
+        print(to_json(result))
 
 
 def _run(known: Mapping[str, Experiment], what: str, overrides: Sequence[str], out: Path | None, as_json: bool) -> None:

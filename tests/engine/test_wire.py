@@ -140,6 +140,24 @@ def test_every_bit_flip_is_rejected():
         assert reason(data) == (Reason.BAD_CHECKSUM if 48 <= place < 64 else expected)
 
 
+def test_the_checksum_of_long_messages():
+    rows, rest = 11, 5
+    data = np.random.default_rng(0).integers(0, 256, 1021 * 8 * rows + rest, dtype=np.uint8)
+    columns = [0] * 1021
+    for place, word in enumerate(np.frombuffer(data[:-rest].tobytes(), "<u8").tolist()):
+        columns[place % 1021] = (columns[place % 1021] + word) % 2**64
+    expected = zlib.crc32(struct.pack("<1021Q", *columns) + data[-rest:].tobytes())
+    assert wire.checksum(data.tobytes()) == expected
+    assert wire.checksum(data[: 1 << 16].tobytes()) == zlib.crc32(data[: 1 << 16])
+    random = np.random.default_rng(1)
+    for place in [0, len(data) - 1, *random.integers(0, len(data), 200)]:
+        changed = data.copy()
+        changed[place] ^= 1 << random.integers(8)
+        assert wire.checksum(changed.tobytes()) != expected
+    half = np.roll(data[:65536], 32768)
+    assert wire.checksum(np.concatenate([half, data[65536:]]).tobytes()) != expected
+
+
 def test_foreign_bytes_and_versions():
     assert reason(b"") == Reason.TOO_SHORT
     assert reason(b"\x00" * 100) == Reason.BAD_MAGIC

@@ -1,7 +1,7 @@
 """How peers move bytes: the protocol, and a network in memory whose faults follow a seed."""
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, final, runtime_checkable
@@ -25,11 +25,11 @@ class Transport(Protocol):
     - The steps of one peer never decrease.
     """
 
-    def send(self, to: int, step: int, payload: bytes) -> None:
+    def send(self, to: int, step: int, payload: bytes | bytearray) -> None:
         """Hand over the message of round `step` for peer `to`."""
         ...
 
-    def collect(self, step: int, expected: Collection[int]) -> list[tuple[int, bytes]]:
+    def collect(self, step: int, expected: Collection[int]) -> Sequence[tuple[int, bytes | bytearray]]:
         """What is due by round `step` and was not collected before, late and repeated messages too: (sender, payload).
 
         Waits until the message of each `expected` sender for `step` has arrived or been given up on: known to be lost,
@@ -54,7 +54,7 @@ class _Parcel:
     sender: int
     copy: int
     due: int = field(compare=False)
-    payload: bytes = field(compare=False)
+    payload: bytes | bytearray = field(compare=False)
 
 
 @final
@@ -105,7 +105,7 @@ class Memory:
             self._failure = self._failure or exception
             self._changed.notify_all()
 
-    def inject(self, to: int, step: int, sender: int, payload: bytes) -> None:
+    def inject(self, to: int, step: int, sender: int, payload: bytes | bytearray) -> None:
         """Put raw bytes into the mailbox of `to`, as if from `sender`, whose own message is still waited for."""
         with self._changed:
             # Behind both copies of the real message.
@@ -129,7 +129,7 @@ class Memory:
             self._announced[to].add((sender, step))
             self._changed.notify_all()
 
-    def _collect(self, client: int, step: int, expected: Collection[int]) -> list[tuple[int, bytes]]:
+    def _collect(self, client: int, step: int, expected: Collection[int]) -> list[tuple[int, bytes | bytearray]]:
         announced = self._announced[client]
 
         def missing() -> list[int]:
@@ -170,7 +170,7 @@ class MemoryEndpoint:
         self._hub = hub
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
 
-    def send(self, to: int, step: int, payload: bytes) -> None:
+    def send(self, to: int, step: int, payload: bytes | bytearray) -> None:
         """See `Transport.send`."""
         self._hub._checked("to", to)
         parcels = [_Parcel(step, self.client, copy, step + delay, payload) for copy, delay in self._copies(to, step)]
@@ -178,7 +178,7 @@ class MemoryEndpoint:
         self.sent_messages += 1
         self.sent_bytes += len(payload)
 
-    def collect(self, step: int, expected: Collection[int]) -> list[tuple[int, bytes]]:
+    def collect(self, step: int, expected: Collection[int]) -> list[tuple[int, bytes | bytearray]]:
         """See `Transport.collect`."""
         for sender in expected:
             self._hub._checked("expected", sender)

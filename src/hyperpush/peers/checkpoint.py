@@ -1,0 +1,64 @@
+"""What a peer needs to go on after it was killed, in one file that is either the old one or the new one."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from hyperpush.errors import InvalidInput
+
+VERSION = "1"
+
+
+@final
+class Checkpoint:
+    """A `Store` in a file: safetensors, with the facts as JSON in its header. Written, synced, then renamed."""
+
+    def __init__(self, path: Path, digest: bytes):
+        self.path = path
+        self.digest = digest.hex()
+
+    def save(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+        """See `Store.save`."""
+        from safetensors.numpy import save
+
+        header = {"version": VERSION, "digest": self.digest, "facts": json.dumps(facts)}
+        data = save({name: np.ascontiguousarray(each).reshape(each.shape) for name, each in arrays.items()}, header)
+        new = self.path.with_name(self.path.name + ".new")
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename, too
+        finally:
+            os.close(folder)
+
+    def load(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        """See `Store.load`."""
+        from safetensors import SafetensorError, safe_open
+
+        if not self.path.exists():
+            return None
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                header = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if header.get("version") != VERSION:
+                raise ValueError(f"version {header.get('version')}, not {VERSION}")
+            facts = json.loads(header["facts"])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise InvalidInput("checkpoint", str(self.path), f"a checkpoint that can be read ({error})") from None
+        if header["digest"] != self.digest:
+            given = f"one of configuration {header['digest'][:16]}…"
+            raise InvalidInput("checkpoint", given, f"one of configuration {self.digest[:16]}…: {self.path}")
+        return arrays, facts
+
+    def remove(self) -> None:
+        """Forget it: the run is over."""
+        self.path.unlink(missing_ok=True)

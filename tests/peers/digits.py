@@ -1,0 +1,65 @@
+"""scikit-learn's digits on clients that see few classes: one shared softmax regression, a bias of everyone's own."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from sklearn.datasets import load_digits
+
+from hyperpush.problem import Problem
+from hyperpush.problems.instance import Instance
+
+TRAIN, VALIDATION, TEST = 60, 40, 200
+
+
+def scores(params, hyper, inputs):
+    return inputs @ params["w"] + params["b"] + hyper
+
+
+def cross_entropy(params, hyper, batch):
+    inputs, labels = batch
+    return optax.softmax_cross_entropy_with_integer_labels(scores(params, hyper, inputs), labels).mean()
+
+
+def inner(params, hyper, batch):
+    return cross_entropy(params, hyper, batch) + 0.01 * jnp.sum(params["w"] ** 2) + 0.01 * jnp.sum(params["b"] ** 2)
+
+
+def outer(params, hyper, batch):
+    return cross_entropy(params, hyper, batch) + 0.005 * jnp.sum(hyper**2)
+
+
+PROBLEM = Problem(inner, outer)
+
+
+def parts(clients, seed):
+    """Every client's own examples: classes in proportions of its own."""
+    images, labels = load_digits(return_X_y=True)
+    images, labels = np.asarray(images, np.float32) / 16, np.asarray(labels, np.int32)
+    random = np.random.default_rng(seed)
+    classes = [random.permutation(np.flatnonzero(labels == each)).tolist() for each in range(10)]
+    made = []
+    for client in range(clients):
+        likes = np.where(np.arange(10) % clients == client, 6.0, 1.0)
+        chosen = []
+        while len(chosen) < TRAIN + VALIDATION + TEST:
+            weights = likes * [bool(left) for left in classes]
+            chosen.append(classes[random.choice(10, p=weights / weights.sum())].pop())
+        made.append((images[chosen], labels[chosen]))
+    return np.stack([each[0] for each in made]), np.stack([each[1] for each in made])
+
+
+def digits(clients, seed):
+    images, labels = parts(clients, seed)
+
+    def share(start, stop):
+        return jnp.asarray(images[:, start:stop]), jnp.asarray(labels[:, start:stop])
+
+    params = {"w": jnp.zeros((clients, 64, 10)), "b": jnp.zeros((clients, 10))}
+    return Instance(PROBLEM, params, jnp.zeros((clients, 10)), share(0, TRAIN), share(TRAIN, TRAIN + VALIDATION))
+
+
+def accuracy(params, hypers, clients, seed):
+    """Of every client's own model on test examples of its own, in percent, mean over clients."""
+    images, labels = (each[:, TRAIN + VALIDATION :] for each in parts(clients, seed))
+    made = np.einsum("nkd,ndc->nkc", images, params["w"]) + params["b"][:, None] + hypers[:, None]
+    return 100 * float((made.argmax(2) == labels).mean())

@@ -1,0 +1,34 @@
+"""A peer in a process of its own that says, when asked, what has reached it: `python guarded.py FOLDER PORT`."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from hyperpush.peers.handshakes import count_handshakes
+from hyperpush.peers.session import Address, Identity
+from hyperpush.peers.zenoh import Zenoh
+
+folder, port = Path(sys.argv[1]), int(sys.argv[2])
+handshakes = count_handshakes()
+transport = Zenoh(
+    "test",
+    ["alice", "bob"],
+    0,
+    {"bob": None},
+    listen=Address("127.0.0.1", port),
+    identity=Identity(folder / "ca.pem", folder / "alice.pem", folder / "alice.key"),
+    mode="asynchronous",
+    digest=bytes(32),
+)
+print("ready", flush=True)
+for _ in sys.stdin:
+    time.sleep(0.2)
+    counts = {**handshakes.counts(), **transport.rejections.counts()}
+    mail = [bytes(payload).decode() for _, payload in transport.collect(1 << 40, [])]
+    seen = transport.status()["bob"]
+    print(
+        json.dumps({"counts": counts, "mail": mail, "bytes": seen["received_bytes"], "alive": seen["alive"]}),
+        flush=True,
+    )
+transport.close()
