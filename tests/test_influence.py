@@ -105,6 +105,13 @@ def test_rankings_and_the_largest(found):
     np.testing.assert_array_equal(np.abs(top), np.sort(np.abs(everything))[::-1][:7])
 
 
+def test_rankings_of_nobody_are_refused(found):
+    with pytest.raises(InvalidInput, match="client"):
+        found.ranking(7)
+    with pytest.raises(InvalidInput, match="count"):
+        found.top(-1)
+
+
 def test_curvature_is_that_of_the_mean_hessian(found):
     values = np.linalg.eigvalsh(Exact().hessian / 3)
     np.testing.assert_allclose(found.curvature, (values[0], values[-1]), rtol=1e-6)
@@ -149,6 +156,30 @@ def test_indefinite_hessians_are_told():
     assert "-0.25" in sentence
     damped = influence.scores(made, NETWORK, made.params, KEY, estimator=hp.Dense(), damping=0.3, curvature_steps=5)
     assert damped.warnings == []
+
+
+def test_clients_that_mix_slowly_agree_on_the_curvature():
+    n, size = 16, 6
+    generator = np.random.default_rng(5)
+    data = (generator.normal(size=(n, 4, size)) * generator.uniform(0.2, 2, (n, 1, size)), np.zeros((n, 4)))
+    made = influence.weighted(losses, jnp.zeros((n, size)), data, data)
+    values = np.linalg.eigvalsh(np.einsum("nmi,nmj->ij", data[0], data[0]) / (4 * n))
+    found = influence.curvature(made, hp.networks.Ring(n), made.params, KEY, steps=size)
+    np.testing.assert_allclose(found, (values[0], values[-1]), rtol=1e-6)
+
+
+def test_singular_hessians_are_not_called_indefinite():
+    with jax.enable_x64(False):
+        inputs = np.random.default_rng(2).normal(size=(3, 2, 9)).astype(np.float32)  # rank 6 of 9
+        data = (inputs, np.zeros((3, 2), np.float32))
+        made = influence.weighted(losses, jnp.zeros((3, 9)), data, data)
+        found = influence.scores(made, NETWORK, made.params, KEY, estimator=hp.HGP(2, 2, 0.1))
+        assert found.curvature is not None
+        assert abs(found.curvature.smallest) < 1e-4
+        assert found.warnings == []
+        alone = influence.scores(made, NETWORK, made.params, KEY, estimator=hp.HGP(2, 2, 0.1), curvature_steps=0)
+    assert found.estimate.rounds > alone.estimate.rounds
+    assert found.estimate.hessian_products == alone.estimate.hessian_products + 9
 
 
 def test_retraining_is_gradient_descent_without_them(setting):
@@ -202,6 +233,12 @@ def test_agreement_by_hand():
         (lambda s: influence.without(s, clients=[-1]), "clients"),
         (lambda s: influence.scores(s, NETWORK, s.params, KEY, damping=-0.1), "damping"),
         (lambda s: influence.scores(s, NETWORK, s.params, KEY, estimator=hp.DirectGradient()), "estimator"),
+        (
+            lambda s: influence.scores(
+                s, NETWORK, s.params, KEY, estimator=hp.ITDBackward(hp.SGP(2, 0.1)), damping=0.1
+            ),
+            "damping",
+        ),
         (lambda s: influence.curvature(s, NETWORK, s.params, KEY, steps=0), "steps"),
         (lambda s: influence.retrain(s, hp.SGP(2, 0.1), NETWORK, KEY, []), "weights"),
         (lambda s: influence.retrain(s, hp.SGP(2, 0.1), NETWORK, KEY, [s.hypers], at_once=0), "at_once"),

@@ -115,7 +115,14 @@ def test_shares_and_rates_by_hand():
 
 @pytest.mark.parametrize(
     ("setting", "field"),
-    [("hunt.noisy=9", "hunt.noisy"), ("images=3", "images"), ("model=tree", "model"), ("damping=-1", "damping")],
+    [
+        ("hunt.noisy=9", "hunt.noisy"),
+        ("hunt.kinds=[]", "hunt.kinds"),
+        ("batches=[]", "batches"),
+        ("images=3", "images"),
+        ("model=tree", "model"),
+        ("damping=-1", "damping"),
+    ],
 )
 def test_options_that_cannot_be(setting, field):
     with pytest.raises(InvalidInput) as caught:
@@ -132,3 +139,11 @@ def test_too_many_images_end_in_one_line(tmp_path, capsys):
     assert len(lines) == 1
     assert "images" in lines[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_too_many_hunters_are_refused_before_anything_runs(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "influence", "--out", str(tmp_path / "run"), "-s", "hunt.clients=1000", "-s", "examples=2"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "hunt.clients: got 1000" in line

@@ -63,6 +63,12 @@ def test_one_cluster_is_federated_averaging_and_weighs_by_examples():
     np.testing.assert_allclose(found.params, np.broadcast_to(end, (N, 2)), atol=1e-5)
 
 
+@pytest.mark.parametrize("solver", [hp.FeSEM(3, 1e308, 2), hp.FLHC(4, 1e308, 2, together=1)])
+def test_steps_that_are_too_large_end_as_diverged(solver):
+    with pytest.raises(hp.Diverged):
+        run(solver)
+
+
 @pytest.mark.parametrize(
     ("make", "field"),
     [
@@ -72,6 +78,8 @@ def test_one_cluster_is_federated_averaging_and_weighs_by_examples():
         (lambda: hp.FLHC(1, 0.1, 2, together=-1), "FLHC.together"),
         (lambda: hp.FLHC(1, 0.1, 2, epochs=0), "FLHC.epochs"),
         (lambda: hp.FLHC(1, 0.1, 0), "FLHC.clusters"),
+        (lambda: run(hp.FLHC(1, 0.1, N + 1)), "FLHC.clusters"),
+        (lambda: run(hp.FeSEM(1, 0.1, N + 1)), "FeSEM.clusters"),
     ],
 )
 def test_what_cannot_be_used_is_refused(make, field):

@@ -33,6 +33,7 @@ class Hunt(Config):
     share: float = Field(default=0.1, gt=0, lt=1, description="Share of their labels that is wrong.")
     kinds: tuple[Literal["random", "systematic"], ...] = Field(
         default=("random", "systematic"),
+        min_length=1,
         description="Wrong labels: random ones, or those of neighbours in the order of labels become the next label.",
     )
     damping: float = Field(default=0.01, ge=0, description="Added to the mean Hessian.")
@@ -68,7 +69,7 @@ class InfluenceStudy(Config):
     steps: Count | None = Field(default=None, description="Steps of SGP: 5000, CNN 1000.")
     rate: Positive | None = Field(default=None, description="Its first learning rate: 2, CNN 0.05.")
     batches: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        default=None, description="Batch sizes to train with, 0 for all examples: [0], CNN [0, 64]."
+        default=None, min_length=1, description="Batch sizes to train with, 0 for all examples: [0], CNN [0, 64]."
     )
     l2: Annotated[float, Field(ge=0)] | None = Field(default=None, description="L2 rate: 0.01, CNN 0.001.")
     removals: Count | None = Field(default=None, description="Examples to remove one by one: 50, CNN 20.")
@@ -205,8 +206,12 @@ def run_influence(config: InfluenceStudy, run: Any) -> dict[str, Any]:
     import jax
 
     from hyperpush import networks
+    from hyperpush.checks import whole
+    from hyperpush.data.sources import load
 
     config = config.chosen()
+    if config.hunt.seeds:  # three examples each at least: to train, to validate, to test
+        whole("hunt.clients", config.hunt.clients, least=2, most=len(load("digits").labels) // 3)
     network = networks.by_name(config.network, config.clients, config.seed, **config.network_options)
     setting, described = setting_of(config)
     keys = jax.random.split(jax.random.key(config.seed))

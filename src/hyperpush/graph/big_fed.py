@@ -48,6 +48,11 @@ class BiGFed(eqx.Module):
     gradients. `"peers"`: no server; p over the links of the graph, the H = Mp to whoever can be reached, who draws
     negatives among whom it heard, ∂F/∂H back over the links of the graph, then φ by `rounds` of push-sum.
 
+    What is shown is no secret: p = φθ_i gives θ_i away where φ can be inverted, to the server of "products" and to
+    every client that the network reaches with "peers", not to neighbours alone. A peer that never hears somebody who
+    is no neighbour has no negatives, only attraction. On links that change, the way back of "peers" is not the way
+    forth: a heuristic.
+
     Xing, Lu, Wu, Yu 2021, algorithm 1; α falling like k^-3/5 and β like k^-2/5 is TTSA's choice. "products", "peers"
     and the Gauss–Newton blocks are not in the paper.
     """
@@ -55,7 +60,7 @@ class BiGFed(eqx.Module):
     declares: ClassVar[Declaration] = Declaration(
         network="a server; form 'peers': any",
         target="local: one outer cost of all clients' own inner solutions",
-        sends="own params and both blocks; 'products', 'peers': what is shown, and the hypers",
+        sends="own params and both blocks; 'products', 'peers': what is shown (may give params away), and the hypers",
         matrices=True,
         paper="Xing et al., BiG-Fed: bilevel optimization enhanced graph-aided federated learning",
         fixed_point="x_L",
@@ -87,12 +92,6 @@ class BiGFed(eqx.Module):
             whole(f"BiGFed.{field}", getattr(self, field), least=1)
         if self.batch is not None:
             whole("BiGFed.batch", self.batch, least=1)
-
-    def cost(self, problem: GraphProblem, params: PyTree, hypers: PyTree, round: int = 0) -> Float[Array, ""]:
-        """The graph's outer cost of stacked clients on average over negative samples."""
-        if self.cosine is None:
-            return jnp.zeros(())
-        return self.cosine.cost(jax.vmap(problem.represent)(params, hypers), round, expected=True)
 
     # ---------------------------------------------------------------- one client's parts
 

@@ -103,9 +103,11 @@ class _Clustered(eqx.Module):
         return Server(send, compute, receive)
 
     def _by(self, labels: Labels) -> Callable[[Array, Array, Array], Array]:
-        """Clusters found in plain Python."""
+        """Clusters found in plain Python; once somebody has left the finite numbers, all are in cluster 0."""
 
         def find(points: Array) -> np.ndarray:
+            if not np.all(np.isfinite(points)):
+                return np.zeros(len(points), np.int32)
             return np.asarray(labels(np.asarray(points, np.float64), self.clusters), np.int32)
 
         def relabel(points: Array, sizes: Array, old: Array) -> Array:
@@ -115,12 +117,11 @@ class _Clustered(eqx.Module):
         return relabel
 
     def _within(self, body: Node, transform: optax.GradientTransformation) -> Node:
-        clustered = Within(
-            body,
-            enter=lambda learner, ctx: _State(learner, jnp.zeros((), jnp.int32)),
-            leave=lambda before, state, ctx: state.learner,
-        )
-        return learning(clustered, transform)
+        def enter(learner: _Learner, ctx: Context) -> _State:
+            whole(f"{type(self).__name__}.clusters", self.clusters, least=1, most=ctx.clients)
+            return _State(learner, jnp.zeros((), jnp.int32))
+
+        return learning(Within(body, enter, leave=lambda before, state, ctx: state.learner), transform)
 
 
 @final

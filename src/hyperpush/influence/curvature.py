@@ -1,31 +1,40 @@
 """Both ends of the spectrum of the mean Hessian, found by the clients together."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from scipy.linalg import eigvalsh_tridiagonal
 
 from hyperpush.checks import whole
 from hyperpush.data.batches import Data, everything
 from hyperpush.engine import simulate
+from hyperpush.engine.compiled import Outcome
+from hyperpush.estimators.settings import SHRINK, learn_settings
 from hyperpush.networks import Network
 from hyperpush.problem import Problem
 from hyperpush.problems.instance import Instance
-from hyperpush.program import Average, Context, Node, Repeat, Within
+from hyperpush.program import Average, Context, Node, Repeat, Sequence, Within
 
 
 class Curvature(NamedTuple):
-    """Eigenvalues of the mean Hessian, from inside: a negative one is certain, a positive one is not a proof."""
+    """Eigenvalues of the mean Hessian, from inside, up to rounding; a positive one is not a proof."""
 
     smallest: float
     largest: float
+
+
+class _Mixing(eqx.Module):
+    pushes: Int[Array, "*clients"]
+    curvature: Float[Array, "*clients"]  # `learn_settings` averages one beside
 
 
 class _Lanczos(eqx.Module):
@@ -39,7 +48,10 @@ class _Lanczos(eqx.Module):
 
 @lru_cache(maxsize=16)
 def lanczos(problem: Problem, steps: int, pushes: int) -> Node:
-    """`steps` Lanczos steps on (1/n) Σ_k H_k with products averaged by `pushes` rounds of push-sum, kept orthogonal."""
+    """`steps` Lanczos steps on (1/n) Σ_k H_k, kept orthogonal.
+
+    `pushes` rounds of push-sum average the products, and as many the next vector: else clients' vectors drift apart.
+    """
 
     def enter(state: tuple[PyTree, PyTree], ctx: Context) -> _Lanczos:
         flat = ravel_pytree(state[0])[0]
@@ -54,34 +66,93 @@ def lanczos(problem: Problem, steps: int, pushes: int) -> Node:
 
     def put(state: _Lanczos, image: Float[Array, " d"], mass, ctx: Context) -> _Lanczos:
         basis = state.basis.at[ctx.round].set(state.vector)
-        along = state.vector @ image
-        for _ in range(2):  # once loses orthogonality to rounding
-            image = image - (basis @ image) @ basis
-        size = jnp.linalg.norm(image)
+        vector, size = _rest(image, basis)
         return replace(
             state,
             basis=basis,
-            vector=image / jnp.where(size > 0, size, 1),
-            diagonal=state.diagonal.at[ctx.round].set(along),
+            vector=vector,
+            diagonal=state.diagonal.at[ctx.round].set(state.vector @ image),
             beside=state.beside.at[ctx.round].set(size),
         )
 
-    body = Average(get, put, rounds=pushes)
+    def agreed(state: _Lanczos, vector: Float[Array, " d"], mass, ctx: Context) -> _Lanczos:
+        return replace(state, vector=_rest(vector, state.basis)[0])
+
+    body = Sequence(
+        Average(get, put, rounds=pushes),
+        Average(lambda state, ctx: (state.vector, jnp.ones(())), agreed, rounds=pushes),
+    )
     return Within(Repeat(body, steps, name="Lanczos"), enter, lambda before, state, ctx: (state.diagonal, state.beside))
 
 
+def _rest(vector: Float[Array, " d"], basis: Float[Array, "k d"]) -> tuple[Float[Array, " d"], Float[Array, ""]]:
+    """What is left of a vector outside the basis, of length 1, and the length it had."""
+    for _ in range(2):  # once loses orthogonality to rounding
+        vector = vector - (basis @ vector) @ basis
+    size = jnp.linalg.norm(vector)
+    return vector / jnp.where(size > 0, size, 1), size
+
+
+def resolution(dtype: Any) -> float:
+    """The share of the largest eigenvalue below which others are not told from 0."""
+    return float(np.sqrt(np.finfo(dtype).eps))
+
+
+@lru_cache(maxsize=1)
+def _mixing() -> Node:
+    return learn_settings(None)
+
+
 def curvature(
-    setting: Instance, network: Network, params: PyTree, key: PRNGKeyArray, *, steps: int = 50, pushes: int = 100
+    setting: Instance,
+    network: Network,
+    params: PyTree,
+    key: PRNGKeyArray,
+    *,
+    steps: int = 50,
+    pushes: int | None = None,
+    **options: Any,
 ) -> Curvature:
-    """The ends of the spectrum at `params`, in `steps` products per client, each averaged in `pushes` rounds."""
+    """The ends of the spectrum at `params`, in `steps` products per client.
+
+    Products and vectors are averaged in `pushes` rounds each. Without a number the clients first find how many shrink
+    their differences threefold at first, and take many times as many; large rings may need more than that. Further
+    options go to the engine, which is `run`.
+    """
+    return measured(setting, network, params, key, steps=steps, pushes=pushes, **options)[0]
+
+
+def measured(
+    setting: Instance,
+    network: Network,
+    params: PyTree,
+    key: PRNGKeyArray,
+    *,
+    steps: int,
+    pushes: int | None = None,
+    step: int = 0,
+    run: Callable[..., Outcome] = simulate.run,
+    **options: Any,
+) -> tuple[Curvature, dict[str, int]]:
+    """The same, and what it cost; `step` is the network time afterwards."""
     whole("steps", steps, least=1)
+    data, costs = Data(setting.inner_data, setting.outer_data), []
+    flat = jnp.concatenate([leaf[0].ravel() for leaf in jax.tree.leaves(params)])
+    if pushes is None:
+        unknown = _Mixing(jnp.zeros(network.clients, jnp.int32), jnp.ones(network.clients, flat.dtype))
+        mixed = run(_mixing(), network, unknown, data, key, step=step, **options)
+        # The last differences shrink more slowly than the first, on a ring by far.
+        times = 4 * math.ceil(math.log(10 / resolution(flat.dtype), SHRINK))
+        pushes, step = times * int(np.max(mixed.states.pushes)), mixed.step
+        costs.append(mixed.costs)
     whole("pushes", pushes, least=1)
-    size = sum(leaf[0].size for leaf in jax.tree.leaves(params))
-    program = lanczos(setting.problem, min(steps, size), pushes)
-    data = Data(setting.inner_data, setting.outer_data)
-    outcome = simulate.run(program, network, (params, setting.hypers), data, key)
+    program = lanczos(setting.problem, min(steps, flat.size), pushes)
+    outcome = run(program, network, (params, setting.hypers), data, key, step=step, **options)
+    costs.append(outcome.costs)
     ends = [_ends(*(np.asarray(part, np.float64) for part in own)) for own in zip(*outcome.states, strict=True)]
-    return Curvature(min(low for low, _ in ends), max(high for _, high in ends))
+    spent = {name: sum(each[name] for each in costs) for name in outcome.costs}
+    found = Curvature(min(low for low, _ in ends), max(high for _, high in ends))
+    return found, {**spent, "step": outcome.step}
 
 
 def _ends(diagonal: Float[np.ndarray, " k"], beside: Float[np.ndarray, " k"]) -> tuple[float, float]:

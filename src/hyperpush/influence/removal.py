@@ -31,7 +31,9 @@ class _Sum(eqx.Module):
 
 
 @eqx.filter_jit
-def _outer_costs(problem: Problem, params: PyTree, weights: Weights, outer_data: PyTree) -> Float[Array, "n k"]:
+def outer_costs(problem: Problem, params: PyTree, weights: Weights, outer_data: PyTree) -> Float[Array, "n k"]:
+    """Every client's F in each of k runs, whose params and weights are on axis 1."""
+
     def own(params: PyTree, weights: Weights, examples: PyTree) -> Float[Array, " k"]:
         return jax.vmap(lambda x, hyper: problem.outer(x, hyper, everything(examples)))(params, weights)
 
@@ -79,7 +81,7 @@ def retrain(
         trained = train(
             problem, solver, network, params, stacked, setting.inner_data, key, progress=tell, **options
         ).params
-        found.append(np.asarray(_outer_costs(setting.problem, trained, stacked, setting.outer_data), np.float64).T)
+        found.append(np.asarray(outer_costs(setting.problem, trained, stacked, setting.outer_data), np.float64).T)
     return np.concatenate(found)[: len(weights)]
 
 

@@ -1,7 +1,7 @@
 """What would change for everyone if a training example, a group of them or a whole client were left out."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -11,11 +11,15 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from hyperpush.data.batches import Ragged, capacity, everything
+from hyperpush.checks import whole
+from hyperpush.data.batches import Ragged, capacity
 from hyperpush.errors import InvalidInput
 from hyperpush.estimators.estimate import Estimate, Estimator, hypergradient
+from hyperpush.estimators.itd_backward import ITDBackward
+from hyperpush.estimators.itd_forward import ITDForward
 from hyperpush.estimators.tracked import TrackedHGP
-from hyperpush.influence.curvature import Curvature, curvature
+from hyperpush.influence.curvature import Curvature, measured, resolution
+from hyperpush.influence.removal import outer_costs
 from hyperpush.networks import Network
 from hyperpush.problem import Cost, Problem
 from hyperpush.problems.instance import Instance
@@ -32,14 +36,16 @@ class Influence:
     clients: Float[np.ndarray, " n"]  # if this client leaves: its cost, with its L2 term, is gone; its F_i still counts
     damping: float  # that was added to the mean Hessian
     curvature: Curvature | None  # of the mean Hessian without it; None if not looked at
-    estimate: Estimate  # of the hyper-gradient, and what it cost
+    estimate: Estimate  # of the hyper-gradient, and what all cost, the look at the curvature included
 
     def ranking(self, client: int) -> Int[np.ndarray, " m"]:
         """The client's examples, the one that hurts everyone most first: removing it lowers the loss most."""
+        client = whole("client", client, least=0, most=len(self.examples) - 1)
         return np.argsort(self.examples[client], kind="stable")
 
     def top(self, count: int) -> list[Place]:
         """The examples of all clients with the largest predicted changes, in either direction."""
+        whole("count", count, least=0)
         places = [(client, number) for client, own in enumerate(self.examples) for number in range(len(own))]
         order = np.argsort(-np.abs(np.concatenate(self.examples)), kind="stable")[:count]
         return [places[place] for place in order]
@@ -47,7 +53,10 @@ class Influence:
     @property
     def warnings(self) -> list[str]:
         """What makes the predictions doubtful."""
-        if self.curvature is None or self.curvature.smallest + self.damping > 0:
+        if self.curvature is None:
+            return []
+        least = resolution(jax.tree.leaves(self.estimate.value)[0].dtype) * max(map(abs, self.curvature))
+        if self.curvature.smallest + self.damping >= -least:
             return []
         return [
             f"The mean Hessian is indefinite (λ_min = {self.curvature.smallest:.2g}, damping {self.damping:.2g}): the "
@@ -96,13 +105,21 @@ def scores(
     `setting` comes from `weighted`. The change of Σ_k F_k when a weight goes from 1 to 0 is predicted by −n·d F̄/dw
     (Koh, Liang 2017; Terashita, Hara). `estimator` is any with a global target, `TrackedHGP()` by default. `damping` is
     added to the mean Hessian; where that is indefinite, `warnings` say so (`curvature_steps=0`: not looked at). Further
-    options go to `hypergradient`.
+    options go to `hypergradient`; the curvature is looked at on the same engine, without its faults.
+
+    For `ITDForward` and `ITDBackward` `params` is the start of the run that they differentiate, and damping is refused:
+    it would train another problem.
     """
     estimator = _checked(TrackedHGP() if estimator is None else estimator, damping)
     # ½δ‖x‖² adds δ to the Hessian and nothing to the derivatives by weights.
     problem, data = setting.problem.with_l2(damping), (setting.inner_data, setting.outer_data)
     estimate = hypergradient(problem, estimator, network, params, setting.hypers, *data, key, **options)
-    found = curvature(setting, network, params, key, steps=curvature_steps) if curvature_steps else None
+    found = None
+    if curvature_steps:
+        engine = {name: options[name] for name in ("run", "batch") if name in options}
+        found, costs = measured(setting, network, params, key, steps=curvature_steps, step=estimate.step, **engine)
+        spent = {name: getattr(estimate, name) + cost for name, cost in costs.items() if name != "step"}
+        estimate = replace(estimate, **spent, step=costs["step"])
     changes = jax.tree.map(lambda v: -network.clients * np.asarray(v, np.float64), estimate.value)
     examples = tuple(own[:count] for own, count in zip(changes.examples, example_counts(setting), strict=True))
     return Influence(examples, changes.client, damping, found, estimate)
@@ -152,13 +169,10 @@ def group_score(
     pull = jax.tree.map(jnp.zeros_like, params)
     step = hypergradient(problem, estimator, network, params, (weights, pull), data, data, key, **options).value[1]
     moved = jax.tree.map(lambda x, d: x + network.clients * d, params, step)
-    before, after = (_outer_costs(setting.problem, x, weights, setting.outer_data) for x in (params, moved))
-    return float(np.sum(np.asarray(after, np.float64) - np.asarray(before, np.float64)))
-
-
-@eqx.filter_jit
-def _outer_costs(problem: Problem, params: PyTree, weights: Weights, outer_data: PyTree) -> Float[Array, " n"]:
-    return jax.vmap(lambda x, hyper, own: problem.outer(x, hyper, everything(own)))(params, weights, outer_data)
+    both = jax.tree.map(lambda *x: jnp.stack(x, axis=1), params, moved)
+    twice = jax.tree.map(lambda w: jnp.stack([w, w], axis=1), weights)
+    before, after = np.asarray(outer_costs(setting.problem, both, twice, setting.outer_data), np.float64).T
+    return float(np.sum(after - before))
 
 
 def _checked(estimator: Estimator, damping: float) -> Estimator:
@@ -166,4 +180,6 @@ def _checked(estimator: Estimator, damping: float) -> Estimator:
         raise InvalidInput("estimator", type(estimator).__name__, "one whose target is global: everybody's outer cost")
     if not 0 <= damping < float("inf"):
         raise InvalidInput("damping", damping, "a finite number, 0 or more")
+    if damping and isinstance(estimator, ITDForward | ITDBackward):
+        raise InvalidInput("damping", damping, f"0 for {type(estimator).__name__}: it would train another problem")
     return estimator
