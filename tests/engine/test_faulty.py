@@ -113,7 +113,7 @@ def test_hostile_bytes_do_not_change_a_run():
         return wire.encode(wire.Header(view, node, step, sender, 0, weight), tree)
 
     hostile = [
-        *mutations(message(1)),
+        *mutations(bytes(message(1))),
         message(2),  # says it is from 2, came from 1
         message(1, node=123),
         message(1, view=7),
