@@ -26,7 +26,7 @@ from hyperpush.estimators.itd_forward import ITDForward
 from hyperpush.estimators.state import Declaration
 from hyperpush.estimators.tracked import TrackedHGP
 from hyperpush.estimators.vr_hgp import VRHGP
-from hyperpush.graph.big_fed import BiGFed
+from hyperpush.graph.big_fed import DECLARED
 
 ESTIMATORS: dict[str, Declaration] = {
     method.__name__: method.declares
@@ -68,4 +68,4 @@ ALGORITHMS: dict[str, Declaration] = {
 }
 
 # Their outer cost is one of the graph that clients sit on, not a mean of costs of their own.
-ON_GRAPHS: dict[str, Declaration] = {BiGFed.__name__: BiGFed.declares}
+ON_GRAPHS: dict[str, Declaration] = {f"BiGFed, {form}": declared for form, declared in DECLARED.items()}

@@ -108,6 +108,10 @@ def test_examples_are_split_in_time(plays):
     assert sum(len(own) for part in split for own in part) == len(data.labels)
     with pytest.raises(InvalidInput, match=r"clients: got 4; allowed: a whole number from 1 to 3"):
         shakespeare.load(4, np.random.default_rng(0), least=20, length=6)
+    with pytest.raises(
+        InvalidInput, match=r"HYPERPUSH_DATA: got 'no such role'; allowed: plays with roles of at least 21"
+    ):
+        shakespeare.load(1, np.random.default_rng(0), least=21, length=6)
 
 
 def test_bad_input_is_named(plays, monkeypatch):

@@ -136,23 +136,24 @@ WHOLE = gzip.compress(idx(GREY))
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        b"not gzipped",
-        WHOLE[:-12],
-        WHOLE[:15] + b"\xff\xff" + WHOLE[17:],
-        gzip.compress(b""),
-        gzip.compress(idx(GREY)[:-1]),
-        gzip.compress(idx(GREY) + b"\0"),
-        gzip.compress(idx(GREY, magic=0xD00)),
-        gzip.compress(idx(DIGITS)),
+        (b"not gzipped", r"'; allowed: a gzipped file"),
+        (WHOLE[:-12], r"'; allowed: a gzipped file"),
+        (WHOLE[:15] + b"\xff\xff" + WHOLE[17:], r"'; allowed: a gzipped file"),
+        (gzip.compress(b""), r": 0 bytes'; allowed: an IDX file of bytes in 3 dimensions"),
+        (gzip.compress(idx(GREY)[:-1]), r": 39 bytes'; allowed: an IDX file .*: 40 bytes, 4×3×2 of them"),
+        (gzip.compress(idx(GREY) + b"\0"), r": 41 bytes'; allowed: an IDX file .*: 40 bytes"),
+        (gzip.compress(idx(GREY, magic=0xD00)), r": magic number 0xd03'; allowed: an IDX file .*: magic number 0x803"),
+        (gzip.compress(idx(DIGITS)), r": 12 bytes'; allowed: an IDX file"),
+        (gzip.compress(idx(GREY[:0])), r": 16 bytes'; allowed: an IDX file .*at least 1"),
     ],
-    ids=["plain", "cut", "corrupt", "empty", "short", "long", "floats", "labels"],
+    ids=["plain", "cut", "corrupt", "empty", "short", "long", "floats", "labels", "no images"],
 )
-def test_broken_idx_files_are_refused(folder, content):
+def test_broken_idx_files_are_refused(folder, content, message):
     write_mnist(folder)
     (folder / "mnist" / NAMES["images"]).write_bytes(content)
-    with pytest.raises(InvalidInput, match=r"HYPERPUSH_DATA: got '.*train-images-idx3-ubyte\.gz'; allowed: an? "):
+    with pytest.raises(InvalidInput, match=rf"HYPERPUSH_DATA: got '.*train-images-idx3-ubyte\.gz{message}"):
         load("mnist")
 
 

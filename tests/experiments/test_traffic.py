@@ -47,7 +47,7 @@ def test_scores_by_hand():
 
 def test_in_small_on_generated_speeds(tmp_path, monkeypatch):
     monkeypatch.delenv("HYPERPUSH_DATA", raising=False)
-    some = ("rounds=60", "seeds=1", "rates=[0.05, 0.2]", "outer_steps=[0.01]", "width=4")
+    some = ("rounds=60", "seeds=1", "rates=[0.05, 0.1, 0.2]", "outer_steps=[0.01]", "width=4")
     experiment, config = load_config("traffic", some, experiments())
     result, _ = execute(experiment, config, tmp_path / "run")
     assert (result["source"], result["sensors"]) == ("synthetic", 40)
@@ -83,6 +83,11 @@ def test_in_small_on_generated_speeds(tmp_path, monkeypatch):
     for name in ("BiG-Fed", "Local", "FedAvg"):
         assert found[name]["rmse"] < found["last value"]["rmse"]
         assert found[name]["mae"] <= found[name]["rmse"]
+        ends = found[name]["steps"][0] == pytest.approx(0.05) or found[name]["steps"][0] == pytest.approx(0.2)
+        assert found[name]["at_edge"] == ends
+    told = {row["method"]: row["at_edge"] for row in result["summary"]}
+    assert told == {name: row.get("at_edge") for name, row in found.items()}
+    assert told["last value"] is None
 
 
 @pytest.mark.skipif("HYPERPUSH_DATA" not in os.environ, reason="needs HYPERPUSH_DATA")

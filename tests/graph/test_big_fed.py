@@ -12,11 +12,12 @@ from jaxtyping import TypeCheckError
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
+from hyperpush.declarations import ON_GRAPHS
 from hyperpush.graph.big_fed import BiGFed, message_passing
 from hyperpush.graph.bilinear import PROBLEM, coefficients, represent, residuals
 from hyperpush.graph.problem import Bend
 from hyperpush.problems.quadratic import outer_fixed_points, quadratic
-from hyperpush.program import Exchange, Sequence
+from hyperpush.program import Exchange, Sequence, Server, sendings
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -146,6 +147,64 @@ def test_all_forms_follow_algorithm_1(passed, loops, forms):
     assert found["blocks"].floats == h + 4 * (1 + h + d + d * d + h * d)
     assert found["products"].floats == h + 4 * (1 + d + h)
     assert found["peers"].floats == 4 * (d + (d + 1) + d + (h + 1))
+
+
+@pytest.mark.parametrize(("passed", "loops"), [("mean", False), ("symmetric", True)])
+def test_the_expected_cost_has_the_mean_number_of_negatives(passed, loops):
+    """Pair by pair with r_u in place of floor(r_u + U); links of all weights, somebody absent."""
+    generator = np.random.default_rng(5)
+    weights = np.triu(CLIQUES * generator.uniform(0.5, 2, (N, N)), 1)
+    weights += weights.T
+    present = np.ones((1, N), bool)
+    present[0, 1] = False
+    cosine = hp.Cosine(hp.Graph(weights, present), 2.5, passed, loops)
+    weights = np.float32(weights).astype(float) * present[0] * present[0][:, None]
+    far = (weights == 0) & ~np.eye(N, dtype=bool) & present[0] & present[0][:, None]
+    rates = 2.5 * weights.sum(1) / np.maximum(far.sum(1), 1)
+    shown = generator.normal(size=(N, 4))
+    expected = cost(shown, weights, far * rates[:, None], passing(weights, passed, loops), present[0])
+    found = cosine.cost(jnp.asarray(shown), 7, expected=True)
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert found == cosine.cost(jnp.asarray(shown), 8, expected=True)
+    assert found != cosine.cost(jnp.asarray(shown), 8)
+
+
+@pytest.mark.parametrize("graph", [nx.karate_club_graph(), nx.star_graph(4)], ids=["club", "star"])
+def test_numbers_of_negatives(graph):
+    """Where all show the same every negative costs 1 and links nothing, so that n·F counts them: 5 per link on average.
+
+    The middle of a star has no strangers: only the links of the leaves are counted.
+    """
+    weights = (nx.to_numpy_array(graph) > 0).astype(float)
+    n, rounds = len(weights), 400
+    far = (weights == 0) & ~np.eye(n, dtype=bool)
+    drawing = far.any(1)
+    cosine = hp.Cosine(hp.Graph(weights), 5.0, seed=2)
+    same = jnp.ones((n, 2))
+    counted = n * np.asarray(jax.jit(jax.vmap(lambda k: cosine.cost(same, k)))(jnp.arange(rounds)))
+    np.testing.assert_allclose(counted, np.rint(counted), atol=1e-9)
+    rates = np.where(drawing, 5 * weights.sum(1) / np.maximum(far.sum(1), 1), 0)
+    lowest = (far.sum(1) * np.floor(rates)).sum()
+    assert lowest <= np.rint(counted).min()
+    assert np.rint(counted).max() <= lowest + far.sum()
+    mean, rest = 5 * weights[drawing].sum(), rates - np.floor(rates)
+    spread = np.sqrt((far.sum(1) * rest * (1 - rest)).sum() / rounds)
+    assert abs(counted.mean() - mean) < 4 * spread + 1e-9
+    assert n * cosine.cost(same, 0, expected=True) == pytest.approx(mean)
+
+
+def test_every_form_declares_what_it_sends():
+    """A server where there is one in the program; matrices where a message holds p×p numbers."""
+    _, params, kernel = setting()
+    data = hp.Data(jax.tree.map(lambda part: part[0], setting()[0]), None)
+    for form in ("blocks", "products", "peers"):
+        algorithm = BiGFed(2, 0.1, 0.1, hp.Cosine(hp.Graph(CLIQUES)), form)
+        places = sendings(algorithm.program(PROBLEM), hp.Bilevel(params[0], kernel), data, N)
+        central = any(isinstance(place.node, Server) or getattr(place.node, "by", "") == "exact" for place in places)
+        assert (algorithm.declares.network == "a server") == central
+        assert algorithm.declares.matrices == any(place.floats > (2 * W) ** 2 for place in places)
+        assert ("own params" if form == "blocks" else "what is shown") in algorithm.declares.sends
+        assert ON_GRAPHS[f"BiGFed, {form}"] == algorithm.declares
 
 
 # ------------------------------------------------- the implicit function

@@ -67,6 +67,8 @@ def check_network(method: Any, network: Network) -> None:
         others = ", ".join(name for name, declared in kind.items() if suited[declared.needs])
         reason = {"two-way": "links that can run both ways", "undirected": "links that run both ways at once"}[needs]
         raise InvalidInput("network", network.name, f"{reason}, for {type(method).__name__}; here would work: {others}")
+    if hasattr(method, "check_network"):  # what a declaration cannot say
+        method.check_network(network)
 
 
 def hypergradient(

@@ -35,6 +35,7 @@ class Tuned(Config):
         default=0.6, description="The outer step of round k is the first one / (k + 1)^this."
     )
     damping: Positive = Field(default=1.0, description="Added to the diagonal of every block.")
+    solver_steps: Count = Field(default=20, description="Conjugate gradient steps of every solve with a block.")
     negatives: Positive = Field(default=5.0, description="Negative samples for each link.")
     seed: int = Field(default=0, ge=0, description="The first of the seeds.")
     precision: Literal["float32", "float64"] = "float32"
@@ -134,7 +135,7 @@ def big_fed(
         def falling(round: Any) -> Any:
             return outer / (round + 1) ** config.outer_exponent
 
-        options = {"cosine": cosine, "form": form, "damping": config.damping}
+        options = {"cosine": cosine, "form": form, "damping": config.damping, "solver_steps": config.solver_steps}
         return hp.BiGFed(config.rounds, falling, lambda round: rate, **options).program(problem or PROBLEM)
 
     steps = [(rate, outer) for rate in config.rates for outer in config.outer_steps]
@@ -182,6 +183,7 @@ def methods(config: BigFed, weights: Any) -> list[Method]:
     cosine = hp.Cosine(hp.Graph(weights), config.negatives)
     other = hp.Cosine(hp.Graph(rewired(weights, np.random.default_rng(config.seed))), config.negatives)
     peers = hp.networks.by_name(config.network, n, config.seed)
+    hp.BiGFed(config.rounds, 1.0, 1.0, cosine, "peers").check_network(peers)
 
     def own_cost(params: Any, hyper: Any, batch: Any) -> Any:
         return mean_square(params, hyper, batch["train"])

@@ -9,7 +9,18 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from hyperpush.experiments.big_fed import Club, Positive, Tuned, best_of, big_fed, curves, local_and_averaged, plain
+from hyperpush.experiments.big_fed import (
+    Club,
+    Count,
+    Positive,
+    Tuned,
+    best_of,
+    big_fed,
+    curves,
+    local_and_averaged,
+    place_at_edge,
+    plain,
+)
 from hyperpush.experiments.registry import Experiment
 
 LAGS = AHEAD = 12  # an hour
@@ -19,13 +30,14 @@ class TrafficConfig(Tuned):
     """Options of the forecast of speeds."""
 
     rounds: Annotated[int, Field(ge=10)] = Field(default=200, description="Rounds of every method.")
-    seeds: Annotated[int, Field(ge=1)] = Field(default=2, description="Runs, each with a start of its own.")
+    seeds: Annotated[int, Field(ge=1)] = Field(default=3, description="Runs, each with a start of its own.")
     rates: tuple[Positive, ...] = Field(
-        default=(0.2, 0.4, 0.8), min_length=1, description="Inner steps to choose from."
+        default=tuple(0.003125 * 2**k for k in range(10)), min_length=1, description="Inner steps to choose from."
     )
     outer_steps: tuple[Positive, ...] = Field(
-        default=(0.03, 0.3), min_length=1, description="First outer steps to choose from."
+        default=(0.001, 0.01, 0.1, 1.0), min_length=1, description="First outer steps to choose from."
     )
+    solver_steps: Count = Field(default=8, description="Conjugate gradient steps of every solve with a block.")
     data: str = Field(default="auto", description="los-loop, synthetic, or auto: the files if they are there.")
     train_days: Annotated[int, Field(ge=1)] = Field(default=4, description="Days to train on, from the first.")
     validation_days: Annotated[int, Field(ge=1)] = Field(default=1, description="Days after them to choose steps on.")
@@ -126,8 +138,9 @@ def run_traffic(config: TrafficConfig, run: Any) -> dict[str, Any]:
             place = best_of(errors[:, :, -1:])
             kept[method.name] = errors[place, :, :, 2]
             chosen = jax.vmap(jax.vmap(coefficients))(jnp.asarray(params[place]), jnp.asarray(hypers[place]))
+            choice = {"steps": list(method.steps[place]), "at_edge": place_at_edge(method.steps, place)}
             for seed, found in zip(seeds_of(config), np.asarray(chosen), strict=True):
-                add(method.name, seed, in_miles(found), steps=list(method.steps[place]))
+                add(method.name, seed, in_miles(found), **choice)
             bar.advance()
     summary = summarised(rows)
     run.table(f"an hour ahead, {n} sensors, {made.source}", list(summary[0]), [list(row.values()) for row in summary])
@@ -149,7 +162,7 @@ def start(config: TrafficConfig, clients: int, features: int, seed: int) -> tupl
 
 
 def summarised(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means and spreads over seeds, by method."""
+    """Means and spreads over seeds, by method, and the steps it chose."""
     found = []
     for name in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == name]
@@ -157,6 +170,8 @@ def summarised(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for score in ("mae", "rmse"):
             each = np.array([line[score] for line in own])
             row |= {score: plain(each.mean()), f"{score}_spread": plain(each.std())}
+        steps = own[0].get("steps")
+        row |= {"steps": steps and " ".join(f"{step:.3g}" for step in steps), "at_edge": own[0].get("at_edge")}
         found.append(row)
     return found
 

@@ -19,10 +19,38 @@ from hyperpush.errors import InvalidInput, unknown
 from hyperpush.estimators.state import Declaration
 from hyperpush.graph.cosine import Cosine, no_neighbours, pair_cost
 from hyperpush.graph.problem import Bend, Curvature, GraphProblem, check_curvature, no_cost
+from hyperpush.graph.strangers import check_strangers
+from hyperpush.networks import Network
 from hyperpush.problem import Problem
 from hyperpush.program import Context, Exchange, Inbox, Local, Node, Repeat, Sequence, Server, Within
 
 FORMS = ("blocks", "products", "peers")
+
+
+def declaration(network: str, sends: str, matrices: bool = False) -> Declaration:
+    """What all forms declare alike, and what one sends where."""
+    return Declaration(
+        network=network,
+        target="local: one outer cost of all clients' own inner solutions",
+        sends=sends,
+        matrices=matrices,
+        paper="Xing et al., BiG-Fed: bilevel optimization enhanced graph-aided federated learning",
+        fixed_point="x_L",
+    )
+
+
+DECLARED: dict[str, Declaration] = {
+    "blocks": declaration("a server", "own params, both blocks and the hypers", matrices=True),
+    "products": declaration("a server", "what is shown (may give params away), own part of the hyper-gradient"),
+    "peers": declaration("any", "what is shown (may give params away) to all who are reached, and the hypers"),
+}
+
+
+class _ByForm:
+    """The declaration of an algorithm's form; that of the default form if the class is asked."""
+
+    def __get__(self, algorithm: "BiGFed | None", owner: type) -> Declaration:
+        return DECLARED["products" if algorithm is None else algorithm.form]
 
 
 class _State(eqx.Module):
@@ -50,21 +78,14 @@ class BiGFed(eqx.Module):
 
     What is shown is no secret: p = φθ_i gives θ_i away where φ can be inverted, to the server of "products" and to
     every client that the network reaches with "peers", not to neighbours alone. A peer that never hears somebody who
-    is no neighbour has no negatives, only attraction. On links that change, the way back of "peers" is not the way
-    forth: a heuristic.
+    is no neighbour has no negatives, only attraction: `optimise` warns of it, and refuses a network where that is so
+    for all. On links that change, the way back of "peers" is not the way forth: a heuristic.
 
     Xing, Lu, Wu, Yu 2021, algorithm 1; α falling like k^-3/5 and β like k^-2/5 is TTSA's choice. "products", "peers"
     and the Gauss–Newton blocks are not in the paper.
     """
 
-    declares: ClassVar[Declaration] = Declaration(
-        network="a server; form 'peers': any",
-        target="local: one outer cost of all clients' own inner solutions",
-        sends="own params and both blocks; 'products', 'peers': what is shown (may give params away), and the hypers",
-        matrices=True,
-        paper="Xing et al., BiG-Fed: bilevel optimization enhanced graph-aided federated learning",
-        fixed_point="x_L",
-    )
+    declares: ClassVar[Declaration] = _ByForm()  # pyright: ignore[reportAssignmentType]
 
     iterations: int = eqx.field(static=True)
     outer_step: Step = eqx.field(static=True)
@@ -93,6 +114,14 @@ class BiGFed(eqx.Module):
         if self.batch is not None:
             whole("BiGFed.batch", self.batch, least=1)
 
+    def check_network(self, network: Network) -> None:
+        """Refuse a network of other clients than the graph's, or one on which peers would have no negatives."""
+        if self.cosine is None:
+            return
+        check_clients(self.cosine, network.clients)
+        if self.form == "peers":
+            check_strangers(self.cosine, network, self.iterations, stride=3 + self.rounds)
+
     # ---------------------------------------------------------------- one client's parts
 
     def program(self, problem: Problem) -> Node:
@@ -116,8 +145,8 @@ class BiGFed(eqx.Module):
 
     def _enter(self, problem: Problem):
         def enter(state: Bilevel, ctx: Context) -> _State:
-            if self.cosine is not None and self.cosine.graph.clients != ctx.clients:
-                raise InvalidInput("graph", f"{self.cosine.graph.clients} clients", f"{ctx.clients}, as the network")
+            if self.cosine is not None:
+                check_clients(self.cosine, ctx.clients)
             one = jnp.ones(())
             return _State(state.params, state.hyper, state.params, self._show(problem, state), one, one)
 
@@ -240,6 +269,12 @@ class BiGFed(eqx.Module):
         if self.cosine is None:
             return Sequence(Local(step), agree)
         return Sequence(*message_passing(self.cosine), Local(step), agree)
+
+
+def check_clients(cosine: Cosine, clients: int) -> None:
+    """Refuse a graph of other clients than those that run."""
+    if cosine.graph.clients != clients:
+        raise InvalidInput("graph", f"{cosine.graph.clients} clients", f"{clients}, as the network")
 
 
 def message_passing(cosine: Cosine) -> tuple[Node, Node, Node]:

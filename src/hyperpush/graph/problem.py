@@ -62,26 +62,31 @@ class Bend(eqx.Module):
     hyper: PyTree
     batch: PyTree
 
-    def product(self, vector: PyTree) -> PyTree:
-        """(C + εI) · vector."""
-        bent = self._gauss_newton(vector) if self.curvature == "gauss-newton" else self._hessian(vector)
-        return jax.tree.map(lambda b, v: b + self.damping * v, bent, vector)
+    def operator(self) -> Callable[[PyTree], PyTree]:
+        """v ↦ (C + εI) · v, linearised once for many v."""
+        bent = self._gauss_newton() if self.curvature == "gauss-newton" else self._hessian
+
+        def product(vector: PyTree) -> PyTree:
+            return jax.tree.map(lambda b, v: b + self.damping * v, bent(vector), vector)
+
+        return product
 
     def _hessian(self, vector: PyTree) -> PyTree:
         return self.problem.hessian_product(self.params, self.hyper, self.batch, vector)
 
-    def _gauss_newton(self, vector: PyTree) -> PyTree:
+    def _gauss_newton(self) -> Callable[[PyTree], PyTree]:
         assert isinstance(self.problem, GraphProblem)
         residuals = self.problem.residuals
         assert residuals is not None
         _, push = jax.linearize(lambda x: residuals(x, self.hyper, self.batch), self.params)
-        (back,) = jax.linear_transpose(push, self.params)(push(vector))
-        return marked("hessian_products", back)
+        pull = jax.linear_transpose(push, self.params)
+        return lambda vector: marked("hessian_products", pull(push(vector))[0])
 
     def solve(self, right: PyTree, iterations: int) -> PyTree:
         """(C + εI)^{-1} · right by at most `iterations` of conjugate gradients."""
+        product = self.operator()
         with repeated(iterations):
-            return cg(self.product, right, tol=1e-10, maxiter=iterations)[0]
+            return cg(product, right, tol=1e-10, maxiter=iterations)[0]
 
     def across(self, vector: PyTree) -> PyTree:
         """J · vector."""
@@ -94,7 +99,7 @@ class Bend(eqx.Module):
         def columns(apply: Callable[[PyTree], PyTree]) -> Float[Array, "rows p"]:
             return jax.vmap(lambda unit: ravel_pytree(apply(restore(unit)))[0], out_axes=1)(jnp.eye(flat.size))
 
-        return columns(self.product), columns(self.across)
+        return columns(self.operator()), columns(self.across)
 
 
 def check_curvature(problem: Problem, curvature: Curvature) -> None:
