@@ -42,8 +42,28 @@ def test_a_task_deals_every_example_out_once():
     assert sorted(numbers) == list(range(1797))
     assert made.cluster is not None
     assert np.bincount(made.cluster).tolist() == [2, 2, 2]
-    with pytest.raises(InvalidInput, match="examples"):
+    with pytest.raises(InvalidInput, match="examples: got 1798; allowed: at most 1797"):
         task("digits", 6, 1, examples=1798)
+    with pytest.raises(InvalidInput, match="clients: got 301; allowed: at most 300, the examples"):
+        task("digits", 301, 1, examples=300)
+
+
+def test_your_own_table_is_split_by_owner_and_each_rule_is_learnt(tmp_path):
+    generator = np.random.default_rng(0)
+    rows = ["client,x,y,label"]
+    for name, sign in (("ann", 1), ("bob", 1), ("eve", -1)):  # eve's labels are the others' turned round
+        for x, y in generator.normal(size=(60, 2)):
+            rows.append(f"{name},{x},{y},{int(sign * x > 0)}")
+    (tmp_path / "all.csv").write_text("\n".join(rows))
+    given = (f"path={tmp_path / 'all.csv'}", "data=own", 'methods=["local"]', "steps=100", "again=5", "outer_steps=1")
+    made, _ = execute(*asked(*given), tmp_path / "run")
+    assert made["data"]["train"] == [36, 36, 36]
+    assert made["setting"]["clients"] == 3
+    assert made["rows"][0]["accuracy"] > 0.85
+    for wrong, field in (("path=", "path"), ("clients=4", "clients"), ("size=paper", "data"), ("examples=9", "data")):
+        with pytest.raises(InvalidInput, match=f"^{field}: got"):
+            execute(*asked(*given, wrong), tmp_path / "wrong")
+        assert not (tmp_path / "wrong").exists()
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +85,7 @@ def test_every_method_has_a_row(result):
         assert len(curve) in (0, 3)
         if curve:
             assert row["best_step"] == int(np.argmax(curve))
+            assert row["validation_accuracy"] == pytest.approx(max(curve), rel=1e-5)
         for weights in detail["weights"].get("models", []):
             assert sum(weights) == pytest.approx(1, rel=1e-5)
     assert result["rows"][0]["floats_per_client"] == 0  # alone
@@ -118,7 +139,9 @@ def test_what_was_won_is_said_as_it_is():
 def test_published_numbers_stand_in_the_right_cells():
     assert published("emnist", "random-directed", "mtl-da") == "82.2 / 74.5"
     assert published("emnist", "static-undirected", "fedem") == "83.8 / 75.9"
-    assert published("emnist", "random-directed", "sgp-mtl") == "80.9 / 73.2"
+    assert published("emnist", "random-directed", "sgp-mtl") == "80.9 / 73.2; 81.3 / 73.5 *"
+    assert published("shakespeare", "random-directed", "mtl-direct") == "38.9 / 34.8 *"
+    assert published("emnist", "fully-connected", "mtl") == "83.9 / 76.5"
     assert published("cifar100", "random-directed", "da") == "42.1 / 37.1"
     assert published("emnist", "random-directed", "fedprox") is None
     assert published("digits", "random-directed", "sgp") is None

@@ -1,16 +1,23 @@
 """Published files, downloaded on demand only and checked. Needs pooch: `pip install hyperpush[download]`."""
 
+import shutil
 import tarfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
-from hyperpush.data import files
+from hyperpush.data import files, sources
 from hyperpush.errors import InvalidInput, unknown
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
-# Address and SHA-256, by data set.
+_NIST = "https://biometrics.nist.gov/cs_links/EMNIST/"
+# Address and checksum by data set: SHA-256 where no other is named.
 KNOWN = {
+    "emnist": {f"{_NIST}gzip.zip": "md5:58c8d27c78d21e728a6bc7b3cc06412e"},
     "mnist": {
         f"{_MNIST}train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
         f"{_MNIST}train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -28,35 +35,89 @@ KNOWN = {
 }
 
 
-def get(name: str) -> list[Path]:
-    """Put a data set's files where `sources.load` finds them; gives their paths."""
+def get(name: str, to: Path | None = None) -> list[Path]:
+    """Put a data set's files where `sources.load` finds them, in `to` or what HYPERPUSH_DATA names; gives their paths.
+
+    Files that are there and right are kept. All others are fetched and checked aside: all of them arrive, or none.
+    """
     if name not in KNOWN:
         raise unknown("data", name, KNOWN)
-    base = files.folder()
+    base = files.folder() if to is None else to
     if base is None:
-        raise InvalidInput(files.FOLDER, None, "a folder to download into: set this environment variable")
+        raise InvalidInput(files.FOLDER, None, "a folder to download into: set this environment variable, or --to")
     try:
         import pooch
     except ImportError:
         raise InvalidInput("pooch", "not installed", "pip install hyperpush[download]") from None
-    found = []
-    for address, checksum in KNOWN[name].items():
-        try:
-            path = pooch.retrieve(address, f"sha256:{checksum}", address.rpartition("/")[2], base / name)
-        except Exception as error:  # pooch lets through what its transports raise
-            raise InvalidInput("data", name, f"a download that can be completed: {address} ({error})") from None
-        found += _members(Path(path)) if tarfile.is_tarfile(path) else [Path(path)]
-    return found
+    folder, wanted = base / name, sources.wanted()[name][1]
+    try:
+        with _aside(folder) as aside:
+            for address, checksum in KNOWN[name].items():
+                if not _there(pooch, folder, address, checksum, wanted):
+                    _fetch(pooch, name, address, checksum, wanted, aside)
+            folder.mkdir(exist_ok=True)
+            for each in aside.iterdir():
+                each.replace(folder / each.name)
+    except OSError as error:
+        raise InvalidInput("--to", str(base), f"a folder that can be written ({error.strerror or error})") from None
+    return [found for file in wanted if (found := files.find(folder / file))]
 
 
-def _members(archive: Path) -> list[Path]:
-    """Take the binary files out of an archive, whatever folder they are in."""
-    found = []
+@contextmanager
+def _aside(folder: Path) -> Iterator[Path]:
+    """A folder beside this one; in the end it is gone, with the folders above it that were made and are empty."""
+    aside = folder.with_name(f".{folder.name}.partial")
+    made = [each for each in (aside, *aside.parents) if not each.exists()]
+    try:
+        aside.mkdir(parents=True, exist_ok=True)
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        for each in made[1:]:
+            with suppress(OSError):  # something is in it
+                each.rmdir()
+
+
+def _there(pooch: Any, folder: Path, address: str, checksum: str, wanted: Sequence[str]) -> bool:
+    """Whether a file is there and right; of an archive, whether all that was in it is there."""
+    path = folder / _file(address)
+    if _is_archive(path):
+        return all(files.find(folder / file) for file in wanted)
+    return path.is_file() and pooch.file_hash(str(path)) == checksum
+
+
+def _fetch(pooch: Any, name: str, address: str, checksum: str, wanted: Sequence[str], into: Path) -> None:
+    """A file, or the wanted files of an archive, whatever folder they are in there."""
+    try:
+        path = Path(pooch.retrieve(address, checksum, _file(address), into))
+    except Exception as error:  # pooch lets through what its transports raise
+        raise InvalidInput("data", name, f"a download that can be completed: {address} ({error})") from None
+    if not _is_archive(path):
+        return
+    names = {file + packing for file in wanted for packing in files.PACKINGS}
+    for member, content in _members(path):
+        if member in names:
+            with content, (into / member).open("wb") as file:
+                shutil.copyfileobj(content, file)
+    path.unlink()
+
+
+def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Names without folders, and contents."""
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as zipped:
+            for name in zipped.namelist():
+                yield Path(name).name, zipped.open(name)
+        return
     with tarfile.open(archive) as opened:
         for member in opened.getmembers():
-            if member.isfile() and member.name.endswith(".bin") and (content := opened.extractfile(member)):
-                path = archive.parent / Path(member.name).name
-                unfinished = path.with_suffix(".part")
-                unfinished.write_bytes(content.read())
-                found.append(unfinished.replace(path))
-    return found
+            if member.isfile() and (content := opened.extractfile(member)):
+                yield Path(member.name).name, content
+
+
+def _file(address: str) -> str:
+    return address.rpartition("/")[2]
+
+
+def _is_archive(path: Path) -> bool:
+    return path.name.endswith((".tar.gz", ".zip"))

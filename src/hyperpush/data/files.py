@@ -56,9 +56,16 @@ def broken(path: Path, allowed: str, found: str = "") -> InvalidInput:
 def idx(path: Path, dimensions: int) -> UInt8[np.ndarray, "..."]:
     """The array in an IDX file: magic number and sizes as big-endian 32-bit words, then one byte per entry."""
     raw, head = unpacked(path), 4 * (1 + dimensions)
-    words = np.frombuffer(raw[:head], ">u4") if len(raw) >= head else np.zeros(1)
-    if words[0] != _MAGIC[dimensions] or len(raw) - head != np.prod(words[1:], dtype=np.int64):
-        raise broken(path, f"an IDX file of bytes in {dimensions} dimensions, complete")
+    allowed = f"an IDX file of bytes in {dimensions} dimensions, complete"
+    if len(raw) < head:
+        raise broken(path, allowed, f"{len(raw)} bytes")
+    words = np.frombuffer(raw[:head], ">u4")
+    if words[0] != _MAGIC[dimensions]:
+        raise broken(path, f"{allowed}: magic number {_MAGIC[dimensions]:#x}", f"magic number {words[0]:#x}")
+    size = head + int(np.prod(words[1:], dtype=np.int64))
+    if len(raw) != size or size == head:
+        shape = "×".join(map(str, words[1:]))
+        raise broken(path, f"{allowed}: {size} bytes, {shape} of them entries, at least 1", f"{len(raw)} bytes")
     return np.frombuffer(raw, np.uint8, offset=head).reshape(words[1:].astype(np.int64))
 
 

@@ -108,6 +108,9 @@ def load(
     """
     whole("length", length, 1)
     able = [role for role in roles(least) if all(len("\n".join(part)) > length for part in _in_time(role.lines))]
+    if not able:
+        allowed = f"plays with roles of at least {least} lines, long enough for {length + 1} characters in each part"
+        raise InvalidInput(files.FOLDER, "no such role", allowed)
     whole("clients", clients, 1, len(able))
     chosen = [able[place] for place in np.sort(generator.choice(len(able), clients, replace=False))]
     cut = [[windows(part, length=length, stride=stride) for part in _in_time(role.lines)] for role in chosen]

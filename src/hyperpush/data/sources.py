@@ -59,10 +59,10 @@ def load(name: str, part: str = "all") -> Dataset:
     base = files.folder()
     if base is None:
         raise InvalidInput(files.FOLDER, None, f"a folder that holds {name}/: set this environment variable")
-    wanted = _wanted(source, part)
-    groups = [group for group in wanted if files.find(base / name / group[0])]
+    asked = _wanted(source, part)
+    groups = [group for group in asked if files.find(base / name / group[0])]
     if not groups:
-        names = " or ".join(group[0] for group in wanted)
+        names = " or ".join(group[0] for group in asked)
         raise files.broken(base / name, f"a folder with {source.title}: {names}, plain, .gz or .xz", "nothing of it")
     read = [source.read([_file(base / name / each) for each in group]) for group in groups]
     inputs, labels = (_joined([each[place] for each in read]) for place in (0, 1))
@@ -79,6 +79,14 @@ def available(name: str, part: str = "all") -> bool:
     if source is None:
         return True
     return base is not None and any(files.find(base / name / group[0]) for group in _wanted(source, part))
+
+
+def wanted() -> dict[str, tuple[str, list[str]]]:
+    """The title and the files of every data set that has files, in the folder of its name."""
+    return {
+        name: (source.title, [file for group in _wanted(source, "all") for file in group])
+        for name, source in _SOURCES.items()
+    }
 
 
 def _checked(name: str, part: str) -> _Source | None:

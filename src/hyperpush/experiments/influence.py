@@ -73,7 +73,7 @@ class InfluenceStudy(Config):
     )
     l2: Annotated[float, Field(ge=0)] | None = Field(default=None, description="L2 rate: 0.01, CNN 0.001.")
     removals: Count | None = Field(default=None, description="Examples to remove one by one: 50, CNN 20.")
-    at_once: Count | None = Field(default=None, description="Retrainings side by side: 64, CNN 4.")
+    at_once: Count | None = Field(default=None, description="Retrainings side by side: 64, CNN 1.")
     damping: Annotated[float, Field(ge=0)] | None = Field(
         default=None, description="Added to the mean Hessian: 0, CNN 1/(sum of all rates)."
     )
@@ -99,7 +99,7 @@ class InfluenceStudy(Config):
             "batches": (0, 64) if cnn else (0,),
             "l2": 1e-3 if cnn else 1e-2,
             "removals": 20 if cnn else 50,
-            "at_once": 4 if cnn else 64,
+            "at_once": 1 if cnn else 64,  # convolutions of one run fill the cores
             "order": 1000 if cnn else 500,
             "step": 0.05 if cnn else 1.0,
         }

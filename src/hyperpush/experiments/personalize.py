@@ -5,16 +5,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hyperpush.config import Config
-from hyperpush.experiments.registry import Experiment
+from hyperpush.errors import InvalidInput
+from hyperpush.experiments.registry import Experiment, Tuning
 
 Count = Annotated[int, Field(ge=1)]
-Name = Literal["digits", "emnist", "cifar10", "cifar100", "shakespeare"]
+Name = Literal["digits", "emnist", "cifar10", "cifar100", "shakespeare", "own"]
 
 
 class Personalize(Config):
     """Options of the comparison of personal models; what is 0 or left out is the size's."""
 
-    data: Name = Field(default="digits", description="Data set; all but digits are read from HYPERPUSH_DATA.")
+    data: Name = Field(
+        default="digits", description="Data set; all but digits are read from HYPERPUSH_DATA, your own from `path`."
+    )
+    path: str = Field(default="", description="Your own data: a folder with a .npz for each client, or a .csv table.")
     network: str = Field(
         default="random-directed",
         description="fully-connected, static-undirected, random-undirected, random-directed, or another network.",
@@ -45,16 +49,17 @@ class Personalize(Config):
     dry_run: bool = Field(default=False, description="Only say what it would cost.")
 
 
-def setting_of(config: Personalize) -> Any:
-    """The size's numbers with the configuration's in their place."""
+def setting_of(config: Personalize, owners: int = 0) -> Any:
+    """The size's numbers with the configuration's in their place; `owners` are the clients of your own data."""
     from hyperpush.personalize.methods import Setting
 
     small = {
         "digits": Setting(20, None, False, 150, 20, 150, 8, 32, 0.3, 1.0, 10, 0.1),
-        "emnist": Setting(20, 14_000, False, 600, 60, 60, 5, 64, 0.1, 0.5, 10, 0.1),
+        "emnist": Setting(20, 14_000, False, 600, 60, 60, 5, 32, 0.1, 0.5, 10, 0.1),
         "cifar10": Setting(20, 15_000, False, 600, 60, 60, 5, 64, 0.1, 0.3, 10, 0.1),
         "cifar100": Setting(20, 10_000, False, 600, 60, 60, 5, 64, 0.1, 0.3, 10, 0.1),
         "shakespeare": Setting(20, 10_000, False, 300, 60, 30, 5, 64, 1.0, 3.0, 10, 0.1),
+        "own": Setting(owners, None, False, 600, 60, 60, 8, 32, 0.1, 0.5, 10, 0.1),
     }
     # As in the two papers whose tables are shown beside ours; `again` None: from the start before every outer step.
     paper = {
@@ -64,6 +69,8 @@ def setting_of(config: Personalize) -> Any:
         "cifar100": Setting(20, None, True, 1200, 200, None, 10, 128, 0.2, 0.2, 20, 0.1),
         "shakespeare": Setting(20, None, True, 1200, 200, None, 10, 128, 10.0, 10.0, 20, 0.1),
     }
+    if config.data == "own" and (config.size == "paper" or config.examples or config.dry_run):
+        raise InvalidInput("data", "own", "a data set of the papers for size=paper, examples or dry_run")
     made = (small if config.size == "small" else paper)[config.data]
     names = (
         "clients",
@@ -96,9 +103,10 @@ def run_personalize(config: Personalize, run: Any) -> dict[str, Any]:
     from hyperpush import networks
     from hyperpush.data import summary
     from hyperpush.personalize import methods
-    from hyperpush.personalize.tasks import task
+    from hyperpush.personalize.tasks import owned_task, read, task
 
-    setting = setting_of(config)
+    own = read(config.path) if config.data == "own" else None
+    setting = setting_of(config, 0 if own is None else len(own.owner_names))
     for name in config.methods:
         methods.check(name)
     network = networks.by_name(config.network, setting.clients, config.seed)
@@ -116,7 +124,10 @@ def run_personalize(config: Personalize, run: Any) -> dict[str, Any]:
     described: dict[str, Any] = {}
     with run.progress("methods", len(chosen) * config.seeds) as bar:
         for seed in range(config.seed, config.seed + config.seeds):
-            made = task(config.data, setting.clients, seed, examples=setting.examples, large=setting.large)
+            if own is None:
+                made = task(config.data, setting.clients, seed, examples=setting.examples, large=setting.large)
+            else:
+                made = owned_task(own, setting.clients, seed)
             if not described:
                 described = summary.show(run, made.data, made.split, made.shift)
             for row, detail in _fit_all(config, setting, made, seed, chosen):
@@ -149,18 +160,22 @@ def _fit_all(config: Personalize, setting: Any, made: Any, seed: int, chosen: An
     from hyperpush.personalize.scores import scores
 
     network = networks.by_name(config.network, setting.clients, seed)
-    at_a_time = config.at_a_time or (None if config.data == "digits" else 1)
+    at_a_time = config.at_a_time or (None if config.data in ("digits", "own") else 1)
     fitting = Fitting(made, network, setting, jax.random.key(seed), at_a_time)
     for name, pushes in chosen:
         began = perf_counter()
         fitted = fitting.fit(name, estimator_of(config, setting, pushes))
-        result = scores(fitted.recipe, made.model, fitted.params, fitted.hypers, made.test, at_a_time or 1)
+        held_out, result = (
+            scores(fitted.recipe, made.model, fitted.params, fitted.hypers, data, at_a_time or 1)
+            for data in (made.validation, made.test)
+        )
         row = {
             "method": name if len(config.pushes) == 1 or pushes == config.pushes[0] else f"{name}, S = {pushes}",
             "network": config.network,
             "seed": seed,
             "accuracy": result.average,
             "accuracy_p10": result.p10,
+            "validation_accuracy": held_out.average,
             "best_step": fitted.best_step,
             "rounds": fitted.rounds,
             "floats_per_client": fitted.floats,
@@ -214,7 +229,8 @@ def _draw(run: Any, details: list[dict[str, Any]]) -> None:
     left.set_ylabel("test accuracy")
     right.set_xlabel("outer step")
     right.set_ylabel("validation accuracy")
-    left.legend(fontsize=6)
+    if details:
+        left.legend(fontsize=6)
     run.figure("accuracy", figure)
     for detail in details:
         if "models_by_cluster" in detail:
@@ -277,4 +293,5 @@ EXPERIMENT = Experiment(
     "Personal models over a network: recipes and baselines, by average and 10 % client.",
     Personalize,
     run_personalize,
+    Tuning("validation_accuracy", ("accuracy", "accuracy_p10"), rates=("rate", "ensemble_rate")),
 )

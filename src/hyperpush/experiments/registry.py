@@ -8,11 +8,22 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 import hyperpush.experiments
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `hyperpush sweep` has to know: fields of the rows of an experiment's result, and names of its options."""
+
+    validation: str  # the score by which settings are chosen
+    test: tuple[str, ...]  # the scores that are reported, and that nothing is chosen by
+    better: Literal["higher", "lower"] = "higher"
+    rates: tuple[str, ...] = ("rate",)  # options that take the values of the default grid, all the same one
+    methods: str | None = "methods"  # the option that lists what is to be compared
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,7 @@ class Experiment:
     summary: str
     config: type[BaseModel]
     run: Callable[[Any, Any], dict[str, Any]]
+    tuning: Tuning | None = None
 
 
 def experiments() -> dict[str, Experiment]:

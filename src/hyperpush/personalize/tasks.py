@@ -1,11 +1,14 @@
 """What is to be learnt, by whom: a data set dealt out to clients, and the model for it."""
 
+from math import prod
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, PyTree
 
 from hyperpush.data import partition, shakespeare, sources
+from hyperpush.data.own import from_csv, from_folder
 from hyperpush.data.partition import Shift, Split
 from hyperpush.data.sources import Dataset
 from hyperpush.errors import InvalidInput, unknown
@@ -39,17 +42,33 @@ def model_of(name: str, large: bool) -> Model:
     if name == "digits":
         return MLP(64, 10, (32,) if large else ())
     if name == "emnist":
-        return EMNIST_CNN if large else CNN(channels=(16, 32), hidden=(128,), classes=62)
+        return EMNIST_CNN if large else CNN(channels=(8, 16), hidden=(128,), classes=62, kernel=3)
     if name in ("cifar10", "cifar100"):
         classes = 10 if name == "cifar10" else 100
         return (
             MobileNetV2(classes)
             if large
-            else CNN(channels=(16, 32), hidden=(128,), classes=classes, size=32, colours=3)
+            else CNN(channels=(16, 32), hidden=(128,), classes=classes, size=32, kernel=3, colours=3)
         )
     if name == "shakespeare":
         return SHAKESPEARE if large else LSTM(classes=len(shakespeare.CHARACTERS), hidden=64)
     raise unknown("data", name, NAMES)
+
+
+def read(path: str) -> Dataset:
+    """Your own examples: a CSV table, or a folder with a file for each client (see `hyperpush.data.own`)."""
+    if not path:
+        raise InvalidInput("path", path, "a folder of .npz files or a .csv file")
+    return from_csv(path) if Path(path).suffix.lower() == ".csv" else from_folder(path)
+
+
+def owned_task(data: Dataset, clients: int, seed: int) -> Task:
+    """Your own examples with their owners, 3 in 5 of them for training, 1 for validation, 1 to test; a dense model."""
+    generator = np.random.default_rng(seed)
+    owned, _ = partition.by_owner(data, generator, clients=clients, least=3)
+    split = partition.split(owned, generator)
+    model = MLP(prod(data.inputs.shape[1:]), data.classes, (64,))
+    return Task(data, split, None, None, model, *(partition.stack(data, part) for part in split))
 
 
 def task(name: str, clients: int, seed: int, *, examples: int | None = None, large: bool = False) -> Task:
@@ -73,8 +92,10 @@ def task(name: str, clients: int, seed: int, *, examples: int | None = None, lar
             )
     else:
         data = sources.load(name)
-        if examples is not None and not clients <= examples <= len(data.labels):
-            raise InvalidInput("examples", examples, f"from {clients}, the clients, to {len(data.labels)}")
+        if examples is not None and examples > len(data.labels):
+            raise InvalidInput("examples", examples, f"at most {len(data.labels)}, all there are")
+        if clients > (len(data.labels) if examples is None else examples):
+            raise InvalidInput("clients", clients, f"at most {examples or len(data.labels)}, the examples")
         data = data.rows(generator.permutation(len(data.labels))[:examples])
         if name == "cifar100":
             assert data.coarse is not None
