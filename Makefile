@@ -1,8 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-# The arguments of the demonstration: error-study at a size that takes seconds.
-DEMO ?= run error-study -s order=300 -s 'pushes=[1, 10, 100]' -s 'trend_batches=[5, 20, 80]' -s 'trend_inner_steps=[20, 500]'
+# The arguments of the demonstration.
+DEMO ?= run quickstart
 PYTEST_ARGS ?=
 
 .PHONY: setup demo test test-faults lint format clean
@@ -23,7 +23,7 @@ test: $(STAMP)
 
 # Peers under faults, one after the other: they start many processes.
 test-faults: $(STAMP)
-	$(BIN)/python -m pytest -m faults -n 0 tests/peers $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m faults -n 0 tests/peers tests/checkpoints tests/processes $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

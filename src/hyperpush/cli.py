@@ -11,12 +11,14 @@ import typer
 from rich.console import Console
 
 import hyperpush
+from hyperpush.checkpoints import Policy
 from hyperpush.config import default_toml, find, load_config
-from hyperpush.errors import HyperpushError
+from hyperpush.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.experiments import registry
 from hyperpush.experiments.registry import Experiment
 from hyperpush.report.tables import table
-from hyperpush.run import execute
+from hyperpush.run import Run, cut_off, execute, planned
+from hyperpush.run import resume as go_on
 from hyperpush.saved import to_json
 
 app = typer.Typer(
@@ -30,7 +32,24 @@ Overrides = Annotated[
     list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set one option; may be repeated.")
 ]
 Out = Annotated[Path | None, typer.Option(help="The run folder; must be new or empty.", show_default="under runs/")]
+Minutes = Annotated[
+    float, typer.Option("--checkpoint-minutes", min=0, help="Minutes between checkpoints; 0 for none by time.")
+]
+Rounds = Annotated[
+    int | None, typer.Option("--checkpoint-rounds", min=1, help="Rounds between checkpoints.", show_default="by time")
+]
+Keep = Annotated[int, typer.Option("--checkpoint-keep", min=1, help="How many checkpoints of a state to keep.")]
+Processes = Annotated[
+    int | None, typer.Option(min=1, help="Start so many processes here; with --coordinator, how many take part.")
+]
+Coordinator = Annotated[
+    str | None, typer.Option(help="HOST:PORT of process 0, or env: what JAX finds in the environment of a cluster.")
+]
+Process = Annotated[int | None, typer.Option(min=0, help="Which of the processes this is, with --coordinator.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
+
+
+_arguments: list[str] = []  # as given on the command line, for processes that are to do the same
 
 
 def _version(asked: bool) -> bool:
@@ -85,16 +104,108 @@ def run(
     what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="An experiment or a file that names one.")],
     overrides: Overrides = None,
     out: Out = None,
+    minutes: Minutes = 2.0,
+    rounds: Rounds = None,
+    keep: Keep = 3,
+    processes: Processes = None,
+    coordinator: Coordinator = None,
+    process: Process = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment."""
-    _run(registry.experiments(), what, overrides or [], out, as_json)
+    """Run an experiment; one that is cut off can be resumed."""
+    known = registry.experiments()
+    load_config(what, overrides or [], known)  # before processes are started
+    _together(processes, coordinator, process)
+    _run(known, what, overrides or [], out, as_json, Policy(minutes or None, rounds, keep))
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was cut off.")],
+    minutes: Minutes = 2.0,
+    rounds: Rounds = None,
+    keep: Keep = 3,
+    processes: Processes = None,
+    coordinator: Coordinator = None,
+    process: Process = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was cut off, from its last good checkpoint."""
+    cut_off(folder)
+    _together(processes, coordinator, process)
+    _report(*go_on(folder, registry.experiments(), checkpoints=Policy(minutes or None, rounds, keep)), as_json)
+
+
+@app.command()
+def sweep(
+    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="An experiment or a file that names one.")],
+    overrides: Overrides = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=[...]", help="Values of an option to choose from; may be repeated.")
+    ] = None,
+    compare: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=[...]", help="Values of an option to compare; may be repeated.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Reported runs of each method.", show_default="3")] = None,
+    out: Annotated[Path | None, typer.Option(help="The sweep's folder.", show_default="under runs/")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tune methods alike, choose on validation scores, report over seeds; the same command goes on where it ended."""
+    asked = [f"sweep.{table}.{each}" for table, given in (("grid", grid), ("compare", compare)) for each in given or []]
+    asked += [] if seeds is None else [f"sweep.seeds={seeds}"]
+    plans, report = (importlib.import_module(f"hyperpush.sweep.{name}") for name in ("plan", "report"))
+    result, folder = report.sweep(plans.load(what, [*(overrides or []), *asked], registry.experiments()), out)
+    print("sweep:", folder, file=sys.stderr)
+    if as_json:
+        print(to_json({**result, "run": folder}))
+    if result["failed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="An experiment or a file that names one.")],
+    overrides: Overrides = None,
+    processes: Annotated[int, typer.Option(min=1, help="How many processes to plan for.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a run would take: bytes per round, memory, rough time, and ε if it is private. Nothing is run."""
+    experiment, config = load_config(what, overrides or [], registry.experiments())
+    found = planned(experiment, config, processes)
+    if as_json:
+        print(to_json(found))
+        return
+    names = [name for name in found["pieces"][0] if name != "operations"] if found["pieces"] else []
+    rows = [[piece[name] for name in names] for piece in found["pieces"]]
+    _print_table(f"{experiment.name}, {processes} processes", [name.replace("_", " ") for name in names], rows)
+    totals = [(name.replace("_", " "), found[name]) for name in ("rounds", "megabytes_moved", "megabytes_per_process")]
+    totals += [("seconds, at best", found["seconds"]), *((name, value) for name, value in found["epsilon"].items())]
+    if found["stopped"]:
+        totals.append(("not planned further", found["stopped"]))
+    _print_table("together", ("quantity", "about"), totals)
 
 
 @app.command()
 def show(name: Annotated[str, typer.Argument(metavar="NAME", help="An experiment.")]) -> None:
     """Print an experiment's options as TOML to start from."""
     print(default_toml(find(name, registry.experiments())), end="")
+
+
+@app.command()
+def data(
+    action: Annotated[str | None, typer.Argument(metavar="get", help="Download a data set and check it.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A data set.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Where the folder NAME goes.", show_default="HYPERPUSH_DATA")] = None,
+) -> None:
+    """List the data sets, where their files lie under HYPERPUSH_DATA and which are there; or download one."""
+    if action is None:
+        columns = ("name", "data", "files in $HYPERPUSH_DATA, plain, .gz or .xz", "there", "download")
+        _print_table("data sets", columns, importlib.import_module("hyperpush.data.catalogue").entries())
+    elif action != "get":
+        raise unknown("data", action, ["get"])
+    else:
+        for path in importlib.import_module("hyperpush.data.download").get(name or "", to):
+            print(path)
 
 
 @app.command()
@@ -174,14 +285,43 @@ def swarm(
         print(to_json(result))
 
 
-def _run(known: Mapping[str, Experiment], what: str, overrides: Sequence[str], out: Path | None, as_json: bool) -> None:
+def _run(
+    known: Mapping[str, Experiment],
+    what: str,
+    overrides: Sequence[str],
+    out: Path | None,
+    as_json: bool,
+    checkpoints: Any = None,
+) -> None:
     experiment, config = load_config(what, overrides, known)
-    result, run = execute(experiment, config, out)
+    _report(*execute(experiment, config, out, checkpoints=checkpoints), as_json)
+
+
+def _report(result: dict[str, Any], run: Run, as_json: bool) -> None:
     for path in run.figures:
         print("figure:", path, file=sys.stderr)
     print("run:", run.path, file=sys.stderr)
     if as_json:
         print(to_json({**result, "run": run.path}))
+
+
+def _together(processes: int | None, coordinator: str | None, process: int | None) -> None:
+    """Be one of several processes, or start them and end when they have."""
+    if coordinator is None:
+        if process is not None:
+            raise InvalidInput("--process", process, "a number only with --coordinator")
+        if processes is not None and processes > 1:
+            sys.exit(importlib.import_module("hyperpush.processes.starter").start(_arguments, processes))
+        return
+    importlib.import_module("hyperpush.processes.starter").end_with_parent()
+    join = importlib.import_module("hyperpush.processes").join
+    if coordinator == "env":
+        join(None, processes, process)
+    elif processes is None or process is None or process >= processes:
+        given = f"process {process} of {processes}"
+        raise InvalidInput("--coordinator", given, "--processes N and --process I, from 0 to N - 1, besides")
+    else:
+        join(coordinator, processes, process)
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -191,6 +331,7 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; an error that the user can act on is one line on stderr and exit code 2."""
+    _arguments[:] = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         app(arguments)

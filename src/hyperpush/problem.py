@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush.counting import marked
 from hyperpush.data.batches import Data, Ragged, everything
 from hyperpush.errors import InvalidInput
+from hyperpush.processes import visible
 
 Cost = Callable[[PyTree, PyTree, PyTree], Float[Array, ""]]
 
@@ -69,16 +70,16 @@ def check(problem: Problem, params: PyTree, hypers: PyTree, data: Data, clients:
     parts = (("params", params), ("hypers", hypers), ("inner_data", data.inner), ("outer_data", data.outer))
     for name, tree in parts:
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            field, array = f"{name}{jax.tree_util.keystr(path)}", np.asarray(leaf)
-            if array.ndim == 0 or array.shape[0] != clients:
-                raise InvalidInput(field, array.shape, f"{clients} clients on axis 0")
+            field, array, shape = f"{name}{jax.tree_util.keystr(path)}", visible(leaf), jnp.shape(leaf)
+            if not shape or shape[0] != clients:
+                raise InvalidInput(field, shape, f"{clients} clients on axis 0")
             if name in ("params", "hypers") and not jnp.issubdtype(array.dtype, jnp.floating):
                 raise InvalidInput(field, f"numbers of type {array.dtype}", "real floating-point numbers")
             if jnp.issubdtype(array.dtype, jnp.inexact) and not np.all(np.isfinite(array)):
                 bad = np.unique(np.nonzero(~np.isfinite(array))[0])[:5].tolist()
                 raise InvalidInput(field, f"NaN or infinity at clients {bad}", "finite numbers")
-        if isinstance(tree, Ragged) and np.any(np.asarray(tree.counts) < 1):
-            empty = np.nonzero(np.asarray(tree.counts) < 1)[0][:5].tolist()
+        if isinstance(tree, Ragged) and np.any(visible(tree.counts) < 1):
+            empty = np.nonzero(visible(tree.counts) < 1)[0][:5].tolist()
             raise InvalidInput(name, f"no examples at clients {empty}", "at least 1 example per client")
         if name.endswith("data") and any(leaf.shape[1:2] == (0,) for leaf in jax.tree.leaves(tree)):
             raise InvalidInput(name, "0 examples per client", "at least 1 example per client")

@@ -1,28 +1,38 @@
 """One run of an experiment, and the folder it leaves: `hyperpush.saved` says what is in it.
 
-The folder appears when the run has succeeded; a run that fails leaves nothing.
+The folder appears when the run has succeeded; a run that fails leaves nothing. A run that is cut off leaves its
+checkpoints in a hidden folder beside it, from which `resume` goes on.
 """
 
+import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 from pydantic import BaseModel
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress, TaskID, TextColumn
 
 from hyperpush import saved
-from hyperpush.config import to_toml
-from hyperpush.errors import InvalidInput
+from hyperpush.checkpoints import Policy
+from hyperpush.config import load_config, to_toml
+from hyperpush.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.experiments.registry import Experiment
 from hyperpush.report.tables import table
+
+if TYPE_CHECKING:
+    from hyperpush.checkpoints.journal import Journal
+
+CHECKPOINTS, LOCK = "checkpoints", "lock"
 
 
 @dataclass(frozen=True)
@@ -44,31 +54,60 @@ class Bar:
 class Run:
     """What an experiment is handed: a place for its records, models and figures, and a way to report progress."""
 
-    def __init__(self, path: Path, work: Path, console: Console):
+    def __init__(self, path: Path, work: Path, console: Console, writes: bool = True):
         self.path = path
-        self.console = console
+        self.console = console if writes else Console(quiet=True)
         self.figures: list[Path] = []
         self._work = work
-        self._bars = Progress(console=console, transient=True, disable=not console.is_terminal)
-        (work / saved.METRICS).touch()
+        self._writes = writes  # of several processes one does
+        self._bars = Progress(
+            *Progress.get_default_columns(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self._phase: TaskID | None = None
+        if writes:
+            (work / saved.METRICS).touch()
+            # A run that goes on says again what it said before it was cut off: those lines are there already.
+            self._recorded = len((work / saved.METRICS).read_bytes().splitlines())
 
     def record(self, **values: Any) -> None:
         """Append one line to the metrics, readable by others at once."""
         line = saved.to_json(values)
+        if not self._writes:
+            return
+        if self._recorded > 0:
+            self._recorded -= 1
+            return
         with (self._work / saved.METRICS).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """Show how far the loop is that an engine is in, and the memory that is resident."""
+        if not self._bars.tasks:
+            return
+        note = f"{done:,} of {total:,} rounds, {resident_megabytes():,.0f} MB, compiled {_compiled['seconds']:.0f} s"
+        if self._phase is None or self._phase not in self._bars.task_ids:
+            self._phase = self._bars.add_task(name, total=total, note=note)
+        if self._bars.tasks[-1].description != name or done < self._bars.tasks[-1].completed:
+            self._bars.reset(self._phase, total=total, description=name, note=note)
+        self._bars.update(self._phase, completed=done, note=note)
 
     @contextmanager
     def progress(self, label: str, total: float) -> Iterator[Bar]:
         """A progress bar while the block runs; blocks may be nested."""
-        task = self._bars.add_task(label, total=total)
+        task = self._bars.add_task(label, total=total, note="")
         self._bars.start()
         try:
             yield Bar(self._bars, task)
         finally:
             self._bars.refresh()
             self._bars.remove_task(task)
-            if not self._bars.tasks:
+            if set(self._bars.task_ids) <= {self._phase}:
+                for left in self._bars.task_ids:
+                    self._bars.remove_task(left)
                 self._bars.stop()
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -78,38 +117,239 @@ class Run:
     def figure(self, name: str, figure: Any) -> Path:
         """Save a matplotlib figure; returns the path it has when the run is done."""
         inside = Path(saved.FIGURES, f"{name}.png")
-        (self._work / inside).parent.mkdir(exist_ok=True)
-        figure.savefig(self._work / inside, format="png")
+        if self._writes:
+            (self._work / inside).parent.mkdir(exist_ok=True)
+            figure.savefig(self._work / inside, format="png")
         self.figures.append(self.path / inside)
         return self.path / inside
 
     def write(self, name: str, text: str) -> None:
         """Save a text file of the experiment's own, such as a table, under a name in the run folder."""
         path = self._work / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        if self._writes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
 
     def save_models(self, name: str, stacked: Any) -> None:
         """Save the arrays of a pytree whose leaves have the client axis first, one file for each client."""
-        saved.save_models(self._work / saved.MODELS / name, stacked)
+        if self._writes:
+            saved.save_models(self._work / saved.MODELS / name, stacked)
 
 
 def execute(
-    experiment: Experiment, config: BaseModel, out: Path | None = None, console: Console | None = None
+    experiment: Experiment,
+    config: BaseModel,
+    out: Path | None = None,
+    console: Console | None = None,
+    checkpoints: Policy | None = None,
 ) -> tuple[dict[str, Any], Run]:
-    """Run an experiment into the folder `out`, by default a new one under `runs/`; returns its result and the run."""
-    path, work = _reserve(experiment.name, out)
+    """Run an experiment into the folder `out`, by default a new one under `runs/`; returns its result and the run.
+
+    With `checkpoints` a run that is cut off can go on (`resume`).
+    """
+    path = Path(_told(lambda: str(_reserve(experiment.name, out)[0])))
+    work = _partial(path)
+    with _locked(path, work):
+        try:
+            if _first():
+                (work / saved.CONFIG).write_text(to_toml(experiment.name, config), encoding="utf-8")
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        return _perform(experiment, config, path, work, console or Console(stderr=True), checkpoints)
+
+
+def resume(
+    folder: Path, known: Mapping[str, Experiment], console: Console | None = None, checkpoints: Policy | None = None
+) -> tuple[dict[str, Any], Run]:
+    """Go on with a run that was cut off; `folder` is where its result would be, or the hidden one beside it."""
+    path, work = cut_off(folder)
+    with _locked(path, work):
+        experiment, config = load_config(str(work / saved.CONFIG), [], known)
+        if _first():
+            _tidy(work)
+        return _perform(experiment, config, path, work, console or Console(stderr=True), checkpoints, again=True)
+
+
+def planned(experiment: Experiment, config: BaseModel, processes: int = 1) -> dict[str, Any]:
+    """What a run would take, by `hyperpush.planning`; no files are written."""
+    from hyperpush.planning import plan
+
+    def run(noted: Any) -> Any:
+        made = Run(Path(), Path(), Console(quiet=True), writes=False)
+        made.record = lambda **values: noted.found(values)
+        return experiment.run(config, made)
+
+    with _jax(getattr(config, "precision", None)):
+        return plan(run, processes)
+
+
+def _perform(
+    experiment: Experiment,
+    config: BaseModel,
+    path: Path,
+    work: Path,
+    console: Console,
+    checkpoints: Policy | None,
+    *,
+    again: bool = False,
+) -> tuple[dict[str, Any], Run]:
+    journal = None
     try:
-        (work / saved.CONFIG).write_text(to_toml(experiment.name, config), encoding="utf-8")
-        run = Run(path, work, console or Console(stderr=True))
+        run = Run(path, work, console, _first())
         with _jax(getattr(config, "precision", None)):
-            result = {"experiment": experiment.name, **experiment.run(config, run)}
-        (work / saved.RESULT).write_text(saved.to_json(result) + "\n", encoding="utf-8")
-        work.rename(path)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
+            if checkpoints is not None:
+                journal = _journal(run, work, checkpoints)
+            with nullcontext() if journal is None else journal.active():
+                result = {"experiment": experiment.name, **experiment.run(config, run)}
+        if journal is not None and _several() is not None:
+            run.console.print(f"moved between processes: {journal.moved / 2**20:,.1f} MB", highlight=False)
+        if _first():
+            with (work / saved.RESULT).open("w", encoding="utf-8") as file:
+                file.write(saved.to_json(result) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            work.rename(path)  # what is needed to go on is there until the result is
+            shutil.rmtree(path / CHECKPOINTS, ignore_errors=True)
+            (path / LOCK).unlink(missing_ok=True)
+    except BaseException as error:
+        same = isinstance(error, InvalidInput | Diverged)  # a new run would end the same way again
+        if not same:
+            _keep(journal, error)
+        if _first() and not again and (same or not _kept(work)):
+            shutil.rmtree(work, ignore_errors=True)
+        elif _first() and work.is_dir() and not isinstance(error, Diverged):
+            console.print(f"to go on: hyperpush resume {path}", soft_wrap=True, highlight=False)
+        _explain(error, work)
         raise
     return result, run
+
+
+def _explain(error: BaseException, work: Path) -> None:
+    """Say in a sentence what the system or another process did to a run."""
+    if isinstance(error, OSError) and error.filename and Path(error.filename).is_relative_to(work):
+        raise HyperpushError(f"{error.filename} could not be written: {error.strerror}") from error
+    if _several() is not None and type(error).__name__ == "JaxRuntimeError":
+        said = str(error).splitlines()[0][:200]
+        raise HyperpushError(f"another process of this run has ended or cannot be reached ({said})") from error
+
+
+def _several() -> Any:
+    """`hyperpush.processes` in a run of several; None alone, without loading JAX to find out."""
+    module = sys.modules.get("hyperpush.processes")
+    return module if module is not None and module.count() > 1 else None
+
+
+def _first() -> bool:
+    """Whether this is the process that writes."""
+    several = _several()
+    return several is None or several.first_process()
+
+
+def _told(find: Callable[[], str]) -> str:
+    """What the first process finds, at all."""
+    several = _several()
+    return find() if several is None else several.told(find() if several.first_process() else None)
+
+
+def _journal(run: Run, work: Path, policy: Policy) -> "Journal":
+    from hyperpush.checkpoints.journal import Journal
+    from hyperpush.checkpoints.store import Store
+
+    def warn(text: str) -> None:
+        run.console.print(f"warning: {text}", soft_wrap=True, highlight=False, markup=False)
+
+    return Journal(Store(work / CHECKPOINTS, warn), policy, run.phase)
+
+
+def _kept(work: Path) -> bool:
+    """Whether there is anything to go on from."""
+    return any((work / CHECKPOINTS).glob("[0-9]*"))
+
+
+def _keep(journal: "Journal | None", error: BaseException) -> None:
+    """Keep what a run has reached that was cut off."""
+    if journal is None:
+        return
+    # Several processes write together, at the end of a chunk; if one has failed, there is no together.
+    if not isinstance(error, HyperpushError) and _several() is None:
+        try:
+            journal.save()
+        except HyperpushError as also:
+            print("error:", also, file=sys.stderr)
+
+
+def cut_off(folder: Path) -> tuple[Path, Path]:
+    """The run folder to be, and the hidden one, of a run that was cut off."""
+    folder = folder if folder.name else folder.resolve()
+    hidden = folder.name.startswith(".") and folder.name.endswith(".partial")
+    path = folder.with_name(folder.name[1 : -len(".partial")]) if hidden else folder
+    work = _partial(path)
+    if not (work / saved.CONFIG).is_file():
+        finished = (path / saved.RESULT).is_file()
+        given = f"{folder}, a finished run" if finished else str(folder)
+        raise InvalidInput("run", given, "the folder of a run that was cut off and has checkpoints")
+    return path, work
+
+
+def _tidy(work: Path) -> None:
+    """Leave of a run that was cut off what it goes on from: the records that are whole, and the checkpoints."""
+    for each in work.iterdir():
+        if each.name in (saved.MODELS, saved.FIGURES):
+            shutil.rmtree(each)
+    lines = []
+    with suppress(OSError):
+        for line in (work / saved.METRICS).read_bytes().splitlines(keepends=True):
+            try:
+                json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith(b"\n"):
+                break
+            lines.append(line)
+    whole = work / f"{saved.METRICS}.new"
+    whole.write_bytes(b"".join(lines))
+    whole.replace(work / saved.METRICS)
+
+
+@contextmanager
+def _locked(path: Path, work: Path) -> Iterator[None]:
+    """Refuse a folder that another live process writes to; where there are no such locks (Windows), trust the user."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    if not _first():
+        yield
+        return
+    with (work / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise InvalidInput(
+                "run", str(path), f"a run that no other process is writing ({file.read().strip() or 'one is'})"
+            ) from None
+        except OSError as error:
+            raise HyperpushError(f"{work} cannot be locked: {error.strerror}; use a folder on another disk") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()} is\n")
+        file.flush()
+        yield
+
+
+def _partial(path: Path) -> Path:
+    """The hidden folder that is renamed to the run folder in the end."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def resident_megabytes() -> float:
+    """Memory of this process that is resident; 0 where the system does not tell (not Linux)."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _reserve(name: str, out: Path | None) -> tuple[Path, Path]:
@@ -120,7 +360,7 @@ def _reserve(name: str, out: Path | None) -> tuple[Path, Path]:
     else:
         candidates = [out if out.name else out.resolve()]
     for path in candidates:
-        work = path.with_name(f".{path.name}.partial")
+        work = _partial(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and (out is None or any(path.iterdir())):
@@ -130,7 +370,18 @@ def _reserve(name: str, out: Path | None) -> tuple[Path, Path]:
                 return path, work
         except OSError as error:
             raise InvalidInput("--out", str(path), f"a folder that can be written ({error.strerror})") from None
-    raise InvalidInput("--out", str(out), "a new or empty folder that no other run is writing to")
+    allowed = "a new or empty folder that no other run is writing to"
+    if out is not None and (_partial(out) / saved.CONFIG).is_file():
+        allowed += f"; a run into this one was cut off or is under way: hyperpush resume {out} goes on with it"
+    raise InvalidInput("--out", str(out), allowed)
+
+
+_compiled = {"seconds": 0.0, "listening": 0.0}  # of this process
+
+
+def _count_compilation(event: str, duration_secs: float, **_: Any) -> None:
+    if event.endswith("backend_compile_duration"):
+        _compiled["seconds"] += duration_secs
 
 
 @contextmanager
@@ -141,6 +392,9 @@ def _jax(precision: str | None) -> Iterator[None]:
     cache = os.environ.get("HYPERPUSH_CACHE") or platformdirs.user_cache_path("hyperpush") / "jax"
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if not _compiled["listening"]:
+        _compiled["listening"] = 1.0
+        jax.monitoring.register_event_duration_secs_listener(_count_compilation)
     before = jax.config.read("jax_enable_x64")
     if precision is not None:
         jax.config.update("jax_enable_x64", precision == "float64")

@@ -1,8 +1,8 @@
 """Benchmarks, found by name; each is declared like an experiment and measures speed and memory."""
 
-from hyperpush.bench import memory, peers, rounds, training
+from hyperpush.bench import memory, peers, rounds, scale, training
 from hyperpush.experiments.registry import Experiment
 
 BENCHES: dict[str, Experiment] = {
-    bench.name: bench for bench in (memory.BENCH, peers.BENCH, rounds.BENCH, training.BENCH)
+    bench.name: bench for bench in (memory.BENCH, peers.BENCH, rounds.BENCH, scale.BENCH, training.BENCH)
 }

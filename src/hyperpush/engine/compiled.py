@@ -1,11 +1,13 @@
 """The thin host loop of the compiled engines: walk the outside of a program, run its loops in compiled chunks.
 
-Between chunks it reports progress and checks that the numbers are finite. Chunk boundaries never change results.
+Between chunks it reports progress, checks that the numbers are finite, and lets the run's journal keep what has been
+reached. Chunk boundaries never change results.
 """
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import jax
@@ -13,17 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
+from hyperpush import planning, processes
+from hyperpush.checkpoints.journal import Contents, Piece, Trail, current, digest_of
 from hyperpush.checks import whole
 from hyperpush.counting import Work
 from hyperpush.engine import keys, lossy
 from hyperpush.engine.faults import Faults
-from hyperpush.engine.interpret import Apply, Carry, Clock, Interpreter, restarted, with_states
-from hyperpush.engine.placement import Placement
+from hyperpush.engine.interpret import Apply, Carry, Clock, Interpreter, composes, restarted, with_states
+from hyperpush.engine.placement import Placement, Slice, Whole
+from hyperpush.engine.routes import routes
 from hyperpush.errors import Diverged, HyperpushError, InvalidInput, unknown
 from hyperpush.networks import Network
 from hyperpush.program import (
     Average,
     Context,
+    Exchange,
     Node,
     Path,
     Repeat,
@@ -47,6 +53,9 @@ Progress = Callable[[str, int, int], None]  # a loop's name, iterations done, it
 LEAVES_PER_CHUNK = 10_000
 FIRST_CHUNK = 16
 SHORT = 2_000  # leaves of a program that is compiled as a whole
+# Leaves times the numbers of all clients' states: what takes about a second, and what may take minutes. More than that
+# is not left to a single call, which could be neither watched nor kept.
+LIGHT, HEAVY = 10**8, 10**10
 CHUNK_SECONDS = 0.5
 RECORDS_PER_CHUNK = 4096
 OUTSIDE = "program"  # where numbers go wrong outside of loops
@@ -67,6 +76,7 @@ class Outcome:
     late: int = 0  # messages that missed their round and were dropped (the simulator counts those under way at the end)
     rejected: dict[str, int] = field(default_factory=dict)  # messages refused by peers, by reason
     totals: dict[Path, lossy.Totals] = field(default_factory=dict)  # running sums of the links on a faulty network
+    moved: int = 0  # bytes that devices sent to each other, where clients are spread over several
 
     @property
     def costs(self) -> dict[str, int]:
@@ -204,8 +214,21 @@ def finite(plan: Plan, carry: Carry) -> Bool[Array, ""]:
     return ~plan.placement.any(jnp.any(jnp.stack(bad), axis=0)) if bad else jnp.ones((), bool)
 
 
+class Unforeseen(Exception):
+    """What a server in plain Python answers is known only by asking it."""
+
+
+def one_device(part: str) -> None:
+    """All arrays of a run on one device."""
+    return
+
+
 class Walk:
-    """One run of a program by the host."""
+    """One run of a program by the host.
+
+    A run that goes on where it was cut off first walks on shapes alone (`goal`), past everything that is done, so that
+    what was kept finds its structure.
+    """
 
     def __init__(
         self,
@@ -215,6 +238,8 @@ class Walk:
         recorders: Mapping[str, Record],
         every: int,
         progress: Progress | None,
+        sharding: Callable[[str], Any] = one_device,
+        place: Callable[[PyTree], PyTree] = lambda tree: tree,
     ):
         check_recording(recorders, every, program)
         self.plan = plan
@@ -222,19 +247,52 @@ class Walk:
         self.recorders = recorders
         self.every = every
         self.progress = progress
-        self.history: dict[str, list[PyTree]] = {name: [] for name in recorders}
+        self.sharding = sharding  # of "states", the "clock" and the "history"
+        self.place = place  # puts what the host has computed for all clients where they are
+        self.history: dict[str, list[list[Array]]] = {name: [] for name in recorders}  # leaves of records, by chunk
+        self.structures: dict[str, Any] = {}  # of the records
         self.answered: dict[Path, Work] = {}  # what a client does with the answer of a server in plain Python
         self.extra = Work()
+        self.journal = current()
+        self.piece: Piece | None = None
+        self.goal: Trail | None = None  # where concrete numbers begin; None: here
+        self.trail: Trail = ()  # the loops that the host is in
+        self.held: list[State] = []  # the states outside of each part that has a state of its own
+        self.recorded: dict[str, list[Any]] = {}  # shapes of one client's records, of loops passed before the goal
+        self.stepped = 0  # network time when rounds were last counted
+        self.largest = 0  # bytes of all clients' states before the goal
+        self.opaque: int | None = None  # depth of the loop whose state depends on a server in plain Python
 
     def run(self, program: Node, carry: Carry, key: PRNGKeyArray) -> Carry:
         """The whole program: a short one compiled as a whole, others walked."""
+        carry = strong(carry)
+        if (planner := planning.current()) is not None:
+            return self.planned(planner, program, carry, key)
+        if self.journal is not None:
+            self.piece, self.stepped = self.journal.begin(self.digest(program, carry)), int(carry.clock.step)
+        after = self.kept(program, carry, key)
+        if after is None:
+            after = self.whole(program, carry, key)
+        if after is None:  # too long, or it left the finite numbers: walked, it says where
+            if self.piece is not None and self.piece.found is not None and not self.piece.finished:
+                self.goal, carry = self.piece.trail, jax.eval_shape(lambda: carry)
+            after = self.walk(program, carry, key, 0)
+        if self.piece is not None:
+            self.count(after, 0)
+            self.piece.finish(None if self.opaque is not None else self.contents(after))
+        return after
+
+    def whole(self, program: Node, carry: Carry, key: PRNGKeyArray) -> Carry | None:
+        """A short program's result."""
+        if not self.short(program, carry.states):
+            return None
+        after, fine = self.attempt(program, carry, key, 0, ())
+        return self.agreed(after) if fine else None
+
+    def short(self, program: Node, states: PyTree) -> bool:
         plain = not contains(program, lambda node: isinstance(node, Server) and node.host)
-        if plain and not self.recorders and self.progress is None and work(program) <= SHORT:
-            after, fine = self.attempt(program, carry, key, 0, ())
-            if fine:
-                return self.agreed(after)
-            # Walked again, it says where.
-        return self.walk(program, carry, key, 0)
+        small = work(program) <= SHORT and work(program) * numbers(states) <= HEAVY
+        return plain and not self.recorders and self.progress is None and small
 
     def walk(self, node: Node, carry: Carry, key: PRNGKeyArray, round: int, path: Path = ()) -> Carry:
         if isinstance(node, Sequence) and has_loop(node):
@@ -243,8 +301,10 @@ class Walk:
             return carry
         if isinstance(node, Within) and has_loop(node):
             inner = self.once(Apply(node.enter, Role.ENTER), carry, key, round, path)
-            after = self.walk(node.body, restarted(carry, inner.states, path), key, round, (*path, 0))
-            both = with_states(after, (carry.states, after.states))
+            self.held.append(carry.states)
+            begun = self.shaped(lambda carry, states: restarted(carry, states, path), carry, inner.states)
+            after = self.walk(node.body, begun, key, round, (*path, 0))
+            both = with_states(after, (self.held.pop(), after.states))
             return self.once(Apply(node.leave, Role.LEAVE, 2), both, key, round, path)
         if isinstance(node, Repeat):
             return self.repeat(node, carry, key, round, path)
@@ -255,26 +315,39 @@ class Walk:
             raise Diverged(OUTSIDE, round, "check the data and the step sizes")
         return after
 
+    def shaped(self, f: Callable[..., Any], *args: PyTree) -> Any:
+        """f(*args), on shapes alone before the goal."""
+        return f(*args) if self.goal is None else jax.eval_shape(f, *args)
+
     def attempt(self, node: Any, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> tuple[Carry, bool]:
-        after, fine = self.compiled(once, self.plan, (node, path), carry, key, np.int32(round))
-        return after, bool(fine)
+        def compute(carry: Carry) -> tuple[Carry, Bool[Array, ""]]:
+            return self.compiled(once, self.plan, (node, path), carry, key, np.int32(round))
+
+        after, fine = self.shaped(compute, carry)
+        return strong(after), self.goal is not None or bool(fine)
 
     def once(self, node: Apply, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
         return self.attempt(node, carry, key, round, path)[0]
 
     def repeat(self, node: Repeat, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
         # Only compiled code can end loops of an agreed length.
-        deep = not node.agreed and has_loop(node.body) and work(node.body) > LEAVES_PER_CHUNK
+        weight = work(node.body) * numbers(carry.states)
+        long = work(node.body) > LEAVES_PER_CHUNK or weight > HEAVY
+        deep = not node.agreed and has_loop(node.body) and long
         recorded = contains(node.body, lambda n: isinstance(n, Repeat) and n.name in self.recorders)
         if deep or recorded or contains(node.body, lambda n: isinstance(n, Server) and n.host):
-            return self.iterate(node, carry, key, round, path)
+            return self.iterate(node, carry, key, round, path, recorded)
         record = self.recorders.get(node.name)
-        rows, done, length, ended = max(node.at_most // self.every, 1), 0, node.at_most, False
+        carry, done = self.approach(node, carry, path)
+        rows, length, ended = max(node.at_most // self.every, 1), node.at_most, False
         single = node.times is not None  # in one chunk: the number of times is read where the loop starts
         if not single:
-            rows, length = min(rows, RECORDS_PER_CHUNK), FIRST_CHUNK
+            rows, length = min(rows, RECORDS_PER_CHUNK), max(1, min(FIRST_CHUNK, LIGHT // max(weight, 1)))
+        began_at = done
         while done < node.at_most and not ended:
             stop = min(done + length, node.at_most)
+            if self.piece is not None and not single:
+                stop = self.piece.room(stop, done)
             if (
                 record is not None and not single
             ):  # start every chunk on a whole number of records, and keep within the buffer
@@ -283,24 +356,198 @@ class Walk:
                 stop = min(stop, node.at_most)
             began = time.perf_counter()
             args = (self.plan, (node, path, record, self.every, rows), carry, key, np.int32(round))
-            after, fine, records, reached, agreed = self.compiled(chunk, *args, np.int32(done), np.int32(stop))
-            if not fine:
-                self.explain(node, path, args, done, stop)
+            with nullcontext() if self.journal is None else self.journal.working():
+                after, fine, records, reached, agreed = self.compiled(chunk, *args, np.int32(done), np.int32(stop))
+                if not fine:
+                    self.explain(node, path, args, done, stop)
             if record is not None:
                 count = int(reached) // self.every - done // self.every
-                self.history[node.name].append(jax.tree.map(lambda rows, k=count: first(rows, k), records))
-            carry = self.agreed(after)
+                self.note(node, jax.tree.map(lambda rows, k=count: first(rows, k), records))
+            carry = self.agreed(strong(after))
             ended = bool(agreed) or int(reached) < stop
             # The first chunk pays for compilation: grow from there until a chunk is long enough to be cheap to manage.
-            if time.perf_counter() - began < CHUNK_SECONDS or done == 0:
+            quick = time.perf_counter() - began < CHUNK_SECONDS or (done == began_at and length == FIRST_CHUNK)
+            if processes.agree(quick, False)[0]:
                 length *= 2
-            done = stop
-            if self.progress is not None:
-                self.progress(node.name, node.at_most if ended else done, node.at_most)
+            before, done = done, stop
+            self.advanced(node, node.at_most if ended else done)
+            if not ended and done < node.at_most:
+                self.boundary(carry, path, done, done - before)
+            else:
+                self.count(carry, done - before)  # what follows the loop is kept with it
         return carry
+
+    def note(self, node: Repeat, records: PyTree) -> None:
+        leaves, self.structures[node.name] = jax.tree.flatten(records)
+        self.history[node.name].append(leaves)
+
+    # ------------------------------------------------------------ going on
+
+    def approach(self, node: Repeat, carry: Carry, path: Path) -> tuple[Carry, int]:
+        """The carry with which a loop begins, and how many of its iterations are done."""
+        if self.goal is None:
+            return carry, 0
+        if record := self.recorders.get(node.name):
+            shapes = traced(record, self.plan.network.clients, *one_client((self.plan.data, carry.states)))[0]
+            self.recorded[node.name], self.structures[node.name] = jax.tree.flatten(shapes)
+        self.largest = max(self.largest, planning.size((carry.states, self.held)))
+        depth = len(self.trail)
+        if depth >= len(self.goal) or self.goal[depth][0] != path:
+            return carry, node.at_most  # it lies behind
+        done = self.goal[depth][1]
+        return (self.load(carry) if depth + 1 == len(self.goal) else carry), done
+
+    def kept(self, program: Node, carry: Carry, key: PRNGKeyArray) -> Carry | None:
+        """The result of a piece that was finished before the run was cut off."""
+        if self.piece is None or not self.piece.finished:
+            return None
+        self.goal = ()
+        shapes = jax.eval_shape(lambda: carry)
+        try:
+            step = self.attempt if self.short(program, shapes.states) else None
+            after = step(program, shapes, key, 0, ())[0] if step else self.walk(program, shapes, key, 0)
+            return self.load(after)
+        except Unforeseen:
+            self.goal, self.trail, self.held, self.opaque = None, (), [], None
+            self.piece.finished, self.piece.found = False, None
+            return None
+
+    def planned(self, planner: planning.Planner, program: Node, carry: Carry, key: PRNGKeyArray) -> Carry:
+        """Ones in the shapes of the result; the planner learns what it would have taken."""
+        plan, n = self.plan, self.plan.network.clients
+        self.goal, self.held, begun = (), [], jax.eval_shape(lambda: carry)
+        try:
+            after = self.walk(program, begun, key, 0)
+        except Unforeseen:  # a server in plain Python: most return what they got
+            after = begun
+        found = survey(program, one_client(begun.states), one_client(plan.data), n)
+        passes = found.passes({body: loop.at_most for body, _, loop in found.loops})
+        agreed = {body: passes[body] for body, _, loop in found.loops if loop.agreed}
+        for body, _, loop in found.loops:
+            if loop.name in self.recorded and not self.history[loop.name]:
+                rows = passes[body] // self.every
+                shapes = [jax.ShapeDtypeStruct((rows, n, *leaf.shape), leaf.dtype) for leaf in self.recorded[loop.name]]
+                self.history[loop.name] = [planning.ones(shapes)]
+        sent = [(passes[s.body] * s.messages(plan.agreement), planning.size(s.message)) for s in found.sendings]
+        rounds = sum(times for times, _ in sent)
+        slices = Slice(n, planner.processes)
+        on_routes = Slice(n, planner.processes, routes(plan.network, planner.processes, slices.block))
+        spread = replace(plan, placement=on_routes)
+        interpreter = Plan(Whole(n), plan.network, plan.data, plan.key, None, plan.agreement, plan.batch).interpreter()
+        states, data = max(self.largest, planning.size(after.states)), planning.size(plan.data)
+
+        def once_through(carry: Carry) -> Carry:
+            return interpreter.run(program, carry, key, jnp.zeros((), jnp.int32))
+
+        longest = max(passes.values())
+        planner.pieces.append(
+            planning.Piece(
+                call=", ".join(dict.fromkeys(loop.name for _, _, loop in found.loops)) or type(program).__name__,
+                clients=n,
+                parameters=states // max(1, n * jnp.zeros(()).dtype.itemsize),
+                rounds=rounds,
+                bytes_per_round=sum(times * width for times, width in sent) / max(rounds, 1),
+                megabytes_moved=moved_bytes(spread, found, agreed) / 2**20,
+                megabytes_per_process=(2 * states + data) / planner.processes / 2**20,
+                operations=longest * planning.operations(once_through, begun),
+            )
+        )
+        self.goal = None
+        clock = planning.ones(jax.eval_shape(lambda: carry.clock))
+        step = jnp.asarray(rounds, jnp.int32) + carry.clock.step
+        passed = {body: jnp.asarray(times, jnp.int32) for body, times in agreed.items()}
+        clock = replace(clock, step=step, passes=passed, late=jnp.zeros((), jnp.int32), split=jnp.zeros((), bool))
+        return Carry(planning.ones(after.states), clock, {})
+
+    def contents(self, carry: Carry) -> Contents:
+        """All that is needed to go on from here, or with the result."""
+        parts = [jax.tree.leaves(carry), jax.tree.leaves(self.held)]
+        counts = {}
+        for name, rows in self.history.items():
+            if rows:
+                parts.append([joined(*each) for each in zip(*rows, strict=True)])
+                counts[name] = len(parts[-1])
+        return Contents([leaf for part in parts for leaf in part], {"history": counts, "extra": dict(self.extra)})
+
+    def load(self, shapes: Carry) -> Carry:
+        """The carry that was kept, in place of its shapes; what encloses it and the history, too."""
+        assert self.piece is not None
+        states, structure = jax.tree.flatten(shapes.states)
+        clock, clock_structure = jax.tree.flatten((shapes.clock, shapes.totals))
+        held, held_structure = jax.tree.flatten(self.held)
+        like = [*states, *clock, *held]
+        where = [self.sharding("states")] * len(states) + [self.sharding("clock")] * len(clock)
+        where += [self.sharding("states")] * len(held)
+        kept = self.piece.shapes()[len(like) :]
+        padded = states[0].shape[0] if states else self.plan.network.clients
+        for shape, dtype in kept[: sum(self.piece.facts["history"].values())]:
+            like.append(jax.ShapeDtypeStruct((shape[0], padded, *shape[2:]), dtype))
+            where.append(self.sharding("history"))
+        found = iter(self.piece.load(like, where))
+
+        def take(structure: Any, count: int) -> Any:
+            return jax.tree.unflatten(structure, [next(found) for _ in range(count)])
+
+        loaded = take(structure, len(states))
+        clock, totals = take(clock_structure, len(clock))
+        self.held = take(held_structure, len(held))
+        for name, count in self.piece.facts["history"].items():
+            self.history[name] = [[next(found) for _ in range(count)]]
+        self.extra = Work(self.piece.facts["extra"])
+        self.goal, self.stepped = None, int(clock.step)
+        return Carry(loaded, clock, totals)
+
+    def boundary(self, carry: Carry, path: Path, done: int, iterations: int) -> None:
+        """Between two chunks: the run can be cut here."""
+        if self.piece is None:
+            return
+        self.count(carry, iterations)
+        if self.opaque is not None and len(self.trail) >= self.opaque:
+            self.piece.passed()
+            return
+        held, history = list(self.held), {name: list(rows) for name, rows in self.history.items()}
+
+        def contents() -> Contents:
+            now, self.held, self.history = (self.held, self.history), held, history
+            try:
+                return self.contents(carry)
+            finally:
+                self.held, self.history = now
+
+        self.piece.reached((*self.trail, (path, done)), contents)
+
+    def count(self, carry: Carry, iterations: int) -> None:
+        """Rounds since the last checkpoint: exchanges, or iterations where nothing is exchanged."""
+        if self.journal is not None:
+            now = int(carry.clock.step)
+            self.journal.rounds += max(iterations, now - self.stepped)
+            self.stepped = now
+
+    def advanced(self, node: Repeat, done: int) -> None:
+        if self.progress is not None:
+            self.progress(node.name, done, node.at_most)
+        if self.journal is not None:
+            self.journal.show(node.name, done, node.at_most)
+
+    def digest(self, program: Node, carry: Carry) -> str:
+        """What tells this piece from another."""
+        names: list[str] = []
+
+        def note(node: Node) -> bool:
+            names.append(f"{node.name} {node.at_most}" if isinstance(node, Repeat) else type(node).__name__)
+            return False
+
+        contains(program, note)
+        shapes = [f"{leaf.shape[1:]}{leaf.dtype}" for leaf in jax.tree.leaves((carry.states, self.plan.data))]
+        network = self.plan.network
+        return digest_of(
+            *(*names, network.name, network.clients, self.every, *sorted(self.recorders), *shapes),
+            np.asarray(jax.random.key_data(self.plan.key)).tolist(),
+        )
 
     def explain(self, node: Repeat, path: Path, args: tuple[Any, ...], start: int, bad: int) -> NoReturn:
         """Find the first round after which the numbers were not finite, by replaying parts of the chunk, and raise."""
+        self.piece = None
         good, before = start, args[2]
         while bad - good > 1:
             middle = (good + bad) // 2
@@ -314,27 +561,44 @@ class Walk:
                     raise
         raise Diverged(node.name, bad, "a smaller step size may help")
 
-    def iterate(self, node: Repeat, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
+    def iterate(
+        self, node: Repeat, carry: Carry, key: PRNGKeyArray, round: int, path: Path, recorded: bool = False
+    ) -> Carry:
         """A loop whose body the host walks itself."""
         if node.agreed:
             raise InvalidInput(
                 f"{node.name}: until or times", "around a recorded loop or a server in plain Python", "a fixed number"
             )
-        for i in range(node.at_most):
-            carry = self.walk(node.body, carry, jax.random.fold_in(key, i), i, (*path, 0))
+        carry, begin = self.approach(node, carry, path)
+        if self.goal is not None and begin == node.at_most > 0 and recorded:
+            self.visit(node, carry, key, path, 0)  # to learn how what is recorded inside looks
+        for i in range(begin, node.at_most):
+            carry = self.visit(node, carry, key, path, i)
             if (record := self.recorders.get(node.name)) and (i + 1) % self.every == 0:
-                recorded = self.once(Apply(record, Role.RECORD), carry, jax.random.fold_in(key, i), i, path).states
-                self.history[node.name].append(jax.tree.map(lambda v: v[None], recorded))
-            if self.progress is not None:
-                self.progress(node.name, i + 1, node.at_most)
+                made = self.once(Apply(record, Role.RECORD), carry, jax.random.fold_in(key, i), i, path).states
+                self.note(node, jax.tree.map(lambda v: v[None], made))
+            self.advanced(node, i + 1)
+            if self.opaque is not None and len(self.trail) < self.opaque:
+                self.opaque = None
+            self.boundary(carry, path, i + 1, 1)
+        return carry
+
+    def visit(self, node: Repeat, carry: Carry, key: PRNGKeyArray, path: Path, i: int) -> Carry:
+        """One pass through a loop's body."""
+        self.trail = (*self.trail, (path, i))
+        carry = self.walk(node.body, carry, jax.random.fold_in(key, i), i, (*path, 0))
+        self.trail = self.trail[:-1]
         return carry
 
     def serve(self, node: Server, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> Carry:
         """A server's work in plain Python."""
+        if self.goal is not None:
+            raise Unforeseen
+        self.opaque = len(self.trail)
         message = self.once(Apply(node.send, Role.SEND), carry, key, round, path).states
-        gathered = jax.tree.map(lambda v: first(v, self.plan.network.clients), message)
-        answers = node.compute(gathered, leaf_key(key, Role.COMPUTE, 0))
-        both = Carry((carry.states, pad_clients(answers, message)), carry.clock.advance(), carry.totals)
+        messages = jax.tree.map(lambda v: first(v, self.plan.network.clients), processes.gathered(message))
+        answers = node.compute(messages, leaf_key(processes.gathered(key), Role.COMPUTE, 0))
+        both = Carry((carry.states, self.place(answers)), carry.clock.advance(), carry.totals)
         if path not in self.answered:
             shapes = one_client((self.plan.data, *both.states))
             self.answered[path] = traced(node.receive, self.plan.network.clients, *shapes)[1]
@@ -347,6 +611,29 @@ class Walk:
         return carry
 
 
+def strong(tree: PyTree) -> PyTree:
+    """The same arrays without weak types, which a checkpoint cannot hold."""
+
+    def one(leaf: Any) -> Any:
+        if not getattr(leaf, "weak_type", False):
+            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        return jax.lax.convert_element_type(leaf, leaf.dtype)
+
+    return jax.tree.map(one, tree)
+
+
+def joined(*parts: Array) -> Array:
+    """Records one after the other."""
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+def numbers(tree: PyTree) -> int:
+    """How many numbers there are in the arrays of a pytree."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
 def first(rows: Array, count: int) -> Array:
     """The first rows; where these are all, nothing is computed."""
     return rows if rows.shape[0] == count else rows[:count]
@@ -356,25 +643,26 @@ def has_loop(node: Node) -> bool:
     return contains(node, lambda n: isinstance(n, Repeat) or (isinstance(n, Server) and n.host))
 
 
-def pad_clients(tree: PyTree, like: PyTree) -> PyTree:
-    """Repeat the last client until there are as many as in `like`."""
-    rows = jax.tree.leaves(like)[0].shape[0]
-    return jax.tree.map(lambda v: jnp.concatenate([v, jnp.repeat(v[-1:], rows - v.shape[0], axis=0)]), tree)
-
-
 def conclude(walk: Walk, carry: Carry, found: Survey, step: int) -> Outcome:
     """Collect a run's results on the host."""
     n = walk.plan.network.clients
     agreed = {body: int(times) for body, times in carry.clock.passes.items()}
     done = found.total(agreed) + walk.extra
 
-    def joined(*parts: Array) -> Array:
-        whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+    def ours(*parts: Array) -> Array:
+        whole = processes.gathered(joined(*parts))
         return whole if whole.shape[1] == n else whole[:, :n]
 
-    history = {name: jax.tree.map(joined, *parts) for name, parts in walk.history.items() if parts}
+    moved = moved_bytes(walk.plan, found, agreed)
+    if walk.journal is not None:
+        walk.journal.moved += moved
+    history = {
+        name: jax.tree.unflatten(walk.structures[name], [ours(*each) for each in zip(*parts, strict=True)])
+        for name, parts in walk.history.items()
+        if parts
+    }
     return Outcome(
-        states=jax.tree.map(lambda v: first(v, n), carry.states),
+        states=jax.tree.map(lambda v: first(v, n), processes.gathered(carry.states)),
         step=int(carry.clock.step),
         rounds=int(carry.clock.step) - step,
         floats=found.floats(agreed, walk.plan.agreement),
@@ -384,4 +672,27 @@ def conclude(walk: Walk, carry: Carry, found: Survey, step: int) -> Outcome:
         history=history,
         late=int(carry.clock.late),
         totals=carry.totals,
+        moved=moved,
     )
+
+
+def moved_bytes(plan: Plan, found: Survey, agreed: Mapping[Path, int]) -> int:
+    """Bytes that devices send to each other: for each place that sends, rows of a message, times how often."""
+    placement = plan.placement
+    if isinstance(placement, Whole) or placement.devices == 1:
+        return 0
+    passes, total = found.passes(agreed), 0
+    for place in found.sendings:
+        width = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(place.message))
+        rows, times, node = placement.rows_out, place.messages(plan.agreement), place.node
+        by_receiver = isinstance(node, Exchange) and (
+            node.reduce == "stack" or node.weights not in ("push", "gossip", "ones")
+        )
+        if isinstance(node, Server) or by_receiver:
+            rows = (placement.devices - 1) * placement.block  # all see all
+        elif isinstance(node, Average) and node.by == "exact":
+            rows = placement.devices - 1
+        elif isinstance(node, Average) and composes(plan.network, place.floats):
+            rows, times = (placement.devices - 1) * placement.block, 1
+        total += passes[place.body] * times * rows * width * placement.devices
+    return total

@@ -107,7 +107,7 @@ class Interpreter(eqx.Module):
         args = (self.placement.ids(), self.data, stacked)
         if self.batch is None:
             return jax.vmap(one)(args)
-        return jax.lax.map(one, args, batch_size=self.batch)
+        return mapped(one, args, self.batch)
 
     def run(self, node: Node | Apply, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path = ()) -> Carry:
         """One pass through `node`."""
@@ -240,7 +240,7 @@ class Interpreter(eqx.Module):
         return Carry(states, clock.advance(late=late), totals)
 
     def average(self, node: Average, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""]) -> Carry:
-        clock, n, by = carry.clock, self.network.clients, node.by
+        clock, by = carry.clock, node.by
         # In the roles that the same average has when it is spelled out in single exchanges.
         value, mass = self.apply(node.get, Role.ENTER, key, round, carry.states)
         held = (value, mass) if node.by == "push" else value
@@ -249,10 +249,7 @@ class Interpreter(eqx.Module):
             mixed = self.placement.mean(held)
             clock = clock.advance()
         else:
-            # S products of n×n matrices are cheaper than S products with the values only while n is below their width
-            # (or so small that nothing but the number of operations counts).
-            compose = self.links(clock.step, by).targets is None and (n <= 8 or 2 * n <= floats)
-            if compose:
+            if composes(self.network, floats):
                 mixed = self.placement.transfer(self.operator(clock.step, node.rounds, by), held)
             else:
 
@@ -296,6 +293,38 @@ class Interpreter(eqx.Module):
         answers = node.compute(self.placement.gather(message), leaf_key(key, Role.COMPUTE, 0))
         states = self.apply(node.receive, Role.RECEIVE, key, round, carry.states, self.placement.mine(answers))
         return Carry(states, carry.clock.advance(), carry.totals)
+
+
+def mapped(f: Callable[[Any], Any], args: PyTree, batch: int) -> Any:
+    """`jax.lax.map` in batches, also where arrays without elements are among the arguments or results."""
+    leaves, structure = jax.tree.flatten(args)
+    rows, filled = leaves[0].shape[0], [leaf.size > 0 for leaf in leaves]
+    made: dict[str, Any] = {}
+
+    def one(full):
+        values = iter(full)
+        given = [
+            next(values) if up else jnp.zeros(leaf.shape[1:], leaf.dtype)
+            for leaf, up in zip(leaves, filled, strict=True)
+        ]
+        found, made["structure"] = jax.tree.flatten(f(structure.unflatten(given)))
+        made["shapes"] = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in found]
+        return [leaf for leaf in found if leaf.size]
+
+    results = iter(jax.lax.map(one, [leaf for leaf, up in zip(leaves, filled, strict=True) if up], batch_size=batch))
+    whole = [next(results) if leaf.size else jnp.zeros((rows, *leaf.shape), leaf.dtype) for leaf in made["shapes"]]
+    return made["structure"].unflatten(whole)
+
+
+def composes(network: Network, floats: int) -> bool:
+    """Whether the rounds of an average of so many numbers are composed into one operator.
+
+    S products of n×n matrices are cheaper than S products with the values only while n is below their width (or so
+    small that nothing but the number of operations counts).
+    """
+    n = network.clients
+    links = jax.eval_shape(lambda: network.links(jax.random.key(0), 0, jnp.arange(n), "ones"))
+    return links.targets is None and (n <= 8 or 2 * n <= floats)
 
 
 def power(a: Array, exponent: int) -> Array:

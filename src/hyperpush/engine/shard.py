@@ -1,7 +1,8 @@
 """A block of clients per device: for more clients or larger models than one device holds.
 
 The same interpreter as `simulate`, inside `shard_map` over a mesh with the single axis `clients`; messages cross
-devices by XLA collectives. Clients that do not divide evenly are padded with ones that talk to nobody.
+devices, of one process or of several, by XLA collectives. Clients that do not divide evenly are padded with ones that
+talk to nobody.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,22 +13,24 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from hyperpush import processes
 from hyperpush.engine import keys
 from hyperpush.engine.compiled import Outcome, Plan, Progress, Record, Walk, chunk, conclude, lay_out
 from hyperpush.engine.faults import Faults
 from hyperpush.engine.interpret import Carry
 from hyperpush.engine.placement import AXIS, Slice
+from hyperpush.engine.routes import routes
 from hyperpush.errors import InvalidInput
 from hyperpush.networks import Network
 from hyperpush.program import Node
 
 
 @eqx.filter_jit
-def _compiled(function, mesh, network, data, key, agreement, batch, static, carry, *scalars):
+def _compiled(function, mesh, routes, network, data, key, agreement, batch, static, carry, *scalars):
     arrays, rest = eqx.partition(network, eqx.is_array)
-    placement = Slice(network.clients, mesh.size)
+    placement = Slice(network.clients, mesh.size, routes)
 
     def block(arrays, data, key, states, clock, scalars):
         plan = Plan(placement, eqx.combine(arrays, rest), data, key, None, agreement, batch)
@@ -61,7 +64,7 @@ def run(
     batch: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run a program with the clients spread over `devices` (all of this process's by default); as `simulate.run`."""
+    """Run a program with the clients spread over `devices` (all of all processes by default); as `simulate.run`."""
     if faults is not None:
         raise InvalidInput("faults", faults, "None: faulty links are for simulate and peer")
     devices = jax.devices() if devices is None else list(devices)
@@ -69,25 +72,35 @@ def run(
         raise InvalidInput("devices", devices, "at least one device")
     mesh = Mesh(devices, (AXIS,))
     found, carry, agreement = lay_out(program, network, states, data, None, step)
-    placement = Slice(network.clients, mesh.size)
+    block = Slice(network.clients, mesh.size).block
+    placement = Slice(network.clients, mesh.size, routes(network, mesh.size, block))
+    by_client, everywhere = NamedSharding(mesh, P(AXIS)), NamedSharding(mesh, P())
 
     def place(tree: PyTree) -> PyTree:
+        """Every client's rows where it is hosted, and copies of the last client's for padding."""
         missing = placement.padded - placement.clients
 
         def one(leaf):
-            padded = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]) if missing else leaf
-            return jax.device_put(padded, NamedSharding(mesh, P(AXIS)))
+            if processes.spread(leaf) and not missing:
+                return leaf if leaf.sharding == by_client else jax.device_put(leaf, by_client)
+            return processes.put(padded(jnp.asarray(leaf), missing), by_client)
 
         return jax.tree.map(one, tree)
 
-    carry = Carry(place(states), jax.device_put(carry.clock, NamedSharding(mesh, P())), {})
+    key = processes.put(key, everywhere)
+    clock = jax.tree.map(lambda leaf: processes.put(leaf, everywhere), carry.clock)
     plan = Plan(placement, network, place(data), key, None, agreement, batch)
 
     def compiled(function, plan: Plan, static, *arguments: Any):
-        return _compiled(
-            function, mesh, plan.network, plan.data, plan.key, plan.agreement, plan.batch, static, *arguments
-        )
+        options = (plan.network, plan.data, plan.key, plan.agreement, plan.batch)
+        return _compiled(function, mesh, placement.routes, *options, static, *arguments)
 
-    walk = Walk(plan, program, compiled, record or {}, every, progress)
-    carry = walk.run(program, carry, keys.program_key(key))
+    specs = {"states": by_client, "clock": everywhere, "history": NamedSharding(mesh, P(None, AXIS))}
+    walk = Walk(plan, program, compiled, record or {}, every, progress, specs.get, place)
+    carry = walk.run(program, Carry(place(states), clock, {}), keys.program_key(key))
     return conclude(walk, carry, found, step)
+
+
+def padded(leaf: Array, rows: int) -> Array:
+    """So many more rows, copies of the last."""
+    return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], rows, axis=0)]) if rows else leaf

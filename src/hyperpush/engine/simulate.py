@@ -1,6 +1,7 @@
 """All clients on one device, stacked on axis 0: the engine for research, and the default."""
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import equinox as eqx
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray, PyTree
 
+from hyperpush import planning, processes
 from hyperpush.engine import keys
 from hyperpush.engine.compiled import Outcome, Plan, Progress, Record, Walk, conclude, lay_out, recorded_rows
 from hyperpush.engine.faults import Faults
@@ -15,6 +17,8 @@ from hyperpush.engine.interpret import with_states
 from hyperpush.engine.placement import Whole
 from hyperpush.networks import Network
 from hyperpush.program import Node, Repeat, Role, Sequence, Within
+
+_planned: ContextVar[bool] = ContextVar("planned", default=False)
 
 
 @eqx.filter_jit
@@ -41,7 +45,14 @@ def run(
 
     `record` maps names of loops to functions of one client's state, called after every `every`-th iteration. `batch`
     is the number of clients computed at a time (all at once by default), which bounds memory for large models.
+
+    In a run of several processes the clients are spread over them (`shard`), unless links are faulty.
     """
+    if processes.count() > 1 and faults is None:
+        from hyperpush.engine import shard
+
+        options: Any = {"step": step, "record": record, "every": every, "batch": batch, "progress": progress}
+        return shard.run(program, network, states, data, key, **options)
     found, carry, agreement = lay_out(program, network, states, data, faults, step)
     plan = Plan(Whole(network.clients), network, data, key, faults, agreement, batch)
 
@@ -71,6 +82,17 @@ def evaluate(
 
     Only loops that stand in no other loop can be recorded; nothing checks that numbers are finite.
     """
+    if planning.current() is not None and not _planned.get():
+        _planned.set(True)
+        try:  # a planned run computes nothing: only the shapes are needed
+            options: Any = {"step": step, "record": record, "every": every, "batch": batch}
+
+            def shapes(states: PyTree, data: PyTree) -> Any:
+                return evaluate(program, network, states, data, key, **options)
+
+            return planning.ones(jax.eval_shape(shapes, states, data))
+        finally:
+            _planned.set(False)
     recorders = record or {}
     _, carry, agreement = lay_out(program, network, states, data, None, step)
     interpreter = Plan(Whole(network.clients), network, data, key, None, agreement, batch).interpreter()

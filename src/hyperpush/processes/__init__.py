@@ -1,0 +1,144 @@
+"""One run in several processes, on one machine or on many: who takes part, and arrays that are spread over them.
+
+Every process runs the same program. An array that is spread has each client's rows in the process that hosts it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import PyTree
+
+from hyperpush.errors import InvalidInput
+
+AXIS = "clients"
+
+# Results of up to so many bytes are handed to every process, so that each can go on with them as if it were alone.
+GATHERED = 1 << 28
+
+
+def count() -> int:
+    """How many processes take part."""
+    return jax.process_count()
+
+
+def first_process() -> bool:
+    """Whether this is the process that writes results."""
+    return jax.process_index() == 0
+
+
+def join(coordinator: str | None, processes: int | None, index: int | None) -> None:
+    """Take part in a run of several processes; what is None is found in the environment, as JAX detects it."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        # By default the coordinator would listen on every interface of its machine.
+        own = coordinator if coordinator and coordinator.startswith(("127.", "localhost:", "[::1]:")) else None
+        jax.distributed.initialize(
+            coordinator, processes, index, heartbeat_timeout_seconds=30, coordinator_bind_address=own
+        )
+    except Exception as error:
+        given = f"{coordinator or 'the environment'}, process {index} of {processes}"
+        said = " ".join(str(error).split())[:200]
+        raise InvalidInput("--coordinator", given, f"an address that all processes can reach ({said})") from None
+
+
+def barrier(name: str) -> None:
+    """Wait until all processes are here."""
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(name)
+
+
+def agree(first: bool, anyone: bool) -> tuple[bool, bool]:
+    """What the first process says to the first question, and whether anyone says yes to the second."""
+    if jax.process_count() == 1:
+        return first, anyone
+    from jax.experimental import multihost_utils
+
+    said = np.asarray(multihost_utils.process_allgather(np.array([first, anyone])))
+    return bool(said[0, 0]), bool(said[:, 1].any())
+
+
+def told(text: str | None) -> str:
+    """What the first process says, at all of them."""
+    if jax.process_count() == 1:
+        assert text is not None
+        return text
+    from jax.experimental import multihost_utils
+
+    data = (text or "").encode()
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+    mine = np.frombuffer(data.ljust(length, b" ")[:length], np.uint8)
+    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(mine), np.uint8)).decode()
+
+
+def mesh() -> Mesh:
+    """All devices of all processes in a row."""
+    return Mesh(np.asarray(jax.devices()), (AXIS,))
+
+
+def spread(leaf: Any) -> bool:
+    """Whether an array is spread over processes, so that none sees all of it."""
+    return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+
+
+def visible(leaf: Any) -> np.ndarray:
+    """What this process sees of an array: all of it, or its own clients' rows."""
+    if not spread(leaf):
+        return np.asarray(leaf)
+    return np.concatenate([np.asarray(shard.data) for shard in leaf.addressable_shards])
+
+
+def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """An array that every process holds, spread: each keeps its own part."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        impl = str(jax.random.key_impl(leaf))
+        return jax.random.wrap_key_data(put(jax.random.key_data(leaf), sharding), impl=impl)
+    if jax.process_count() == 1:
+        return jax.device_put(leaf, sharding)
+    local = np.asarray(leaf)
+    return jax.make_array_from_callback(local.shape, sharding, lambda index: local[index])
+
+
+def gathered(tree: PyTree) -> PyTree:
+    """Arrays that are spread, handed to every process, unless they are larger than `GATHERED`."""
+    from jax.experimental import multihost_utils
+
+    def one(leaf: Any) -> Any:
+        if not spread(leaf) or leaf.nbytes > GATHERED:
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(one(jax.random.key_data(leaf)), impl=str(jax.random.key_impl(leaf)))
+        if leaf.is_fully_replicated:
+            return jnp.asarray(np.asarray(leaf))
+        return jnp.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+    return jax.tree.map(one, tree)
+
+
+def stack(make: Callable[[int], PyTree], clients: int) -> PyTree:
+    """`make(client)` for every client, stacked on axis 0; each process makes those of its own clients only.
+
+    For data and params that are too large for one process. The number of devices has to divide the clients.
+    """
+    devices = jax.device_count()
+    if clients % devices:
+        raise InvalidInput("clients", clients, f"a multiple of the {devices} devices that they are spread over")
+    sharding, block = NamedSharding(mesh(), P(AXIS)), clients // devices
+    blocks = []
+    for place, device in enumerate(mesh().devices.flat):
+        if device.process_index == jax.process_index():
+            made = [make(client) for client in range(place * block, (place + 1) * block)]
+            stacked = jax.tree.map(lambda *rows: np.stack([np.asarray(row) for row in rows]), *made)
+            blocks.append(jax.tree.map(lambda rows, device=device: jax.device_put(rows, device), stacked))
+
+    def join_blocks(*parts: jax.Array) -> jax.Array:
+        shape = (clients, *parts[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
+
+    return jax.tree.map(join_blocks, *blocks)

@@ -1,0 +1,120 @@
+"""A run that is killed at random moments and resumed each time, against the same run left alone.
+
+    python killed.py FOLDER KILLS SEED
+
+A process that has loaded everything, but not started JAX, forks one for each start of the run.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint
+from jax._src import xla_bridge
+
+import hyperpush as hp
+from hyperpush import cli
+from hyperpush.config import Config
+from hyperpush.experiments import registry
+from hyperpush.experiments.registry import Experiment
+from hyperpush.problems.logistic import logistic
+
+LOADED = (orbax.checkpoint, hp.train, hp.SGP)  # here, not in every process
+
+
+class Trained(Config):
+    """Options of the run."""
+
+    steps: int = 400
+    pieces: int = 3
+
+
+def run_trained(config: Trained, run: Any) -> dict[str, Any]:
+    """Train, and go on from there, several times; a record and a set of models after each."""
+    made, network = logistic(5, 0, examples=10), hp.networks.RandomDirected(5)
+    params, step, norms = made.params, 0, []
+    solver = hp.SGP(config.steps, 0.1, batch=4)
+    for piece in range(config.pieces):
+        found = hp.train(
+            made.problem,
+            solver,
+            network,
+            params,
+            made.hypers,
+            made.inner_data,
+            jax.random.key(piece),
+            step=step,
+            record={"SGP": lambda state, ctx: state.mass},
+            every=10,
+        )
+        params, step = found.params, found.step
+        norms.append(float(jax.numpy.linalg.norm(params)))
+        run.record(piece=piece, norm=norms[-1], masses=found.history["SGP"][:, 0])
+    run.save_models("params", params)
+    return {"norms": norms, "rounds": step}
+
+
+registry.experiments = lambda: {"trained": Experiment("trained", "", Trained, run_trained)}
+
+
+def started(folder: Path, *arguments: str) -> int:
+    """The process that runs a command."""
+    assert not xla_bridge.backends_are_initialized()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        with (folder / "stderr").open("a") as file:
+            os.dup2(file.fileno(), 2)
+        os.chdir(folder)
+        cli.main([*arguments, "--checkpoint-rounds", "40"])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        os._exit(code)
+
+
+def ended(pid: int) -> int | None:
+    """How a process has ended, if it has."""
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def newest(folder: Path) -> str:
+    names = [each.name for each in (folder / ".killed.partial" / "checkpoints").glob("[0-9]*")]
+    return max(names, default="")
+
+
+def main(folder: Path, kills: int, seed: int) -> None:
+    chance = random.Random(seed)
+    arguments = ["trained", "-s", f"pieces={max(3, kills // 2)}"]
+    alone = started(folder, "run", *arguments, "--out", "alone")
+    os.waitpid(alone, 0)
+    done, pid, code = 0, started(folder, "run", *arguments, "--out", "killed"), None
+    while done < kills:
+        # Some progress, then any moment: while it computes, writes, or has begun the next piece.
+        before = newest(folder)
+        while (code := ended(pid)) is None and newest(folder) == before:
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.4))
+        code = ended(pid) if code is None else code
+        if code is not None:
+            break
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        done += 1
+        pid = started(folder, "resume", "killed")
+    if code is None:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print(json.dumps({"kills": done, "exit_code": code}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

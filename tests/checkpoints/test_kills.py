@@ -1,0 +1,31 @@
+"""Runs that are killed with SIGKILL: the same files as if they had been left alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def compare(folder: Path, kills: int, seed: int) -> None:
+    command = [sys.executable, Path(__file__).with_name("killed.py"), folder, str(kills), str(seed)]
+    done = subprocess.run(command, env=os.environ, stdout=subprocess.PIPE, check=True)
+    assert json.loads(done.stdout) == {"kills": kills, "exit_code": 0}, (folder / "stderr").read_text()
+    alone, killed = folder / "alone", folder / "killed"
+    names = sorted(str(each.relative_to(alone)) for each in alone.rglob("*"))
+    assert sorted(str(each.relative_to(killed)) for each in killed.rglob("*")) == names
+    for name in ("result.json", "metrics.jsonl", *(f"models/params/client-{i}.safetensors" for i in range(5))):
+        assert (killed / name).read_bytes() == (alone / name).read_bytes(), name
+    assert not (folder / ".killed.partial").exists()
+    assert json.loads((alone / "result.json").read_text())["norms"][0] > 0.1
+
+
+def test_a_run_that_is_killed_twice(tmp_path):
+    compare(tmp_path, 2, 0)
+
+
+@pytest.mark.faults
+def test_a_run_that_is_killed_twenty_times(tmp_path):
+    compare(tmp_path, 20, 1)
