@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from hyperpush.cli import main
 from hyperpush.errors import InvalidInput
 from hyperpush.peers.certificates import certificate, common_name, make
+from hyperpush.peers.session import Identity
 
 
 def loaded(path):
@@ -43,6 +44,27 @@ def test_an_authority_is_used_again_and_nothing_is_overwritten(tmp_path):
         make(tmp_path, ["dave", "alice"], ["127.0.0.1"])
     assert not (tmp_path / "dave.pem").exists()
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+def test_a_certificate_that_nobody_would_accept_is_refused_at_home(tmp_path):
+    make(tmp_path / "ours", ["alice", "bob"], ["127.0.0.1"])
+    make(tmp_path / "theirs", ["alice"], ["127.0.0.1"])
+    certificate(tmp_path / "ours", "old", days=0)
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    Identity(ours / "ca.pem", ours / "alice.pem", ours / "alice.key").valid("alice")
+    for name, files, says in (
+        ("old", (ours / "ca.pem", ours / "old.pem", ours / "old.key"), "certificate: got .*valid now"),
+        ("alice", (theirs / "ca.pem", ours / "alice.pem", ours / "alice.key"), "certificate: got .*issued by"),
+        ("alice", (ours / "ca.pem", ours / "alice.pem", ours / "bob.key"), "key: got .*the private key of"),
+        ("bob", (ours / "ca.pem", ours / "alice.pem", ours / "alice.key"), "certificate: got .*common name is bob"),
+    ):
+        with pytest.raises(InvalidInput, match=says):
+            Identity(*files).valid(name)
+    (ours / "ca.pem").unlink()
+    before = (ours / "ca.key").read_bytes()
+    with pytest.raises(InvalidInput, match=r"both ca\.pem and ca\.key"):
+        make(ours, ["carol"], ["127.0.0.1"])
+    assert (ours / "ca.key").read_bytes() == before
 
 
 def test_one_that_has_expired(tmp_path):

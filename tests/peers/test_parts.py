@@ -70,6 +70,12 @@ def test_parts_that_do_not_fit_are_refused():
     far = parts._HEADER.pack(parts._MAGIC, 2**32 - 1, 1, 3, PART_BYTES + 10)
     assert refused(assembly, far, tail) == Reason.BAD_PART
     assembly.add(first, head)
-    assert refused(assembly, parts._HEADER.pack(parts._MAGIC, 1, 1, 4, PART_BYTES + 10), tail) == Reason.BAD_PART
-    assert refused(assembly, parts._HEADER.pack(parts._MAGIC, 1, 1, 3, PART_BYTES + 9), tail[:-1]) == Reason.BAD_PART
     assert assembly.add(second, tail) == (3, payload(PART_BYTES + 10))  # none of it has left a trace
+
+
+def test_a_sender_that_was_killed_between_two_parts_counts_anew():
+    assembly = Assembly(1 << 30)
+    assembly.add(*pieces(5, 7, 3 * PART_BYTES)[0])
+    after = pieces(5, 90, 2 * PART_BYTES + 1)
+    assert [assembly.add(*each) for each in after[:-1]] == [None, None]
+    assert assembly.add(*after[-1]) == (90, payload(2 * PART_BYTES + 1))

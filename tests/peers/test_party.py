@@ -1,6 +1,7 @@
 """`hyperpush peer` and `hyperpush swarm`: whole runs, and what is refused before they start."""
 
 import json
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from hyperpush.cli import main
 from hyperpush.config import validate
 from hyperpush.errors import InvalidInput
 from hyperpush.experiments.solve import estimation, instance, solver
-from hyperpush.peers.party import Peers, addresses, digest, own_data, read
+from hyperpush.peers.party import Peers, addresses, digest, own_data, private, read, secret
 from hyperpush.peers.session import Address
 from hyperpush.peers.swarm import rows, schedule, swarm
 
@@ -179,6 +180,74 @@ def test_the_digest_is_of_what_has_to_agree_and_of_nothing_else(tmp_path):
         assert of(other) != same
 
 
+def solving(**more):
+    """Options of an experiment of 12 steps, order 4, two outer steps."""
+    return {
+        "clients": 2,
+        "inner": {"steps": 12},
+        "estimator": {"method": "TrackedHGP", "order": 4, "pushes": 2, "step": 0.5},
+        "outer": {"steps": 2},
+        "privacy": {"epsilon": 2.0, "delta": 0.0, "clip": 0.5, "curvature": 0.25, "coupling": 3.0},
+        **more,
+    }
+
+
+def made_private(**more):
+    config = validate(Peers, {"private_draws": True, "experiment": solving(**more)})
+    assert isinstance(config, Peers)
+    options = config.experiment
+    inner, estimator = solver(options.inner, options.inner.method), estimation(options.estimator, "TrackedHGP")
+    return private(options, inner, replace(estimator, tolerance=None), None, None)
+
+
+def test_privacy_is_the_noise_that_all_releases_together_cost_epsilon():
+    inner, estimator = made_private()
+    # Pure ε: every release costs 1/σ. Three solves of 12 gradients; two estimates of 4 products and one more release.
+    scale = (3 * 12 + 2 * (4 + 1)) / 2.0
+    for method in (inner, estimator):
+        assert isinstance(method.privacy.mechanism, hp.Laplace)
+        assert float(method.privacy.mechanism.scale(0)) == pytest.approx(scale, rel=1e-6)
+    noise = estimator.privacy
+    assert (inner.privacy.clip, noise.clip, noise.curvature, noise.coupling) == (0.5, 0.5, 0.25, 3.0)
+    inner, estimator = made_private(outer={"steps": 0})  # training only
+    assert float(inner.privacy.mechanism.scale(0)) == pytest.approx(12 / 2.0, rel=1e-6)
+    given = {"epsilon": 1.0, "delta": 1e-5}
+    inner, estimator = made_private(privacy=given)
+    assert isinstance(inner.privacy.mechanism, hp.Gaussian)
+    assert 0.9 < hp.budget(inner, estimator, 2).epsilon(1e-5) <= 1.0
+
+
+PRIVATE = """
+private_draws = true
+[experiment]
+problem = "logistic"
+inner = { steps = 5 }
+outer = { steps = 1 }
+privacy = { epsilon = 1.0 }
+[peers.alice]
+address = "127.0.0.1:7800"
+[peers.bob]
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("private_draws = true", ""), "private_draws: got False"),
+        (("epsilon = 1.0", "epsilon = 0"), "experiment.privacy.epsilon"),
+        (("steps = 5", 'method = "DSGD", steps = 5'), "experiment.inner.method: got 'DSGD'"),
+        (("[experiment]", '[experiment]\nestimator = { method = "ExactRB" }'), "experiment.estimator.method: got"),
+        (("[experiment]", '[experiment]\nestimator = { method = "TrackedHGP" }'), "TrackedHGP.step: got None"),
+        (("[experiment]", "[experiment]\nstop = { patience = 2 }"), "stop: got"),
+    ],
+)
+def test_privacy_that_cannot_hold_is_refused(change, says, tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text(PRIVATE.replace(*change))
+    assert says in refused(["peer", file, "--name", "alice"], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
 def test_of_two_that_listen_the_later_one_dials():
     where = {"alice": {"address": "127.0.0.1:1"}, "bob": {"address": "127.0.0.1:2"}, "carol": {}}
     config = validate(Peers, {"experiment": {"clients": 3}, "peers": where})
@@ -204,10 +273,33 @@ def test_own_data_have_the_shape_of_the_problem_and_any_number_of_examples(tmp_p
         ({"outer": np.array(["a"])}, "data outer"),
         ({"other": np.ones(3)}, "arrays named inner/0"),
         ({"outer": np.array([{}], object)}, "npz"),
+        ({"outer": np.ones((0, 3))}, "data outer: got 'no examples'"),
+        ({"outer": np.full((2, 3), np.nan)}, "data outer: got .*not finite"),
     ):
         np.savez(file, **{**arrays, **change})
         with pytest.raises(InvalidInput, match=says):
             own_data(file, like)
+    np.savez(file, **arrays)
+    whole = file.read_bytes()
+    for broken in (b"", whole[: len(whole) // 2], b"\x93NUMPY" + whole):
+        file.write_bytes(broken)
+        with pytest.raises(InvalidInput, match="npz file with inner/0"):
+            own_data(file, like)
+    with file.open("wb") as one:
+        np.save(one, np.ones(3))
+    with pytest.raises(InvalidInput, match="npz file with inner/0"):
+        own_data(file, like)
+
+
+def test_the_secret_stays_and_draws_other_noise_for_another_run(tmp_path):
+    path = tmp_path / "secret.key"
+    first = jax.random.key_data(secret(path, b"a run"))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (jax.random.key_data(secret(path, b"a run")) == first).all()
+    assert (jax.random.key_data(secret(path, b"another run")) != first).any()
+    path.write_bytes(b"")
+    with pytest.raises(InvalidInput, match="0 bytes"):
+        secret(path, b"a run")
 
 
 def test_schedules_follow_the_seed():

@@ -13,7 +13,7 @@ from hyperpush.peers.party import Peers
 from hyperpush.peers.swarm import swarm
 
 CLIENTS, STEPS, ORDER, PUSHES, OUTER = 4, 420, 60, 2, 3
-RATE, MILESTONES, OUTER_RATE = 0.1, (300, 380), 0.1
+RATE, MILESTONES, OUTER_RATE = 0.3, (300, 380), 0.1
 
 
 def options(loss):

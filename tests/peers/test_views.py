@@ -1,5 +1,7 @@
 """Who vanishes for good is closed out, and what was being averaged starts anew among the rest."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,14 +9,16 @@ import pytest
 from peers.parties import Places, push_sum, together, values
 
 import hyperpush as hp
+from hyperpush.engine import wire
 from hyperpush.engine.faults import Faults
 from hyperpush.engine.peer import Left, Peer, check_conserved
+from hyperpush.engine.peer.mail import LAST_TOTAL
 from hyperpush.engine.transport import Memory
 from hyperpush.errors import InvalidInput
 from hyperpush.peers.faulty import Faulty
 from hyperpush.program import Exchange, Repeat, Sequence, Within
 
-CLIENTS, ROUNDS = 3, 30
+CLIENTS, ROUNDS = 3, 80
 
 
 class Mortal:
@@ -82,38 +86,94 @@ def test_the_rest_have_the_average_of_the_rest(program, survivors):
         assert sum(float(state[1]) for state, *_ in left) == pytest.approx(2, rel=1e-12)
 
 
-@pytest.mark.parametrize("loss", [0.3])
-def test_who_leaves_hands_its_mass_over(loss):
+class Kept:
+    """A store in memory."""
+
+    def __init__(self):
+        self.kept = None
+
+    def save(self, arrays, facts):
+        self.kept = {name: np.array(array) for name, array in arrays.items()}, json.loads(json.dumps(facts))
+
+    def load(self):
+        return self.kept
+
+
+class Killed(Mortal):
+    """A transport that dies when its peer hands its mass over, at the n-th message that says so."""
+
+    def send(self, to, step, payload):
+        self.left -= wire.peek(payload).weight == LAST_TOTAL
+        if self.left < 0:
+            self.transport.close()
+            raise ConnectionAbortedError
+        self.transport.send(to, step, payload)
+
+    @property
+    def leaving(self):
+        return self.transport.leaving
+
+    @property
+    def closed(self):
+        return self.transport.closed
+
+
+def leavers(program, start_of, at, faults, dies_at=None):
+    """All walk `program`, and client 2 is asked to leave at (loop, iteration); what the others hold at the end."""
     places = Places(CLIENTS)
     network = hp.networks.RandomDirected(CLIENTS, probability=(0.4, 0.8))
-    start = values(CLIENTS)
 
-    def party(client):
+    def party(client, store=None, dies=dies_at):
         transport = places.open(client, mode="asynchronous", close_after=100.0, longest_wait=0.2)
-        lossy = Faulty(transport, Faults(loss=loss, duplicate=0.2, delay=2), 4, client)
+        lossy = Faulty(transport, faults, 4, client)
+        if client == 2 and dies is not None:
+            store = Kept()
+            lossy = Killed(lossy, dies)
         try:
-            transport.ready()
+            transport.ready(everyone=store is None or store.kept is None)
             with jax.enable_x64(True):
-                peer = Peer(client, network, lossy, jax.random.key(3), tolerant=True)
+                peer = Peer(client, network, lossy, jax.random.key(3), tolerant=True, store=store)
 
                 def leave(name, done, total):
-                    if (client, done) == (2, 7):
+                    if client == 2 and (name, done) == at:
                         peer.leave()
 
-                state = peer.run(push_sum(150), (jnp.asarray(start[client]), jnp.ones(())), None, progress=leave)
-            return state, peer.closed
+                return peer.run(program, start_of(client), None, progress=leave), peer.closed
         except Left:
             return None
+        except ConnectionAbortedError:
+            return party(client, store, None)  # the same peer, started again
         finally:
             transport.close()
 
-    *left, gone = together(CLIENTS, party)
+    return together(CLIENTS, party)
+
+
+@pytest.mark.parametrize("dies_at", [None, 0])
+def test_who_leaves_hands_its_mass_over_even_if_it_is_killed_while_it_does(dies_at):
+    start = values(CLIENTS)
+    *left, gone = leavers(
+        push_sum(150),
+        lambda client: (jnp.asarray(start[client]), jnp.ones(())),
+        ("average", 7),
+        Faults(loss=0.3, duplicate=0.2, delay=2),
+        dies_at,
+    )
     assert gone is None
     assert sum(float(mass) for (_, mass), _ in left) == pytest.approx(CLIENTS, rel=1e-12)
     np.testing.assert_allclose(sum(np.asarray(w) for (w, _), _ in left), start.sum(0), atol=1e-11)
     for (w, mass), closed in left:
         assert closed == set()
         np.testing.assert_allclose(w / mass, start.mean(0), atol=1e-6)
+
+
+def test_who_leaves_when_the_others_have_gone_on_does_not_wait_for_them():
+    start = values(CLIENTS)
+    *left, gone = leavers(averages(2), lambda client: jnp.asarray(start[client]), ("average", ROUNDS - 1), Faults())
+    assert gone is None
+    for value, _ in left:
+        assert np.all(value >= start.min(0) - 1e-9)
+        assert np.all(value <= start.max(0) + 1e-9)
 
 
 def test_nobody_leaves_in_step():

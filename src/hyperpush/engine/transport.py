@@ -22,7 +22,7 @@ class Transport(Protocol):
       certificate), never what the payload says. Pass it on to `wire.decode` as `expect_sender`.
     - Payloads may come late, twice, in any order, damaged or not at all: the receiver decides what still counts.
     - `send` does not wait for the receiver, and `payload` is the transport's once it is called.
-    - The steps of one peer never decrease.
+    - The steps of one peer never decrease, but for 0: what belongs to no round, and is due at once.
     """
 
     def send(self, to: int, step: int, payload: bytes | bytearray) -> None:

@@ -203,11 +203,7 @@ def decode(
     view = memoryview(data).toreadonly()
     if len(view) > template.size:
         raise Rejected(Reason.OVERSIZED, f"{len(view)} bytes, at most {template.size} expected")
-    header, digest = _read_header(view)
-    if checksum(view[:-_CHECKSUM_BYTES]) != int.from_bytes(view[-_CHECKSUM_BYTES:], "little"):
-        raise Rejected(Reason.BAD_CHECKSUM, "damaged on the way")
-    if expect_sender is not None and header.sender != expect_sender:
-        raise Rejected(Reason.WRONG_SENDER, f"{expect_sender} sent it and it names {header.sender}")
+    header, digest = _sealed(view, expect_sender)
     if digest != template.digest:
         raise Rejected(Reason.WRONG_STRUCTURE, "another tree of leaves than expected")
     _check_table(view, template.entries)
@@ -217,6 +213,20 @@ def decode(
         raise Rejected(Reason.NOT_FINITE, f"weight {header.weight}")
     leaves = [_read_leaf(view, index, template) for index in range(len(template.leaves))]
     return header, jax.tree.unflatten(template.treedef, leaves)
+
+
+def sealed(data: bytes | bytearray | memoryview, expect_sender: int) -> Header:
+    """The header of a message that is whole and from whom it says, whatever it holds; raises `Rejected`."""
+    return _sealed(memoryview(data).toreadonly(), expect_sender)[0]
+
+
+def _sealed(view: memoryview, expect_sender: int | None) -> tuple[Header, bytes]:
+    header, digest = _read_header(view)
+    if checksum(view[:-_CHECKSUM_BYTES]) != int.from_bytes(view[-_CHECKSUM_BYTES:], "little"):
+        raise Rejected(Reason.BAD_CHECKSUM, "damaged on the way")
+    if expect_sender is not None and header.sender != expect_sender:
+        raise Rejected(Reason.WRONG_SENDER, f"{expect_sender} sent it and it names {header.sender}")
+    return header, digest
 
 
 def _read_header(view: memoryview) -> tuple[Header, bytes]:

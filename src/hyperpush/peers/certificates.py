@@ -86,6 +86,8 @@ def make(folder: Path, names: Iterable[str], hosts: Sequence[str], days: int = D
         if (folder / f"{name}.pem").exists() or (folder / f"{name}.key").exists():
             raise InvalidInput("names", name, f"a name without files in {folder}: nothing is overwritten")
     if not (folder / "ca.pem").exists():
+        if (folder / "ca.key").exists():
+            raise InvalidInput("folder", str(folder), "one with both ca.pem and ca.key, or neither")
         authority(folder, days)
     return [certificate(folder, name, hosts, days) for name in names]
 

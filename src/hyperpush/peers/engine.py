@@ -38,12 +38,14 @@ class Engine:
         store: Store | None = None,
         store_every: int = 1,
         secret: PRNGKeyArray | None = None,
+        repeats: bool = True,
     ):
         self.client, self.transport, self.asynchronous = client, transport, asynchronous
-        self.store, self.store_every, self.secret = store, store_every, secret
+        self.store, self.store_every, self.secret, self.repeats = store, store_every, secret, repeats
         self.late = 0
         self.rejected: dict[str, int] = {}
         self._peer: Peer | None = None
+        self.leaves = False  # whether it was asked to
         self._loop = ""
 
     def run(
@@ -74,7 +76,10 @@ class Engine:
             store=self.store,
             store_every=self.store_every,
             secret=self.secret,
+            repeats=self.repeats,
         )
+        if self.leaves:
+            peer.leave()
 
         def shown(name: str, done: int, total: int) -> None:
             self._loop = f"{name} {done}/{total}"
@@ -103,6 +108,7 @@ class Engine:
 
     def leave(self) -> None:
         """Leave the run for good, as soon as its program allows it."""
+        self.leaves = True
         if self._peer is not None:
             self._peer.leave()
 

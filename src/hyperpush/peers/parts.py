@@ -46,13 +46,13 @@ class Assembly:
             raise Rejected(Reason.BAD_PART, f"part {place} of {len(part)} bytes, of a payload of {length}")
         if length <= PART_BYTES:
             return step, part
+        if number in self._open and self._open[number][:2] != (step, length):
+            del self._open[number]  # the sender was killed between its parts, and counts from 0 again
         if number not in self._open:
             while len(self._open) >= OPEN:  # the oldest will not be completed any more
-                del self._open[min(self._open)]
+                del self._open[next(iter(self._open))]
             self._open[number] = step, length, {}
-        *known, parts = self._open[number]
-        if known != [step, length]:
-            raise Rejected(Reason.BAD_PART, f"payload {number} changes its step or length")
+        parts = self._open[number][2]
         parts[place] = part
         if len(parts) * PART_BYTES < length:
             return None

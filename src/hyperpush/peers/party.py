@@ -10,8 +10,10 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -58,6 +60,30 @@ class Injected(Config):
         return bool(self.loss or self.duplicate or self.delay)
 
 
+class Privacy(Config):
+    """Local differential privacy of all that a party sends; chosen beforehand, as what is chosen by looking leaks."""
+
+    epsilon: Annotated[float, Field(gt=0)] = Field(default=1.0, description="What all of it may cost in all.")
+    delta: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=1e-5, description="δ, with Gaussian noise; 0 for pure ε, with Laplace noise."
+    )
+    clip: Annotated[float, Field(gt=0)] = Field(default=1.0, description="Largest ℓ2 norm of an example's gradient.")
+    curvature: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="Largest norm of an example's ∂²_xx f v, for v of norm 1."
+    )
+    coupling: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="Largest norm of an example's ∂²_λx f v, for v of norm 1."
+    )
+
+
+class Shared(Solve):
+    """What all peers do: the options of `hyperpush run solve`, and privacy."""
+
+    privacy: Privacy | None = Field(
+        default=None, description="Noise in all that is made of data, so that every party's messages cost at most ε."
+    )
+
+
 class Peers(Config):
     """A run among peers."""
 
@@ -78,7 +104,7 @@ class Peers(Config):
         description="Whether a peer's draws (mini-batches, noise) come from a secret of its own, not from the seed.",
     )
     authority: str | None = Field(default=None, description="PEM file of the authority that signs certificates.")
-    experiment: Solve = Field(default=Solve(), description="As for `hyperpush run solve`.")
+    experiment: Shared = Field(default=Shared(), description="As for `hyperpush run solve`, and `privacy`.")
     peers: dict[str, Where] = Field(default={}, description="The parties by name, in the order of their clients.")
     faults: Injected = Injected()
 
@@ -91,6 +117,10 @@ class Peers(Config):
             raise InvalidInput("experiment.clients", self.experiment.clients, f"{len(self.peers)}, as many as peers")
         if self.faults.any and self.mode == "synchronous":
             raise InvalidInput("faults", self.faults.model_dump(), "none, or mode = 'asynchronous'")
+        if self.experiment.privacy is not None and not self.private_draws:
+            raise InvalidInput(
+                "private_draws", False, "true, with privacy: who knows the seed can take noise off again"
+            )
         return self
 
 
@@ -108,6 +138,28 @@ def read(path: Path, count: int | None = None, faults: Mapping[str, Any] | None 
     found = validate(Peers, values)
     assert isinstance(found, Peers)
     return found
+
+
+def private(options: Shared, inner: Any, estimator: Any, consensus: Any, stop: Any) -> tuple[Any, Any]:
+    """The solver and the estimator with the noise that the configuration asks for; refused where there is none."""
+    import hyperpush as hp
+
+    asked = options.privacy
+    if asked is None:
+        return inner, estimator
+    for field, method, able in (
+        ("experiment.inner.method", inner, (hp.SGP,)),
+        ("experiment.estimator.method", estimator, (hp.HGP, hp.TrackedHGP)),
+    ):
+        if not isinstance(method, able):
+            allowed = " or ".join(each.__name__ for each in able)
+            raise InvalidInput(field, type(method).__name__, f"{allowed}, as experiment.privacy is given")
+    kind, delta = (hp.Gaussian, asked.delta) if asked.delta else (hp.Laplace, None)
+    inner = replace(inner, privacy=hp.Noise(kind(1.0), asked.clip))
+    estimator = replace(estimator, privacy=hp.Noise(kind(1.0), asked.clip, asked.curvature, asked.coupling))
+    steps = options.outer.steps
+    made = hp.within(asked.epsilon, delta, inner, estimator if steps else None, steps, consensus, stop)
+    return made[0], estimator if made[1] is None else made[1]
 
 
 def digest(config: Peers) -> bytes:
@@ -131,7 +183,7 @@ def identity(config: Peers, name: str, base: Path) -> Identity | None:
     for field, value in given.items():
         if value is None:
             raise InvalidInput(field, None, "a PEM file, as others of the certificate are given")
-    return Identity(*(base / str(value) for value in given.values())).checked(name)
+    return Identity(*(base / str(value) for value in given.values())).valid(name)
 
 
 def addresses(config: Peers, name: str, neighbours: list[str]) -> dict[str, Address | None]:
@@ -159,7 +211,7 @@ def own_data(path: Path, like: Any) -> Any:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidInput("data", str(path), f"an .npz file with {', '.join(names)} ({error})") from None
     if set(arrays) != set(names):
         raise InvalidInput("data", sorted(arrays), f"arrays named {', '.join(names)}, in {path}")
@@ -170,6 +222,10 @@ def own_data(path: Path, like: Any) -> Any:
             raise InvalidInput(f"data {name}", array.shape, f"examples of shape {leaf.shape[1:]}")
         if array.dtype.kind not in "biuf":
             raise InvalidInput(f"data {name}", str(array.dtype), "numbers")
+        if array.ndim and not len(array):
+            raise InvalidInput(f"data {name}", "no examples", "at least 1")
+        if not np.all(np.isfinite(array)):
+            raise InvalidInput(f"data {name}", "a number that is not finite", "finite numbers")
         found.append(np.asarray(array, leaf.dtype))
     return structure.unflatten(found)
 
@@ -258,6 +314,8 @@ def _take_part(
     if config.mode == "asynchronous" and isinstance(estimator, TrackedHGP):
         estimator = replace(estimator, tolerance=None)  # nobody can vote on its end
     consensus = None if options.outer.form == "PDBO" else OuterConsensus(options.outer.pushes, options.outer.tracked)
+    stop = stopping(options, made.problem)
+    inner, estimator = private(options, inner, estimator, consensus, stop)
     around = neighbours(network, client, everyone=inner.__class__.__name__ == "FedAvg")
     agreed = digest(config)
     links = addresses(config, name, [names[other] for other in around])
@@ -291,102 +349,152 @@ def _take_part(
     if config.faults.any:
         fate = Faults(config.faults.loss, config.faults.duplicate, config.faults.delay)
         faulty = Faulty(transport, fate, config.faults.seed, client)
-    own_key = secret(out / SECRET) if config.private_draws else None
-    engine = Engine(client, faulty, asynchronous, store, max(config.checkpoint, 1), own_key)
+    own_key = secret(out / SECRET, agreed) if config.private_draws else None
+    repeats = options.privacy is None  # what ε pays for once cannot be sent again, with other noise, in a new view
+    engine = Engine(client, faulty, asynchronous, store, max(config.checkpoint, 1), own_key, repeats)
 
     def look() -> dict[str, Any]:
         return {"name": name, "pid": os.getpid(), **engine.status(), **_seen(transport, handshakes)}
 
+    begun = threading.Event()
+
+    def told() -> None:
+        if asynchronous and begun.is_set() and not engine.leaves:
+            engine.leave()
+        else:
+            back = "started again, it goes on from its checkpoint" if store else "without checkpoints it cannot go on"
+            transport.stop(f"ended by SIGTERM; {back}")
+
     watcher = Status(out / STATUS, look)
     watcher.start()
     began = time.monotonic()
+    with _on_sigterm(told):
+        try:
+            if stored is not None:
+                say(f"{name}: going on from step {stored[1]['step']}")
+            transport.ready(0 if stored is None else stored[1]["step"], everyone=stored is None)
+            begun.set()
+            solution = solve(
+                made.problem,
+                network,
+                inner=inner,
+                hypergradient=estimator,
+                outer=optax.adam(options.outer.rate),
+                outer_steps=options.outer.steps,
+                params=made.params,
+                hypers=made.hypers,
+                inner_data=inner_data,
+                outer_data=outer_data,
+                key=jax.random.split(jax.random.key(options.seed))[0],
+                restart=options.outer.restart,
+                consensus=consensus,
+                stop=stop,
+                trace=True,
+                run=engine.run,
+                **({"faults": Faults()} if asynchronous else {}),
+            )
+        except Left:
+            say(f"{name}: left, and handed its mass over")
+            solution = None
+        finally:
+            watcher.end()
+            transport.close()
+        result: dict[str, Any] = {"name": name, "mode": config.mode, "left": solution is None}
+        if solution is not None:
+            result["outer_costs"] = _write_solution(out, solution)
+            _write(out / saved.CONFIG, to_toml("peers", config).encode())
+        seen = engine.status()
+        result |= {
+            "resumed_at": None if stored is None else stored[1]["step"],
+            "rounds": seen["round"],
+            "floats": None if solution is None else solution.floats,
+            "late": seen["late"],
+            "rejected": seen["rejected"] | transport.rejections.counts() | handshakes.counts(),
+            "closed_out": [names[other] for other in sorted(transport.closed)],
+            "seconds": round(time.monotonic() - began, 3),
+        }
+        if options.privacy is not None:
+            result |= {"epsilon": options.privacy.epsilon, "delta": options.privacy.delta}
+        _write(out / saved.RESULT, (saved.to_json(result) + "\n").encode())  # last: it says that all is there
+        if store is not None:
+            store.remove()
+    return result
+
+
+@contextmanager
+def _on_sigterm(told: Callable[[], None]) -> Iterator[None]:
+    """Do this when the process is told to end, instead of ending it; only a main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: told())
     try:
-        if stored is not None:
-            say(f"{name}: going on from step {stored[1]['step']}")
-        transport.ready(0 if stored is None else stored[1]["step"], everyone=stored is None)
-        if asynchronous and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, lambda *_: engine.leave())
-        solution = solve(
-            made.problem,
-            network,
-            inner=inner,
-            hypergradient=estimator,
-            outer=optax.adam(options.outer.rate),
-            outer_steps=options.outer.steps,
-            params=made.params,
-            hypers=made.hypers,
-            inner_data=inner_data,
-            outer_data=outer_data,
-            key=jax.random.split(jax.random.key(options.seed))[0],
-            restart=options.outer.restart,
-            consensus=consensus,
-            stop=stopping(options, made.problem),
-            trace=True,
-            run=engine.run,
-            **({"faults": Faults()} if asynchronous else {}),
-        )
-    except Left:
-        say(f"{name}: left, and handed its mass over")
-        result = {"name": name, "mode": config.mode, "left": True}
-        (out / saved.RESULT).write_text(saved.to_json(result) + "\n", encoding="utf-8")
-        return result
+        yield
     finally:
-        watcher.end()
-        transport.close()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All of a file or nothing."""
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(data)
+    new.replace(path)
+
+
+def _write_solution(out: Path, solution: Any) -> list[float]:
+    """A party's own model, hypers, hyper-gradients and metrics; returns its outer costs."""
+    import jax
+    import numpy as np
+
     costs = np.asarray(solution.outer_costs, np.float64)[:, 0].tolist()
     norms = np.asarray(solution.history.norms, np.float64)[:, 0].tolist()
     lines = [{"outer_step": 0, "outer_cost": costs[0]}]
     lines += [
         {"outer_step": k + 1, "outer_cost": costs[k + 1], "hypergradient_norm": norms[k]} for k in range(len(norms))
     ]
-    (out / saved.METRICS).write_text("".join(saved.to_json(line) + "\n" for line in lines), encoding="utf-8")
+    _write(out / saved.METRICS, "".join(saved.to_json(line) + "\n" for line in lines).encode())
     for file, tree in ((MODEL, solution.params), (HYPERS, solution.hypers)):
         save_tree(out / file, jax.tree.map(lambda leaf: np.asarray(leaf)[0, ...], tree))
     if solution.hypergradients is not None:
-        save_tree(
-            out / "hypergradients.safetensors",
-            jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], solution.hypergradients),
-        )
-    (out / saved.CONFIG).write_text(to_toml("peers", config), encoding="utf-8")
-    result = {
-        "name": name,
-        "mode": config.mode,
-        "outer_costs": costs,
-        "resumed_at": None if stored is None else stored[1]["step"],
-        "rounds": solution.rounds,
-        "floats": solution.floats,
-        "late": engine.late,
-        "rejected": engine.rejected | transport.rejections.counts() | handshakes.counts(),
-        "closed_out": [names[other] for other in sorted(transport.closed)],
-        "seconds": round(time.monotonic() - began, 3),
-    }
-    (out / saved.RESULT).write_text(saved.to_json(result) + "\n", encoding="utf-8")
-    if store is not None:
-        store.remove()
-    return result
+        gradients = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], solution.hypergradients)
+        save_tree(out / "hypergradients.safetensors", gradients)
+    return costs
 
 
-def secret(path: Path) -> Any:
-    """A random key of this party's own, kept in a file so that it is the same after a restart."""
+def secret(path: Path, agreed: bytes) -> Any:
+    """A random key of this party's own: of a secret in a file, so that it is the same after a restart, and of the run.
+
+    Another configuration draws other noise, though the secret is still there.
+    """
     import jax
 
     if not path.exists():
-        path.touch(mode=0o600)
-        path.write_bytes(secrets.token_bytes(8))
-    return jax.random.wrap_key_data(jax.numpy.frombuffer(path.read_bytes(), jax.numpy.uint32))
+        new = path.with_name(f"{path.name}.new")
+        new.unlink(missing_ok=True)
+        new.touch(mode=0o600)
+        with new.open("wb") as file:
+            file.write(secrets.token_bytes(32))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    own = path.read_bytes()
+    if len(own) != 32:
+        raise InvalidInput(str(path), f"{len(own)} bytes", "32, as it was written; remove it to start anew")
+    made = blake2b(agreed, key=own, digest_size=8).digest()
+    return jax.random.wrap_key_data(jax.numpy.frombuffer(made, jax.numpy.uint32))
 
 
 def save_tree(path: Path, tree: Any) -> None:
     """The arrays of a pytree in one safetensors file, by their paths."""
     import jax
     import numpy as np
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     named = {
         jax.tree_util.keystr(where, simple=True, separator="/"): np.array(leaf, order="C") for where, leaf in leaves
     }
-    save_file(named, path)
+    _write(path, save(named))
 
 
 def _seen(transport: Any, handshakes: Any) -> dict[str, Any]:

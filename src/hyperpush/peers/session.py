@@ -9,6 +9,7 @@ peer can write under its own name only, and read only what is addressed to it.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,34 @@ class Identity:
                 raise InvalidInput(field, str(path), "a PEM file")
         if (named := common_name(self.certificate)) != name:
             raise InvalidInput("certificate", f"one for {named}", f"one whose common name is {name}")
+        return self
+
+    def valid(self, name: str) -> "Identity":
+        """Refuse also a certificate that nobody would accept, and a key that is not its own."""
+        from cryptography import x509
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        self.checked(name)
+        try:
+            own, authority = (
+                x509.load_pem_x509_certificate(path.read_bytes()) for path in (self.certificate, self.authority)
+            )
+            key = load_pem_private_key(self.key.read_bytes(), None)
+        except (ValueError, TypeError) as error:
+            raise InvalidInput(
+                "certificate", str(self.certificate), f"PEM files without a password ({error})"
+            ) from None
+        now = datetime.now(UTC)
+        if not own.not_valid_before_utc <= now <= own.not_valid_after_utc:
+            given = f"one from {own.not_valid_before_utc:%Y-%m-%d %H:%M} to {own.not_valid_after_utc:%Y-%m-%d %H:%M}"
+            raise InvalidInput("certificate", given, f"one that is valid now, {now:%Y-%m-%d %H:%M}, UTC")
+        try:
+            own.verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature):
+            raise InvalidInput("certificate", str(self.certificate), f"one issued by {self.authority}") from None
+        if own.public_key() != key.public_key():
+            raise InvalidInput("key", str(self.key), f"the private key of {self.certificate}")
         return self
 
 

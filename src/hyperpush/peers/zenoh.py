@@ -298,6 +298,12 @@ class Zenoh:
             for other in self._others:
                 self._tasks.put((self._leaves, other, 0))
 
+    def stop(self, why: str) -> None:
+        """Give up: whoever waits here, or sends, gets an error that says why. Nothing is told to the others."""
+        with self._changed:
+            self._failure = self._failure or why
+            self._changed.notify_all()
+
     def present(self, clients: list[int]) -> list[int]:
         """See `Members.present`."""
         with self._changed:
@@ -389,10 +395,15 @@ class Zenoh:
         mask = int.from_bytes(payload[_CONTROL.size :], "little")
         if mask >> len(self.names):
             raise Rejected(Reason.BAD_CONTROL, "it closes out peers that do not exist")
+        if mask and not self.asynchronous:
+            raise Rejected(Reason.BAD_CONTROL, "it closes out peers, in step")
+        if kind != Control.HELLO and digest != self.digest:
+            raise Rejected(Reason.BAD_CONTROL, "it is of another configuration")
         other = self._others[place]
         with self._changed:
             other.last_seen = time.monotonic()
-            self._note_closed({who for who in range(len(self.names)) if mask >> who & 1}, other.name)
+            if digest == self.digest:
+                self._note_closed({who for who in range(len(self.names)) if mask >> who & 1}, other.name)
             if kind == Control.HELLO:
                 if digest != self.digest:
                     self._failure = (

@@ -1,0 +1,53 @@
+"""The benchmark of peers at a tiny size: it runs, and its figures follow from the seconds that it records."""
+
+import numpy as np
+import pytest
+
+from hyperpush.bench.peers import PeersBench, run_peers
+from hyperpush.cli import main
+
+ROUNDS, BLOCKS, MEGABYTES = 2, 3, 0.01
+
+
+class Kept:
+    """A run that keeps what it is given."""
+
+    def __init__(self):
+        self.records, self.tables = [], []
+
+    def record(self, **values):
+        self.records.append(values)
+
+    def table(self, title, columns, rows):
+        self.tables.append((title, columns, rows))
+
+
+def test_both_kinds_are_measured_and_compared():
+    run = Kept()
+    found = run_peers(PeersBench(megabytes=MEGABYTES, rounds=ROUNDS, blocks=BLOCKS), run)
+    seconds = {
+        kind: np.array([each["seconds"] for each in run.records if each["kind"] == kind])
+        for kind in ("bare Zenoh", "peers")
+    }
+    for kind, key in (("bare Zenoh", "bare_zenoh"), ("peers", "peers")):
+        assert seconds[kind].shape == (BLOCKS,)
+        assert np.all(seconds[kind] > 0)
+        rate = ROUNDS / np.sort(seconds[kind])[BLOCKS // 2]
+        assert found[key]["rounds_per_second"] == pytest.approx(rate)
+        assert found[key]["megabytes_per_second"] == pytest.approx(2 * MEGABYTES * rate)
+    ratios = np.sort(seconds["bare Zenoh"] / seconds["peers"])
+    assert found["share"] == pytest.approx(ratios[BLOCKS // 2])
+    ((title, _, rows),) = run.tables
+    assert "mutual TLS" in title
+    assert [row[0] for row in rows] == ["bare Zenoh", "peers", "share"]
+
+
+def test_sizes_that_make_no_sense_are_refused(capsys, tmp_path):
+    for setting in ("megabytes=0", "rounds=0", "blocks=0"):
+        with pytest.raises(SystemExit) as ended:
+            main(["bench", "peers", "-s", setting, "--out", str(tmp_path / "out")])
+        said = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert setting.split("=")[0] in said
+        assert "Traceback" not in said
+        assert not (tmp_path / "out").exists()

@@ -1,0 +1,119 @@
+"""A party that is told to end: in step it can come back, at its own pace it leaves; nothing is half-written."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hyperpush.config import validate
+from hyperpush.errors import HyperpushError
+from hyperpush.peers.party import STATUS, Peers, take_part
+from hyperpush.peers.swarm import laid_out
+
+STEPS = 150
+FIRST, SECOND = "peer-0", "peer-1"
+
+
+def made(base, mode):
+    config = validate(
+        Peers,
+        {
+            "mode": mode,
+            "longest_wait": 0.2,
+            "experiment": {
+                "problem": "quadratic",
+                "clients": 2,
+                "network": "fully-connected",
+                "inner": {"steps": STEPS, "rate": 0.01},
+                "estimator": {"method": "TrackedHGP", "order": 3, "pushes": 1, "step": 0.01},
+                "outer": {"steps": 1},
+            },
+        },
+    )
+    assert isinstance(config, Peers)
+    return laid_out(config, 2, base, secure=False)
+
+
+def beside(config):
+    """The second party in a thread; what it returned or raised, once the thread has ended."""
+    found = []
+
+    def work():
+        try:
+            found.append(take_part(config, SECOND, say=lambda line: None))
+        except HyperpushError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread, found
+
+
+def told_at(base, round, times=1):
+    """Send this process SIGTERM as soon as the first party, in its main thread, has got to a round."""
+
+    def work():
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            try:
+                if json.loads((base / FIRST / STATUS).read_text())["round"] >= round:
+                    for _ in range(times):
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    return
+            except (OSError, ValueError):
+                pass
+            time.sleep(0.002)
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def files(base):
+    return {path.name for path in (base / FIRST).iterdir()} - {STATUS}
+
+
+def test_in_step_it_stops_and_comes_back(tmp_path):
+    config = made(tmp_path, "synchronous")
+    before = signal.getsignal(signal.SIGTERM)
+    other, found = beside(config)
+    told_at(tmp_path, 10)
+    with pytest.raises(HyperpushError, match=r"peer-0: ended by SIGTERM; started again, it goes on"):
+        take_part(config, FIRST, say=lambda line: None)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert files(tmp_path) == {"checkpoint.safetensors"}
+    result = take_part(config, FIRST, say=lambda line: None)
+    other.join(120)
+    assert result["resumed_at"] >= 9
+    assert found[0]["rounds"] == result["rounds"]
+    assert not list(tmp_path.rglob("*.new"))
+    # In step, a run repeats bit for bit, and so does one in which a party was away.
+    again = made(tmp_path / "again", "synchronous")
+    other, _ = beside(again)
+    take_part(again, FIRST, say=lambda line: None)
+    other.join(120)
+    for name in (FIRST, SECOND):
+        for file in ("params", "hypers", "hypergradients"):
+            one, two = (load_file(base / name / f"{file}.safetensors")[""] for base in (tmp_path, tmp_path / "again"))
+            assert np.abs(one).max() > 0
+            np.testing.assert_array_equal(one, two)
+
+
+def test_at_its_own_pace_it_leaves_and_the_other_ends(tmp_path):
+    config = made(tmp_path, "asynchronous")
+    other, found = beside(config)
+    told_at(tmp_path, 10)
+    result = take_part(config, FIRST, say=lambda line: None)
+    assert result["left"]
+    assert result["rounds"] < STEPS
+    assert files(tmp_path) == {"result.json"}
+    other.join(120)
+    assert not found[0]["left"]
+    assert found[0]["closed_out"] == []
+    assert json.loads((tmp_path / SECOND / "result.json").read_text())["rounds"] > STEPS
+    assert not list(tmp_path.rglob("*.new"))
+    with pytest.raises(HyperpushError, match=r"peers\.peer-0\.out"):  # it has left for good
+        take_part(config, FIRST)
