@@ -160,7 +160,7 @@ def test_operations_are_counted_as_by_hand():
         ("network=wheel", "network"),
         ("data=imagenet", "data"),
         ("clients=-1", "clients"),
-        ("examples=3", "examples"),
+        ("examples=3", "clients"),
         ("pushes=[0]", "pushes"),
     ],
 )
