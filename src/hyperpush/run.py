@@ -7,10 +7,9 @@ checkpoints in a hidden folder beside it, from which `resume` goes on.
 import json
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -27,6 +26,7 @@ from hyperpush.checkpoints import Policy
 from hyperpush.config import load_config, to_toml
 from hyperpush.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.experiments.registry import Experiment
+from hyperpush.locks import alone
 from hyperpush.report.tables import table
 
 if TYPE_CHECKING:
@@ -312,31 +312,9 @@ def _tidy(work: Path) -> None:
     whole.replace(work / saved.METRICS)
 
 
-@contextmanager
-def _locked(path: Path, work: Path) -> Iterator[None]:
-    """Refuse a folder that another live process writes to; where there are no such locks (Windows), trust the user."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    if not _first():
-        yield
-        return
-    with (work / LOCK).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise InvalidInput(
-                "run", str(path), f"a run that no other process is writing ({file.read().strip() or 'one is'})"
-            ) from None
-        except OSError as error:
-            raise HyperpushError(f"{work} cannot be locked: {error.strerror}; use a folder on another disk") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()} is\n")
-        file.flush()
-        yield
+def _locked(path: Path, work: Path) -> AbstractContextManager[None]:
+    """Refuse a folder that another live process writes to."""
+    return alone(work / LOCK, "run", path, "a run that no other process is writing") if _first() else nullcontext()
 
 
 def _partial(path: Path) -> Path:

@@ -5,7 +5,6 @@ import shutil
 import tomllib
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -16,6 +15,7 @@ from hyperpush import saved
 from hyperpush.config import to_toml
 from hyperpush.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.experiments.registry import Tuning
+from hyperpush.locks import alone
 from hyperpush.run import execute
 from hyperpush.sweep.plan import Cell, Plan
 from hyperpush.sweep.statistics import choose
@@ -54,7 +54,7 @@ def run(plan: Plan, folder: Path, console: Console) -> list[Finished]:
         (folder / CELLS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput("--out", str(folder), f"a folder that can be written ({error.strerror})") from None
-    with _alone(folder):
+    with alone(folder / ".lock", "--out", folder, "a folder that no other sweep is writing to"):
         write(folder / saved.CONFIG, to_toml(plan.experiment.name, plan.config))
         for left in (folder / CELLS).glob(".*.partial"):  # of a process that was killed: nobody else is here
             shutil.rmtree(left)
@@ -193,19 +193,3 @@ def write(path: Path, text: str) -> None:
     unfinished = path.with_name(f".{path.name}.new")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Only one process at a time works on a folder; the lock goes with the process."""
-    try:
-        import fcntl
-    except ImportError:  # where there are no such locks, the user sees to it
-        yield
-        return
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InvalidInput("--out", str(folder), "a folder that no other sweep is writing to") from None
-        yield
