@@ -24,7 +24,7 @@ class Training(Config):
         default="emnist", description="A convolutional network of 2,278,334 parameters, or one of 13,750."
     )
     pushes: tuple[Count, ...] = Field(default=(1, 10), min_length=1, description="Push-sum steps per order of HGP.")
-    rounds: Count = Field(default=5, description="Rounds of one measurement; what a run does once is spread over them.")
+    rounds: Count = Field(default=4, description="Rounds of one measurement; what a run does once is spread over them.")
     repeats: Count = Field(default=3, description="Measurements, of which the median is taken.")
     product: Count = Field(default=3000, description="Rows and columns of the matrices of the product.")
     at_a_time: int = Field(default=1, ge=0, description="Clients computed at a time; 0 for all.")

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 from hyperpush.engine import lossy
 from hyperpush.engine.faults import Faults
 from hyperpush.engine.placement import Placement, along, weight_rows
+from hyperpush.engine.rows import rowwise
 from hyperpush.networks import Links, Network, Weights, matrix
 from hyperpush.program import (
     Average,
@@ -100,14 +101,16 @@ class Interpreter(eqx.Module):
     ) -> Any:
         """`f(*one client's slices, context)` for every client of the block."""
 
-        def one(args):
-            client, data, slices = args
-            return f(*slices, Context(client, self.network.clients, round, leaf_key(key, role, client), data))
+        def one(state, others):
+            client, data, more = others
+            context = Context(client, self.network.clients, round, leaf_key(key, role, client), data)
+            return f(state, *more, context)
 
-        args = (self.placement.ids(), self.data, stacked)
+        states, *more = stacked
+        others = (self.placement.ids(), self.data, more)
         if self.batch is None:
-            return jax.vmap(one)(args)
-        return mapped(one, args, self.batch)
+            return jax.vmap(one)(states, others)
+        return rowwise(one, states, others, self.batch)
 
     def run(self, node: Node | Apply, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path = ()) -> Carry:
         """One pass through `node`."""
@@ -293,27 +296,6 @@ class Interpreter(eqx.Module):
         answers = node.compute(self.placement.gather(message), leaf_key(key, Role.COMPUTE, 0))
         states = self.apply(node.receive, Role.RECEIVE, key, round, carry.states, self.placement.mine(answers))
         return Carry(states, carry.clock.advance(), carry.totals)
-
-
-def mapped(f: Callable[[Any], Any], args: PyTree, batch: int) -> Any:
-    """`jax.lax.map` in batches, also where arrays without elements are among the arguments or results."""
-    leaves, structure = jax.tree.flatten(args)
-    rows, filled = leaves[0].shape[0], [leaf.size > 0 for leaf in leaves]
-    made: dict[str, Any] = {}
-
-    def one(full):
-        values = iter(full)
-        given = [
-            next(values) if up else jnp.zeros(leaf.shape[1:], leaf.dtype)
-            for leaf, up in zip(leaves, filled, strict=True)
-        ]
-        found, made["structure"] = jax.tree.flatten(f(structure.unflatten(given)))
-        made["shapes"] = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in found]
-        return [leaf for leaf in found if leaf.size]
-
-    results = iter(jax.lax.map(one, [leaf for leaf, up in zip(leaves, filled, strict=True) if up], batch_size=batch))
-    whole = [next(results) if leaf.size else jnp.zeros((rows, *leaf.shape), leaf.dtype) for leaf in made["shapes"]]
-    return made["structure"].unflatten(whole)
 
 
 def composes(network: Network, floats: int) -> bool:
