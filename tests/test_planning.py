@@ -3,13 +3,18 @@
 import json
 import signal
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from hyperpush import cli
+import hyperpush as hp
+from hyperpush import cli, planning
 from hyperpush.config import load_config
-from hyperpush.engine import compiled
+from hyperpush.engine import compiled, simulate
 from hyperpush.experiments import registry
+from hyperpush.planning import Planner
+from hyperpush.program import Local, Repeat
 from hyperpush.run import planned
 
 SMALL = ["clients=4", "outer.steps=2", "inner.steps=30", "estimator.order=5", "estimator.pushes=3"]
@@ -30,7 +35,7 @@ def test_a_plan_counts_what_the_algorithms_send(monkeypatch):
     assert estimate["megabytes_moved"] == pytest.approx(2 * 2 * 28 * 5 / 2**20)
     one = planned(experiment, config)
     assert one["megabytes_moved"] == 0
-    assert one["megabytes_per_process"] == 2 * found["megabytes_per_process"] > 0
+    assert one["megabytes_per_process"] > 0
     assert found["seconds"] > 0
     assert jnp.ones(()).dtype == jnp.float32
 
@@ -48,3 +53,25 @@ def test_the_command_prints_a_plan_and_writes_nothing(tmp_path, monkeypatch, cap
     assert caught.value.code == 2
     assert "clients: got 1" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_is_divided_is_divided():
+    """5 clients of 100 numbers, data of 10: in two processes, one hosts three of them."""
+    states, data = jnp.ones((5, 100)), jnp.ones((5, 10))
+    program = Repeat(Local(lambda s, ctx: s * 2), 3, name="loop")
+    found = {}
+    for processes in (1, 2):
+        with (planner := Planner(processes)).active():
+            simulate.run(program, hp.networks.Ring(5), states, data, jax.random.key(0))
+        (piece,) = planner.pieces
+        found[processes] = piece.megabytes_per_process * 2**20
+    assert found[1] == 2 * 5 * 400 + 5 * 40
+    # Its own clients' part; the start and the data, which were made for all; and the result, which is handed to all.
+    assert found[2] == pytest.approx(3 / 5 * found[1] + 5 * 400 + 5 * 40 + 5 * 400)
+
+
+def test_the_answers_of_a_plan_take_no_memory():
+    made = planning.ones(jax.ShapeDtypeStruct((10_000, 2_278_334), np.float32))
+    assert made.shape == (10_000, 2_278_334)  # 91 GB, if it were there
+    assert made.strides == (0, 0)
+    assert made[17, 5] == 1

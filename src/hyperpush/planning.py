@@ -12,10 +12,12 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush.errors import InvalidInput
 
+LARGE = 1 << 24  # bytes
 PRODUCT = 1500  # rows of the matrices whose product tells how fast the machine is
 OVERHEAD = 2e-6  # seconds that a leaf of a program takes however little it computes
 _IMPLEMENTATION = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
@@ -63,9 +65,11 @@ def current() -> Planner | None:
 
 
 def ones(shapes: PyTree) -> PyTree:
-    """Arrays of these shapes that are not zero, so that ratios of them exist."""
+    """Arrays of these shapes that are not zero, so that ratios of them exist; large ones take no memory."""
 
     def one(leaf: Any) -> Any:
+        if size(leaf) > LARGE and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return np.broadcast_to(np.ones((), leaf.dtype), leaf.shape)
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jnp.broadcast_to(jax.random.key(0, impl=_IMPLEMENTATION[str(leaf.dtype)]), leaf.shape)
         return jnp.ones(leaf.shape, leaf.dtype)

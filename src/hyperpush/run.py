@@ -8,10 +8,11 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from hyperpush.checkpoints.journal import Journal
 
 CHECKPOINTS, LOCK = "checkpoints", "lock"
+SECONDS_PER_LINE = 30.0  # of progress, where there is no terminal to draw bars on
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,17 @@ class Bar:
 
     bars: Progress
     task: TaskID
+    tell: Callable[[], None]
 
     def advance(self, steps: float = 1) -> None:
         """Add to what is done."""
         self.bars.advance(self.task, steps)
+        self.tell()
 
     def update(self, completed: float) -> None:
         """Say how much is done."""
         self.bars.update(self.task, completed=completed)
+        self.tell()
 
 
 class Run:
@@ -68,6 +73,7 @@ class Run:
             disable=not self.console.is_terminal,
         )
         self._phase: TaskID | None = None
+        self._told = time.monotonic()
         if writes:
             (work / saved.METRICS).touch()
             # A run that goes on says again what it said before it was cut off: those lines are there already.
@@ -85,15 +91,17 @@ class Run:
             file.write(line + "\n")
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Show how far the loop is that an engine is in, and the memory that is resident."""
-        if not self._bars.tasks:
-            return
+        """Show how far the loop is that an engine is in, the time left of it, memory and compilation."""
         note = f"{done:,} of {total:,} rounds, {resident_megabytes():,.0f} MB, compiled {_compiled['seconds']:.0f} s"
-        if self._phase is None or self._phase not in self._bars.task_ids:
+        shown = next((task for task in self._bars.tasks if task.id == self._phase), None)
+        if shown is None:
             self._phase = self._bars.add_task(name, total=total, note=note)
-        if self._bars.tasks[-1].description != name or done < self._bars.tasks[-1].completed:
-            self._bars.reset(self._phase, total=total, description=name, note=note)
+            self._bars.start()
+        elif shown.description != name or done < shown.completed:  # another loop, or the same one again
+            self._bars.reset(shown.id, total=total, description=name)
+        assert self._phase is not None
         self._bars.update(self._phase, completed=done, note=note)
+        self._tell()
 
     @contextmanager
     def progress(self, label: str, total: float) -> Iterator[Bar]:
@@ -101,14 +109,31 @@ class Run:
         task = self._bars.add_task(label, total=total, note="")
         self._bars.start()
         try:
-            yield Bar(self._bars, task)
+            yield Bar(self._bars, task, self._tell)
         finally:
             self._bars.refresh()
             self._bars.remove_task(task)
             if set(self._bars.task_ids) <= {self._phase}:
-                for left in self._bars.task_ids:
-                    self._bars.remove_task(left)
-                self._bars.stop()
+                self.quiet()
+
+    def quiet(self) -> None:
+        """Take all bars away."""
+        for left in self._bars.task_ids:
+            self._bars.remove_task(left)
+        self._bars.stop()
+
+    def _tell(self) -> None:
+        """Off a terminal, all bars as a line now and then."""
+        if not self._bars.disable or time.monotonic() - self._told < SECONDS_PER_LINE:
+            return
+        self._told = time.monotonic()
+        parts = []
+        for task in self._bars.tasks:
+            of = f"{task.completed:g} of {task.total:g}"
+            parts.append(f"{task.description} {task.fields['note'] or of}")
+            if task.time_remaining is not None:
+                parts[-1] += f", about {timedelta(seconds=round(task.time_remaining))} left"
+        self.console.print("; ".join(parts), soft_wrap=True, highlight=False, markup=False)
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Show a table on the terminal."""
@@ -132,8 +157,9 @@ class Run:
 
     def save_models(self, name: str, stacked: Any) -> None:
         """Save the arrays of a pytree whose leaves have the client axis first, one file for each client."""
-        if self._writes:
-            saved.save_models(self._work / saved.MODELS / name, stacked)
+        several = _several()
+        if self._writes or several is not None:
+            saved.save_models(self._work / saved.MODELS / name, stacked, self._writes)
 
 
 def execute(
@@ -200,10 +226,12 @@ def _perform(
         with _jax(getattr(config, "precision", None)):
             if checkpoints is not None:
                 journal = _journal(run, work, checkpoints)
-            with nullcontext() if journal is None else journal.active():
+            with nullcontext() if journal is None else journal.active(), _bars_of(run):
                 result = {"experiment": experiment.name, **experiment.run(config, run)}
         if journal is not None and _several() is not None:
             run.console.print(f"moved between processes: {journal.moved / 2**20:,.1f} MB", highlight=False)
+        if (several := _several()) is not None:
+            several.barrier("all models are written")
         if _first():
             with (work / saved.RESULT).open("w", encoding="utf-8") as file:
                 file.write(saved.to_json(result) + "\n")
@@ -225,10 +253,24 @@ def _perform(
     return result, run
 
 
+@contextmanager
+def _bars_of(run: Run) -> Iterator[None]:
+    """Bars go when the experiment ends, however it does."""
+    try:
+        yield
+    finally:
+        run.quiet()
+
+
 def _explain(error: BaseException, work: Path) -> None:
     """Say in a sentence what the system or another process did to a run."""
     if isinstance(error, OSError) and error.filename and Path(error.filename).is_relative_to(work):
         raise HyperpushError(f"{error.filename} could not be written: {error.strerror}") from error
+    if _several() is not None and isinstance(error, RuntimeError) and "non-addressable" in str(error):
+        raise HyperpushError(
+            "this experiment needs all of a result at once, but results of more than 256 MB stay spread over the "
+            "processes: take fewer clients or a smaller model, or one process"
+        ) from error
     if _several() is not None and type(error).__name__ == "JaxRuntimeError":
         said = str(error).splitlines()[0][:200]
         raise HyperpushError(f"another process of this run has ended or cannot be reached ({said})") from error

@@ -80,24 +80,37 @@ def _plain(value: Any, where: str) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def save_models(folder: Path, stacked: Any) -> None:
-    """Write the arrays of a pytree whose leaves have the client axis first: one file for each client, keyed by path."""
+def save_models(folder: Path, stacked: Any, first: bool = True) -> None:
+    """Write the arrays of a pytree whose leaves have the client axis first: one file for each client, keyed by path.
+
+    Of arrays that are spread over processes each writes its own clients' rows; of others the `first` writes all.
+    """
     import equinox as eqx
     import jax
 
+    from hyperpush import processes
+
     found = jax.tree_util.tree_flatten_with_path(eqx.filter(stacked, eqx.is_array))[0]
-    named = [(jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(leaf)) for path, leaf in found]
+    named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in found]
     clients = {leaf.shape[:1] for _, leaf in named}
     if len(dict(named)) < len(named) or len(clients) != 1 or clients == {()}:
         given = {key: leaf.shape for key, leaf in named}
         raise InvalidInput(
             f"models.{folder.name}", given, "arrays of different names with the same first axis, clients"
         )
-    folder.mkdir(parents=True)
-    for client in range(len(named[0][1])):
-        # The copy makes rows contiguous, as the format needs; the ellipsis keeps a client's scalar an array.
-        rows = {key: leaf[client, ...].copy(order="C") for key, leaf in named}
-        save_file(rows, folder / f"client-{client}.safetensors")
+    spread = any(processes.spread(leaf) for _, leaf in named)
+    if not (first or spread):
+        return
+    folder.mkdir(parents=True, exist_ok=spread)
+    rows: dict[int, dict[str, np.ndarray]] = {}
+    for key, leaf in named:
+        each = processes.own_clients(leaf) if processes.spread(leaf) else enumerate(np.asarray(leaf))
+        for client, row in each:
+            rows.setdefault(client, {})[key] = row
+    for client, own in rows.items():
+        if len(own) == len(named):  # of arrays that all hold, a process writes the rows of its own clients only
+            # The copy makes rows contiguous, as the format needs; an array also where a client has a scalar.
+            save_file({k: np.array(v, order="C") for k, v in own.items()}, folder / f"client-{client}.safetensors")
 
 
 def _load_models(folder: Path) -> Any:

@@ -1,9 +1,14 @@
 """The benchmark of several processes: what it runs is what it says, on the devices of this process."""
 
+import json
+import signal
+import sys
+
 import jax
 import pytest
 
-from hyperpush.bench.scale import Scale, prepare
+from hyperpush import cli
+from hyperpush.bench.scale import Scale, prepare, take_part
 from hyperpush.errors import InvalidInput
 from hyperpush.models import cnn
 from hyperpush.planning import Planner
@@ -25,3 +30,26 @@ def test_clients_that_cannot_be_spread_evenly_are_refused():
 
 def test_the_defaults_are_valid():
     assert Scale().processes == (1, 2)
+
+
+@pytest.mark.parametrize(("option", "given"), [("clients", 5), ("memory_clients", 3)])
+def test_clients_that_processes_cannot_divide_are_one_line(tmp_path, monkeypatch, capsys, option, given):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["bench", "scale", "-s", f"{option}={given}"])
+    said = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert f"error: {option}: got {given}; allowed: a multiple of the 2 processes" in said
+    assert "Traceback" not in said
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
+
+
+def test_a_measured_process_says_what_is_wrong_in_a_line(monkeypatch, capsys):
+    asked = {**ASKED, "clients": 5, "processes": 1, "repeats": 1, "folder": ""}
+    arguments = [json.dumps(asked), "--coordinator", "127.0.0.1:1", "--process", "0"]
+    monkeypatch.setattr(sys, "argv", ["-c", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        take_part()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("error: clients: got 5; allowed: a multiple of the 4 devices")

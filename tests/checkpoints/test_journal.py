@@ -9,10 +9,11 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.checkpoints import Policy
-from hyperpush.checkpoints.journal import Journal
+from hyperpush.checkpoints.journal import Journal, values_digest
 from hyperpush.checkpoints.store import Store
 from hyperpush.engine import shard, simulate
 from hyperpush.engine.faults import Faults
+from hyperpush.errors import HyperpushError
 from hyperpush.program import Exchange, Local, Repeat, Sequence, Server, Within
 
 NETWORK = hp.networks.RandomDirected(6, probability=(0.4, 0.8))
@@ -123,3 +124,35 @@ def test_a_run_that_was_cut_off_ends_in_the_same_bits(tmp_path, case):
     assert warnings == []
     _, _, everything = cut_off(tmp_path / "anew", computed, None, [])
     assert len(shown) < len(everything)  # what was finished is not computed again
+
+
+def test_data_whose_values_have_changed_are_noticed(tmp_path):
+    tree = Repeat(Local(lambda s, ctx: {**s, "x": 0.5 * s["x"] + ctx.data}), 30, name="loop")
+
+    def computed(data):
+        return simulate.run(tree, NETWORK, states(), data, KEY, progress=lambda *_: None)
+
+    with pytest.raises(Cut):
+        cut_off(tmp_path, lambda: computed(DATA), 1, [])
+    with pytest.raises(HyperpushError, match=r"checkpoint 0 was computed from other data: the values"):
+        cut_off(tmp_path, lambda: computed(DATA.at[3].add(1)), None, [])
+    found = cut_off(tmp_path, lambda: computed(jnp.array(np.asarray(DATA))), None, [])[0]  # the same, elsewhere
+    x = np.arange(6.0)
+    for _ in range(30):
+        x = 0.5 * x + np.arange(6.0)
+    np.testing.assert_allclose(found.states["x"], x, rtol=1e-6)
+
+
+def test_the_digest_of_data_is_of_every_byte_and_of_no_padding():
+    rows = {"a": np.arange(12, dtype=np.float32).reshape(4, 3), "b": np.arange(4)}
+    first = values_digest(rows, 4)
+    assert values_digest(jax.tree.map(np.copy, rows), 4) == first
+    padded = {"a": np.vstack([rows["a"], rows["a"][:1]]), "b": np.append(rows["b"], 9)}
+    assert values_digest(padded, 4) == first
+    swapped = {**rows, "a": rows["a"][[1, 0, 2, 3]]}
+    flipped = {**rows, "a": -rows["a"]}  # also 0 becomes -0
+    narrow = {**rows, "b": rows["b"].astype(np.int32)}
+    assert len({first, *(values_digest(each, 4) for each in (swapped, flipped, narrow))}) == 4
+    mesh = jax.sharding.Mesh(jax.devices()[:4], ("clients",))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("clients"))
+    assert values_digest({**rows, "a": jax.device_put(rows["a"], spread)}, 4) == first

@@ -11,15 +11,19 @@ from pathlib import Path
 import jax
 import numpy as np
 import orbax.checkpoint
+import pytest
 from jax._src import xla_bridge
 
 import hyperpush as hp
 from hyperpush import processes
 from hyperpush.checkpoints import Policy
-from hyperpush.checkpoints.journal import Journal
+from hyperpush.checkpoints.journal import Journal, values_digest
 from hyperpush.checkpoints.store import Store
+from hyperpush.data import partition
+from hyperpush.data.sources import Dataset
 from hyperpush.engine import shard
 from hyperpush.problems.logistic import logistic
+from hyperpush.saved import _load_models, save_models
 
 LOADED = (orbax.checkpoint, hp.train, hp.SGP)  # here, not in every process
 
@@ -31,7 +35,11 @@ class Cut(BaseException):
 
 
 def member(folder: Path, port: str, index: int) -> None:
-    processes.join(f"127.0.0.1:{port}", 2, index)
+    # What `mpirun` would set on one host; JAX finds the address, the number of processes and which one this is.
+    os.environ |= {"OMPI_MCA_orte_hnp_uri": "4096.0;tcp://127.0.0.1:9", "JAX_COORDINATOR_PORT": port}
+    os.environ |= {f"OMPI_COMM_WORLD_{name}": str(index) for name in ("RANK", "LOCAL_RANK")}
+    os.environ["OMPI_COMM_WORLD_SIZE"] = "2"
+    processes.join(None, None, None)
     assert (processes.count(), processes.first_process()) == (2, index == 0)
     assert processes.told("from the first" if index == 0 else None) == "from the first"
     assert processes.agree(index == 0, index == 1) == (True, True)
@@ -84,7 +92,52 @@ def member(folder: Path, port: str, index: int) -> None:
         pass
     with Journal(Store(folder / "checkpoints", print), Policy(None, 30)).active():
         same(train(), alone)
+    beyond_one_process(folder, index)
     processes.barrier("the end")
+
+
+def beyond_one_process(folder: Path, index: int) -> None:
+    """Results that are too large for any process: here, more than sixty bytes."""
+    before, processes.GATHERED = processes.GATHERED, 60
+    own = range(2 * index, 2 * index + 2)
+    examples = np.arange(24, dtype=np.float32).reshape(12, 2)
+    data = Dataset("", examples, np.arange(12) % 3, 3)
+    owned = [np.arange(3 * i, 3 * i + 3 - i % 2) for i in range(4)]
+    shift = partition.Shift(np.zeros(4, int), np.arange(4.0), np.full(4, 2.0))
+    stacked = partition.stack(data, owned, shift, spread=True)
+    for row, client in zip(processes.visible(stacked.examples[0]), own, strict=True):
+        truth = np.zeros((3, 2))
+        truth[: len(owned[client])] = (examples[owned[client]] - client) / 2
+        np.testing.assert_allclose(row, truth)
+    np.testing.assert_array_equal(processes.gathered(stacked.counts), [3, 2, 3, 2])
+
+    # A tree counts as a whole: no leaf of this one is too large.
+    tree = {"a": stacked.examples[0][:, 0], "b": stacked.examples[1], "c": stacked.counts}
+    assert all(leaf.nbytes <= 60 for leaf in tree.values())
+    assert all(processes.spread(leaf) for leaf in processes.gathered(tree).values())
+    means = processes.by_client(lambda rows: rows.examples[0].sum((1, 2)) / rows.counts, stacked)
+    np.testing.assert_allclose(means, [((examples[o] - i) / 2).sum() / len(o) for i, o in enumerate(owned)], rtol=1e-6)
+
+    # Every process writes its own clients' models.
+    save_models(folder / "models" / "tree", {**tree, "all": np.arange(4.0)}, index == 0)
+    processes.barrier("models")
+    assert len(list((folder / "models" / "tree").iterdir())) == 4
+    saved = _load_models(folder / "models" / "tree")
+    np.testing.assert_array_equal(saved["all"], np.arange(4.0))
+    np.testing.assert_array_equal(saved["a"][list(own)], processes.visible(tree["a"]))
+
+    # The same digest as one process finds, which sees all of it.
+    processes.GATHERED = before
+    everything = jax.tree.map(np.asarray, processes.gathered(tree))
+    assert values_digest(tree, 4) == values_digest(everything, 4)
+
+    # What cannot be handed out is refused before anything is computed.
+    processes.GATHERED = 10
+    made = logistic(CLIENTS, 0, examples=8)
+    at = (made.params, made.hypers, made.inner_data, jax.random.key(3))
+    with pytest.raises(hp.HyperpushError, match="a multiple of the 2 devices"):
+        hp.train(made.problem, hp.SGP(3, 0.3), hp.networks.RandomDirected(CLIENTS), *at)
+    processes.GATHERED = before
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from hyperpush import cli
-from hyperpush.processes.starter import _free_port
+from hyperpush.errors import HyperpushError
+from hyperpush.processes.starter import _free_port, start
 from hyperpush.saved import load
 
 # One device each: with the tests' four, two processes would compile for eight.
@@ -26,6 +27,13 @@ def test_two_processes_compute_what_one_does(tmp_path):
         [sys.executable, script, tmp_path, str(_free_port())], env=ALONE, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("how", "message"), [("killed", "was killed by SIGKILL"), ("ended", "ended with exit code 3")])
+def test_the_process_that_dies_first_is_named(tmp_path, monkeypatch, how, message):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    with pytest.raises(HyperpushError, match=f"process 1 of 2 {message}, which ends the run on all"):
+        start([str(tmp_path / "sign"), how], 2, "dies:dies")
 
 
 @pytest.mark.parametrize(

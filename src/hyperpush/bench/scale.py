@@ -41,7 +41,12 @@ class Scale(Config):
 def run_scale(config: Scale, run: Any) -> dict[str, Any]:
     """A row for every number of processes: first time, then memory by method."""
     from hyperpush.bench.timing import machine
+    from hyperpush.errors import InvalidInput
 
+    for name in ("clients", "memory_clients"):
+        for processes in config.processes:
+            if getattr(config, name) % processes:
+                raise InvalidInput(name, getattr(config, name), f"a multiple of the {processes} processes")
     where, rows, memory = machine(), [], []
     cases = len(config.processes) * (1 + (len(config.methods) if config.memory_clients else 0))
     with run.progress("processes", cases) as bar:
@@ -107,14 +112,25 @@ def measured(
 
 
 def take_part() -> None:
-    """One of the processes that are measured: prepare, compile, measure, and write down what was found."""
-    from hyperpush import processes
+    """One of the processes that are measured; an error is one line."""
+    from hyperpush.errors import HyperpushError
+    from hyperpush.processes.starter import end_with_parent
 
-    asked, _, coordinator, _, index = json.loads(sys.argv[1]), *sys.argv[2:]
-    if asked["processes"] > 1:
-        processes.join(coordinator, asked["processes"], int(index))
+    end_with_parent()
+    try:
+        measure(json.loads(sys.argv[1]), coordinator=sys.argv[3], index=sys.argv[5])
+    except HyperpushError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+
+
+def measure(asked: dict[str, Any], coordinator: str, index: str) -> None:
+    """Prepare, compile, measure, and write down what was found."""
+    from hyperpush import processes
     from hyperpush.bench.timing import peak_megabytes
 
+    if asked["processes"] > 1:
+        processes.join(coordinator, asked["processes"], int(index))
     found: dict[str, Any] = {}
 
     def everything() -> None:

@@ -9,13 +9,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, final
 
 import jax
+import numpy as np
 
 from hyperpush import processes
 from hyperpush.checkpoints import Policy
@@ -155,11 +156,7 @@ class Journal:
             first = 0
             for entry in saved.facts["entries"]:
                 if entry["piece"] == piece.number and self._good(saved):
-                    if entry["digest"] != digest:
-                        raise HyperpushError(
-                            f"checkpoint {saved.number} is of another computation: the code, the configuration, the "
-                            "shapes of the data or the type of device have changed since; start anew"
-                        )
+                    _check_same(saved.number, entry["digest"], digest)
                     piece.found, piece.finished = (saved, first, entry), saved.kind == "result"
                     return piece
                 first += entry["arrays"]
@@ -244,10 +241,48 @@ def current() -> Journal | None:
     return _current
 
 
-def digest_of(*parts: Any) -> str:
-    """A short digest of texts and numbers."""
+def digest_of(data: Any, clients: int, *parts: Any) -> str:
+    """Short digests of texts and numbers, and of the values of every client's data."""
     kinds = sorted({device.device_kind for device in jax.devices()})
-    return blake2b(repr((parts, jax.__version__, kinds)).encode(), digest_size=8).hexdigest()
+    about = blake2b(repr((parts, jax.__version__, kinds)).encode(), digest_size=8).hexdigest()
+    return f"{about}-{values_digest(data, clients)}"
+
+
+def values_digest(tree: Any, clients: int) -> str:
+    """A digest of the bytes of all clients' rows, the same on any number of processes."""
+    spread = everywhere = 0
+    for place, leaf in enumerate(jax.tree.leaves(tree)):
+        bits = _bits(leaf)
+        if processes.spread(bits):
+            spread += _sum_of_rows(place, processes.own_clients(bits), clients)
+        else:
+            everywhere += _sum_of_rows(place, enumerate(np.asarray(bits)), clients)
+    return f"{(everywhere + processes.added(spread % 2**64)) % 2**64:016x}"
+
+
+def _sum_of_rows(place: int, rows: Iterable[tuple[int, Any]], clients: int) -> int:
+    # A sum, so that each process can add up its own clients' rows; those beyond the last client are padding.
+    total = 0
+    for client, row in rows:
+        if client < clients:
+            key = f"{place} {client} {row.dtype}{row.shape}".encode()
+            found = blake2b(np.ascontiguousarray(row).tobytes(), digest_size=8, key=key[:64])
+            total += int.from_bytes(found.digest())
+    return total
+
+
+def _check_same(number: int, kept: str, now: str) -> None:
+    """Refuse to go on from a checkpoint of another computation."""
+    if kept == now:
+        return
+    if kept.partition("-")[0] == now.partition("-")[0]:
+        cause = "was computed from other data: the values that clients hold have changed"
+    else:
+        cause = (
+            "is of another computation: the code, the configuration, the shapes of the data or the type of device "
+            "have changed"
+        )
+    raise HyperpushError(f"checkpoint {number} {cause} since; start anew")
 
 
 def _bits(leaf: Any) -> Any:

@@ -5,13 +5,14 @@ All draws come from the generator that is handed in.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.random import Generator
 
+from hyperpush import processes
 from hyperpush.checks import positive, probability, whole
 from hyperpush.data.batches import Ragged
 from hyperpush.data.sources import Dataset
@@ -193,28 +194,36 @@ def _enough(examples: int, clients: int, least: int) -> None:
         raise InvalidInput("clients", clients, f"at most {most}: {examples} examples, at least {max(least, 1)} each")
 
 
-def stack(data: Dataset, owned: Sequence[Int[np.ndarray, " _"]], shift: Shift | None = None) -> Ragged:
+def stack(
+    data: Dataset, owned: Sequence[Int[np.ndarray, " _"]], shift: Shift | None = None, spread: bool = False
+) -> Ragged:
     """Examples (inputs, labels) of all clients, copied once: from the dataset into the padded arrays that JAX keeps.
 
-    With `shift`, inputs become (input − mean)/std of their client; padding stays 0.
+    With `shift`, inputs become (input − mean)/std of their client; padding stays 0. With `spread` each of several
+    processes copies its own clients' examples only.
     """
     sizes = np.array([len(own) for own in owned])
     if not np.all(sizes):
         empty = int(np.argmin(sizes))
         raise InvalidInput(f"data of client {empty}", "0 examples", "at least 1 example per client")
 
-    def padded(array: np.ndarray) -> np.ndarray:
-        out = _aligned((len(owned), int(sizes.max()), *array.shape[1:]), array.dtype)
-        for row, own in zip(out, owned, strict=True):
-            np.take(array, own, axis=0, out=row[: len(own)], mode="clip")  # the default mode fills a copy first
-        return out
+    def block(first: int, end: int) -> Any:
+        def padded(array: np.ndarray) -> np.ndarray:
+            out = _aligned((end - first, int(sizes.max()), *array.shape[1:]), array.dtype)
+            for row, own in zip(out, owned[first:end], strict=True):
+                np.take(array, own, axis=0, out=row[: len(own)], mode="clip")  # the default mode fills a copy first
+            return out
 
-    inputs = padded(data.inputs)
-    if shift is not None:
-        for row, size, mean, std in zip(inputs, sizes, shift.mean, shift.std, strict=True):
-            row[:size] -= mean
-            row[:size] /= std
-    return Ragged((jax.device_put(inputs), jax.device_put(padded(data.labels))), jax.device_put(sizes))
+        inputs = padded(data.inputs)
+        if shift is not None:
+            for row, client in zip(inputs, range(first, end), strict=True):
+                row[: sizes[client]] -= shift.mean[client]
+                row[: sizes[client]] /= shift.std[client]
+        return inputs, padded(data.labels), sizes[first:end]
+
+    apart = spread and processes.count() > 1 and len(owned) % jax.device_count() == 0
+    made = processes.stack_blocks(block, len(owned)) if apart else jax.device_put(block(0, len(owned)))
+    return Ragged(made[:2], made[2])
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -19,7 +19,7 @@ from hyperpush import planning, processes
 from hyperpush.checkpoints.journal import Contents, Piece, Trail, current, digest_of
 from hyperpush.checks import whole
 from hyperpush.counting import Work
-from hyperpush.engine import keys, lossy
+from hyperpush.engine import keys, lossy, spent
 from hyperpush.engine.faults import Faults
 from hyperpush.engine.interpret import Apply, Carry, Clock, Interpreter, composes, restarted, with_states
 from hyperpush.engine.placement import Placement, Slice, Whole
@@ -58,6 +58,7 @@ SHORT = 2_000  # leaves of a program that is compiled as a whole
 LIGHT, HEAVY = 10**8, 10**10
 CHUNK_SECONDS = 0.5
 RECORDS_PER_CHUNK = 4096
+SMALLER = "a smaller step size may help"
 OUTSIDE = "program"  # where numbers go wrong outside of loops
 
 
@@ -257,6 +258,7 @@ class Walk:
         self.piece: Piece | None = None
         self.goal: Trail | None = None  # where concrete numbers begin; None: here
         self.trail: Trail = ()  # the loops that the host is in
+        self.start: Carry | None = None  # what the run was given: its caller's
         self.held: list[State] = []  # the states outside of each part that has a state of its own
         self.recorded: dict[str, list[Any]] = {}  # shapes of one client's records, of loops passed before the goal
         self.stepped = 0  # network time when rounds were last counted
@@ -265,7 +267,7 @@ class Walk:
 
     def run(self, program: Node, carry: Carry, key: PRNGKeyArray) -> Carry:
         """The whole program: a short one compiled as a whole, others walked."""
-        carry = strong(carry)
+        carry = self.start = strong(carry)
         if (planner := planning.current()) is not None:
             return self.planned(planner, program, carry, key)
         if self.journal is not None:
@@ -355,9 +357,14 @@ class Walk:
                 stop = stop if stop == node.at_most else max(stop // self.every, done // self.every + 1) * self.every
                 stop = min(stop, node.at_most)
             began = time.perf_counter()
-            args = (self.plan, (node, path, record, self.every, rows), carry, key, np.int32(round))
+            rest, free = self.divided(carry)
+            args = (self.plan, (node, path, record, self.every, rows), rest, key, np.int32(round))
             with nullcontext() if self.journal is None else self.journal.working():
-                after, fine, records, reached, agreed = self.compiled(chunk, *args, np.int32(done), np.int32(stop))
+                after, fine, records, reached, agreed = self.compiled(
+                    chunk, *args, np.int32(done), np.int32(stop), spent=free
+                )
+                if not fine and free is not None:  # where it began is gone
+                    raise Diverged(node.name, stop, f"or some rounds before, after {done}; {SMALLER}")
                 if not fine:
                     self.explain(node, path, args, done, stop)
             if record is not None:
@@ -376,6 +383,15 @@ class Walk:
             else:
                 self.count(carry, done - before)  # what follows the loop is kept with it
         return carry
+
+    def divided(self, carry: Carry) -> tuple[Carry, PyTree]:
+        """A large carry in two parts: what has to stay, and what the next chunk may overwrite; None if it is small."""
+        if planning.size(carry.states) < spent.LARGE:
+            return carry, None
+        if self.journal is not None:
+            self.journal.latest = None  # what was not written by now cannot be any more
+        rest, free = spent.parted(carry, (self.start, self.held, self.plan.data))
+        return rest, free if jax.tree.leaves(free) else None
 
     def note(self, node: Repeat, records: PyTree) -> None:
         leaves, self.structures[node.name] = jax.tree.flatten(records)
@@ -436,6 +452,12 @@ class Walk:
         interpreter = Plan(Whole(n), plan.network, plan.data, plan.key, None, plan.agreement, plan.batch).interpreter()
         states, data = max(self.largest, planning.size(after.states)), planning.size(plan.data)
 
+        held = 2 * states + data
+        if planner.processes > 1 and plan.faults is None:  # links that lose messages are not spread
+            # Besides its own clients' part, a process holds what the experiment made for all and what it is handed.
+            handed = states if states <= processes.GATHERED else 0
+            held = held * on_routes.block / n + planning.size((begun.states, plan.data)) + handed
+
         def once_through(carry: Carry) -> Carry:
             return interpreter.run(program, carry, key, jnp.zeros((), jnp.int32))
 
@@ -448,7 +470,7 @@ class Walk:
                 rounds=rounds,
                 bytes_per_round=sum(times * width for times, width in sent) / max(rounds, 1),
                 megabytes_moved=moved_bytes(spread, found, agreed) / 2**20,
-                megabytes_per_process=(2 * states + data) / planner.processes / 2**20,
+                megabytes_per_process=held / 2**20,
                 operations=longest * planning.operations(once_through, begun),
             )
         )
@@ -541,6 +563,8 @@ class Walk:
         shapes = [f"{leaf.shape[1:]}{leaf.dtype}" for leaf in jax.tree.leaves((carry.states, self.plan.data))]
         network = self.plan.network
         return digest_of(
+            self.plan.data,
+            network.clients,
             *(*names, network.name, network.clients, self.every, *sorted(self.recorders), *shapes),
             np.asarray(jax.random.key_data(self.plan.key)).tolist(),
         )
@@ -559,7 +583,7 @@ class Walk:
             except Diverged as inside:
                 if inside.where != OUTSIDE:
                     raise
-        raise Diverged(node.name, bad, "a smaller step size may help")
+        raise Diverged(node.name, bad, SMALLER)
 
     def iterate(
         self, node: Repeat, carry: Carry, key: PRNGKeyArray, round: int, path: Path, recorded: bool = False
@@ -651,7 +675,7 @@ def conclude(walk: Walk, carry: Carry, found: Survey, step: int) -> Outcome:
 
     def ours(*parts: Array) -> Array:
         whole = processes.gathered(joined(*parts))
-        return whole if whole.shape[1] == n else whole[:, :n]
+        return whole if whole.shape[1] == n else processes.whole("record", whole)[:, :n]
 
     moved = moved_bytes(walk.plan, found, agreed)
     if walk.journal is not None:
@@ -662,7 +686,9 @@ def conclude(walk: Walk, carry: Carry, found: Survey, step: int) -> Outcome:
         if parts
     }
     return Outcome(
-        states=jax.tree.map(lambda v: first(v, n), processes.gathered(carry.states)),
+        states=jax.tree.map(
+            lambda v: v if v.shape[0] == n else processes.whole("clients", v)[:n], processes.gathered(carry.states)
+        ),
         step=int(carry.clock.step),
         rounds=int(carry.clock.step) - step,
         floats=found.floats(agreed, walk.plan.agreement),

@@ -152,14 +152,16 @@ class Slice(eqx.Module):
         def contribution(v):
             return pad(jnp.tensordot(columns, v, 1, precision=jax.lax.Precision.HIGHEST), self.padded, 0)
 
-        # Nothing reaches padding clients: they keep what they have.
-        return jax.tree.map(
-            lambda v: jnp.where(along(self.real(), v), self.scattered(contribution, self.only_real(v)), v), values
-        )
+        def one(v):
+            mixed = self.scattered(contribution, self.only_real(v))
+            # Nothing reaches padding clients: they keep what they have.
+            return jnp.where(along(self.real(), v), mixed, v) if self.has_padding else mixed
+
+        return jax.tree.map(one, values)
 
     def only_real(self, v: Array) -> Array:
         # Padding clients may grow beyond all bounds, and 0 · inf would reach everybody.
-        return jnp.where(along(self.real(), v), v, 0)
+        return jnp.where(along(self.real(), v), v, 0) if self.has_padding else v
 
     def scattered(self, contribution, v: Array) -> Array:
         """Sum of all devices' contributions, each device keeping its own clients' rows."""
@@ -181,10 +183,13 @@ class Slice(eqx.Module):
 
         if part == width:
             return one(flat).reshape(v.shape)
-        parts = -(-width // part)
-        filled = jnp.pad(flat, ((0, 0), (0, parts * part - width))).reshape(v.shape[0], parts, part)
-        mixed = jax.lax.map(one, filled.transpose(1, 0, 2)).transpose(1, 0, 2)
-        return mixed.reshape(v.shape[0], -1)[:, :width].reshape(v.shape)
+
+        def some(number, mixed):
+            start = jnp.minimum(number * part, width - part)  # the last slice may overlap the one before
+            columns = one(jax.lax.dynamic_slice_in_dim(flat, start, part, axis=1))
+            return jax.lax.dynamic_update_slice_in_dim(mixed, columns, start, axis=1)
+
+        return jax.lax.fori_loop(0, -(-width // part), some, jnp.zeros_like(flat)).reshape(v.shape)
 
     def mean(self, values: PyTree) -> PyTree:
         def one(v):

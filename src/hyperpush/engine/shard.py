@@ -13,22 +13,23 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush import processes
+from hyperpush import planning, processes
 from hyperpush.engine import keys
 from hyperpush.engine.compiled import Outcome, Plan, Progress, Record, Walk, chunk, conclude, lay_out
 from hyperpush.engine.faults import Faults
 from hyperpush.engine.interpret import Carry
 from hyperpush.engine.placement import AXIS, Slice
 from hyperpush.engine.routes import routes
+from hyperpush.engine.spent import both_ways
 from hyperpush.errors import InvalidInput
 from hyperpush.networks import Network
 from hyperpush.program import Node
 
 
-@eqx.filter_jit
-def _compiled(function, mesh, routes, network, data, key, agreement, batch, static, carry, *scalars):
+def _compute(options, static, carry, *scalars):
+    function, mesh, routes, network, data, key, agreement, batch = options
     arrays, rest = eqx.partition(network, eqx.is_array)
     placement = Slice(network.clients, mesh.size, routes)
 
@@ -47,6 +48,9 @@ def _compiled(function, mesh, routes, network, data, key, agreement, batch, stat
         check_vma=False,
     )(arrays, data, key, carry.states, carry.clock, scalars)
     return Carry(states, clock, {}), *others
+
+
+_compiled, _overwriting = both_ways(_compute)
 
 
 def run(
@@ -74,6 +78,12 @@ def run(
     found, carry, agreement = lay_out(program, network, states, data, None, step)
     block = Slice(network.clients, mesh.size).block
     placement = Slice(network.clients, mesh.size, routes(network, mesh.size, block))
+    large = processes.count() > 1 and planning.size(states) > processes.GATHERED
+    if large and placement.has_padding:  # before hours are spent on results that nobody can have
+        given = f"{network.clients}, with {planning.size(states) >> 20} MB of states"
+        raise InvalidInput(
+            "clients", given, f"a multiple of the {mesh.size} devices, over which the results stay spread"
+        )
     by_client, everywhere = NamedSharding(mesh, P(AXIS)), NamedSharding(mesh, P())
 
     def place(tree: PyTree) -> PyTree:
@@ -83,7 +93,7 @@ def run(
         def one(leaf):
             if processes.spread(leaf) and not missing:
                 return leaf if leaf.sharding == by_client else jax.device_put(leaf, by_client)
-            return processes.put(padded(jnp.asarray(leaf), missing), by_client)
+            return processes.put(padded(processes.whole("clients", leaf), missing), by_client)
 
         return jax.tree.map(one, tree)
 
@@ -91,9 +101,12 @@ def run(
     clock = jax.tree.map(lambda leaf: processes.put(leaf, everywhere), carry.clock)
     plan = Plan(placement, network, place(data), key, None, agreement, batch)
 
-    def compiled(function, plan: Plan, static, *arguments: Any):
-        options = (plan.network, plan.data, plan.key, plan.agreement, plan.batch)
-        return _compiled(function, mesh, placement.routes, *options, static, *arguments)
+    def compiled(function, plan: Plan, static, *arguments: Any, spent: PyTree = None):
+        routes = placement.routes
+        options = (function, mesh, routes, plan.network, plan.data, plan.key, plan.agreement, plan.batch)
+        if spent is None:
+            return _compiled(options, static, *arguments)
+        return _overwriting((options, static, *arguments), spent)
 
     specs = {"states": by_client, "clock": everywhere, "history": NamedSharding(mesh, P(None, AXIS))}
     walk = Walk(plan, program, compiled, record or {}, every, progress, specs.get, place)
@@ -101,6 +114,6 @@ def run(
     return conclude(walk, carry, found, step)
 
 
-def padded(leaf: Array, rows: int) -> Array:
+def padded(leaf: Any, rows: int) -> Any:
     """So many more rows, copies of the last."""
-    return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], rows, axis=0)]) if rows else leaf
+    return jnp.concatenate([leaf, jnp.repeat(jnp.asarray(leaf[-1:]), rows, axis=0)]) if rows else leaf

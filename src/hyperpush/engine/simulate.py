@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray, PyTree
@@ -15,16 +14,20 @@ from hyperpush.engine.compiled import Outcome, Plan, Progress, Record, Walk, con
 from hyperpush.engine.faults import Faults
 from hyperpush.engine.interpret import with_states
 from hyperpush.engine.placement import Whole
+from hyperpush.engine.spent import both_ways
 from hyperpush.networks import Network
 from hyperpush.program import Node, Repeat, Role, Sequence, Within
 
 _planned: ContextVar[bool] = ContextVar("planned", default=False)
 
 
-@eqx.filter_jit
-def _compiled(function, network, data, key, faults, agreement, batch, static, *arguments):
+def _compute(options, static, carry, *arguments):
+    function, network, data, key, faults, agreement, batch = options
     plan = Plan(Whole(network.clients), network, data, key, faults, agreement, batch)
-    return function(plan, *static, *arguments)
+    return function(plan, *static, carry, *arguments)
+
+
+_compiled, _overwriting = both_ways(_compute)
 
 
 def run(
@@ -56,10 +59,11 @@ def run(
     found, carry, agreement = lay_out(program, network, states, data, faults, step)
     plan = Plan(Whole(network.clients), network, data, key, faults, agreement, batch)
 
-    def compiled(function, plan, static, *arguments: Any):
-        return _compiled(
-            function, plan.network, plan.data, plan.key, plan.faults, plan.agreement, plan.batch, static, *arguments
-        )
+    def compiled(function, plan, static, *arguments: Any, spent: PyTree = None):
+        options = (function, plan.network, plan.data, plan.key, plan.faults, plan.agreement, plan.batch)
+        if spent is None:
+            return _compiled(options, static, *arguments)
+        return _overwriting((options, static, *arguments), spent)
 
     walk = Walk(plan, program, compiled, record or {}, every, progress)
     carry = walk.run(program, carry, keys.program_key(key))

@@ -38,18 +38,17 @@ class Memory(eqx.Module):
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    source: Float[Array, " d"]  # c_i = (1/n)∂_x F_i
     z: Float[Array, " d"]
     mass: Float[Array, ""]  # ω
     aim: Float[Array, " d"]  # where the own step led, before the others' were mixed in
-    gradient: Float[Array, " d"]  # g_i there
+    product: Float[Array, " d"]  # H_i times that: g_i without the part that stays, c_i
     tracker: Float[Array, " d"]  # y
     moves: Float[Array, "k d"]  # the last changes of q
     turns: Float[Array, "k d"]  # and of the tracked gradient
     doubts: Float[Array, " k"]  # what part of each change was mixing
     least: Float[Array, ""]  # size of the smallest tracked gradient so far; 0 once one was much larger
-    last: tuple[Float[Array, " d"], Float[Array, " d"]]  # q and the tracked gradient one step ago
-    mean: Float[Array, " e"]  # of q over the steps, late ones counting more; empty without mini-batches
+    last: tuple[Float[Array, " e"], Float[Array, " e"]]  # q and the tracked gradient one step ago; empty if unused
+    mean: Float[Array, " m"]  # of q over the steps, late ones counting more; empty without mini-batches
     count: Int[Array, ""]
     pushes: Int[Array, ""]
     curvature: Float[Array, ""]
@@ -162,8 +161,8 @@ class TrackedHGP(eqx.Module):
             examples, aim = everything(ctx.data.inner), known.aim
             # Trackers go on from where they were: their sum stays that of the gradients, what was mixed stays mixed.
             anew = state.memory is None or self.privacy is not None
-            gradient = -source if anew else product(state, examples, aim) - source
-            tracker = known.tracker + gradient - known.gradient
+            turned = jnp.zeros_like(source) if anew else product(state, examples, aim)
+            tracker = known.tracker + (turned - source) - known.gradient
             q = known.z / known.mass
             none = jnp.zeros(secants, q.dtype)
             empty = none[:, None] * q
@@ -177,17 +176,16 @@ class TrackedHGP(eqx.Module):
             return _State(
                 params=state.params,
                 hyper=state.hyper,
-                source=source,
                 z=known.z,
                 mass=known.mass,
                 aim=aim,
-                gradient=gradient,
+                product=turned,
                 tracker=tracker,
                 moves=empty,
                 turns=empty,
                 doubts=none,
                 least=jnp.sqrt(jnp.finfo(q.dtype).max),  # none yet; states must be finite
-                last=(q, tracker),
+                last=(q, tracker) if secants else (q[:0], q[:0]),
                 mean=q if self.batch is not None else q[:0],
                 count=jnp.zeros((), jnp.int32),
                 pushes=pushes,
@@ -220,24 +218,24 @@ class TrackedHGP(eqx.Module):
             change = jnp.where(state.count > 0, change, 0)  # before anything is mixed there is no common direction
             aim = q + change
             if self.privacy is None:
-                gradient = product(state, draw(ctx.data.inner, self.batch, ctx.key), aim) - state.source
+                turned = product(state, draw(ctx.data.inner, self.batch, ctx.key), aim)
             else:
                 first, second = jax.random.split(ctx.key)
                 move = ravel_pytree(state.params)[1](aim - state.aim)
                 at = state.params, state.hyper, draw(ctx.data.inner, self.batch, first), move
                 released = self.privacy.hessian_product(problem, *at, second, state.count)
-                gradient = state.gradient + ravel_pytree(released)[0]
+                turned = state.product + ravel_pytree(released)[0]
             return replace(
                 state,
                 z=state.z + state.mass * change,
                 aim=aim,
-                gradient=gradient,
-                tracker=state.tracker + gradient - state.gradient,
+                product=turned,
+                tracker=state.tracker + turned - state.product,
                 moves=moves,
                 turns=turns,
                 doubts=doubts,
                 least=least,
-                last=(q, slope),
+                last=(q, slope) if secants else state.last,
                 count=state.count + 1,
             )
 
@@ -258,8 +256,10 @@ class TrackedHGP(eqx.Module):
         def leave(before: Hyper, state: _State, ctx: Context) -> Hyper:
             q = ravel_pytree(before.params)[1](state.q if self.batch is None else state.mean)
             at = before.params, before.hyper, everything(ctx.data.inner), q
+            along_x = None
             if self.privacy is None:
-                along_hyper, product = shared_gradients(problem, before, ctx)[1], problem.jacobian_product(*at)
+                along_x, along_hyper = shared_gradients(problem, before, ctx)
+                product = problem.jacobian_product(*at)
             else:
                 along_hyper = state.along_hyper  # released with the rest
                 product = self.privacy.jacobian_product(problem, *at, ctx.key, self.releases - 1)
@@ -268,7 +268,8 @@ class TrackedHGP(eqx.Module):
             if before.memory is not None and self.privacy is not None:
                 memory = replace(before.memory, pushes=state.pushes)
             elif before.memory is not None:
-                kept = (state.z, state.mass, state.aim, state.gradient, state.tracker)
+                gradient = state.product - ravel_pytree(along_x)[0]
+                kept = (state.z, state.mass, state.aim, gradient, state.tracker)
                 memory = Memory(*kept, state.pushes, state.curvature, state.own)
             return replace(before, value=value, memory=memory)
 

@@ -40,6 +40,7 @@ class Personalize(Config):
     batch: int = Field(default=0, ge=0, description="Mini-batch size.")
     rate: float = Field(default=0, ge=0, description="Inner learning rate of a single model.")
     ensemble_rate: float = Field(default=0, ge=0, description="Inner learning rate of several models.")
+    outer_rate: float = Field(default=0, ge=0, description="Adam's rate for the hypers; 0: each recipe's own.")
     estimator: Literal["hgp", "tracked", "vr-hgp"] = Field(default="hgp", description="Of the cooperative recipes.")
     order: int = Field(default=0, ge=0, description="The estimator's order: HGP's M, TrackedHGP's steps.")
     pushes: tuple[Count, ...] = Field(
@@ -82,6 +83,7 @@ def setting_of(config: Personalize, owners: int = 0) -> Any:
         "batch",
         "rate",
         "ensemble_rate",
+        "outer_rate",
         "order",
     )
     return made._replace(**{name: getattr(config, name) for name in names if getattr(config, name)})
@@ -155,7 +157,7 @@ def _fit_all(config: Personalize, setting: Any, made: Any, seed: int, chosen: An
 
     import jax
 
-    from hyperpush import networks
+    from hyperpush import networks, processes
     from hyperpush.personalize.methods import Fitting, personal
     from hyperpush.personalize.scores import scores
 
@@ -181,7 +183,7 @@ def _fit_all(config: Personalize, setting: Any, made: Any, seed: int, chosen: An
             "floats_per_client": fitted.floats,
             "seconds": perf_counter() - began,
         }
-        weights = personal(fitted.recipe, fitted.hypers)
+        weights = personal(fitted.recipe, processes.gathered(fitted.hypers))
         detail = {
             "clients": result.each.tolist(),
             "validation_by_outer_step": fitted.curve,

@@ -46,6 +46,7 @@ class Setting(NamedTuple):
     order: int  # of HGP
     step: float  # η
     l2: float = 1e-3
+    outer_rate: float | None = None  # None: the recipe's own
 
 
 class Fitted(NamedTuple):
@@ -173,7 +174,8 @@ class Fitting:
             recipe, alone = PLAIN[name]
             return self.improved(recipe, alone, DirectGradient(), None)
         recipe, rate = RECIPES[name.removesuffix("-direct")]
-        return self.improved(recipe, False, DirectGradient() if name.endswith("-direct") else estimator, rate)
+        gradient = DirectGradient() if name.endswith("-direct") else estimator
+        return self.improved(recipe, False, gradient, self.setting.outer_rate or rate)
 
     def improved(self, recipe: Recipe, alone: bool, estimator: Estimator, rate: float | None) -> Fitted:
         """The outer loop; what was best on the validation examples is kept."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from hyperpush import processes
 from hyperpush.checks import not_negative
 from hyperpush.data.batches import Batch
 from hyperpush.problem import Problem
@@ -102,6 +103,8 @@ def stacked(recipe: Recipe, model: Model, clients: int, key: PRNGKeyArray) -> tu
     """Params and hypers to start from, the same for all clients, who are on axis 0."""
     shared, own = jax.random.split(key)
     start = recipe.params(model, shared), recipe.hyper(model, own)
+    if processes.count() > 1 and clients % jax.device_count() == 0:
+        return processes.stack(lambda client: start, clients)
     return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], clients, axis=0), start)
 
 

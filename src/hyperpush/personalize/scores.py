@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from hyperpush import processes
 from hyperpush.data.batches import count, everything
 from hyperpush.errors import InvalidInput
 from hyperpush.personalize.recipe import Model, Recipe, examples_of, mean
@@ -31,7 +32,6 @@ def accuracy(recipe: Recipe, model: Model, params: PyTree, hyper: PyTree, batch:
 def scores(recipe: Recipe, model: Model, params: PyTree, hypers: PyTree, data: PyTree, batch: int = 1) -> Scores:
     """Of personal models (clients on axis 0) on examples of their own; `batch` clients are computed at a time."""
 
-    @jax.jit
     def measure(params: PyTree, hypers: PyTree, data: PyTree) -> tuple[Array, Array]:
         def one(own):
             params, hyper, data = own
@@ -39,7 +39,7 @@ def scores(recipe: Recipe, model: Model, params: PyTree, hypers: PyTree, data: P
 
         return jax.lax.map(one, (params, hypers, data), batch_size=batch)
 
-    each, sizes = measure(params, hypers, data)
+    each, sizes = processes.by_client(measure, params, hypers, data)
     return summary(np.asarray(each, np.float64), np.asarray(sizes))
 
 

@@ -68,7 +68,7 @@ def owned_task(data: Dataset, clients: int, seed: int) -> Task:
     owned, _ = partition.by_owner(data, generator, clients=clients, least=3)
     split = partition.split(owned, generator)
     model = MLP(prod(data.inputs.shape[1:]), data.classes, (64,))
-    return Task(data, split, None, None, model, *(partition.stack(data, part) for part in split))
+    return Task(data, split, None, None, model, *(partition.stack(data, part, spread=True) for part in split))
 
 
 def task(name: str, clients: int, seed: int, *, examples: int | None = None, large: bool = False) -> Task:
@@ -110,7 +110,7 @@ def task(name: str, clients: int, seed: int, *, examples: int | None = None, lar
         elif name == "emnist":
             shift = partition.shifts(clients, min(CLUSTERS, clients), generator)
             cluster = shift.cluster
-    parts = [partition.stack(data, part, shift) for part in split]
+    parts = [partition.stack(data, part, shift, spread=True) for part in split]
     return Task(data, split, shift, cluster, model, *parts)
 
 

@@ -3,6 +3,7 @@
 Every process runs the same program. An array that is spread has each client's rows in the process that hosts it.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,8 @@ def join(coordinator: str | None, processes: int | None, index: int | None) -> N
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         # By default the coordinator would listen on every interface of its machine.
-        own = coordinator if coordinator and coordinator.startswith(("127.", "localhost:", "[::1]:")) else None
+        known = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
+        own = known if known.startswith(("127.", "localhost:", "[::1]:")) else None
         jax.distributed.initialize(
             coordinator, processes, index, heartbeat_timeout_seconds=30, coordinator_bind_address=own
         )
@@ -62,6 +64,16 @@ def agree(first: bool, anyone: bool) -> tuple[bool, bool]:
 
     said = np.asarray(multihost_utils.process_allgather(np.array([first, anyone])))
     return bool(said[0, 0]), bool(said[:, 1].any())
+
+
+def added(number: int) -> int:
+    """The sum of all processes' numbers, each from 0 to 2⁶⁴ − 1."""
+    if jax.process_count() == 1:
+        return number
+    from jax.experimental import multihost_utils
+
+    mine = np.frombuffer(number.to_bytes(8), np.uint8)
+    return sum(int.from_bytes(bytes(each)) for each in np.asarray(multihost_utils.process_allgather(mine), np.uint8))
 
 
 def told(text: str | None) -> str:
@@ -106,11 +118,14 @@ def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """Arrays that are spread, handed to every process, unless they are larger than `GATHERED`."""
+    """Arrays that are spread, handed to every process, unless all of them are larger than `GATHERED` together."""
     from jax.experimental import multihost_utils
 
+    if sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if spread(leaf)) > GATHERED:
+        return tree
+
     def one(leaf: Any) -> Any:
-        if not spread(leaf) or leaf.nbytes > GATHERED:
+        if not spread(leaf):
             return leaf
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(one(jax.random.key_data(leaf)), impl=str(jax.random.key_impl(leaf)))
@@ -121,24 +136,65 @@ def gathered(tree: PyTree) -> PyTree:
     return jax.tree.map(one, tree)
 
 
+def own_clients(leaf: jax.Array) -> list[tuple[int, np.ndarray]]:
+    """The clients whose rows of a spread array are in this process, each with its row."""
+    return [
+        (number, row)
+        for shard in leaf.addressable_shards
+        if shard.replica_id == 0
+        for number, row in enumerate(np.asarray(shard.data), shard.index[0].start or 0)
+    ]
+
+
+def whole(name: str, leaf: Any) -> Any:
+    """An array that this process sees all of, or the error that says what to do."""
+    if spread(leaf):
+        given = f"{leaf.nbytes >> 20} MB in several processes"
+        allowed = f"at most {GATHERED >> 20} MB, a number of clients that the devices divide, or processes.visible"
+        raise InvalidInput(name, given, allowed)
+    return leaf
+
+
 def stack(make: Callable[[int], PyTree], clients: int) -> PyTree:
     """`make(client)` for every client, stacked on axis 0; each process makes those of its own clients only.
 
     For data and params that are too large for one process. The number of devices has to divide the clients.
     """
+
+    def block(first: int, end: int) -> PyTree:
+        made = [make(client) for client in range(first, end)]
+        return jax.tree.map(lambda *rows: np.stack([np.asarray(row) for row in rows]), *made)
+
+    return stack_blocks(block, clients)
+
+
+def stack_blocks(make: Callable[[int, int], PyTree], clients: int) -> PyTree:
+    """The same of `make(first, end)`, which stacks the clients from `first` to `end` − 1."""
     devices = jax.device_count()
     if clients % devices:
         raise InvalidInput("clients", clients, f"a multiple of the {devices} devices that they are spread over")
     sharding, block = NamedSharding(mesh(), P(AXIS)), clients // devices
-    blocks = []
-    for place, device in enumerate(mesh().devices.flat):
-        if device.process_index == jax.process_index():
-            made = [make(client) for client in range(place * block, (place + 1) * block)]
-            stacked = jax.tree.map(lambda *rows: np.stack([np.asarray(row) for row in rows]), *made)
-            blocks.append(jax.tree.map(lambda rows, device=device: jax.device_put(rows, device), stacked))
+    blocks = [
+        jax.device_put(make(place * block, (place + 1) * block), device)
+        for place, device in enumerate(mesh().devices.flat)
+        if device.process_index == jax.process_index()
+    ]
 
     def join_blocks(*parts: jax.Array) -> jax.Array:
         shape = (clients, *parts[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
 
     return jax.tree.map(join_blocks, *blocks)
+
+
+def by_client(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
+    """f(*trees), compiled, where f takes clients on axis 0 and returns them there.
+
+    If some arrays are spread, every process computes its own clients' part, and small results are handed to all.
+    """
+    if not any(spread(leaf) for leaf in jax.tree.leaves(trees)):
+        return jax.jit(f)(*trees)
+    sharding = NamedSharding(mesh(), P(AXIS))
+    placed = jax.tree.map(lambda leaf: leaf if spread(leaf) else put(leaf, sharding), trees)
+    own = jax.shard_map(f, mesh=mesh(), in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
+    return gathered(jax.jit(own)(*placed))

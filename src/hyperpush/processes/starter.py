@@ -1,6 +1,7 @@
 """Start the processes of a run on this machine and watch them: what ends one ends all."""
 
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -64,27 +65,47 @@ def _child(command: Sequence[str], said: IO[str] | None) -> "subprocess.Popen[An
 
 
 def _watch(children: "Sequence[subprocess.Popen[Any]]", said: IO[str]) -> int:
-    while True:
-        codes = [child.poll() for child in children]
-        if all(code == 0 for code in codes):
-            return 0
-        failed = next((index for index, code in enumerate(codes) if code not in (None, 0)), None)
-        if failed is None:
-            time.sleep(0.05)
+    """The exit code of all, or of the first process if it has said what went wrong; else the error that names who died
+    first, which the others often follow at once."""
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def wait(index: int) -> None:
+        children[index].wait()
+        ended.put(index)
+
+    for index in range(len(children)):
+        threading.Thread(target=wait, args=(index,), daemon=True).start()
+    for _ in children:
+        index = _next(ended, None)
+        if index is not None and children[index].returncode:
+            return _failed(index, children, ended, said)
+    return 0
+
+
+def _next(ended: "queue.SimpleQueue[int]", deadline: float | None) -> int | None:
+    """The next process that ends; None if that takes until the deadline."""
+    while deadline is None or time.monotonic() < deadline:
+        try:
+            return ended.get(timeout=0.2)  # not for ever: signals are to be passed on in between
+        except queue.Empty:
             continue
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline and any(child.poll() is None for child in children):
-            time.sleep(0.05)
-        code = children[0].poll()
-        if code in (2, 128 + signal.SIGINT, 128 + signal.SIGTERM) and codes[failed] != -signal.SIGKILL:
-            return code  # it has said why
-        raise HyperpushError(
-            f"process {failed} of {len(children)} {_how(codes[failed])}, which ends the run on all{_last(said)}"
-        )
+    return None
 
 
-def _how(code: int | None) -> str:
-    if code is not None and code < 0:
+def _failed(
+    index: int, children: "Sequence[subprocess.Popen[Any]]", ended: "queue.SimpleQueue[int]", said: IO[str]
+) -> int:
+    deadline = time.monotonic() + PATIENCE
+    while any(child.returncode is None for child in children) and _next(ended, deadline) is not None:
+        pass
+    code, own = children[0].returncode, children[index].returncode
+    if code in (2, 128 + signal.SIGINT, 128 + signal.SIGTERM) and own > 0:
+        return code  # it has said why
+    raise HyperpushError(f"process {index} of {len(children)} {_how(own)}, which ends the run on all{_last(said)}")
+
+
+def _how(code: int) -> str:
+    if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
 
