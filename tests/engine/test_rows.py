@@ -49,13 +49,15 @@ def test_equals_all_at_once(f, batch):
 def test_a_loop_over_rounds_holds_a_state_once():
     size = 1 << 16
 
-    def run(a, x):
-        def once(_, states):
-            return rowwise(lambda s, o: {"a": jnp.sin(s["a"]) + o, "x": s["x"]}, states, x[:, 0], 1)
+    def turn(state, other):  # each needs the other's row as it was
+        return {"a": jnp.sin(state["a"]) + state["b"] * other, "b": state["a"] - state["b"], "x": state["x"]}
 
-        return jax.lax.fori_loop(0, 3, once, {"a": a, "x": x})["a"]
+    def run(a, b, x):
+        held = {"a": a, "b": b, "x": x}
+        held = jax.lax.fori_loop(0, 3, lambda _, states: rowwise(turn, states, x[:, 0], 1), held)
+        return held["a"], held["b"]
 
-    arrays = jnp.ones((16, size)), jnp.ones((16, size))
-    used = jax.jit(run, donate_argnums=0).lower(*arrays).compile().memory_analysis()
+    arrays = [jnp.ones((16, size)) for _ in range(3)]
+    used = jax.jit(run, donate_argnums=(0, 1)).lower(*arrays).compile().memory_analysis()
     assert used is not None
     assert used.temp_size_in_bytes < 16 * size * 4 // 2

@@ -22,27 +22,21 @@ def rowwise(f: Callable[[PyTree, PyTree], PyTree], states: PyTree, others: PyTre
     handed = [inputs.get(out) if isinstance(out, Var) else None for out in traced.jaxpr.outvars]
     results = [None if place is None else given[place] for place in handed]
     fresh = [place for place, source in enumerate(handed) if source is None]
-    over = set()
-    if made == jax.tree.structure(states):
-        over = {k for k in fresh if k not in handed and (leaves[k].shape, leaves[k].dtype) == _kind(example[k])}
+    kinds = [[(leaf.shape, leaf.dtype) for leaf in some] for some in (leaves, example)]
+    over = made == jax.tree.structure(states) and all(kinds[0][k] == kinds[1][k] and k not in handed for k in fresh)
     if fresh:
         for place, result in _loop(jaxpr_as_fun(traced), given, fresh, over, batch).items():
             results[place] = result
     return made.unflatten(results)
 
 
-def _kind(leaf: jax.ShapeDtypeStruct) -> tuple:
-    return leaf.shape, leaf.dtype
-
-
-def _loop(f: Callable[..., list], given: list[Array], fresh: list[int], over: set[int], batch: int) -> dict[int, Array]:
-    """The results `fresh` of f(*one row) for all rows; those in `over` take the place of the input of that number."""
+def _loop(f: Callable[..., list], given: list[Array], fresh: list[int], over: bool, batch: int) -> dict[int, Array]:
+    """The results `fresh` of f(*one row) for all rows; with `over` written over the inputs of the same numbers."""
     rows = given[0].shape[0]
     batch = min(batch, rows)
     first = rows // batch * batch
 
     one = batch == 1  # without an axis for the one row: XLA would copy everything to add it
-    compute = f if one else jax.vmap(f)
 
     def read(array, i):
         if one:
@@ -56,17 +50,30 @@ def _loop(f: Callable[..., list], given: list[Array], fresh: list[int], over: se
     def divided(array):
         return array if one else array[:first].reshape(rows // batch, batch, *array.shape[1:])
 
-    def step(held, slices):
-        i, row = slices
-        new = compute(*[read(held[k], i) if k in over else part for k, part in enumerate(row)])
-        return {k: write(array, new[k], i) for k, array in held.items()}, {k: new[k] for k in fresh if k not in over}
+    # Results that are alike may be made in one pass over several inputs, of which some are written before others are
+    # read: XLA would keep whole copies. A branch, always taken, has all rows read first.
+    alike = len({given[k].shape for k in fresh if over}) < len(fresh)
 
-    rest = [None if k in over else divided(array) for k, array in enumerate(given)]
-    held, anew = jax.lax.scan(step, {k: given[k] for k in over}, (jnp.arange(rows // batch), rest))
-    if batch > 1:
-        anew = {k: array.reshape(first, *array.shape[2:]) for k, array in anew.items()}
+    def compute(row):
+        new = (f if one else jax.vmap(f))(*row)
+        return {k: new[k] for k in fresh}
+
+    def overwrite(held, slices):
+        i, rest = slices
+        row = [read(held[k], i) if k in held else part for k, part in enumerate(rest)]
+        new = compute(row) if not alike else jax.lax.cond(i >= 0, compute, lambda row: {k: row[k] for k in fresh}, row)
+        return {k: write(array, new[k], i) for k, array in held.items()}, None
+
+    if over:
+        rest = [None if k in fresh else divided(array) for k, array in enumerate(given)]
+        found, _ = jax.lax.scan(overwrite, {k: given[k] for k in fresh}, (jnp.arange(rows // batch), rest))
+    else:
+        found = jax.lax.map(compute, [divided(array) for array in given])
+        if not one:
+            found = {k: array.reshape(first, *array.shape[2:]) for k, array in found.items()}
     if first < rows:
         last = jax.vmap(f)(*[array[first:] for array in given])
-        held = {k: array.at[first:].set(last[k]) for k, array in held.items()}
-        anew = {k: jnp.concatenate([array, last[k]]) for k, array in anew.items()}
-    return held | anew
+        if over:
+            return {k: array.at[first:].set(last[k]) for k, array in found.items()}
+        return {k: jnp.concatenate([array, last[k]]) for k, array in found.items()}
+    return found
