@@ -37,9 +37,11 @@ def test_both_kinds_are_measured_and_compared():
         assert found[key]["megabytes_per_second"] == pytest.approx(2 * MEGABYTES * rate)
     ratios = np.sort(seconds["bare Zenoh"] / seconds["peers"])
     assert found["share"] == pytest.approx(ratios[BLOCKS // 2])
+    assert (found["asked"], found["met"]) == (0.7, bool(ratios[BLOCKS // 2] >= 0.7))
     ((title, _, rows),) = run.tables
     assert "mutual TLS" in title
     assert [row[0] for row in rows] == ["bare Zenoh", "peers", "share"]
+    assert rows[-1][-1].endswith("asked 0.7: met" if found["met"] else "asked 0.7: not met")
 
 
 def test_sizes_that_make_no_sense_are_refused(capsys, tmp_path):

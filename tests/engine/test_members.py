@@ -16,7 +16,8 @@ class Silent:
     """Members from whom nothing comes; client 2 is closed out at the n-th look at the mail."""
 
     def __init__(self, closes_at=None):
-        self.closed, self.leaving = frozenset(), frozenset()
+        self.closed = self.leaving = self.left = self.settled = frozenset()
+        self.patience = 60.0
         self.sent, self.looks, self.closes_at = 0, 0, closes_at
 
     def send(self, to, step, payload):
@@ -39,7 +40,7 @@ class Silent:
 
     def close(self): ...
     def acknowledge(self, step): ...
-    def done(self, finished=True): ...
+    def done(self, finished=True, again=False, view=frozenset()): ...
     def finish(self): ...
     def leave(self, left): ...
 
@@ -78,6 +79,22 @@ def test_in_a_new_view_secret_draws_are_new():
     assert abs(first - again) > 1e-3
     np.testing.assert_allclose(drawn(5, secret), again, rtol=1e-6)
     np.testing.assert_allclose(drawn(None, None), drawn(5, None), rtol=1e-6)  # what everybody can draw stays as it is
+
+
+def test_who_ends_is_done_in_the_view_of_those_who_are_left():
+    """The others vanish at the very moment in which it asks whether they are done."""
+    said = []
+
+    class Vanishing(Silent):
+        def done(self, finished=True, again=False, view=frozenset()):
+            said.append((finished, view))
+
+        def everyone_done(self):
+            self.closed = frozenset({1, 2})
+            return True
+
+    run(Vanishing())
+    assert said == [(True, frozenset()), (True, frozenset({1, 2}))]
 
 
 def test_what_may_not_be_repeated_ends_with_an_error():

@@ -13,9 +13,9 @@ folder, port = Path(sys.argv[1]), int(sys.argv[2])
 handshakes = count_handshakes()
 transport = Zenoh(
     "test",
-    ["alice", "bob"],
+    ["alice", "bob", "carol"],
     0,
-    {"bob": None},
+    {"bob": None, "carol": None},
     listen=Address("127.0.0.1", port),
     identity=Identity(folder / "ca.pem", folder / "alice.pem", folder / "alice.key"),
     mode="asynchronous",
@@ -25,10 +25,9 @@ print("ready", flush=True)
 for _ in sys.stdin:
     time.sleep(0.2)
     counts = {**handshakes.counts(), **transport.rejections.counts()}
-    mail = [bytes(payload).decode() for _, payload in transport.collect(1 << 40, [])]
-    seen = transport.status()["bob"]
-    print(
-        json.dumps({"counts": counts, "mail": mail, "bytes": seen["received_bytes"], "alive": seen["alive"]}),
-        flush=True,
-    )
+    mail = [(transport.names[sender], bytes(payload).decode()) for sender, payload in transport.collect(1 << 40, [])]
+    seen = transport.status()
+    received = {name: link["received_bytes"] for name, link in seen.items()}
+    alive = [name for name, link in seen.items() if link["alive"]]
+    print(json.dumps({"counts": counts, "mail": mail, "bytes": received, "alive": alive}), flush=True)
 transport.close()

@@ -1,16 +1,18 @@
 """Rubbish, from strangers and from peers that should know better: counted, and nothing comes of it."""
 
 import struct
+import zlib
 
 import jax
 import numpy as np
 import pytest
-from peers.parties import Places, certified, together, values
+from peers.parties import DIGEST, Places, certified, push_sum, together, values
 
 import hyperpush as hp
 from hyperpush.engine import wire
 from hyperpush.engine.peer import Peer
 from hyperpush.engine.wire import Header, Rejected, Template, decode, encode, peek
+from hyperpush.peers.control import Kind, Leaves, Said, unpacked
 from hyperpush.peers.parts import Assembly, split
 from hyperpush.program import Exchange, Repeat
 
@@ -85,24 +87,68 @@ def test_a_hundred_thousand_mutated_messages():
     through_the_decoder(100_000, seed=1)
 
 
-class Babbler:
-    """A transport that sends rubbish before every message, under the sender's own name."""
+def resealed(payload):
+    """A message with another checksum: the one that fits."""
+    return bytes(payload[:-4]) + struct.pack("<I", wire.checksum(payload[:-4]))
 
-    def __init__(self, transport, seed, each):
+
+def wrongly_sealed(random, payload, fields=(4, 8, 12, 24)):
+    """A well-formed message that says what nobody may say, with a checksum that fits.
+
+    `fields` are where the version, the view, the node and the sender are: view and node only a peer can judge.
+    """
+    made = bytearray(payload)
+    kind = random.integers(8)
+    if kind == 0:
+        made[fields[random.integers(len(fields))]] ^= 1 << random.integers(8)
+    elif kind == 1:  # another structure
+        made[48 + random.integers(16)] ^= 1 << random.integers(8)
+    elif kind == 2:  # another dtype, or other axes
+        made[64 + random.integers(10)] ^= 1 << random.integers(8)
+    elif kind == 3:
+        made = made[: random.integers(68, len(made) - 1)]
+    elif kind == 4:
+        made = made[:-4] + random.bytes(random.integers(1, 64)) + made[-4:]
+    elif kind in (5, 6):  # no finite number: the last one of a leaf of float32, or of float64
+        number, size = (np.nan, np.inf)[random.integers(2)], {11: 4, 12: 8}[made[64]]
+        made[80 : 80 + size] = np.asarray(number, f"<f{size}").tobytes()
+    else:
+        made[40:48] = struct.pack("<d", (np.nan, np.inf, -np.inf)[random.integers(3)])
+    return resealed(made)
+
+
+def control(client, other, clients, random):
+    """A control message that `client` might send."""
+    kind = (Kind.ACKNOWLEDGE, Kind.DONE, Kind.MEMBERS)[random.integers(3)]
+    return Said(kind, Leaves.NO, 1 << 40, 7, 9, DIGEST, frozenset(), frozenset()).packed(clients)
+
+
+class Babbler:
+    """A transport that sends rubbish before every message of the first steps, under the sender's own name."""
+
+    def __init__(self, transport, seed, each, steps=1 << 62):
         self.transport, self.random, self.each, self.sent = transport, np.random.default_rng(seed), each, 0
+        self.steps = steps
 
     def send(self, to, step, payload):
         seen = set()  # what is sent twice is not refused twice
-        for number in range(self.each):
-            while (rubbish := mutated(self.random, bytes(payload))) in seen:
-                pass
-            seen.add(rubbish)
-            if number % 3 == 0:  # not even in parts
-                self.transport._deliver(to, "data", rubbish, self.random.bytes(int(self.random.integers(0, 40))))
-            elif number % 3 == 1:
-                self.transport._deliver(to, "control", rubbish, None)
+        total = step > 0 or not self.transport.asynchronous  # no acknowledgement
+        for number in range(self.each if total and step < self.steps else 0):
+            made, clients = None, len(self.transport.names)
+            while made is None or made in seen:
+                if number % 5 == 4:
+                    made = wrongly_sealed(self.random, payload)
+                elif number % 5 == 3:
+                    made = mutated(self.random, control(self.transport.client, to, clients, self.random))
+                else:
+                    made = mutated(self.random, bytes(payload))
+            seen.add(made)
+            if number % 5 == 0:  # not even in parts
+                self.transport._deliver(to, "data", made[:4096], self.random.bytes(int(self.random.integers(0, 31))))
+            elif number % 5 in (1, 3):
+                self.transport._deliver(to, "control", made, None)
             else:
-                self.transport._put(to, step, rubbish)
+                self.transport._put(to, step, made)
             self.sent += 1
         self.transport.send(to, step, payload)
 
@@ -116,29 +162,109 @@ class Babbler:
         return getattr(self.transport, name)
 
 
-@pytest.mark.parametrize("each", [4, pytest.param(45, marks=pytest.mark.faults)])
-def test_a_live_peer_that_hears_rubbish_computes_as_if_it_did_not(each, tmp_path):
-    clients, rounds = 3, 8
-    places = Places(clients, certified(tmp_path, [f"p{number}" for number in range(clients)]))
+def babbled(folder, each, width, mode, program, start, rounds):
+    """What each of three peers ends with, two of which send rubbish; and how much of it was sent, and refused."""
+    clients = 3
+    places = Places(clients, certified(folder, [f"p{number}" for number in range(clients)]))
     network = hp.networks.FullyConnected(clients)
-    mix = Exchange(lambda state, ctx: state, lambda state, inbox, ctx: inbox.mix(state))
-    start = values(clients).astype(np.float32)
 
     def party(client):
-        transport = places.open(client)
-        babbler = Babbler(transport, client, each if client else 0)
+        transport = places.open(client, mode=mode, longest_wait=0.5)
+        # At one's own pace the last messages may find somebody who has ended; rubbish goes before them.
+        babbler = Babbler(transport, client, each if client else 0, rounds - 1 if transport.asynchronous else 1 << 62)
         try:
             transport.ready()
-            peer = Peer(client, network, babbler, jax.random.key(0))
-            state = peer.run(Repeat(mix, rounds), jax.numpy.asarray(start[client]), None)
+            with jax.enable_x64(transport.asynchronous):
+                peer = Peer(client, network, babbler, jax.random.key(0), tolerant=transport.asynchronous)
+                state = peer.run(program, start(client), None)
             refused = peer.counts.rejections.total + transport.rejections.total
-            return np.asarray(state), babbler.sent, refused
+            return jax.tree.map(np.asarray, state), babbler.sent, refused, transport.closed
         finally:
             transport.close()
 
     found = together(clients, party)
-    sent = sum(count for _, count, _ in found)
+    assert all(closed == set() for *_, closed in found)
+    return [state for state, *_ in found], sum(sent for _, sent, *_ in found), sum(no for _, _, no, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("each", "width"),
+    [
+        (5, 3),
+        pytest.param(45, 3, marks=pytest.mark.faults),
+        pytest.param(10, 40_000, marks=pytest.mark.faults, id="160 kB"),
+        pytest.param(5, 1_500_000, marks=pytest.mark.faults, id="6 MB, in parts"),
+    ],
+)
+def test_a_live_peer_that_hears_rubbish_computes_as_if_it_did_not(each, width, tmp_path):
+    rounds = 8 if width < 1000 else 3
+    mix = Exchange(lambda state, ctx: state, lambda state, inbox, ctx: inbox.mix(state))
+    start = values(3, width).astype(np.float32)
+    states, sent, refused = babbled(
+        tmp_path, each, width, "synchronous", Repeat(mix, rounds), lambda k: jax.numpy.asarray(start[k]), rounds
+    )
     assert sent == 2 * 2 * rounds * each
-    assert sum(count for *_, count in found) == sent
-    for state, *_ in found:  # every round of the complete network is the mean
+    assert refused == sent
+    for state in states:  # every round of the complete network is the mean
         np.testing.assert_allclose(state, start.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("each", [5, pytest.param(25, marks=pytest.mark.faults)])
+def test_at_its_own_pace_rubbish_adds_no_mass_and_takes_none(each, tmp_path):
+    rounds, start = 30, values(3)
+    states, sent, refused = babbled(
+        tmp_path,
+        each,
+        3,
+        "asynchronous",
+        push_sum(rounds),
+        lambda k: (jax.numpy.asarray(start[k]), jax.numpy.ones(())),
+        rounds,
+    )
+    assert refused == sent > 100
+    assert sum(float(mass) for _, mass in states) == pytest.approx(3, rel=1e-12)
+    np.testing.assert_allclose(sum(w for w, _ in states), start.sum(0), atol=1e-11)
+
+
+@pytest.mark.parametrize(("numbers", "count"), [(20_000, 200), (2_600_000, 12)], ids=["80 kB", "10 MB, in parts"])
+def test_long_messages_that_are_mutated_do_not_get_through(numbers, count):
+    random = np.random.default_rng(3)
+    tree = {"w": random.normal(size=numbers).astype(np.float32)}
+    template, whole = Template(tree), bytes(encode(Header(view=0, node=5, step=2, sender=1), tree))
+    decode(whole, template, expect_sender=1)
+    for _ in range(count):
+        with pytest.raises(Rejected):
+            decode(mutated(random, whole), template, expect_sender=1)
+        with pytest.raises(Rejected):
+            decode(wrongly_sealed(random, whole, fields=(4, 24)), template, expect_sender=1)
+        assembly, found = Assembly(1 << 30), None
+        parts = list(split(0, 2, whole))
+        bad = int(random.integers(len(parts)))
+        for place, (header, part) in enumerate(parts):
+            try:
+                made = bytes(part) if place != bad else mutated(random, bytes(part))
+                found = assembly.add(header, made) or found
+            except Rejected:
+                continue
+        if found is not None:  # a part of the right length: the checksum is what is left
+            with pytest.raises(Rejected):
+                decode(found[1], template, expect_sender=1)
+
+
+def test_control_messages_that_are_mutated_are_refused():
+    random = np.random.default_rng(4)
+    said = Said(Kind.HELLO, Leaves.LEAVING, 12, 1 << 62, 5, DIGEST, frozenset({8}), frozenset({0, 9}))
+    good = said.packed(10)
+    assert unpacked(good, 10) == said
+    for _ in range(3000):
+        with pytest.raises(Rejected, match="bad-control"):
+            unpacked(mutated(random, good), 10)
+    for place in range(len(good) - 4):  # a sender that lies consistently: only what a sender may say
+        lie = bytearray(good[:-4])
+        lie[place] ^= 1 << random.integers(8)
+        try:
+            found = unpacked(bytes(lie) + struct.pack("<I", zlib.crc32(lie)), 10)
+        except Rejected:
+            continue
+        assert max(found.closed | found.left) < 10
+        assert place >= 8

@@ -1,6 +1,8 @@
 """`hyperpush peer` and `hyperpush swarm`: whole runs, and what is refused before they start."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 
 import jax
@@ -12,9 +14,11 @@ from safetensors.numpy import load_file
 import hyperpush as hp
 from hyperpush.cli import main
 from hyperpush.config import validate
-from hyperpush.errors import InvalidInput
+from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.experiments.solve import estimation, instance, solver
-from hyperpush.peers.party import Peers, addresses, digest, own_data, private, read, secret
+from hyperpush.peers.checkpoint import Checkpoint
+from hyperpush.peers.options import Peers, addresses, digest, private, read
+from hyperpush.peers.party import own_data, secret, take_part
 from hyperpush.peers.session import Address
 from hyperpush.peers.swarm import rows, schedule, swarm
 
@@ -96,6 +100,37 @@ def test_in_step_peers_find_what_the_simulator_finds_though_one_was_killed(tmp_p
 def test_eight_peers_with_mutual_tls_find_what_the_simulator_finds(method, tmp_path):
     config = options(8, method)
     compare(config, tmp_path / "run", swarm(config, 8, tmp_path / "run", seconds=600))
+
+
+def test_killed_when_its_result_was_written_it_ends_with_that(tmp_path):
+    config = validate(Peers, {"experiment": {"clients": 2}, "peers": {"alice": {"address": "127.0.0.1:1"}, "bob": {}}})
+    assert isinstance(config, Peers)
+    (tmp_path / "alice").mkdir()
+    (tmp_path / "alice" / "result.json").write_text('{"name": "alice"}')
+    with pytest.raises(InvalidInput, match=r"peers\.alice\.out: got .*without the result of an earlier run"):
+        take_part(config, "alice", tmp_path)
+    file = tmp_path / "alice" / "checkpoint.safetensors"
+    Checkpoint(file, bytes(32)).save({}, {})
+    with pytest.raises(InvalidInput, match="checkpoint: got 'one of configuration 0000"):  # of another run
+        take_part(config, "alice", tmp_path)
+    Checkpoint(file, digest(config)).save({}, {})
+    assert take_part(config, "alice", tmp_path) == {"name": "alice"}
+    assert not file.exists()
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_error_and_the_last_one_is_good(tmp_path, monkeypatch):
+    store = Checkpoint(tmp_path / "checkpoint.safetensors", bytes(32))
+    store.save({"x": np.ones(3)}, {"step": 1})
+
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(HyperpushError, match=r"cannot be written \(No space left on device\)"):
+        store.save({"x": np.zeros(3)}, {"step": 2})
+    stored = store.load()
+    assert stored is not None
+    assert (stored[0]["x"].tolist(), stored[1]) == ([1, 1, 1], {"step": 1})
 
 
 # ------------------------------------------------------------- configurations

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 import hyperpush as hp
 from hyperpush.config import validate
-from hyperpush.peers.party import Peers
+from hyperpush.peers.options import Peers
 from hyperpush.peers.swarm import swarm
 
 CLIENTS, STEPS, ORDER, PUSHES, OUTER = 4, 420, 60, 2, 3

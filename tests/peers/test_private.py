@@ -6,7 +6,8 @@ from peers.parties import together
 from safetensors.numpy import load_file
 
 from hyperpush.config import validate
-from hyperpush.peers.party import Peers, take_part
+from hyperpush.peers.options import Peers
+from hyperpush.peers.party import take_part
 from hyperpush.peers.swarm import laid_out
 
 NAMES = ["peer-0", "peer-1"]

@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +15,9 @@ from safetensors.numpy import load_file
 
 from hyperpush.config import validate
 from hyperpush.errors import HyperpushError
-from hyperpush.peers.party import STATUS, Peers, take_part
-from hyperpush.peers.swarm import laid_out
+from hyperpush.peers.options import Peers
+from hyperpush.peers.party import STATUS, take_part
+from hyperpush.peers.swarm import free_ports, laid_out
 
 STEPS = 150
 FIRST, SECOND = "peer-0", "peer-1"
@@ -117,3 +121,61 @@ def test_at_its_own_pace_it_leaves_and_the_other_ends(tmp_path):
     assert not list(tmp_path.rglob("*.new"))
     with pytest.raises(HyperpushError, match=r"peers\.peer-0\.out"):  # it has left for good
         take_part(config, FIRST)
+
+
+RUN = """
+mode = "{mode}"
+longest_wait = 0.2
+[experiment]
+problem = "quadratic"
+network = "fully-connected"
+inner = {{ steps = 100000, rate = 0.001 }}
+estimator = {{ method = "TrackedHGP", order = 3, pushes = 1, step = 0.01 }}
+outer = {{ steps = 1 }}
+[peers.{first}]
+address = "127.0.0.1:{ports[0]}"
+[peers.{second}]
+address = "127.0.0.1:{ports[1]}"
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("mode", "times", "code", "says"),
+    [
+        ("synchronous", 1, 2, "error: peer peer-0: ended by SIGTERM; started again, it goes on from its checkpoint"),
+        ("asynchronous", 1, 0, "done: "),
+        ("asynchronous", 2, 2, "error: peer peer-0: ended by SIGTERM"),
+    ],
+)
+def test_exit_codes_of_the_command(mode, times, code, says, tmp_path):
+    """`hyperpush peer` that is told to end while it trains: one line on stderr and no traceback."""
+    text = RUN.format(mode=mode, first=FIRST, second=SECOND, ports=free_ports(2))
+    (tmp_path / "run.toml").write_text(text)
+    command = [str(Path(sys.executable).with_name("hyperpush")), "peer", str(tmp_path / "run.toml"), "--name"]
+    running = {name: subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in (FIRST, SECOND)}
+    try:
+        until = time.monotonic() + 240
+        while time.monotonic() < until:
+            try:
+                if json.loads((tmp_path / FIRST / STATUS).read_text())["round"] >= 5:
+                    break
+            except (OSError, ValueError):
+                pass
+            time.sleep(0.05)
+        if times == 2:  # nobody answers it, so that it cannot have left before it is told again
+            running[SECOND].send_signal(signal.SIGSTOP)
+        for _ in range(times):
+            running[FIRST].send_signal(signal.SIGTERM)
+            time.sleep(1.0)
+        _, said = running[FIRST].communicate(timeout=120)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.communicate()
+    lines = said.splitlines()
+    assert running[FIRST].returncode == code
+    assert "Traceback" not in said
+    assert lines[-1].startswith(says)
+    assert (tmp_path / FIRST / "result.json").exists() == (code == 0)
+    assert (tmp_path / FIRST / "checkpoint.safetensors").exists() == (code == 2)

@@ -42,7 +42,7 @@ class Alice:
 @pytest.fixture(scope="module")
 def trust(tmp_path_factory):
     folder, foreign = tmp_path_factory.mktemp("certificates"), tmp_path_factory.mktemp("foreign")
-    certificates.make(folder, ["alice", "bob", "mallory"], ["127.0.0.1"])
+    certificates.make(folder, ["alice", "bob", "carol", "mallory"], ["127.0.0.1"])
     certificates.certificate(folder, "expired", days=0)
     certificates.authority(foreign)
     certificates.certificate(foreign, "bob")
@@ -93,7 +93,7 @@ def test_strangers_reach_nothing_and_are_counted(alice, trust):
         until = time.monotonic() + PATIENCE
         while (after := alice.ask())["counts"] == before and time.monotonic() < until:
             time.sleep(0.1)
-        assert (after["mail"], after["bytes"], after["alive"]) == ([], 0, False)
+        assert (after["mail"], after["bytes"], after["alive"]) == ([], {"bob": 0, "carol": 0}, [])
         return {name for name, count in after["counts"].items() if count > before.get(name, 0)}
 
     assert counted(None) == {"bad-handshake"}  # no TLS at all
@@ -111,8 +111,8 @@ def test_strangers_reach_nothing_and_are_counted(alice, trust):
     # The same client with bob's own certificate does get through: what was refused was who, not what.
     attack(alice.port, identity(folder, "bob"))
     after = alice.ask()
-    assert after["mail"] == ["from bob"]
-    assert after["bytes"] == len("from bob")
+    assert after["mail"] == [["bob", "from bob"]]
+    assert after["bytes"] == {"bob": len("from bob"), "carol": 0}
     assert after["counts"]["bad-control"] == 1
 
 
@@ -122,6 +122,20 @@ def test_a_peer_writes_under_its_own_name_only(trust, alice):
     attack(alice.port, identity(trust[0], "bob"), sender="mallory")
     after = alice.ask()
     assert (after["mail"], after["bytes"]) == ([], before)
+
+
+def test_a_neighbour_cannot_write_as_another_neighbour(trust, alice):
+    """Carol has a link to alice of her own; what she says on it under bob's name is dropped, whatever it is."""
+    before = alice.ask()
+    attack(alice.port, identity(trust[0], "carol"), name="carol", sender="bob")
+    attack(alice.port, identity(trust[0], "bob"), name="bob", sender="carol")
+    after = alice.ask()
+    assert (after["mail"], after["bytes"], after["alive"]) == ([], before["bytes"], [])
+    assert after["counts"] == before["counts"]  # not even as rubbish on the control channel
+    attack(alice.port, identity(trust[0], "carol"), name="carol", sender="carol")
+    after = alice.ask()
+    assert after["mail"] == [["carol", "from carol"]]
+    assert after["bytes"] == {**before["bytes"], "carol": before["bytes"]["carol"] + len("from carol")}
 
 
 def test_nobody_reads_what_is_for_another(tmp_path):

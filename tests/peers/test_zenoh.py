@@ -149,6 +149,151 @@ def test_at_its_own_pace_nobody_waits_for_the_dead_and_who_vanishes_is_closed_ou
         second.close()
 
 
+def test_who_is_done_and_gone_is_closed_out_only_by_those_who_are_not_done(places):
+    """It cannot have ended before they were, so it was killed; if they were, it may have ended."""
+    options = {"mode": "asynchronous", "close_after": 0.5}
+    for finished, closed in ((False, {1}), (True, set())):
+        at = places()
+        first, second, third = (at.open(client, **options) for client in range(CLIENTS))
+        try:
+            together(CLIENTS, lambda client, all=(first, second, third): all[client].ready())
+            second.done()
+            until(lambda here=first: here.settled == {1})
+            if finished:
+                first.done()
+            second.close()
+            until(lambda here=first: not here.alive(1))
+            assert first.missing() == (not finished)
+            time.sleep(1.0)  # longer than after which it closes out who is gone
+            assert not first.missing()
+            assert first.closed == closed
+            until(lambda here=third, closed=closed: here.closed == closed)
+            third.done(view=frozenset({0}))  # true of a view that is not its own any more: nobody is told
+            time.sleep(0.3)
+            assert 2 not in first.settled
+            third.done(view=frozenset(closed))
+            until(lambda here=first: 2 in here.settled)
+        finally:
+            first.close()
+            second.close()
+            third.close()
+
+
+def test_a_split_that_heals_leaves_both_sides_alone(places):
+    """Each has closed out the other: neither takes the other's word for being closed out itself."""
+    at = places()
+    options = {"mode": "asynchronous", "close_after": 60.0}
+    one, other = at.open(0, closed=[1], **options), at.open(1, closed=[0], **options)
+    try:
+        together(2, lambda client: (one, other)[client].ready(everyone=False))
+        until(lambda: one._others[1].incarnation and other._others[0].incarnation)
+        time.sleep(0.2)
+        for transport, closed in ((one, {1}), (other, {0})):
+            assert transport.missing()  # the third is awaited
+            assert transport.closed == closed
+            assert transport.present([0, 1]) == []
+    finally:
+        one.close()
+        other.close()
+
+
+def test_a_message_that_nobody_would_take_is_not_sent(places):
+    at = places()
+    alone = at.open(0, limit=100)
+    try:
+        alone.send(1, 0, bytes(100))
+        with pytest.raises(
+            InvalidInput, match=r"message: got '101 bytes'; allowed: at most 100 bytes: smaller messages"
+        ):
+            alone.send(1, 0, bytes(101))
+        assert alone.sent_messages == 1
+    finally:
+        alone.close()
+
+
+def test_patience_does_not_begin_anew_with_what_does_not_fit(places):
+    """Who collects a step again, because what came was of no use, waits no longer for it in all."""
+    at = places()
+    one, other = at.open(0, patience=20), at.open(1)
+    ended = threading.Event()
+    try:
+        together(2, lambda client: (one, other)[client].ready(everyone=False))  # there is no third
+
+        def babble():
+            for number in range(200):
+                if ended.wait(0.05):
+                    return
+                other.send(0, 5, f"rubbish {number}".encode())
+
+        one.patience, taken = 1.0, 0
+        other.send(0, 5, b"rubbish")
+        until(lambda: one._others[1].mail and one.alive(1))
+        talking = threading.Thread(target=babble, daemon=True)
+        talking.start()
+        said = ""
+        while taken < 150 and not said:
+            try:
+                taken += len(one.collect(5, [1]))
+            except HyperpushError as error:
+                said = str(error)
+        assert said == "peer p0, step 5: no message within 1 s from p1"
+        assert 0 < taken < 100
+    finally:
+        ended.set()
+        one.close()
+        other.close()
+
+
+def test_who_was_away_when_another_left_learns_of_it_and_does_not_close_it_out(places):
+    at = places()
+    options = {"mode": "asynchronous", "close_after": 1.5}
+    first, second, third = (at.open(client, **options) for client in range(CLIENTS))
+    try:
+        together(CLIENTS, lambda client: (first, second, third)[client].ready())
+        first.close_after = 60.0
+        second.close()
+        until(lambda: not first.alive(1) and not third.alive(1))
+        third.leave(False)
+        until(lambda: first.leaving == {2})
+        assert first.left == set()
+        assert first.missing()
+        third.leave(True)
+        until(lambda: first.left == {2})
+        third.close()
+        again = at.open(1, **options)
+        try:
+            again.ready()  # it does not wait for who has left
+            until(lambda: again.left == {2})
+            time.sleep(2.0)  # longer than after which it would close out who is gone
+            assert not again.missing()
+            assert (again.closed, first.closed) == (set(), set())
+            assert again.present([0, 2]) == [0]
+            first.done()
+            until(again.everyone_done)
+            stored = at.open(2, **options, left=[1])  # from its checkpoint it knows, without being told
+            try:
+                assert stored.left == stored.leaving == {1}
+            finally:
+                stored.close()
+        finally:
+            again.close()
+    finally:
+        first.close()
+
+
+def test_who_had_said_that_it_is_done_does_not_close_out_those_who_ended_meanwhile(places):
+    for again, closed in ((True, frozenset()), (False, frozenset({1, 2}))):
+        alone = places().open(0, mode="asynchronous", close_after=1.0)
+        try:
+            alone.ready(everyone=False)
+            alone.done(again=again)
+            assert not alone.everyone_done()
+            until(alone.everyone_done)
+            assert alone.closed == closed
+        finally:
+            alone.close()
+
+
 def test_bad_arguments_are_named():
     names, there = ["a", "b"], None
     for options, field in (

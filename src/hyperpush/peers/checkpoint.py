@@ -8,9 +8,9 @@ from typing import Any, final
 
 import numpy as np
 
-from hyperpush.errors import InvalidInput
+from hyperpush.errors import HyperpushError, InvalidInput
 
-VERSION = "1"
+VERSION = "2"
 
 
 @final
@@ -28,16 +28,21 @@ class Checkpoint:
         header = {"version": VERSION, "digest": self.digest, "facts": json.dumps(facts)}
         data = save({name: np.ascontiguousarray(each).reshape(each.shape) for name, each in arrays.items()}, header)
         new = self.path.with_name(self.path.name + ".new")
-        with new.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the rename, too
-        finally:
-            os.close(folder)
+            with new.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)  # the rename, too
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise HyperpushError(
+                f"the checkpoint {self.path} cannot be written ({error.strerror}); the one before is still there"
+            ) from None
 
     def load(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         """See `Store.load`."""

@@ -42,8 +42,6 @@ class Engine:
     ):
         self.client, self.transport, self.asynchronous = client, transport, asynchronous
         self.store, self.store_every, self.secret, self.repeats = store, store_every, secret, repeats
-        self.late = 0
-        self.rejected: dict[str, int] = {}
         self._peer: Peer | None = None
         self.leaves = False  # whether it was asked to
         self._loop = ""
@@ -87,24 +85,13 @@ class Engine:
                 progress(name, done, total)
 
         state = peer.run(program, state, own, record, every, shown)
-        self.late, self.rejected = peer.counts.late, peer.counts.rejections.counts()
         history = {
             name: jax.tree.map(lambda *rows: jnp.stack(rows)[:, None], *rows)
             for name, rows in peer.history.items()
             if rows
         }
-        return Outcome(
-            states=jax.tree.map(lambda leaf: leaf[None], state),
-            step=peer.step,
-            rounds=peer.counts.rounds,
-            floats=peer.counts.floats,
-            hessian_products=peer.counts.work["hessian_products"],
-            jacobian_products=peer.counts.work["jacobian_products"],
-            gradients=peer.counts.work["gradients"],
-            history=history,
-            late=peer.counts.late,
-            rejected=self.rejected,
-        )
+        states = jax.tree.map(lambda leaf: leaf[None], state)
+        return peer.counts.outcome(states, peer.step, history, peer.counts.late, peer.counts.rejections.counts())
 
     def leave(self) -> None:
         """Leave the run for good, as soon as its program allows it."""

@@ -57,15 +57,27 @@ class Faulty:
     def acknowledge(self, step: int) -> None:
         self.transport.acknowledge(step)
 
-    def done(self, finished: bool = True) -> None:
-        self.transport.done(finished)
+    def done(self, finished: bool = True, again: bool = False, view: frozenset[int] = frozenset()) -> None:
+        self.transport.done(finished, again, view)
 
     def everyone_done(self) -> bool:
         return self.transport.everyone_done()
 
     @property
+    def patience(self) -> float:
+        return self.transport.patience
+
+    @property
     def leaving(self) -> frozenset[int]:
         return self.transport.leaving
+
+    @property
+    def left(self) -> frozenset[int]:
+        return self.transport.left
+
+    @property
+    def settled(self) -> frozenset[int]:
+        return self.transport.settled
 
     def leave(self, left: bool) -> None:
         self.transport.leave(left)

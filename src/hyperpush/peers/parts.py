@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import final
 
 from hyperpush.engine.wire import Reason, Rejected
+from hyperpush.peers.session import PART_BYTES as PART_BYTES
 
-PART_BYTES = 4 << 20
 OPEN = 4  # payloads of one sender that may be incomplete at a time
 
 _HEADER = struct.Struct("<4sIQQQ")

@@ -18,7 +18,7 @@ from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.peers.certificates import check_name, common_name
 
 CHANNELS = ("data", "control")
-LARGEST_PUT = 4 << 20  # bytes of one Zenoh message; longer payloads come in parts
+PART_BYTES = 4 << 20  # of one Zenoh message: longer payloads come in parts
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,6 @@ def settings(
     listen: Address | None,
     neighbours: Mapping[str, Address | None],
     identity: Identity | None,
-    verify_address: bool = True,
 ) -> dict[str, Any]:
     """The configuration of the session of `name`, who dials the neighbours that have an address."""
     check_name("run", run)
@@ -130,7 +129,7 @@ def settings(
             "link": {
                 "protocols": ["tls" if secure else "tcp"],
                 # Room for one part and its headers: a stranger cannot make us hold more.
-                "rx": {"max_message_size": LARGEST_PUT + 4096},
+                "rx": {"max_message_size": PART_BYTES + 4096},
             },
         },
     }
@@ -143,7 +142,7 @@ def settings(
             "connect_certificate": str(identity.certificate),
             "connect_private_key": str(identity.key),
             "enable_mtls": True,
-            "verify_name_on_connect": verify_address,
+            "verify_name_on_connect": True,
             "close_link_on_expiration": True,
         }
         made["access_control"] = _access(run, name, list(neighbours))

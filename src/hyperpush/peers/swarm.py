@@ -16,7 +16,8 @@ import numpy as np
 from hyperpush import saved
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.peers.certificates import make
-from hyperpush.peers.party import STATUS, Peers, Where
+from hyperpush.peers.options import Peers, Where
+from hyperpush.peers.party import STATUS
 
 PRELOADED = ["hyperpush.engine.peer", "hyperpush.bilevel.solve", "hyperpush.peers.zenoh", "hyperpush.peers.engine"]
 

@@ -3,27 +3,26 @@
 Messages go out reliably and wait where a link is congested (Zenoh's DROP would lose every long message on a slow link),
 in parts of one size. Who sent one is the name in its key, which access control compares with the certificate.
 
-On a second channel peers say hello (who they are in this run, which configuration they hold, from which step on they
-need messages), acknowledge what they need no more, announce that they are done, and whom they have closed out.
-Liveliness tells who is there.
+On a second channel (`control`) peers say hello (who they are in this run, which configuration they hold, from which
+step on they need messages), acknowledge what they need no more, announce that they are done, and who is closed out or
+has left. Liveliness tells who is there.
 """
 
 import math
 import queue
 import secrets
-import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from itertools import count
 from typing import Any, Literal, final
 
 from hyperpush.engine.wire import Reason, Rejected, Rejections
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.peers import session as sessions
+from hyperpush.peers.control import Kind, Leaves, Said, unpacked
 from hyperpush.peers.deadlines import Deadline
 from hyperpush.peers.parts import Assembly, split
 from hyperpush.peers.session import Address, Identity, alive_key, message_key
@@ -34,20 +33,7 @@ LIMIT = 256 << 20  # bytes of the longest payload, unless told otherwise
 HELD = 1 << 30  # bytes of payloads of one sender that may wait for their step
 LEAD = 2  # rounds that a peer may be ahead of a neighbour before it waits for it, asynchronously
 ACKNOWLEDGE = 8  # steps between acknowledgements
-
-_CONTROL = struct.Struct("<4sBxxxQQQ32s")
-_MAGIC = b"hpc1"
-
-
-class Control(IntEnum):
-    """What a control message says."""
-
-    HELLO = 1  # I am here; I need your messages from `step` on
-    ACKNOWLEDGE = 2  # I need nothing before `step`
-    DONE = 3  # I am done and need nothing more
-    CLOSED = 4  # these peers are closed out
-    LEAVING = 5  # I leave for good: send me your last totals
-    LEFT = 6  # all that I held is in other hands
+_AGAIN = "again"  # a task like the kinds of control messages: send what is kept again
 
 
 @final
@@ -61,7 +47,6 @@ class Neighbour:
     alive: bool = False
     agreed: bool = False  # it has said hello and holds the same configuration
     done: bool = False
-    left: bool = False  # for good
     incarnation: int = 0
     last_seen: float = -math.inf
     lost: float = field(default_factory=time.monotonic)  # since when it is gone
@@ -87,7 +72,8 @@ class Zenoh:
     `longest_wait` seconds a round at most; who is gone for `close_after` seconds is closed out.
 
     `durable` says that the caller calls `acknowledge` itself, as it may be restarted from what it has stored;
-    `closed` are those who were closed out before.
+    `closed` and `left` are those who were closed out, and those who had left, before. A payload of more than `limit`
+    bytes is refused, by who would send it and by who gets it.
     """
 
     def __init__(
@@ -106,6 +92,7 @@ class Zenoh:
         longest_wait: float = 2.0,
         durable: bool = False,
         closed: Collection[int] = (),
+        left: Collection[int] = (),
         limit: int = LIMIT,
     ):
         if mode not in ("synchronous", "asynchronous"):
@@ -122,22 +109,25 @@ class Zenoh:
         self.patience, self.close_after, self.durable = patience, close_after, durable
         self.asynchronous = mode == "asynchronous"
         self.rejections = Rejections()
-        self.closed = frozenset(closed)
-        self.leaving: frozenset[int] = frozenset()
-        self._leaves: str | None = None
+        self.closed, self.limit = frozenset(closed), limit
+        self.left = self.leaving = frozenset(left)
+        self._leaves = Leaves.NO
         self.sent_messages = 0
         self._places = {name: place for place, name in enumerate(names)}
         self._others = {
             self._places[name]: Neighbour(name, Assembly(limit), Deadline(most=longest_wait)) for name in links
         }
+        for place in self.left & set(self._others):
+            self._others[place].done = True
         self._changed = threading.Condition()
         self._numbers = count()
         self._incarnation = secrets.randbits(63)
         self._needed = 0  # the first step of which messages are needed
-        self._finished = False
+        self._finished, self._finished_before, self._finished_in = False, False, frozenset[int]()
+        self._collecting = -1, 0.0  # a step, and since when it is waited for
         self._failure: str | None = None
         self._open = True
-        self._tasks: queue.SimpleQueue[tuple[str, int, int] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[Kind | str, int, int] | None] = queue.SimpleQueue()
         configuration = sessions.settings(run, names[client], listen, links, identity)
         self._session = sessions.opened(configuration)
         self._publishers: dict[tuple[int, str], Any] = {}
@@ -182,6 +172,9 @@ class Zenoh:
     def send(self, to: int, step: int, payload: bytes | bytearray) -> None:
         """See `Transport.send`."""
         other = self._neighbour("to", to)
+        if len(payload) > self.limit:
+            allowed = f"at most {self.limit} bytes: smaller messages, or a larger `limit` of every peer's transport"
+            raise InvalidInput("message", f"{len(payload)} bytes", allowed)
         with self._changed:
             self._check()
             if not self.asynchronous:
@@ -194,6 +187,8 @@ class Zenoh:
         others = {sender: self._neighbour("expected", sender) for sender in expected}
         with self._changed:
             start = time.monotonic()
+            if self._collecting[0] != step:  # patience does not begin anew with what did not fit
+                self._collecting = step, start
             for other in others.values():
                 if any(at == step for at, _ in other.mail):
                     other.deadline.waited(0.0)
@@ -217,7 +212,7 @@ class Zenoh:
                 else:
                     if not waiting:
                         break
-                    until = start + self.patience
+                    until = self._collecting[1] + self.patience
                     self._complain(step, waiting, now >= until)
                 self._changed.wait(min(until - now, 1.0))
             found = []
@@ -237,7 +232,7 @@ class Zenoh:
     def acknowledge(self, step: int) -> None:
         """Tell the neighbours that nothing before `step` will be needed again, even after a restart."""
         for other in self._others:
-            self._tasks.put(("acknowledge", other, step))
+            self._tasks.put((Kind.ACKNOWLEDGE, other, step))
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -258,7 +253,7 @@ class Zenoh:
         with self._changed:
             self._needed = step
             for other in self._others:
-                self._tasks.put(("hello", other, step))
+                self._tasks.put((Kind.HELLO, other, step))
             until = time.monotonic() + (self.patience if everyone else min(self.patience, 2.0))
             while missing := self._absent():
                 self._check()
@@ -275,14 +270,19 @@ class Zenoh:
     def _absent(self) -> list[str]:
         # A hello may be read after the news that its sender has died: only liveliness says who lives.
         there = {place for place, other in self._others.items() if other.agreed and other.alive}
-        return [other.name for place, other in self._others.items() if place not in there | self.closed]
+        return [other.name for place, other in self._others.items() if place not in there | self.closed | self.left]
 
-    def done(self, finished: bool = True) -> None:
-        """Tell everybody that this peer needs nothing more; or that it does again, as the view has changed."""
+    def done(self, finished: bool = True, again: bool = False, view: frozenset[int] = frozenset()) -> None:
+        """See `Members.done`; with `finished=False`, this peer needs something again, as the view has changed."""
         with self._changed:
-            self._finished = finished
+            self._finished, self._finished_before, self._finished_in = finished, again, view
         for other in self._others if finished else ():
-            self._tasks.put(("done", other, 0))
+            self._tasks.put((Kind.DONE, other, 0))
+
+    @property
+    def settled(self) -> frozenset[int]:
+        """See `Members.settled`."""
+        return frozenset(place for place, other in self._others.items() if other.done)
 
     def everyone_done(self) -> bool:
         """Whether all neighbours that are not closed out have said that they are done."""
@@ -294,9 +294,8 @@ class Zenoh:
     def leave(self, left: bool) -> None:
         """See `Members.leave`."""
         with self._changed:
-            self._leaves = "left" if left else "leaving"
-            for other in self._others:
-                self._tasks.put((self._leaves, other, 0))
+            self._leaves = Leaves.LEFT if left else Leaves.LEAVING
+            self._tell_members()
 
     def stop(self, why: str) -> None:
         """Give up: whoever waits here, or sends, gets an error that says why. Nothing is told to the others."""
@@ -314,15 +313,16 @@ class Zenoh:
                 for client in clients
                 if client in self._others
                 and client not in self.closed
-                and not (self._others[client].left or not self._others[client].alive)
+                and client not in self.left
+                and self._others[client].alive
             ]
 
     def missing(self) -> bool:
-        """Whether a neighbour is gone that is neither done nor closed out."""
+        """See `Members.missing`."""
         with self._changed:
             self._check()
             self._close_out()
-            return any(not (other.alive or other.done or place in self.closed) for place, other in self._others.items())
+            return any(not (other.alive or self._out(place, other)) for place, other in self._others.items())
 
     def finish(self) -> None:
         """Be done, and wait until everybody is: until then a neighbour may come back and need what was sent to it."""
@@ -386,54 +386,51 @@ class Zenoh:
             self._changed.notify_all()
 
     def _on_control(self, place: int, header: bytes, payload: bytes) -> None:
-        mask_bytes = -(-len(self.names) // 8)
-        if len(payload) != _CONTROL.size + mask_bytes or header:
-            raise Rejected(Reason.BAD_CONTROL, f"{len(payload)} bytes")
-        magic, kind, step, incarnation, answer, digest = _CONTROL.unpack_from(payload)
-        if magic != _MAGIC or kind not in tuple(Control):
-            raise Rejected(Reason.BAD_CONTROL, f"it starts with {magic!r}, {kind}")
-        mask = int.from_bytes(payload[_CONTROL.size :], "little")
-        if mask >> len(self.names):
-            raise Rejected(Reason.BAD_CONTROL, "it closes out peers that do not exist")
-        if mask and not self.asynchronous:
-            raise Rejected(Reason.BAD_CONTROL, "it closes out peers, in step")
-        if kind != Control.HELLO and digest != self.digest:
+        if header:
+            raise Rejected(Reason.BAD_CONTROL, "it has an attachment")
+        said = unpacked(payload, len(self.names))
+        if (said.closed or said.left or said.leaves) and not self.asynchronous:
+            raise Rejected(Reason.BAD_CONTROL, "it closes out peers, or lets them leave, in step")
+        if said.kind != Kind.HELLO and said.digest != self.digest:
             raise Rejected(Reason.BAD_CONTROL, "it is of another configuration")
         other = self._others[place]
         with self._changed:
             other.last_seen = time.monotonic()
-            if digest == self.digest:
-                self._note_closed({who for who in range(len(self.names)) if mask >> who & 1}, other.name)
-            if kind == Control.HELLO:
-                if digest != self.digest:
-                    self._failure = (
-                        f"{other.name} holds another configuration, {digest.hex()[:16]}…, than "
-                        f"{self.names[self.client]}, {self.digest.hex()[:16]}…"
-                    )
-                    self._changed.notify_all()
-                    # Let it know too: its own error names both.
-                    if answer != self._incarnation:
-                        self._tasks.put(("hello", place, self._needed))
-                    return
-                if other.incarnation != incarnation:
-                    other.incarnation, other.done = incarnation, other.left
-                if answer != self._incarnation:  # it has not heard from this process yet
-                    self._tasks.put(("hello", place, self._needed))
-                other.agreed = True
-                self._forget(other, step)
-                self._tasks.put(("again", place, 0))
-                if self._finished:
-                    self._tasks.put(("done", place, 0))
-                if self._leaves is not None:
-                    self._tasks.put((self._leaves, place, 0))
-            elif kind == Control.ACKNOWLEDGE:
-                self._forget(other, step)
-            elif kind in (Control.LEAVING, Control.LEFT):
+            if said.digest != self.digest:
+                self._failure = (
+                    f"{other.name} holds another configuration, {said.digest.hex()[:16]}…, than "
+                    f"{self.names[self.client]}, {self.digest.hex()[:16]}…"
+                )
+                self._changed.notify_all()
+                # Let it know too: its own error names both.
+                if said.answer != self._incarnation:
+                    self._tasks.put((Kind.HELLO, place, self._needed))
+                return
+            if place in self.closed:  # it is told so, and what it says of others is of its own side of a split
+                if said.kind == Kind.HELLO:
+                    other.incarnation = said.incarnation
+                    if said.answer != self._incarnation:
+                        self._tasks.put((Kind.HELLO, place, self._needed))
+                return
+            self._note_closed(said.closed, other.name)
+            if said.leaves:
                 self.leaving = self.leaving | {place}
-                other.done = other.left = other.left or kind == Control.LEFT
-            elif kind == Control.DONE:
+            self._note_left(said.left | ({place} if said.leaves == Leaves.LEFT else frozenset()))
+            if said.kind == Kind.HELLO:
+                if other.incarnation != said.incarnation:
+                    other.incarnation, other.done = said.incarnation, place in self.left
+                if said.answer != self._incarnation:  # it has not heard from this process yet
+                    self._tasks.put((Kind.HELLO, place, self._needed))
+                other.agreed = True
+                self._forget(other, said.step)
+                self._tasks.put((_AGAIN, place, 0))
+                if self._finished:
+                    self._tasks.put((Kind.DONE, place, 0))
+            elif said.kind == Kind.ACKNOWLEDGE:
+                self._forget(other, said.step)
+            elif said.kind == Kind.DONE:
                 # Done among others than those we know of is not done.
-                other.done = mask == self._mask()
+                other.done = said.closed == self.closed
             self._changed.notify_all()
 
     def _on_life(self, place: int, sample: Any) -> None:
@@ -443,7 +440,7 @@ class Zenoh:
         with self._changed:
             if sample.kind == zenoh.SampleKind.PUT:
                 self._lives(other)
-                self._tasks.put(("hello", place, self._needed))
+                self._tasks.put((Kind.HELLO, place, self._needed))
             else:
                 other.alive, other.lost = False, time.monotonic()
             self._changed.notify_all()
@@ -470,12 +467,19 @@ class Zenoh:
         if not self.asynchronous:
             return
         now = time.monotonic()
-        gone = {
-            place
-            for place, other in self._others.items()
-            if place not in self.closed and not other.done and now - other.lost > self.close_after
-        }
+        gone = set[int]()
+        for place, other in self._others.items():
+            if self._out(place, other) or now - other.lost <= self.close_after:
+                continue
+            if self._finished_before and not other.incarnation:  # it has heard that we are done, and ended
+                other.done = True
+            else:
+                gone.add(place)
         self._note_closed(gone, self.names[self.client])
+
+    def _out(self, place: int, other: Neighbour) -> bool:
+        """Whether somebody may be gone for good and is not to be closed out; who is done does not end before we are."""
+        return place in self.closed or place in self.left or (other.done and self._finished)
 
     def _note_closed(self, gone: Collection[int], by: str) -> None:
         new = set(gone) - self.closed
@@ -486,17 +490,33 @@ class Zenoh:
             new.discard(self.client)
         self.closed = self.closed | new
         for place, other in self._others.items():
-            other.done = other.left
-            if place not in self.closed:
-                self._tasks.put(("closed", place, 0))
+            other.done = place in self.left
+        self._tell_members()
         self._changed.notify_all()
+
+    def _note_left(self, gone: Collection[int]) -> None:
+        new = set(gone) - self.left - {self.client}
+        if not new:
+            return
+        self.left, self.leaving = self.left | new, self.leaving | new
+        for place in new & set(self._others):
+            self._others[place].done = True
+        self._tell_members()  # who was away when they left, and comes back, must not close them out
+
+    def _tell_members(self) -> None:
+        for place in self._others:
+            if place not in self.closed:
+                self._tasks.put((Kind.MEMBERS, place, 0))
 
     def _behind(self, step: int) -> list[Neighbour]:
         """Who is there but more than LEAD rounds behind: whoever runs away from it would push away all of its mass."""
         return [
             other
             for place, other in self._others.items()
-            if 0 <= other.step < step - LEAD and other.alive and not other.done and place not in self.closed
+            if 0 <= other.step < step - LEAD
+            and other.alive
+            and not other.done
+            and place not in self.closed | self.leaving
         ]
 
     def _hopeless(self, place: int, other: Neighbour) -> bool:
@@ -529,25 +549,20 @@ class Zenoh:
 
     def _work(self) -> None:
         """Send control messages, and messages again: callbacks of Zenoh must not wait for a congested link."""
-        controls = {each.name.lower(): each for each in Control}
         while (task := self._tasks.get()) is not None:
             kind, place, step = task
             other = self._others[place]
-            if kind == "again":
+            if not isinstance(kind, Kind):
                 with self._changed:
                     kept = list(other.kept)
                 for at, payload in kept:
                     self._put(place, at, payload)
                 continue
             with self._changed:
-                mask = self._mask().to_bytes(-(-len(self.names) // 8), "little")
-                incarnations = self._incarnation, other.incarnation
-            self._deliver(
-                place, "control", _CONTROL.pack(_MAGIC, controls[kind], step, *incarnations, self.digest) + mask, None
-            )
-
-    def _mask(self) -> int:
-        return sum(1 << place for place in self.closed)
+                if kind == Kind.DONE and not (self._finished and self._finished_in == self.closed):
+                    continue  # it was true of another view
+                about = self._leaves, step, self._incarnation, other.incarnation, self.digest, self.closed, self.left
+            self._deliver(place, "control", Said(kind, *about).packed(len(self.names)), None)
 
     def _put(self, to: int, step: int, payload: bytes | bytearray) -> None:
         for header, part in split(next(self._numbers), step, payload):

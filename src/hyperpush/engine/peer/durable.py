@@ -13,9 +13,9 @@ from jaxtyping import PyTree
 from hyperpush.engine.compiled import Record
 from hyperpush.engine.peer.leaves import is_key
 from hyperpush.engine.peer.places import Places
-from hyperpush.engine.peer.walked import Frame, Walked
+from hyperpush.engine.peer.walked import Frame, Stage, Walked
 from hyperpush.errors import HyperpushError
-from hyperpush.program import Exchange, Node, Repeat, Sequence, Within, children
+from hyperpush.program import Exchange, Local, Node, Repeat, Sequence, Within, children
 
 Arrays = Mapping[str, np.ndarray]
 Shapes = Callable[[Callable[..., Any], PyTree], PyTree]  # those of f(state, context)
@@ -54,16 +54,19 @@ def packed(state: PyTree, walked: Walked, places: Places) -> tuple[dict[str, np.
         for way, each in (("out", place.outgoing), ("in", place.incoming)):
             for other, total in each.totals.items():
                 arrays[f"place{number}/{way}/{other}"] = total
-        counters = {"out": place.outgoing.counters, "in": place.incoming.counters}
+        counters = {"out": place.outgoing.counters, "in": place.incoming.counters, "kept": place.acknowledged}
         sums.append({"path": place.path, "epoch": place.epoch, **counters})
     counts = walked.counts
     return arrays, {
         "first": walked.first,
         "step": walked.step,
         "closed": sorted(walked.closed),
+        "left": sorted(walked.left),
         "own": walked.own,
         "leaving": walked.leaving,
-        "frames": [(frame.at, frame.times, frame.outer is not None) for frame in walked.frames],
+        "heir": walked.heir,
+        "stage": walked.stage,
+        "frames": [(frame.at, frame.times, frame.outer is not None, frame.rows) for frame in walked.frames],
         "places": sums,
         "history": {name: len(rows) for name, rows in walked.history.items()},
         "passes": list(walked.passes.items()),
@@ -83,19 +86,22 @@ class Saved:
         """Be where it was stored, apart from the nodes, which the walk goes into again."""
         facts, counts = self.facts, walked.counts
         walked.step, walked.first, walked.closed = facts["step"], facts["first"], frozenset(facts["closed"])
-        walked.own, walked.leaving = facts["own"], facts["leaving"]
+        walked.left, walked.own = frozenset(facts["left"]), facts["own"]
+        walked.leaving, walked.heir, walked.stage = facts["leaving"], facts["heir"], Stage(facts["stage"])
         walked.passes = Counter({tuple(path): times for path, times in facts["passes"]})
         counts.rounds, counts.floats, counts.late = facts["counts"]
 
     def frames(self, program: Node, state: PyTree, shapes: Shapes) -> list[Frame]:
         """The nodes on the way to the exchange that was stored, outermost first."""
         node, outer, found = program, state, []
-        for depth, (at, times, within) in enumerate(self.facts["frames"]):
+        if self.facts["stage"] and not self.facts["leaving"]:
+            return found
+        for depth, (at, times, within, rows) in enumerate(self.facts["frames"]):
             if isinstance(node, Within) != within or not isinstance(node, Sequence | Repeat | Within):
                 raise HyperpushError("the checkpoint is of another program")
             if isinstance(node, Within):
                 outer = self.tree(f"frame{depth}", outer)
-                found.append(Frame(at, times, outer))
+                found.append(Frame(at, times, outer, rows))
                 outer = shapes(node.enter, outer)
             else:
                 found.append(Frame(at, times))
@@ -114,6 +120,7 @@ class Saved:
             for way, sums in (("out", place.outgoing), ("in", place.incoming)):
                 sums.counters = {int(other): counter for other, counter in saved[way].items()}
                 sums.totals = {other: self.arrays[f"place{number}/{way}/{other}"] for other in sums.counters}
+            place.acknowledged = {int(other): counter for other, counter in saved["kept"].items()}
 
     def history(self, record: Mapping[str, Record], program: Node, start: PyTree, shapes: Shapes) -> dict[str, list]:
         """What was recorded until then."""
@@ -136,6 +143,19 @@ class Saved:
             return jax.random.wrap_key_data(jnp.asarray(array)) if is_key(leaf) else jnp.asarray(array)
 
         return structure.unflatten([read(place, leaf) for place, leaf in enumerate(leaves)])
+
+
+def shaped_after(node: Node, state: PyTree, shapes: Shapes) -> PyTree:
+    """The shapes of the state after a node; what is repeated, and messages, keep those of before."""
+    if isinstance(node, Local):
+        return shapes(node.f, state)
+    if isinstance(node, Sequence):
+        for child in node.nodes:
+            state = shaped_after(child, state, shapes)
+    if isinstance(node, Within):
+        inner = shaped_after(node.body, shapes(node.enter, state), shapes)
+        return shapes(lambda both, ctx: node.leave(both[0], both[1], ctx), (state, inner))
+    return state
 
 
 def _looped(name: str, program: Node, start: PyTree, shapes: Shapes) -> PyTree:

@@ -17,6 +17,7 @@ from hyperpush.errors import Diverged, HyperpushError
 from hyperpush.program import Path
 
 LAST_TOTAL = 0.5  # the weight that marks the last total on a link, and what says that it will not be forgotten
+HANDED_OVER = 0.25  # that of the last totals of who has handed over all it held, and must not be given anything
 _ACKNOWLEDGEMENT = np.zeros(0)
 _ACKNOWLEDGE = wire.Template(_ACKNOWLEDGEMENT)
 
@@ -28,6 +29,7 @@ class Mail:
     def __init__(self, client: int, transport: Transport, tolerant: bool, walked: Walked):
         self.client, self.transport, self.tolerant, self.walked = client, transport, tolerant, walked
         self.places = Places()
+        self.heard: dict[int, int] = {}  # how far others have come, wherever that is
         self._owed: set[tuple[int, int]] = set()  # (place, sender) of last totals that are not durable yet
 
     @property
@@ -70,6 +72,11 @@ class Mail:
         """Say which total was taken in, and will not be forgotten; with weight 1, that it was seen."""
         self._acknowledged(sender, place.acknowledges, place.incoming.counters.get(sender, 0), weight)
 
+    @property
+    def owes(self) -> bool:
+        """Whether somebody waits to hear that its last total is durable."""
+        return bool(self._owed)
+
     def acknowledge_owed(self) -> None:
         """What was taken in is durable: say so to those who wait for it."""
         for number, sender in self._owed:
@@ -82,10 +89,15 @@ class Mail:
         self._hand_over(sender, number, _ACKNOWLEDGEMENT, counter, weight, 0)
 
     def say_farewell(self) -> None:
-        """To who leaves: the last totals (of weight LAST_TOTAL), again and again until it is gone."""
-        if not isinstance(self.transport, Members) or not self.leaving:
+        """To who leaves: the last totals (of weight LAST_TOTAL), again and again until it is gone.
+
+        One who leaves itself lets those with a lower number go first; once it has handed over, nobody: so no two
+        neighbours ever hand over at once (the mutual exclusion of Ricart and Agrawala 1981, ordered by number).
+        """
+        if not isinstance(self.transport, Members) or not self.leaving or self.walked.heir is not None:
             return
-        for target in self.transport.present(sorted(self.leaving - self.walked.closed)):
+        going = [each for each in self.leaving if not self.walked.leaving or each < self.client]
+        for target in self.transport.present(sorted(set(going) - self.walked.closed)):
             for place in self.places.tolerant():
                 self.post_total(place, target, LAST_TOTAL)
 
@@ -104,10 +116,12 @@ class Mail:
         for sender, payload in self.transport.collect(step, expected):
             try:
                 claimed = wire.peek(payload)
-                node, last = claimed.node, claimed.weight == LAST_TOTAL
+                node, last = claimed.node, claimed.weight in (LAST_TOTAL, HANDED_OVER)
                 if node in self.places.past:
-                    wire.sealed(payload, sender)
+                    header = self._hear(wire.sealed(payload, sender))
                     counts.late += 1
+                    if sender in self.leaving:  # it will not come here any more
+                        self._note_elsewhere(header)
                     if last:  # nothing that is still held came of it
                         self._acknowledged(sender, self.places.past[node], claimed.counter, LAST_TOTAL)
                     continue
@@ -120,11 +134,13 @@ class Mail:
                     continue
                 if node in self.places.past.values():  # of a total whose place has started anew since
                     continue
-                if place is None and last and self.walked.leaving:  # it has gone on without us
-                    if (view := wire.sealed(payload, sender).view) != self.walked.view:
-                        raise wire.Rejected(wire.Reason.WRONG_VIEW, f"{view} instead of {self.walked.view}")
-                    for each in self.places.tolerant():
-                        each.last.add(sender)
+                if place is None and last and self.walked.leaving:
+                    header = self._hear(wire.sealed(payload, sender))
+                    if header.view != self.walked.view:
+                        raise wire.Rejected(wire.Reason.WRONG_VIEW, f"{header.view} instead of {self.walked.view}")
+                    # It has gone on without us, or leaves where it is; else it will come, or be gone.
+                    if header.step > self.walked.clock or sender in self.leaving:
+                        self._note_elsewhere(header)
                     continue
                 if place is None:
                     raise wire.Rejected(wire.Reason.WRONG_NODE, f"no place {node} in this program")
@@ -142,11 +158,26 @@ class Mail:
                     place.pending = place.pending + increment
                 if isinstance(self.transport, Members):
                     self.acknowledge(place, sender, 1.0)
-                if last:
+                if header.weight == LAST_TOTAL:
                     place.last.add(sender)
+                if last:
                     self._owed.add((place.number, sender))
+            self._hear(header)
             found.append((header, tree, place))
         return found
+
+    def _hear(self, header: wire.Header) -> wire.Header:
+        self.heard[header.sender] = max(self.heard.get(header.sender, 0), header.step)
+        return header
+
+    def _note_elsewhere(self, header: wire.Header) -> None:
+        """To a leaver: the sender gave its newest last total in another stage, and puts nothing more on a link here."""
+        newest = header.view == self.walked.view and header.step == self.heard[header.sender]
+        if self.walked.leaving and header.weight == LAST_TOTAL and newest:
+            for place in self.places.tolerant():
+                if not place.lasting:
+                    place.last.add(header.sender)
+                    place.elsewhere.add(header.sender)
 
     def collect(self, path: Path, expected: np.ndarray) -> list[tuple[wire.Header, PyTree]]:
         """What has arrived for this exchange; running sums that were late for another are credited there."""

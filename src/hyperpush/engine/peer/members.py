@@ -10,15 +10,22 @@ from hyperpush.errors import HyperpushError
 class Members(Transport, Protocol):
     """A transport that knows who is there."""
 
+    patience: float  # seconds without any news after which a wait is given up
     closed: frozenset[int]  # those who vanished for good
     leaving: frozenset[int]  # those who said that they leave, and those who have left
+    left: frozenset[int]  # those who have left
+    settled: frozenset[int]  # those who have said that they are done
 
     def acknowledge(self, step: int) -> None:
         """Nothing before `step` will be needed again."""
         ...
 
-    def done(self, finished: bool = True) -> None:
-        """Tell everybody whether this peer needs nothing more."""
+    def done(self, finished: bool = True, again: bool = False, view: frozenset[int] = frozenset()) -> None:
+        """Tell everybody whether this peer needs nothing more, as long as those in `view` are all who are closed out.
+
+        `again`: it had said so before it was restarted. Then others may have ended meanwhile, and who does not come
+        back in the time after which one is closed out is taken to have done so.
+        """
         ...
 
     def everyone_done(self) -> bool:
@@ -34,11 +41,14 @@ class Members(Transport, Protocol):
         ...
 
     def present(self, clients: list[int]) -> list[int]:
-        """Who of them is there and not done."""
+        """Who of them is there and has not left."""
         ...
 
     def missing(self) -> bool:
-        """Whether somebody is gone who is neither done nor closed out."""
+        """Whether somebody is gone who is not closed out, and cannot have ended.
+
+        Who is done ends only when its neighbours are: before this peer is, whoever is gone has been killed.
+        """
         ...
 
 

@@ -20,10 +20,15 @@ def _number(path: Path, epoch: Path, *more: str) -> int:
 
 @final
 class Place:
-    """One of them; `tolerant` if its messages travel as running sums. `epoch` tells one beginning from another."""
+    """One of them; `tolerant` if its messages travel as running sums. `epoch` tells one beginning from another.
 
-    def __init__(self, path: Path, message: PyTree, tolerant: bool, infinite: bool, epoch: Path = ()):
-        self.path, self.message, self.tolerant, self.epoch = path, message, tolerant, epoch
+    `lasting` if what is averaged here is part of no stage, and so of use in all of them.
+    """
+
+    def __init__(
+        self, path: Path, message: PyTree, tolerant: bool, infinite: bool, epoch: Path = (), lasting: bool = False
+    ):
+        self.path, self.message, self.tolerant, self.epoch, self.lasting = path, message, tolerant, epoch, lasting
         self.number = _number(path, epoch)  # its name on the wire
         self.acknowledges = _number(path, epoch, "ack")  # that of what says which total was taken in
         example = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
@@ -34,14 +39,20 @@ class Place:
         self.seen: dict[int, int] = {}  # the newest counter that each target has said to have seen
         self.acknowledged: dict[int, int] = {}  # and that it will not forget
         self.last: set[int] = set()  # senders that have put their last total on the link
+        self.elsewhere: set[int] = set()  # those of them that are in another stage of the run, without this place
 
     def held_back(self, targets: list[int]) -> list[int]:
         """Those of the targets that have not said to have seen the last share."""
         return [target for target in targets if self.outgoing.counters.get(target, 0) > self.seen.get(target, 0)]
 
+    def taken_flat(self) -> np.ndarray:
+        """What has been taken in since the last time."""
+        flat, self.pending = self.pending, np.zeros_like(self.pending)
+        return flat
+
     def taken(self) -> PyTree:
         """What has been taken in since the last time, in the shapes and types of the message."""
-        flat, self.pending = self.pending, np.zeros_like(self.pending)
+        flat = self.taken_flat()
         leaves, structure = jax.tree.flatten(self.message)
         parts = np.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
         shaped = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
@@ -79,7 +90,7 @@ class Places:
     def restart(self, below: Path, epoch: Path) -> None:
         """A new state begins below a path: running sums start anew, and what is still under way for the old is late.
 
-        `epoch` tells one beginning from another, the same at all peers whatever happened to them before.
+        `epoch` tells one beginning from another, also in a new view; the same at all peers whatever happened before.
         """
         for old in self.tolerant(below):
             del self.numbered[old.number]
@@ -88,7 +99,7 @@ class Places:
 
     def renew(self, old: Place, epoch: Path) -> Place:
         """Running sums from nothing in place of those of `old`."""
-        new = Place(old.path, old.message, True, False, epoch)
+        new = Place(old.path, old.message, True, False, epoch, old.lasting)
         self.past.pop(new.number, None)
         self.numbered[new.number] = self.current[new.path] = new
         return new

@@ -75,16 +75,5 @@ def run(
     rejected = Counter()
     for peer in peers:
         rejected.update(peer.counts.rejections.counts())
-    first = peers[0].counts
-    return Outcome(
-        states=stack(results),
-        step=peers[0].step,
-        rounds=first.rounds,
-        floats=first.floats,
-        hessian_products=first.work["hessian_products"],
-        jacobian_products=first.work["jacobian_products"],
-        gradients=first.work["gradients"],
-        history=history,
-        late=sum(peer.counts.late for peer in peers),
-        rejected=dict(rejected),
-    )
+    late = sum(peer.counts.late for peer in peers)
+    return peers[0].counts.outcome(stack(results), peers[0].step, history, late, dict(rejected))

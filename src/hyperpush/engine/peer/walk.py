@@ -10,13 +10,13 @@ import numpy as np
 from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 
 from hyperpush.engine.compiled import Progress, Record, check_recording, check_repairable
-from hyperpush.engine.peer.durable import Saved, Store, packed
+from hyperpush.engine.peer.durable import Saved, Store, packed, shaped_after
 from hyperpush.engine.peer.ending import hand_over, settle
 from hyperpush.engine.peer.leaves import Leaves, combine, compiling, compute_key, links
 from hyperpush.engine.peer.mail import Mail
 from hyperpush.engine.peer.members import Members, NewView
 from hyperpush.engine.peer.places import Place, flattened
-from hyperpush.engine.peer.walked import Counts, Frame, Walked
+from hyperpush.engine.peer.walked import Counts, Frame, Stage, Walked
 from hyperpush.engine.transport import Transport
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.networks import Network, Weights
@@ -126,7 +126,10 @@ class Peer:
         for sending in found.sendings:
             conserved = isinstance(sending.node, Exchange) and sending.node.conserved
             infinite = isinstance(sending.node, Exchange) and sending.node.reduce == "max"
-            self._places.add(Place(sending.path, sending.message, conserved and self.tolerant, infinite))
+            lasting = _within(program, sending.path) is None
+            self._places.add(
+                Place(sending.path, sending.message, conserved and self.tolerant, infinite, lasting=lasting)
+            )
         walked.first = walked.step
         if self.store is not None and (stored := self.store.load()) is not None:
             self._resumed = Saved(*stored)
@@ -136,15 +139,18 @@ class Peer:
         while True:
             walked.history = {name: [] for name in self._record}
             try:
-                state = self._walk(program, self._start, 0, (), ())
-                self._mail.check_finite(state)
+                if self._resumed is not None and walked.stage and not walked.leaving:
+                    state = self._restored(shaped_after(program, self._start, self._leaves.shapes))
+                    self._resumed = None
+                else:
+                    state = self._walk(program, self._start, 0, (), ())
+                    self._mail.check_finite(state)
                 state = self._settle(program, state)
                 break
             except NewView:
                 walked.frames, walked.loops = [], []
                 self._back_to(walked.first)
-                for old in self._places.tolerant():
-                    self._places.renew(old, old.epoch)
+                self._places.restart((), self._epoch(()))
         walked.counts.work = found.total(walked.passes)
         return state
 
@@ -172,20 +178,26 @@ class Peer:
 
     def _within(self, node: Within, state: PyTree, round: int, address: Address, path: Path) -> PyTree:
         walked = self._walked
-        frame = self._enter(Frame(walked.step, outer=state))
+        rows = {name: len(recorded) for name, recorded in walked.history.items()}
+        frame = self._enter(Frame(walked.step, outer=state, rows=rows))
         state, depth, loops = frame.outer, len(walked.frames), len(walked.loops)
         while True:
             try:
                 if self._resumed is None:
-                    self._places.restart(path, address)
+                    self._places.restart(path, self._epoch(address))
                     inner = self._apply(node.enter, Role.ENTER, address, round, state)
                 else:
                     inner = self._leaves.shapes(node.enter, state)
                 inner = self._walk(node.body, inner, round, address, (*path, 0))
                 self._wait_for_the_missing(path)
                 break
-            except NewView:  # from what the state was before
+            except NewView:
+                if self._around(path):  # sums that began before it are of the old view, too
+                    raise
+                # From what the state was before.
                 del walked.frames[depth:], walked.loops[loops:]
+                for name, recorded in walked.history.items():
+                    del recorded[frame.rows.get(name, 0) :]
                 self._back_to(frame.at)
         walked.frames.pop()
         return self._apply(node.leave, Role.LEAVE, address, round, state, inner)
@@ -372,8 +384,19 @@ class Peer:
                 f"peer {self.client}: {gone} are closed out, and to start anew would cost more than the ε of the run"
             )
         self._walked.closed, self._walked.step = self.transport.closed, step
+        self._walked.stage, self._walked.heir = Stage.WALKING, None
         self._draw()
         self.transport.done(False)
+
+    def _epoch(self, address: Address) -> Path:
+        """What tells running sums that begin here from all others: where, and in which view."""
+        return (*address, self._walked.view) if self.closed else address
+
+    def _around(self, path: Path) -> bool:
+        """Whether the state around a `Within` has running sums of its own."""
+        outside = [place.path for place in self._places.tolerant() if place.path[: len(path)] != path]
+        inner = [_within(self._program, place) for place in outside]
+        return any(around is None or path[: len(around)] == around for around in inner)
 
     def _draw(self) -> None:
         """Draw from the secret, in every view other numbers: the same noise on two values would give both away."""
@@ -390,8 +413,8 @@ class Peer:
         if not self.tolerant:
             self.transport.finish()
             return state
-        lasting = [place for place in self._places.tolerant() if not _inside(program, place.path)]
-        settle(self._mail, lasting)
+        lasting = [place for place in self._places.tolerant() if place.lasting]
+        settle(self._mail, lasting, lambda: self._save(state, True))
         for place in lasting:
             if np.any(place.pending):
                 node, address = _at(program, place.path), (*place.path, LATE)
@@ -407,12 +430,12 @@ class Peer:
             all_of_it = self._taken(node, state, place.taken(), 1.0, round, (*address, LATE))
             return self._apply(node.send, Role.SEND, address, round, all_of_it)
 
-        def emptied() -> None:
-            self._save(jax.tree.map(jnp.zeros_like, state), True)
+        def save() -> None:
+            empty = self._walked.heir is not None
+            self._save(jax.tree.map(jnp.zeros_like, state) if empty else state, True)
 
-        hand_over(
-            self._mail, place, [other for other in range(self.network.clients) if other != self.client], held, emptied
-        )
+        others = [other for other in range(self.network.clients) if other != self.client]
+        hand_over(self._mail, place, others, held, save)
 
     # ---------------------------------------------------------------- durable
 
@@ -423,6 +446,8 @@ class Peer:
             return
         if self.store is None or not (always or (self.step - self._walked.first) % self.store_every == 0):
             return
+        if isinstance(self.transport, Members):
+            self._walked.left = self.transport.left
         self.store.save(*packed(state, self._walked, self._places))
         if isinstance(self.transport, Members):
             self.transport.acknowledge(self._walked.clock)
@@ -441,9 +466,10 @@ def _at(program: Node, path: Path) -> Any:
     return program
 
 
-def _inside(program: Node, path: Path) -> bool:
-    """Whether the place is inside a `Within`, whose state ends with it."""
-    return any(isinstance(_at(program, path[:depth]), Within) for depth in range(len(path)))
+def _within(program: Node, path: Path) -> Path | None:
+    """The innermost `Within` around a place, whose state ends with it; None if there is none."""
+    around = [path[:depth] for depth in range(len(path)) if isinstance(_at(program, path[:depth]), Within)]
+    return around[-1] if around else None
 
 
 def check_conserved(program: Node) -> None:
