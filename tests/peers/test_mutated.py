@@ -13,7 +13,7 @@ from hyperpush.engine import wire
 from hyperpush.engine.peer import Peer
 from hyperpush.engine.wire import Header, Rejected, Template, decode, encode, peek
 from hyperpush.peers.control import Kind, Leaves, Said, unpacked
-from hyperpush.peers.parts import Assembly, split
+from hyperpush.peers.parts import PART_BYTES, Assembly, split
 from hyperpush.program import Exchange, Repeat
 
 TREE = {"w": np.linspace(-1, 1, 7, dtype=np.float32), "on": np.array([True, False]), "k": np.int32(3)}
@@ -146,7 +146,7 @@ class Babbler:
             if number % 5 == 0:  # not even in parts
                 self.transport._deliver(to, "data", made[:4096], self.random.bytes(int(self.random.integers(0, 31))))
             elif number % 5 in (1, 3):
-                self.transport._deliver(to, "control", made, None)
+                self.transport._deliver(to, "control", made[:PART_BYTES], None)  # Zenoh itself drops what is longer
             else:
                 self.transport._put(to, step, made)
             self.sent += 1
