@@ -11,7 +11,7 @@ from wide import float64  # noqa: F401
 import hyperpush as hp
 from hyperpush.bilevel.history import spent
 from hyperpush.bilevel.solve import program
-from hyperpush.engine.compiled import check_repairable
+from hyperpush.engine.layout import check_repairable
 from hyperpush.estimators.state import Hyper
 from hyperpush.problems.quadratic import quadratic
 from hyperpush.program import Exchange, Local, Repeat, Within, contains, survey

@@ -93,7 +93,7 @@ def prepare(config: Memory, method: Method, batch: int | None) -> Case:
     import jax.numpy as jnp
 
     import hyperpush as hp
-    from hyperpush.engine.compiled import one_client
+    from hyperpush.engine.layout import one_client
     from hyperpush.estimators.estimate import start
     from hyperpush.models import cnn
     from hyperpush.program import Within, program_of, traced

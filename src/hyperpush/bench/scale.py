@@ -24,8 +24,13 @@ class Scale(Config):
 
     clients: Count = Field(default=8, description="Clients of the measurement of time; the processes divide them.")
     batch: Count = Field(default=128, description="Images per client and round, of the measurement of time.")
-    rounds: Count = Field(default=3, description="Rounds of one measurement.")
-    repeats: Count = Field(default=3, description="Measurements, of which the median is taken.")
+    rounds: Count = Field(
+        default=10, description="Rounds of one measurement; what a run does once is spread over them."
+    )
+    repeats: Count = Field(default=2, description="Measurements by the same processes, of which the median is taken.")
+    turns: Count = Field(
+        default=3, description="How often each number of processes is started, in turn; the median is taken."
+    )
     processes: tuple[Count, ...] = Field(
         default=(1, 2), min_length=1, description="Numbers of processes, each on one core."
     )
@@ -48,24 +53,29 @@ def run_scale(config: Scale, run: Any) -> dict[str, Any]:
             if getattr(config, name) % processes:
                 raise InvalidInput(name, getattr(config, name), f"a multiple of the {processes} processes")
     where, rows, memory = machine(), [], []
-    cases = len(config.processes) * (1 + (len(config.methods) if config.memory_clients else 0))
+    cases = len(config.processes) * (config.turns + (len(config.methods) if config.memory_clients else 0))
     with run.progress("processes", cases) as bar:
-        for processes in config.processes:
-            parts = measured(config, "sgp", config.clients, config.batch, processes, config.repeats)
+        by_processes: dict[int, list[list[dict[str, Any]]]] = {processes: [] for processes in config.processes}
+        for _ in range(config.turns):  # in turn: a machine's speed changes from minute to minute
+            for processes, turns in by_processes.items():
+                turns.append(measured(config, "sgp", config.clients, config.batch, processes, config.repeats))
+                bar.advance()
+        for processes, turns in by_processes.items():
             rows.append(
                 {
                     "processes": processes,
                     "clients": config.clients,
-                    "seconds": max(part["seconds"] for part in parts) / config.rounds,
-                    "cpu_seconds": max(part["cpu_seconds"] for part in parts) / config.rounds,  # of one process
-                    "megabytes_moved_per_round": parts[0]["moved"] / config.rounds / 2**20,
+                    "seconds": median(max(part["seconds"] for part in parts) for parts in turns) / config.rounds,
+                    # Of one process.
+                    "cpu_seconds": median(max(part["cpu_seconds"] for part in parts) for parts in turns)
+                    / config.rounds,
+                    "megabytes_moved_per_round": turns[0][0]["moved"] / config.rounds / 2**20,
                 }
             )
             rows[-1]["speedup"] = rows[0]["seconds"] / rows[-1]["seconds"]
             # What it would be if nothing else ran and nobody waited: says more on a machine that is busy.
             rows[-1]["cpu_speedup"] = rows[0]["cpu_seconds"] / rows[-1]["cpu_seconds"]
             run.record(**rows[-1])
-            bar.advance()
         for method in config.methods if config.memory_clients else ():
             for processes in config.processes:
                 parts = measured(config, method, config.memory_clients, config.memory_examples, processes, 1)

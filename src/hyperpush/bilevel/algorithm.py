@@ -16,7 +16,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.data.batches import Data
 from hyperpush.engine import simulate
-from hyperpush.engine.compiled import Outcome, Record
+from hyperpush.engine.outcome import Outcome, Record
 from hyperpush.estimators.estimate import check_network
 from hyperpush.estimators.state import Declaration
 from hyperpush.networks import Network

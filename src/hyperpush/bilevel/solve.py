@@ -23,7 +23,8 @@ from hyperpush.bilevel.stopping import EarlyStopping, Watch
 from hyperpush.checks import whole
 from hyperpush.data.batches import Data, everything
 from hyperpush.engine import simulate
-from hyperpush.engine.compiled import Outcome, one_client
+from hyperpush.engine.layout import one_client
+from hyperpush.engine.outcome import Outcome
 from hyperpush.errors import InvalidInput
 from hyperpush.estimators.estimate import Estimator, check_network, known_links
 from hyperpush.estimators.state import Hyper

@@ -7,7 +7,7 @@ reached. Chunk boundaries never change results.
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import jax
@@ -16,27 +16,20 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hyperpush import planning, processes
-from hyperpush.checkpoints.journal import Contents, Piece, Trail, current, digest_of
-from hyperpush.checks import whole
 from hyperpush.counting import Work
-from hyperpush.engine import keys, lossy, spent
-from hyperpush.engine.faults import Faults
-from hyperpush.engine.interpret import Apply, Carry, Clock, Interpreter, composes, restarted, with_states
-from hyperpush.engine.placement import Placement, Slice, Whole
-from hyperpush.engine.routes import routes
-from hyperpush.errors import Diverged, HyperpushError, InvalidInput, unknown
-from hyperpush.networks import Network
+from hyperpush.engine import account, spent
+from hyperpush.engine.interpret import Apply, Carry, Interpreter, restarted, with_states
+from hyperpush.engine.keeping import Position, joined, one_device
+from hyperpush.engine.layout import Plan, check_recording, one_client
+from hyperpush.engine.outcome import OUTSIDE, Outcome, Progress, Record
+from hyperpush.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.program import (
-    Average,
-    Context,
-    Exchange,
     Node,
     Path,
     Repeat,
     Role,
     Sequence,
     Server,
-    State,
     Survey,
     Within,
     contains,
@@ -45,9 +38,6 @@ from hyperpush.program import (
     traced,
     work,
 )
-
-Record = Callable[[State, Context], PyTree]
-Progress = Callable[[str, int, int], None]  # a loop's name, iterations done, iterations at most
 
 # A loop body of more leaves than this is entered by the host, so that chunks stay short and progress is seen.
 LEAVES_PER_CHUNK = 10_000
@@ -59,115 +49,6 @@ LIGHT, HEAVY = 10**8, 10**10
 CHUNK_SECONDS = 0.5
 RECORDS_PER_CHUNK = 4096
 SMALLER = "a smaller step size may help"
-OUTSIDE = "program"  # where numbers go wrong outside of loops
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run leaves behind."""
-
-    states: PyTree  # every client's state, clients on axis 0
-    step: int  # network time after the run: the next run starts here
-    rounds: int  # exchanges that took place
-    floats: int  # numbers each client sent (a message to several receivers counts once)
-    hessian_products: int  # with ∂²_xx f, that each client computed (a server's are nobody's)
-    jacobian_products: int  # with ∂²_λx f
-    gradients: int  # gradients of f and F
-    history: dict[str, PyTree]  # by loop: what its record function returned, leaves [records, clients, …]
-    late: int = 0  # messages that missed their round and were dropped (the simulator counts those under way at the end)
-    rejected: dict[str, int] = field(default_factory=dict)  # messages refused by peers, by reason
-    totals: dict[Path, lossy.Totals] = field(default_factory=dict)  # running sums of the links on a faulty network
-    moved: int = 0  # bytes that devices sent to each other, where clients are spread over several
-
-    @property
-    def costs(self) -> dict[str, int]:
-        """What every result says of its run, by the names of its fields."""
-        names = ("step", "rounds", "floats", "hessian_products", "jacobian_products", "gradients")
-        return {name: getattr(self, name) for name in names}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A run, laid out: what every chunk of it needs to know."""
-
-    placement: Placement
-    network: Network
-    data: PyTree
-    key: PRNGKeyArray
-    faults: Faults | None
-    agreement: int
-    batch: int | None
-
-    def interpreter(self) -> Interpreter:
-        return Interpreter(
-            self.network,
-            self.placement,
-            self.data,
-            keys.network_key(self.key),
-            keys.faults_key(self.key),
-            self.faults,
-            self.agreement,
-            self.batch,
-        )
-
-
-def lay_out(
-    program: Node, network: Network, states: PyTree, data: PyTree, faults: Faults | None, step: int
-) -> tuple[Survey, Carry, int]:
-    """What a program does, the first carry, and the rounds that an agreement takes."""
-    check_clients("states", states, network.clients)
-    check_clients("data", data, network.clients)
-    check_repairable(program, faults is not None)
-
-    found = survey(program, one_client(states), one_client(data), network.clients)
-    totals = {}
-    if faults is not None:
-        totals = {
-            s.path: lossy.Totals.start(s.message, network.clients, faults.delay)
-            for s in found.sendings
-            if getattr(s.node, "conserved", False)
-        }
-    clock = Clock.start((body for body, _, loop in found.loops if loop.agreed), step)
-    agrees = any(loop.until is not None for _, _, loop in found.loops)
-    return found, Carry(states, clock, totals), network.flood_rounds() if agrees else 1
-
-
-def one_client(tree: PyTree) -> PyTree:
-    """The shapes that one of several stacked clients has."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
-
-
-def check_repairable(program: Node, faulty: bool) -> None:
-    """Refuse programs that would be silently wrong, or never end, where messages get lost."""
-
-    def fragile(node: Node) -> bool:
-        if isinstance(node, Repeat):
-            return node.until is not None
-        return isinstance(node, Server | Average)
-
-    if faulty and contains(program, fragile):
-        raise InvalidInput(
-            "faults",
-            "links that lose messages",
-            "reliable links: averages that start anew (HGP's), servers and votes on ending a loop cannot do without",
-        )
-
-
-def check_recording(recorders: Mapping[str, Record], every: int, program: Node) -> None:
-    """Refuse to record a loop that is not there."""
-    whole("every", every, least=1)
-    names: set[str] = set()
-    contains(program, lambda node: isinstance(node, Repeat) and bool(names.add(node.name)))
-    for name in recorders:
-        if name not in names:
-            raise unknown("record", name, names)
-
-
-def check_clients(name: str, tree: PyTree, clients: int) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        shape = jnp.shape(leaf)
-        if not shape or shape[0] != clients:
-            raise InvalidInput(f"{name}{jax.tree_util.keystr(path)}", shape, f"{clients} clients on axis 0")
 
 
 def recorded_rows(interpreter: Interpreter, record: Record, carry: Carry, rows: int) -> PyTree:
@@ -219,17 +100,8 @@ class Unforeseen(Exception):
     """What a server in plain Python answers is known only by asking it."""
 
 
-def one_device(part: str) -> None:
-    """All arrays of a run on one device."""
-    return
-
-
-class Walk:
-    """One run of a program by the host.
-
-    A run that goes on where it was cut off first walks on shapes alone (`goal`), past everything that is done, so that
-    what was kept finds its structure.
-    """
+class Walk(Position):
+    """One run of a program by the host."""
 
     def __init__(
         self,
@@ -243,27 +115,12 @@ class Walk:
         place: Callable[[PyTree], PyTree] = lambda tree: tree,
     ):
         check_recording(recorders, every, program)
-        self.plan = plan
+        super().__init__(plan, recorders, every, sharding)
         self.compiled = compiled  # compiled(function, plan, static arguments, carry, key, round, …)
-        self.recorders = recorders
-        self.every = every
         self.progress = progress
-        self.sharding = sharding  # of "states", the "clock" and the "history"
         self.place = place  # puts what the host has computed for all clients where they are
-        self.history: dict[str, list[list[Array]]] = {name: [] for name in recorders}  # leaves of records, by chunk
-        self.structures: dict[str, Any] = {}  # of the records
         self.answered: dict[Path, Work] = {}  # what a client does with the answer of a server in plain Python
-        self.extra = Work()
-        self.journal = current()
-        self.piece: Piece | None = None
-        self.goal: Trail | None = None  # where concrete numbers begin; None: here
-        self.trail: Trail = ()  # the loops that the host is in
         self.start: Carry | None = None  # what the run was given: its caller's
-        self.held: list[State] = []  # the states outside of each part that has a state of its own
-        self.recorded: dict[str, list[Any]] = {}  # shapes of one client's records, of loops passed before the goal
-        self.stepped = 0  # network time when rounds were last counted
-        self.largest = 0  # bytes of all clients' states before the goal
-        self.opaque: int | None = None  # depth of the loop whose state depends on a server in plain Python
 
     def run(self, program: Node, carry: Carry, key: PRNGKeyArray) -> Carry:
         """The whole program: a short one compiled as a whole, others walked."""
@@ -316,10 +173,6 @@ class Walk:
         if not fine:
             raise Diverged(OUTSIDE, round, "check the data and the step sizes")
         return after
-
-    def shaped(self, f: Callable[..., Any], *args: PyTree) -> Any:
-        """f(*args), on shapes alone before the goal."""
-        return f(*args) if self.goal is None else jax.eval_shape(f, *args)
 
     def attempt(self, node: Any, carry: Carry, key: PRNGKeyArray, round: int, path: Path) -> tuple[Carry, bool]:
         def compute(carry: Carry) -> tuple[Carry, Bool[Array, ""]]:
@@ -393,26 +246,6 @@ class Walk:
         rest, free = spent.parted(carry, (self.start, self.held, self.plan.data))
         return rest, free if jax.tree.leaves(free) else None
 
-    def note(self, node: Repeat, records: PyTree) -> None:
-        leaves, self.structures[node.name] = jax.tree.flatten(records)
-        self.history[node.name].append(leaves)
-
-    # ------------------------------------------------------------ going on
-
-    def approach(self, node: Repeat, carry: Carry, path: Path) -> tuple[Carry, int]:
-        """The carry with which a loop begins, and how many of its iterations are done."""
-        if self.goal is None:
-            return carry, 0
-        if record := self.recorders.get(node.name):
-            shapes = traced(record, self.plan.network.clients, *one_client((self.plan.data, carry.states)))[0]
-            self.recorded[node.name], self.structures[node.name] = jax.tree.flatten(shapes)
-        self.largest = max(self.largest, planning.size((carry.states, self.held)))
-        depth = len(self.trail)
-        if depth >= len(self.goal) or self.goal[depth][0] != path:
-            return carry, node.at_most  # it lies behind
-        done = self.goal[depth][1]
-        return (self.load(carry) if depth + 1 == len(self.goal) else carry), done
-
     def kept(self, program: Node, carry: Carry, key: PRNGKeyArray) -> Carry | None:
         """The result of a piece that was finished before the run was cut off."""
         if self.piece is None or not self.piece.finished:
@@ -437,137 +270,27 @@ class Walk:
         except Unforeseen:  # a server in plain Python: most return what they got
             after = begun
         found = survey(program, one_client(begun.states), one_client(plan.data), n)
-        passes = found.passes({body: loop.at_most for body, _, loop in found.loops})
-        agreed = {body: passes[body] for body, _, loop in found.loops if loop.agreed}
+        passes, agreed = account.at_most(found)
         for body, _, loop in found.loops:
             if loop.name in self.recorded and not self.history[loop.name]:
                 rows = passes[body] // self.every
                 shapes = [jax.ShapeDtypeStruct((rows, n, *leaf.shape), leaf.dtype) for leaf in self.recorded[loop.name]]
                 self.history[loop.name] = [planning.ones(shapes)]
-        sent = [(passes[s.body] * s.messages(plan.agreement), planning.size(s.message)) for s in found.sendings]
-        rounds = sum(times for times, _ in sent)
-        slices = Slice(n, planner.processes)
-        on_routes = Slice(n, planner.processes, routes(plan.network, planner.processes, slices.block))
-        spread = replace(plan, placement=on_routes)
-        interpreter = Plan(Whole(n), plan.network, plan.data, plan.key, None, plan.agreement, plan.batch).interpreter()
-        states, data = max(self.largest, planning.size(after.states)), planning.size(plan.data)
-
-        held = 2 * states + data
-        if planner.processes > 1 and plan.faults is None:  # links that lose messages are not spread
-            # Besides its own clients' part, a process holds what the experiment made for all and what it is handed.
-            handed = states if states <= processes.GATHERED else 0
-            held = held * on_routes.block / n + planning.size((begun.states, plan.data)) + handed
-
-        def once_through(carry: Carry) -> Carry:
-            return interpreter.run(program, carry, key, jnp.zeros((), jnp.int32))
-
-        longest = max(passes.values())
-        planner.pieces.append(
-            planning.Piece(
-                call=", ".join(dict.fromkeys(loop.name for _, _, loop in found.loops)) or type(program).__name__,
-                clients=n,
-                parameters=states // max(1, n * jnp.zeros(()).dtype.itemsize),
-                rounds=rounds,
-                bytes_per_round=sum(times * width for times, width in sent) / max(rounds, 1),
-                megabytes_moved=moved_bytes(spread, found, agreed) / 2**20,
-                megabytes_per_process=held / 2**20,
-                operations=longest * planning.operations(once_through, begun),
-            )
-        )
+        largest = max(self.largest, planning.size(after.states))
+        piece = account.foreseen(plan, program, found, begun, largest, key, planner.processes)
+        planner.pieces.append(piece)
         self.goal = None
         clock = planning.ones(jax.eval_shape(lambda: carry.clock))
-        step = jnp.asarray(rounds, jnp.int32) + carry.clock.step
+        step = jnp.asarray(piece.rounds, jnp.int32) + carry.clock.step
         passed = {body: jnp.asarray(times, jnp.int32) for body, times in agreed.items()}
         clock = replace(clock, step=step, passes=passed, late=jnp.zeros((), jnp.int32), split=jnp.zeros((), bool))
         return Carry(planning.ones(after.states), clock, {})
-
-    def contents(self, carry: Carry) -> Contents:
-        """All that is needed to go on from here, or with the result."""
-        parts = [jax.tree.leaves(carry), jax.tree.leaves(self.held)]
-        counts = {}
-        for name, rows in self.history.items():
-            if rows:
-                parts.append([joined(*each) for each in zip(*rows, strict=True)])
-                counts[name] = len(parts[-1])
-        return Contents([leaf for part in parts for leaf in part], {"history": counts, "extra": dict(self.extra)})
-
-    def load(self, shapes: Carry) -> Carry:
-        """The carry that was kept, in place of its shapes; what encloses it and the history, too."""
-        assert self.piece is not None
-        states, structure = jax.tree.flatten(shapes.states)
-        clock, clock_structure = jax.tree.flatten((shapes.clock, shapes.totals))
-        held, held_structure = jax.tree.flatten(self.held)
-        like = [*states, *clock, *held]
-        where = [self.sharding("states")] * len(states) + [self.sharding("clock")] * len(clock)
-        where += [self.sharding("states")] * len(held)
-        kept = self.piece.shapes()[len(like) :]
-        padded = states[0].shape[0] if states else self.plan.network.clients
-        for shape, dtype in kept[: sum(self.piece.facts["history"].values())]:
-            like.append(jax.ShapeDtypeStruct((shape[0], padded, *shape[2:]), dtype))
-            where.append(self.sharding("history"))
-        found = iter(self.piece.load(like, where))
-
-        def take(structure: Any, count: int) -> Any:
-            return jax.tree.unflatten(structure, [next(found) for _ in range(count)])
-
-        loaded = take(structure, len(states))
-        clock, totals = take(clock_structure, len(clock))
-        self.held = take(held_structure, len(held))
-        for name, count in self.piece.facts["history"].items():
-            self.history[name] = [[next(found) for _ in range(count)]]
-        self.extra = Work(self.piece.facts["extra"])
-        self.goal, self.stepped = None, int(clock.step)
-        return Carry(loaded, clock, totals)
-
-    def boundary(self, carry: Carry, path: Path, done: int, iterations: int) -> None:
-        """Between two chunks: the run can be cut here."""
-        if self.piece is None:
-            return
-        self.count(carry, iterations)
-        if self.opaque is not None and len(self.trail) >= self.opaque:
-            self.piece.passed()
-            return
-        held, history = list(self.held), {name: list(rows) for name, rows in self.history.items()}
-
-        def contents() -> Contents:
-            now, self.held, self.history = (self.held, self.history), held, history
-            try:
-                return self.contents(carry)
-            finally:
-                self.held, self.history = now
-
-        self.piece.reached((*self.trail, (path, done)), contents)
-
-    def count(self, carry: Carry, iterations: int) -> None:
-        """Rounds since the last checkpoint: exchanges, or iterations where nothing is exchanged."""
-        if self.journal is not None:
-            now = int(carry.clock.step)
-            self.journal.rounds += max(iterations, now - self.stepped)
-            self.stepped = now
 
     def advanced(self, node: Repeat, done: int) -> None:
         if self.progress is not None:
             self.progress(node.name, done, node.at_most)
         if self.journal is not None:
             self.journal.show(node.name, done, node.at_most)
-
-    def digest(self, program: Node, carry: Carry) -> str:
-        """What tells this piece from another."""
-        names: list[str] = []
-
-        def note(node: Node) -> bool:
-            names.append(f"{node.name} {node.at_most}" if isinstance(node, Repeat) else type(node).__name__)
-            return False
-
-        contains(program, note)
-        shapes = [f"{leaf.shape[1:]}{leaf.dtype}" for leaf in jax.tree.leaves((carry.states, self.plan.data))]
-        network = self.plan.network
-        return digest_of(
-            self.plan.data,
-            network.clients,
-            *(*names, network.name, network.clients, self.every, *sorted(self.recorders), *shapes),
-            np.asarray(jax.random.key_data(self.plan.key)).tolist(),
-        )
 
     def explain(self, node: Repeat, path: Path, args: tuple[Any, ...], start: int, bad: int) -> NoReturn:
         """Find the first round after which the numbers were not finite, by replaying parts of the chunk, and raise."""
@@ -648,11 +371,6 @@ def strong(tree: PyTree) -> PyTree:
     return jax.tree.map(one, tree)
 
 
-def joined(*parts: Array) -> Array:
-    """Records one after the other."""
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-
-
 def numbers(tree: PyTree) -> int:
     """How many numbers there are in the arrays of a pytree."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
@@ -677,7 +395,7 @@ def conclude(walk: Walk, carry: Carry, found: Survey, step: int) -> Outcome:
         whole = processes.gathered(joined(*parts))
         return whole if whole.shape[1] == n else processes.whole("record", whole)[:, :n]
 
-    moved = moved_bytes(walk.plan, found, agreed)
+    moved = account.moved_bytes(walk.plan, found, agreed)
     if walk.journal is not None:
         walk.journal.moved += moved
     history = {
@@ -700,25 +418,3 @@ def conclude(walk: Walk, carry: Carry, found: Survey, step: int) -> Outcome:
         totals=carry.totals,
         moved=moved,
     )
-
-
-def moved_bytes(plan: Plan, found: Survey, agreed: Mapping[Path, int]) -> int:
-    """Bytes that devices send to each other: for each place that sends, rows of a message, times how often."""
-    placement = plan.placement
-    if isinstance(placement, Whole) or placement.devices == 1:
-        return 0
-    passes, total = found.passes(agreed), 0
-    for place in found.sendings:
-        width = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(place.message))
-        rows, times, node = placement.rows_out, place.messages(plan.agreement), place.node
-        by_receiver = isinstance(node, Exchange) and (
-            node.reduce == "stack" or node.weights not in ("push", "gossip", "ones")
-        )
-        if isinstance(node, Server) or by_receiver:
-            rows = (placement.devices - 1) * placement.block  # all see all
-        elif isinstance(node, Average) and node.by == "exact":
-            rows = placement.devices - 1
-        elif isinstance(node, Average) and composes(plan.network, place.floats):
-            rows, times = (placement.devices - 1) * placement.block, 1
-        total += passes[place.body] * times * rows * width * placement.devices
-    return total

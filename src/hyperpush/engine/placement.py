@@ -12,7 +12,7 @@ from hyperpush.networks import Links, combine, lowest
 from hyperpush.processes import AXIS as AXIS
 
 # A device's contribution to everyone is n × width numbers; wider messages go in slices of at most this many numbers.
-SLICE_NUMBERS = 1 << 24
+SLICE_NUMBERS = 1 << 22
 FEW = 16  # devices
 
 
@@ -102,7 +102,14 @@ class Slice(eqx.Module):
 
         if reduce == "max":
             return jax.tree.map(lambda v: self.mine(jax.lax.pmax(contribution(v), AXIS)), values)
-        return jax.tree.map(lambda v: self.scattered(contribution, self.only_real(v)), values)
+        dense = self.direct and links.targets is None
+        weights = self.mine(jax.lax.all_gather(links.weights, AXIS, tiled=True).T) if dense else None
+        return jax.tree.map(lambda v: self.scattered(contribution, weights, self.only_real(v)), values)
+
+    @property
+    def direct(self) -> bool:
+        """Whether devices send each other their clients' rows: gloo's reduce-scatter takes more than twice the time."""
+        return jax.default_backend() == "cpu" and self.devices <= FEW
 
     def exchange(self, routes: Routes, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
         """What arrives over a network of few links: sums for each receiver, sent on to where it is hosted."""
@@ -121,8 +128,7 @@ class Slice(eqx.Module):
         def arrived(rows: Array) -> Array:
             total, start = rows[: self.block], self.block
             for shift, size in zip(routes.shifts, routes.sizes, strict=True):
-                pairs = [(device, (device + shift) % self.devices) for device in range(self.devices)]
-                part = jax.lax.ppermute(rows[start : start + size], AXIS, pairs)
+                part = jax.lax.ppermute(rows[start : start + size], AXIS, self.shifted(shift))
                 to = table[(me - shift) % self.devices, start : start + size]
                 place = jnp.where(to < self.clients, to - me * self.block, self.block)  # beyond the end: dropped
                 at = total.at[place]
@@ -148,12 +154,13 @@ class Slice(eqx.Module):
 
     def transfer(self, operator: Float[Array, "n n"], values: PyTree) -> PyTree:
         columns = self.mine(pad(operator.T, self.padded, 0)).T
+        weights = pad(self.mine(operator).T, self.padded, 0).T if self.direct else None
 
         def contribution(v):
             return pad(jnp.tensordot(columns, v, 1, precision=jax.lax.Precision.HIGHEST), self.padded, 0)
 
         def one(v):
-            mixed = self.scattered(contribution, self.only_real(v))
+            mixed = self.scattered(contribution, weights, self.only_real(v))
             # Nothing reaches padding clients: they keep what they have.
             return jnp.where(along(self.real(), v), mixed, v) if self.has_padding else mixed
 
@@ -163,22 +170,36 @@ class Slice(eqx.Module):
         # Padding clients may grow beyond all bounds, and 0 · inf would reach everybody.
         return jnp.where(along(self.real(), v), v, 0) if self.has_padding else v
 
-    def scattered(self, contribution, v: Array) -> Array:
-        """Sum of all devices' contributions, each device keeping its own clients' rows."""
+    def shifted(self, shift: int) -> list[tuple[int, int]]:
+        """Everybody to the device `shift` places on."""
+        return [(device, (device + shift) % self.devices) for device in range(self.devices)]
+
+    def scattered(self, contribution, weights: Float[Array, "b padded"] | None, v: Array) -> Array:
+        """Sum of all devices' contributions, each device keeping its own clients' rows.
+
+        With the weights of the own clients (row) for everybody's rows (column), the rows themselves are sent: the sums
+        for others, which are as many numbers as all clients have, need not be written first.
+        """
         flat = v.reshape(v.shape[0], -1)
         width = flat.shape[1]
         part = max(1, min(width, SLICE_NUMBERS // self.padded))
 
         def one(columns):
-            if jax.default_backend() != "cpu" or self.devices > FEW:
+            me, n = jax.lax.axis_index(AXIS), self.block
+            if weights is not None:
+                total = jnp.zeros_like(columns)
+                for shift in range(self.devices):
+                    theirs = jax.lax.ppermute(columns, AXIS, self.shifted(shift)) if shift else columns
+                    share = jax.lax.dynamic_slice_in_dim(weights, (me - shift) % self.devices * n, n, axis=1)
+                    total += combine(Links(share[:, 0], share.T, share.T != 0, None), theirs, n)
+                return total
+            if not self.direct:
                 return jax.lax.psum_scatter(contribution(columns), AXIS, scatter_dimension=0, tiled=True)
-            # The same sums by sending each device its rows: gloo's reduce-scatter takes more than twice the time.
-            rows, me = contribution(columns), jax.lax.axis_index(AXIS)
-            total = jax.lax.dynamic_slice_in_dim(rows, me * self.block, self.block)
+            rows = contribution(columns)
+            total = jax.lax.dynamic_slice_in_dim(rows, me * n, n)
             for shift in range(1, self.devices):
-                theirs = (me + shift) % self.devices * self.block
-                pairs = [(device, (device + shift) % self.devices) for device in range(self.devices)]
-                total += jax.lax.ppermute(jax.lax.dynamic_slice_in_dim(rows, theirs, self.block), AXIS, pairs)
+                theirs = jax.lax.dynamic_slice_in_dim(rows, (me + shift) % self.devices * n, n)
+                total += jax.lax.ppermute(theirs, AXIS, self.shifted(shift))
             return total
 
         if part == width:

@@ -17,9 +17,11 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush import planning, processes
 from hyperpush.engine import keys
-from hyperpush.engine.compiled import Outcome, Plan, Progress, Record, Walk, chunk, conclude, lay_out
+from hyperpush.engine.compiled import Walk, chunk, conclude
 from hyperpush.engine.faults import Faults
 from hyperpush.engine.interpret import Carry
+from hyperpush.engine.layout import Plan, lay_out
+from hyperpush.engine.outcome import Outcome, Progress, Record
 from hyperpush.engine.placement import AXIS, Slice
 from hyperpush.engine.routes import routes
 from hyperpush.engine.spent import both_ways

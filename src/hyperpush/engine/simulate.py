@@ -10,9 +10,11 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush import planning, processes
 from hyperpush.engine import keys
-from hyperpush.engine.compiled import Outcome, Plan, Progress, Record, Walk, conclude, lay_out, recorded_rows
+from hyperpush.engine.compiled import Walk, conclude, recorded_rows
 from hyperpush.engine.faults import Faults
 from hyperpush.engine.interpret import with_states
+from hyperpush.engine.layout import Plan, lay_out
+from hyperpush.engine.outcome import Outcome, Progress, Record
 from hyperpush.engine.placement import Whole
 from hyperpush.engine.spent import both_ways
 from hyperpush.networks import Network

@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.data.batches import Data
 from hyperpush.engine import simulate
-from hyperpush.engine.compiled import Outcome, Record
+from hyperpush.engine.outcome import Outcome, Record
 from hyperpush.errors import InvalidInput
 from hyperpush.estimators.state import Declaration, Hyper
 from hyperpush.inner.step import LinkEstimates

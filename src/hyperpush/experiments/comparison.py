@@ -520,7 +520,8 @@ class Listener:
         import jax
 
         from hyperpush.engine import simulate
-        from hyperpush.engine.compiled import Outcome, one_client
+        from hyperpush.engine.layout import one_client
+        from hyperpush.engine.outcome import Outcome
         from hyperpush.program import survey
 
         def hearing(function):

@@ -17,7 +17,7 @@ from scipy.linalg import eigvalsh_tridiagonal
 from hyperpush.checks import whole
 from hyperpush.data.batches import Data, everything
 from hyperpush.engine import simulate
-from hyperpush.engine.compiled import Outcome
+from hyperpush.engine.outcome import Outcome
 from hyperpush.estimators.settings import SHRINK, learn_settings
 from hyperpush.networks import Network
 from hyperpush.problem import Problem

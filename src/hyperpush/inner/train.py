@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.data.batches import Data
 from hyperpush.engine import simulate
-from hyperpush.engine.compiled import Outcome
+from hyperpush.engine.outcome import Outcome
 from hyperpush.inner.step import LinkEstimates, Solver, Trained
 from hyperpush.networks import Network
 from hyperpush.problem import Problem, check

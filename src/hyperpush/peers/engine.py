@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush.engine.compiled import Outcome, Progress, Record
 from hyperpush.engine.faults import Faults
+from hyperpush.engine.outcome import Outcome, Progress, Record
 from hyperpush.engine.peer import SERVER, Peer, Store, check_conserved, row
 from hyperpush.engine.transport import Transport
 from hyperpush.networks import Network

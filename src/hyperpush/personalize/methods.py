@@ -13,7 +13,8 @@ from hyperpush.bilevel.solve import solve
 from hyperpush.bilevel.stopping import EarlyStopping
 from hyperpush.data.batches import Data, capacity
 from hyperpush.engine import simulate
-from hyperpush.engine.compiled import Outcome, one_client
+from hyperpush.engine.layout import one_client
+from hyperpush.engine.outcome import Outcome
 from hyperpush.errors import unknown
 from hyperpush.estimators.alone import DirectGradient
 from hyperpush.estimators.estimate import Estimator

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from hyperpush.engine.compiled import Record
+from hyperpush.engine.outcome import Record
 from hyperpush.engine.peer.leaves import is_key
 from hyperpush.engine.peer.places import Places
 from hyperpush.engine.peer.walked import Frame, Stage, Walked

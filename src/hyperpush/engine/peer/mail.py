@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush.engine import wire
-from hyperpush.engine.compiled import OUTSIDE
+from hyperpush.engine.outcome import OUTSIDE
 from hyperpush.engine.peer.members import Members, NewView
 from hyperpush.engine.peer.places import Place, Places
 from hyperpush.engine.peer.walked import Walked

@@ -8,8 +8,9 @@ import jax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.engine import keys
-from hyperpush.engine.compiled import Outcome, Progress, Record, check_clients, check_repairable
 from hyperpush.engine.faults import Faults
+from hyperpush.engine.layout import check_clients, check_repairable
+from hyperpush.engine.outcome import Outcome, Progress, Record
 from hyperpush.engine.peer.leaves import row, stacked
 from hyperpush.engine.peer.walk import Peer
 from hyperpush.engine.transport import Memory

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 
-from hyperpush.engine.compiled import Progress, Record, check_recording, check_repairable
+from hyperpush.engine.layout import check_recording, check_repairable
+from hyperpush.engine.outcome import Progress, Record
 from hyperpush.engine.peer.durable import Saved, Store, packed, shaped_after
 from hyperpush.engine.peer.ending import hand_over, settle
 from hyperpush.engine.peer.leaves import Leaves, combine, compiling, compute_key, links

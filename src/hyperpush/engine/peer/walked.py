@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 from hyperpush.counting import Work
 from hyperpush.engine import wire
-from hyperpush.engine.compiled import Outcome
+from hyperpush.engine.outcome import Outcome
 from hyperpush.program import Path
 
 
