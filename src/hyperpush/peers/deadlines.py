@@ -1,49 +1,50 @@
-"""How long to wait for a neighbour: as long as its link has shown to be worth it.
+"""How long to wait for a neighbour: as long as it needs for a round and its message for the way.
 
-A link's wait is the time from when a message is wanted until it comes, also if that is after we went on. Its deadline
-is the mean wait plus four mean deviations, both smoothed, as TCP sets its retransmission timer (Jacobson 1988; RFC
-6298). Messages that never come leave no trace in it: a lossy link is not a slow one.
+Waits are not learned from waits. Who waits in vain for a message that was lost sends its own late; whoever waits for it
+would take it for slow and wait longer in vain itself, and so on up to the longest wait. So a peer says how long rounds
+take it without its waits, and an echo says how long the way is: neither depends on how long anybody waits, on losses or
+on messages that are late.
 """
 
-from collections import OrderedDict
+from collections import deque
 from typing import final
 
-GAIN, DEVIATION_GAIN, DEVIATIONS = 1 / 8, 1 / 4, 4.0
-REMEMBERED = 256  # steps of which late messages still say how late they are
+REMEMBERED = 16
+MARGIN = 1.5
+
+
+@final
+class Typical:
+    """A duration that is seldom exceeded: of the last ones, the longest but one. One round may have been compiled."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=REMEMBERED)
+
+    def add(self, seconds: float) -> None:
+        """One more was that long."""
+        self._last.append(seconds)
+
+    @property
+    def seconds(self) -> float | None:
+        return sorted(self._last)[-2:][0] if self._last else None
 
 
 @final
 class Deadline:
-    """Of one link, in seconds, between `least` and `most`; before anything has come, `most`."""
+    """Of one link, in seconds, between `least` and `most`; before both parts of it are known, `most`."""
 
     def __init__(self, least: float = 0.002, most: float = 2.0):
         self.least, self.most = least, most
-        self.mean: float | None = None
-        self.deviation = 0.0
-        self._wanted: OrderedDict[int, float] = OrderedDict()
+        self.pace: float | None = None  # what a round takes the neighbour
+        self.way = Typical()  # there and back
 
-    def want(self, step: int, now: float) -> None:
-        """The message of `step` is waited for from `now` on."""
-        self._wanted.setdefault(step, now)
-        while len(self._wanted) > REMEMBERED:
-            self._wanted.popitem(last=False)
-
-    def came(self, step: int, now: float) -> None:
-        """The message of `step` is here; one that was there before it was wanted cost no wait."""
-        since = self._wanted.pop(step, None)
-        if since is not None:
-            self.waited(max(now - since, 0.0))
-
-    def waited(self, seconds: float) -> None:
-        """Learn from one wait."""
-        if self.mean is None:
-            self.mean, self.deviation = seconds, seconds / 2
-            return
-        self.deviation += DEVIATION_GAIN * (abs(seconds - self.mean) - self.deviation)
-        self.mean += GAIN * (seconds - self.mean)
+    @property
+    def known(self) -> bool:
+        return self.pace is not None and self.way.seconds is not None
 
     @property
     def seconds(self) -> float:
-        if self.mean is None:
+        way = self.way.seconds
+        if self.pace is None or way is None:
             return self.most
-        return min(max(self.mean + DEVIATIONS * self.deviation, self.least), self.most)
+        return min(max(MARGIN * (self.pace + way), self.least), self.most)

@@ -23,7 +23,7 @@ from hyperpush.engine.wire import Reason, Rejected, Rejections
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.peers import session as sessions
 from hyperpush.peers.control import Kind, Leaves, Said, unpacked
-from hyperpush.peers.deadlines import Deadline
+from hyperpush.peers.deadlines import Deadline, Typical
 from hyperpush.peers.parts import Assembly, split
 from hyperpush.peers.session import Address, Identity, alive_key, message_key
 
@@ -33,6 +33,8 @@ LIMIT = 256 << 20  # bytes of the longest payload, unless told otherwise
 HELD = 1 << 30  # bytes of payloads of one sender that may wait for their step
 LEAD = 2  # rounds that a peer may be ahead of a neighbour before it waits for it, asynchronously
 ACKNOWLEDGE = 8  # steps between acknowledgements
+ASK_EVERY, ASK_BEHIND = 0.1, 0.02  # seconds between questions for a neighbour's pace; while it is waited for
+LONGEST_PACE = (1 << 32) - 1  # microseconds
 _AGAIN = "again"  # a task like the kinds of control messages: send what is kept again
 
 
@@ -50,7 +52,9 @@ class Neighbour:
     incarnation: int = 0
     last_seen: float = -math.inf
     lost: float = field(default_factory=time.monotonic)  # since when it is gone
-    step: int = -1  # of its newest message
+    step: int = -1  # of its newest message, or to which it says that it has come
+    asked: float = -math.inf  # when it was last asked for its pace
+    echoed: bool = True  # and whether it has answered
     received_bytes: int = 0
     sent_bytes: int = 0
     mail: list[tuple[int, bytes | bytearray]] = field(default_factory=list)
@@ -67,9 +71,9 @@ class Zenoh:
 
     Synchronous: `collect` waits `patience` seconds for everybody expected, then it is an error; what was sent is kept
     until acknowledged, and sent again to a peer that comes back. A step may be collected again, for those whose message
-    turned out not to fit. Asynchronous: it waits as long as each link has shown
-    to be worth it, and not for those that are gone; whoever is more than LEAD rounds ahead of a neighbour waits for it,
-    `longest_wait` seconds a round at most; who is gone for `close_after` seconds is closed out.
+    turned out not to fit. Asynchronous: it waits as long as a neighbour needs for a round and a message for the way,
+    and not for those that are gone; whoever is more than LEAD rounds ahead of a neighbour waits for it, `longest_wait`
+    seconds a round at most; who is gone for `close_after` seconds is closed out.
 
     `durable` says that the caller calls `acknowledge` itself, as it may be restarted from what it has stored;
     `closed` and `left` are those who were closed out, and those who had left, before. A payload of more than `limit`
@@ -125,6 +129,8 @@ class Zenoh:
         self._needed = 0  # the first step of which messages are needed
         self._finished, self._finished_before, self._finished_in = False, False, frozenset[int]()
         self._collecting = -1, 0.0  # a step, and since when it is waited for
+        self._went_on: float | None = None  # when this peer was ready, or the last step collected
+        self._rounds = Typical()  # what it takes from there to the next
         self._failure: str | None = None
         self._open = True
         self._tasks: queue.SimpleQueue[tuple[Kind | str, int, int] | None] = queue.SimpleQueue()
@@ -189,11 +195,10 @@ class Zenoh:
             start = time.monotonic()
             if self._collecting[0] != step:  # patience does not begin anew with what did not fit
                 self._collecting = step, start
-            for other in others.values():
-                if any(at == step for at, _ in other.mail):
-                    other.deadline.waited(0.0)
-                else:
-                    other.deadline.want(step, start)
+            if self.asynchronous:
+                if self._went_on is not None:
+                    self._rounds.add(start - self._went_on)
+                self._ask(self._others, step, ASK_EVERY)
             while True:
                 self._check()
                 self._close_out()
@@ -205,10 +210,15 @@ class Zenoh:
                 }
                 if self.asynchronous:
                     waiting = {s: o for s, o in waiting.items() if start + o.deadline.seconds > now}
-                    behind = [o.deadline.most for o in self._behind(step) if others and start + o.deadline.most > now]
+                    behind = {s: o for s, o in self._behind(step).items() if others and start + o.deadline.most > now}
                     if not waiting and not behind:
                         break
-                    until = start + max([*behind, *(other.deadline.seconds for other in waiting.values())])
+                    unheard = {s for s, o in waiting.items() if not o.deadline.known}
+                    self._ask(unheard | set(behind), step, ASK_BEHIND)  # their messages may be lost
+                    until = start + max(
+                        [o.deadline.most for o in behind.values()] + [o.deadline.seconds for o in waiting.values()]
+                    )
+                    until = min(until, now + ASK_BEHIND) if unheard or behind else until
                 else:
                     if not waiting:
                         break
@@ -225,9 +235,19 @@ class Zenoh:
                     due = [mail for mail in due if mail[0] == step]
                 found += [(sender, payload) for _, payload in sorted(due, key=lambda mail: mail[0])]
             self._needed = max(self._needed, step)
+            self._went_on = time.monotonic()
         if not self.asynchronous and not self.durable and step % ACKNOWLEDGE == 0:
             self.acknowledge(step)
         return found
+
+    def _ask(self, others: Collection[int], step: int, every: float) -> None:
+        """Ask those who live for their pace, if that was some time ago."""
+        now = time.monotonic()
+        for place in others:
+            other = self._others[place]
+            if other.alive and not other.done and now - other.asked >= every:
+                other.asked, other.echoed = now, False
+                self._tasks.put((Kind.PACE, place, step))
 
     def acknowledge(self, step: int) -> None:
         """Tell the neighbours that nothing before `step` will be needed again, even after a restart."""
@@ -266,6 +286,7 @@ class Zenoh:
                     raise HyperpushError(f"{self._me}: no hello within {self.patience:g} s from {', '.join(missing)}")
                 self._changed.wait(min(left, 1.0))
             self._check()
+            self._went_on = time.monotonic()
 
     def _absent(self) -> list[str]:
         # A hello may be read after the news that its sender has died: only liveliness says who lives.
@@ -379,7 +400,6 @@ class Zenoh:
                 return  # sent again, but had come the first time
             if other.mail_bytes + len(payload) > HELD:
                 raise Rejected(Reason.OVERFLOW, f"{other.mail_bytes} bytes wait for their step")
-            other.deadline.came(step, other.last_seen)
             other.mail.append((step, payload))
             other.mail_bytes += len(payload)
             other.step = max(other.step, step)
@@ -391,6 +411,8 @@ class Zenoh:
         said = unpacked(payload, len(self.names))
         if (said.closed or said.left or said.leaves) and not self.asynchronous:
             raise Rejected(Reason.BAD_CONTROL, "it closes out peers, or lets them leave, in step")
+        if said.kind in (Kind.PACE, Kind.ECHO) and not self.asynchronous:
+            raise Rejected(Reason.BAD_CONTROL, "it is about a pace of its own, in step")
         if said.kind != Kind.HELLO and said.digest != self.digest:
             raise Rejected(Reason.BAD_CONTROL, "it is of another configuration")
         other = self._others[place]
@@ -431,6 +453,14 @@ class Zenoh:
             elif said.kind == Kind.DONE:
                 # Done among others than those we know of is not done.
                 other.done = said.closed == self.closed
+            elif said.kind in (Kind.PACE, Kind.ECHO):
+                other.step = max(other.step, said.step)
+                other.deadline.pace = said.pace / 1e6 if said.pace else other.deadline.pace
+                if said.kind == Kind.PACE and self._collecting[0] >= 0:
+                    self._tasks.put((Kind.ECHO, place, self._collecting[0]))
+                elif said.kind == Kind.ECHO and not other.echoed:
+                    other.deadline.way.add(other.last_seen - other.asked)
+                    other.echoed = True
             self._changed.notify_all()
 
     def _on_life(self, place: int, sample: Any) -> None:
@@ -508,16 +538,16 @@ class Zenoh:
             if place not in self.closed:
                 self._tasks.put((Kind.MEMBERS, place, 0))
 
-    def _behind(self, step: int) -> list[Neighbour]:
+    def _behind(self, step: int) -> dict[int, Neighbour]:
         """Who is there but more than LEAD rounds behind: whoever runs away from it would push away all of its mass."""
-        return [
-            other
+        return {
+            place: other
             for place, other in self._others.items()
             if 0 <= other.step < step - LEAD
             and other.alive
             and not other.done
             and place not in self.closed | self.leaving
-        ]
+        }
 
     def _hopeless(self, place: int, other: Neighbour) -> bool:
         return self.asynchronous and (place in self.closed or not other.alive or other.done)
@@ -562,7 +592,8 @@ class Zenoh:
                 if kind == Kind.DONE and not (self._finished and self._finished_in == self.closed):
                     continue  # it was true of another view
                 about = self._leaves, step, self._incarnation, other.incarnation, self.digest, self.closed, self.left
-            self._deliver(place, "control", Said(kind, *about).packed(len(self.names)), None)
+                pace = min(math.ceil((self._rounds.seconds or 0.0) * 1e6), LONGEST_PACE)
+            self._deliver(place, "control", Said(kind, *about, pace).packed(len(self.names)), None)
 
     def _put(self, to: int, step: int, payload: bytes | bytearray) -> None:
         for header, part in split(next(self._numbers), step, payload):
