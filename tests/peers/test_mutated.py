@@ -253,7 +253,7 @@ def test_long_messages_that_are_mutated_do_not_get_through(numbers, count):
 
 def test_control_messages_that_are_mutated_are_refused():
     random = np.random.default_rng(4)
-    said = Said(Kind.HELLO, Leaves.LEAVING, 12, 1 << 62, 5, DIGEST, frozenset({8}), frozenset({0, 9}), 70_000)
+    said = Said(Kind.HELLO, Leaves.LEAVING, 12, 1 << 62, 5, DIGEST, frozenset({8}), frozenset({0, 9}))
     good = said.packed(10)
     assert unpacked(good, 10) == said
     for _ in range(3000):

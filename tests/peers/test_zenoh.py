@@ -88,6 +88,20 @@ def test_a_peer_that_dies_is_noticed_and_what_it_missed_is_sent_again(places):
         third.close()
 
 
+def test_the_news_that_somebody_is_done_may_overtake_its_last_message(places):
+    at = places()
+    transports = [at.open(client, patience=30.0) for client in range(CLIENTS)]
+    try:
+        together(CLIENTS, lambda client: transports[client].ready())
+        transports[1].done()
+        until(lambda: 1 in transports[0].settled)
+        threading.Timer(0.5, transports[1].send, (0, 0, body(1, 0))).start()
+        assert [(sender, bytes(payload)) for sender, payload in transports[0].collect(0, [1])] == [(1, body(1, 0))]
+    finally:
+        for transport in transports:
+            transport.close()
+
+
 def test_other_configurations_and_silent_peers_are_clear_errors(places):
     at = places()
     one, other = at.open(0, digest=b"a" * 32, patience=20), at.open(1, digest=b"b" * 32, patience=20)

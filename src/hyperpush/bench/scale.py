@@ -48,14 +48,15 @@ def run_scale(config: Scale, run: Any) -> dict[str, Any]:
     from hyperpush.bench.timing import machine
     from hyperpush.errors import InvalidInput
 
+    numbers = tuple(dict.fromkeys(config.processes))
     for name in ("clients", "memory_clients"):
-        for processes in config.processes:
+        for processes in numbers:
             if getattr(config, name) % processes:
                 raise InvalidInput(name, getattr(config, name), f"a multiple of the {processes} processes")
     where, rows, memory = machine(), [], []
-    cases = len(config.processes) * (config.turns + (len(config.methods) if config.memory_clients else 0))
+    cases = len(numbers) * (config.turns + (len(config.methods) if config.memory_clients else 0))
     with run.progress("processes", cases) as bar:
-        by_processes: dict[int, list[list[dict[str, Any]]]] = {processes: [] for processes in config.processes}
+        by_processes: dict[int, list[list[dict[str, Any]]]] = {processes: [] for processes in numbers}
         for _ in range(config.turns):  # in turn: a machine's speed changes from minute to minute
             for processes, turns in by_processes.items():
                 turns.append(measured(config, "sgp", config.clients, config.batch, processes, config.repeats))
@@ -77,7 +78,7 @@ def run_scale(config: Scale, run: Any) -> dict[str, Any]:
             rows[-1]["cpu_speedup"] = rows[0]["cpu_seconds"] / rows[-1]["cpu_seconds"]
             run.record(**rows[-1])
         for method in config.methods if config.memory_clients else ():
-            for processes in config.processes:
+            for processes in numbers:
                 parts = measured(config, method, config.memory_clients, config.memory_examples, processes, 1)
                 memory.append(
                     {

@@ -60,7 +60,10 @@ def at_most(found: Survey) -> tuple[Mapping[Path, int], dict[Path, int]]:
 
 
 def moved_bytes(plan: Plan, found: Survey, agreed: Mapping[Path, int]) -> int:
-    """Bytes that devices send to each other: for each place that sends, rows of a message, times how often."""
+    """Bytes that devices send to each other: for each place that sends, rows of a message, times how often.
+
+    Weights that go along with wide messages of dense networks, a small part of them, are not counted.
+    """
     placement = plan.placement
     if isinstance(placement, Whole) or placement.devices == 1:
         return 0

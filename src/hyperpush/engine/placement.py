@@ -11,7 +11,7 @@ from hyperpush.engine.routes import Routes
 from hyperpush.networks import Links, combine, lowest
 from hyperpush.processes import AXIS as AXIS
 
-# A device's contribution to everyone is n × width numbers; wider messages go in slices of at most this many numbers.
+# Wider messages are mixed in slices: columns of which all clients together have at most this many numbers.
 SLICE_NUMBERS = 1 << 22
 FEW = 16  # devices
 
@@ -102,13 +102,21 @@ class Slice(eqx.Module):
 
         if reduce == "max":
             return jax.tree.map(lambda v: self.mine(jax.lax.pmax(contribution(v), AXIS)), values)
-        dense = self.direct and links.targets is None
-        weights = self.mine(jax.lax.all_gather(links.weights, AXIS, tiled=True).T) if dense else None
-        return jax.tree.map(lambda v: self.scattered(contribution, weights, self.only_real(v)), values)
+        width = sum(v[0].size for v in jax.tree.leaves(values))
+        weights = None
+        if self.direct and links.targets is None and width >= self.clients:  # else the weights are the larger part
+            own = pad(links.weights.T, self.padded, 0).T
+            weights = jax.lax.all_to_all(own, AXIS, split_axis=1, concat_axis=0, tiled=True).T
+
+        def one(v):
+            mixed = self.scattered(contribution, weights, self.only_real(v))
+            return mixed.astype(v.dtype) if jnp.issubdtype(v.dtype, jnp.inexact) else mixed
+
+        return jax.tree.map(one, values)
 
     @property
     def direct(self) -> bool:
-        """Whether devices send each other their clients' rows: gloo's reduce-scatter takes more than twice the time."""
+        """Whether devices send each other rows themselves: gloo's reduce-scatter takes more than twice the time."""
         return jax.default_backend() == "cpu" and self.devices <= FEW
 
     def exchange(self, routes: Routes, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
@@ -187,11 +195,12 @@ class Slice(eqx.Module):
         def one(columns):
             me, n = jax.lax.axis_index(AXIS), self.block
             if weights is not None:
-                total = jnp.zeros_like(columns)
+                wide = jnp.promote_types(columns.dtype, weights.dtype)
+                total = jnp.zeros(columns.shape, wide)
                 for shift in range(self.devices):
                     theirs = jax.lax.ppermute(columns, AXIS, self.shifted(shift)) if shift else columns
                     share = jax.lax.dynamic_slice_in_dim(weights, (me - shift) % self.devices * n, n, axis=1)
-                    total += combine(Links(share[:, 0], share.T, share.T != 0, None), theirs, n)
+                    total += jnp.dot(share.astype(wide), theirs.astype(wide), precision=jax.lax.Precision.HIGHEST)
                 return total
             if not self.direct:
                 return jax.lax.psum_scatter(contribution(columns), AXIS, scatter_dimension=0, tiled=True)
@@ -210,7 +219,8 @@ class Slice(eqx.Module):
             columns = one(jax.lax.dynamic_slice_in_dim(flat, start, part, axis=1))
             return jax.lax.dynamic_update_slice_in_dim(mixed, columns, start, axis=1)
 
-        return jax.lax.fori_loop(0, -(-width // part), some, jnp.zeros_like(flat)).reshape(v.shape)
+        start = jnp.zeros(flat.shape, jax.eval_shape(one, flat[:, :part]).dtype)
+        return jax.lax.fori_loop(0, -(-width // part), some, start).reshape(v.shape)
 
     def mean(self, values: PyTree) -> PyTree:
         def one(v):

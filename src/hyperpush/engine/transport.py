@@ -13,6 +13,8 @@ from jaxtyping import PRNGKeyArray
 from hyperpush.engine.faults import Faults
 from hyperpush.errors import HyperpushError, InvalidInput
 
+LAST = (1 << 62) - 1  # a step after all others: whatever has come is collected
+
 
 @runtime_checkable
 class Transport(Protocol):

@@ -1,6 +1,6 @@
 """What peers say to each other besides the messages of their program: who is there, and what is needed still.
 
-header    68 bytes: magic, kind, whether the sender leaves, step, incarnations of both ends, digest of the run, pace
+header    64 bytes: magic, kind, whether the sender leaves, step, incarnations of both ends, digest of the run
 closed    a bit for each peer that is closed out
 left      a bit for each peer that has left for good
 checksum  CRC32 of everything before it
@@ -14,9 +14,9 @@ from typing import final
 
 from hyperpush.engine.wire import Reason, Rejected
 
-_HEADER = struct.Struct("<4sBBxxQQQ32sI")
+_HEADER = struct.Struct("<4sBBxxQQQ32s")
 _CHECKSUM = struct.Struct("<I")
-_MAGIC = b"hpc3"
+_MAGIC = b"hpc2"
 
 
 class Kind(IntEnum):
@@ -26,8 +26,6 @@ class Kind(IntEnum):
     ACKNOWLEDGE = 2  # I need nothing before `step`
     DONE = 3  # I am done and need nothing more
     MEMBERS = 4  # somebody is closed out, leaves or has left
-    PACE = 5  # I have come to `step`, at this pace; tell me the same of you
-    ECHO = 6  # the same, at once, in answer to that
 
 
 class Leaves(IntEnum):
@@ -41,10 +39,7 @@ class Leaves(IntEnum):
 @final
 @dataclass(frozen=True)
 class Said:
-    """A control message; `answer` is the incarnation of the receiver that the sender knows.
-
-    `pace` is what a round takes the sender without its waits, in microseconds; 0: it does not know yet.
-    """
+    """A control message; `answer` is the incarnation of the receiver that the sender knows."""
 
     kind: Kind
     leaves: Leaves
@@ -54,12 +49,12 @@ class Said:
     digest: bytes
     closed: frozenset[int]
     left: frozenset[int]
-    pace: int = 0
 
     def packed(self, clients: int) -> bytes:
         """Its bytes, in a run of so many clients."""
-        ends = self.incarnation, self.answer
-        head = _HEADER.pack(_MAGIC, self.kind, self.leaves, self.step, *ends, bytes(self.digest), self.pace)
+        head = _HEADER.pack(
+            _MAGIC, self.kind, self.leaves, self.step, self.incarnation, self.answer, bytes(self.digest)
+        )
         data = head + _mask(self.closed, clients) + _mask(self.left, clients)
         return data + _CHECKSUM.pack(zlib.crc32(data))
 
@@ -70,13 +65,13 @@ def unpacked(data: bytes, clients: int) -> Said:
     if len(data) != _HEADER.size + 2 * mask + _CHECKSUM.size:
         raise Rejected(Reason.BAD_CONTROL, f"{len(data)} bytes")
     body = data[: -_CHECKSUM.size]
-    magic, kind, leaves, step, incarnation, answer, digest, pace = _HEADER.unpack_from(body)
+    magic, kind, leaves, step, incarnation, answer, digest = _HEADER.unpack_from(body)
     if magic != _MAGIC or kind not in tuple(Kind) or leaves not in tuple(Leaves) or any(body[6:8]):
         raise Rejected(Reason.BAD_CONTROL, f"it starts with {body[:8]!r}")
     if data[-_CHECKSUM.size :] != _CHECKSUM.pack(zlib.crc32(body)):
         raise Rejected(Reason.BAD_CONTROL, "damaged on the way")
     closed, left = (_members(each, clients) for each in (body[_HEADER.size : -mask], body[-mask:]))
-    return Said(Kind(kind), Leaves(leaves), step, incarnation, answer, digest, closed, left, pace)
+    return Said(Kind(kind), Leaves(leaves), step, incarnation, answer, digest, closed, left)
 
 
 def _mask(members: frozenset[int], clients: int) -> bytes:

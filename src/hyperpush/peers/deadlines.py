@@ -1,16 +1,28 @@
 """How long to wait for a neighbour: as long as it needs for a round and its message for the way.
 
 Waits are not learned from waits. Who waits in vain for a message that was lost sends its own late; whoever waits for it
-would take it for slow and wait longer in vain itself, and so on up to the longest wait. So a peer says how long rounds
-take it without its waits, and an echo says how long the way is: neither depends on how long anybody waits, on losses or
-on messages that are late.
+would take it for slow and wait longer in vain itself, and so on up to the longest wait. So peers tell each other how
+far they are and how long a round takes them without their waits, and the answer to that says how long the way is:
+neither depends on how long anybody waits for messages, on losses or on messages that are late.
+
+Of a link at most one question is on its way, and answers carry the time at which the question was sent.
 """
 
+import struct
+import time
+import zlib
 from collections import deque
+from dataclasses import dataclass
 from typing import final
+
+from hyperpush.engine.wire import Reason, Rejected
 
 REMEMBERED = 16
 MARGIN = 1.5
+LONGEST = (1 << 32) - 1  # microseconds
+_FORMAT = struct.Struct("<4sBxxxQQQQI")
+_CHECKSUM = struct.Struct("<I")
+_MAGIC = b"hpt1"
 
 
 @final
@@ -35,8 +47,14 @@ class Deadline:
 
     def __init__(self, least: float = 0.002, most: float = 2.0):
         self.least, self.most = least, most
+        self.forget()
+
+    def forget(self) -> None:
+        """Another process is at the other end."""
         self.pace: float | None = None  # what a round takes the neighbour
         self.way = Typical()  # there and back
+        self._asked = float("-inf")
+        self._open = False  # the answer has not come
 
     @property
     def known(self) -> bool:
@@ -48,3 +66,72 @@ class Deadline:
         if self.pace is None or way is None:
             return self.most
         return min(max(MARGIN * (self.pace + way), self.least), self.most)
+
+    def due(self, every: float, now: float) -> bool:
+        """Whether to ask now: `every` so often, but not while an answer may still come. If so, that is noted."""
+        if now - self._asked < (max(every, self.most) if self._open else every):
+            return False
+        self._asked, self._open = now, True
+        return True
+
+    def answered(self, sent: int) -> None:
+        """The question of that time has its answer."""
+        self._open = False
+        self.way.add(max(microseconds() - sent, 0) / 1e6)
+
+
+@final
+class Rounds:
+    """How far this peer is, and how long rounds take it without its waits."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.typical = Typical()
+        self._since: float | None = None
+
+    def ends(self, step: int) -> None:
+        """It has computed and sent what it does in `step`."""
+        if self._since is not None and step > self.step:
+            self.typical.add(time.monotonic() - self._since)
+        self.step = max(self.step, step)
+
+    def begins(self) -> None:
+        """It computes again."""
+        self._since = time.monotonic()
+
+    def interrupted(self) -> None:
+        """What is waited for now is not part of a round."""
+        self._since = None
+
+
+@final
+@dataclass(frozen=True)
+class Pace:
+    """What peers tell each other of it: a question, or the answer to one."""
+
+    answer: bool
+    incarnation: int  # the sender
+    known: int  # the receiver, as the sender knows it
+    step: int  # to which the sender has come
+    pace: int  # microseconds of a round; 0: it has not begun, `step` says nothing
+    sent: int  # when the question was sent, by the clock of who asked
+
+    def packed(self) -> bytes:
+        """Its bytes."""
+        data = _FORMAT.pack(_MAGIC, self.answer, self.incarnation, self.known, self.step, self.sent, self.pace)
+        return data + _CHECKSUM.pack(zlib.crc32(data))
+
+
+def unpacked(data: bytes) -> Pace:
+    """The message that some bytes are; raises `Rejected`."""
+    if len(data) != _FORMAT.size + _CHECKSUM.size or not data.startswith(_MAGIC) or data[4] > 1 or any(data[5:8]):
+        raise Rejected(Reason.BAD_CONTROL, f"{len(data)} bytes about a pace")
+    if data[-_CHECKSUM.size :] != _CHECKSUM.pack(zlib.crc32(data[: -_CHECKSUM.size])):
+        raise Rejected(Reason.BAD_CONTROL, "damaged on the way")
+    _, answer, incarnation, known, step, sent, pace = _FORMAT.unpack_from(data)
+    return Pace(bool(answer), incarnation, known, step, pace, sent)
+
+
+def microseconds() -> int:
+    """This process's clock."""
+    return time.monotonic_ns() // 1000

@@ -17,7 +17,7 @@ from typing import Any
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.peers.certificates import check_name, common_name
 
-CHANNELS = ("data", "control")
+CHANNELS = ("data", "control", "pace")
 PART_BYTES = 4 << 20  # of one Zenoh message: longer payloads come in parts
 
 

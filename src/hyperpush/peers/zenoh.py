@@ -5,7 +5,8 @@ in parts of one size. Who sent one is the name in its key, which access control 
 
 On a second channel (`control`) peers say hello (who they are in this run, which configuration they hold, from which
 step on they need messages), acknowledge what they need no more, announce that they are done, and who is closed out or
-has left. Liveliness tells who is there.
+has left. Liveliness tells who is there. On a third (`pace`), asynchronously, they ask each other how fast they are;
+that never waits for a congested link.
 """
 
 import math
@@ -19,11 +20,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, final
 
+from hyperpush.engine.transport import LAST
 from hyperpush.engine.wire import Reason, Rejected, Rejections
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.peers import deadlines
 from hyperpush.peers import session as sessions
 from hyperpush.peers.control import Kind, Leaves, Said, unpacked
-from hyperpush.peers.deadlines import Deadline, Typical
+from hyperpush.peers.deadlines import Deadline, Pace, Rounds
 from hyperpush.peers.parts import Assembly, split
 from hyperpush.peers.session import Address, Identity, alive_key, message_key
 
@@ -33,8 +36,8 @@ LIMIT = 256 << 20  # bytes of the longest payload, unless told otherwise
 HELD = 1 << 30  # bytes of payloads of one sender that may wait for their step
 LEAD = 2  # rounds that a peer may be ahead of a neighbour before it waits for it, asynchronously
 ACKNOWLEDGE = 8  # steps between acknowledgements
+OVERTAKES = 10.0  # seconds by which the news that somebody is done may come before its last message
 ASK_EVERY, ASK_BEHIND = 0.1, 0.02  # seconds between questions for a neighbour's pace; while it is waited for
-LONGEST_PACE = (1 << 32) - 1  # microseconds
 _AGAIN = "again"  # a task like the kinds of control messages: send what is kept again
 
 
@@ -49,12 +52,12 @@ class Neighbour:
     alive: bool = False
     agreed: bool = False  # it has said hello and holds the same configuration
     done: bool = False
+    done_since: float = math.inf
     incarnation: int = 0
     last_seen: float = -math.inf
     lost: float = field(default_factory=time.monotonic)  # since when it is gone
     step: int = -1  # of its newest message, or to which it says that it has come
-    asked: float = -math.inf  # when it was last asked for its pace
-    echoed: bool = True  # and whether it has answered
+    answering: bool = False  # an answer to its question for our pace waits to be sent
     received_bytes: int = 0
     sent_bytes: int = 0
     mail: list[tuple[int, bytes | bytearray]] = field(default_factory=list)
@@ -129,22 +132,26 @@ class Zenoh:
         self._needed = 0  # the first step of which messages are needed
         self._finished, self._finished_before, self._finished_in = False, False, frozenset[int]()
         self._collecting = -1, 0.0  # a step, and since when it is waited for
-        self._went_on: float | None = None  # when this peer was ready, or the last step collected
-        self._rounds = Typical()  # what it takes from there to the next
+        self._rounds = Rounds()
         self._failure: str | None = None
         self._open = True
         self._tasks: queue.SimpleQueue[tuple[Kind | str, int, int] | None] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[tuple[int, int | None] | None] = queue.SimpleQueue()
         configuration = sessions.settings(run, names[client], listen, links, identity)
         self._session = sessions.opened(configuration)
         self._publishers: dict[tuple[int, str], Any] = {}
         self._held: list[Any] = []  # Zenoh forgets what nobody holds
-        self._worker = threading.Thread(target=self._work, name=f"{names[client]} control", daemon=True)
+        self._workers = [
+            threading.Thread(target=work, name=f"{names[client]} {channel}", daemon=True)
+            for channel, work in (("control", self._work), ("pace", self._tell_paces))
+        ]
         try:
             self._declare(links)
         except BaseException:
             self._session.close()
             raise
-        self._worker.start()
+        for worker in self._workers:
+            worker.start()
 
     def _declare(self, links: Mapping[str, Address | None]) -> None:
         import zenoh
@@ -152,13 +159,15 @@ class Zenoh:
         me = self.names[self.client]
         for name in links:
             other = self._places[name]
-            for channel in sessions.CHANNELS:
-                take = self._on_data if channel == "data" else self._on_control
+            takes = {"data": self._on_data, "control": self._on_control, "pace": self._on_pace}
+            for channel in sessions.CHANNELS if self.asynchronous else ("data", "control"):
+                take = takes[channel]
+                full = zenoh.CongestionControl.DROP if channel == "pace" else zenoh.CongestionControl.BLOCK
                 publisher = self._session.declare_publisher(
                     message_key(self.run, me, name, channel),
-                    congestion_control=zenoh.CongestionControl.BLOCK,
+                    congestion_control=full,
                     reliability=zenoh.Reliability.RELIABLE,
-                    express=channel == "control",
+                    express=channel != "data",
                 )
                 self._publishers[other, channel] = publisher
                 key = message_key(self.run, name, me, channel)
@@ -195,10 +204,9 @@ class Zenoh:
             start = time.monotonic()
             if self._collecting[0] != step:  # patience does not begin anew with what did not fit
                 self._collecting = step, start
-            if self.asynchronous:
-                if self._went_on is not None:
-                    self._rounds.add(start - self._went_on)
-                self._ask(self._others, step, ASK_EVERY)
+            if self.asynchronous and step < LAST:
+                self._rounds.ends(step)
+                self._ask(self._others, ASK_EVERY)
             while True:
                 self._check()
                 self._close_out()
@@ -214,7 +222,7 @@ class Zenoh:
                     if not waiting and not behind:
                         break
                     unheard = {s for s, o in waiting.items() if not o.deadline.known}
-                    self._ask(unheard | set(behind), step, ASK_BEHIND)  # their messages may be lost
+                    self._ask(unheard | set(behind), ASK_BEHIND)  # their messages may be lost
                     until = start + max(
                         [o.deadline.most for o in behind.values()] + [o.deadline.seconds for o in waiting.values()]
                     )
@@ -235,19 +243,19 @@ class Zenoh:
                     due = [mail for mail in due if mail[0] == step]
                 found += [(sender, payload) for _, payload in sorted(due, key=lambda mail: mail[0])]
             self._needed = max(self._needed, step)
-            self._went_on = time.monotonic()
+            self._rounds.begins()
         if not self.asynchronous and not self.durable and step % ACKNOWLEDGE == 0:
             self.acknowledge(step)
         return found
 
-    def _ask(self, others: Collection[int], step: int, every: float) -> None:
-        """Ask those who live for their pace, if that was some time ago."""
+    def _ask(self, others: Collection[int], every: float) -> None:
+        """Ask those who take part for their pace, if that was some time ago."""
         now = time.monotonic()
         for place in others:
             other = self._others[place]
-            if other.alive and not other.done and now - other.asked >= every:
-                other.asked, other.echoed = now, False
-                self._tasks.put((Kind.PACE, place, step))
+            out = place in self.closed | self.leaving or other.done or not (other.alive and other.agreed)
+            if not out and other.deadline.due(every, now):
+                self._questions.put((place, None))
 
     def acknowledge(self, step: int) -> None:
         """Tell the neighbours that nothing before `step` will be needed again, even after a restart."""
@@ -262,7 +270,9 @@ class Zenoh:
             self._open = False
             self._changed.notify_all()
         self._tasks.put(None)
-        self._worker.join(10)
+        self._questions.put(None)
+        for worker in self._workers:
+            worker.join(10)
         self._held.clear()
         self._session.close()
 
@@ -282,11 +292,11 @@ class Zenoh:
                     if not everyone:
                         for other in self._others.values():  # they have all of `close_after` from now on
                             other.lost = math.inf if other.alive else time.monotonic()
-                        return
+                        break
                     raise HyperpushError(f"{self._me}: no hello within {self.patience:g} s from {', '.join(missing)}")
                 self._changed.wait(min(left, 1.0))
             self._check()
-            self._went_on = time.monotonic()
+            self._rounds.begins()
 
     def _absent(self) -> list[str]:
         # A hello may be read after the news that its sender has died: only liveliness says who lives.
@@ -343,7 +353,10 @@ class Zenoh:
         with self._changed:
             self._check()
             self._close_out()
-            return any(not (other.alive or self._out(place, other)) for place, other in self._others.items())
+            found = any(not (other.alive or self._out(place, other)) for place, other in self._others.items())
+            if found:  # what is waited for somebody is not part of a round
+                self._rounds.interrupted()
+            return found
 
     def finish(self) -> None:
         """Be done, and wait until everybody is: until then a neighbour may come back and need what was sent to it."""
@@ -372,8 +385,8 @@ class Zenoh:
                     "last_seen": round(now - other.last_seen, 3) if other.last_seen > -math.inf else None,
                     "received_bytes": other.received_bytes,
                     "sent_bytes": other.sent_bytes,
-                    "deadline": round(other.deadline.seconds, 4),
                 }
+                | ({"deadline": round(other.deadline.seconds, 4)} if self.asynchronous else {})
                 for place, other in self._others.items()
             }
 
@@ -411,8 +424,6 @@ class Zenoh:
         said = unpacked(payload, len(self.names))
         if (said.closed or said.left or said.leaves) and not self.asynchronous:
             raise Rejected(Reason.BAD_CONTROL, "it closes out peers, or lets them leave, in step")
-        if said.kind in (Kind.PACE, Kind.ECHO) and not self.asynchronous:
-            raise Rejected(Reason.BAD_CONTROL, "it is about a pace of its own, in step")
         if said.kind != Kind.HELLO and said.digest != self.digest:
             raise Rejected(Reason.BAD_CONTROL, "it is of another configuration")
         other = self._others[place]
@@ -440,7 +451,8 @@ class Zenoh:
             self._note_left(said.left | ({place} if said.leaves == Leaves.LEFT else frozenset()))
             if said.kind == Kind.HELLO:
                 if other.incarnation != said.incarnation:
-                    other.incarnation, other.done = said.incarnation, place in self.left
+                    other.incarnation, other.done, other.step = said.incarnation, place in self.left, -1
+                    other.deadline.forget()
                 if said.answer != self._incarnation:  # it has not heard from this process yet
                     self._tasks.put((Kind.HELLO, place, self._needed))
                 other.agreed = True
@@ -452,15 +464,24 @@ class Zenoh:
                 self._forget(other, said.step)
             elif said.kind == Kind.DONE:
                 # Done among others than those we know of is not done.
-                other.done = said.closed == self.closed
-            elif said.kind in (Kind.PACE, Kind.ECHO):
-                other.step = max(other.step, said.step)
-                other.deadline.pace = said.pace / 1e6 if said.pace else other.deadline.pace
-                if said.kind == Kind.PACE and self._collecting[0] >= 0:
-                    self._tasks.put((Kind.ECHO, place, self._collecting[0]))
-                elif said.kind == Kind.ECHO and not other.echoed:
-                    other.deadline.way.add(other.last_seen - other.asked)
-                    other.echoed = True
+                other.done, other.done_since = said.closed == self.closed, time.monotonic()
+            self._changed.notify_all()
+
+    def _on_pace(self, place: int, header: bytes, payload: bytes) -> None:
+        if header:
+            raise Rejected(Reason.BAD_CONTROL, "it has an attachment")
+        said, other = deadlines.unpacked(payload), self._others[place]
+        with self._changed:
+            if (said.incarnation, said.known) != (other.incarnation, self._incarnation) or place in self.closed:
+                return  # of or for a process that is gone, or who is out
+            other.last_seen = time.monotonic()
+            if said.pace:
+                other.step, other.deadline.pace = max(other.step, said.step), said.pace / 1e6
+            if said.answer:
+                other.deadline.answered(said.sent)
+            elif not other.answering:
+                other.answering = True
+                self._questions.put((place, said.sent))
             self._changed.notify_all()
 
     def _on_life(self, place: int, sample: Any) -> None:
@@ -553,7 +574,8 @@ class Zenoh:
         return self.asynchronous and (place in self.closed or not other.alive or other.done)
 
     def _complain(self, step: int, waiting: Mapping[int, Neighbour], late: bool) -> None:
-        left = [other.name for other in waiting.values() if other.done]
+        before = time.monotonic() - min(OVERTAKES, self.patience)
+        left = [other.name for other in waiting.values() if other.done and other.done_since < before]
         if left:
             raise HyperpushError(f"{self._me}, step {step}: done before sending: {', '.join(left)}")
         if late:
@@ -592,8 +614,21 @@ class Zenoh:
                 if kind == Kind.DONE and not (self._finished and self._finished_in == self.closed):
                     continue  # it was true of another view
                 about = self._leaves, step, self._incarnation, other.incarnation, self.digest, self.closed, self.left
-                pace = min(math.ceil((self._rounds.seconds or 0.0) * 1e6), LONGEST_PACE)
-            self._deliver(place, "control", Said(kind, *about, pace).packed(len(self.names)), None)
+            self._deliver(place, "control", Said(kind, *about).packed(len(self.names)), None)
+
+    def _tell_paces(self) -> None:
+        """Send questions for a pace, and answers to them."""
+        while (task := self._questions.get()) is not None:
+            place, asked = task
+            other = self._others[place]
+            with self._changed:
+                if asked is not None:
+                    other.answering = False
+                step, typical, known = self._rounds.step, self._rounds.typical.seconds, other.incarnation
+            pace = 0 if typical is None or step < 0 else min(math.ceil(typical * 1e6), deadlines.LONGEST)
+            sent = deadlines.microseconds() if asked is None else asked
+            message = Pace(asked is not None, self._incarnation, known, max(step, 0), pace, sent)
+            self._deliver(place, "pace", message.packed(), None)
 
     def _put(self, to: int, step: int, payload: bytes | bytearray) -> None:
         for header, part in split(next(self._numbers), step, payload):

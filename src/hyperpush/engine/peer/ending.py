@@ -10,12 +10,12 @@ from hyperpush.engine.peer.mail import HANDED_OVER, LAST_TOTAL, Mail
 from hyperpush.engine.peer.members import Left, Members
 from hyperpush.engine.peer.places import Place, flattened
 from hyperpush.engine.peer.walked import Stage
+from hyperpush.engine.transport import LAST
 from hyperpush.errors import HyperpushError
 
 RESEND = 0.05  # seconds before totals that nobody has acknowledged are sent again, at first
 LONGEST = 1.0  # and at most
 LOOK = 0.01  # seconds between looks at the mail
-LAST = (1 << 62) - 1  # a step after all others
 
 
 @final
