@@ -10,7 +10,7 @@ from hyperpush import saved
 from hyperpush.cli import main
 from hyperpush.config import load_config
 from hyperpush.errors import InvalidInput
-from hyperpush.experiments.influence import Hunt, noisy_digits, share_found, sum_of_rates
+from hyperpush.experiments.influence import Hunt, noisy_digits, share_found
 from hyperpush.experiments.registry import experiments
 from hyperpush.run import execute
 
@@ -106,11 +106,9 @@ def test_wrong_labels_are_where_they_are_said_to_be(kind):
     np.testing.assert_array_equal(given, true)
 
 
-def test_shares_and_rates_by_hand():
+def test_shares_by_hand():
     scores, flipped = np.array([3.0, -1.0, 0.0, -5.0, 2.0]), np.array([False, True, True, True, False])
     assert share_found(scores, flipped, 0.4) == pytest.approx(2 / 3)
-    # Ten steps: six at 1, two at 0.1, one at 0.01, the last after all other milestones but those beyond it.
-    assert sum_of_rates(10, 1.0) == pytest.approx(6 + 0.2 + 0.01 + 0.0, abs=2e-3)
 
 
 @pytest.mark.parametrize(

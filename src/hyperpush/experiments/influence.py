@@ -74,9 +74,7 @@ class InfluenceStudy(Config):
     l2: Annotated[float, Field(ge=0)] | None = Field(default=None, description="L2 rate: 0.01, CNN 0.001.")
     removals: Count | None = Field(default=None, description="Examples to remove one by one: 50, CNN 20.")
     at_once: Count | None = Field(default=None, description="Retrainings side by side: 64, CNN 1.")
-    damping: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="Added to the mean Hessian: 0, CNN 1/(sum of all rates)."
-    )
+    damping: float = Field(default=0.0, ge=0, description="Added to the mean Hessian.")
     dampings: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         default=(0.0, 0.01, 0.1, 1.0), description="Others, whose effect is measured."
     )
@@ -193,14 +191,6 @@ def solver_of(steps: int, rate: float, batch: int) -> Any:
     return hp.SGP(steps, hp.milestones(rate, at), batch=batch or None)
 
 
-def sum_of_rates(steps: int, rate: float) -> float:
-    """Of the solver above: gradient descent so long damps like 1/(sum of rates)."""
-    import numpy as np
-
-    at = np.unique([round(share * steps) for share in MILESTONES])
-    return float(np.sum(rate * 0.1 ** np.searchsorted(at, np.arange(steps), side="right")))
-
-
 def run_influence(config: InfluenceStudy, run: Any) -> dict[str, Any]:
     """Predict, retrain, compare; then groups and clients, and the hunt."""
     import jax
@@ -259,10 +249,7 @@ def _case(
             training_key,
             progress=lambda _, done, total: bar.update(done),
         ).params
-    automatic = 1 / sum_of_rates(config.steps, config.rate)
     damping = config.damping
-    if damping is None:
-        damping = automatic if config.model == "cnn" else 0.0
     tracked = hp.TrackedHGP(config.order)
     found = influence.scores(setting, network, trained, estimation_key, estimator=tracked, damping=damping)
     for sentence in found.warnings:
