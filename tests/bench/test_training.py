@@ -10,7 +10,7 @@ from hyperpush.config import load_config
 from hyperpush.errors import InvalidInput
 from hyperpush.run import execute
 
-SMALL = Training(clients=(2,), batch=2, model="influence", pushes=(1,), rounds=1, repeats=1, product=50)
+SMALL = Training(clients=(2, 4), batch=2, model="influence", pushes=(1,), rounds=1, repeats=1, product=50)
 # 2 per weight and place: 24×24 places of 5×5×1×20, 8×8 of 5×5×20×20, a dense layer 320×10.
 FORWARD = 2 * (24 * 24 * 25 * 20 + 8 * 8 * 25 * 20 * 20 + 320 * 10)
 
@@ -18,14 +18,15 @@ FORWARD = 2 * (24 * 24 * 25 * 20 + 8 * 8 * 25 * 20 * 20 + 320 * 10)
 def test_the_benchmark_runs_and_reports(tmp_path):
     result, run = execute(BENCHES["training"], SMALL, tmp_path / "out")
     assert json.loads((run.path / "result.json").read_text()) == result
-    sgp, hgp = result["training"]
+    sgp, hgp, twice, _ = result["training"]
     assert (sgp["round"], hgp["round"]) == ("SGP", "HGP, S = 1")
+    assert (sgp["exponent"], hgp["exponent"]) == (None, None)
+    assert 2 ** twice["exponent"] == pytest.approx(twice["seconds"] / sgp["seconds"])
     images = 2 * 2
     assert sgp["gflops"] * sgp["seconds"] * 1e9 == pytest.approx(3 * FORWARD * images)
     assert hgp["gflops"] * hgp["seconds"] * 1e9 == pytest.approx(6 * FORWARD * images)
     for row in result["training"]:
         assert row["share"] == pytest.approx(row["gflops"] / row["product_gflops"])
-        assert row["seconds_per_client"] == pytest.approx(row["seconds"] / 2)
 
 
 @pytest.mark.parametrize("override", ["clients=[1]", "batch=0", "pushes=[]", "model=lenet", "rounds=0", "product=0"])

@@ -105,6 +105,17 @@ def test_owners_keep_their_order():
     assert names == ["ann", "cy"]
     with pytest.raises(InvalidInput, match=r"clients: got 3; allowed: from 1 to 2, the owners of at least 2 examples"):
         partition.by_owner(data, generator(), clients=3, least=2)
+    with pytest.raises(
+        InvalidInput, match=r"allowed: from 1 to 1, .* of at least 3 examples \(ann has 2, bob has 1\)$"
+    ):
+        partition.by_owner(data, generator(), clients=3, least=3)
+    with pytest.raises(InvalidInput, match=r"clients: got 4; allowed: from 1 to 3, the owners of at least 1 examples$"):
+        partition.by_owner(data, generator(), clients=4)
+    with pytest.raises(InvalidInput, match=r"data: got 'toy'; allowed: an owner of at least 4 examples \(ann has 2, b"):
+        partition.by_owner(data, generator(), least=4)
+    many = dataset(10, np.array([*range(8), 8, 8]), tuple("abcdefghi"))
+    with pytest.raises(InvalidInput, match=r"\(a has 1, .*, e has 1 and 3 more have too few\)"):
+        partition.by_owner(many, generator(), clients=9, least=2)
     with pytest.raises(InvalidInput, match=r"data: got 'toy'; allowed: data whose examples have owners"):
         partition.by_owner(dataset(), generator())
 

@@ -74,6 +74,9 @@ def test_roles_are_what_they_say_without_directions_and_titles(plays):
         ("play", "DON ADRIANO", ("Both at once.",)),
     ]
     assert [role.name for role in shakespeare.roles(2)] == ["ANN", "BOB"]
+    plain = shakespeare.roles(1)
+    (plays / "play.txt").write_text(PLAY, encoding="utf-8-sig")  # a mark before the title
+    assert shakespeare.roles(1) == plain
 
 
 def test_windows_are_followed_by_the_next_character():

@@ -13,7 +13,7 @@ from hyperpush.data.sources import available, load
 from hyperpush.errors import InvalidInput
 
 RNG = np.random.default_rng(0)
-GREY = RNG.integers(0, 256, (4, 3, 2), dtype=np.uint8)
+GREY = RNG.integers(0, 256, (4, 28, 28), dtype=np.uint8)
 DIGITS = np.array([7, 0, 9, 3], np.uint8)
 COLOUR = RNG.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
 NAMES = {"images": "train-images-idx3-ubyte.gz", "labels": "train-labels-idx1-ubyte.gz"}
@@ -65,7 +65,7 @@ def test_emnist_is_turned_upright(folder):
     for part, images in (("images-idx3", GREY), ("labels-idx1", np.array([61, 0, 10, 35], np.uint8))):
         (folder / "emnist" / f"emnist-byclass-test-{part}-ubyte.gz").write_bytes(gzip.compress(idx(images)))
     found = load("emnist")
-    assert (found.inputs.shape, found.classes) == ((4, 2, 3), 62)
+    assert (found.inputs.shape, found.classes) == ((4, 28, 28), 62)
     for image, stored in zip(found.inputs, GREY, strict=True):
         np.testing.assert_allclose(image, stored.T / 255, rtol=1e-6)
     assert "4 of 814,255" in found.note
@@ -133,6 +133,7 @@ def test_what_is_missing_is_named(folder, monkeypatch):
 
 
 WHOLE = gzip.compress(idx(GREY))
+HUGE = struct.pack(">4I", 0x803, 2**31, 2**31, 4)  # 2⁶⁴ entries, which 64 bits count as 0
 
 
 @pytest.mark.parametrize(
@@ -142,13 +143,15 @@ WHOLE = gzip.compress(idx(GREY))
         (WHOLE[:-12], r"'; allowed: a gzipped file"),
         (WHOLE[:15] + b"\xff\xff" + WHOLE[17:], r"'; allowed: a gzipped file"),
         (gzip.compress(b""), r": 0 bytes'; allowed: an IDX file of bytes in 3 dimensions"),
-        (gzip.compress(idx(GREY)[:-1]), r": 39 bytes'; allowed: an IDX file .*: 40 bytes, 4×3×2 of them"),
-        (gzip.compress(idx(GREY) + b"\0"), r": 41 bytes'; allowed: an IDX file .*: 40 bytes"),
+        (gzip.compress(idx(GREY)[:-1]), r": 3151 bytes'; allowed: an IDX file .*: 3152 bytes, 4×28×28 of them"),
+        (gzip.compress(idx(GREY) + b"\0"), r": 3153 bytes'; allowed: an IDX file .*: 3152 bytes"),
         (gzip.compress(idx(GREY, magic=0xD00)), r": magic number 0xd03'; allowed: an IDX file .*: magic number 0x803"),
         (gzip.compress(idx(DIGITS)), r": 12 bytes'; allowed: an IDX file"),
         (gzip.compress(idx(GREY[:0])), r": 16 bytes'; allowed: an IDX file .*at least 1"),
+        (gzip.compress(HUGE), r": 16 bytes'; allowed: an IDX file .*: 18446744073709551632 bytes, 2147483648×21"),
+        (gzip.compress(idx(GREY[:, :10, :9])), r": images of 10×9'; allowed: images of 28×28"),
     ],
-    ids=["plain", "cut", "corrupt", "empty", "short", "long", "floats", "labels", "no images"],
+    ids=["plain", "cut", "corrupt", "empty", "short", "long", "floats", "labels", "none", "huge", "small"],
 )
 def test_broken_idx_files_are_refused(folder, content, message):
     write_mnist(folder)
@@ -162,16 +165,25 @@ def test_broken_idx_files_are_refused(folder, content, message):
     [
         ("cifar10/test_batch.bin", cifar(COLOUR, [0, 1, 2])[:-1], r"9218 bytes'; allowed: complete records of 3073"),
         ("cifar10/test_batch.bin", b"", r"0 bytes"),
-        ("cifar10/test_batch.bin", cifar(COLOUR, [0, 10, 2]), r"cifar10: a label 10'; allowed: labels from 0 to 9"),
+        (
+            "cifar10/test_batch.bin",
+            cifar(COLOUR, [0, 10, 2]),
+            r"test_batch\.bin: a label 10'; allowed: labels from 0 to 9",
+        ),
         ("cifar10/test_batch.bin.xz", lzma.compress(cifar(COLOUR, [0, 1, 2]))[:-9], r"packed by xz that can be read"),
         ("cifar10/test_batch.bin.xz", b"plain", r"packed by xz that can be read"),
         ("cifar100/test.bin", cifar(COLOUR, [0, 20, 2], [0, 1, 2]), r"a label 20'; allowed: coarse labels"),
-        ("cifar100/test.bin", cifar(COLOUR, [0, 1, 2], [0, 100, 2]), r"a label 100'; allowed: labels from 0 to 99"),
+        (
+            "cifar100/test.bin",
+            cifar(COLOUR, [0, 1, 2], [0, 100, 2]),
+            r"test\.bin: a label 100'; allowed: labels from 0 to 99",
+        ),
         ("a9a/a9a", b"-1 124:1\n", r"allowed: lines .* from 1 to 123"),
         ("a9a/a9a", b"-1 3=1\n", r"allowed: lines "),
         ("a9a/a9a", b"-1 0:1\n", r"allowed: lines "),
         ("a9a/a9a", b"2 3:1\n", r"a label 2'; allowed: labels -1 and \+1"),
         ("a9a/a9a", b"-1 3:nan\n", r"finite numbers only"),
+        ("a9a/a9a", b"-1 3:1\n+1 5:1e39\n", r"a9a: feature 5 of example 2'; allowed: finite numbers only"),
         ("a9a/a9a", b"", r"at least one line"),
     ],
 )
@@ -183,7 +195,7 @@ def test_broken_files_are_refused(folder, file, content, message):
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [(DIGITS[:3], r"4 images, 3 labels.*as many labels"), (DIGITS + 1, r"a label 10.*from 0 to 9")],
+    [(DIGITS[:3], r"4 images, 3 labels.*as many labels"), (DIGITS + 1, r"train-labels.*: a label 10'.*from 0 to 9")],
     ids=["fewer", "ten"],
 )
 def test_labels_that_do_not_fit_are_refused(folder, labels, message):

@@ -1,4 +1,4 @@
-"""Tasks by hand, and the comparison of personal models in small: every method on the networks where it can run."""
+"""Tasks by hand, and the comparison of personal models in small."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from hyperpush import networks
 from hyperpush.bench.training import operations_of
 from hyperpush.config import load_config
 from hyperpush.data.files import folder
-from hyperpush.errors import InvalidInput
+from hyperpush.errors import Diverged, InvalidInput
 from hyperpush.experiments.personalize import setting_of
 from hyperpush.experiments.quickstart import sentence
 from hyperpush.experiments.registry import experiments
@@ -20,6 +20,7 @@ from hyperpush.personalize import methods
 from hyperpush.personalize.published import published
 from hyperpush.personalize.tasks import task, turned
 from hyperpush.run import execute
+from hyperpush.sweep import plan
 
 SMALL = ("clients=6", "examples=400", "steps=8", "again=4", "outer_steps=2", "rounds=2", "batch=16", "order=2")
 
@@ -60,7 +61,8 @@ def test_your_own_table_is_split_by_owner_and_each_rule_is_learnt(tmp_path):
     assert made["data"]["train"] == [36, 36, 36]
     assert made["setting"]["clients"] == 3
     assert made["rows"][0]["accuracy"] > 0.85
-    for wrong, field in (("path=", "path"), ("clients=4", "clients"), ("size=paper", "data"), ("examples=9", "data")):
+    wrongs = (("path=", "path"), ("clients=4", "clients"), ("size=paper", "data"), ("examples=9", "data"))
+    for wrong, field in (*wrongs, ("client=owner", "client"), ("label=class", "label")):
         with pytest.raises(InvalidInput, match=f"^{field}: got"):
             execute(*asked(*given, wrong), tmp_path / "wrong")
         assert not (tmp_path / "wrong").exists()
@@ -92,6 +94,12 @@ def test_every_method_has_a_row(result):
     assert result["start"].startswith("warm")
 
 
+def test_pushes_are_not_compared_where_there_are_none(tmp_path):
+    for override in ("estimator=vr-hgp", "estimator=directed-rb"):
+        with pytest.raises(InvalidInput, match=r"pushes: got \[10, 1\]; allowed: one number"):
+            execute(*asked("pushes=[10, 1]", override), tmp_path / "run")
+
+
 def test_where_a_method_cannot_run_it_says_why():
     directed, static = (networks.by_name(name, 6) for name in ("random-directed", "static-undirected"))
     for name in methods.FEDERATED:
@@ -107,16 +115,66 @@ def test_where_a_method_cannot_run_it_says_why():
     ]
 
 
+def dry(tmp_path, *overrides):
+    return execute(*asked("dry_run=true", "batch=1", *overrides), tmp_path / "run")
+
+
 def test_a_dry_run_counts_without_data(tmp_path, monkeypatch):
     monkeypatch.delenv("HYPERPUSH_DATA", raising=False)
-    overrides = ("data=emnist", "size=paper", "dry_run=true", 'methods=["sgp","da","fedem"]', "batch=1")
-    result, _ = execute(*asked(*overrides), tmp_path / "run")
-    single, da, _ = result["cost"]
-    assert single["parameters"] == da["parameters"] == 2_278_334
+    given = ("data=emnist", "size=paper", "paper=hyper-gradient", 'methods=["sgp","mtl","fedem"]', "pushes=[10, 1]")
+    result, _ = dry(tmp_path, *given)
+    single, *both = result["cost"]
+    assert single["parameters"] == 2_278_334
     assert single["gradients_per_client"] == 600
-    assert da["gradients_per_client"] == 21 * 600 + 20 * 3 * 200  # from the start before every outer step, M = 200
+    assert [row["method"] for row in both] == ["mtl", "mtl, S = 1"]
+    for row in both:
+        assert row["parameters"] == 3 * 2_278_334
+        assert row["gradients_per_client"] == 6 * 600 + 5 * 3 * 10  # anew before every outer step; M = 10
     assert set(result["not_applicable"]) == {"fedem"}
     assert result["rows"] == []
+    assert result["files"].startswith("81,425 examples are asked for; EMNIST ByClass: no files there (emnist/")
+
+
+def test_a_dry_run_counts_local_epochs(tmp_path):
+    given = ("data=cifar10", "network=fully-connected", "rounds=7", "steps=70", "again=10", "outer_steps=3", "batch=64")
+    result, _ = dry(tmp_path, *given, 'methods=["local","sgp","fedem"]')
+    local, together, several = result["cost"]
+    assert local["gradients_per_client"] == 70 + 4 * 10
+    assert together["gradients_per_client"] == 11 * 4  # 7 rounds, and 4 times one; 225 examples are 4 batches
+    assert several["gradients_per_client"] == 11 * 4
+    assert several["parameters"] == 3 * local["parameters"]
+
+
+def test_what_was_dealt_out_and_learnt_is_shown(tmp_path):
+    result, run = execute(*asked(*SMALL, 'methods=["sgp","pl-direct","head"]'), tmp_path / "run")
+    assert [row["method"] for row in result["rows"]] == ["sgp", "pl-direct"]
+    assert "no layer before" in result["not_applicable"]["head"]  # logistic regression is all head
+    assert sorted(result["data"]["cluster"]) == [0, 0, 1, 1, 2, 2]
+    plain, learnt = result["details"]
+    assert plain["weights"] == {}
+    assert np.sum(learnt["weights"]["labels"], axis=1) == pytest.approx([10] * 6, rel=1e-5)
+    assert (run.path / "figures" / "weights-pl-direct-labels.png").stat().st_size > 5_000
+
+
+def test_a_method_that_diverges_leaves_the_others(tmp_path):
+    given = (*SMALL, "rate=1e30", "ensemble_rate=0.1", "outer_steps=1")
+    result, _ = execute(*asked(*given, 'methods=["local","local-mtl"]'), tmp_path / "run")
+    assert [row["method"] for row in result["rows"]] == ["local-mtl"]
+    assert result["not_applicable"]["local"].startswith("diverged with seed 0: ")
+    with pytest.raises(Diverged):
+        execute(*asked(*given, 'methods=["local"]'), tmp_path / "alone")
+
+
+def test_a_sweep_refuses_an_unknown_method_before_it_runs():
+    for given, field in (
+        ('methods=["sgp","fedsgd"]', "methods"),
+        ("network=wheel", "network"),
+        ('sweep.compare.methods=["sgp","fedsgd"]', "sweep.compare.methods"),
+        ('sweep.compare.network=["wheel"]', "sweep.compare.network"),
+    ):
+        with pytest.raises(InvalidInput) as error:
+            plan.load("personalize", (given,), experiments())
+        assert error.value.field == field
 
 
 def test_numbers_of_the_configuration_take_the_place_of_the_sizes():
@@ -162,6 +220,12 @@ def test_operations_are_counted_as_by_hand():
         ("clients=-1", "clients"),
         ("examples=3", "clients"),
         ("pushes=[0]", "pushes"),
+        ("pushes=[2, 2]", "pushes"),
+        ('methods=["sgp", "sgp"]', "methods"),
+        ("path=mine.csv", "path"),
+        ("label=class", "label"),
+        ("paper=cooperative", "paper"),
+        ("size=large", "size"),
     ],
 )
 def test_bad_options_are_named(override, field, tmp_path):

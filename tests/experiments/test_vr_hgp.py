@@ -206,7 +206,7 @@ def test_clients_own_different_images_of_two_digits(tmp_path, monkeypatch):
     """200 plain images in MNIST's files, the k-th of grey k and digit k mod 10: all 40 of two digits are used once."""
     monkeypatch.setenv("HYPERPUSH_DATA", str(tmp_path))
     (tmp_path / "mnist").mkdir()
-    greys, (height, width) = np.arange(200, dtype=np.uint8), (2, 3)
+    greys, (height, width) = np.arange(200, dtype=np.uint8), (28, 28)
     images, labels = np.repeat(greys, height * width).tobytes(), (greys % 10).tobytes()
     for name, head, body in (
         ("train-images-idx3-ubyte.gz", (0x803, 200, height, width), images),

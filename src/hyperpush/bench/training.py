@@ -1,6 +1,7 @@
 """How fast a large model is trained: an SGP round and a round of HGP against a large matrix product."""
 
 from itertools import pairwise
+from math import log
 from time import perf_counter
 from typing import Annotated, Any, Literal
 
@@ -24,7 +25,7 @@ class Training(Config):
         default="emnist", description="A convolutional network of 2,278,334 parameters, or one of 13,750."
     )
     pushes: tuple[Count, ...] = Field(default=(1, 10), min_length=1, description="Push-sum steps per order of HGP.")
-    rounds: Count = Field(default=3, description="Rounds of one measurement; what a run does once is spread over them.")
+    rounds: Count = Field(default=8, description="Rounds of one measurement; what a run does once is spread over them.")
     repeats: Count = Field(default=2, description="Measurements, of which the (higher) median is taken.")
     product: Count = Field(default=3000, description="Rows and columns of the matrices of the product.")
     at_a_time: int = Field(default=1, ge=0, description="Clients computed at a time; 0 for all.")
@@ -41,7 +42,7 @@ def run_training(config: Training, run: Any) -> dict[str, Any]:
     with run.progress("training", len(config.clients)) as bar:
         for clients in config.clients:
             cases = prepare(config, clients)
-            peak = peak_megabytes(lambda cases=cases: [task() for _, _, task in cases])  # compiles, too
+            peaks = [peak_megabytes(task) for _, _, task in cases]  # compiles, too
             times: list[list[float]] = [[] for _ in cases]
             reference = []
             for _ in range(config.repeats):
@@ -51,7 +52,7 @@ def run_training(config: Training, run: Any) -> dict[str, Any]:
                     task()
                     own.append((perf_counter() - began) / config.rounds)
             reference += [product_speed(config.product) for _ in range(3)]
-            for (label, operations, _), own in zip(cases, times, strict=True):
+            for (label, operations, _), own, peak in zip(cases, times, peaks, strict=True):
                 seconds, speed = sorted(own)[len(own) // 2], sorted(reference)[len(reference) // 2]
                 rows.append(
                     {
@@ -61,7 +62,7 @@ def run_training(config: Training, run: Any) -> dict[str, Any]:
                         "gflops": operations / seconds / 1e9,
                         "product_gflops": speed,
                         "share": operations / seconds / 1e9 / speed,
-                        "seconds_per_client": seconds / clients,
+                        "exponent": _exponent(rows, label, clients, seconds),
                         "peak_megabytes": peak,
                     }
                 )
@@ -74,6 +75,14 @@ def run_training(config: Training, run: Any) -> dict[str, Any]:
         [list(r.values()) for r in rows],
     )
     return {"training": rows, "machine": where}
+
+
+def _exponent(rows: list[dict[str, Any]], label: str, clients: int, seconds: float) -> float | None:
+    """Of the growth of time since the number of clients before: 1 is in proportion."""
+    before = [row for row in rows if row["round"] == label and row["clients"] != clients]
+    if not before:
+        return None
+    return log(seconds / before[-1]["seconds"]) / log(clients / before[-1]["clients"])
 
 
 def operations_of(model: Any) -> int:

@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import math
 import os
 import zlib
 from pathlib import Path
@@ -59,14 +60,14 @@ def idx(path: Path, dimensions: int) -> UInt8[np.ndarray, "..."]:
     allowed = f"an IDX file of bytes in {dimensions} dimensions, complete"
     if len(raw) < head:
         raise broken(path, allowed, f"{len(raw)} bytes")
-    words = np.frombuffer(raw[:head], ">u4")
-    if words[0] != _MAGIC[dimensions]:
-        raise broken(path, f"{allowed}: magic number {_MAGIC[dimensions]:#x}", f"magic number {words[0]:#x}")
-    size = head + int(np.prod(words[1:], dtype=np.int64))
+    magic, *shape = np.frombuffer(raw[:head], ">u4").tolist()  # Python's numbers: their product does not overflow
+    if magic != _MAGIC[dimensions]:
+        raise broken(path, f"{allowed}: magic number {_MAGIC[dimensions]:#x}", f"magic number {magic:#x}")
+    size = head + math.prod(shape)
     if len(raw) != size or size == head:
-        shape = "×".join(map(str, words[1:]))
-        raise broken(path, f"{allowed}: {size} bytes, {shape} of them entries, at least 1", f"{len(raw)} bytes")
-    return np.frombuffer(raw, np.uint8, offset=head).reshape(words[1:].astype(np.int64))
+        sizes = "×".join(map(str, shape))
+        raise broken(path, f"{allowed}: {size} bytes, {sizes} of them entries, at least 1", f"{len(raw)} bytes")
+    return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)
 
 
 def records(path: Path, labels: int) -> tuple[Int64[np.ndarray, "m labels"], UInt8[np.ndarray, "m 32 32 3"]]:
@@ -93,8 +94,12 @@ def libsvm(path: Path, features: int) -> tuple[Float32[np.ndarray, "m features"]
         allowed = f"lines `label number:value …` with features from 1 to {features} ({error})"
         raise broken(path, allowed) from None
     inputs, signs = np.asarray(found[0].todense(), np.float32), np.asarray(found[1])
-    if not len(signs) or not np.all(np.isfinite(inputs)):
-        raise broken(path, "at least one line, and finite numbers only")
+    if not len(signs):
+        raise broken(path, "at least one line", "no lines")
+    if not np.all(np.isfinite(inputs)):
+        example, feature = np.argwhere(~np.isfinite(inputs))[0] + 1
+        allowed = "finite numbers only, at most 3.4e38 in size (float32)"
+        raise broken(path, allowed, f"feature {feature} of example {example}")
     if not np.all(np.abs(signs) == 1):
         raise broken(path, "labels -1 and +1", f"a label {signs[np.abs(signs) != 1][0]:g}")
     return inputs, (signs > 0).astype(np.int64)

@@ -57,7 +57,7 @@ def roles(least: int = 64) -> list[Role]:
 
 def _of_play(path: Path) -> list[Role]:
     try:
-        text = files.unpacked(path).decode("utf-8")
+        text = files.unpacked(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise files.broken(path, f"text in UTF-8 ({error.reason})") from None
     said: dict[str, list[str]] = {}

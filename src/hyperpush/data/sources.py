@@ -11,6 +11,7 @@ from hyperpush.data import files
 from hyperpush.errors import InvalidInput, unknown
 
 PARTS = ("train", "test", "all")
+_SIZE = (28, 28)  # of the images of MNIST and EMNIST
 
 
 class Dataset(NamedTuple):
@@ -64,12 +65,9 @@ def load(name: str, part: str = "all") -> Dataset:
     if not groups:
         names = " or ".join(group[0] for group in asked)
         raise files.broken(base / name, f"a folder with {source.title}: {names}, plain, .gz or .xz", "nothing of it")
-    read = [source.read([_file(base / name / each) for each in group]) for group in groups]
+    read = [_checked_labels(source, [_file(base / name / each) for each in group]) for group in groups]
     inputs, labels = (_joined([each[place] for each in read]) for place in (0, 1))
     coarse = None if read[0].coarse is None else _joined([each.coarse for each in read])
-    if labels.size and not 0 <= labels.min() <= labels.max() < source.classes:
-        wrong = labels[(labels < 0) | (labels >= source.classes)][0]
-        raise files.broken(base / name, f"labels from 0 to {source.classes - 1}", f"a label {wrong}")
     return Dataset(name, inputs, labels, source.classes, _note(source, groups, len(labels)), coarse)
 
 
@@ -108,6 +106,14 @@ def _file(path: Path) -> Path:
     return found
 
 
+def _checked_labels(source: _Source, paths: Sequence[Path]) -> _Read:
+    """What is in files that are read together; the last of them has the labels."""
+    read = source.read(paths)
+    if read.labels.max() >= source.classes:
+        raise files.broken(paths[-1], f"labels from 0 to {source.classes - 1}", f"a label {read.labels.max()}")
+    return read
+
+
 def _joined(arrays: list) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
@@ -137,6 +143,9 @@ def _grey(bytes_: np.ndarray) -> Float32[np.ndarray, "..."]:
 
 def _images(paths: Sequence[Path]) -> _Read:
     images, labels = files.idx(paths[0], 3), files.idx(paths[1], 1)
+    if images.shape[1:] != _SIZE:
+        given, allowed = ("images of {}×{}".format(*shape) for shape in (images.shape[1:], _SIZE))
+        raise files.broken(paths[0], allowed, given)
     if len(images) != len(labels):
         raise files.broken(paths[1], "as many labels as images", f"{len(images)} images, {len(labels)} labels")
     return _Read(_grey(images), labels.astype(np.int64))

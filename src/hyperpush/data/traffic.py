@@ -50,9 +50,11 @@ def traffic(source: str = "auto", *, sensors: int = 40, days: int = 7, seed: int
 
 
 def _table(path, header: int) -> Float[np.ndarray, "rows columns"]:
-    text = files.unpacked(path).decode("utf-8", "replace")
+    rows = files.unpacked(path).decode("utf-8", "replace").splitlines()[header:]
+    if not any(row.strip() for row in rows):  # of which numpy would warn
+        raise files.broken(path, "at least one row of numbers", "none")
     try:
-        found = np.loadtxt(text.splitlines(), delimiter=",", skiprows=header, ndmin=2)
+        found = np.loadtxt(rows, delimiter=",", ndmin=2)
     except ValueError as error:
         raise files.broken(path, f"numbers with commas between them ({error})") from None
     if not found.size or not np.isfinite(found).all():

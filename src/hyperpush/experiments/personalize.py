@@ -5,11 +5,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hyperpush.config import Config
-from hyperpush.errors import InvalidInput
+from hyperpush.errors import Diverged, InvalidInput
 from hyperpush.experiments.registry import Experiment, Tuning
 
 Count = Annotated[int, Field(ge=1)]
 Name = Literal["digits", "emnist", "cifar10", "cifar100", "shakespeare", "own"]
+Paper = Literal["personalized", "cooperative", "hyper-gradient"]
 
 
 class Personalize(Config):
@@ -19,6 +20,8 @@ class Personalize(Config):
         default="digits", description="Data set; all but digits are read from HYPERPUSH_DATA, your own from `path`."
     )
     path: str = Field(default="", description="Your own data: a folder with a .npz for each client, or a .csv table.")
+    client: str = Field(default="client", description="Column of your table that says whose a row is.")
+    label: str = Field(default="label", description="Column of your table with the labels.")
     network: str = Field(
         default="random-directed",
         description="fully-connected, static-undirected, random-undirected, random-directed, or another network.",
@@ -28,6 +31,9 @@ class Personalize(Config):
     )
     size: Literal["small", "paper"] = Field(
         default="small", description="Small models, fewer clients and a warm start between outer steps; or the papers'."
+    )
+    paper: Paper = Field(
+        default="personalized", description="Whose settings size=paper takes (docs/personalize.md has their titles)."
     )
     seeds: Count = Field(default=1, description="Runs, each with a partition, network and model of its own.")
     seed: int = Field(default=0, ge=0, description="The first of the seeds.")
@@ -41,8 +47,12 @@ class Personalize(Config):
     rate: float = Field(default=0, ge=0, description="Inner learning rate of a single model.")
     ensemble_rate: float = Field(default=0, ge=0, description="Inner learning rate of several models.")
     outer_rate: float = Field(default=0, ge=0, description="Adam's rate for the hypers; 0: each recipe's own.")
-    estimator: Literal["hgp", "tracked", "vr-hgp"] = Field(default="hgp", description="Of the cooperative recipes.")
-    order: int = Field(default=0, ge=0, description="The estimator's order: HGP's M, TrackedHGP's steps.")
+    prox: float = Field(default=0, ge=0, description="FedProx's penalty on leaving the common model.")
+    pull: float = Field(default=0, ge=0, description="pFedMe's.")
+    estimator: Literal["", "hgp", "directed-rb", "vr-hgp", "tracked"] = Field(
+        default="", description="Of the cooperative recipes; empty: HGP, or the paper's."
+    )
+    order: int = Field(default=0, ge=0, description="The estimator's order: M of the series, TrackedHGP's steps.")
     pushes: tuple[Count, ...] = Field(
         default=(10,), min_length=1, description="Pushes per order, S; recipes run once for each number."
     )
@@ -50,29 +60,41 @@ class Personalize(Config):
     dry_run: bool = Field(default=False, description="Only say what it would cost.")
 
 
+def check(config: Personalize) -> None:
+    """What can be refused before data are read."""
+    from hyperpush import networks
+    from hyperpush.personalize import methods
+
+    for name in config.methods:
+        methods.check(name)
+    for field in ("methods", "pushes"):
+        values = getattr(config, field)
+        if len(set(values)) < len(values):
+            raise InvalidInput(field, list(values), "values that differ")
+    if config.data != "own":
+        for field, default in (("path", ""), ("client", "client"), ("label", "label")):
+            if getattr(config, field) != default:
+                raise InvalidInput(field, getattr(config, field), "nothing, unless data=own")
+    elif config.size == "paper" or config.examples or config.dry_run:
+        raise InvalidInput("data", "own", "a data set of the papers for size=paper, examples or dry_run")
+    if config.size == "small" and config.paper != Personalize.model_fields["paper"].default:
+        raise InvalidInput("paper", config.paper, "nothing, unless size=paper")
+    setting = setting_of(config, owners=2)
+    networks.by_name(config.network, setting.clients, config.seed)
+    if len(config.pushes) > 1 and setting.estimator in ("directed-rb", "vr-hgp"):
+        raise InvalidInput("pushes", list(config.pushes), f"one number: {setting.estimator} pushes once per order")
+
+
 def setting_of(config: Personalize, owners: int = 0) -> Any:
     """The size's numbers with the configuration's in their place; `owners` are the clients of your own data."""
-    from hyperpush.personalize.methods import Setting
+    from hyperpush import networks
+    from hyperpush.personalize import methods, settings
 
-    small = {
-        "digits": Setting(20, None, False, 150, 20, 150, 8, 32, 0.3, 1.0, 10, 0.1),
-        "emnist": Setting(20, 14_000, False, 600, 60, 60, 5, 32, 0.1, 0.5, 10, 0.1),
-        "cifar10": Setting(20, 15_000, False, 600, 60, 60, 5, 64, 0.1, 0.3, 10, 0.1),
-        "cifar100": Setting(20, 10_000, False, 600, 60, 60, 5, 64, 0.1, 0.3, 10, 0.1),
-        "shakespeare": Setting(20, 10_000, False, 300, 60, 30, 5, 64, 1.0, 3.0, 10, 0.1),
-        "own": Setting(owners, None, False, 600, 60, 60, 8, 32, 0.1, 0.5, 10, 0.1),
-    }
-    # As in the two papers whose tables are shown beside ours; `again` None: from the start before every outer step.
-    paper = {
-        "digits": Setting(20, None, True, 600, 200, None, 20, 128, 0.1, 0.5, 200, 0.1),
-        "emnist": Setting(100, 81_425, True, 600, 200, None, 20, 128, 0.05, 0.25, 200, 0.1),
-        "cifar10": Setting(20, None, True, 1200, 200, None, 10, 128, 0.1, 0.1, 20, 0.1),
-        "cifar100": Setting(20, None, True, 1200, 200, None, 10, 128, 0.2, 0.2, 20, 0.1),
-        "shakespeare": Setting(20, None, True, 1200, 200, None, 10, 128, 10.0, 10.0, 20, 0.1),
-    }
-    if config.data == "own" and (config.size == "paper" or config.examples or config.dry_run):
-        raise InvalidInput("data", "own", "a data set of the papers for size=paper, examples or dry_run")
-    made = (small if config.size == "small" else paper)[config.data]
+    if config.size == "small":
+        made = settings.small(config.data, owners)
+    else:
+        by = methods.kind(networks.by_name(config.network, config.clients or 20, config.seed))
+        made = settings.of_paper(config.paper, config.data, by)
     names = (
         "clients",
         "examples",
@@ -85,19 +107,24 @@ def setting_of(config: Personalize, owners: int = 0) -> Any:
         "ensemble_rate",
         "outer_rate",
         "order",
+        "prox",
+        "pull",
+        "estimator",
     )
     return made._replace(**{name: getattr(config, name) for name in names if getattr(config, name)})
 
 
-def estimator_of(config: Personalize, setting: Any, pushes: int) -> Any:
+def estimator_of(setting: Any, pushes: int) -> Any:
     """The estimator of the cooperative recipes."""
     import hyperpush as hp
 
-    if config.estimator == "tracked":
-        return hp.TrackedHGP(setting.order, setting.step, pushes, tolerance=None, acceleration=1)
-    if config.estimator == "vr-hgp":
-        return hp.VRHGP(setting.order, setting.step, order="gradient-after", batch=setting.batch)
-    return hp.HGP(setting.order, pushes, setting.step, setting.batch, keep_mass=True)
+    order, step, batch = setting.order, setting.step, setting.batch
+    return {
+        "hgp": lambda: hp.HGP(order, pushes, step, batch, keep_mass=True),
+        "directed-rb": lambda: hp.DirectedRB(order, step, "gradient-after", batch),
+        "vr-hgp": lambda: hp.VRHGP(order, step, order="gradient-after", batch=batch),
+        "tracked": lambda: hp.TrackedHGP(order, step, pushes, tolerance=None, acceleration=1),
+    }[setting.estimator]()
 
 
 def run_personalize(config: Personalize, run: Any) -> dict[str, Any]:
@@ -105,41 +132,56 @@ def run_personalize(config: Personalize, run: Any) -> dict[str, Any]:
     from hyperpush import networks
     from hyperpush.data import summary
     from hyperpush.personalize import methods
-    from hyperpush.personalize.tasks import owned_task, read, task
+    from hyperpush.personalize.tasks import model_of, owned_task, read, task
 
-    own = read(config.path) if config.data == "own" else None
+    check(config)
+    own = read(config.path, config.client, config.label) if config.data == "own" else None
     setting = setting_of(config, 0 if own is None else len(own.owner_names))
-    for name in config.methods:
-        methods.check(name)
     network = networks.by_name(config.network, setting.clients, config.seed)
-    skipped = {name: reason for name in config.methods if (reason := methods.why_not(name, network))}
-    if config.dry_run:
-        return {"dry_run": True, "rows": [], "not_applicable": skipped, "cost": cost(config, setting, run)}
+    model = model_of(config.data, setting.large) if own is None else None
+    skipped = {name: reason for name in config.methods if (reason := methods.why_not(name, network, model))}
     chosen = [
         (name, pushes)
         for name in config.methods
         if name not in skipped
         for pushes in (config.pushes if name in methods.RECIPES else config.pushes[:1])
     ]
+    if config.dry_run:
+        return _dry(config, setting, network, chosen, skipped, run)
     rows: list[dict[str, Any]] = []
     details: list[dict[str, Any]] = []
     described: dict[str, Any] = {}
     with run.progress("methods", len(chosen) * config.seeds) as bar:
         for seed in range(config.seed, config.seed + config.seeds):
             if own is None:
-                made = task(config.data, setting.clients, seed, examples=setting.examples, large=setting.large)
+                sizes: Any = {"examples": setting.examples, "large": setting.large, "clusters": setting.clusters}
+                made = task(config.data, setting.clients, seed, **sizes)
             else:
                 made = owned_task(own, setting.clients, seed)
             if not described:
                 described = summary.show(run, made.data, made.split, made.shift)
-            for row, detail in _fit_all(config, setting, made, seed, chosen):
-                rows.append(row)
-                if seed == config.seed:
-                    details.append({"method": row["method"], **detail})
-                run.record(**row, **detail)
+                if made.cluster is not None:
+                    described["cluster"] = made.cluster.tolist()
+                first = made
+            fitting = _fitting(config, setting, made, seed)
+            for name, pushes in chosen:
+                title = _title(config, name, pushes)
+                try:
+                    row, detail = _fit(config, fitting, name, pushes, seed)
+                except Diverged as error:
+                    if len(chosen) == 1:  # nothing to compare
+                        raise
+                    skipped[title] = f"diverged with seed {seed}: {error}"
+                else:
+                    rows.append(row)
+                    if seed == config.seed:
+                        details.append({"method": title, **detail})
+                    run.record(**row, **detail)
                 bar.advance()
+    rows, details = ([each for each in found if each["method"] not in skipped] for found in (rows, details))
     _show(config, run, rows, skipped)
     _draw(run, details)
+    _learnt(run, first, details)
     start = "warm: each outer step goes on from where training stands" if setting.again else "anew before each step"
     return {
         "rows": rows,
@@ -147,52 +189,61 @@ def run_personalize(config: Personalize, run: Any) -> dict[str, Any]:
         "details": details,
         "data": described,
         "start": start,
-        "setting": setting._asdict(),
+        "setting": setting._asdict() | {"outer": {name: outer._asdict() for name, outer in setting.outer.items()}},
     }
 
 
-def _fit_all(config: Personalize, setting: Any, made: Any, seed: int, chosen: Any) -> Any:
-    """(row, detail) of every method for one seed."""
-    from time import perf_counter
-
+def _fitting(config: Personalize, setting: Any, made: Any, seed: int) -> Any:
+    """What fits methods to the task of one seed."""
     import jax
 
-    from hyperpush import networks, processes
-    from hyperpush.personalize.methods import Fitting, personal
-    from hyperpush.personalize.scores import scores
+    from hyperpush import networks
+    from hyperpush.personalize.methods import Fitting
 
     network = networks.by_name(config.network, setting.clients, seed)
     at_a_time = config.at_a_time or (None if config.data in ("digits", "own") else 1)
-    fitting = Fitting(made, network, setting, jax.random.key(seed), at_a_time)
-    for name, pushes in chosen:
-        began = perf_counter()
-        fitted = fitting.fit(name, estimator_of(config, setting, pushes))
-        held_out, result = (
-            scores(fitted.recipe, made.model, fitted.params, fitted.hypers, data, at_a_time or 1)
-            for data in (made.validation, made.test)
-        )
-        row = {
-            "method": name if len(config.pushes) == 1 or pushes == config.pushes[0] else f"{name}, S = {pushes}",
-            "network": config.network,
-            "seed": seed,
-            "accuracy": result.average,
-            "accuracy_p10": result.p10,
-            "validation_accuracy": held_out.average,
-            "best_step": fitted.best_step,
-            "rounds": fitted.rounds,
-            "floats_per_client": fitted.floats,
-            "seconds": perf_counter() - began,
-        }
-        weights = personal(fitted.recipe, processes.gathered(fitted.hypers))
-        detail = {
-            "clients": result.each.tolist(),
-            "validation_by_outer_step": fitted.curve,
-            "weights": {key: value.tolist() for key, value in weights.items()},
-        }
-        if made.cluster is not None and "models" in weights:
-            groups = range(int(made.cluster.max()) + 1)
-            detail["models_by_cluster"] = [weights["models"][made.cluster == c].mean(0).tolist() for c in groups]
-        yield row, detail
+    return Fitting(made, network, setting, jax.random.key(seed), at_a_time)
+
+
+def _fit(config: Personalize, fitting: Any, name: str, pushes: int, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The row of a method, and what else is known of it."""
+    from time import perf_counter
+
+    import numpy as np
+
+    from hyperpush import processes
+    from hyperpush.personalize.methods import PLAIN
+    from hyperpush.personalize.scores import scores
+
+    made, began = fitting.task, perf_counter()
+    fitted = fitting.fit(name, estimator_of(fitting.setting, pushes))
+    held_out, result = (
+        scores(fitted.recipe, made.model, fitted.params, fitted.hypers, data, fitting.batch or 1)
+        for data in (made.validation, made.test)
+    )
+    row = {
+        "method": _title(config, name, pushes),
+        "network": config.network,
+        "seed": seed,
+        "accuracy": result.average,
+        "accuracy_p10": result.p10,
+        "validation_accuracy": held_out.average,
+        "best_step": fitted.best_step,
+        "rounds": fitted.rounds,
+        "floats_per_client": fitted.floats,
+        "seconds": perf_counter() - began,
+    }
+    learnt = {} if name in PLAIN else fitted.recipe.shown(processes.gathered(fitted.hypers))
+    weights = {key: np.asarray(value) for key, value in learnt.items()}
+    detail = {
+        "clients": result.each.tolist(),
+        "validation_by_outer_step": fitted.curve,
+        "weights": {key: value.tolist() for key, value in weights.items()},
+    }
+    if made.cluster is not None and "models" in weights:
+        groups = range(int(made.cluster.max()) + 1)
+        detail["models_by_cluster"] = [weights["models"][made.cluster == c].mean(0).tolist() for c in groups]
+    return row, detail
 
 
 def _show(config: Personalize, run: Any, rows: list[dict[str, Any]], skipped: dict[str, str]) -> None:
@@ -219,7 +270,7 @@ def _show(config: Personalize, run: Any, rows: list[dict[str, Any]], skipped: di
 
 
 def _draw(run: Any, details: list[dict[str, Any]]) -> None:
-    """Accuracies of clients, validation by outer step, and weights of models."""
+    """Accuracies of clients and validation by outer step."""
     from hyperpush.report.figures import panels
 
     figure, (left, right) = panels(2)
@@ -234,60 +285,79 @@ def _draw(run: Any, details: list[dict[str, Any]]) -> None:
     if details:
         left.legend(fontsize=6)
     run.figure("accuracy", figure)
+
+
+def _learnt(run: Any, task: Any, details: list[dict[str, Any]]) -> None:
+    """The weights that were learnt: of models by true cluster, of labels beside how often clients have them."""
+    import numpy as np
+
+    from hyperpush.data.partition import counts
+    from hyperpush.report.figures import panels
+
+    shares = counts(task.data.labels, task.data.classes, task.split.train)
+    shares = shares / shares.sum(1, keepdims=True)
+    lines = []
     for detail in details:
+        weights, method = detail["weights"], detail["method"]
+        stem = f"weights-{method.replace(',', '').replace(' ', '')}"
+        if "models" in weights:
+            each = np.asarray(weights["models"])
+            lines.append((method, "models", *np.quantile(each, (0, 0.5, 1)).tolist(), None))
         if "models_by_cluster" in detail:
             figure, (axes,) = panels()
-            axes.imshow(detail["models_by_cluster"], vmin=0, vmax=1)
-            axes.grid(visible=False)
-            axes.set_xlabel("model")
-            axes.set_ylabel("true cluster of clients")
-            axes.set_title(f"{detail['method']}: mean weights")
-            run.figure(f"weights-{detail['method'].replace(',', '').replace(' ', '')}", figure)
+            _matrix(axes, detail["models_by_cluster"], "model", "true cluster of clients", vmin=0, vmax=1)
+            axes.set_title(f"{method}: mean weights")
+            run.figure(stem, figure)
+        if "labels" in weights:
+            each = np.asarray(weights["labels"])
+            moved = each.std() > 0 and shares.std() > 0
+            together = float(np.corrcoef(each.ravel(), shares.ravel())[0, 1]) if moved else None
+            lines.append((method, "labels", *np.quantile(each, (0, 0.5, 1)).tolist(), together))
+            figure, (left, right) = panels(2)
+            _matrix(left, shares, "label", "client")
+            left.set_title("share of the client's training examples")
+            figure.colorbar(_matrix(right, each, "label", "client"), ax=right)
+            right.set_title(f"{method}: weights")
+            run.figure(f"{stem}-labels", figure)
+    if lines:
+        columns = ("method", "weights of", "least", "median", "most", "correlation with shares")
+        run.table("what was learnt", columns, lines)
 
 
-def cost(config: Personalize, setting: Any, run: Any) -> list[dict[str, Any]]:
-    """What each method would take, from one measured gradient on inputs of zeros; products count as three gradients."""
-    from time import perf_counter
+def _matrix(axes: Any, values: Any, x: str, y: str, **options: Any) -> Any:
+    """A matrix as colours."""
+    drawn = axes.imshow(values, aspect="auto", interpolation="nearest", **options)
+    axes.grid(visible=False)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    return drawn
 
-    import jax
-    import jax.numpy as jnp
 
-    from hyperpush.personalize import methods
-    from hyperpush.personalize.recipe import stacked
-    from hyperpush.personalize.recipes import Shared
-    from hyperpush.personalize.tasks import model_of
+def _title(config: Personalize, name: str, pushes: int) -> str:
+    """A method's name in tables; the first number of pushes is not told."""
+    return name if pushes == config.pushes[0] else f"{name}, S = {pushes}"
 
-    model = model_of(config.data, setting.large)
-    shapes = {"digits": (8, 8), "emnist": (28, 28), "shakespeare": (200 if setting.large else 40,)}
-    shape = (setting.batch, *shapes.get(config.data, (32, 32, 3)))
-    kind = jnp.uint8 if config.data == "shakespeare" else jnp.float32
-    batch = (jnp.zeros(shape, kind), jnp.zeros(setting.batch, jnp.int32))
-    rows, seconds = [], {}
-    for name in config.methods:
-        direct = name.endswith("-direct")
-        recipe = methods.RECIPES.get(name.removesuffix("-direct"), methods.PLAIN.get(name, (Shared(), 0)))[0]
-        params, hypers = jax.tree.map(lambda leaf: leaf[0], stacked(recipe, model, 1, jax.random.key(0)))
-        if methods.ensemble(recipe) not in seconds:
-            gradient = jax.jit(recipe.problem(model, setting.l2).inner_gradient)
-            jax.block_until_ready(gradient(params, hypers, batch))
-            began = perf_counter()
-            jax.block_until_ready(gradient(params, hypers, batch))
-            seconds[methods.ensemble(recipe)] = perf_counter() - began
-        again = setting.again or setting.steps
-        solves = (setting.outer_steps + 1) * again + (setting.steps if again < setting.steps else 0)
-        solves = solves if name in methods.RECIPES or direct or setting.again else setting.steps
-        gradients = solves + (3 * setting.order * setting.outer_steps if name in methods.RECIPES else 0)
-        rows.append(
-            {
-                "method": name,
-                "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
-                "gradients_per_client": gradients,
-                "hours": gradients * setting.clients * seconds[methods.ensemble(recipe)] * config.seeds / 3600,
-            }
-        )
-    columns = [key.replace("_", " ") for key in rows[0]]
-    run.table(f"{config.data}, {config.size}: about", columns, [list(row.values()) for row in rows])
-    return rows
+
+def _dry(
+    config: Personalize, setting: Any, network: Any, chosen: list[Any], skipped: dict[str, str], run: Any
+) -> dict[str, Any]:
+    """What each method would take, what cannot run here, and which files are there."""
+    from hyperpush.personalize.cost import costs, here
+
+    titles = [(name, _title(config, name, pushes)) for name, pushes in chosen]
+    cost = costs(config.data, network, setting, titles) if titles else []
+    cost = [row | {"hours": row["hours"] * config.seeds} for row in cost]
+    lines = [list(row.values()) for row in cost]
+    lines += [[name, f"n/a: {reason}", None, None] for name, reason in skipped.items()]
+    run.table(
+        f"{config.data}, {config.network}, {config.size}: about",
+        ("method", "parameters", "gradients per client", "hours"),
+        lines,
+    )
+    asked = "all examples" if setting.examples is None else f"{setting.examples:,} examples"
+    files = f"{asked} are asked for; {here(config.data)}"
+    run.console.print(files)
+    return {"dry_run": True, "rows": [], "not_applicable": skipped, "cost": cost, "files": files}
 
 
 EXPERIMENT = Experiment(
@@ -296,4 +366,5 @@ EXPERIMENT = Experiment(
     Personalize,
     run_personalize,
     Tuning("validation_accuracy", ("accuracy", "accuracy_p10"), rates=("rate", "ensemble_rate")),
+    check,
 )

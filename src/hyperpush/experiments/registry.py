@@ -31,6 +31,7 @@ class Experiment:
     """What can be run: its options and the function that turns them into a result.
 
     `run(config, run)` returns the content of `result.json`: a dict of finite numbers, strings, lists and dicts.
+    `check(config)` refuses options that do not fit; `hyperpush sweep` calls it for every run before the first.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Experiment:
     config: type[BaseModel]
     run: Callable[[Any, Any], dict[str, Any]]
     tuning: Tuning | None = None
+    check: Callable[[Any], None] | None = None
 
 
 def experiments() -> dict[str, Experiment]:

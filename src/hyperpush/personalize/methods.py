@@ -1,10 +1,12 @@
 """Every method by its name: what it trains, and on which networks it can run."""
 
+from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
@@ -15,7 +17,7 @@ from hyperpush.data.batches import Data, capacity
 from hyperpush.engine import simulate
 from hyperpush.engine.layout import one_client
 from hyperpush.engine.outcome import Outcome
-from hyperpush.errors import unknown
+from hyperpush.errors import InvalidInput, unknown
 from hyperpush.estimators.alone import DirectGradient
 from hyperpush.estimators.estimate import Estimator
 from hyperpush.inner.alone import Alone
@@ -23,31 +25,14 @@ from hyperpush.inner.fedavg import FedAvg
 from hyperpush.inner.sgp import SGP
 from hyperpush.inner.step import Solver, Trained, milestones
 from hyperpush.networks import Network
+from hyperpush.personalize import recipes
 from hyperpush.personalize.baselines import ClusteredFL, FedAvgPlus, FedEM, FedProx, PFedMe
-from hyperpush.personalize.recipe import Recipe, stacked
-from hyperpush.personalize.recipes import DA, MTL, PL, Head, Interpolation, Shared
+from hyperpush.personalize.recipe import Model, Outer, Recipe, stacked
+from hyperpush.personalize.recipes import MTL, Head, Shared
 from hyperpush.personalize.scores import accuracy
+from hyperpush.personalize.settings import Kind, Setting
 from hyperpush.personalize.tasks import Task
 from hyperpush.program import program_of
-
-
-class Setting(NamedTuple):
-    """How long and how fast everything runs."""
-
-    clients: int
-    examples: int | None  # of the data set; None: all
-    large: bool  # the papers' model instead of a small one
-    steps: int  # of SGP, or alone
-    rounds: int  # of FedAvg and other methods with local epochs
-    again: int | None  # SGP steps after each outer step, from where it stands; None: `steps` from the start
-    outer_steps: int
-    batch: int
-    rate: float
-    ensemble_rate: float  # of several models: each gets a part of the gradient
-    order: int  # of HGP
-    step: float  # η
-    l2: float = 1e-3
-    outer_rate: float | None = None  # None: the recipe's own
 
 
 class Fitted(NamedTuple):
@@ -62,17 +47,13 @@ class Fitted(NamedTuple):
     floats: int  # sent by each client
 
 
-# Recipe and Adam's rate: MTL's from "Cooperative personalized bilevel optimization over random directed networks", PL's
-# from Terashita and Hara, those with DA from "Personalized decentralized bilevel optimization over stochastic and
-# directed networks"; the others are ours.
-RECIPES: dict[str, tuple[Recipe, float]] = {
-    "pl": (PL(), 0.1),
-    "mtl": (MTL(), 1.0),
-    "da": (DA(), 0.1),
-    "mtl-da": (DA(5e-4, MTL()), 0.1),
-    "head": (Head(), 0.003),
-    "interpolation": (Interpolation(), 0.1),
-}
+def _found() -> dict[str, tuple[Callable[[Outer], Recipe], Outer]]:
+    """`METHODS` of every module of `hyperpush.personalize.recipes`, after what they are called there."""
+    modules = [import_module(f"{recipes.__name__}.{each.name}") for each in iter_modules(recipes.__path__)]
+    return {name: made for module in modules for name, made in getattr(module, "METHODS", {}).items()}
+
+
+RECIPES = _found()
 PLAIN: dict[str, tuple[Recipe, bool]] = {  # recipe, whether everyone is alone
     "local": (Shared(), True),
     "sgp": (Shared(), False),
@@ -89,8 +70,28 @@ def check(name: str) -> None:
         raise unknown("methods", name, NAMES)
 
 
-def why_not(name: str, network: Network) -> str | None:
-    """Why a method cannot run on a network; None if it can."""
+def recipe_of(name: str, setting: Setting) -> tuple[Recipe, Outer | None, bool]:
+    """What a method trains, how its hypers move (None: they stay), and whether everyone is alone."""
+    if name in PLAIN:
+        recipe, alone = PLAIN[name]
+        return recipe, None, alone
+    if name in FEDERATED:
+        return MTL() if name == "fedem" else Shared(), None, False
+    make, own = RECIPES[name.removesuffix("-direct")]
+    outer = setting.outer.get(name.removesuffix("-direct"), own)
+    if setting.outer_rate:
+        outer = outer._replace(rate=setting.outer_rate)
+        outer = outer if outer.label_rate is None else outer._replace(label_rate=setting.outer_rate)
+    return make(outer), outer, False
+
+
+def why_not(name: str, network: Network, model: Model | None = None) -> str | None:
+    """Why a method cannot run on a network, or with a model; None if it can."""
+    if name.removesuffix("-direct") == "head" and model is not None:
+        try:
+            Head().name(model)
+        except InvalidInput:
+            return "the model has no layer before the one that gives its logits"
     if name not in FEDERATED or network.name == "fully-connected":
         return None
     if name != "fedem":
@@ -100,7 +101,7 @@ def why_not(name: str, network: Network) -> str | None:
     return None
 
 
-def kind(network: Network) -> Literal["server", "gossip", "push"]:
+def kind(network: Network) -> Kind:
     """How params are averaged: by epochs where all hear all or links stay and run both ways, else by SGP."""
     if network.name == "fully-connected":
         return "server"
@@ -124,10 +125,10 @@ class Fitting:
         """What trains the params: all of it, or what follows an outer step."""
         made = self.setting
         steps = made.again if again and made.again is not None else made.steps
-        rate = made.ensemble_rate if ensemble(recipe) else made.rate
+        rate = made.ensemble_rate if recipe.several else made.rate
         by = kind(self.network)
         if alone:
-            return Alone(steps, falling(made.rate, steps, (5 / 6, 11 / 12)), made.batch)
+            return Alone(steps, falling(rate, steps, (5 / 6, 11 / 12)), made.batch)
         if by == "push":
             return SGP(steps, falling(rate, steps, (5 / 6, 11 / 12)), "gradient-after", made.batch)
         rounds = max(1, round(made.rounds * steps / max(made.steps, 1)))
@@ -153,16 +154,11 @@ class Fitting:
     def start(self, recipe: Recipe, alone: bool) -> tuple[PyTree, PyTree, int, int]:
         """Params and hypers for a recipe's outer loop, and the rounds and floats that they took."""
         params, hypers = stacked(recipe, self.task.model, self.network.clients, self.key)
-        if isinstance(recipe, Interpolation):
-            hypers = recipe.with_own(hypers, self.started(Shared(), True).states.params)
+        hypers = recipe.with_own(hypers, lambda: self.started(Shared(), True).states.params)
         if self.setting.again is None or self.setting.again >= self.setting.steps:
             return params, hypers, 0, 0  # the outer loop begins with a solve that is as long
-        first = self.started(MTL() if ensemble(recipe) else Shared(), alone)
-        params = first.states.params
-        if isinstance(recipe, Head):
-            name = recipe.name(self.task.model)
-            params = dict(params)
-            hypers = params.pop(name)
+        first = self.started(MTL() if recipe.several else Shared(), alone)
+        params, hypers = recipe.continued(self.task.model, first.states.params, hypers)
         return params, hypers, first.rounds, first.floats
 
     def fit(self, name: str, estimator: Estimator) -> Fitted:
@@ -170,25 +166,22 @@ class Fitting:
         check(name)
         if name in FEDERATED:
             return self.federated(name)
-        if name in PLAIN:
-            # In as many steps as the recipes take, and chosen among them alike; only the hypers stay.
-            recipe, alone = PLAIN[name]
-            return self.improved(recipe, alone, DirectGradient(), None)
-        recipe, rate = RECIPES[name.removesuffix("-direct")]
-        gradient = DirectGradient() if name.endswith("-direct") else estimator
-        return self.improved(recipe, False, gradient, self.setting.outer_rate or rate)
+        recipe, outer, alone = recipe_of(name, self.setting)
+        # Plain ones take as many steps as the recipes, and are chosen among them alike; only the hypers stay.
+        direct = name in PLAIN or name.endswith("-direct")
+        return self.improved(recipe, alone, DirectGradient() if direct else estimator, outer)
 
-    def improved(self, recipe: Recipe, alone: bool, estimator: Estimator, rate: float | None) -> Fitted:
+    def improved(self, recipe: Recipe, alone: bool, estimator: Estimator, outer: Outer | None) -> Fitted:
         """The outer loop; what was best on the validation examples is kept."""
         task, setting = self.task, self.setting
         params, hypers, rounds, floats = self.start(recipe, alone)
-        outer_steps = setting.outer_steps if rate is not None or setting.again is not None else 0
+        outer_steps = setting.outer_steps if outer is not None or setting.again is not None else 0
         found = solve(
             recipe.problem(task.model, setting.l2),
             self.network,
             inner=self.solver(recipe, alone, again=True),
             hypergradient=estimator,
-            outer=_adam(rate),
+            outer=_adam(outer, setting.betas),
             outer_steps=outer_steps,
             params=params,
             hypers=hypers,
@@ -214,13 +207,14 @@ class Fitting:
         rounds = max(1, round(made.rounds * (1 + more)))  # as many as the recipes take in all
         rate, several = self.by_epochs(made.rate, rounds), self.by_epochs(made.ensemble_rate, rounds)
         epochs: Any = {"batch": made.batch}
-        recipe: Recipe = MTL() if name == "fedem" else Shared()
+        recipe, _, _ = recipe_of(name, made)
+        pulled = min(made.rate, 1 / made.pull)  # larger steps towards the common model overshoot it
         by = "server" if kind(self.network) == "server" else "gossip"
         solver: Solver = {
-            "fedprox": lambda: FedProx(rounds, rate, 0.1, **epochs),
+            "fedprox": lambda: FedProx(rounds, rate, made.prox, **epochs),
             "fedavg+": lambda: FedAvgPlus(FedAvg(rounds, rate, **epochs), 0.1 * made.rate),
             "clustered-fl": lambda: ClusteredFL(rounds, rate, **epochs),
-            "pfedme": lambda: PFedMe(rounds, made.rate, local_rounds=4, **epochs),
+            "pfedme": lambda: PFedMe(rounds, pulled, made.pull, local_rounds=4, **epochs),
             "fedem": lambda: FedEM(task.model, rounds, several, l2=made.l2, averaging=by, **epochs),
         }[name]()
         start = stacked(recipe, task.model, self.network.clients, self.key)
@@ -228,34 +222,20 @@ class Fitting:
         return Fitted(recipe, done.states.params, done.states.hyper, [], 0, done.rounds, done.floats)
 
 
-def ensemble(recipe: Recipe) -> bool:
-    """Whether a recipe trains several models."""
-    return isinstance(recipe.of if isinstance(recipe, DA) else recipe, MTL)
-
-
 @lru_cache(maxsize=16)
-def _adam(rate: float | None) -> optax.GradientTransformation:
-    return optax.set_to_zero() if rate is None else optax.adam(rate)
+def _adam(outer: Outer | None, betas: tuple[float, float]) -> optax.GradientTransformation:
+    if outer is None:
+        return optax.set_to_zero()
+    if outer.label_rate is None:
+        return optax.adam(outer.rate, *betas)
+    rates = {"labels": outer.label_rate, "of": outer.rate}
+
+    def scaled(updates: PyTree, _: Any) -> PyTree:
+        return {name: jax.tree.map(lambda leaf, rate=rates[name]: -rate * leaf, part) for name, part in updates.items()}
+
+    return optax.chain(optax.scale_by_adam(*betas), optax.stateless(scaled))
 
 
 @lru_cache(maxsize=16)
 def _metric(recipe: Recipe, model: Any) -> Any:
     return partial(accuracy, recipe, model)
-
-
-def personal(recipe: Recipe, hypers: PyTree) -> dict[str, np.ndarray]:
-    """What the hypers mean, [clients, …]: weights of models, weights of labels; empty where that says nothing."""
-    if isinstance(recipe, DA):
-        own = {"labels": np.asarray(_weights(hypers["labels"]))}
-        return own | personal(recipe.of, hypers["of"])
-    if isinstance(recipe, PL):
-        return {"labels": np.asarray(_weights(hypers))}
-    if isinstance(recipe, MTL):
-        return {"models": np.asarray(jax.nn.softmax(hypers, axis=1))}
-    if isinstance(recipe, Interpolation):
-        return {"models": np.asarray(jax.nn.softmax(hypers["weights"], axis=1))}
-    return {}
-
-
-def _weights(scores: jnp.ndarray) -> jnp.ndarray:
-    return scores.shape[1] * jax.nn.softmax(scores, axis=1)

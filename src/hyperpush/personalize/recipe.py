@@ -1,8 +1,9 @@
 """What is shared and what is personal in a classifier: the shared part is trained, the personal part is the hyper."""
 
 import abc
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -31,8 +32,24 @@ class Model(Protocol):
         ...
 
 
+class Outer(NamedTuple):
+    """How the hypers of a method move: Adam's rate, and the rate of the penalty.
+
+    The other two are those of weights of labels, where they are learnt beside something else.
+    """
+
+    rate: float
+    l2: float
+    label_rate: float | None = None
+    label_l2: float | None = None
+
+
 class Recipe(eqx.Module):
-    """A frozen module whose fields are its options; a new recipe is one file with these methods."""
+    """A frozen module whose fields are its options; a new recipe is one file with the first five of these methods.
+
+    A dict `METHODS` in the file makes methods of it: by name, the recipe for an `Outer`, and the one to take if nothing
+    else is asked for.
+    """
 
     @abc.abstractmethod
     def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
@@ -53,6 +70,23 @@ class Recipe(eqx.Module):
     @abc.abstractmethod
     def penalty(self, hyper: PyTree) -> Float[Array, ""]:
         """What is added to the outer cost to keep the hyper small."""
+
+    @property
+    def several(self) -> bool:
+        """Whether several models are trained, which are on axis 0 of the params."""
+        return False
+
+    def shown(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
+        """What the hypers of all clients mean: weights of "models" or of "labels"."""
+        return {}
+
+    def with_own(self, hypers: PyTree, alone: Callable[[], PyTree]) -> PyTree:
+        """The hypers to start from; `alone()` gives every client's params of a model that it has trained alone."""
+        return hypers
+
+    def continued(self, model: Model, params: PyTree, hypers: PyTree) -> tuple[PyTree, PyTree]:
+        """Params and hypers that go on from params that were trained with nothing personal."""
+        return params, hypers
 
     def problem(self, model: Model, l2: float = 0.0) -> Problem:
         """The mean cross-entropy f, weighted by label, + ½·l2·‖params‖², and F, not weighted, + the penalty.
@@ -82,6 +116,11 @@ def half_square(rate: float, tree: PyTree) -> Float[Array, ""]:
 def distance(rate: float, tree: PyTree, other: PyTree) -> Float[Array, ""]:
     """½·rate·‖tree − other‖²."""
     return half_square(rate, jax.tree.map(jnp.subtract, tree, other))
+
+
+def scaled(scores: Float[Array, "n k"]) -> Float[Array, "n k"]:
+    """K·softmax of every client's scores: weights that are 1 if nothing was learnt."""
+    return scores.shape[1] * jax.nn.softmax(scores, axis=1)
 
 
 def examples_of(batch: PyTree) -> tuple[Array, ...]:

@@ -55,11 +55,13 @@ def model_of(name: str, large: bool) -> Model:
     raise unknown("data", name, NAMES)
 
 
-def read(path: str) -> Dataset:
+def read(path: str, client: str = "client", label: str = "label") -> Dataset:
     """Your own examples: a CSV table, or a folder with a file for each client (see `hyperpush.data.own`)."""
     if not path:
         raise InvalidInput("path", path, "a folder of .npz files or a .csv file")
-    return from_csv(path) if Path(path).suffix.lower() == ".csv" else from_folder(path)
+    if Path(path).suffix.lower() == ".csv":
+        return from_csv(path, client=client, label=label)
+    return from_folder(path)
 
 
 def owned_task(data: Dataset, clients: int, seed: int) -> Task:
@@ -71,12 +73,15 @@ def owned_task(data: Dataset, clients: int, seed: int) -> Task:
     return Task(data, split, None, None, model, *(partition.stack(data, part, spread=True) for part in split))
 
 
-def task(name: str, clients: int, seed: int, *, examples: int | None = None, large: bool = False) -> Task:
+def task(
+    name: str, clients: int, seed: int, *, examples: int | None = None, large: bool = False, clusters: bool = True
+) -> Task:
     """A data set among `clients`; of `examples` random ones (None: all).
 
     digits: three clusters of clients turn their images by 0, 1 and 2 quarters (after Ghosh, Chung, Yin, Ramchandran
     2020), labels ~ Dirichlet(5). emnist: labels ~ Dirichlet(0.4), three clusters with inputs of their own mean and
-    std. cifar10: Dirichlet(0.4). cifar100: Pachinko. shakespeare: a speaking role each, in time order.
+    std, or without `clusters` all alike. cifar10: Dirichlet(0.4). cifar100: Pachinko. shakespeare: a speaking role
+    each, in time order.
     """
     model, generator = model_of(name, large), np.random.default_rng(seed)
     shift = cluster = None
@@ -107,7 +112,7 @@ def task(name: str, clients: int, seed: int, *, examples: int | None = None, lar
         if name == "digits":
             cluster = generator.permutation(np.arange(clients) % CLUSTERS)
             data = data._replace(inputs=turned(data.inputs, owned, cluster))
-        elif name == "emnist":
+        elif name == "emnist" and clusters:
             shift = partition.shifts(clients, min(CLUSTERS, clients), generator)
             cluster = shift.cluster
     parts = [partition.stack(data, part, shift, spread=True) for part in split]

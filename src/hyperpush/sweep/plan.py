@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -91,7 +91,7 @@ def load(source: str, overrides: Sequence[str], known: Mapping[str, Experiment])
 
     def with_sweep(each: Experiment) -> Experiment:
         config = create_model(each.config.__name__, __base__=each.config, sweep=field)
-        return Experiment(each.name, each.summary, config, each.run, each.tuning)
+        return replace(each, config=config)
 
     found, config = load_config(source, overrides, {name: with_sweep(each) for name, each in known.items()})
     return plan(known[found.name], config)
@@ -120,6 +120,7 @@ def plan(experiment: Experiment, config: BaseModel) -> Plan:
     named = experiment.tuning.methods if experiment.tuning else None
     if not compare and named is not None and values.get(named):
         compare = {named: list(values[named])}
+    _changed(experiment, values, {})  # what is wrong without any choice is not a choice's fault
     points, methods = _choices(experiment, values, "grid", grid), _choices(experiment, values, "compare", compare)
     both = sorted(set(points[0].options) & set(methods[0].options))
     if both:
@@ -213,7 +214,10 @@ def _changed(experiment: Experiment, values: dict[str, Any], options: Mapping[st
             if not isinstance(table, dict):
                 raise InvalidInput(name, value, f"{part} is a single value, not a table")
         table[last] = value
-    return validate(experiment.config, values, experiment.name)
+    config = validate(experiment.config, values, experiment.name)
+    if experiment.check is not None:
+        experiment.check(config)
+    return config
 
 
 def _flat(axes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

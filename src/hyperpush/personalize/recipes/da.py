@@ -6,7 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.checks import not_negative
-from hyperpush.personalize.recipe import Model, Recipe, half_square
+from hyperpush.personalize.recipe import Model, Outer, Recipe, half_square, scaled
+from hyperpush.personalize.recipes.mtl import MTL
 from hyperpush.personalize.recipes.shared import Shared
 
 
@@ -38,3 +39,16 @@ class DA(Recipe):
 
     def penalty(self, hyper: PyTree) -> Float[Array, ""]:
         return half_square(self.l2, hyper["labels"]) + self.of.penalty(hyper["of"])
+
+    @property
+    def several(self) -> bool:
+        return self.of.several
+
+    def shown(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
+        return {"labels": scaled(hypers["labels"]), **self.of.shown(hypers["of"])}
+
+
+METHODS = {
+    "da": (lambda outer: DA(outer.l2), Outer(0.1, 0.0)),
+    "mtl-da": (lambda outer: DA(outer.label_l2, MTL(l2=outer.l2)), Outer(0.1, 1e-2, 0.1, 5e-4)),
+}

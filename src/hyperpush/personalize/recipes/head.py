@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.checks import not_negative
 from hyperpush.errors import InvalidInput
-from hyperpush.personalize.recipe import Even, Model
+from hyperpush.personalize.recipe import Even, Model, Outer
 
 
 class Head(Even):
@@ -33,6 +33,11 @@ class Head(Even):
     def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
         return jax.nn.log_softmax(model.apply({**params, self.name(model): hyper}, inputs))
 
+    def continued(self, model: Model, params: PyTree, hypers: PyTree) -> tuple[PyTree, PyTree]:
+        rest = dict(params)
+        own = rest.pop(self.name(model))
+        return rest, own
+
     def name(self, model: Model) -> str:
         """The layer that gives the logits."""
         layers = jax.eval_shape(model.init, jax.random.key(0))
@@ -48,3 +53,6 @@ class Head(Even):
                 "Head.layer", self.layer, f"a layer of the model, which has {sorted(layers)}, and another before it"
             )
         return found[0]
+
+
+METHODS = {"head": (lambda outer: Head(l2=outer.l2), Outer(0.003, 1e-3))}

@@ -1,12 +1,14 @@
 """Between a model trained alone and one trained together."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.checks import not_negative
-from hyperpush.personalize.recipe import Model, Recipe, half_square
+from hyperpush.personalize.recipe import Model, Outer, Recipe, half_square
 from hyperpush.personalize.recipes.mtl import mixture
 
 
@@ -28,9 +30,8 @@ class Interpolation(Recipe):
     def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
         return {"weights": jnp.zeros(2), "own": model.init(key)}
 
-    def with_own(self, hypers: PyTree, own: PyTree) -> PyTree:
-        """The hypers with these own models."""
-        return {**hypers, "own": own}
+    def with_own(self, hypers: PyTree, alone: Callable[[], PyTree]) -> PyTree:
+        return {**hypers, "own": alone()}
 
     def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
         both = [model.apply(each, inputs) for each in (params, jax.lax.stop_gradient(hyper["own"]))]
@@ -41,3 +42,9 @@ class Interpolation(Recipe):
 
     def penalty(self, hyper: PyTree) -> Float[Array, ""]:
         return half_square(self.l2, hyper["weights"])
+
+    def shown(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
+        return {"models": jax.nn.softmax(hypers["weights"], axis=1)}
+
+
+METHODS = {"interpolation": (lambda outer: Interpolation(outer.l2), Outer(0.1, 1e-2))}

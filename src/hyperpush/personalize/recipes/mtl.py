@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.checks import not_negative, whole
-from hyperpush.personalize.recipe import Even, Model
+from hyperpush.personalize.recipe import Even, Model, Outer
 
 
 class MTL(Even):
@@ -32,6 +32,13 @@ class MTL(Even):
     def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
         return mixture(hyper, each(model, params, inputs))
 
+    @property
+    def several(self) -> bool:
+        return True
+
+    def shown(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
+        return {"models": jax.nn.softmax(hypers, axis=1)}
+
 
 def each(model: Model, params: PyTree, inputs: Array) -> Float[Array, "k b classes"]:
     """The logarithm of every class's probability by every model; models are on axis 0 of the params."""
@@ -41,3 +48,6 @@ def each(model: Model, params: PyTree, inputs: Array) -> Float[Array, "k b class
 def mixture(scores: Float[Array, " k"], log_chances: Float[Array, "k b classes"]) -> Float[Array, "b classes"]:
     """log Σ_k softmax(scores)_k · exp(log_chances_k)."""
     return jax.nn.logsumexp(jax.nn.log_softmax(scores)[:, None, None] + log_chances, axis=0)
+
+
+METHODS = {"mtl": (lambda outer: MTL(l2=outer.l2), Outer(1.0, 1e-2))}

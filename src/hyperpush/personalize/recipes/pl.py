@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.checks import not_negative
-from hyperpush.personalize.recipe import Even, Model
+from hyperpush.personalize.recipe import Even, Model, Outer, scaled
 
 
 class PL(Even):
@@ -28,3 +28,9 @@ class PL(Even):
 
     def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
         return jax.nn.log_softmax(model.apply(params, inputs) * model.classes * jax.nn.softmax(hyper))
+
+    def shown(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
+        return {"labels": scaled(hypers)}
+
+
+METHODS = {"pl": (lambda outer: PL(outer.l2), Outer(0.1, 1e-3))}

@@ -1,0 +1,81 @@
+"""What a comparison would take, before anything is trained."""
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hyperpush.data.catalogue import entries
+from hyperpush.networks import Network
+from hyperpush.personalize import methods
+from hyperpush.personalize.recipe import stacked
+from hyperpush.personalize.settings import Setting
+from hyperpush.personalize.tasks import model_of
+
+# Examples of each data set, for those of which all are taken; 60 % of them are trained on, of CIFAR 30 %.
+EXAMPLES = {"digits": 1_797, "emnist": 814_255, "cifar10": 60_000, "cifar100": 60_000, "shakespeare": None}
+PRODUCTS = {"vr-hgp": 6}  # gradients that one order of an estimator takes, about; others: 3, one product
+
+
+def costs(data: str, network: Network, setting: Setting, chosen: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Of every (method, its name in tables): parameters, gradients of a batch by each client, hours for all clients.
+
+    From one measured gradient on inputs of zeros. Where training is by local epochs, every client is taken to have as
+    many examples as the mean.
+    """
+    model, rows, seconds = model_of(data, setting.large), [], {}
+    for name, shown in chosen:
+        recipe, outer, _ = methods.recipe_of(name, setting)
+        params, hypers = jax.tree.map(lambda leaf: leaf[0], stacked(recipe, model, 1, jax.random.key(0)))
+        if recipe.several not in seconds:
+            gradient, batch = jax.jit(recipe.problem(model, setting.l2).inner_gradient), _zeros(data, setting)
+            jax.block_until_ready(gradient(params, hypers, batch))
+            began = perf_counter()
+            jax.block_until_ready(gradient(params, hypers, batch))
+            seconds[recipe.several] = perf_counter() - began
+        gradients = _steps(name, data, network, setting, outer is not None)
+        if name in methods.RECIPES:
+            gradients += PRODUCTS.get(setting.estimator, 3) * setting.order * setting.outer_steps
+        rows.append(
+            {
+                "method": shown,
+                "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+                "gradients_per_client": gradients,
+                "hours": gradients * setting.clients * seconds[recipe.several] / 3600,
+            }
+        )
+    return rows
+
+
+def _steps(name: str, data: str, network: Network, setting: Setting, moves: bool) -> int:
+    """Steps of training, or batches of local epochs, in all."""
+    by_epochs = name in methods.FEDERATED or (methods.kind(network) != "push" and not name.startswith("local"))
+    first, again = setting.steps, setting.again
+    if again is None:
+        steps = first * (setting.outer_steps + 1 if moves else 1)
+    else:
+        steps = again * (setting.outer_steps + 1) + (first if again < first else 0)
+    if not by_epochs:
+        return steps
+    examples = setting.examples or EXAMPLES[data]
+    if examples is None:
+        return steps
+    own = examples * (0.3 if data.startswith("cifar") else 0.6) / setting.clients
+    return round(setting.rounds * steps / max(first, 1)) * -(-round(own) // setting.batch)
+
+
+def _zeros(data: str, setting: Setting) -> tuple[jax.Array, jax.Array]:
+    shapes = {"digits": (8, 8), "emnist": (28, 28), "shakespeare": (200 if setting.large else 40,)}
+    shape = (setting.batch, *shapes.get(data, (32, 32, 3)))
+    inputs = jnp.zeros(shape, jnp.uint8 if data == "shakespeare" else jnp.float32)
+    return inputs, jnp.zeros(setting.batch, jnp.int32)
+
+
+def here(data: str) -> str:
+    """Which files of a data set are there, in words."""
+    found = {entry.name: entry for entry in entries()}[data]
+    if found.here == "yes":
+        return f"{found.title}: all there"
+    return f"{found.title}: {'no files' if found.here == 'no' else found.here} there ({found.files})"

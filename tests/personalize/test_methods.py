@@ -1,0 +1,87 @@
+"""Methods fitted in small, beside what they must equal before their hypers have moved."""
+
+import jax
+import numpy as np
+import pytest
+
+import hyperpush as hp
+from hyperpush import networks
+from hyperpush.models.dense import MLP
+from hyperpush.personalize import methods
+from hyperpush.personalize.recipes import MTL, Shared
+from hyperpush.personalize.settings import small
+from hyperpush.personalize.tasks import task
+
+SETTING = small("digits")._replace(
+    clients=6, steps=12, again=4, outer_steps=2, rounds=2, batch=16, rate=0.2, ensemble_rate=0.5, order=2
+)
+
+
+def fitting(network, hidden=(), setting=SETTING):
+    made = task("digits", 6, 0, examples=300)._replace(model=MLP(64, 10, hidden))
+    return methods.Fitting(made, networks.by_name(network, 6), setting, jax.random.key(0), None)
+
+
+def fitted(fitting, *names):
+    return {name: fitting.fit(name, hp.HGP(2, 2, 0.1, 16, keep_mass=True)) for name in names}
+
+
+@pytest.fixture(scope="module")
+def pushed():
+    names = ("sgp", "pl", "da", "da-direct", "head", "interpolation", "local")
+    return fitted(fitting("random-directed", (8,)), *names)
+
+
+def test_before_the_first_outer_step_recipes_are_the_shared_model(pushed):
+    for name in ("pl", "da", "da-direct", "head"):
+        assert pushed[name].curve[0] == pytest.approx(pushed["sgp"].curve[0], abs=1e-6), name
+    assert pushed["interpolation"].curve[0] != pushed["sgp"].curve[0]  # half of it was trained alone
+
+
+def test_the_direct_gradient_of_label_weights_is_nothing(pushed):
+    assert pushed["da-direct"].curve == pytest.approx(pushed["sgp"].curve, abs=1e-6)
+    assert not np.any(pushed["da-direct"].hypers["labels"])
+    assert np.any(np.asarray(pushed["da"].recipe.shown(pushed["da"].hypers)["labels"]) != 1) or (
+        pushed["da"].best_step == 0
+    )
+
+
+def test_the_best_outer_step_is_taken_and_what_is_sent_is_counted(pushed):
+    for name, each in pushed.items():
+        assert each.best_step == int(np.argmax(each.curve)), name
+        assert len(each.curve) == 3
+        assert (each.floats > 0) == (name != "local")
+    assert pushed["pl"].floats > pushed["sgp"].floats  # the hyper-gradient's
+    assert pushed["head"].floats < pushed["pl"].floats  # a layer stays at home
+
+
+def test_ensembles_alone_and_together_train_at_their_own_rate():
+    made = fitting("random-directed")
+    for alone in (True, False):
+        assert float(made.solver(MTL(), alone).rate(0)) == pytest.approx(0.5)
+        assert float(made.solver(Shared(), alone).rate(0)) == pytest.approx(0.2)
+
+
+def test_blocks_of_hypers_move_at_their_own_rates():
+    outer = methods.Outer(1.0, 0.01, 0.1, 5e-4)
+    transform = methods._adam(outer, (0.9, 0.999))
+    hypers = {"labels": np.zeros(3, np.float32), "of": np.zeros(2, np.float32)}
+    gradient = {"labels": np.array([1, -2, 3], np.float32), "of": np.array([5, -0.5], np.float32)}
+    moved, _ = transform.update(gradient, transform.init(hypers), hypers)
+    assert np.asarray(moved["labels"]) == pytest.approx([-0.1, 0.1, -0.1], rel=1e-4)  # Adam's first step: the sign
+    assert np.asarray(moved["of"]) == pytest.approx([-1, 1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("network", "names"),
+    [
+        ("fully-connected", ("sgp", "fedprox", "fedavg+", "clustered-fl", "pfedme")),
+        ("static-undirected", ("sgp-mtl", "mtl-da", "fedem")),
+    ],
+)
+def test_methods_with_local_epochs_learn(network, names):
+    made = fitting(network, setting=SETTING._replace(rounds=20))
+    for name, each in fitted(made, *names).items():
+        found = hp.personalize.scores(each.recipe, made.task.model, each.params, each.hypers, made.task.test)
+        assert found.average > 0.2, name  # a guess is right once in ten
+        assert each.rounds > 0
