@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hyperpush as hp
 from hyperpush import networks
 from hyperpush.bench.training import operations_of
 from hyperpush.config import load_config
 from hyperpush.data.files import folder
 from hyperpush.errors import Diverged, InvalidInput
-from hyperpush.experiments.personalize import setting_of
+from hyperpush.experiments.personalize import estimator_of, setting_of
 from hyperpush.experiments.quickstart import sentence
 from hyperpush.experiments.registry import experiments
 from hyperpush.models import cnn
@@ -182,6 +183,20 @@ def test_numbers_of_the_configuration_take_the_place_of_the_sizes():
     _, config = asked("steps=7", "rate=0.5", "size=paper", "data=cifar10")
     made = setting_of(config)
     assert (made.steps, made.rate, made.clients, made.again) == (7, 0.5, 20, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("hgp", hp.HGP), ("directed-rb", hp.DirectedRB), ("vr-hgp", hp.VRHGP), ("tracked", hp.TrackedHGP)],
+)
+def test_the_estimator_is_the_one_asked_for(name, kind):
+    config: Any
+    _, config = asked(f"estimator={name}", "order=7")
+    made = estimator_of(setting_of(config), 3)
+    assert type(made) is kind
+    assert 7 in (getattr(made, field, None) for field in ("order", "rounds", "steps"))
+    _, config = asked("size=paper", "data=emnist", "network=static-undirected")
+    assert type(estimator_of(setting_of(config), 3)) is hp.DirectedRB
 
 
 def test_what_was_won_is_said_as_it_is():

@@ -115,9 +115,11 @@ def mixture():
 MODEL = MLP(2, 2)
 
 
-def test_fedem_recovers_a_mixture_with_known_parts(mixture):
+@pytest.mark.parametrize(("averaging", "network"), [("server", NETWORK), ("gossip", hp.networks.Ring(4))])
+def test_fedem_recovers_a_mixture_with_known_parts(mixture, averaging, network):
     params, hypers = stacked(MTL(models=2), MODEL, 4, jax.random.key(3))
-    found = trained(FedEM(MODEL, 60, 0.5, batch=10), MTL(models=2).problem(MODEL), params, hypers, mixture)
+    solver = FedEM(MODEL, 60, 0.5, batch=10, averaging=averaging)
+    found = trained(solver, MTL(models=2).problem(MODEL), params, hypers, mixture, network)
     own = np.exp(np.asarray(found.hyper))
     np.testing.assert_allclose(own.sum(1), 1, rtol=1e-5)
     assert own.max(1).min() > 0.95

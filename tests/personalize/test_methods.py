@@ -1,5 +1,7 @@
 """Methods fitted in small, beside what they must equal before their hypers have moved."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -58,8 +60,9 @@ def test_the_best_outer_step_is_taken_and_what_is_sent_is_counted(pushed):
 def test_ensembles_alone_and_together_train_at_their_own_rate():
     made = fitting("random-directed")
     for alone in (True, False):
-        assert float(made.solver(MTL(), alone).rate(0)) == pytest.approx(0.5)
-        assert float(made.solver(Shared(), alone).rate(0)) == pytest.approx(0.2)
+        for recipe, rate in ((MTL(), 0.5), (Shared(), 0.2)):
+            solver: Any = made.solver(recipe, alone)
+            assert float(solver.rate(0)) == pytest.approx(rate)
 
 
 def test_blocks_of_hypers_move_at_their_own_rates():
@@ -67,7 +70,7 @@ def test_blocks_of_hypers_move_at_their_own_rates():
     transform = methods._adam(outer, (0.9, 0.999))
     hypers = {"labels": np.zeros(3, np.float32), "of": np.zeros(2, np.float32)}
     gradient = {"labels": np.array([1, -2, 3], np.float32), "of": np.array([5, -0.5], np.float32)}
-    moved, _ = transform.update(gradient, transform.init(hypers), hypers)
+    moved: Any = transform.update(gradient, transform.init(hypers), hypers)[0]
     assert np.asarray(moved["labels"]) == pytest.approx([-0.1, 0.1, -0.1], rel=1e-4)  # Adam's first step: the sign
     assert np.asarray(moved["of"]) == pytest.approx([-1, 1], rel=1e-4)
 

@@ -264,7 +264,8 @@ def _show(config: Personalize, run: Any, rows: list[dict[str, Any]], skipped: di
         lines.append((name, *both, mean(row["seconds"] for row in own), paper))
     lines += [(name, f"n/a: {reason}", None, None, None) for name, reason in skipped.items()]
     columns = ("method", "accuracy, %", "10 % client", "seconds", "published, larger")
-    run.table(f"{config.data}, {config.network}, {config.seeds} seeds", columns, lines)
+    seeds = f"seed {config.seed}" if config.seeds == 1 else f"{config.seeds} seeds"
+    run.table(f"{config.data}, {config.network}, {seeds}", columns, lines)
     if any(line[-1] for line in lines):
         run.console.print(f"published: {SOURCE}; average / 10 % client, on the papers' sizes")
 
