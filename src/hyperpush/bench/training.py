@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from math import log
+from statistics import median
 from time import perf_counter
 from typing import Annotated, Any, Literal
 
@@ -25,8 +26,8 @@ class Training(Config):
         default="emnist", description="A convolutional network of 2,278,334 parameters, or one of 13,750."
     )
     pushes: tuple[Count, ...] = Field(default=(1, 10), min_length=1, description="Push-sum steps per order of HGP.")
-    rounds: Count = Field(default=8, description="Rounds of one measurement; what a run does once is spread over them.")
-    repeats: Count = Field(default=2, description="Measurements, of which the (higher) median is taken.")
+    rounds: Count = Field(default=6, description="Rounds of one measurement; what a run does once is spread over them.")
+    repeats: Count = Field(default=3, description="Measurements, of which the median is taken.")
     product: Count = Field(default=3000, description="Rows and columns of the matrices of the product.")
     at_a_time: int = Field(default=1, ge=0, description="Clients computed at a time; 0 for all.")
     seed: int = Field(default=0, ge=0, description="Decides the model, the images and the network.")
@@ -53,7 +54,7 @@ def run_training(config: Training, run: Any) -> dict[str, Any]:
                     own.append((perf_counter() - began) / config.rounds)
             reference += [product_speed(config.product) for _ in range(3)]
             for (label, operations, _), own, peak in zip(cases, times, peaks, strict=True):
-                seconds, speed = sorted(own)[len(own) // 2], sorted(reference)[len(reference) // 2]
+                seconds, speed = median(own), median(reference)
                 rows.append(
                     {
                         "round": label,
