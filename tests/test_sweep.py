@@ -60,6 +60,8 @@ class Fake:
             return {"rows": [], "not_applicable": {"server": "needs a server"}}
         score = VALIDATION[method if method in VALIDATION else "a"][config.rate] + NOISE[config.seed]
         row = {"method": method, "validation": score, "accuracy": 1 - score, "size": config.inside.depth}
+        if method == "beside":
+            return {"rows": [row], "not_applicable": {"another": "diverged"}}
         return {"rows": [row] * (2 if method == "twice" else 1)}
 
 
@@ -296,6 +298,7 @@ def test_bad_input_is_refused_before_anything_runs(call, fake, tmp_path, argumen
         (["-s", "sweep.validation=score"], "sweep.validation: got 'score, in a,rate=0.01,seed=1000-"),
         (["-s", "sweep.test=['score']", "-s", "sweep.tuning_seeds=0"], "sweep.test: got 'score, in a"),
         (["-s", 'methods=["twice"]'], "rows: got '2 rows of twice,rate=0.01,seed=1000-"),
+        (["-s", 'methods=["beside"]'], "rows: got '2 rows of beside,rate=0.01,seed=1000-"),
     ],
 )
 def test_rows_that_do_not_fit_end_the_sweep_at_once(call, fake, options, message):

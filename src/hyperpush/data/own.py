@@ -72,11 +72,8 @@ def from_csv(path: str | Path, *, client: str = "client", label: str = "label", 
             raise InvalidInput(where, f"{len(row)} entries", f"{len(header)}, one per column")
         if not row[whose].strip():
             raise InvalidInput(f"{where}, column {client}", row[whose], "the name of a client")
-        try:
-            with np.errstate(over="ignore"):  # what is too large becomes infinite
-                numbers[place] = [float(row[column]) for column in columns]
-        except ValueError as error:
-            raise InvalidInput(where, str(error), "numbers") from None
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            numbers[place] = [_number(f"{where}, column {header[column]}", row[column]) for column in columns]
         if not np.all(np.isfinite(numbers[place])):
             wrong = columns[int(np.argmin(np.isfinite(numbers[place])))]
             raise InvalidInput(f"{where}, column {header[wrong]}", f"{row[wrong]} of client {row[whose]}", _FINITE)
@@ -100,6 +97,13 @@ def _label(where: str, given: str, most: int, allowed: str) -> int:
     if not 0 <= number < most:
         raise InvalidInput(where, given, allowed)
     return number
+
+
+def _number(where: str, given: str) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        raise InvalidInput(where, given, "a number") from None
 
 
 def _client(path: Path, most: int, allowed: str) -> tuple[np.ndarray, np.ndarray]:

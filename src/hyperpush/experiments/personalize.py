@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hyperpush.config import Config
-from hyperpush.errors import Diverged, InvalidInput
+from hyperpush.errors import Diverged, InvalidInput, unknown
 from hyperpush.experiments.registry import Experiment, Tuning
 
 Count = Annotated[int, Field(ge=1)]
@@ -22,6 +22,7 @@ class Personalize(Config):
     path: str = Field(default="", description="Your own data: a folder with a .npz for each client, or a .csv table.")
     client: str = Field(default="client", description="Column of your table that says whose a row is.")
     label: str = Field(default="label", description="Column of your table with the labels.")
+    classes: int = Field(default=0, ge=0, description="Classes of your own data; 0: the largest label and one more.")
     network: str = Field(
         default="random-directed",
         description="fully-connected, static-undirected, random-undirected, random-directed, or another network.",
@@ -72,15 +73,18 @@ def check(config: Personalize) -> None:
         if len(set(values)) < len(values):
             raise InvalidInput(field, list(values), "values that differ")
     if config.data != "own":
-        for field, default in (("path", ""), ("client", "client"), ("label", "label")):
+        for field, default in (("path", ""), ("client", "client"), ("label", "label"), ("classes", 0)):
             if getattr(config, field) != default:
                 raise InvalidInput(field, getattr(config, field), "nothing, unless data=own")
     elif config.size == "paper" or config.examples or config.dry_run:
         raise InvalidInput("data", "own", "a data set of the papers for size=paper, examples or dry_run")
     if config.size == "small" and config.paper != Personalize.model_fields["paper"].default:
         raise InvalidInput("paper", config.paper, "nothing, unless size=paper")
-    setting = setting_of(config, owners=2)
-    networks.by_name(config.network, setting.clients, config.seed)
+    if config.network not in networks.NETWORKS:
+        raise unknown("network", config.network, networks.NETWORKS)
+    setting = setting_of(config)
+    if setting.clients:  # else those of your own data, which are not read yet
+        networks.by_name(config.network, setting.clients, config.seed)
     if len(config.pushes) > 1 and setting.estimator in ("directed-rb", "vr-hgp"):
         raise InvalidInput("pushes", list(config.pushes), f"one number: {setting.estimator} pushes once per order")
 
@@ -93,8 +97,8 @@ def setting_of(config: Personalize, owners: int = 0) -> Any:
     if config.size == "small":
         made = settings.small(config.data, owners)
     else:
-        by = methods.kind(networks.by_name(config.network, config.clients or 20, config.seed))
-        made = settings.of_paper(config.paper, config.data, by)
+        network = networks.by_name(config.network, config.clients or 20, config.seed)
+        made = settings.of_paper(config.paper, config.data, config.network, methods.kind(network))
     names = (
         "clients",
         "examples",
@@ -135,7 +139,7 @@ def run_personalize(config: Personalize, run: Any) -> dict[str, Any]:
     from hyperpush.personalize.tasks import model_of, owned_task, read, task
 
     check(config)
-    own = read(config.path, config.client, config.label) if config.data == "own" else None
+    own = read(config.path, config.client, config.label, config.classes or None) if config.data == "own" else None
     setting = setting_of(config, 0 if own is None else len(own.owner_names))
     network = networks.by_name(config.network, setting.clients, config.seed)
     model = model_of(config.data, setting.large) if own is None else None
@@ -166,12 +170,15 @@ def run_personalize(config: Personalize, run: Any) -> dict[str, Any]:
             fitting = _fitting(config, setting, made, seed)
             for name, pushes in chosen:
                 title = _title(config, name, pushes)
+                if title in skipped:  # diverged with another seed
+                    bar.advance()
+                    continue
                 try:
                     row, detail = _fit(config, fitting, name, pushes, seed)
                 except Diverged as error:
-                    if len(chosen) == 1:  # nothing to compare
-                        raise
                     skipped[title] = f"diverged with seed {seed}: {error}"
+                    if all(_title(config, *each) in skipped for each in chosen):  # nothing is left to compare
+                        raise
                 else:
                     rows.append(row)
                     if seed == config.seed:

@@ -1,6 +1,8 @@
 """What a comparison would take, before anything is trained."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 from hyperpush.data.catalogue import entries
 from hyperpush.networks import Network
 from hyperpush.personalize import methods
+from hyperpush.personalize.baselines import PFedMe
 from hyperpush.personalize.recipe import stacked
 from hyperpush.personalize.settings import Setting
 from hyperpush.personalize.tasks import model_of
@@ -22,28 +25,27 @@ PRODUCTS = {"vr-hgp": 6}  # gradients that one order of an estimator takes, abou
 def costs(data: str, network: Network, setting: Setting, chosen: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Of every (method, its name in tables): parameters, gradients of a batch by each client, hours for all clients.
 
-    From one measured gradient on inputs of zeros. Where training is by local epochs, every client is taken to have as
+    From measured gradients on inputs of zeros. Where training is by local epochs, every client is taken to have as
     many examples as the mean.
     """
     model, rows, seconds = model_of(data, setting.large), [], {}
     for name, shown in chosen:
         recipe, outer, _ = methods.recipe_of(name, setting)
         params, hypers = jax.tree.map(lambda leaf: leaf[0], stacked(recipe, model, 1, jax.random.key(0)))
-        if recipe.several not in seconds:
-            gradient, batch = jax.jit(recipe.problem(model, setting.l2).inner_gradient), _zeros(data, setting)
-            jax.block_until_ready(gradient(params, hypers, batch))
-            began = perf_counter()
-            jax.block_until_ready(gradient(params, hypers, batch))
-            seconds[recipe.several] = perf_counter() - began
+        if recipe not in seconds:
+            gradient = jax.jit(recipe.problem(model, setting.l2).inner_gradient)
+            seconds[recipe] = _seconds(partial(gradient, params, hypers, _zeros(data, setting)))
         gradients = _steps(name, data, network, setting, outer is not None)
         if name in methods.RECIPES:
             gradients += PRODUCTS.get(setting.estimator, 3) * setting.order * setting.outer_steps
+        if name.startswith("interpolation"):  # a model alone, before
+            gradients += setting.steps
         rows.append(
             {
                 "method": shown,
                 "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
                 "gradients_per_client": gradients,
-                "hours": gradients * setting.clients * seconds[recipe.several] / 3600,
+                "hours": gradients * setting.clients * seconds[recipe] / 3600,
             }
         )
     return rows
@@ -59,11 +61,24 @@ def _steps(name: str, data: str, network: Network, setting: Setting, moves: bool
         steps = again * (setting.outer_steps + 1) + (first if again < first else 0)
     if not by_epochs:
         return steps
+    rounds = round(setting.rounds * steps / max(first, 1))
+    if name == "pfedme":
+        return rounds * methods.PULLS * PFedMe(rounds, setting.rate).steps
     examples = setting.examples or EXAMPLES[data]
     if examples is None:
         return steps
     own = examples * (0.3 if data.startswith("cifar") else 0.6) / setting.clients
-    return round(setting.rounds * steps / max(first, 1)) * -(-round(own) // setting.batch)
+    return rounds * -(-round(own) // setting.batch)
+
+
+def _seconds(compute: Callable[[], Any]) -> float:
+    """The median of three, after one that compiles."""
+    times = []
+    for _ in range(4):
+        began = perf_counter()
+        jax.block_until_ready(compute())
+        times.append(perf_counter() - began)
+    return median(times[1:])
 
 
 def _zeros(data: str, setting: Setting) -> tuple[jax.Array, jax.Array]:

@@ -60,6 +60,7 @@ PLAIN: dict[str, tuple[Recipe, bool]] = {  # recipe, whether everyone is alone
     "local-mtl": (MTL(), True),
     "sgp-mtl": (MTL(), False),
 }
+PULLS = 4  # pFedMe's local rounds
 FEDERATED = ("fedprox", "fedavg+", "clustered-fl", "pfedme", "fedem")
 NAMES = (*PLAIN, *RECIPES, *(f"{name}-direct" for name in RECIPES), *FEDERATED)
 
@@ -208,13 +209,13 @@ class Fitting:
         rate, several = self.by_epochs(made.rate, rounds), self.by_epochs(made.ensemble_rate, rounds)
         epochs: Any = {"batch": made.batch}
         recipe, _, _ = recipe_of(name, made)
-        pulled = min(made.rate, 1 / made.pull)  # larger steps towards the common model overshoot it
+        pulled = min(made.rate, 1.5 / made.pull)  # from 2 / pull on, steps towards the common model diverge
         by = "server" if kind(self.network) == "server" else "gossip"
         solver: Solver = {
             "fedprox": lambda: FedProx(rounds, rate, made.prox, **epochs),
             "fedavg+": lambda: FedAvgPlus(FedAvg(rounds, rate, **epochs), 0.1 * made.rate),
             "clustered-fl": lambda: ClusteredFL(rounds, rate, **epochs),
-            "pfedme": lambda: PFedMe(rounds, pulled, made.pull, local_rounds=4, **epochs),
+            "pfedme": lambda: PFedMe(rounds, pulled, made.pull, local_rounds=PULLS, **epochs),
             "fedem": lambda: FedEM(task.model, rounds, several, l2=made.l2, averaging=by, **epochs),
         }[name]()
         start = stacked(recipe, task.model, self.network.clients, self.key)

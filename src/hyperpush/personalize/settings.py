@@ -48,30 +48,33 @@ def small(data: str, owners: int = 0) -> Setting:
     }[data]
 
 
-def of_paper(paper: Paper, data: str, by: Kind) -> Setting:
-    """A paper's setting for a data set and a way of averaging; from the start before every outer step.
+NETWORKS = ("fully-connected", "static-undirected", "random-undirected", "random-directed")
+
+
+def of_paper(paper: Paper, data: str, network: str, by: Kind) -> Setting:
+    """A paper's setting for a data set and a network, `by` its averaging; from the start before every outer step.
 
     What a paper leaves open is taken from the others: docs/personalize.md says what.
     """
     settings = {"personalized": _personalized, "cooperative": _cooperative, "hyper-gradient": _hyper_gradient}[paper]
     if data == "digits" and paper == "personalized":  # no paper's: a larger model of the data that ship
         return Setting(20, None, True, 600, 200, None, 20, 128, 0.1, 0.5, 200, 0.1)
-    made = settings(data, by)
-    if made is None:
-        raise InvalidInput("data", data, f"what the paper of paper={paper} has, on a network that it has")
-    return made
+    of_data = {"hyper-gradient": ("emnist",)}.get(paper, ("emnist", "cifar10", "cifar100", "shakespeare"))
+    if data not in of_data:
+        raise InvalidInput("data", data, f"what the paper has (paper={paper}): {', '.join(of_data)}")
+    had = NETWORKS if data == "emnist" and paper != "cooperative" else ("random-directed",)
+    if network not in had:
+        raise InvalidInput("network", network, f"what the paper has for {data} (paper={paper}): {', '.join(had)}")
+    return settings(data, by)
 
 
-def _personalized(data: str, by: Kind) -> Setting | None:
+def _personalized(data: str, by: Kind) -> Setting:
     """Appendix D and table 2; for other data than EMNIST appendix G, and the inner problem of `_cooperative`."""
     if data == "emnist":
-        rates = (0.05, 0.25) if by == "push" else (0.03, 0.1)
+        rates = (0.05, 0.25) if by == "push" else (0.0316, 0.1)
         made = Setting(100, 81_425, True, 600, 200, None, 20, 128, *rates, order=200, step=0.1, clusters=False)
     else:
-        other = _cooperative(data, by)
-        if other is None:
-            return None
-        made = other._replace(outer_steps=20, betas=(0.9, 0.999))
+        made = _cooperative(data, by)._replace(outer_steps=20, betas=(0.9, 0.999))
     models = 0.1 if by == "push" else 1.0
     outer = {
         "da": Outer(0.1, 0.0),
@@ -81,27 +84,22 @@ def _personalized(data: str, by: Kind) -> Setting | None:
     return made._replace(outer=outer, estimator="vr-hgp" if by == "push" else "directed-rb")
 
 
-def _cooperative(data: str, by: Kind) -> Setting | None:
+def _cooperative(data: str, _: Kind) -> Setting:
     """Appendix A and its table 2; all of its models are ensembles."""
-    inner = {
+    clients, examples, steps, outer_steps, rate, order = {
         "emnist": (100, 81_425, 600, 5, 0.5, 200),
         "cifar10": (20, None, 1200, 10, 0.1, 20),
         "cifar100": (20, None, 1200, 10, 0.2, 20),
         "shakespeare": (20, None, 1200, 10, 10.0, 20),
-    }.get(data)
-    if inner is None or by != "push":
-        return None
-    clients, examples, steps, outer_steps, rate, order = inner
+    }[data]
     made = Setting(clients, examples, True, steps, 200, None, outer_steps, 128, rate, rate, order, 0.1)
     return made._replace(outer={"mtl": Outer(1.0, 0.01)}, betas=(0.9, 0.99), estimator="directed-rb")
 
 
-def _hyper_gradient(data: str, by: Kind) -> Setting | None:
-    """Appendix A.3 and its tables 6 and 7."""
-    if data != "emnist":
-        return None
+def _hyper_gradient(_: str, by: Kind) -> Setting:
+    """Appendix A.3 and table 6; of table 7 the rates of its own two methods."""
     if by == "push":
         rates, step, outer = (0.1, 0.5), 0.1, {"pl": Outer(0.1, 1e-3), "mtl": Outer(0.1, 1e-2)}
     else:
-        rates, step, outer = (0.03, 0.1), 0.01, {"pl": Outer(0.1, 1e-2), "mtl": Outer(1.0, 1e-2)}
+        rates, step, outer = (0.0316, 0.1), 0.01, {"pl": Outer(0.1, 1e-2), "mtl": Outer(1.0, 1e-2)}
     return Setting(100, 81_425, True, 600, 200, None, 5, 128, *rates, order=10, step=step, outer=outer)

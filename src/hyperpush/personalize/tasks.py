@@ -55,13 +55,16 @@ def model_of(name: str, large: bool) -> Model:
     raise unknown("data", name, NAMES)
 
 
-def read(path: str, client: str = "client", label: str = "label") -> Dataset:
+def read(path: str, client: str = "client", label: str = "label", classes: int | None = None) -> Dataset:
     """Your own examples: a CSV table, or a folder with a file for each client (see `hyperpush.data.own`)."""
     if not path:
         raise InvalidInput("path", path, "a folder of .npz files or a .csv file")
     if Path(path).suffix.lower() == ".csv":
-        return from_csv(path, client=client, label=label)
-    return from_folder(path)
+        return from_csv(path, client=client, label=label, classes=classes)
+    for field, given in (("client", client), ("label", label)):
+        if given != field:
+            raise InvalidInput(field, given, "nothing, unless path is a .csv table")
+    return from_folder(path, classes=classes)
 
 
 def owned_task(data: Dataset, clients: int, seed: int) -> Task:

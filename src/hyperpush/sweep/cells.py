@@ -137,9 +137,10 @@ def _read(plan: Plan, cell: Cell, result: dict[str, Any]) -> Outcome:
     if not rows:
         reason = "; ".join(map(str, reasons.values())) if isinstance(reasons, dict) and reasons else "no rows"
         return Outcome(cell, "n/a", {}, reason)
-    if len(rows) > 1:
+    several = len(rows) + (len(reasons) if isinstance(reasons, dict) else 0)
+    if several > 1:  # of two, one of which cannot run, the other's row is not the run's
         allowed = "one row for each run: compare what makes several (sweep.compare)"
-        raise InvalidInput("rows", f"{len(rows)} rows of {cell.name}", allowed)
+        raise InvalidInput("rows", f"{several} rows of {cell.name}", allowed)
     needed = plan.rule.test if cell.seed in plan.seeds else (plan.rule.validation,)
     for name in needed:
         value = rows[0].get(name)

@@ -120,7 +120,6 @@ def plan(experiment: Experiment, config: BaseModel) -> Plan:
     named = experiment.tuning.methods if experiment.tuning else None
     if not compare and named is not None and values.get(named):
         compare = {named: list(values[named])}
-    _changed(experiment, values, {})  # what is wrong without any choice is not a choice's fault
     points, methods = _choices(experiment, values, "grid", grid), _choices(experiment, values, "compare", compare)
     both = sorted(set(points[0].options) & set(methods[0].options))
     if both:
@@ -134,7 +133,9 @@ def plan(experiment: Experiment, config: BaseModel) -> Plan:
         methods = (Choice(experiment.name, {}),)
     made = Plan(experiment, config, values, rule, methods, points, tuning_seeds, seeds)
     for method, point in product(range(len(methods)), range(len(points))):
-        made.cell(method, point, first)
+        cell = made.cell(method, point, first)
+        if experiment.check is not None:
+            experiment.check(cell.config)
     return made
 
 
@@ -214,10 +215,7 @@ def _changed(experiment: Experiment, values: dict[str, Any], options: Mapping[st
             if not isinstance(table, dict):
                 raise InvalidInput(name, value, f"{part} is a single value, not a table")
         table[last] = value
-    config = validate(experiment.config, values, experiment.name)
-    if experiment.check is not None:
-        experiment.check(config)
-    return config
+    return validate(experiment.config, values, experiment.name)
 
 
 def _flat(axes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
