@@ -24,6 +24,7 @@ def test_personalized_moves_hypers_as_its_table_says(network, by, models):
     assert (made.outer_steps, made.order, made.betas, made.clusters) == (20, 200, (0.9, 0.999), False)
     assert made.estimator == ("vr-hgp" if by == "push" else "directed-rb")
     assert made.again is None  # from the start before every outer step
+    assert [round(share * 600) for share in made.falls] == [500, 550]
     if by == "push":
         assert (made.steps, made.rate, made.ensemble_rate, made.batch, made.l2) == (600, 0.05, 0.25, 128, 1e-3)
 
@@ -43,6 +44,7 @@ def test_cooperative_is_as_its_table_says(data, steps, rate, outer_steps, order)
     assert (made.steps, made.ensemble_rate, made.outer_steps, made.order) == (steps, rate, outer_steps, order)
     assert (made.outer["mtl"], made.betas, made.batch, made.l2) == (Outer(1.0, 0.01), (0.9, 0.99), 128, 1e-3)
     assert made.clusters
+    assert [round(share * steps) for share in made.falls] == [steps - 100, steps - 50]  # "at the last 100 and 50 steps"
     other = of_paper("personalized", data, "random-directed", "push")
     assert other.outer_steps == 20  # "the same … parameters", but M = 20
     assert other.order == order

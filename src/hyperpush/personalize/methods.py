@@ -129,9 +129,9 @@ class Fitting:
         rate = made.ensemble_rate if recipe.several else made.rate
         by = kind(self.network)
         if alone:
-            return Alone(steps, falling(rate, steps, (5 / 6, 11 / 12)), made.batch)
+            return Alone(steps, falling(rate, steps, made.falls), made.batch)
         if by == "push":
-            return SGP(steps, falling(rate, steps, (5 / 6, 11 / 12)), "gradient-after", made.batch)
+            return SGP(steps, falling(rate, steps, made.falls), "gradient-after", made.batch)
         rounds = max(1, round(made.rounds * steps / max(made.steps, 1)))
         return FedAvg(rounds, self.by_epochs(rate, rounds), batch=made.batch, averaging=by)
 

@@ -33,6 +33,7 @@ class Setting(NamedTuple):
     prox: float = 0.1  # FedProx's penalty on leaving the common model
     pull: float = 15.0  # pFedMe's
     estimator: Estimator = "hgp"
+    falls: tuple[float, float] = (5 / 6, 11 / 12)  # shares of the steps after which the rate falls to a tenth
     clusters: bool = True  # of clients whose inputs have a mean and standard deviation of their own (EMNIST)
 
 
@@ -93,7 +94,8 @@ def _cooperative(data: str, _: Kind) -> Setting:
         "shakespeare": (20, None, 1200, 10, 10.0, 20),
     }[data]
     made = Setting(clients, examples, True, steps, 200, None, outer_steps, 128, rate, rate, order, 0.1)
-    return made._replace(outer={"mtl": Outer(1.0, 0.01)}, betas=(0.9, 0.99), estimator="directed-rb")
+    falls = 1 - 100 / steps, 1 - 50 / steps
+    return made._replace(outer={"mtl": Outer(1.0, 0.01)}, betas=(0.9, 0.99), estimator="directed-rb", falls=falls)
 
 
 def _hyper_gradient(_: str, by: Kind) -> Setting:
