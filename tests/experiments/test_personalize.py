@@ -149,6 +149,13 @@ def test_a_dry_run_counts_local_epochs(tmp_path):
     assert several["parameters"] == 3 * local["parameters"]
 
 
+def test_a_dry_run_counts_models_trained_alone_before(tmp_path):
+    given = ("steps=70", "again=10", "outer_steps=3", "order=2", 'methods=["pl","interpolation"]')
+    shared, between = (row["gradients_per_client"] for row in dry(tmp_path, *given)[0]["cost"])
+    assert shared == 70 + 4 * 10 + 3 * 3 * 2
+    assert between == shared + 70
+
+
 def test_what_was_dealt_out_and_learnt_is_shown(tmp_path):
     result, run = execute(*asked(*SMALL, 'methods=["sgp","pl-direct","head"]'), tmp_path / "run")
     assert [row["method"] for row in result["rows"]] == ["sgp", "pl-direct"]

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from math import log
 from multiprocessing import get_context
 from typing import Any
+
+from hyperpush.bench.timing import exponent
 
 LINKS = 3  # k
 FEW = 12  # clients: enough for their messages to be mixed by edges, as those of many are
@@ -39,16 +40,14 @@ def rows(clients: Sequence[int], measured: Sequence[tuple[float, float | None]],
     """One row for each number of clients; memory beyond `base`, growth as the exponent of time since the row before."""
     made = []
     for place, (n, (seconds, peak)) in enumerate(zip(clients, measured, strict=True)):
-        exponent = None
-        if place:
-            exponent = log(seconds / measured[place - 1][0]) / log(n / clients[place - 1])
+        before = (clients[place - 1], measured[place - 1][0]) if place else None
         made.append(
             {
                 "clients": n,
                 "microseconds": seconds * 1e6,
                 "peak_megabytes": None if peak is None or base is None else max(0.0, peak - base),
                 "per_client_nanoseconds": seconds * 1e9 / n,
-                "exponent": exponent,
+                "exponent": exponent(before, (n, seconds)) if before else None,
             }
         )
     return made

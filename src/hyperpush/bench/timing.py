@@ -5,7 +5,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from math import ceil
+from math import ceil, log
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,6 +37,11 @@ def peak_megabytes(task: Callable[[], Any]) -> float | None:
     task()
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024
+
+
+def exponent(before: tuple[float, float], now: tuple[float, float]) -> float:
+    """Of the growth of time between two (size, seconds): 1 is in proportion."""
+    return log(now[1] / before[1]) / log(now[0] / before[0])
 
 
 def machine() -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """How fast a large model is trained: an SGP round and a round of HGP against a large matrix product."""
 
 from itertools import pairwise
-from math import log
 from statistics import median
 from time import perf_counter
 from typing import Annotated, Any, Literal
@@ -37,9 +36,10 @@ def run_training(config: Training, run: Any) -> dict[str, Any]:
     """Time every number of clients, the matrix product before and after each."""
     import jax
 
-    from hyperpush.bench.timing import machine, peak_megabytes
+    from hyperpush.bench.timing import exponent, machine, peak_megabytes
 
     where, rows = machine(), []
+    before: dict[str, tuple[int, float]] = {}  # clients and seconds of each kind of round, the number before
     with run.progress("training", len(config.clients)) as bar:
         for clients in config.clients:
             cases = prepare(config, clients)
@@ -63,11 +63,12 @@ def run_training(config: Training, run: Any) -> dict[str, Any]:
                         "gflops": operations / seconds / 1e9,
                         "product_gflops": speed,
                         "share": operations / seconds / 1e9 / speed,
-                        "exponent": _exponent(rows, label, clients, seconds),
+                        "exponent": exponent(before[label], (clients, seconds)) if label in before else None,
                         "peak_megabytes": peak,
                     }
                 )
                 run.record(**rows[-1])
+                before[label] = clients, seconds
             jax.clear_caches()
             bar.advance()
     run.table(
@@ -76,14 +77,6 @@ def run_training(config: Training, run: Any) -> dict[str, Any]:
         [list(r.values()) for r in rows],
     )
     return {"training": rows, "machine": where}
-
-
-def _exponent(rows: list[dict[str, Any]], label: str, clients: int, seconds: float) -> float | None:
-    """Of the growth of time since the number of clients before: 1 is in proportion."""
-    before = [row for row in rows if row["round"] == label and row["clients"] != clients]
-    if not before:
-        return None
-    return log(seconds / before[-1]["seconds"]) / log(clients / before[-1]["clients"])
 
 
 def operations_of(model: Any) -> int:

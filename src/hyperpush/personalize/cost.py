@@ -13,7 +13,7 @@ from hyperpush.data.catalogue import entries
 from hyperpush.networks import Network
 from hyperpush.personalize import methods
 from hyperpush.personalize.baselines import PFedMe
-from hyperpush.personalize.recipe import stacked
+from hyperpush.personalize.recipe import Recipe, stacked
 from hyperpush.personalize.settings import Setting
 from hyperpush.personalize.tasks import model_of
 
@@ -38,7 +38,7 @@ def costs(data: str, network: Network, setting: Setting, chosen: Sequence[tuple[
         gradients = _steps(name, data, network, setting, outer is not None)
         if name in methods.RECIPES:
             gradients += PRODUCTS.get(setting.estimator, 3) * setting.order * setting.outer_steps
-        if name.startswith("interpolation"):  # a model alone, before
+        if _needs_own(recipe, hypers):
             gradients += setting.steps
         rows.append(
             {
@@ -69,6 +69,13 @@ def _steps(name: str, data: str, network: Network, setting: Setting, moves: bool
         return steps
     own = examples * (0.3 if data.startswith("cifar") else 0.6) / setting.clients
     return rounds * -(-round(own) // setting.batch)
+
+
+def _needs_own(recipe: Recipe, hypers: Any) -> bool:
+    """Whether a recipe starts from a model that everyone has trained alone."""
+    asked = []
+    recipe.with_own(hypers, lambda: asked.append(True))
+    return bool(asked)
 
 
 def _seconds(compute: Callable[[], Any]) -> float:

@@ -17,7 +17,7 @@ from hyperpush.data.batches import Data, capacity
 from hyperpush.engine import simulate
 from hyperpush.engine.layout import one_client
 from hyperpush.engine.outcome import Outcome
-from hyperpush.errors import InvalidInput, unknown
+from hyperpush.errors import unknown
 from hyperpush.estimators.alone import DirectGradient
 from hyperpush.estimators.estimate import Estimator
 from hyperpush.inner.alone import Alone
@@ -28,7 +28,7 @@ from hyperpush.networks import Network
 from hyperpush.personalize import recipes
 from hyperpush.personalize.baselines import ClusteredFL, FedAvgPlus, FedEM, FedProx, PFedMe
 from hyperpush.personalize.recipe import Model, Outer, Recipe, stacked
-from hyperpush.personalize.recipes import MTL, Head, Shared
+from hyperpush.personalize.recipes import MTL, Shared
 from hyperpush.personalize.scores import accuracy
 from hyperpush.personalize.settings import Kind, Setting
 from hyperpush.personalize.tasks import Task
@@ -88,11 +88,10 @@ def recipe_of(name: str, setting: Setting) -> tuple[Recipe, Outer | None, bool]:
 
 def why_not(name: str, network: Network, model: Model | None = None) -> str | None:
     """Why a method cannot run on a network, or with a model; None if it can."""
-    if name.removesuffix("-direct") == "head" and model is not None:
-        try:
-            Head().name(model)
-        except InvalidInput:
-            return "the model has no layer before the one that gives its logits"
+    plain = name.removesuffix("-direct")
+    if plain in RECIPES and model is not None:
+        make, outer = RECIPES[plain]
+        return make(outer).unfit(model)
     if name not in FEDERATED or network.name == "fully-connected":
         return None
     if name != "fedem":

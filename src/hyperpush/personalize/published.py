@@ -11,7 +11,7 @@ SOURCE = (
     "*: Cooperative personalized bilevel optimization over random directed networks, table 1"
 )
 
-_NETWORKS = ("fully-connected", "static-undirected", "random-undirected", "random-directed")
+NETWORKS = ("fully-connected", "static-undirected", "random-undirected", "random-directed")
 _EMNIST = {
     "sgp": ("82.2 / 73.8", "82.3 / 74.1", "79.7 / 71.6", "79.7 / 72.5"),
     "fedprox": ("69.6 / 58.2",),
@@ -42,7 +42,7 @@ _STARRED = {
     "mtl": ("73.5 / 65.9", "44.1 / 38.7", "39.7 / 36.5", "82.8 / 75.2"),
 }
 _ALL = {
-    **{("emnist", net, name): cell for name, row in _EMNIST.items() for net, cell in zip(_NETWORKS, row, strict=False)},
+    **{("emnist", net, name): cell for name, row in _EMNIST.items() for net, cell in zip(NETWORKS, row, strict=False)},
     **{
         (data, "random-directed", name): cell
         for name, row in _DIRECTED.items()

@@ -88,6 +88,10 @@ class Recipe(eqx.Module):
         """Params and hypers that go on from params that were trained with nothing personal."""
         return params, hypers
 
+    def unfit(self, model: Model) -> str | None:
+        """Why it cannot do with a model; None if it can."""
+        return None
+
     def problem(self, model: Model, l2: float = 0.0) -> Problem:
         """The mean cross-entropy f, weighted by label, + ½·l2·‖params‖², and F, not weighted, + the penalty.
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from hyperpush.errors import InvalidInput
+from hyperpush.personalize.published import NETWORKS
 from hyperpush.personalize.recipe import Outer
 
 Kind = Literal["server", "gossip", "push"]
@@ -49,15 +50,11 @@ def small(data: str, owners: int = 0) -> Setting:
     }[data]
 
 
-NETWORKS = ("fully-connected", "static-undirected", "random-undirected", "random-directed")
-
-
 def of_paper(paper: Paper, data: str, network: str, by: Kind) -> Setting:
     """A paper's setting for a data set and a network, `by` its averaging; from the start before every outer step.
 
     What a paper leaves open is taken from the others: docs/personalize.md says what.
     """
-    settings = {"personalized": _personalized, "cooperative": _cooperative, "hyper-gradient": _hyper_gradient}[paper]
     if data == "digits" and paper == "personalized":  # no paper's: a larger model of the data that ship
         return Setting(20, None, True, 600, 200, None, 20, 128, 0.1, 0.5, 200, 0.1)
     of_data = {"hyper-gradient": ("emnist",)}.get(paper, ("emnist", "cifar10", "cifar100", "shakespeare"))
@@ -66,7 +63,9 @@ def of_paper(paper: Paper, data: str, network: str, by: Kind) -> Setting:
     had = NETWORKS if data == "emnist" and paper != "cooperative" else ("random-directed",)
     if network not in had:
         raise InvalidInput("network", network, f"what the paper has for {data} (paper={paper}): {', '.join(had)}")
-    return settings(data, by)
+    if paper == "personalized":
+        return _personalized(data, by)
+    return _cooperative(data) if paper == "cooperative" else _hyper_gradient(by)
 
 
 def _personalized(data: str, by: Kind) -> Setting:
@@ -75,7 +74,7 @@ def _personalized(data: str, by: Kind) -> Setting:
         rates = (0.05, 0.25) if by == "push" else (0.0316, 0.1)
         made = Setting(100, 81_425, True, 600, 200, None, 20, 128, *rates, order=200, step=0.1, clusters=False)
     else:
-        made = _cooperative(data, by)._replace(outer_steps=20, betas=(0.9, 0.999))
+        made = _cooperative(data)._replace(outer_steps=20, betas=(0.9, 0.999))
     models = 0.1 if by == "push" else 1.0
     outer = {
         "da": Outer(0.1, 0.0),
@@ -85,7 +84,7 @@ def _personalized(data: str, by: Kind) -> Setting:
     return made._replace(outer=outer, estimator="vr-hgp" if by == "push" else "directed-rb")
 
 
-def _cooperative(data: str, _: Kind) -> Setting:
+def _cooperative(data: str) -> Setting:
     """Appendix A and its table 2; all of its models are ensembles."""
     clients, examples, steps, outer_steps, rate, order = {
         "emnist": (100, 81_425, 600, 5, 0.5, 200),
@@ -98,7 +97,7 @@ def _cooperative(data: str, _: Kind) -> Setting:
     return made._replace(outer={"mtl": Outer(1.0, 0.01)}, betas=(0.9, 0.99), estimator="directed-rb", falls=falls)
 
 
-def _hyper_gradient(_: str, by: Kind) -> Setting:
+def _hyper_gradient(by: Kind) -> Setting:
     """Appendix A.3 and table 6; of table 7 the rates of its own two methods."""
     if by == "push":
         rates, step, outer = (0.1, 0.5), 0.1, {"pl": Outer(0.1, 1e-3), "mtl": Outer(0.1, 1e-2)}

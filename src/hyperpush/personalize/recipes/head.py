@@ -38,6 +38,13 @@ class Head(Even):
         own = rest.pop(self.name(model))
         return rest, own
 
+    def unfit(self, model: Model) -> str | None:
+        try:
+            self.name(model)
+        except InvalidInput:
+            return "the model has no layer before the one that gives its logits"
+        return None
+
     def name(self, model: Model) -> str:
         """The layer that gives the logits."""
         layers = jax.eval_shape(model.init, jax.random.key(0))
