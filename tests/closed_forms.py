@@ -1,10 +1,13 @@
 """Quadratic bilevel problems solved by NumPy alone."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyperpush.problems.quadratic import quadratic
+import hyperpush as hp
+from hyperpush.tasks.quadratic import quadratic
 
 
 def solution(hypers, first):
@@ -28,11 +31,33 @@ def closed_form(hypers, first, second):
     return (hypers - second["hyper_target"]) / n - first["coupling"] @ q
 
 
+class Setting(NamedTuple):
+    """A task whose params are the inner solution, its data and its hypergradient by NumPy."""
+
+    task: hp.Task
+    first: dict[str, np.ndarray]
+    second: dict[str, np.ndarray]
+    truth: np.ndarray
+    largest: float  # eigenvalue of the mean Hessian
+
+
 def setting(clients, seed):
-    problem, _, hypers, first, second = quadratic(clients, seed)
-    first, second = (jax.tree.map(np.asarray, part) for part in (first, second))
-    x = solution(np.asarray(hypers), first)
+    task = quadratic(clients, seed)
+    first, second = (jax.tree.map(np.asarray, part) for part in (task.train, task.validation))
+    hypers = np.asarray(task.hypers)
+    x = solution(hypers, first)
     at = jnp.broadcast_to(x, (clients, x.size))
-    truth = closed_form(np.asarray(hypers), first, second)
     largest = np.linalg.eigvalsh(first["hessian"].mean(0)).max()
-    return problem, at, hypers, first, second, truth, largest
+    return Setting(task.at(params=at), first, second, closed_form(hypers, first, second), float(largest))
+
+
+def with_data(task, train=None, validation=None, hypers=None):
+    """The quadratic task with other numbers in its costs."""
+    return hp.Task(
+        inner=task.inner,
+        outer=task.outer,
+        params=hp.per_client(task.params),
+        hypers=hp.per_client(task.hypers if hypers is None else hypers),
+        train=task.train if train is None else train,
+        validation=task.validation if validation is None else validation,
+    )

@@ -7,8 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import hyperpush as hp
+from hyperpush.algorithms.base import LOOP, BilevelState
 from hyperpush.problem import Problem
-from hyperpush.problems import quadratic as quadratics
+from hyperpush.programs import program_of
+from hyperpush.tasks.quadratic import inner as one_inner
+from hyperpush.tasks.quadratic import outer as one_outer
+from hyperpush.tasks.quadratic import outer_fixed_points, quadratic
 
 
 def _mean(batch):
@@ -16,10 +20,15 @@ def _mean(batch):
 
 
 # The gradients are linear in all that differs between a client's examples, so those of a batch are unbiased.
-PROBLEM = Problem(
-    lambda params, hyper, batch: quadratics.inner(params, hyper, _mean(batch)),
-    lambda params, hyper, batch: quadratics.outer(params, hyper, _mean(batch)),
-)
+def inner(params, hyper, batch):
+    return one_inner(params, hyper, _mean(batch))
+
+
+def outer(params, hyper, batch):
+    return one_outer(params, hyper, _mean(batch))
+
+
+PROBLEM = Problem(inner, outer)
 
 
 class Slopes:
@@ -76,8 +85,8 @@ def series(hessian, terms, step):
 
 
 def sampled(clients, seed, examples=6, noise=0.3):
-    """The problem, where it starts (params, hypers, data), the oracle, and the ends x_G, x_L, x_M."""
-    made = quadratics.quadratic(clients, seed)
+    """The task, what it starts from (params, hypers, data), the oracle, and the ends x_G, x_L, x_M."""
+    made = quadratic(clients, seed)
     generator = np.random.default_rng(seed + 1)
 
     def spread(name, leaf):
@@ -88,26 +97,34 @@ def sampled(clients, seed, examples=6, noise=0.3):
         change = change + change.swapaxes(-1, -2) if name == "hessian" else change
         return leaf + change - change.mean(1, keepdims=True)
 
-    parts = [{name: spread(name, leaf) for name, leaf in part.items()} for part in (made.inner_data, made.outer_data)]
+    parts = [{name: spread(name, leaf) for name, leaf in part.items()} for part in (made.train, made.validation)]
     means = [jax.tree.map(lambda leaf: leaf.mean(1), part) for part in parts]
     start = jax.tree.map(jnp.asarray, (made.params, made.hypers, *parts))
-    return SimpleNamespace(start=start, slopes=Slopes(*means), ends=quadratics.outer_fixed_points(*means))
+    task = task_of(*start)
+    return SimpleNamespace(task=task, start=start, slopes=Slopes(*means), ends=outer_fixed_points(*means))
+
+
+def task_of(params, hypers, train, validation, common=True):
+    """The task of these costs with other starts or data."""
+    return hp.Task(
+        inner=inner,
+        outer=outer,
+        params=hp.per_client(params),
+        hypers=hp.per_client(hypers),
+        train=train,
+        validation=validation,
+        common=common,
+    )
 
 
 def recorded(made, algorithm, network):
-    """A run from the start, with the hypers and params after every iteration."""
-    params, hypers, first, second = made.start
-    return hp.optimise(
-        PROBLEM,
-        algorithm,
-        network,
-        params,
-        hypers,
-        first,
-        second,
-        jax.random.key(0),
-        record=lambda state, ctx: (state.hyper, state.params),
-    )
+    """A run from the start; its `history` has the hypers and params after every iteration."""
+    task, states = made.task, BilevelState(made.task.params, made.task.hypers)
+    record = {LOOP: lambda state, ctx: (state.hyper, state.params)}
+    program = program_of(algorithm.on(network), task.problem)
+    run = hp.Simulate().run(program, network, states, task.data, jax.random.key(0), record=record)
+    ends = {"params": run.states.params, "hypers": run.states.hyper, "history": run.history[LOOP]}
+    return SimpleNamespace(**ends, rounds=run.rounds, floats=run.floats)
 
 
 def distance(hypers, end, start):

@@ -12,7 +12,7 @@ from tiny import TINY
 
 import hyperpush
 from hyperpush import cli
-from hyperpush.experiments import registry
+from hyperpush.studies import registry
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_list_and_version(call):
 def test_list_methods_prints_what_they_declare(call):
     code, out, _ = call("list", "--methods")
     assert code == 0
-    assert all(text in out for text in ("HGP", "time-varying", "everybody's mean outer cost", "Terashita"))
+    assert all(text in out for text in ("HGP", "two-way", "through the steps of SGP", "Terashita"))
 
 
 def test_bench_runs_like_an_experiment(call, monkeypatch):
@@ -127,8 +127,8 @@ def test_an_unexpected_error_keeps_its_traceback(call, tmp_path):
 
 def test_termination_leaves_nothing(tmp_path):
     program = (
-        "import time, sys; from hyperpush import cli; from hyperpush.experiments import registry\n"
-        "from hyperpush.config import Config; from hyperpush.experiments.registry import Experiment\n"
+        "import time, sys; from hyperpush import cli; from hyperpush.studies import registry\n"
+        "from hyperpush.config import Config; from hyperpush.studies.registry import Experiment\n"
         "def wait(config, run): print('ready', flush=True); time.sleep(600)\n"
         "registry.experiments = lambda: {'wait': Experiment('wait', '', Config, wait)}\n"
         "cli.main(['run', 'wait', '--out', 'here'])"

@@ -5,9 +5,10 @@ from typing import cast
 import pytest
 from tiny import TINY, TinyConfig
 
-from hyperpush.config import default_toml, load_config, load_object, to_toml
+from hyperpush.config import default_toml, load_config, to_toml
 from hyperpush.errors import InvalidInput
-from hyperpush.experiments.registry import experiments
+from hyperpush.spec import load_function
+from hyperpush.studies.registry import experiments
 
 KNOWN = {"tiny": TINY}
 
@@ -120,22 +121,22 @@ def test_every_experiment_shows_a_file_that_gives_its_defaults(tmp_path):
             assert load_config(str(file), [], known) == (experiment, experiment.config())
 
 
-def test_load_object_finds_functions_of_the_current_directory(tmp_path, monkeypatch):
+def test_load_function_finds_functions_of_the_current_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_problem.py").write_text("constant = 1\ndef make():\n    return 42\n")
-    assert load_object("my_problem:make")() == 42
+    assert load_function("problem", "my_problem:make")() == 42
     with pytest.raises(InvalidInput, match="did you mean 'my_problem:make'"):
-        load_object("my_problem:mkae")
+        load_function("problem", "my_problem:mkae")
     with pytest.raises(InvalidInput, match="my_problem:make"):
-        load_object("my_problem:constant")
+        load_function("problem", "my_problem:constant")
 
 
 @pytest.mark.parametrize("spec", ["my_problem", ":make", "no_such_module_here:make", "broken_problem:make"])
-def test_load_object_refuses_what_does_not_import(tmp_path, monkeypatch, spec):
+def test_load_function_refuses_what_does_not_import(tmp_path, monkeypatch, spec):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "broken_problem.py").write_text("1 / 0\n")
     with pytest.raises(InvalidInput) as caught:
-        load_object(spec, "outer.problem")
+        load_function("outer.problem", spec)
     assert caught.value.field == "outer.problem"

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import hyperpush as hp
@@ -19,9 +20,16 @@ def wide():
         yield
 
 
-def losses(params, examples):
+def losses(params, hyper, examples):
     inputs, targets = examples
     return 0.5 * (inputs @ params - targets) ** 2
+
+
+def task_of(losses, params, train, validation=None, **more):
+    """A task without hypers that matter: they are in no cost."""
+    validation = train if validation is None else validation
+    given = {"params": params, "hypers": 0.0, "train": train, "validation": validation}
+    return hp.Task(inner=losses, outer=losses, **given, **more)
 
 
 def drawn(counts, seed):
@@ -30,11 +38,13 @@ def drawn(counts, seed):
 
 
 TRAIN, VALIDATION = drawn(COUNTS, 0), drawn((4, 4, 4), 1)
+ONE_SIZE = (np.ones((3, 4, SIZE)), np.ones((3, 4)))
+SOLVER = hp.SGP(2, 0.1)
 
 
 @pytest.fixture(scope="module")
 def setting(wide):
-    return influence.weighted(losses, jnp.zeros((3, SIZE)), hp.ragged(TRAIN), hp.ragged(VALIDATION), l2=L2)
+    return task_of(losses, jnp.zeros(SIZE), TRAIN, VALIDATION).with_l2(L2)
 
 
 class Exact:
@@ -66,7 +76,7 @@ def removed(places):
 
 @pytest.fixture(scope="module")
 def solution(setting):
-    return jnp.broadcast_to(Exact().x, (3, SIZE))
+    return setting.at(params=jnp.broadcast_to(Exact().x, (3, SIZE)))
 
 
 NETWORK = hp.networks.RandomDirected(3, probability=(0.4, 0.8))
@@ -74,8 +84,8 @@ NETWORK = hp.networks.RandomDirected(3, probability=(0.4, 0.8))
 
 @pytest.fixture(scope="module", params=["tracked", "HGP"])
 def found(request, setting, solution):
-    estimator = None if request.param == "tracked" else hp.HGP(400, 40, 0.4)
-    return influence.scores(setting, NETWORK, solution, KEY, estimator=estimator, curvature_steps=SIZE)
+    method = hp.TrackedHGP() if request.param == "tracked" else hp.HGP(400, 40, 0.4)
+    return influence.scores(solution, method, NETWORK, key=KEY, curvature_steps=SIZE)
 
 
 def test_scores_are_the_closed_form(found):
@@ -123,38 +133,38 @@ def test_groups_and_clients_that_leave_are_retraining_itself(setting, solution):
     groups = [([(0, 1), (0, 3), (2, 5)], []), ([], [1]), ([(1, number) for number in range(8)], [])]
     for places, clients in groups:
         weights = influence.without(setting, places, clients)
-        found = influence.group_score(setting, NETWORK, solution, KEY, weights, estimator=hp.Dense())
+        found = influence.group_score(solution, hp.hypergradients.Dense(), NETWORK, weights, key=KEY)
         exact = Exact(removed(places), [client not in clients for client in range(3)])
         assert found == pytest.approx(exact.total() - Exact().total(), rel=1e-9)
 
 
-def test_a_client_without_curvature_does_not_upset_the_default(setting, solution):
+def test_a_client_without_curvature_does_not_upset_plain_steps(setting, solution):
     weights = influence.without(setting, clients=[2])
-    found = influence.group_score(setting, NETWORK, solution, KEY, weights)
+    found = influence.group_score(solution, hp.TrackedHGP(acceleration=0), NETWORK, weights, key=KEY)
     assert found == pytest.approx(Exact(clients=(1, 1, 0)).total() - Exact().total(), rel=1e-3)
 
 
 def test_damping_adds_to_the_hessian(setting, solution):
     exact = Exact()
-    found = influence.scores(setting, NETWORK, solution, KEY, estimator=hp.Dense(), damping=0.7, curvature_steps=0)
+    found = influence.scores(solution, hp.hypergradients.Dense(), NETWORK, key=KEY, damping=0.7, curvature_steps=0)
     q = np.linalg.solve(exact.hessian + 3 * 0.7 * np.eye(SIZE), exact.steepest())
     np.testing.assert_allclose(found.examples[1], exact.gradients(1) @ q, rtol=1e-9)
     assert found.curvature is None
 
 
 def test_indefinite_hessians_are_told():
-    def saddle(params, examples):
+    def saddle(params, hyper, examples):
         inputs, signs = examples
         return 0.5 * signs * (inputs @ params) ** 2
 
     inputs = np.broadcast_to(np.eye(2), (3, 2, 2))
     data = (inputs, np.broadcast_to([1.0, -0.5], (3, 2)))  # mean Hessian diag(½, −¼)
-    made = influence.weighted(saddle, jnp.ones((3, 2)), data, data)
-    found = influence.scores(made, NETWORK, made.params, KEY, estimator=hp.Dense(), curvature_steps=5)
+    made = task_of(saddle, jnp.ones(2), data)
+    found = influence.scores(made, hp.hypergradients.Dense(), NETWORK, key=KEY, curvature_steps=5)
     np.testing.assert_allclose(np.asarray(found.curvature), (-0.25, 0.5), rtol=1e-6)
     (sentence,) = found.warnings
     assert "-0.25" in sentence
-    damped = influence.scores(made, NETWORK, made.params, KEY, estimator=hp.Dense(), damping=0.3, curvature_steps=5)
+    damped = influence.scores(made, hp.hypergradients.Dense(), NETWORK, key=KEY, damping=0.3, curvature_steps=5)
     assert damped.warnings == []
 
 
@@ -162,9 +172,9 @@ def test_clients_that_mix_slowly_agree_on_the_curvature():
     n, size = 16, 6
     generator = np.random.default_rng(5)
     data = (generator.normal(size=(n, 4, size)) * generator.uniform(0.2, 2, (n, 1, size)), np.zeros((n, 4)))
-    made = influence.weighted(losses, jnp.zeros((n, size)), data, data)
+    made = task_of(losses, jnp.zeros(size), data)
     values = np.linalg.eigvalsh(np.einsum("nmi,nmj->ij", data[0], data[0]) / (4 * n))
-    found = influence.curvature(made, hp.networks.Ring(n), made.params, KEY, steps=size)
+    found = influence.curvature(made, hp.networks.Ring(n), key=KEY, steps=size)
     np.testing.assert_allclose(found, (values[0], values[-1]), rtol=1e-6)
 
 
@@ -172,14 +182,14 @@ def test_singular_hessians_are_not_called_indefinite():
     with jax.enable_x64(False):
         inputs = np.random.default_rng(2).normal(size=(3, 2, 9)).astype(np.float32)  # rank 6 of 9
         data = (inputs, np.zeros((3, 2), np.float32))
-        made = influence.weighted(losses, jnp.zeros((3, 9)), data, data)
-        found = influence.scores(made, NETWORK, made.params, KEY, estimator=hp.HGP(2, 2, 0.1))
+        made = task_of(losses, jnp.zeros(9), data)
+        found = influence.scores(made, hp.HGP(2, 2, 0.1), NETWORK, key=KEY)
         assert found.curvature is not None
         assert abs(found.curvature.smallest) < 1e-4
         assert found.warnings == []
-        alone = influence.scores(made, NETWORK, made.params, KEY, estimator=hp.HGP(2, 2, 0.1), curvature_steps=0)
-    assert found.estimate.rounds > alone.estimate.rounds
-    assert found.estimate.hessian_products == alone.estimate.hessian_products + 9
+        alone = influence.scores(made, hp.HGP(2, 2, 0.1), NETWORK, key=KEY, curvature_steps=0)
+    assert found.costs.rounds > alone.costs.rounds == alone.estimate.costs.rounds
+    assert found.costs.hessian_products == alone.costs.hessian_products + 9
 
 
 def test_retraining_is_gradient_descent_without_them(setting):
@@ -187,7 +197,7 @@ def test_retraining_is_gradient_descent_without_them(setting):
     weights = [influence.without(setting, own) for own in places]
     # With full batches and all links, SGP is gradient descent on the mean cost.
     network = hp.networks.FullyConnected(3)
-    costs = influence.retrain(setting, hp.SGP(25, 0.3), network, KEY, weights, at_once=2)
+    costs = influence.retrain(setting, hp.SGP(25, 0.3), network, weights, key=KEY, at_once=2)
     assert costs.shape == (3, 3)
     for own, row in zip(places, costs, strict=True):
         exact, x = Exact(removed(own)), np.zeros(SIZE)
@@ -197,11 +207,11 @@ def test_retraining_is_gradient_descent_without_them(setting):
 
 
 def test_retrainings_share_links_and_mini_batches_with_the_run(setting):
-    solver = hp.SGP(12, 0.2, batch=3)
-    weights = [setting.hypers, influence.without(setting, [(1, 4)])]
-    costs = influence.retrain(setting, solver, NETWORK, KEY, weights)
+    solver = hp.SGP(12, 0.2, batch_size=3)
+    weights = [influence.without(setting), influence.without(setting, [(1, 4)])]
+    costs = influence.retrain(setting, solver, NETWORK, weights, key=KEY)
     for own, row in zip(weights, costs, strict=True):
-        trained = hp.train(setting.problem, solver, NETWORK, setting.params, own, setting.inner_data, KEY).params
+        trained = hp.train(influence.weighted(setting).at(hypers=own), solver, NETWORK, key=KEY).params
         expected = [0.5 * np.mean((a @ x - b) ** 2) for (a, b), x in zip(VALIDATION, np.asarray(trained), strict=True)]
         np.testing.assert_allclose(row, expected, rtol=1e-9)
     assert np.any(costs[0] != costs[1])
@@ -220,28 +230,22 @@ def test_agreement_by_hand():
 @pytest.mark.parametrize(
     ("call", "field"),
     [
-        (lambda s: influence.weighted(losses, s.params, hp.ragged(TRAIN), hp.ragged(VALIDATION), l2=-1), "l2"),
-        (lambda s: influence.weighted(losses, s.params, jnp.zeros(3), hp.ragged(VALIDATION)), "train"),
         (
-            lambda s: influence.weighted(
-                lambda x, e: jnp.sum(losses(x, e)), s.params, hp.ragged(TRAIN), hp.ragged(VALIDATION)
-            ),
-            "losses",
+            lambda s: influence.weighted(task_of(lambda x, h, e: jnp.sum(losses(x, h, e)), jnp.zeros(SIZE), ONE_SIZE)),
+            "task.inner",
         ),
         (lambda s: influence.without(s, [(0, 5)]), "places"),  # client 0 owns five, and padding
         (lambda s: influence.without(s, [(3, 0)]), "places"),
-        (lambda s: influence.without(s, clients=[-1]), "clients"),
-        (lambda s: influence.scores(s, NETWORK, s.params, KEY, damping=-0.1), "damping"),
-        (lambda s: influence.scores(s, NETWORK, s.params, KEY, estimator=hp.DirectGradient()), "estimator"),
+        (lambda s: influence.without(s, clients=[-1]), "client"),
+        (lambda s: influence.scores(s, hp.TrackedHGP(), NETWORK, key=KEY, damping=-0.1), "damping"),
+        (lambda s: influence.scores(s, hp.hypergradients.DirectGradient(), NETWORK, key=KEY), "method"),
         (
-            lambda s: influence.scores(
-                s, NETWORK, s.params, KEY, estimator=hp.ITDBackward(hp.SGP(2, 0.1)), damping=0.1
-            ),
+            lambda s: influence.scores(s, hp.hypergradients.ITDBackward(SOLVER), NETWORK, key=KEY, damping=0.1),
             "damping",
         ),
-        (lambda s: influence.curvature(s, NETWORK, s.params, KEY, steps=0), "steps"),
-        (lambda s: influence.retrain(s, hp.SGP(2, 0.1), NETWORK, KEY, []), "weights"),
-        (lambda s: influence.retrain(s, hp.SGP(2, 0.1), NETWORK, KEY, [s.hypers], at_once=0), "at_once"),
+        (lambda s: influence.curvature(s, NETWORK, key=KEY, steps=0), "steps"),
+        (lambda s: influence.retrain(s, SOLVER, NETWORK, [], key=KEY), "weights"),
+        (lambda s: influence.retrain(s, SOLVER, NETWORK, [influence.without(s)], key=KEY, at_once=0), "at_once"),
         (lambda s: influence.agreement(np.ones(2), np.ones(3)), "predicted"),
     ],
 )
@@ -252,7 +256,6 @@ def test_bad_input_is_named(setting, call, field):
 
 
 def test_optimisers_that_would_mix_runs_are_refused(setting):
-    import optax
-
-    with pytest.raises(InvalidInput, match=r"solver\.rate"):
-        influence.retrain(setting, hp.SGP(2, optax.clip_by_global_norm(1.0)), NETWORK, KEY, [setting.hypers])
+    solver = hp.SGP(2, optimizer=optax.clip_by_global_norm(1.0))
+    with pytest.raises(InvalidInput, match=r"method\.optimizer"):
+        influence.retrain(setting, solver, NETWORK, [influence.without(setting)], key=KEY)

@@ -11,11 +11,12 @@ import pytest
 import hyperpush as hp
 from hyperpush import cli, planning
 from hyperpush.config import load_config
-from hyperpush.engine import compiled, simulate
-from hyperpush.experiments import registry
+from hyperpush.engines import compiled
+from hyperpush.engines.simulate import Simulate
 from hyperpush.planning import Planner
-from hyperpush.program import Local, Repeat
+from hyperpush.programs import Local, Repeat
 from hyperpush.run import planned
+from hyperpush.studies import registry
 
 SMALL = ["clients=4", "outer.steps=2", "inner.steps=30", "estimator.order=5", "estimator.pushes=3"]
 
@@ -29,7 +30,7 @@ def test_a_plan_counts_what_the_algorithms_send(monkeypatch):
     # Three inner solves of 30 pushes and two estimates of 5·3; then one estimate. Six params and a weight, float32.
     assert (solve["rounds"], estimate["rounds"]) == (3 * 30 + 2 * 15, 15)
     assert solve["bytes_per_round"] == estimate["bytes_per_round"] == 4 * 7
-    assert (solve["call"], solve["clients"]) == ("start, SGP, outer, HGP", 4)
+    assert (solve["call"], solve["clients"]) == ("start, SGP, iterations, HGP", 4)
     # Both devices send the sums for the other's two clients; the estimate's pushes are composed into one.
     assert solve["megabytes_moved"] == pytest.approx(2 * 2 * 28 * (90 + 2 * 5) / 2**20)
     assert estimate["megabytes_moved"] == pytest.approx(2 * 2 * 28 * 5 / 2**20)
@@ -62,7 +63,7 @@ def test_only_what_is_divided_is_divided():
     found = {}
     for processes in (1, 2):
         with (planner := Planner(processes)).active():
-            simulate.run(program, hp.networks.Ring(5), states, data, jax.random.key(0))
+            Simulate().run(program, hp.networks.Ring(5), states, data, jax.random.key(0))
         (piece,) = planner.pieces
         found[processes] = piece.megabytes_per_process * 2**20
     assert found[1] == 2 * 5 * 400 + 5 * 40

@@ -17,11 +17,11 @@ from hyperpush import cli
 from hyperpush.checkpoints import Policy, store
 from hyperpush.config import Config
 from hyperpush.errors import Diverged, InvalidInput
-from hyperpush.experiments import registry
-from hyperpush.experiments.registry import Experiment
-from hyperpush.problems.quadratic import quadratic
 from hyperpush.run import execute, resume
 from hyperpush.saved import load
+from hyperpush.studies import registry
+from hyperpush.studies.registry import Experiment
+from hyperpush.tasks.quadratic import quadratic
 
 STOP: dict[str, Any] = {}
 POLICY = Policy(minutes=None, rounds=20)
@@ -35,22 +35,18 @@ class Pieces(Config):
 
 def run_pieces(config: Pieces, run: Any) -> dict[str, Any]:
     """Train twice; whoever asks for it is interrupted at some round of the second time."""
-    made = quadratic(3, 0)
-    params, norms = made.params, []
+    task, norms = quadratic(3, 0), []
     for piece in range(2):
 
         def progress(name: str, done: int, total: int, piece: int = piece) -> None:
             if piece == 1 and done >= STOP.get("at", 1000):
                 raise STOP["error"]
 
-        found = hp.train(
-            made.problem, hp.SGP(config.steps, 0.1), hp.networks.Ring(3), params, made.hypers, made.inner_data,
-            jax.random.key(piece), progress=progress,
-        )  # fmt: skip
-        params = found.params
-        norms.append(float(jax.numpy.linalg.norm(params)))
+        solver, told = hp.SGP(config.steps, 0.1), (hp.hooks.Progress(progress),)
+        task = hp.train(task, solver, hp.networks.Ring(3), key=piece, hooks=told).task
+        norms.append(float(jax.numpy.linalg.norm(task.params)))
         run.record(piece=piece, norm=norms[-1])
-        run.save_models(f"params-{piece}", params)
+        run.save_models(f"params-{piece}", task.params)
     return {"norms": norms}
 
 

@@ -13,8 +13,8 @@ from scipy import stats
 from hyperpush import cli, saved
 from hyperpush.config import Config
 from hyperpush.errors import Diverged
-from hyperpush.experiments import registry
-from hyperpush.experiments.registry import Experiment, Tuning
+from hyperpush.studies import registry
+from hyperpush.studies.registry import Experiment, Tuning
 from hyperpush.sweep.plan import RATES
 from hyperpush.sweep.statistics import choose, interval
 

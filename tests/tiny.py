@@ -7,9 +7,9 @@ from pydantic import Field
 
 from hyperpush.config import Config
 from hyperpush.errors import Diverged
-from hyperpush.experiments.registry import Experiment
 from hyperpush.report.figures import Curve, error_curves, panels
 from hyperpush.run import Run
+from hyperpush.studies.registry import Experiment
 
 
 class Network(Config):

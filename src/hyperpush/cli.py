@@ -12,14 +12,14 @@ from rich.console import Console
 
 import hyperpush
 from hyperpush.checkpoints import Policy
-from hyperpush.config import default_toml, find, load_config
+from hyperpush.config import default_toml, load_config
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
-from hyperpush.experiments import registry
-from hyperpush.experiments.registry import Experiment
 from hyperpush.report.tables import table
 from hyperpush.run import Run, cut_off, execute, planned
 from hyperpush.run import resume as go_on
 from hyperpush.saved import to_json
+from hyperpush.studies import registry
+from hyperpush.studies.registry import Experiment
 
 app = typer.Typer(
     help="Decentralized bilevel optimization over directed, changing networks.",
@@ -70,26 +70,20 @@ def list_(
 ) -> None:
     """List the experiments and networks, or the methods with what they need and send."""
     if methods:
-        declared = importlib.import_module("hyperpush.declarations")
-        kinds = {
-            "hyper-gradients": declared.ESTIMATORS,
-            "bilevel algorithms": declared.ALGORITHMS,
-            "on graphs": declared.ON_GRAPHS,
+        methods_of = importlib.import_module("hyperpush.registry").registered
+        titles = {
+            "inner": "inner solvers",
+            "hypergradients": "hypergradients",
+            "algorithms": "bilevel algorithms",
+            "big_fed": "on graphs",
         }
-        for title, kind in kinds.items():
+        shown = ("network", "target", "note", "fixed_point", "sends", "paper")
+        for kind, title in titles.items():
             rows = [
-                (
-                    name,
-                    each.network,
-                    each.target,
-                    each.fixed_point,
-                    each.sends,
-                    "yes" if each.matrices else "no",
-                    each.paper,
-                )
-                for name, each in kind.items()
+                (name, *(getattr(each.info, column) for column in shown), "yes" if each.info.matrices else "no")
+                for name, each in methods_of(kind).items()
             ]
-            _print_table(title, ("name", "network", "target", "ends at", "sends", "matrices", "paper"), rows)
+            _print_table(title, ("name", *shown, "matrices"), rows)
     else:
         listed = registry.experiments().values()
         _print_table("experiments", ("name", "summary"), [(each.name, each.summary) for each in listed])
@@ -183,12 +177,19 @@ def plan(
     if found["stopped"]:
         totals.append(("not planned further", found["stopped"]))
     _print_table("together", ("quantity", "about"), totals)
+    if found["assumes"]:
+        print(found["assumes"])
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(metavar="NAME", help="An experiment.")]) -> None:
-    """Print an experiment's options as TOML to start from."""
-    print(default_toml(find(name, registry.experiments())), end="")
+def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A study, method, network or engine.")]) -> None:
+    """Print the options of a study, method, network or engine as TOML to start from, each with its explanation."""
+    known = registry.experiments()
+    if name in known:
+        print(default_toml(known[name]), end="")
+    else:
+        explain = importlib.import_module("hyperpush.explain")
+        print(explain.options_toml(*explain.find_class(name, list(known))), end="")
 
 
 @app.command()

@@ -1,11 +1,10 @@
 """From a TOML file or a name, and `key=value` overrides, to a validated configuration."""
 
-import importlib
 import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +12,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hyperpush.errors import InvalidInput, unknown
-from hyperpush.experiments.registry import Experiment
+from hyperpush.studies.registry import Experiment
 
 
 class Config(BaseModel):
@@ -23,16 +22,32 @@ class Config(BaseModel):
 
 
 def load_config(source: str, overrides: Sequence[str], known: Mapping[str, Experiment]) -> tuple[Experiment, BaseModel]:
-    """The experiment that `source` (a name or a `.toml` file) asks for, and its options after the overrides."""
+    """The experiment that `source` (a name or a `.toml` file) asks for, and its options after the overrides.
+
+    A file with `[task]` is a spec; one with `experiment = …` is a study.
+    """
     if source.endswith(".toml"):
-        values = _read(Path(source))
-        name = values.pop("experiment", None)
+        values = read_toml(Path(source))
+        name = "spec" if is_spec(values) else values.pop("experiment", None)
+        import_from(Path(source).resolve().parent)
     else:
         name, values = source, {}
     experiment = find(name, known)
     for override in overrides:
         _override(values, override, experiment.config)
     return experiment, validate(experiment.config, values, experiment.name)
+
+
+def import_from(folder: Path) -> None:
+    """Let modules of a folder be named: those beside a file, and those in the current directory."""
+    for each in (str(folder), str(Path.cwd())):
+        if each not in sys.path:
+            sys.path.insert(0, each)
+
+
+def is_spec(values: Mapping[str, Any]) -> bool:
+    """Whether the content of a file is a spec, and no study's options."""
+    return "task" in values and "experiment" not in values
 
 
 def find(name: Any, known: Mapping[str, Experiment]) -> Experiment:
@@ -55,7 +70,8 @@ def validate(model: type[BaseModel], values: dict[str, Any], name: str = "config
 
 def to_toml(experiment: str, config: BaseModel) -> str:
     """The TOML that gives this configuration again."""
-    return tomli_w.dumps({"experiment": experiment, **config.model_dump(mode="json", exclude_none=True)})
+    named = {} if experiment == "spec" else {"experiment": experiment}
+    return tomli_w.dumps({**named, **config.model_dump(mode="json", exclude_none=True)})
 
 
 def default_toml(experiment: Experiment) -> str:
@@ -64,26 +80,8 @@ def default_toml(experiment: Experiment) -> str:
     return "\n".join([*lines, *_document(experiment.config(), ())]) + "\n"
 
 
-def load_object(spec: str, field: str = "problem") -> Callable[..., Any]:
-    """The function that `module:function` names; modules in the current directory can be named too."""
-    module_name, _, name = spec.partition(":")
-    if not module_name or not name:
-        raise InvalidInput(field, spec, "module:function")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise InvalidInput(field, spec, f"a module that imports ({type(error).__name__}: {error})") from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        functions = [f"{module_name}:{key}" for key, value in vars(module).items() if callable(value) and key[0] != "_"]
-        raise unknown(field, spec, functions)
-    return found
-
-
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

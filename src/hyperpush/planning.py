@@ -1,6 +1,6 @@
 """What a run would take, before anything of it runs.
 
-The experiment runs with engines that compute nothing: each call is surveyed and answered with ones of the right shape.
+The experiment runs with engines that compute nothing: each call is profiled and answered with ones of the right shape.
 What an experiment does between the calls it does for real.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush.errors import InvalidInput
+from hyperpush.privacy import ASSUMPTION
 
 LARGE = 1 << 24  # bytes
 PRODUCT = 1500  # rows of the matrices whose product tells how fast the machine is
@@ -126,6 +127,7 @@ def plan(run: Callable[[Any], Any], processes: int) -> dict[str, Any]:
         "megabytes_per_process": max((each.megabytes_per_process for each in planner.pieces), default=0.0),
         "seconds": sum(seconds),
         "epsilon": noted.epsilon,
+        "assumes": ASSUMPTION if noted.epsilon else None,
         "stopped": stopped,
     }
 

@@ -1,104 +1,195 @@
-"""One client's inner and outer cost."""
+"""One client's inner and outer cost as a method sees them: costs, gradients and products."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.counting import marked
-from hyperpush.data.batches import Data, Ragged, everything
+from hyperpush.checks import check_nonnegative
+from hyperpush.data.batches import Batch, BatchCost, open_batch
 from hyperpush.errors import InvalidInput
-from hyperpush.processes import visible
+from hyperpush.programs import Node
+from hyperpush.programs.counting import marked
 
-Cost = Callable[[PyTree, PyTree, PyTree], Float[Array, ""]]
+Cost = Callable[[PyTree, PyTree, PyTree], Float[Array, "..."]]  # (params, hyper, batch) -> losses, or one scalar
+Penalty = Callable[[PyTree, PyTree], Float[Array, ""]]  # (params, hyper) -> a scalar
+
+
+class ModelLoss(eqx.Module):
+    """A cost in two parts: `loss(model(params, hyper, batch), batch)`. Gauss–Newton products need the parts."""
+
+    model: Callable[[PyTree, PyTree, PyTree], PyTree]
+    loss: Callable[[PyTree, PyTree], Float[Array, "..."]]
+
+    def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, "..."]:
+        return self.loss(self.model(params, hyper, batch), batch)
+
+
+class JointCost(eqx.Module):
+    """An outer cost of all clients together, such as one of the graph that they sit on.
+
+    What clients send of themselves is `represent(params, hyper)`, one vector each. `own`, if there is one, is an outer
+    cost of each client's own, whose mean over clients is added.
+    """
+
+    represent: Callable[[PyTree, PyTree], Float[Array, " d"]] = eqx.field(kw_only=True)
+    own: Cost | None = eqx.field(kw_only=True, default=None)
+
+    def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
+        """No client can compute it alone."""
+        raise InvalidInput("task.outer", f"{type(self).__name__}, a cost of all clients", "a cost of each client's own")
+
+
+class L2(eqx.Module):
+    """The penalty ½·rate·‖params‖², beside another one if there is one."""
+
+    rate: Any
+    beside: Penalty | None = None
+
+    def __call__(self, params: PyTree, hyper: PyTree) -> Float[Array, ""]:
+        numbers = eqx.filter(params, eqx.is_inexact_array)  # a module has other leaves, too
+        own = 0.5 * self.rate * jnp.asarray(optax.tree.norm(numbers, squared=True))
+        return own if self.beside is None else own + self.beside(params, hyper)
 
 
 class Problem(eqx.Module):
     """min over every client's hyper λ_i of Σ_s F_s(x*, λ_s), where x* = argmin_x Σ_k f_k(x, λ_k).
 
-    `inner(params, hyper, batch)` is f and `outer(params, hyper, batch)` is F, each for one client: pure functions of
-    any pytrees that return a scalar.
+    f is the mean of the `inner` losses plus the `penalty`, F the mean of the `outer` losses plus the `outer_penalty`.
+    Methods reach data through the gradients and products below, and through nothing else. `private` says whether these
+    are clipped and get noise.
     """
 
-    inner: Cost = eqx.field(static=True)
-    outer: Cost = eqx.field(static=True)
+    private: ClassVar[bool] = False
 
-    def with_l2(self, rate: float) -> "Problem":
-        """The same problem with ½·rate·‖params‖² added to every inner cost."""
-        if rate < 0:
-            raise InvalidInput("l2", rate, "0 or more")
+    inner: Cost
+    outer: Cost
+    penalty: Penalty | None = None
+    outer_penalty: Penalty | None = None
+    fixed: PyTree = None  # what of the params is no array of numbers, such as a model's activation functions
+    by_example: tuple[bool, ...] = eqx.field(static=True, default=())  # leaves of the hypers with a row per example
+    outer_on: str = eqx.field(static=True, default="validation")
 
-        def inner(params, hyper, batch):
-            return self.inner(params, hyper, batch) + 0.5 * rate * optax.tree.norm(params, squared=True)
+    # ------------------------------------------------------------------ costs
 
-        return Problem(inner, self.outer)
+    def inner_losses(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, "..."]:
+        """One loss per example of a batch, without the penalty; a scalar if the cost is one."""
+        return self._losses(self.inner, params, hyper, batch)
+
+    def outer_losses(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, "..."]:
+        """The same for the outer cost."""
+        return self._losses(self.outer, params, hyper, batch)
+
+    def inner_cost(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
+        """f."""
+        return self._cost(self.inner, self.penalty, params, hyper, batch)
+
+    def outer_cost(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
+        """F."""
+        return self._cost(self.outer, self.outer_penalty, params, hyper, batch)
+
+    def measure(self, metric: Cost, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
+        """A metric's mean over the examples of a batch."""
+        return self._cost(metric, None, params, hyper, batch)
+
+    def _losses(self, cost: Cost, params: PyTree, hyper: PyTree, batch: PyTree) -> Any:
+        # Whatever the function returns: it is a user's, and checked elsewhere.
+        examples, mask, number = open_batch(batch)
+        if number is not None and any(self.by_example):
+            leaves, structure = jax.tree.flatten(hyper)
+            # The barrier keeps XLA from moving the look-up into every use of it.
+            picked = [
+                jax.lax.optimization_barrier(leaf[number]) if rows else leaf
+                for leaf, rows in zip(leaves, self.by_example, strict=True)
+            ]
+            hyper = structure.unflatten(picked)
+        if isinstance(cost, BatchCost):
+            size = jax.tree.leaves(examples)[0].shape[0]
+            examples = Batch(examples, jnp.ones(size) if mask is None else mask)
+        return cost(self.whole(params), hyper, examples)
+
+    def _cost(
+        self, cost: Cost, penalty: Penalty | None, params: PyTree, hyper: PyTree, batch: PyTree
+    ) -> Float[Array, ""]:
+        values = self._losses(cost, params, hyper, batch)
+        if values.ndim:
+            values = batch.mean(values) if isinstance(batch, Batch) else jnp.mean(values)
+        if not jnp.issubdtype(values.dtype, jnp.floating):  # a metric may count
+            values = values.astype(jnp.zeros(()).dtype)
+        return values if penalty is None else values + penalty(self.whole(params), hyper)
+
+    def whole(self, params: PyTree) -> PyTree:
+        """Params as the user's functions take them."""
+        return params if self.fixed is None else eqx.combine(params, self.fixed)
+
+    def protect(self, program: Node) -> Node:
+        """A program of this problem as engines run it: itself; with noise where the problem is private."""
+        return program
+
+    # -------------------------------------------------- gradients and products
 
     def inner_gradient(self, params: PyTree, hyper: PyTree, batch: PyTree) -> PyTree:
         """∂_x f."""
-        return marked("gradients", jax.grad(self.inner)(params, hyper, batch), derivative="hessian_products")
+        gradient = jax.grad(self.inner_cost)(params, hyper, batch)
+        return marked("gradients", gradient, "train", derivative="hessian_products")
 
     def outer_gradients(self, params: PyTree, hyper: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """(∂_x F, ∂_λ F)."""
-        return marked("gradients", jax.grad(self.outer, argnums=(0, 1))(params, hyper, batch))
+        return marked("gradients", jax.grad(self.outer_cost, argnums=(0, 1))(params, hyper, batch), self.outer_on)
 
     def products(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
         """(∂²_xx f · vector, ∂²_λx f · vector) in one forward-over-reverse pass."""
         along_x, along_hyper = self._product((0, 1), params, hyper, batch, vector)
-        return marked("hessian_products", along_x), marked("jacobian_products", along_hyper)
+        return marked("hessian_products", along_x, "train"), marked("jacobian_products", along_hyper, "train")
 
     def hessian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
         """∂²_xx f · vector."""
-        return marked("hessian_products", self._product(0, params, hyper, batch, vector))
+        return marked("hessian_products", self._product(0, params, hyper, batch, vector), "train")
 
     def jacobian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
         """∂²_λx f · vector."""
-        return marked("jacobian_products", self._product(1, params, hyper, batch, vector))
+        return marked("jacobian_products", self._product(1, params, hyper, batch, vector), "train")
+
+    def gauss_newton(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Callable[[PyTree], PyTree]:
+        """v ↦ R'ᵀ ℓ'' R' v for a cost given as (model, loss), linearized once for many v; penalties keep their Hessian.
+
+        It is the Hessian without the model's own curvature, so a loss that is convex in the model's output gives no
+        negative eigenvalue.
+        """
+        if not isinstance(self.inner, ModelLoss):
+            raise InvalidInput("task.inner", "a cost in one part", "(model, loss): Gauss–Newton needs both parts")
+        model, loss = self.inner.model, self.inner.loss
+        examples, penalty = open_batch(batch)[0], self.penalty
+        outputs, push = jax.linearize(lambda x: model(self.whole(x), hyper, examples), params)
+        pull = jax.linear_transpose(push, params)
+
+        def reduced(outputs: PyTree) -> Float[Array, ""]:
+            values = loss(outputs, examples)
+            if not values.ndim:
+                return values
+            return batch.mean(values) if isinstance(batch, Batch) else jnp.mean(values)
+
+        def product(vector: PyTree) -> PyTree:
+            bent = jax.jvp(jax.grad(reduced), (outputs,), (push(vector),))[1]
+            total = pull(bent)[0]
+            if penalty is not None:
+                slope = jax.grad(lambda x, penalty=penalty: penalty(self.whole(x), hyper))
+                total = jax.tree.map(jnp.add, total, jax.jvp(slope, (params,), (vector,))[1])
+            return marked("hessian_products", total, "train")
+
+        return product
+
+    def with_l2(self, rate: float) -> "Problem":
+        """The same problem with ½·rate·‖params‖² added to every inner cost."""
+        return replace(self, penalty=L2(check_nonnegative("l2", rate), self.penalty))
 
     def _product(
         self, by: int | tuple[int, int], params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree
     ) -> PyTree:
-        gradients = jax.grad(self.inner, argnums=by)
+        gradients = jax.grad(self.inner_cost, argnums=by)
         return jax.jvp(lambda x: gradients(x, hyper, batch), (params,), (vector,))[1]
-
-
-def check(problem: Problem, params: PyTree, hypers: PyTree, data: Data, clients: int) -> None:
-    """Refuse arguments that cannot work, naming the one at fault."""
-    parts = (("params", params), ("hypers", hypers), ("inner_data", data.inner), ("outer_data", data.outer))
-    for name, tree in parts:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            field, array, shape = f"{name}{jax.tree_util.keystr(path)}", visible(leaf), jnp.shape(leaf)
-            if not shape or shape[0] != clients:
-                raise InvalidInput(field, shape, f"{clients} clients on axis 0")
-            if name in ("params", "hypers") and not jnp.issubdtype(array.dtype, jnp.floating):
-                raise InvalidInput(field, f"numbers of type {array.dtype}", "real floating-point numbers")
-            if jnp.issubdtype(array.dtype, jnp.inexact) and not np.all(np.isfinite(array)):
-                bad = np.unique(np.nonzero(~np.isfinite(array))[0])[:5].tolist()
-                raise InvalidInput(field, f"NaN or infinity at clients {bad}", "finite numbers")
-        if isinstance(tree, Ragged) and np.any(visible(tree.counts) < 1):
-            empty = np.nonzero(visible(tree.counts) < 1)[0][:5].tolist()
-            raise InvalidInput(name, f"no examples at clients {empty}", "at least 1 example per client")
-        if name.endswith("data") and any(leaf.shape[1:2] == (0,) for leaf in jax.tree.leaves(tree)):
-            raise InvalidInput(name, "0 examples per client", "at least 1 example per client")
-    one = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], jnp.asarray(leaf).dtype), (params, hypers, data)
-    )
-    for name, cost, examples in (("inner", problem.inner, one[2].inner), ("outer", problem.outer, one[2].outer)):
-        try:
-            shape = jax.eval_shape(lambda x, h, d, cost=cost: cost(x, h, everything(d)), one[0], one[1], examples)
-        except Exception as error:  # the cost is the user's: whatever it raises, say which one and what
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
-            hint = (
-                " (a Ragged data set gives costs a Batch: .examples, .mask, .mean)"
-                if isinstance(examples, Ragged)
-                else ""
-            )
-            raise InvalidInput(
-                f"problem.{name}", f"a cost that fails with {said}", f"one that takes one client's shapes{hint}"
-            ) from error
-        leaves = jax.tree.leaves(shape)
-        if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
-            raise InvalidInput(f"problem.{name}", f"a cost that returns {shape}", "one real scalar")

@@ -17,7 +17,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
 from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
@@ -26,9 +25,9 @@ from hyperpush import saved
 from hyperpush.checkpoints import Policy
 from hyperpush.config import load_config, to_toml
 from hyperpush.errors import Diverged, HyperpushError, InvalidInput
-from hyperpush.experiments.registry import Experiment
 from hyperpush.locks import alone
 from hyperpush.report.tables import table
+from hyperpush.studies.registry import Experiment
 
 if TYPE_CHECKING:
     from hyperpush.checkpoints.journal import Journal
@@ -155,11 +154,11 @@ class Run:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
 
-    def save_models(self, name: str, stacked: Any) -> None:
-        """Save the arrays of a pytree whose leaves have the client axis first, one file for each client."""
+    def save_models(self, name: str, stacked: Any, names: Sequence[str] | None = None) -> None:
+        """Save the arrays of a pytree whose leaves have the client axis first, one file for each client, by name."""
         several = _several()
         if self._writes or several is not None:
-            saved.save_models(self._work / saved.MODELS / name, stacked, self._writes)
+            saved.save_models(self._work / saved.MODELS / name, stacked, self._writes, names)
 
 
 def execute(
@@ -409,9 +408,9 @@ def _jax(precision: str | None) -> Iterator[None]:
     """JAX as a run wants it: compiled code kept between runs, and float64 only if asked for."""
     import jax
 
-    cache = os.environ.get("HYPERPUSH_CACHE") or platformdirs.user_cache_path("hyperpush") / "jax"
-    jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    from hyperpush.settings import keep_compiled_code
+
+    keep_compiled_code()
     if not _compiled["listening"]:
         _compiled["listening"] = 1.0
         jax.monitoring.register_event_duration_secs_listener(_count_compilation)

@@ -7,10 +7,11 @@
 import json
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from safetensors import SafetensorError
@@ -80,10 +81,11 @@ def _plain(value: Any, where: str) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def save_models(folder: Path, stacked: Any, first: bool = True) -> None:
+def save_models(folder: Path, stacked: Any, first: bool = True, names: Sequence[str] | None = None) -> None:
     """Write the arrays of a pytree whose leaves have the client axis first: one file for each client, keyed by path.
 
-    Of arrays that are spread over processes each writes its own clients' rows; of others the `first` writes all.
+    Files are called after `names`, or `client-0`, …. Of arrays that are spread over processes each writes its own
+    clients' rows; of others the `first` writes all.
     """
     import equinox as eqx
     import jax
@@ -110,12 +112,20 @@ def save_models(folder: Path, stacked: Any, first: bool = True) -> None:
     for client, own in rows.items():
         if len(own) == len(named):  # of arrays that all hold, a process writes the rows of its own clients only
             # The copy makes rows contiguous, as the format needs; an array also where a client has a scalar.
-            save_file({k: np.array(v, order="C") for k, v in own.items()}, folder / f"client-{client}.safetensors")
+            name = f"client-{client}" if names is None else names[client]
+            save_file({k: np.array(v, order="C") for k, v in own.items()}, folder / owner_file(name))
+
+
+def owner_file(name: str) -> str:
+    """The file of an owner's model; whatever a file system could take for a path is written as %XX."""
+    return f"{quote(name, safe=' +,=@~()').replace('.', '%2E')}.safetensors"
 
 
 def _load_models(folder: Path) -> Any:
     try:
-        files = [load_file(folder / f"client-{i}.safetensors") for i in range(len(list(folder.iterdir())))]
+        found = list(folder.iterdir())
+        numbered = [folder / f"client-{number}.safetensors" for number in range(len(found))]
+        files = [load_file(path) for path in (numbered if set(found) == set(numbered) else sorted(found))]
         arrays = {key: np.stack([file[key] for file in files]) for key in files[0]}
     except (OSError, SafetensorError, KeyError, IndexError, ValueError) as error:
         raise InvalidInput("models", str(folder), f"one readable file for each client ({error})") from None

@@ -11,22 +11,22 @@ from hyperpush.bench.rounds import Rounds, require_same
 from hyperpush.config import load_config
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.networks import RandomDirected
-from hyperpush.problems.logistic import logistic
 from hyperpush.run import execute
+from hyperpush.tasks.logistic import logistic
 
 CLIENTS, WIDTH, ROUNDS = 5, 4, 7
 
 
 @pytest.fixture(scope="module")
-def instance():
-    """A problem away from zero, where its hyper-gradient is not zero."""
+def task():
+    """A task away from zero, where its hypergradient is not zero."""
     made = logistic(CLIENTS, seed=1, examples=8, features=WIDTH - 1)
-    return made._replace(params=jax.random.normal(jax.random.key(2), made.params.shape))
+    return made.at(params=jax.random.normal(jax.random.key(2), made.params.shape))
 
 
 @pytest.mark.parametrize(("method", "options"), [("sgp", (0.3,)), ("hgp", (1, 0.3)), ("hgp", (4, 0.3))])
-def test_engine_and_loop_compute_the_same(instance, method, options):
-    arguments = (instance, RandomDirected(CLIENTS), jax.random.key(3), *options)
+def test_engine_and_loop_compute_the_same(task, method, options):
+    arguments = (task, RandomDirected(CLIENTS), jax.random.key(3), *options)
     ours, theirs = (getattr(side, method)(*arguments)(ROUNDS) for side in (simulated, loop))
     assert np.linalg.norm(theirs) > 0.01
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)

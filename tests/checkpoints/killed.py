@@ -21,46 +21,40 @@ from jax._src import xla_bridge
 import hyperpush as hp
 from hyperpush import cli
 from hyperpush.config import Config
-from hyperpush.experiments import registry
-from hyperpush.experiments.registry import Experiment
-from hyperpush.problems.logistic import logistic
+from hyperpush.studies import registry
+from hyperpush.studies.registry import Experiment
+from hyperpush.tasks.logistic import logistic
 
 LOADED = (orbax.checkpoint, hp.train, hp.SGP)  # here, not in every process
 
 
-class Trained(Config):
+class Pieces(Config):
     """Options of the run."""
 
     steps: int = 400
     pieces: int = 3
 
 
-def run_trained(config: Trained, run: Any) -> dict[str, Any]:
+def length(params, hyper, batch):
+    return jax.numpy.linalg.norm(params)
+
+
+def run_trained(config: Pieces, run: Any) -> dict[str, Any]:
     """Train, and go on from there, several times; a record and a set of models after each."""
-    made, network = logistic(5, 0, examples=10), hp.networks.RandomDirected(5)
-    params, step, norms = made.params, 0, []
-    solver = hp.SGP(config.steps, 0.1, batch=4)
+    task, network = logistic(5, 0, examples=10), hp.networks.RandomDirected(5)
+    norms, rounds = [], 0
+    solver = hp.SGP(config.steps, 0.1, batch_size=4)
     for piece in range(config.pieces):
-        found = hp.train(
-            made.problem,
-            solver,
-            network,
-            params,
-            made.hypers,
-            made.inner_data,
-            jax.random.key(piece),
-            step=step,
-            record={"SGP": lambda state, ctx: state.mass},
-            every=10,
-        )
-        params, step = found.params, found.step
-        norms.append(float(jax.numpy.linalg.norm(params)))
-        run.record(piece=piece, norm=norms[-1], masses=found.history["SGP"][:, 0])
-    run.save_models("params", params)
-    return {"norms": norms, "rounds": step}
+        found = hp.train(task, solver, network, key=piece, metrics={"length": length}, every=10)
+        task, rounds = found.task, rounds + found.costs.rounds
+        norms.append(float(jax.numpy.linalg.norm(task.params)))
+        assert found.history is not None
+        run.record(piece=piece, norm=norms[-1], lengths=found.history.metrics["length"][:, 0])
+    run.save_models("params", task.params)
+    return {"norms": norms, "rounds": rounds}
 
 
-registry.experiments = lambda: {"trained": Experiment("trained", "", Trained, run_trained)}
+registry.experiments = lambda: {"trained": Experiment("trained", "", Pieces, run_trained)}
 
 
 def started(folder: Path, *arguments: str) -> int:

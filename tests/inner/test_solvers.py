@@ -1,29 +1,33 @@
 """Every inner solver against the same iteration written with NumPy, and against known solutions."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
-from hyperpush.engine import keys, simulate
-from hyperpush.estimators import oracles
-from hyperpush.inner.step import Trained
-from hyperpush.problems.quadratic import quadratic
+from hyperpush.engines import keys
+from hyperpush.engines.simulate import evaluate
+from hyperpush.hypergradients import oracles
+from hyperpush.inner.base import InnerState
+from hyperpush.tasks.quadratic import quadratic
 
 pytestmark = pytest.mark.usefixtures("float64")
 KEY = jax.random.key(2)
 
 
-def train(solver, network, made, data=None):
-    data = data or hp.Data(made.inner_data, made.outer_data)
-    return simulate.run(solver.program(made.problem), network, Trained(made.params, made.hypers), data, KEY).states
+def train(solver, network, made):
+    """What the verb returns, and what clients saw of their links."""
+    found: Any = hp.train(made, solver, network, key=KEY)
+    return SimpleNamespace(params=found.params, links=found.task.point.links)
 
 
 def gradients(x, made):
     """∇f_i of the quadratics: A_i x_i − b_i + C_iᵀ λ_i."""
-    first, hypers = jax.tree.map(np.asarray, (made.inner_data, made.hypers))
+    first, hypers = jax.tree.map(np.asarray, (made.train, made.hypers))
     return (
         np.einsum("nij,nj->ni", first["hessian"], x)
         - first["linear"]
@@ -44,7 +48,7 @@ def test_sgp_is_its_equation(order):
         move = -rate * gradients(z / mass[:, None], made)
         z = push @ (z + move) if order == "gradient-first" else push @ z + move
         mass = push @ mass
-    found = train(hp.SGP(30, hp.milestones(0.1, (20,)), order), network, made)
+    found = train(hp.SGP(30, hp.schedule("milestones", 0.1, (20,)), order), network, made)
     np.testing.assert_allclose(found.params, z / mass[:, None], rtol=1e-10, atol=1e-12)
 
 
@@ -63,7 +67,7 @@ def test_sgp_with_falling_rate_reaches_the_consensus_solution():
     made, network = quadratic(5, 3), hp.networks.RandomDirected(5)
     solver = hp.SGP(20_000, lambda step: 0.1 / (1 + 0.05 * step))
     found = train(solver, network, made).params
-    truth = oracles.minimise(made.problem, made.params, made.hypers, hp.Data(made.inner_data, made.outer_data))
+    truth = oracles.minimise(made.problem, made.params, made.hypers, made.data)
     assert np.abs(truth).max() > 0.1
     np.testing.assert_allclose(found, truth, atol=2e-3)
 
@@ -81,7 +85,7 @@ def test_alone_is_gradient_descent_without_messages():
     x = np.asarray(made.params)
     for _ in range(15):
         x = x - 0.1 * gradients(x, made)
-    np.testing.assert_allclose(train(hp.Alone(15, 0.1), network, made).params, x, rtol=1e-10)
+    np.testing.assert_allclose(train(hp.LocalSGD(15, 0.1), network, made).params, x, rtol=1e-10)
 
 
 def test_what_clients_observe_is_what_the_network_did():
@@ -97,45 +101,37 @@ def test_what_clients_observe_is_what_the_network_did():
     np.testing.assert_allclose(links.mass, np.mean(masses, axis=0), rtol=1e-10)
 
 
-def mean_problem():
+def mean_task(owned):
     """f(x) = mean ½(x − example)²: an epoch of SGD on it is easy to follow by hand."""
 
-    def inner(params, hyper, batch):
-        values = 0.5 * (params - (batch.examples if isinstance(batch, hp.Batch) else batch)) ** 2
-        return batch.mean(values) if isinstance(batch, hp.Batch) else jnp.mean(values)
+    def losses(params, hyper, batch):
+        return 0.5 * (params - batch) ** 2
 
-    return hp.Problem(inner, inner)
+    return hp.Task(inner=losses, outer=losses, params=0.0, hypers=0.0, train=owned, validation=owned)
 
 
 def test_fedavg_weighs_clients_by_their_data():
-    problem, owned = mean_problem(), [np.arange(3.0), np.arange(10.0, 11.0)]
-    data = hp.Data(hp.ragged(owned), hp.ragged(owned))
-    start = Trained(jnp.zeros(2), jnp.zeros((2, 1)))
-    network = hp.networks.FullyConnected(2)
-    found = simulate.run(hp.FedAvg(1, 1.0).program(problem), network, start, data, KEY).states.params
+    task = mean_task([np.arange(3.0), np.arange(10.0, 11.0)])
+    found = train(hp.FedAvg(1, 1.0), hp.networks.FullyConnected(2), task).params
     # A full step lands on each client's mean, 1 and 10; they weigh 3 and 1.
     np.testing.assert_allclose(found, [3.25, 3.25])
 
 
 def test_a_ragged_epoch_visits_every_example_once():
     """With batches of one and rates 1/(k+1) the iterate is the mean of the examples seen so far."""
-    problem, owned = mean_problem(), [np.array([5.0, 1.0, 3.0]), np.array([2.0, 4.0, 6.0, 8.0, 10.0]), np.array([7.0])]
-    data = hp.Data(hp.ragged(owned), hp.ragged(owned))
-    start = Trained(jnp.zeros(3), jnp.zeros((3, 1)))
-    solver = hp.FedAvg(1, lambda step: 1 / (step + 1), batch=1, weighted=False)
-    network = hp.networks.FullyConnected(3)
-    found = simulate.run(solver.program(problem), network, start, data, KEY).states.params
+    owned = [np.array([5.0, 1.0, 3.0]), np.array([2.0, 4.0, 6.0, 8.0, 10.0]), np.array([7.0])]
+    solver = hp.FedAvg(1, lambda step: 1 / (step + 1), batch_size=1, weighted=False)
+    found = train(solver, hp.networks.FullyConnected(3), mean_task(owned)).params
     np.testing.assert_allclose(found, np.full(3, np.mean([np.mean(own) for own in owned])))
 
 
 def test_mini_batch_gradients_are_unbiased_on_ragged_data():
-    problem, owned = mean_problem(), [np.arange(3.0), np.arange(20.0, 27.0)]
-    data = hp.Data(hp.ragged(owned), hp.ragged(owned))
-    start = Trained(jnp.zeros(2), jnp.zeros((2, 1)))
-    network = hp.networks.FullyConnected(2)
+    task = mean_task([np.arange(3.0), np.arange(20.0, 27.0)])
+    start, data, network = InnerState(task.params, task.hypers), task.data, hp.networks.FullyConnected(2)
 
     def once(key):
-        return simulate.evaluate(hp.Alone(1, 1.0, batch=2).program(problem), network, start, data, key)[0].params
+        program = hp.LocalSGD(1, 1.0, batch_size=2).program(task.problem)
+        return evaluate(program, network, start, data, key)[0].params
 
     draws = jax.jit(jax.vmap(once))(jax.random.split(KEY, 4000))
     spread = draws.std(0)
@@ -149,8 +145,8 @@ def test_mini_batch_gradients_are_unbiased_on_ragged_data():
     ("make", "field"),
     [
         (lambda: hp.SGP(-1, 0.1), "SGP.steps"),
-        (lambda: hp.SGP(1, 0.0), "rate"),
-        (lambda: hp.DSGD(1, 0.1, batch=0), "batch"),
+        (lambda: hp.SGP(1, 0.0), "SGP.step_size"),
+        (lambda: hp.DSGD(1, 0.1, batch_size=0), "DSGD.batch_size"),
         (lambda: hp.FedAvg(1, 0.1, epochs=0), "FedAvg.epochs"),
     ],
 )

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from hyperpush import networks
-from hyperpush.checks import probability_range, whole
+from hyperpush.checks import check_integer, check_probability_range
 from hyperpush.errors import InvalidInput
+from hyperpush.registry import registered
 
 KEY = jax.random.key(0)
 
@@ -178,18 +179,18 @@ def test_bad_options_are_refused_by_name(build, field):
 @pytest.mark.parametrize("given", ["3", 2.0, True, None, -1])
 def test_whole_numbers_only(given):
     with pytest.raises(InvalidInput, match="clients"):
-        whole("clients", given, least=1)
+        check_integer("clients", given, minimum=1)
 
 
 @pytest.mark.parametrize("given", ["0.5", True, None, [0.2], [0.1, "x"], {}])
 def test_probabilities_only(given):
     with pytest.raises(InvalidInput, match="probability"):
-        probability_range("probability", given)
+        check_probability_range("probability", given)
 
 
 def test_every_family_is_found_by_name():
     options = {"k-out": {"k": 2}, "trace": {"steps": [[(0, 1), (1, 2), (2, 3), (3, 0)]]}}
-    for name, family in networks.NETWORKS.items():
+    for name, family in registered("networks").items():
         network = networks.by_name(name, 4, **options.get(name, {}))
         assert type(network) is family
         assert (network.name, network.clients) == (name, 4)

@@ -5,8 +5,7 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from hyperpush.problem import Problem
-from hyperpush.problems.instance import Instance
+import hyperpush as hp
 
 TRAIN, VALIDATION, TEST = 60, 40, 200
 
@@ -17,18 +16,15 @@ def scores(params, hyper, inputs):
 
 def cross_entropy(params, hyper, batch):
     inputs, labels = batch
-    return optax.softmax_cross_entropy_with_integer_labels(scores(params, hyper, inputs), labels).mean()
+    return optax.softmax_cross_entropy_with_integer_labels(scores(params, hyper, inputs), labels)
 
 
-def inner(params, hyper, batch):
-    return cross_entropy(params, hyper, batch) + 0.01 * jnp.sum(params["w"] ** 2) + 0.01 * jnp.sum(params["b"] ** 2)
+def decay(params, hyper):
+    return 0.01 * jnp.sum(params["w"] ** 2) + 0.01 * jnp.sum(params["b"] ** 2)
 
 
-def outer(params, hyper, batch):
-    return cross_entropy(params, hyper, batch) + 0.005 * jnp.sum(hyper**2)
-
-
-PROBLEM = Problem(inner, outer)
+def keep_small(params, hyper):
+    return 0.005 * jnp.sum(hyper**2)
 
 
 def parts(clients, seed):
@@ -54,8 +50,16 @@ def digits(clients, seed):
     def share(start, stop):
         return jnp.asarray(images[:, start:stop]), jnp.asarray(labels[:, start:stop])
 
-    params = {"w": jnp.zeros((clients, 64, 10)), "b": jnp.zeros((clients, 10))}
-    return Instance(PROBLEM, params, jnp.zeros((clients, 10)), share(0, TRAIN), share(TRAIN, TRAIN + VALIDATION))
+    return hp.Task(
+        inner=cross_entropy,
+        penalty=decay,
+        outer=cross_entropy,
+        outer_penalty=keep_small,
+        params={"w": jnp.zeros((64, 10)), "b": jnp.zeros(10)},
+        hypers=jnp.zeros(10),
+        train=share(0, TRAIN),
+        validation=share(TRAIN, TRAIN + VALIDATION),
+    )
 
 
 def accuracy(params, hypers, clients, seed):

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from hyperpush.engine import wire
-from hyperpush.engine.peer import Peer
+from hyperpush.engines import wire
+from hyperpush.engines.peer import Peer
 
 _EMPTY = len(wire.encode(wire.Header(0, 0, 0, 0), np.zeros(0)))
 

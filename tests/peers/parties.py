@@ -9,20 +9,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tomli_w
 
 import hyperpush as hp
-from hyperpush.engine.faults import Faults
-from hyperpush.engine.peer import Peer
+from hyperpush.engines.faults import Faults
+from hyperpush.engines.peer import Peer
 from hyperpush.peers.certificates import make
 from hyperpush.peers.checkpoint import Checkpoint
 from hyperpush.peers.faulty import Faulty
-from hyperpush.peers.party import STATUS, Status
+from hyperpush.peers.options import Peers, read
+from hyperpush.peers.party import STATUS, StatusFile
 from hyperpush.peers.session import Address, Identity
 from hyperpush.peers.swarm import free_ports
 from hyperpush.peers.zenoh import Zenoh
-from hyperpush.program import Exchange, Repeat
+from hyperpush.programs import Exchange, Repeat
 
 DIGEST = bytes(range(32))
+
+
+def deployed(path: Path, spec, count=None, **deploy) -> Peers:
+    """What a file with this spec and `[deploy]` describes, once it is written."""
+    path.write_text(tomli_w.dumps({**spec, "deploy": deploy}))
+    return read(path, count)
 
 
 def certified(folder, names):
@@ -107,7 +115,7 @@ def averaging(name, base, names, ports, rounds, options, faults=None):
     with jax.enable_x64(True):
         network = hp.networks.RandomDirected(len(names), probability=(0.4, 0.8))
         peer = Peer(client, network, lossy, jax.random.key(3), tolerant=True, store=store)
-        watcher = Status(folder / STATUS, lambda: {"round": peer.counts.rounds, "links": transport.status()}, 0.02)
+        watcher = StatusFile(folder / STATUS, lambda: {"round": peer.counts.rounds, "links": transport.status()}, 0.02)
         watcher.start()
         try:
             transport.ready(everyone=stored is None)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from peers.parties import Places, together
 
-from hyperpush.engine.faults import Faults
-from hyperpush.engine.transport import LAST
-from hyperpush.engine.wire import Rejected
+from hyperpush.engines.faults import Faults
+from hyperpush.engines.transport import LAST
+from hyperpush.engines.wire import Rejected
 from hyperpush.peers import deadlines
 from hyperpush.peers.deadlines import Deadline, Pace, Rounds, Typical
 from hyperpush.peers.faulty import Faulty

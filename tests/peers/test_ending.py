@@ -12,13 +12,13 @@ from peers.hall import Hall, Kept, Seat, numbers, walk
 from peers.parties import push_sum, together, values
 
 import hyperpush as hp
-from hyperpush.engine import wire
-from hyperpush.engine.peer import Left, Peer, ending
-from hyperpush.engine.peer.mail import HANDED_OVER, LAST_TOTAL, Mail
-from hyperpush.engine.peer.places import Place
-from hyperpush.engine.peer.walked import Stage, Walked
+from hyperpush.engines import wire
+from hyperpush.engines.peer import Left, Peer, ending
+from hyperpush.engines.peer.mail import HANDED_OVER, LAST_TOTAL, Mail
+from hyperpush.engines.peer.places import Place
+from hyperpush.engines.peer.walked import Stage, Walked
 from hyperpush.errors import HyperpushError
-from hyperpush.program import Exchange, Repeat
+from hyperpush.programs import Exchange, Repeat
 
 CLIENTS, ROUNDS = 4, 30
 NETWORK = hp.networks.FullyConnected(CLIENTS)

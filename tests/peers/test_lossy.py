@@ -7,8 +7,8 @@ import pytest
 from peers.parties import Places, certified, push_sum, together, values
 
 import hyperpush as hp
-from hyperpush.engine.faults import Faults
-from hyperpush.engine.peer import Peer
+from hyperpush.engines.faults import Faults
+from hyperpush.engines.peer import Peer
 from hyperpush.peers.faulty import Faulty
 
 CLIENTS, ROUNDS = 4, 150

@@ -9,12 +9,12 @@ import pytest
 from peers.parties import DIGEST, Places, certified, push_sum, together, values
 
 import hyperpush as hp
-from hyperpush.engine import wire
-from hyperpush.engine.peer import Peer
-from hyperpush.engine.wire import Header, Rejected, Template, decode, encode, peek
+from hyperpush.engines import wire
+from hyperpush.engines.peer import Peer
+from hyperpush.engines.wire import Header, Rejected, Template, decode, encode, peek
 from hyperpush.peers.control import Kind, Leaves, Said, unpacked
 from hyperpush.peers.parts import PART_BYTES, Assembly, split
-from hyperpush.program import Exchange, Repeat
+from hyperpush.programs import Exchange, Repeat
 
 TREE = {"w": np.linspace(-1, 1, 7, dtype=np.float32), "on": np.array([True, False]), "k": np.int32(3)}
 TEMPLATE = Template(TREE)

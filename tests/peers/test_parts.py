@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hyperpush.engine.wire import Reason, Rejected
+from hyperpush.engines.wire import Reason, Rejected
 from hyperpush.peers import parts
 from hyperpush.peers.parts import OPEN, PART_BYTES, Assembly, split
 

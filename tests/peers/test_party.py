@@ -3,88 +3,71 @@
 import errno
 import json
 import os
-from dataclasses import replace
 
 import jax
 import numpy as np
-import optax
 import pytest
+from peers.parties import deployed
 from safetensors.numpy import load_file
 
 import hyperpush as hp
+from hyperpush import spec
 from hyperpush.cli import main
 from hyperpush.config import validate
 from hyperpush.errors import HyperpushError, InvalidInput
-from hyperpush.experiments.solve import estimation, instance, solver
 from hyperpush.peers.checkpoint import Checkpoint
-from hyperpush.peers.options import Peers, addresses, digest, private, read
-from hyperpush.peers.party import own_data, secret, take_part
+from hyperpush.peers.options import Peers, addresses, digest, read
+from hyperpush.peers.party import own_data, own_sentence, secret, take_part
 from hyperpush.peers.session import Address
 from hyperpush.peers.swarm import rows, schedule, swarm
+from hyperpush.privacy.accountant import composed
 
 
-def options(clients, method="HGP", **more):
-    made = validate(
-        Peers,
-        {
-            "experiment": {
-                "problem": "logistic",
-                "clients": clients,
-                "inner": {"steps": 12, "rate": 0.5},
-                "estimator": {"method": method, "order": 4, "pushes": 2, "step": 0.5},
-                "outer": {"steps": 2},
-            },
-            **more,
+def solving(estimator="HGP", steps=2):
+    """A spec of 12 inner steps, 4 steps of the estimator and two outer steps."""
+    return {
+        "task": {"name": "logistic", "seed": 0, "log_rates": True},
+        "network": {"name": "random-directed"},
+        "method": {
+            "name": "PDBO",
+            "steps": steps,
+            "inner": {"name": "SGP", "steps": 12, "step_size": 0.5},
+            "hypergradient": {"name": estimator, "steps": 4, "pushes": 2, "step_size": 0.5},
+            "outer": {"name": "adam", "learning_rate": 0.1},
         },
-    )
-    assert isinstance(made, Peers)
-    return made
-
-
-def simulated(config):
-    chosen = config.experiment
-    made = instance(chosen)
-    return hp.solve(
-        made.problem,
-        hp.networks.by_name(chosen.network, chosen.clients, chosen.seed),
-        inner=solver(chosen.inner, "SGP"),
-        hypergradient=estimation(chosen.estimator, chosen.estimator.method),
-        outer=optax.adam(chosen.outer.rate),
-        outer_steps=chosen.outer.steps,
-        params=made.params,
-        hypers=made.hypers,
-        inner_data=made.inner_data,
-        outer_data=made.outer_data,
-        key=jax.random.split(jax.random.key(chosen.seed))[0],
-        trace=True,
-    )
+    }
 
 
 def compare(config, base, found):
-    truth, clients = simulated(config), config.experiment.clients
-    names = list(found["peers"])
+    truth, names = spec.read(config.spec.sentence()).run(), list(found["peers"])
+    assert isinstance(truth, hp.Solution)
     models = {
         file: np.stack([load_file(base / name / f"{file}.safetensors")[""] for name in names])
-        for file in ("params", "hypers", "hypergradients")
+        for file in ("params", "hypers")
     }
     assert np.abs(truth.hypers - np.log(0.01)).max() > 0.1  # two steps of Adam
     np.testing.assert_allclose(models["params"], truth.params, atol=1e-5)
     np.testing.assert_allclose(models["hypers"], truth.hypers, atol=1e-5)
-    scale = np.abs(truth.hypergradients).max()
-    gradients = models["hypergradients"].swapaxes(0, 1)
-    np.testing.assert_allclose(gradients / scale, np.asarray(truth.hypergradients) / scale, atol=1e-5)
+    norms, costs = truth.history.hypergradient_norm, truth.history.cost
+    assert norms is not None
+    assert costs is not None
     for client, name in enumerate(names):
         result = found["peers"][name]
-        assert (result["rounds"], result["late"], result["rejected"]) == (truth.rounds, 0, {})
-        np.testing.assert_allclose(result["outer_costs"], np.asarray(truth.outer_costs)[:, client], rtol=1e-5)
+        assert (result["rounds"], result["late"], result["rejected"]) == (truth.costs.rounds, 0, {})
+        np.testing.assert_allclose(result["outer_costs"], costs[:, client], rtol=1e-5)
         lines = [json.loads(line) for line in (base / name / "metrics.jsonl").read_text().splitlines()]
-        assert [line["outer_cost"] for line in lines] == result["outer_costs"]
+        assert [line["step"] for line in lines] == truth.history.steps.tolist()
+        assert [line["rounds"] for line in lines] == truth.history.rounds.tolist()
+        assert [line["cost"] for line in lines] == result["outer_costs"]
+        scale = norms[1:].max()
+        found_norms = [line["hypergradient_norm"] for line in lines[1:]]
+        np.testing.assert_allclose(found_norms / scale, norms[1:, client] / scale, atol=1e-5)
         assert not (base / name / "checkpoint.safetensors").exists()
-    assert clients == len(names)
+    assert truth.task.clients == len(names)
 
 
 def test_in_step_peers_find_what_the_simulator_finds_though_one_was_killed(tmp_path):
-    config = options(3)
+    config = deployed(tmp_path / "run.toml", solving(), 3)
     shown = []
     base = tmp_path / "run"
     found = swarm(config, 3, base, kill=1, restart=1, kill_before=20, seconds=300, show=shown.append)
@@ -98,13 +81,13 @@ def test_in_step_peers_find_what_the_simulator_finds_though_one_was_killed(tmp_p
 @pytest.mark.faults
 @pytest.mark.parametrize("method", ["HGP", "TrackedHGP"])
 def test_eight_peers_with_mutual_tls_find_what_the_simulator_finds(method, tmp_path):
-    config = options(8, method)
+    config = deployed(tmp_path / "run.toml", solving(method), 8)
     compare(config, tmp_path / "run", swarm(config, 8, tmp_path / "run", seconds=600))
 
 
 def test_killed_when_its_result_was_written_it_ends_with_that(tmp_path):
-    config = validate(Peers, {"experiment": {"clients": 2}, "peers": {"alice": {"address": "127.0.0.1:1"}, "bob": {}}})
-    assert isinstance(config, Peers)
+    spec = {**solving(), "peers": {"alice": {"address": "127.0.0.1:1"}, "bob": {}}}
+    config = deployed(tmp_path / "run.toml", spec)
     (tmp_path / "alice").mkdir()
     (tmp_path / "alice" / "result.json").write_text('{"name": "alice"}')
     with pytest.raises(InvalidInput, match=r"peers\.alice\.out: got .*without the result of an earlier run"):
@@ -136,9 +119,18 @@ def test_a_checkpoint_that_cannot_be_written_is_one_error_and_the_last_one_is_go
 # ------------------------------------------------------------- configurations
 
 TWO = """
+[task]
+name = "logistic"
+seed = 0
+[network]
+name = "random-directed"
+[method]
+name = "SGP"
+steps = 5
+step_size = 0.5
+[deploy]
 run = "demo"
-[experiment]
-problem = "logistic"
+patience = 3
 [peers.alice]
 address = "127.0.0.1:7800"
 [peers.bob]
@@ -161,15 +153,25 @@ def refused(arguments, capsys):
         (("", ""), "carol", "--name: got 'carol'"),
         (("[peers.bob]", "[peers.bob]\nport = 3"), "bob", "peers.bob.port"),
         (("[peers.bob]", "[peers.Bob]"), "alice", "peers: got 'Bob'"),
-        (('run = "demo"', 'run = "a/b"'), "alice", "run: got 'a/b'"),
+        (('run = "demo"', 'run = "a/b"'), "alice", "deploy.run: got 'a/b'"),
+        (("patience = 3", "patience = 0"), "alice", "deploy.patience: got 0"),
+        (('run = "demo"', "patiense = 9"), "alice", "deploy.patiense: got 'patiense'"),
+        (('run = "demo"', "spec = 9"), "alice", "deploy.spec: got 'spec'"),
         (("127.0.0.1:7800", "127.0.0.1"), "alice", "peers.alice.address: got '127.0.0.1'"),
         (("127.0.0.1:7800", "192.0.2.1:7800"), "bob", "certificate: got None"),
-        (("[peers.bob]", '[peers.bob]\ncertificate = "bob.pem"'), "bob", "authority: got None"),
+        (("[peers.bob]", '[peers.bob]\ncertificate = "bob.pem"'), "bob", "deploy.authority: got None"),
         (('address = "127.0.0.1:7800"', ""), "bob", "peers.alice.address: got None"),
-        (("[experiment]", "[experiment]\nclients = 5"), "alice", "experiment.clients: got 5"),
-        (("[experiment]", "[faults]\nloss = 0.2\n[experiment]"), "alice", "faults"),
-        (("[peers.bob]", '[peers.bob]\ndata = "none.npz"'), "bob", "data: got"),
-        (('problem = "logistic"', 'problem = "no_such:thing"'), "alice", "problem: got 'no_such:thing'"),
+        (("[task]", "[task]\nclients = 5"), "alice", "task.clients: got 5"),
+        (("[peers.alice]", "[deploy.faults]\nloss = 0.2\n[peers.alice]"), "alice", "deploy.faults: got"),
+        (("[peers.alice]", "[deploy.faults]\nloss = 1.5\n[peers.alice]"), "alice", "deploy.faults.loss: got 1.5"),
+        (("[peers.bob]", '[peers.bob]\ndata = "none.npz"'), "bob", "peers.bob.data: got"),
+        (("[peers.bob]", '[peers.bob]\ndata = "no_such:thing"'), "bob", "peers.bob.data: got 'no_such:thing'"),
+        (('name = "logistic"', 'name = "no_such:thing"'), "alice", "task.name: got 'no_such:thing'"),
+        (("seed = 0", "seed = 0\nexamples = 0"), "alice", "train: got"),
+        (("step_size = 0.5", "step_size = -1.0"), "alice", "method.step_size: got -1"),
+        (("step_size = 0.5", "steq_size = 1.0"), "alice", "method.steq_size"),
+        (('name = "random-directed"', 'name = "randm"'), "alice", "network.name: got 'randm'"),
+        (("[task]", "[tusk]"), "alice", "task: got None"),
     ],
 )
 def test_bad_configurations_are_one_line_and_leave_nothing(change, name, says, tmp_path, capsys):
@@ -181,13 +183,14 @@ def test_bad_configurations_are_one_line_and_leave_nothing(change, name, says, t
 
 def test_bad_swarms_are_one_line_and_leave_nothing(tmp_path, capsys):
     file, out = tmp_path / "run.toml", tmp_path / "out"
-    file.write_text("[experiment]\n")
+    alone = TWO[: TWO.index("[peers.alice]")]
+    file.write_text(alone)
     for arguments, says in (
-        (["-n", "1"], "clients"),
+        (["-n", "1"], "-n: got 1"),
         (["-n", "3", "--kill", "3"], "--kill"),
         (["-n", "3", "--restart", "1"], "--kill, --restart"),
-        (["-n", "3", "--loss", "0.3"], "faults"),
-        (["-n", "3", "--loss", "1.5"], "faults.loss"),
+        (["-n", "3", "--loss", "0.3"], "deploy.faults: got"),
+        (["-n", "3", "--loss", "1.5"], "deploy.faults.loss: got 1.5"),
     ):
         assert says in refused(["swarm", file, *arguments, "--out", out], capsys)
         assert not out.exists()
@@ -208,57 +211,70 @@ def test_the_digest_is_of_what_has_to_agree_and_of_nothing_else(tmp_path):
     assert of(TWO + 'out = "elsewhere"\n') == same
     for other in (
         TWO.replace("demo", "demo2"),
-        TWO.replace("[experiment]", "[experiment]\nseed = 1"),
+        TWO.replace("seed = 0", "seed = 1"),
+        TWO.replace("[task]", "key = 1\n[task]"),
+        TWO.replace("steps = 5", "steps = 6"),
+        TWO.replace("random-directed", "fully-connected"),
         TWO.replace("[peers.bob]", "[peers.carol]"),
-        'mode = "asynchronous"\n' + TWO,
+        TWO.replace("[deploy]", '[deploy]\nmode = "asynchronous"'),
+        TWO.replace("[deploy]", "[deploy]\nprivate_draws = true"),
     ):
         assert of(other) != same
 
 
-def solving(**more):
-    """Options of an experiment of 12 steps, order 4, two outer steps."""
-    return {
-        "clients": 2,
-        "inner": {"steps": 12},
-        "estimator": {"method": "TrackedHGP", "order": 4, "pushes": 2, "step": 0.5},
-        "outer": {"steps": 2},
-        "privacy": {"epsilon": 2.0, "delta": 0.0, "clip": 0.5, "curvature": 0.25, "coupling": 3.0},
-        **more,
-    }
+def private(scale, kind, steps):
+    """A spec with noise."""
+    noise = {"clip": 0.5, "curvature": 0.25, "coupling": 3.0, "noise": {"name": kind, "scale": scale}}
+    made = solving("TrackedHGP", steps)
+    made["method"]["hypergradient"]["tolerance"] = "none"
+    return {**made, "task": {**made["task"], "private": noise}}
 
 
-def made_private(**more):
-    config = validate(Peers, {"private_draws": True, "experiment": solving(**more)})
-    assert isinstance(config, Peers)
-    options = config.experiment
-    inner, estimator = solver(options.inner, options.inner.method), estimation(options.estimator, "TrackedHGP")
-    return private(options, inner, replace(estimator, tolerance=None), None, None)
-
-
-def test_privacy_is_the_noise_that_all_releases_together_cost_epsilon():
-    inner, estimator = made_private()
+def test_a_private_spec_is_every_partys_own_task_with_this_noise(tmp_path):
+    peers = {"alice": {"address": "127.0.0.1:7800"}, "bob": {}}
     # Pure ε: every release costs 1/σ. Three solves of 12 gradients; two estimates of 4 products and one more release.
     scale = (3 * 12 + 2 * (4 + 1)) / 2.0
-    for method in (inner, estimator):
-        assert isinstance(method.privacy.mechanism, hp.Laplace)
-        assert float(method.privacy.mechanism.scale(0)) == pytest.approx(scale, rel=1e-6)
-    noise = estimator.privacy
-    assert (inner.privacy.clip, noise.clip, noise.curvature, noise.coupling) == (0.5, 0.5, 0.25, 3.0)
-    inner, estimator = made_private(outer={"steps": 0})  # training only
-    assert float(inner.privacy.mechanism.scale(0)) == pytest.approx(12 / 2.0, rel=1e-6)
-    given = {"epsilon": 1.0, "delta": 1e-5}
-    inner, estimator = made_private(privacy=given)
-    assert isinstance(inner.privacy.mechanism, hp.Gaussian)
-    assert 0.9 < hp.budget(inner, estimator, 2).epsilon(1e-5) <= 1.0
+    for kind, steps, epsilon in (
+        ("Laplace", 2, 2.0),
+        ("Laplace", 0, 12 / scale),  # training only
+        ("Gaussian", 2, None),
+    ):
+        config = deployed(tmp_path / "run.toml", {**private(scale, kind, steps), "peers": peers}, private_draws=True)
+        for name in peers:
+            made = own_sentence(config, name, tmp_path)
+            noise = made.task.privacy
+            assert noise is not None
+            assert type(noise.mechanism).__name__ == kind
+            assert (noise.clip, noise.curvature, noise.coupling) == (0.5, 0.25, 3.0)
+            spent = hp.privacy.budget(made.task, made.method)
+            if epsilon is not None:
+                assert spent.epsilon() == pytest.approx(epsilon, rel=1e-6)
+            else:
+                losses = np.full(3 * 12 + 2 * (4 + 1), 1 / scale)
+                mu = float(np.sqrt(np.sum(losses**2)))
+                assert spent.epsilon(1e-5) == pytest.approx(composed(np.zeros(0), mu, 1e-5, None), rel=1e-6)
 
 
 PRIVATE = """
+[task]
+name = "logistic"
+seed = 0
+[task.private]
+clip = 1.0
+curvature = 0.35
+coupling = 0.3
+noise = { name = "Gaussian", scale = 50.0 }
+[network]
+name = "fully-connected"
+[method]
+name = "PDBO"
+steps = 1
+inner = { name = "SGP", steps = 5, step_size = 0.5 }
+hypergradient = { name = "HGP", steps = 5, pushes = 1, step_size = 0.5 }
+outer = { name = "adam", learning_rate = 0.1 }
+[deploy]
+patience = 3
 private_draws = true
-[experiment]
-problem = "logistic"
-inner = { steps = 5 }
-outer = { steps = 1 }
-privacy = { epsilon = 1.0 }
 [peers.alice]
 address = "127.0.0.1:7800"
 [peers.bob]
@@ -268,12 +284,13 @@ address = "127.0.0.1:7800"
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (("private_draws = true", ""), "private_draws: got False"),
-        (("epsilon = 1.0", "epsilon = 0"), "experiment.privacy.epsilon"),
-        (("steps = 5", 'method = "DSGD", steps = 5'), "experiment.inner.method: got 'DSGD'"),
-        (("[experiment]", '[experiment]\nestimator = { method = "ExactRB" }'), "experiment.estimator.method: got"),
-        (("[experiment]", '[experiment]\nestimator = { method = "TrackedHGP" }'), "TrackedHGP.step: got None"),
-        (("[experiment]", "[experiment]\nstop = { patience = 2 }"), "stop: got"),
+        (("private_draws = true", ""), "deploy.private_draws: got False"),
+        (("scale = 50.0", "scale = 0.0"), "task.private"),
+        (("clip = 1.0", "clip = 0.0"), "task.private.clip: got 0"),
+        (('"Gaussian"', '"Gausian"'), "task.private.noise.name: got 'Gausian'"),
+        (("curvature = 0.35", ""), "curvature"),
+        (('name = "HGP", steps = 5, pushes = 1, step_size = 0.5', 'name = "TrackedHGP"'), "TrackedHGP.step_size"),
+        (("steps = 1\n", 'steps = 1\nstop = { metric = "cost", on = "validation", patience = 2 }\n'), "PDBO.stop"),
     ],
 )
 def test_privacy_that_cannot_hold_is_refused(change, says, tmp_path, capsys):
@@ -285,45 +302,92 @@ def test_privacy_that_cannot_hold_is_refused(change, says, tmp_path, capsys):
 
 def test_of_two_that_listen_the_later_one_dials():
     where = {"alice": {"address": "127.0.0.1:1"}, "bob": {"address": "127.0.0.1:2"}, "carol": {}}
-    config = validate(Peers, {"experiment": {"clients": 3}, "peers": where})
+    config = validate(Peers, {"peers": where})
     assert isinstance(config, Peers)
     assert addresses(config, "alice", ["bob", "carol"]) == {"bob": None, "carol": None}
     assert addresses(config, "bob", ["alice", "carol"]) == {"alice": Address("127.0.0.1", 1), "carol": None}
-    more = validate(Peers, {"experiment": {"clients": 4}, "peers": {**where, "dave": {}}})
+    more = validate(Peers, {"peers": {**where, "dave": {}}})
     assert isinstance(more, Peers)
     with pytest.raises(InvalidInput, match=r"peers\.dave\.address"):
         addresses(more, "carol", ["dave"])
 
 
 def test_own_data_have_the_shape_of_the_problem_and_any_number_of_examples(tmp_path):
-    like = {"inner": (np.zeros((4, 3), np.float32), np.zeros(4, np.float32)), "outer": np.zeros((2, 3), np.float32)}
-    arrays = {"inner/0": np.ones((9, 3)), "inner/1": np.ones(9), "outer": np.ones((5, 3))}
+    like = {
+        "train": (np.zeros((4, 3), np.float32), np.zeros(4, np.float32)),
+        "validation": np.zeros((2, 3), np.float32),
+    }
+    arrays = {"train/0": np.ones((9, 3)), "train/1": np.ones(9), "validation": np.ones((5, 3))}
     file = tmp_path / "own.npz"
     np.savez(file, **arrays)
-    found = own_data(file, like)
-    assert jax.tree.map(np.shape, found) == {"inner": ((9, 3), (9,)), "outer": (5, 3)}
+    found = own_data("own.npz", tmp_path, "bob", like)
+    assert jax.tree.map(np.shape, found) == {"train": ((9, 3), (9,)), "validation": (5, 3)}
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype("float32")}
     for change, says in (
-        ({"outer": np.ones((5, 4))}, "data outer"),
-        ({"outer": np.array(["a"])}, "data outer"),
-        ({"other": np.ones(3)}, "arrays named inner/0"),
-        ({"outer": np.array([{}], object)}, "npz"),
-        ({"outer": np.ones((0, 3))}, "data outer: got 'no examples'"),
-        ({"outer": np.full((2, 3), np.nan)}, "data outer: got .*not finite"),
+        ({"validation": np.ones((5, 4))}, "peers.bob.data validation"),
+        ({"validation": np.array(["a"])}, "peers.bob.data validation"),
+        ({"other": np.ones(3)}, "arrays named train/0"),
+        ({"validation": np.array([{}], object)}, "npz"),
+        ({"validation": np.ones((0, 3))}, r"peers\.bob\.data validation: got 'no examples'"),
+        ({"validation": np.full((2, 3), np.nan)}, r"peers\.bob\.data validation: got .*not finite"),
     ):
         np.savez(file, **{**arrays, **change})
         with pytest.raises(InvalidInput, match=says):
-            own_data(file, like)
+            own_data("own.npz", tmp_path, "bob", like)
     np.savez(file, **arrays)
     whole = file.read_bytes()
     for broken in (b"", whole[: len(whole) // 2], b"\x93NUMPY" + whole):
         file.write_bytes(broken)
-        with pytest.raises(InvalidInput, match="npz file with inner/0"):
-            own_data(file, like)
+        with pytest.raises(InvalidInput, match="npz file with train/0"):
+            own_data("own.npz", tmp_path, "bob", like)
     with file.open("wb") as one:
         np.save(one, np.ones(3))
-    with pytest.raises(InvalidInput, match="npz file with inner/0"):
-        own_data(file, like)
+    with pytest.raises(InvalidInput, match="npz file with train/0"):
+        own_data("own.npz", tmp_path, "bob", like)
+
+
+def test_own_data_can_come_from_a_loader(tmp_path):
+    like = {name: (np.zeros((1, 4), np.float32), np.zeros(1, np.int32)) for name in ("train", "validation")}
+    for name, size in (("alice", 5), ("bob", 7)):
+        found = own_data("peers.tasks:own", tmp_path, name, like)
+        assert jax.tree.map(np.shape, found) == {"train": ((size, 4), (size,)), "validation": ((3, 4), (3,))}
+        assert found["train"][1].dtype == np.int32
+    for given, says in (
+        ("peers.tasks:own", r"peers\.carol\.data: got .*fails with KeyError"),
+        ("peers.tasks:spoiled", r"peers\.carol\.data: got .*arrays named train/0, train/1, validation/0"),
+        ("peers.tasks:nothing", r"peers\.carol\.data: got 'peers.tasks:nothing'"),
+    ):
+        with pytest.raises(InvalidInput, match=says):
+            own_data(given, tmp_path, "carol", like)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ((("step_size = 0.5", "step_size = 0.5\nbatch_size = 1000"),), "SGP.batch_size: got 1000"),
+        ((('"SGP"', '"DSGD"'),), "network: got 'random-directed, which is directed'"),
+        (
+            (("[deploy]", '[deploy]\nmode = "asynchronous"'), ('"random-directed"', '"ring"'), ('"SGP"', '"DSGD"')),
+            "asynchronous",
+        ),
+        (
+            (
+                ('name = "SGP"\nsteps = 5', 'name = "ITDBackward"\nsolver = { name = "SGP", steps = 5 }'),
+                ("step_size = 0.5\n", "[train]\nname = 'SGP'\nsteps = 5\nstep_size = 0.5\n"),
+                ("steps = 5 }", "steps = 5, step_size = 0.5 }"),
+            ),
+            "train: got 'SGP'",
+        ),
+    ],
+    ids=["batch", "network", "mode", "trains"],
+)
+def test_what_verbs_refuse_is_refused_before_anything_is_sent(change, says, tmp_path, capsys):
+    text, file = TWO, tmp_path / "run.toml"
+    for each in change:
+        text = text.replace(*each)
+    file.write_text(text)
+    assert says in refused(["peer", file, "--name", "alice"], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
 def test_the_secret_stays_and_draws_other_noise_for_another_run(tmp_path):

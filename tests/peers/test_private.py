@@ -2,41 +2,47 @@
 
 import numpy as np
 import pytest
-from peers.parties import together
+from peers.parties import deployed, together
 from safetensors.numpy import load_file
 
-from hyperpush.config import validate
-from hyperpush.peers.options import Peers
 from hyperpush.peers.party import take_part
 from hyperpush.peers.swarm import laid_out
+from hyperpush.privacy import ASSUMPTION
 
 NAMES = ["peer-0", "peer-1"]
+RELEASES = 2 * 5 + 2 + 1  # two solves of 5 gradients; one estimate of 2 products, and one outer gradient
 
 
 def run(base, secrets=None, epsilon=50.0):
     """The params of two parties, which find these secrets in their folders."""
-    config = validate(
-        Peers,
-        {
-            "private_draws": True,
-            "experiment": {
-                "problem": "logistic",
-                "clients": 2,
-                "network": "fully-connected",
-                "inner": {"steps": 5, "rate": 0.5},
-                "estimator": {"method": "HGP", "order": 2, "pushes": 2, "step": 0.5},
-                "outer": {"steps": 1},
-                "privacy": {"epsilon": epsilon, "delta": 0.0},
-            },
+    noise = {"name": "Laplace", "scale": RELEASES / epsilon}
+    spec = {
+        "task": {
+            "name": "logistic",
+            "seed": 0,
+            "log_rates": True,
+            "private": {"clip": 1.0, "curvature": 0.35, "coupling": 0.3, "noise": noise},
         },
-    )
-    assert isinstance(config, Peers)
+        "network": {"name": "fully-connected"},
+        "method": {
+            "name": "PDBO",
+            "steps": 1,
+            "inner": {"name": "SGP", "steps": 5, "step_size": 0.5},
+            "hypergradient": {"name": "HGP", "steps": 2, "pushes": 2, "step_size": 0.5},
+            "outer": {"name": "adam", "learning_rate": 0.1},
+        },
+    }
+    base.mkdir(parents=True, exist_ok=True)
+    config = deployed(base / "run.toml", spec, 2, private_draws=True)
     config = laid_out(config, 2, base, secure=False)
     for name, secret in (secrets or {}).items():
         (base / name).mkdir(parents=True)
         (base / name / "secret.key").write_bytes(secret)
     results = together(2, lambda client: take_part(config, NAMES[client], say=lambda line: None))
-    assert [result["epsilon"] for result in results] == [epsilon] * 2
+    assert [result["epsilon"] for result in results] == pytest.approx([epsilon] * 2, rel=1e-6)
+    assert [result["delta"] for result in results] == [0, 0]
+    assert all(sum(result["releases"].values()) == RELEASES for result in results)
+    assert all(result["assumes"] == ASSUMPTION for result in results)
     return np.stack([load_file(base / name / "params.safetensors")[""] for name in NAMES])
 
 

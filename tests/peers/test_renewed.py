@@ -10,16 +10,16 @@ from peers.hall import Hall, Kept, numbers, walk
 from peers.parties import push_sum, together, values
 
 import hyperpush as hp
-from hyperpush.engine import wire
-from hyperpush.engine.peer import Left
-from hyperpush.engine.peer.mail import HANDED_OVER, LAST_TOTAL
-from hyperpush.engine.peer.places import Place, Places
-from hyperpush.program import Exchange, Repeat, Sequence, Within
+from hyperpush.engines import wire
+from hyperpush.engines.peer import Left
+from hyperpush.engines.peer.mail import HANDED_OVER, LAST_TOTAL
+from hyperpush.engines.peer.places import Place, Places
+from hyperpush.programs import Exchange, Repeat, Scope, Sequence
 
 CLIENTS, ROUNDS, TIMES = 3, 12, 4
 NETWORK = hp.networks.FullyConnected(CLIENTS)
 START = values(CLIENTS)
-STAGE = Within(
+STAGE = Scope(
     push_sum(ROUNDS),
     enter=lambda state, ctx: (jnp.zeros(7).at[0].set(ctx.client), jnp.ones(())),  # longer than what lasts
     leave=lambda state, inner, ctx: state,
@@ -80,7 +80,7 @@ def test_what_lasts_around_a_stage_starts_anew_with_it(blocks):
         assert {name: len(rows) for name, rows in peer.history.items()} == {"outer": TIMES, "average": TIMES * ROUNDS}
 
 
-RATIO = Within(push_sum(ROUNDS), lambda value, ctx: (value, jnp.ones(())), lambda value, held, ctx: held[0] / held[1])
+RATIO = Scope(push_sum(ROUNDS), lambda value, ctx: (value, jnp.ones(())), lambda value, held, ctx: held[0] / held[1])
 AVERAGES = Repeat(RATIO, 2, name="outer")
 
 

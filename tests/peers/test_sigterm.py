@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from peers.parties import deployed
 from safetensors.numpy import load_file
 
-from hyperpush.config import validate
 from hyperpush.errors import HyperpushError
-from hyperpush.peers.options import Peers
 from hyperpush.peers.party import STATUS, take_part
 from hyperpush.peers.swarm import free_ports, laid_out
 
@@ -24,22 +23,19 @@ FIRST, SECOND = "peer-0", "peer-1"
 
 
 def made(base, mode):
-    config = validate(
-        Peers,
-        {
-            "mode": mode,
-            "longest_wait": 0.2,
-            "experiment": {
-                "problem": "quadratic",
-                "clients": 2,
-                "network": "fully-connected",
-                "inner": {"steps": STEPS, "rate": 0.01},
-                "estimator": {"method": "TrackedHGP", "order": 3, "pushes": 1, "step": 0.01},
-                "outer": {"steps": 1},
-            },
+    spec = {
+        "task": {"name": "quadratic", "seed": 0},
+        "network": {"name": "fully-connected"},
+        "method": {
+            "name": "PDBO",
+            "steps": 1,
+            "inner": {"name": "SGP", "steps": STEPS, "step_size": 0.01},
+            "hypergradient": {"name": "TrackedHGP", "steps": 3, "pushes": 1, "step_size": 0.01},
+            "outer": {"name": "adam", "learning_rate": 0.1},
         },
-    )
-    assert isinstance(config, Peers)
+    }
+    base.mkdir(exist_ok=True)
+    config = deployed(base / "run.toml", spec, 2, mode=mode, longest_wait=0.2)
     return laid_out(config, 2, base, secure=False)
 
 
@@ -100,10 +96,13 @@ def test_in_step_it_stops_and_comes_back(tmp_path):
     take_part(again, FIRST, say=lambda line: None)
     other.join(120)
     for name in (FIRST, SECOND):
-        for file in ("params", "hypers", "hypergradients"):
+        for file in ("params", "hypers"):
             one, two = (load_file(base / name / f"{file}.safetensors")[""] for base in (tmp_path, tmp_path / "again"))
             assert np.abs(one).max() > 0
             np.testing.assert_array_equal(one, two)
+        one, two = ((base / name / "metrics.jsonl").read_text() for base in (tmp_path, tmp_path / "again"))
+        assert "hypergradient_norm" in one
+        assert one == two
 
 
 def test_at_its_own_pace_it_leaves_and_the_other_ends(tmp_path):
@@ -124,14 +123,20 @@ def test_at_its_own_pace_it_leaves_and_the_other_ends(tmp_path):
 
 
 RUN = """
+[task]
+name = "quadratic"
+seed = 0
+[network]
+name = "fully-connected"
+[method]
+name = "PDBO"
+steps = 1
+inner = {{ name = "SGP", steps = 100000, step_size = 0.001 }}
+hypergradient = {{ name = "TrackedHGP", steps = 3, pushes = 1, step_size = 0.01 }}
+outer = {{ name = "adam", learning_rate = 0.1 }}
+[deploy]
 mode = "{mode}"
 longest_wait = 0.2
-[experiment]
-problem = "quadratic"
-network = "fully-connected"
-inner = {{ steps = 100000, rate = 0.001 }}
-estimator = {{ method = "TrackedHGP", order = 3, pushes = 1, step = 0.01 }}
-outer = {{ steps = 1 }}
 [peers.{first}]
 address = "127.0.0.1:{ports[0]}"
 [peers.{second}]

@@ -8,14 +8,14 @@ from peers.hall import Kept
 from peers.parties import Places, push_sum, together, values
 
 import hyperpush as hp
-from hyperpush.engine import wire
-from hyperpush.engine.faults import Faults
-from hyperpush.engine.peer import Left, Peer, check_conserved
-from hyperpush.engine.peer.mail import HANDED_OVER
-from hyperpush.engine.transport import Memory
+from hyperpush.engines import wire
+from hyperpush.engines.faults import Faults
+from hyperpush.engines.peer import Left, Peer, check_conserved
+from hyperpush.engines.peer.mail import HANDED_OVER
+from hyperpush.engines.transport import Memory
 from hyperpush.errors import InvalidInput
 from hyperpush.peers.faulty import Faulty
-from hyperpush.program import Exchange, Repeat, Sequence, Within
+from hyperpush.programs import Exchange, Repeat, Scope, Sequence
 
 CLIENTS, ROUNDS = 3, 80
 
@@ -45,7 +45,7 @@ class Mortal:
 
 def averages(times):
     """Average, and average the averages, each time with mass of its own."""
-    ratio = Within(
+    ratio = Scope(
         push_sum(ROUNDS),
         enter=lambda value, ctx: (value, jnp.ones(())),
         leave=lambda value, held, ctx: held[0] / held[1],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from peers.parties import Places, certified, together
 
-from hyperpush.engine.transport import Transport
+from hyperpush.engines.transport import Transport
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.peers.parts import PART_BYTES
 from hyperpush.peers.zenoh import Zenoh

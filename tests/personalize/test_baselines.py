@@ -7,13 +7,10 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
-from hyperpush.inner.step import Trained
 from hyperpush.models.dense import MLP
 from hyperpush.personalize.baselines import ClusteredFL, FedAvgPlus, FedEM, FedProx, PFedMe
 from hyperpush.personalize.baselines.clustered import parted
-from hyperpush.personalize.recipe import stacked
 from hyperpush.personalize.recipes import MTL, Shared
-from hyperpush.program import program_of
 
 N, D = 4, 3
 NETWORK = hp.networks.FullyConnected(N)
@@ -24,21 +21,20 @@ CURVATURES, CENTRES = GENERATOR.uniform(0.5, 2, (N, D)), GENERATOR.normal(size=(
 
 def cost(params, hyper, batch):
     """½(x − c)ᵀA(x − c), A diagonal; one example per client."""
-    return 0.5 * jnp.sum(batch["curvature"] * (params - batch["centre"]) ** 2)
+    return 0.5 * jnp.sum(batch["curvature"] * (params - batch["centre"]) ** 2, axis=1)
 
 
-QUADRATIC = hp.Problem(cost, cost)
-DATA = {"curvature": jnp.asarray(CURVATURES[:, None]), "centre": jnp.asarray(CENTRES[:, None])}
+def quadratics(curvatures, centres):
+    data = {"curvature": jnp.asarray(curvatures[:, None]), "centre": jnp.asarray(centres[:, None])}
+    start = jnp.zeros(centres.shape[1])
+    return hp.Task(inner=cost, outer=cost, params=start, hypers=0.0, train=data, outer_on="train")
 
 
-def trained(solver, problem, params, hypers, data, network=NETWORK):
-    """Params and hypers after a solver's program."""
-    data = hp.Data(data, data)
-    return hp.simulate.run(program_of(solver, problem), network, Trained(params, hypers), data, KEY).states
+TASK = quadratics(CURVATURES, CENTRES)
 
 
-def on_quadratics(solver):
-    return np.asarray(trained(solver, QUADRATIC, jnp.zeros((N, D)), jnp.zeros(N), DATA).params)
+def on_quadratics(solver, task=TASK):
+    return np.asarray(hp.train(task, solver, NETWORK, key=KEY).params)
 
 
 def test_fedprox_is_near_fedavg():
@@ -50,9 +46,9 @@ def test_fedprox_is_near_fedavg():
         for _ in range(epochs):
             x = x - rate * (CURVATURES * (x - CENTRES) + mu * (x - start))
         x = np.broadcast_to(x.mean(0), x.shape)
-    np.testing.assert_allclose(on_quadratics(FedProx(2, rate, mu, epochs)), x, rtol=1e-5)
+    np.testing.assert_allclose(on_quadratics(FedProx(2, rate, epochs, penalty=mu)), x, rtol=1e-5)
     fedavg = on_quadratics(hp.FedAvg(2, rate, epochs))
-    np.testing.assert_array_equal(on_quadratics(FedProx(2, rate, 0, epochs)), fedavg)
+    np.testing.assert_array_equal(on_quadratics(FedProx(2, rate, epochs, penalty=0)), fedavg)
     assert np.abs(fedavg - x).max() > 0.01
     # FedAvg+ goes on alone from there.
     np.testing.assert_allclose(
@@ -74,7 +70,7 @@ def test_pfedme_ends_at_the_minimum_of_the_envelopes():
     keep = CURVATURES / (CURVATURES + pull)  # w − θ_i(w) = keep·(w − c)
     w = (keep * CENTRES).sum(0) / keep.sum(0)
     own = w - keep * (w - CENTRES)
-    solver = PFedMe(150, 0.2, pull, common_rate=0.3, steps=20, local_rounds=1, mixing=0.9)
+    solver = PFedMe(150, 0.2, pull, common_step_size=0.3, inner_steps=20, local_steps=1, mixing=0.9)
     np.testing.assert_allclose(on_quadratics(solver), own, atol=1e-4)
 
 
@@ -93,14 +89,34 @@ def test_groups_part_by_the_norm_and_the_direction_of_changes():
 def test_clustered_learning_finds_the_clusters():
     """Two pairs of clients with two centres: each pair ends at its own, all together they would end between."""
     centres = np.array([[3.0, 0], [-3.0, 1], [3.0, 0], [-3.0, 1]])
-    data = {"curvature": jnp.ones((4, 1, 2)), "centre": jnp.asarray(centres[:, None])}
-    start = jnp.zeros((4, 2)), jnp.zeros(4)
-    found = trained(ClusteredFL(40, 0.3, still=0.05, moving=0.5), QUADRATIC, *start, data).params
+    task = quadratics(np.ones((4, 2)), centres)
+    found = on_quadratics(ClusteredFL(40, 0.3, still=0.05, moving=0.5), task)
     np.testing.assert_allclose(found, centres, atol=0.01)
-    never = trained(ClusteredFL(40, 0.3, still=0.05, moving=10), QUADRATIC, *start, data).params
-    together = trained(hp.FedAvg(40, 0.3), QUADRATIC, *start, data).params
+    never = on_quadratics(ClusteredFL(40, 0.3, still=0.05, moving=10), task)
+    together = on_quadratics(hp.FedAvg(40, 0.3), task)
     np.testing.assert_allclose(never, together, rtol=1e-5)
     np.testing.assert_allclose(together, np.broadcast_to(centres.mean(0), (4, 2)), atol=1e-3)
+
+
+def test_who_is_drawn_to_another_model_leaves_padding_out():
+    """Of 1, 2, 3 and 4 examples, in rows that are padded: one step from 0 is the step size times their mean, pulled."""
+    rows = [np.full((count, 1), float(count)) for count in (1, 2, 3, 4)]
+    task = hp.Task(
+        inner=lambda x, hyper, c: 0.5 * jnp.sum((x - c) ** 2, axis=1),
+        outer=lambda x, hyper, c: 0.5 * jnp.sum((x - c) ** 2, axis=1),
+        params=jnp.zeros(1),
+        hypers=0.0,
+        train=rows,
+        outer_on="train",
+    ).with_l2(1.0)
+    x = np.zeros(4)
+    for _ in range(3):  # steps of θ, towards c from f, to 0 from the penalty and from the common model
+        x = x - 0.1 * ((x - np.arange(1.0, 5)) + x + 2 * x)
+    own = hp.train(task, PFedMe(1, 0.1, 2.0, inner_steps=3, local_steps=1), NETWORK, key=0)
+    np.testing.assert_allclose(own.params[:, 0], x, rtol=1e-5)
+    mean = np.average(x, weights=np.arange(1, 5))
+    together = hp.train(task, FedProx(1, 0.1, 3, penalty=2.0), NETWORK, key=0)
+    np.testing.assert_allclose(together.params[:, 0], mean, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -109,18 +125,21 @@ def mixture():
     inputs = GENERATOR.normal(size=(4, 40, 2)).astype(np.float32)
     labels = (inputs[..., 0] > 0).astype(np.int64)
     labels[2:] = 1 - labels[2:]
-    return hp.ragged([(x[:size], y[:size]) for x, y, size in zip(inputs, labels, (40, 30, 25, 40), strict=True)])
+    return [(x[:size], y[:size]) for x, y, size in zip(inputs, labels, (40, 30, 25, 40), strict=True)]
 
 
 MODEL = MLP(2, 2)
 
 
+def posed(recipe, train, l2=0.0):
+    return recipe.task(MODEL, train=train, outer_on="train", key=jax.random.key(3), l2=l2)
+
+
 @pytest.mark.parametrize(("averaging", "network"), [("server", NETWORK), ("gossip", hp.networks.Ring(4))])
 def test_fedem_recovers_a_mixture_with_known_parts(mixture, averaging, network):
-    params, hypers = stacked(MTL(models=2), MODEL, 4, jax.random.key(3))
-    solver = FedEM(MODEL, 60, 0.5, batch=10, averaging=averaging)
-    found = trained(solver, MTL(models=2).problem(MODEL), params, hypers, mixture, network)
-    own = np.exp(np.asarray(found.hyper))
+    solver = FedEM(60, 0.5, batch_size=10, averaging=averaging)
+    found = hp.train(posed(MTL(models=2), mixture), solver, network, key=KEY)
+    own = np.exp(np.asarray(found.task.hypers))
     np.testing.assert_allclose(own.sum(1), 1, rtol=1e-5)
     assert own.max(1).min() > 0.95
     chosen = own.argmax(1)
@@ -128,27 +147,32 @@ def test_fedem_recovers_a_mixture_with_known_parts(mixture, averaging, network):
 
 
 def test_fedem_with_one_model_is_fedavg(mixture):
-    shared, hypers = stacked(Shared(), MODEL, 4, jax.random.key(3))
-    one = jax.tree.map(lambda leaf: leaf[:, None], shared)
+    shared = posed(Shared(), mixture, 0.01)
+    mixed = posed(MTL(models=1), mixture, 0.01)
+    mixed = mixed.at(params=jax.tree.map(lambda leaf: leaf[:, None], shared.params))
     for averaging in ("server", "gossip"):
-        em = FedEM(MODEL, 2, 0.5, batch=10, l2=0.01, averaging=averaging)
-        found = trained(em, MTL(models=1).problem(MODEL), one, jnp.zeros((4, 1)), mixture)
-        fedavg = hp.FedAvg(2, 0.5, batch=10, averaging=averaging)
-        plain = trained(fedavg, Shared().problem(MODEL, 0.01), shared, hypers, mixture)
+        found = hp.train(mixed, FedEM(2, 0.5, batch_size=10, averaging=averaging), NETWORK, key=KEY)
+        plain = hp.train(shared, hp.FedAvg(2, 0.5, batch_size=10, averaging=averaging), NETWORK, key=KEY)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a[:, 0], b, atol=1e-6), found.params, plain.params)
-        np.testing.assert_allclose(found.hyper, 0, atol=1e-6)
+        np.testing.assert_allclose(found.task.hypers, 0, atol=1e-6)
+
+
+def test_fedem_takes_tasks_of_mtl_only(mixture):
+    for task, given in ((posed(Shared(), mixture), "Shared"), (TASK, "function")):
+        with pytest.raises(InvalidInput, match=rf"task: got 'a task of {given}'; allowed: .*MTL\(\).task"):
+            hp.train(task, FedEM(1, 0.1), NETWORK, key=0)
 
 
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: FedProx(1, 0.1, -1), "FedProx.penalty"),
-        (lambda: FedProx(-1, 0.1, 1), "FedProx.rounds"),
+        (lambda: FedProx(1, 0.1, penalty=-1), "FedProx.penalty"),
+        (lambda: FedProx(-1, 0.1, penalty=1), "FedProx.steps"),
         (lambda: FedAvgPlus(hp.FedAvg(1, 0.1), 0.1, -1), "FedAvgPlus.epochs"),
         (lambda: PFedMe(1, 0.1, pull=0), "PFedMe.pull"),
-        (lambda: PFedMe(1, 0.1, steps=0), "PFedMe.steps"),
+        (lambda: PFedMe(1, 0.1, inner_steps=0), "PFedMe.inner_steps"),
         (lambda: ClusteredFL(1, 0.1, moving=-1), "ClusteredFL.moving"),
-        (lambda: FedEM(MODEL, 1, 0.1, epochs=0), "FedEM.epochs"),
+        (lambda: FedEM(1, 0.1, epochs=0), "FedEM.epochs"),
     ],
 )
 def test_bad_options_are_named(make, field):

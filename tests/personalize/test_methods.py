@@ -11,8 +11,8 @@ from hyperpush import networks
 from hyperpush.models.dense import MLP
 from hyperpush.personalize import methods
 from hyperpush.personalize.recipes import MTL, Shared
+from hyperpush.personalize.scenarios import scenario
 from hyperpush.personalize.settings import small
-from hyperpush.personalize.tasks import task
 
 SETTING = small("digits")._replace(
     clients=6, steps=12, again=4, outer_steps=2, rounds=2, batch=16, rate=0.2, ensemble_rate=0.5, order=2
@@ -20,7 +20,7 @@ SETTING = small("digits")._replace(
 
 
 def fitting(network, hidden=(), setting=SETTING):
-    made = task("digits", 6, 0, examples=300)._replace(model=MLP(64, 10, hidden))
+    made = scenario("digits", 6, 0, examples=300)._replace(model=MLP(64, 10, hidden))
     return methods.Fitting(made, networks.by_name(network, 6), setting, jax.random.key(0), None)
 
 
@@ -61,12 +61,12 @@ def test_ensembles_alone_and_together_train_at_their_own_rate():
     for alone in (True, False):
         for recipe, rate in ((MTL(), 0.5), (Shared(), 0.2)):
             solver: Any = made.solver(recipe, alone)
-            assert float(solver.rate(0)) == pytest.approx(rate)
+            assert float(solver.step_size(0)) == pytest.approx(rate)
 
 
 def test_blocks_of_hypers_move_at_their_own_rates():
     outer = methods.Outer(1.0, 0.01, 0.1, 5e-4)
-    transform = methods._adam(outer, (0.9, 0.999))
+    transform: Any = methods._adam(outer, (0.9, 0.999))
     hypers = {"labels": np.zeros(3, np.float32), "of": np.zeros(2, np.float32)}
     gradient = {"labels": np.array([1, -2, 3], np.float32), "of": np.array([5, -0.5], np.float32)}
     moved: Any = transform.update(gradient, transform.init(hypers), hypers)[0]
@@ -84,6 +84,6 @@ def test_blocks_of_hypers_move_at_their_own_rates():
 def test_methods_with_local_epochs_learn(network, names):
     made = fitting(network, setting=SETTING._replace(rounds=20))
     for name, each in fitted(made, *names).items():
-        found = hp.personalize.scores(each.recipe, made.task.model, each.params, each.hypers, made.task.test)
+        found = hp.personalize.scores(each.recipe, made.scenario.model, each.params, each.hypers, made.scenario.test)
         assert found.average > 0.2, name  # a guess is right once in ten
         assert each.rounds > 0

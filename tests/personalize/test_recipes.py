@@ -8,7 +8,6 @@ import pytest
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
 from hyperpush.models.dense import MLP
-from hyperpush.personalize.recipe import stacked
 from hyperpush.personalize.recipes import DA, MTL, PL, Head, Interpolation, Shared
 from hyperpush.personalize.scores import scores, summary
 
@@ -17,6 +16,11 @@ GENERATOR = np.random.default_rng(0)
 INPUTS, LABELS = GENERATOR.normal(size=(7, 4)).astype(np.float32), np.array([0, 1, 2, 2, 1, 0, 2])
 BATCH = (jnp.asarray(INPUTS), jnp.asarray(LABELS))
 L2 = 0.3
+
+
+def posed(recipe, l2=0.0, clients=1, key=0):
+    """The recipe's task of clients who all have the same examples."""
+    return recipe.task(MODEL, train=[BATCH] * clients, validation=[BATCH] * clients, key=key, l2=l2)
 
 
 def softmax(x):
@@ -86,29 +90,30 @@ def test_costs_are_those_of_numpy(recipe, truth):
     chances, weights, penalty = truth(params, jax.tree.map(np.asarray, hyper))
     each = -np.log(chances[np.arange(7), LABELS])
     np.testing.assert_allclose(jnp.exp(recipe.log_chances(MODEL, params, hyper, BATCH[0])), chances, rtol=1e-5)
-    problem = recipe.problem(MODEL, L2)
+    problem = posed(recipe, L2).problem
     inner = np.mean(weights[LABELS] * each) + 0.5 * L2 * square(params)
-    np.testing.assert_allclose(problem.inner(params, hyper, BATCH), inner, rtol=1e-5)
-    np.testing.assert_allclose(problem.outer(params, hyper, BATCH), np.mean(each) + penalty, rtol=1e-5)
+    np.testing.assert_allclose(problem.inner_cost(params, hyper, BATCH), inner, rtol=1e-5)
+    np.testing.assert_allclose(problem.outer_cost(params, hyper, BATCH), np.mean(each) + penalty, rtol=1e-5)
     # Padding counts for nothing.
     padded = hp.Batch(jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:2]]), BATCH), jnp.r_[jnp.ones(7), 0, 0])
-    np.testing.assert_allclose(problem.inner(params, hyper, padded), inner, rtol=1e-5)
-    assert recipe.problem(MODEL, L2) is problem
+    np.testing.assert_allclose(problem.inner_cost(params, hyper, padded), inner, rtol=1e-5)
+    assert posed(recipe, L2).problem == problem
+    assert hash(posed(recipe, L2).problem) == hash(problem)
 
 
 @pytest.mark.parametrize("recipe", [PL(), DA()])
 def test_nothing_is_personal_at_the_start(recipe):
     key = jax.random.key(2)
     params, shared = recipe.params(MODEL, key), Shared()
-    plain = shared.problem(MODEL).inner_gradient(params, shared.hyper(MODEL, key), BATCH)
-    own = recipe.problem(MODEL).inner_gradient(params, recipe.hyper(MODEL, key), BATCH)
+    plain = posed(shared).problem.inner_gradient(params, shared.hyper(MODEL, key), BATCH)
+    own = posed(recipe).problem.inner_gradient(params, recipe.hyper(MODEL, key), BATCH)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), own, plain)
 
 
 def test_what_is_not_to_move_has_no_gradient():
     recipe, key = Interpolation(), jax.random.key(3)
     params, hyper = recipe.params(MODEL, key), recipe.hyper(MODEL, jax.random.key(4))
-    along = recipe.problem(MODEL).outer_gradients(params, hyper, BATCH)[1]
+    along = posed(recipe).problem.outer_gradients(params, hyper, BATCH)[1]
     assert square(along["own"]) == 0
     assert square(along["weights"]) > 0
     own = recipe.with_own(hyper, lambda: params)
@@ -118,7 +123,7 @@ def test_what_is_not_to_move_has_no_gradient():
     # λ of DA changes training only.
     da = DA(l2=2)
     hyper = {"labels": jnp.arange(3.0), "of": jnp.zeros(1)}
-    np.testing.assert_allclose(da.problem(MODEL).outer_gradients(params, hyper, BATCH)[1]["labels"], 2 * np.arange(3))
+    np.testing.assert_allclose(posed(da).problem.outer_gradients(params, hyper, BATCH)[1]["labels"], 2 * np.arange(3))
 
 
 def test_scores_by_hand():
@@ -129,10 +134,11 @@ def test_scores_by_hand():
     assert summary(np.arange(21) / 20, np.ones(21)).p10 == 0.1
     with pytest.raises(InvalidInput, match="at least 1 example"):
         summary(np.ones(2), np.array([1, 0]))
-    params, hypers = stacked(Shared(), MODEL, 2, jax.random.key(5))
+    start = posed(Shared(), clients=2, key=5)
+    params, hypers = start.params, start.hypers
     right = np.argmax(logits(jax.tree.map(lambda leaf: leaf[0], params)), 1)
     labels = [right[:4], np.where(np.arange(5) < 2, right[:5], (right[:5] + 1) % 3)]
-    data = hp.ragged([(INPUTS[: len(own)], own) for own in labels])
+    data = hp.programs.ragged([(INPUTS[: len(own)], own) for own in labels])
     np.testing.assert_allclose(scores(Shared(), MODEL, params, hypers, data).each, [1, 0.4])
     assert scores(Shared(), MODEL, params, hypers, data).average == pytest.approx(6 / 9)
 
@@ -146,7 +152,8 @@ def test_scores_by_hand():
         (lambda: Interpolation(l2=-1), "Interpolation.l2"),
         (lambda: Head(layer="dense7").params(MODEL, jax.random.key(0)), "Head.layer"),
         (lambda: Head().params(MLP(4, 3), jax.random.key(0)), "Head.layer"),  # nothing but a head
-        (lambda: PL().problem(MODEL, -1.0), "l2"),
+        (lambda: posed(PL(), -1.0), "l2"),
+        (lambda: Head().task(MLP(4, 3), train=[BATCH], outer_on="train", key=0), "recipe"),
     ],
 )
 def test_bad_options_are_named(make, field):

@@ -7,9 +7,9 @@ from scipy.special import zeta
 from scipy.stats import norm
 
 from hyperpush.errors import InvalidInput
+from hyperpush.optimizers import Power
 from hyperpush.privacy.accountant import Accountant, _grouped, check_schedules
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from hyperpush.privacy.schedules import Power
 from hyperpush.privacy.sensitivity import Constants, Descent, SingleLoop
 
 # Linear costs: no slopes, so that Δ⁺ = κΔ + λ·2C·share with C = 1 for y, 0.5 for z, 2 for x.

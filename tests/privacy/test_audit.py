@@ -4,10 +4,10 @@ import pytest
 from scipy.stats import binom
 
 from hyperpush.errors import InvalidInput
+from hyperpush.optimizers import Power
 from hyperpush.privacy.accountant import Accountant
 from hyperpush.privacy.audit import audit, clopper_pearson
 from hyperpush.privacy.mechanisms import Laplace
-from hyperpush.privacy.schedules import Power
 from hyperpush.privacy.sensitivity import Constants, SingleLoop
 
 TRIALS = 100_000

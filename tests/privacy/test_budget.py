@@ -1,44 +1,121 @@
 """What whole private runs cost, against sums, Balle and Wang's formula and dp-accounting."""
 
 import math
+from typing import Any, cast
 
 import dp_accounting
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import norm
 
 import hyperpush as hp
+from hyperpush.privacy import Gaussian, Laplace, budget, within
+from hyperpush.privacy.release import release_tree
+from hyperpush.programs import InnerSolver, InnerState, Local, MethodInfo, Repeat
+from hyperpush.registry import registered
 
-OUTER, STEPS, ORDER = 7, 20, 4
+OUTER, STEPS, ORDER, SIZE, EXAMPLES = 7, 20, 4, 9, 50
+BOUNDS: Any = {"clip": 0.5, "curvature": 1.0, "coupling": 1.0}
 
 
-def noise(mechanism, **options):
-    return hp.Noise(mechanism, 0.5, curvature=1.0, coupling=1.0, **options)
+def cost(x, hyper, rows):
+    return 0.5 * jnp.sum((x - rows) ** 2 + hyper**2, axis=-1)
 
 
-def methods(inner, estimator):
-    return hp.SGP(STEPS, 0.1, privacy=noise(inner)), hp.HGP(ORDER, 2, 0.1, privacy=noise(estimator))
+ROWS = jnp.ones((3, EXAMPLES, SIZE))
+
+
+def plain(**options: Any) -> hp.Task:
+    zeros = jnp.zeros(SIZE)
+    given: Any = {"train": ROWS, "validation": ROWS, **options}
+    return hp.Task(inner=cost, outer=cost, params=zeros, hypers=zeros, **given)
+
+
+def task(mechanism, **options: Any) -> hp.Task:
+    return plain(**options).private(noise=mechanism, **BOUNDS)
+
+
+SOLVER, ESTIMATOR = hp.SGP(STEPS, 0.1), hp.HGP(ORDER, 2, 0.1)
+NESTED: Any = {"inner": SOLVER, "hypergradient": ESTIMATOR, "outer": hp.optimizer("sgd", learning_rate=0.1)}
+PDBO = hp.PDBO(**NESTED, steps=OUTER)
 
 
 def test_pure_epsilon_adds_up_over_all_releases_of_a_solve():
     """Eight inner solves of 20 steps; seven estimates of a gradient, three products that are sent, and the result."""
-    pair = methods(hp.Laplace(hp.Power(2.0, 0.5)), hp.Laplace(5.0))
-    found = hp.budget(*pair, OUTER)
-    assert found.releases == 8 * 20 + 7 * 5
-    truth = 8 * sum(math.sqrt(t + 1) / 2 for t in range(20)) + 7 * 5 / 5
-    assert found.epsilon() == pytest.approx(truth, rel=1e-12)
-    assert hp.budget(pair[0]).epsilon() == pytest.approx(sum(math.sqrt(t + 1) / 2 for t in range(20)))
-    assert hp.budget(None, pair[1], 1).epsilon() == pytest.approx(1)
+    found = budget(task(Laplace(5.0)), PDBO)
+    assert found.releases == {"train": 8 * 20 + 7 * (3 + 1), "validation": 7}
+    assert found.epsilon() == pytest.approx((8 * 20 + 7 * 5) / 5, rel=1e-12)
+    assert found.epsilon(on="validation") == pytest.approx(7 / 5)
+    assert found.epsilon(on="train") == pytest.approx((8 * 20 + 7 * 4) / 5)
+    assert budget(task(Laplace(5.0)), ESTIMATOR).epsilon() == pytest.approx(1)
+
+
+def test_noise_that_falls_costs_more_with_every_release_of_a_loop():
+    """Releases are numbered within the innermost loop around them: SGP's steps, HGP's products, the outer steps."""
+    falling = task(Laplace(hp.schedule("power", 2.0, 0.5)))
+
+    def run(length):
+        return sum(math.sqrt(t + 1) / 2 for t in range(length))
+
+    assert budget(falling, SOLVER).epsilon() == pytest.approx(run(STEPS), rel=1e-12)
+    truth = 8 * run(STEPS) + 7 * run(ORDER - 1) + 2 * run(OUTER)
+    assert budget(falling, PDBO).epsilon() == pytest.approx(truth, rel=1e-12)
+    # A loop in a leaf: three epochs of five mini-batches in each of two rounds are numbered from 0 to 29.
+    assert budget(falling, hp.FedAvg(2, 0.1, 3, 10)).epsilon() == pytest.approx(run(30), rel=1e-12)
+
+
+def test_what_a_run_says_is_what_was_foretold():
+    private, network = task(Laplace(5.0)), hp.networks.FullyConnected(3)
+    trained = hp.train(private, SOLVER, network, key=0)
+    assert trained.privacy.epsilon() == budget(private, SOLVER).epsilon() == pytest.approx(4)
+    estimate = hp.hypergradient(trained.task, ESTIMATOR, network, key=0)
+    assert estimate.privacy.epsilon() == pytest.approx(4 + 1)
+    assert estimate.privacy.releases == {"train": 20 + 4, "validation": 1}
+    assert "24 of train, 1 of validation" in repr(estimate)
+    assert "ideal real-valued noise" in estimate.privacy.assumes
+    solution = hp.solve(private, PDBO, network, key=0)
+    assert solution.privacy.releases == solution.costs.accesses == budget(private, PDBO).releases
+    assert hp.train(private, SOLVER, network, key=0, seeds=3).privacy.releases == {"train": 60}
+    assert hp.train(plain(), SOLVER, network, key=0).privacy is None
+
+
+def test_both_levels_on_one_data_set_add_up():
+    found = budget(task(Laplace(1.0), validation=None, outer_on="train"), PDBO)
+    assert found.releases == {"train": 8 * 20 + 7 * 5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in ("algorithms", "hypergradients", "inner") for name in registered(kind)]
+)
+def test_every_method_is_private_or_refused(kind, name):
+    method = registered(kind)[name].example()
+    private = task(Laplace(5.0), common=kind == "algorithms" and bool(method.info.fixed_point))
+    if name in ("Dense", "ITDForward"):  # they differentiate gradients
+        with pytest.raises(hp.InvalidInput, match=r"hypergradients/.*\.py:\d+"):
+            budget(private, method)
+    else:
+        found = budget(private, method)
+        assert found.releases
+        assert found.epsilon() == pytest.approx(sum(found.releases.values()) / 5)
+
+
+@pytest.mark.parametrize("method", [hp.algorithms.MADSBO, hp.algorithms.INTERACT])
+def test_algorithms_without_privacy_of_their_own_are_counted_too(method):
+    network = hp.networks.FullyConnected(3)
+    found = hp.solve(task(Laplace(5.0), common=True), method.example(), network, key=0)
+    assert found.privacy.releases == found.costs.accesses
+    assert found.privacy.epsilon() == pytest.approx(sum(found.costs.accesses.values()) / 5)
 
 
 @pytest.mark.parametrize(
     ("options", "releases"),
-    [({"tolerance": None}, 13), ({}, 16), ({"batch": 3}, 13)],
+    [({"tolerance": None}, 13), ({}, 17), ({"batch_size": 3}, 13)],
     ids=["fixed", "votes every five steps", "batches"],
 )
 def test_tracked_hgp_pays_for_all_the_steps_it_may_take(options, releases):
-    estimator = hp.TrackedHGP(12, 0.1, privacy=noise(hp.Laplace(1.0)), **options)
-    assert hp.budget(None, estimator, 1).epsilon() == releases
+    """The gradient, a product in each step but the first, and the result; eleven steps are three groups of five."""
+    assert budget(task(Laplace(1.0)), hp.TrackedHGP(12, 0.1, **options)).epsilon() == releases
 
 
 def delta_of(epsilon, mu):
@@ -47,82 +124,90 @@ def delta_of(epsilon, mu):
 
 
 def test_gaussian_releases_compose_to_one_of_the_root_of_their_squares():
-    found = hp.budget(*methods(hp.Gaussian(40.0), hp.Gaussian(10.0)), OUTER).epsilon(1e-5)
-    assert delta_of(found, math.sqrt(160 / 40**2 + 35 / 10**2)) == pytest.approx(1e-5, rel=1e-6)
+    found = budget(task(Gaussian(40.0)), PDBO).epsilon(1e-5)
+    assert delta_of(found, math.sqrt(195) / 40) == pytest.approx(1e-5, rel=1e-6)
 
 
 def test_mixed_releases_compose_by_dp_accounting():
-    found = hp.budget(*methods(hp.Laplace(40.0), hp.Gaussian(10.0)), OUTER).epsilon(1e-5, "pld")
+    """Of one training with Laplace noise and one with Gaussian noise on the same data."""
+    both = budget(task(Laplace(40.0)), hp.SGP(160, 0.1)) + budget(task(Gaussian(10.0)), hp.SGP(35, 0.1))
     direct = dp_accounting.pld.PLDAccountant()
     direct.compose(dp_accounting.LaplaceDpEvent(40), 160)
     direct.compose(dp_accounting.GaussianDpEvent(10), 35)
-    assert found == pytest.approx(direct.get_epsilon(1e-5), rel=2e-3)
+    assert both.epsilon(1e-5, "pld") == pytest.approx(direct.get_epsilon(1e-5), rel=2e-3)
 
 
 def test_the_accountant_of_a_client_that_adopts_its_messages_agrees():
     """In its terms SGP's noise has the scale σ·√dim·2C/N, and steps are 1 as the gradient is what is released."""
-    size, examples = 9, 50
-    sender = hp.Descent(clip=0.5, examples=examples, size=size)
-    account = hp.Accountant(sender, hp.Laplace(3.0 * math.sqrt(size) * 2 * 0.5 / examples))
-    solver = hp.SGP(STEPS, 0.1, privacy=noise(hp.Laplace(3.0)))
-    assert hp.budget(solver).epsilon() == pytest.approx(float(account.epsilon(STEPS)))
-    assert hp.budget(solver).epsilon(1e-3) == pytest.approx(float(account.epsilon(STEPS, 1e-3)))
+    sender = hp.privacy.Descent(clip=0.5, examples=EXAMPLES, size=SIZE)
+    account = hp.privacy.Accountant(sender, Laplace(3.0 * math.sqrt(SIZE) * 2 * 0.5 / EXAMPLES))
+    found = budget(task(Laplace(3.0)), SOLVER)
+    assert found.epsilon() == pytest.approx(float(account.epsilon(STEPS)))
+    assert found.epsilon(1e-3) == pytest.approx(float(account.epsilon(STEPS, 1e-3)))
 
 
 @pytest.mark.parametrize("target", [0.3, 1.0, 7.7])
 def test_noise_for_a_pure_budget_never_exceeds_it_and_wastes_nothing(target):
-    pair = hp.within(target, None, *methods(hp.Laplace(1.0), hp.Laplace(3.0)), OUTER)
-    assert target * (1 - 1e-12) < hp.budget(*pair, OUTER).epsilon() <= target
-    scales = [method.privacy.mechanism.scale.scale for method in pair]
-    assert scales[1] == pytest.approx(3 * scales[0])
-    assert scales[0] == pytest.approx((160 + 35 / 3) / target)
-    assert pair[0].steps == STEPS
-    assert pair[1].privacy.clip == 0.5
+    found: Any = within(target, None, task(Laplace(3.0)), PDBO)
+    assert target * (1 - 1e-12) < budget(found, PDBO).epsilon() <= target
+    assert found.privacy.mechanism.scale.scale == pytest.approx(195 / target)
+    assert found.privacy.clip == 0.5
 
 
 def test_noise_for_a_budget_with_delta():
-    pair = hp.within(1.0, 1e-5, *methods(hp.Gaussian(1.0), hp.Gaussian(1.0)), OUTER)
-    mu = math.sqrt(195) / pair[0].privacy.mechanism.scale.scale
+    found: Any = within(1.0, 1e-5, task(Gaussian(1.0)), PDBO)
+    mu = math.sqrt(195) / found.privacy.mechanism.scale.scale
     assert delta_of(1.0, mu) <= 1e-5 <= delta_of(1.0, 1.002 * mu)
-    assert hp.budget(*pair, OUTER).epsilon(1e-5) <= 1.0
-    solver, nothing = hp.within(1.0, 1e-3, hp.SGP(STEPS, 0.1, privacy=noise(hp.Laplace(1.0))))
-    assert nothing is None
-    assert 0.99 < hp.budget(solver).epsilon(1e-3, "rdp") <= 1.0
+    assert budget(found, PDBO).epsilon(1e-5) <= 1.0
+    pure = within(1.0, 1e-3, task(Laplace(1.0)), SOLVER)
+    assert 0.99 < budget(pure, SOLVER).epsilon(1e-3, "rdp") <= 1.0
 
 
 def test_accountants_do_not_exceed_what_they_were_asked_for_either():
     """Not by a rounding, at any budget, with rounds and without."""
-    steps, laplace = hp.Power(0.3, 0.8), hp.Laplace(hp.Power(1, 0.6))
-    constants = hp.Constants(C_y=1, C_b=1, C_x=1, R=2, C_H=1, C_J=0.5, L_H=0.2, L_J=0.1, L_b=1, L_fx=0.3)
-    account = hp.Accountant(hp.SingleLoop(constants, steps, 3, 2, others=np.array([0.4, 0.7])), laplace)
+    steps: Any = hp.schedule("power", 0.3, 0.8)
+    laplace = Laplace(hp.schedule("power", 1, 0.6))
+    constants = hp.privacy.Constants(C_y=1, C_b=1, C_x=1, R=2, C_H=1, C_J=0.5, L_H=0.2, L_J=0.1, L_b=1, L_fx=0.3)
+    account = hp.privacy.Accountant(hp.privacy.SingleLoop(constants, steps, 3, 2, others=np.array([0.4, 0.7])), laplace)
     for target in (0.7, 8.0):
-        limited = hp.Accountant(account.sender, account.noise_for(target)).limit()
+        limited = hp.privacy.Accountant(account.sender, account.noise_for(target)).limit()
         assert target * (1 - 1e-12) < np.max(limited) <= target
-        after = hp.Accountant(account.sender, account.noise_for(target, 100)).epsilon(100)
+        after = hp.privacy.Accountant(account.sender, account.noise_for(target, 100)).epsilon(100)
         assert target * (1 - 1e-12) < np.max(after) <= target
 
 
-SOLVER, ESTIMATOR = methods(hp.Laplace(1.0), hp.Laplace(1.0))
-CLEAN = hp.HGP(2, 1, 0.1, privacy=hp.Noise(hp.Laplace(1.0), 1.0, 1.0, hypers="per example"))
+class OwnRelease(InnerSolver):
+    """A method that releases with noise of its own."""
+
+    info = MethodInfo(network="any", target="inner", sends="nothing", paper="")
+
+    def program(self, problem):
+        def step(state, ctx):
+            return InnerState(release_tree(state.params, 1.0, Gaussian(1.0)), state.hyper)
+
+        return Repeat(Local(step), 3, name="OwnRelease")
+
+
+STOP = hp.EarlyStopping("cost", on="holdout", patience=2)
 
 
 @pytest.mark.parametrize(
     ("ask", "field", "said"),
     [
-        (lambda: hp.budget(), "inner, hypergradient", "at least one"),
-        (lambda: hp.budget(hp.SGP(3, 0.1)), "inner", "privacy=Noise"),
-        (lambda: hp.budget(hp.Alone(3, 0.1), ESTIMATOR, 2), "inner", "privacy=Noise"),
-        (lambda: hp.budget(SOLVER, hp.DirectGradient(), 2), "hypergradient", "privacy=Noise"),
-        (lambda: hp.budget(SOLVER, ESTIMATOR), "outer_steps", "1 or more"),
-        (lambda: hp.budget(SOLVER, None, 2), "outer_steps", "0 without an estimator"),
-        (lambda: hp.budget(SOLVER, ESTIMATOR, -1), "outer_steps", "from 0"),
-        (lambda: hp.budget(SOLVER, ESTIMATOR, 2, stop="any"), "stop", "None"),
-        (lambda: hp.budget(SOLVER, CLEAN, 2, consensus=hp.OuterConsensus()), "consensus", "noisy"),
-        (lambda: hp.budget(*methods(hp.Gaussian(1.0), hp.Laplace(1.0)), 2).epsilon(), "delta", "no pure"),
-        (lambda: hp.budget(SOLVER).epsilon(1.5), "delta", "in (0, 1)"),
-        (lambda: hp.budget(SOLVER).epsilon(0.1, "magic"), "by", "pld"),
-        (lambda: hp.within(0.0, None, SOLVER), "epsilon", "above 0"),
-        (lambda: hp.within(1.0, None, hp.SGP(3, 0.1, privacy=noise(hp.Gaussian(1.0)))), "delta", "no pure"),
+        (lambda: budget(plain(), SOLVER), "task", "task.private("),
+        (lambda: within(1.0, None, plain(), SOLVER), "task", "task.private("),
+        (lambda: budget(task(Laplace(1.0)), cast(Any, hp.SGP)), "method", "an object such as"),
+        (
+            lambda: budget(task(Laplace(1.0), holdout=ROWS), hp.PDBO(**NESTED, steps=2, stop=STOP)),
+            "PDBO.stop",
+            "fixed number of steps",
+        ),
+        (lambda: budget(task(Gaussian(1.0)), PDBO).epsilon(), "delta", "no pure"),
+        (lambda: budget(task(Laplace(1.0)), SOLVER).epsilon(1.5), "delta", "in (0, 1)"),
+        (lambda: budget(task(Laplace(1.0)), SOLVER).epsilon(0.1, "magic"), "by", "pld"),
+        (lambda: budget(task(Laplace(1.0)), SOLVER).epsilon(on="test"), "on", "train"),
+        (lambda: within(0.0, None, task(Laplace(1.0)), SOLVER), "epsilon", "above 0"),
+        (lambda: within(1.0, None, task(Gaussian(1.0)), SOLVER), "delta", "no pure"),
     ],
 )
 def test_questions_without_an_answer_are_refused(ask, field, said):
@@ -132,6 +217,39 @@ def test_questions_without_an_answer_are_refused(ask, field, said):
     assert said in caught.value.allowed
 
 
+def test_noise_of_ones_own_is_no_part_of_a_budget():
+    with pytest.raises(hp.InvalidInput, match=r"test_budget.py:.*OwnRelease.program.step"):
+        budget(task(Laplace(1.0)), OwnRelease())
+
+
 def test_consensus_on_noisy_hypers_costs_nothing_more():
-    with_consensus = hp.budget(SOLVER, ESTIMATOR, 2, consensus=hp.OuterConsensus()).epsilon()
-    assert with_consensus == hp.budget(SOLVER, ESTIMATOR, 2).epsilon() == 3 * 20 + 2 * 5
+    together = hp.CDBO(**NESTED, steps=2)
+    found = budget(task(Laplace(1.0), common=True), together).epsilon()
+    assert found == budget(task(Laplace(1.0)), hp.PDBO(**NESTED, steps=2)).epsilon() == 3 * 20 + 2 * 5
+
+
+@pytest.mark.parametrize("common", [True, False])
+def test_hypers_of_examples_must_not_be_sent(common):
+    made = hp.Task(
+        inner=lambda x, weight, rows: weight * jnp.sum((x - rows) ** 2, axis=-1),
+        outer=lambda x, weight, rows: jnp.sum((x - rows) ** 2, axis=-1),
+        params=jnp.zeros(SIZE),
+        hypers=hp.per_example(ROWS),
+        train=ROWS,
+        validation=ROWS,
+        common=common,
+    )
+    bounds: Any = {"clip": 1.0, "curvature": 1.0, "noise": Laplace(1.0), "hypers": "per example"}
+    if common:
+        with pytest.raises(hp.InvalidInput, match="common=True"):
+            made.private(**bounds)
+    else:
+        # three solves of 20 steps; two estimates of a gradient and three products; Jacobian products are clean
+        assert budget(made.private(**bounds), hp.PDBO(**NESTED, steps=2)).epsilon() == 3 * 20 + 2 * 4
+
+
+def test_everything_that_reports_epsilon_says_what_it_assumes():
+    private: Any = within(1.0, 1e-5, task(Gaussian(1.0)), hp.SGP(3, 0.1))
+    audited = hp.privacy.audit(lambda keys: np.zeros(len(keys)), lambda keys: np.zeros(len(keys)), trials=100)
+    found = (private.privacy, budget(private, hp.SGP(3, 0.1)), hp.privacy.Accountant, audited)
+    assert all("ideal real-valued noise" in each.assumes for each in found)

@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from hyperpush.errors import InvalidInput
+from hyperpush.optimizers import Power
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, clipped_mean, mean_of, project
-from hyperpush.privacy.schedules import Power
 
 
 def test_a_schedule_is_the_same_for_arrays_plain_and_traced_numbers():
@@ -18,7 +18,7 @@ def test_a_schedule_is_the_same_for_arrays_plain_and_traced_numbers():
     assert power.times(2) == Power(6, 0.5)
 
 
-@pytest.mark.parametrize(("given", "field"), [((0, 1), "Power.scale"), ((1, -0.1), "Power.exponent")])
+@pytest.mark.parametrize(("given", "field"), [((0, 1), "schedule.scale"), ((1, -0.1), "schedule.exponent")])
 def test_schedules_that_make_no_sense_are_refused(given, field):
     with pytest.raises(InvalidInput, match=field):
         Power(*given)

@@ -1,19 +1,23 @@
 """Private SGP, HGP and TrackedHGP against NumPy: what is released, how far an example moves it, and its noise."""
 
-from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from scipy import stats
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
 from hyperpush import networks
-from hyperpush.inner.step import Trained
+from hyperpush.data.batches import Numbered
+from hyperpush.privacy import Gaussian, Laplace
 from hyperpush.privacy.audit import audit
+from hyperpush.privacy.noise import Noise
+from hyperpush.privacy.private_problem import PrivateProblem
+from hyperpush.privacy.release import noised
+from hyperpush.programs import Context, Data, InnerState, Problem, evaluate, program_of
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -23,19 +27,16 @@ STEP = 0.3
 CLIP, CURVATURE, COUPLING = 0.9, 1.1, 0.7  # all of them at work on the data below
 
 
-def inner(x, h, batch):
-    """Mean over rows of ½(aᵀx − b)² + ½s Σ h x²."""
-    rows = batch.examples
-    return batch.mean(0.5 * (rows["a"] @ x - rows["b"]) ** 2 + 0.5 * rows["s"] * jnp.sum(h * x**2))
+def inner(x, h, rows):
+    """½(aᵀx − b)² + ½s Σ h x² of every row."""
+    return 0.5 * (rows["a"] @ x - rows["b"]) ** 2 + 0.5 * rows["s"] * jnp.sum(h * x**2)
 
 
-def outer(x, h, batch):
-    """Mean over rows of ½(aᵀx − b)² + s Σ h."""
-    rows = batch.examples
-    return batch.mean(0.5 * (rows["a"] @ x - rows["b"]) ** 2 + rows["s"] * jnp.sum(h))
+def outer(x, h, rows):
+    """½(aᵀx − b)² + s Σ h of every row."""
+    return 0.5 * (rows["a"] @ x - rows["b"]) ** 2 + rows["s"] * jnp.sum(h)
 
 
-PROBLEM = hp.Problem(inner, outer)
 COUNTS = (5, 4, 3)
 
 
@@ -78,15 +79,22 @@ def stacked(function, *by_client):
     return np.stack([function(*own) for own in zip(*by_client, strict=True)])
 
 
-def trained(solver, key=0, record=None):
-    first = hp.ragged(FIRST)
-    return hp.train(PROBLEM, solver, NETWORK, START, HYPERS, first, jax.random.key(key), record={"SGP": record})
+def task(mechanism, bounds: Any = None) -> hp.Task:
+    made = hp.Task(
+        inner=inner,
+        outer=outer,
+        params=hp.per_client(START),
+        hypers=hp.per_client(HYPERS),
+        train=FIRST,
+        validation=SECOND,
+    )
+    clips: Any = bounds or {"clip": CLIP, "curvature": CURVATURE, "coupling": COUPLING}
+    return made.private(noise=mechanism, **clips)
 
 
-def estimated(estimator, record=None):
-    data = hp.ragged(FIRST), hp.ragged(SECOND)
+def estimated(on, estimator, record=None):
     loops = None if record is None else {type(estimator).__name__: record}
-    return hp.hypergradient(PROBLEM, estimator, NETWORK, START, HYPERS, *data, jax.random.key(0), record=loops)
+    return hp.hypergradient(on, estimator, NETWORK, key=0, record=loops)
 
 
 # What a client releases is replayed from what the others may know: nothing else may enter, and what is left is noise.
@@ -95,8 +103,12 @@ COUNT = np.array(COUNTS)[:, None]
 
 
 def test_sgp_goes_on_from_noisy_steps_along_clipped_examples():
-    solver = hp.SGP(200, STEP, order="gradient-after", privacy=hp.Noise(hp.Laplace(hp.Power(0.2, 0.1)), CLIP))
-    seen = np.asarray(trained(solver, record=lambda state, ctx: state.z).history["SGP"])
+    on, solver = task(Laplace(hp.schedule("power", 0.2, 0.1))), hp.SGP(200, STEP, variant="gradient-after")
+    program, states = program_of(solver, on.problem), InnerState(on.params, on.hypers)
+    run = hp.Simulate().run(
+        program, NETWORK, states, on.data, jax.random.key(0), record={"SGP": lambda state, ctx: state.z}
+    )
+    seen = np.asarray(run.history["SGP"])
     before = np.concatenate([START[None], seen[:-1]])
     means = np.stack([stacked(lambda rows, x, h: mean(slopes(rows, x, h), CLIP), FIRST, x, HYPERS) for x in before])
     scales = 0.2 / (np.arange(200) + 1) ** 0.1
@@ -132,8 +144,7 @@ def products_noise(moves, products):
 
 
 def test_hgp_goes_on_from_noisy_products_of_clipped_examples():
-    noise = hp.Noise(hp.Gaussian(SIGMA), CLIP, CURVATURE, COUPLING)
-    found = estimated(hp.HGP(40, 1, STEP, privacy=noise), lambda state, ctx: (state.u, state.q))
+    found = estimated(task(Gaussian(SIGMA)), hp.HGP(40, 1, STEP), lambda state, ctx: (state.u, state.q))
     u, q = map(np.asarray, found.history["HGP"])
     averages = np.diff(np.concatenate([np.zeros_like(q[:1]), q]), axis=0) / STEP
     np.testing.assert_allclose(averages[1:], np.tile(u[:-1].mean(1, keepdims=True), (1, CLIENTS, 1)), rtol=1e-6)
@@ -142,23 +153,32 @@ def test_hgp_goes_on_from_noisy_products_of_clipped_examples():
     first = stacked(lambda rows, x: mean(pulls(rows, x), CLIP), SECOND, START)[:, :SIZE].mean(0) / CLIENTS
     deviation = SIGMA * 2 * CLIP * np.linalg.norm(1 / COUNT) / CLIENTS**2
     assert np.abs((averages[0, 0] - first) / deviation).max() < 4
-    assert np.abs(released(q[-1], np.asarray(found.value))).max() < 4
+    last = q[-1] + STEP * u[-1].mean(0)  # the last average needs no product: it is taken after the loop
+    assert np.abs(released(last, np.asarray(found.value))).max() < 4
+    assert len(u) == 39
+    assert found.privacy.releases == {"train": 39 + 1, "validation": 1}
     assert np.linalg.norm(bends(FIRST[0], HYPERS[0], averages[0, 0]), axis=1).max() > CURVATURE * np.linalg.norm(
         averages[0, 0]
     )
 
 
 def test_tracked_hgp_goes_on_from_noisy_changes_of_clipped_examples():
-    noise = hp.Noise(hp.Gaussian(SIGMA), CLIP, CURVATURE, COUPLING)
-    estimator = hp.TrackedHGP(20, STEP, pushes=1, tolerance=None, acceleration=0, privacy=noise)
-    found = estimated(estimator, lambda state, ctx: (state.aim, state.product, state.tracker, state.q))
+    estimator = hp.TrackedHGP(20, STEP, pushes=1, tolerance=None, acceleration=0)
+    found = estimated(
+        task(Gaussian(SIGMA)), estimator, lambda state, ctx: (state.aim, state.product, state.tracker, state.q)
+    )
     aims, products, trackers, q = map(np.asarray, found.history["TrackedHGP"])
-    assert np.all(aims[0] == 0)
+    assert len(aims) == 19  # the first step stays where it is, before the loop
+    assert found.privacy.releases == {"train": 19 + 1, "validation": 1}
+    # There everybody is at 0 and tracks the same mean, along which all go first.
+    np.testing.assert_allclose(aims[0], np.tile(aims[0, :1], (CLIENTS, 1)), rtol=1e-9)
+    np.testing.assert_allclose(trackers[0] + aims[0] / STEP, np.tile(products[0].mean(0), (CLIENTS, 1)), atol=1e-9)
     np.testing.assert_allclose(aims[1:], q[:-1] - STEP * trackers[:-1], rtol=1e-9)
     np.testing.assert_allclose(q[1:], np.tile(aims[1:].mean(1, keepdims=True), (1, CLIENTS, 1)), rtol=1e-9)
     pushed = trackers[:-1] + np.diff(products, axis=0)
     np.testing.assert_allclose(trackers[1:], np.tile(pushed.mean(1, keepdims=True), (1, CLIENTS, 1)), atol=1e-12)
-    alike = products_noise(np.diff(aims, axis=0), np.diff(products, axis=0))
+    from_zero = (np.diff(np.concatenate([np.zeros_like(each[:1]), each]), axis=0) for each in (aims, products))
+    alike = products_noise(*from_zero)
     assert stats.kstest(alike.ravel(), stats.norm.cdf).pvalue > 1e-3
     # After one round everybody tracks the mean of H_i·0 − c_i, and c_i was released with noise of its own.
     pull = stacked(lambda rows, x: mean(pulls(rows, x), CLIP), SECOND, START)[:, :SIZE].mean(0) / CLIENTS
@@ -168,35 +188,29 @@ def test_tracked_hgp_goes_on_from_noisy_changes_of_clipped_examples():
     assert np.abs(released(q[-1], np.asarray(found.value))).max() < 4
 
 
-FREE = hp.Noise(hp.Gaussian(1e-12), 1e3, 1e3, 1e3)  # no noise to speak of, nothing to clip
+FREE = dict.fromkeys(("clip", "curvature", "coupling"), 1e3)  # nothing to clip
+QUIET = Gaussian(1e-12)  # no noise to speak of
 
 
 def test_without_noise_and_clipping_what_tracked_hgp_finds_by_itself_is_the_solution():
     """With acceleration, probing and votes."""
-    found = estimated(hp.TrackedHGP(200, STEP, tolerance=1e-9, privacy=FREE))
+    found = estimated(task(QUIET, FREE), hp.TrackedHGP(200, STEP, tolerance=1e-9))
     hessians = stacked(lambda rows, h: np.stack([mean(bends(rows, h, e)) for e in np.eye(SIZE)]), FIRST, HYPERS)
     both = stacked(lambda rows, x: mean(pulls(rows, x)), SECOND, START) / CLIENTS
     q = np.linalg.solve(hessians.sum(0), both[:, :SIZE].sum(0))
     truth = both[:, SIZE:] - stacked(lambda rows, x: rows["s"].mean() * x * q, FIRST, START)
     np.testing.assert_allclose(found.value, truth, atol=1e-7)
-    assert found.rounds < 100
+    assert found.costs.rounds < 100
 
 
 def test_without_noise_and_clipping_a_private_solve_is_the_plain_one():
-    data = hp.ragged(FIRST), hp.ragged(SECOND)
-    found = hp.solve(
-        PROBLEM,
-        NETWORK,
-        inner=hp.SGP(3, STEP, privacy=FREE),
-        hypergradient=hp.HGP(4, 1, STEP, privacy=FREE),
-        outer=optax.sgd(0.1),
-        outer_steps=2,
-        params=START,
-        hypers=HYPERS,
-        inner_data=data[0],
-        outer_data=data[1],
-        key=jax.random.key(0),
+    method = hp.PDBO(
+        inner=hp.SGP(3, STEP),
+        hypergradient=hp.HGP(4, 1, STEP),
+        outer=hp.optimizer("sgd", learning_rate=0.1),
+        steps=2,
     )
+    found = hp.solve(task(QUIET, FREE), method, NETWORK, key=0)
 
     def train(h):
         x = START
@@ -229,16 +243,21 @@ def far(value):
 @pytest.fixture(scope="module")
 def changes():
     """The ℓ2 norms by which releases of client 0 change when its first row does, at random points."""
-    noise, key = hp.Noise(hp.Gaussian(1.0), CLIP, CURVATURE, COUPLING), jax.random.key(0)
+    hidden = PrivateProblem.of(Problem(inner, outer), Noise(Gaussian(1.0), CLIP, CURVATURE, COUPLING))
+
+    @noised
+    def leaf(x, h, v, ctx):
+        at = x, h, hp.Batch(ctx.data, jnp.ones(COUNTS[0]))
+        return {
+            "gradient": hidden.inner_gradient(*at),
+            "outer": jnp.concatenate(hidden.outer_gradients(*at)),
+            "curvature": hidden.hessian_product(*at, v) / jnp.linalg.norm(v),
+            "coupling": hidden.jacobian_product(*at, v) / jnp.linalg.norm(v),
+        }
 
     def every(rows, x, h, v):
-        batch, at = hp.Batch(rows, jnp.ones(COUNTS[0])), (PROBLEM, x, h)
-        return {
-            "gradient": noise.inner_gradient(*at, batch, key, 0),
-            "outer": jnp.concatenate(noise.outer_gradients(*at, batch, key, 0)),
-            "curvature": noise.hessian_product(*at, batch, v, key, 0) / jnp.linalg.norm(v),
-            "coupling": noise.jacobian_product(*at, batch, v, key, 0) / jnp.linalg.norm(v),
-        }
+        # The noise is the same for the same key.
+        return leaf(x, h, v, Context(jnp.int32(0), CLIENTS, jnp.int32(0), jax.random.key(0), rows))
 
     generator = np.random.default_rng(4)
     others = generator.normal(size=(2, 40, SIZE))
@@ -267,21 +286,23 @@ def test_hypers_of_examples_betray_nothing_of_the_others():
     """λ[row] weighs one row. Another row, with another weight, moves gradients by its share, and no other weight."""
 
     def weighted(x, h, rows):
-        return jnp.mean(jax.nn.sigmoid(h[rows["number"]]) * 0.5 * (rows["a"] @ x - rows["b"]) ** 2)
+        return jax.nn.sigmoid(h) * 0.5 * (rows["a"] @ x - rows["b"]) ** 2
 
     def error(x, h, rows):
-        return jnp.mean(0.5 * (rows["a"] @ x - rows["b"]) ** 2)
+        return 0.5 * (rows["a"] @ x - rows["b"]) ** 2
 
-    noise = hp.Noise(hp.Gaussian(1.0), CLIP, CURVATURE, hypers="per example")
-    problem, key = hp.Problem(weighted, error), jax.random.key(0)
-    rows = {"a": FIRST[0]["a"], "b": FIRST[0]["b"], "number": np.arange(COUNTS[0])}
+    problem = Problem(weighted, error, by_example=(True,))
+    hidden = PrivateProblem.of(problem, Noise(Gaussian(1.0), CLIP, CURVATURE, hypers="per example"))
+    rows = {"a": FIRST[0]["a"], "b": FIRST[0]["b"]}
+
+    @noised
+    def leaf(h, ctx):
+        at = START[0], h, Numbered(jnp.arange(COUNTS[0]), ctx.data)
+        return hidden.inner_gradient(*at), hidden.jacobian_product(*at, START[1]), hidden.outer_gradients(*at)[1]
 
     @jax.jit
     def both(rows, h):
-        x, v = START[0], START[1]
-        outer = noise.outer_gradients(problem, x, h, rows, key, 0)
-        product = noise.jacobian_product(problem, x, h, rows, v, key, 0)
-        return noise.inner_gradient(problem, x, h, rows, key, 0), product, outer[1]
+        return leaf(h, Context(jnp.int32(0), 1, jnp.int32(0), jax.random.key(0), rows))
 
     h = np.linspace(-1, 1, COUNTS[0])
     changed = rows | {name: np.concatenate([[far(40.0)[name]], rows[name][1:]]) for name in "ab"}
@@ -300,27 +321,30 @@ def test_an_attack_on_a_run_proves_less_than_is_claimed_unless_its_noise_is_forg
     network, steps = networks.FullyConnected(2), 3
 
     def cost(x, h, rows):
-        return jnp.mean(0.5 * jnp.sum((x - rows) ** 2, axis=1))
+        return 0.5 * jnp.sum((x - rows) ** 2, axis=1)
+
+    solver = hp.SGP(steps, 0.1, variant="gradient-after")
 
     def attack(sigma, trials):
-        noise = hp.Noise(hp.Laplace(sigma), 1.0)
-        solver = hp.SGP(steps, 0.1, order="gradient-after", privacy=noise)
-        program, zeros = solver.program(hp.Problem(cost, cost)), jnp.zeros((2, 1))
+        program = program_of(solver, PrivateProblem.of(Problem(cost, cost), Noise(Laplace(sigma), 1.0)))
+        zeros = jnp.zeros((2, 1))
 
         @jax.jit
         def sent(keys, first):
             rows = jnp.zeros((2, 2, 1)).at[0, 0].set(first)
 
             def one(key):
-                states, data = Trained(zeros, zeros), hp.Data(rows, rows)
+                states, data = InnerState(zeros, zeros), Data.pair(rows, rows)
                 record = {"SGP": lambda state, ctx: state.z}
-                return hp.simulate.evaluate(program, network, states, data, key, record=record)[1]["SGP"][:, 0, 0]
+                return evaluate(program, network, states, data, key, record=record)[1]["SGP"][:, 0, 0]
 
             return jax.vmap(one)(keys)
 
         return audit(lambda keys: sent(keys, 100.0), lambda keys: sent(keys, -100.0), trials, chunk=20_000)
 
-    claim = hp.budget(hp.SGP(steps, 0.1, privacy=hp.Noise(hp.Laplace(2.0), 1.0))).epsilon()
+    zeros = jnp.zeros((2, 2, 1))
+    used = hp.Task(inner=cost, outer=cost, params=jnp.zeros(1), hypers=jnp.zeros(1), train=zeros, validation=zeros)
+    claim = hp.privacy.budget(used.private(noise=Laplace(2.0), clip=1.0), solver).epsilon()
     assert claim == pytest.approx(1.5)
     assert 0.3 < attack(2.0, 40_000).lower <= claim
     assert attack(1e-6, 4000).refutes(claim)
@@ -329,14 +353,12 @@ def test_an_attack_on_a_run_proves_less_than_is_claimed_unless_its_noise_is_forg
 @pytest.mark.parametrize(
     ("build", "field", "said"),
     [
-        (lambda: hp.Noise(hp.Laplace(1), 0), "Noise.clip", "above 0"),
-        (lambda: hp.Noise(hp.Laplace(1), 1, np.inf), "Noise.curvature", "finite"),
-        (lambda: hp.Noise(hp.Laplace(1), 1, 1, -1), "Noise.coupling", "above 0"),
-        (lambda: hp.HGP(1, 1, 0.1, privacy=hp.Noise(hp.Laplace(1), 1)), "HGP.privacy.curvature", "clipped"),
-        (lambda: hp.HGP(1, 1, 0.1, privacy=hp.Noise(hp.Laplace(1), 1, 1)), "HGP.privacy.coupling", "clipped"),
-        (lambda: hp.HGP(1, 1, 0.1, two_batches=True, privacy=FREE), "HGP.two_batches", "False"),
-        (lambda: hp.TrackedHGP(privacy=FREE), "TrackedHGP.step", "curvature"),
-        (lambda: estimated(hp.HGP(1, 1, 0.1, privacy=PERSONAL)), "Noise.hypers", "outer cost uses the hypers"),
+        (lambda: Noise(Laplace(1), 0), "task.private.clip", "above 0"),
+        (lambda: Noise(Laplace(1), 1, np.inf), "task.private.curvature", "finite"),
+        (lambda: Noise(Laplace(1), 1, 1, -1), "task.private.coupling", "above 0"),
+        (lambda: estimated(task(QUIET, HALF), hp.HGP(2, 1, 0.1)), "task.private.coupling", "clipped"),
+        (lambda: estimated(task(QUIET, {"clip": 1.0}), hp.HGP(2, 1, 0.1)), "task.private.curvature", "clipped"),
+        (lambda: estimated(personal(), hp.HGP(1, 1, 0.1)), "task.private.hypers", "outer cost uses the hypers"),
     ],
 )
 def test_what_cannot_be_private_is_refused(build, field, said):
@@ -346,14 +368,15 @@ def test_what_cannot_be_private_is_refused(build, field, said):
     assert said in caught.value.allowed
 
 
-@pytest.mark.parametrize("made", [hp.SGP(1, 0.1), hp.HGP(1, 1, 0.1), hp.TrackedHGP()])
-def test_privacy_is_noise(made):
-    # Beartype would refuse it first, but is there in tests only.
-    options = SimpleNamespace(**{**vars(made), "privacy": hp.Laplace(1)})
-    with pytest.raises(hp.InvalidInput) as caught:
-        type(made).__check_init__(options)
-    assert caught.value.field == f"{type(made).__name__}.privacy"
-    assert caught.value.allowed == "Noise(…) or None"
+HALF = {"clip": 1.0, "curvature": 1.0}
 
 
-PERSONAL = hp.Noise(hp.Gaussian(1), 1, 1, hypers="per example")
+def personal():
+    rows = jnp.ones((CLIENTS, 4, SIZE))
+
+    def cost(x, weight, rows):
+        return weight * jnp.sum((x - rows) ** 2, axis=1)
+
+    hypers = hp.per_example(rows)
+    made = hp.Task(inner=cost, outer=cost, params=jnp.zeros(SIZE), hypers=hypers, train=rows, outer_on="train")
+    return made.private(noise=Gaussian(1.0), clip=1.0, curvature=1.0, hypers="per example")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyperpush.errors import InvalidInput
-from hyperpush.privacy.schedules import Power
+from hyperpush.optimizers import Power
 from hyperpush.privacy.sensitivity import Constants, Descent, SingleLoop
 
 ROUNDS = 40

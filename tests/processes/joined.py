@@ -21,9 +21,8 @@ from hyperpush.checkpoints.journal import Journal, values_digest
 from hyperpush.checkpoints.store import Store
 from hyperpush.data import partition
 from hyperpush.data.sources import Dataset
-from hyperpush.engine import shard
-from hyperpush.problems.logistic import logistic
 from hyperpush.saved import _load_models, save_models
+from hyperpush.tasks.logistic import logistic
 
 LOADED = (orbax.checkpoint, hp.train, hp.SGP)  # here, not in every process
 
@@ -58,21 +57,21 @@ def member(folder: Path, port: str, index: int) -> None:
     np.testing.assert_array_equal(processes.visible(rows)[:, 0, 0], made_here)
     np.testing.assert_array_equal(processes.gathered(rows)[:, 0, 0], np.arange(4))
 
-    made = logistic(CLIENTS, 0, examples=8)
     network = hp.networks.RandomDirected(CLIENTS)
-    record = {"SGP": lambda state, ctx: state.mass}
+    task = logistic(CLIENTS, 0, examples=8)
 
     def train(**options):
-        at = (made.params, made.hypers, made.inner_data, jax.random.key(3))
-        return hp.train(made.problem, hp.SGP(60, 0.3, batch=4), network, *at, record=record, **options)
+        return hp.train(task, hp.SGP(60, 0.3, batch_size=4), network, key=3, every=1, **options)
 
     def same(found, truth):
         assert np.abs(truth.params).max() > 0.1
         np.testing.assert_allclose(found.params, truth.params, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(found.history["SGP"], truth.history["SGP"], rtol=1e-5)
-        assert (found.rounds, found.floats, found.step) == (truth.rounds, truth.floats, truth.step)
+        assert found.history.cost.shape == (61, CLIENTS)
+        np.testing.assert_allclose(found.history.cost, truth.history.cost, rtol=1e-5)
+        np.testing.assert_array_equal(found.history.rounds, truth.history.rounds)
+        assert (found.costs, found.task.point.step) == (truth.costs, truth.task.point.step)
 
-    alone = train(run=shard.run, devices=jax.local_devices()[:1])
+    alone = train(engine=hp.Shard(devices=jax.local_devices()[:1]))
     same(train(), alone)
 
     # Cut off after a checkpoint of both, they go on together.
@@ -133,10 +132,8 @@ def beyond_one_process(folder: Path, index: int) -> None:
 
     # What cannot be handed out is refused before anything is computed.
     processes.GATHERED = 10
-    made = logistic(CLIENTS, 0, examples=8)
-    at = (made.params, made.hypers, made.inner_data, jax.random.key(3))
     with pytest.raises(hp.HyperpushError, match="a multiple of the 2 devices"):
-        hp.train(made.problem, hp.SGP(3, 0.3), hp.networks.RandomDirected(CLIENTS), *at)
+        hp.train(logistic(CLIENTS, 0, examples=8), hp.SGP(3, 0.3), hp.networks.RandomDirected(CLIENTS), key=3)
     processes.GATHERED = before
 
 

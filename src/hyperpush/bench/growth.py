@@ -21,10 +21,10 @@ def measure(
     from hyperpush.bench import simulated
     from hyperpush.bench.timing import peak_megabytes, per_round
     from hyperpush.networks import KOut
-    from hyperpush.problems.logistic import logistic
+    from hyperpush.tasks.logistic import logistic
 
-    instance = logistic(clients, seed, examples=examples, features=width - 1)
-    sgp = simulated.sgp(instance, KOut(clients, LINKS), jax.random.key(seed), 1 / width)
+    task = logistic(clients, seed, examples=examples, features=width - 1)
+    sgp = simulated.sgp(task, KOut(clients, LINKS), jax.random.key(seed), 1 / width)
     sgp(ROUNDS)  # compiles, which takes more memory than small networks do
     peak = peak_megabytes(lambda: sgp(ROUNDS))
     return per_round([sgp], seconds, repeats)[0], peak

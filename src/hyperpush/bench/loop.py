@@ -11,22 +11,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hyperpush.engine import keys
+from hyperpush.engines import keys
 from hyperpush.networks import Network, matrix
-from hyperpush.problems.instance import Instance
+from hyperpush.task import Task
 
 _stack = jax.jit(jnp.stack)
 
 
-def sgp(instance: Instance, network: Network, key: PRNGKeyArray, rate: float) -> Callable[[int], Float[Array, "n d"]]:
-    """A function from a number of rounds to every client's parameters after them; full batch, gradient first."""
-    gradient = jax.jit(instance.problem.inner_gradient)
-    params, hypers, batches = _by_client(instance.params, instance.hypers, instance.inner_data)
+def sgp(task: Task, network: Network, key: PRNGKeyArray, step_size: float) -> Callable[[int], Float[Array, "n d"]]:
+    """A function from a number of rounds to every client's params after them; full batch, gradient first."""
+    gradient = jax.jit(task.problem.inner_gradient)
+    params, hypers, batches = _by_client(task.params, task.hypers, task.train)
 
     @jax.jit
     def push(step, z, gradients, mass):
         weights = matrix(network, keys.network_key(key), step)
-        stacked, mass = weights @ (jnp.stack(z) - rate * jnp.stack(gradients)), weights @ mass
+        stacked, mass = weights @ (jnp.stack(z) - step_size * jnp.stack(gradients)), weights @ mass
         return list(stacked), list(stacked / mass[:, None]), mass
 
     def run(rounds: int) -> Float[Array, "n d"]:
@@ -40,17 +40,15 @@ def sgp(instance: Instance, network: Network, key: PRNGKeyArray, rate: float) ->
 
 
 def hgp(
-    instance: Instance, network: Network, key: PRNGKeyArray, pushes: int, step_size: float
+    task: Task, network: Network, key: PRNGKeyArray, pushes: int, step_size: float
 ) -> Callable[[int], Float[Array, "n d"]]:
-    """A function from an order to every client's hyper-gradient at the instance's parameters; full batch."""
-    params, hypers, batches, validation = _by_client(
-        instance.params, instance.hypers, instance.inner_data, instance.outer_data
-    )
+    """A function from a number of steps to every client's hypergradient at the task's params; full batch."""
+    params, hypers, batches, validation = _by_client(task.params, task.hypers, task.train, task.validation)
     average = jax.jit(lambda total, mass: list(total / mass[:, None]))
 
     @jax.jit
     def begin(params, hyper, batch):
-        gradients = instance.problem.outer_gradients(params, hyper, batch)
+        gradients = task.problem.outer_gradients(params, hyper, batch)
         return jax.tree.map(lambda g: g / network.clients, gradients)
 
     @jax.jit
@@ -60,13 +58,13 @@ def hgp(
 
     @jax.jit
     def multiply(params, hyper, batch, u, v):
-        along_x, along_hyper = instance.problem.products(params, hyper, batch, u)
+        along_x, along_hyper = task.problem.products(params, hyper, batch, u)
         return u - step_size * along_x, v - step_size * along_hyper
 
-    def run(order: int) -> Float[Array, "n d"]:
+    def run(steps: int) -> Float[Array, "n d"]:
         u, v = zip(*(begin(*own) for own in zip(params, hypers, validation, strict=True)), strict=True)
         ones = jnp.ones(network.clients)
-        for m in range(order):
+        for m in range(steps):
             total, mass = _stack(u), ones
             for step in range(m * pushes, (m + 1) * pushes):
                 total, mass = push(step, total, mass)

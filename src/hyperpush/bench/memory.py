@@ -9,12 +9,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from hyperpush.config import Config
-from hyperpush.experiments.registry import Experiment
+from hyperpush.studies.registry import Experiment
 
 Method = Literal["hgp", "tracked", "automatic"]
-
-L2 = 0.001
-STEP = 0.01  # where it is given
+STEP_SIZE = 0.01  # where it is given
 
 
 class Memory(Config):
@@ -75,7 +73,7 @@ def measure(config: Memory, method: Method, batch: int) -> dict[str, Any]:
         case = prepare(config, method, batch or None)
         case.estimate()  # compiles
         began = perf_counter()
-        products = case.estimate().hessian_products
+        products = case.estimate().costs.hessian_products
         seconds = perf_counter() - began
         row["parameters"] = case.parameters
         row["vectors"] = case.numbers // case.parameters
@@ -88,49 +86,33 @@ def measure(config: Memory, method: Method, batch: int) -> dict[str, Any]:
 
 
 def prepare(config: Memory, method: Method, batch: int | None) -> Case:
-    """The hyper-gradient by scales of the logits, one for each class and client, on random images."""
+    """The hypergradient by scales of the logits, one for each class and client, on random images."""
     import jax
-    import jax.numpy as jnp
 
     import hyperpush as hp
-    from hyperpush.engine.layout import one_client
-    from hyperpush.estimators.estimate import start
-    from hyperpush.models import cnn
-    from hyperpush.program import Within, program_of, traced
+    from hyperpush.bench.images import images
+    from hyperpush.engines.layout import one_client
+    from hyperpush.programs import HypergradientState, Scope, traced
 
-    clients, model = config.clients, cnn.EMNIST if config.model == "emnist" else cnn.INFLUENCE
-    keys = jax.random.split(jax.random.key(config.seed), 6)
-
-    def cost(params, scales, batch):
-        images, labels = batch
-        chances = jax.nn.log_softmax(scales * model.apply(params, images))
-        return -jnp.mean(jnp.take_along_axis(chances, labels[:, None], axis=1))
-
-    def examples(first, second):
-        shape = (clients, config.examples)
-        images = jax.random.normal(first, (*shape, model.size, model.size))
-        return images, jax.random.randint(second, shape, 0, model.classes)
-
+    task = images(config.model, config.clients, config.seed, config.examples)
+    network = hp.networks.RandomDirected(config.clients, seed=config.seed)
     estimator = {
-        "hgp": hp.HGP(config.steps, config.pushes, STEP),
-        "tracked": hp.TrackedHGP(config.steps, STEP, pushes=1, tolerance=None, acceleration=1),
+        "hgp": hp.HGP(config.steps, config.pushes, STEP_SIZE),
+        "tracked": hp.TrackedHGP(config.steps, STEP_SIZE, pushes=1, tolerance=None, acceleration=1),
         "automatic": hp.TrackedHGP(config.automatic_steps),
     }[method]
-    problem = hp.Problem(cost, cost).with_l2(L2)
-    network = hp.networks.RandomDirected(clients, seed=config.seed)
-    params = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], clients, axis=0), model.init(keys[0]))
-    hypers, data = jnp.ones((clients, model.classes)), hp.Data(examples(*keys[1:3]), examples(*keys[3:5]))
 
     def estimate():
-        options = (params, hypers, data.inner, data.outer, keys[5])
-        done = hp.hypergradient(problem, estimator, network, *options, batch=batch)
+        engine = hp.Simulate(clients_per_batch=batch)
+        done = hp.hypergradient(task, estimator, network, key=config.seed, engine=engine)
         jax.block_until_ready(done.value)
         return done
 
-    program = program_of(estimator, problem)
-    assert isinstance(program, Within)
-    state, _ = traced(program.enter, clients, *one_client((data, start(params, hypers))))
-    return Case(_numbers(one_client(params)), _numbers(state), estimate)
+    program = estimator.on(network).program(task.problem)
+    assert isinstance(program, Scope)
+    start = HypergradientState(task.params, task.hypers, task.hypers)
+    state, _ = traced(program.enter, config.clients, *one_client((task.data, start)))
+    return Case(_numbers(one_client(task.params)), _numbers(state), estimate)
 
 
 def _numbers(tree: Any) -> int:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from hyperpush.config import Config
 from hyperpush.errors import HyperpushError
-from hyperpush.experiments.registry import Experiment
+from hyperpush.studies.registry import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 NAMES = ("left", "right")
@@ -143,7 +143,7 @@ def _bare(name: str, config: PeersBench, here: Any, there: Any, who: Any) -> Any
 def _peers(name: str, config: PeersBench, here: Any, there: Any, who: Any) -> Any:
     import numpy as np
 
-    from hyperpush.engine.wire import Header, Template, decode, encode
+    from hyperpush.engines.wire import Header, Template, decode, encode
     from hyperpush.peers.zenoh import Zenoh
 
     me = NAMES.index(name)

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from hyperpush.config import Config
 from hyperpush.errors import HyperpushError, InvalidInput
-from hyperpush.experiments.registry import Experiment
+from hyperpush.studies.registry import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 Pair = Annotated[int, Field(ge=2)]
@@ -66,7 +66,7 @@ def _compare(config: Rounds, run: Any) -> list[dict[str, Any]]:
     from hyperpush.bench import loop, simulated
     from hyperpush.bench.timing import per_round
     from hyperpush.networks import RandomDirected
-    from hyperpush.problems.logistic import logistic
+    from hyperpush.tasks.logistic import logistic
 
     key = jax.random.key(config.seed)
     methods = [("SGP", 1), *(("HGP", pushes) for pushes in config.pushes)]
@@ -79,18 +79,18 @@ def _compare(config: Rounds, run: Any) -> list[dict[str, Any]]:
     rows = []
     with run.progress("comparison", len(sizes) * len(methods)) as bar:
         for clients, width, examples in sizes:
-            instance = logistic(clients, config.seed, examples=examples, features=width - 1)
+            task = logistic(clients, config.seed, examples=examples, features=width - 1)
             network = RandomDirected(clients, seed=config.seed)
             step = 1 / width  # the costs' curvature grows with the width
-            # At zero, where the instance starts, its hyper-gradient is zero: nothing to compare.
-            trained = instance._replace(params=simulated.sgp(instance, network, key, step)(CHECKED))
+            # At zero, where the task starts, its hypergradient is zero: nothing to compare.
+            trained = task.at(params=simulated.sgp(task, network, key, step)(CHECKED))
             for method, pushes in methods:
                 if method == "SGP":
-                    tasks = [side.sgp(instance, network, key, step) for side in (simulated, loop)]
+                    timed = [side.sgp(task, network, key, step) for side in (simulated, loop)]
                 else:
-                    tasks = [side.hgp(trained, network, key, pushes, step) for side in (simulated, loop)]
-                require_same(f"{method}, {clients} clients, width {width}", *(task(CHECKED) for task in tasks))
-                ours, theirs = per_round(tasks, config.seconds, config.repeats)
+                    timed = [side.hgp(trained, network, key, pushes, step) for side in (simulated, loop)]
+                require_same(f"{method}, {clients} clients, width {width}", *(each(CHECKED) for each in timed))
+                ours, theirs = per_round(timed, config.seconds, config.repeats)
                 row = {
                     "method": method,
                     "pushes": pushes,

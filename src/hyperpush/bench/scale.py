@@ -12,11 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hyperpush.config import Config
-from hyperpush.experiments.registry import Experiment
+from hyperpush.studies.registry import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 Method = Literal["sgp", "tracked"]
-L2 = 0.001
 
 
 class Scale(Config):
@@ -165,44 +164,28 @@ def prepare(asked: dict[str, Any]) -> Any:
     """A task of `rounds` rounds of all clients, which returns the bytes moved; each process makes its own clients'."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
     import hyperpush as hp
-    from hyperpush import processes
-    from hyperpush.engine import shard
-    from hyperpush.estimators.state import Hyper
-    from hyperpush.inner.step import Trained
-    from hyperpush.models import cnn
-    from hyperpush.personalize.recipes import PL
-    from hyperpush.program import program_of
+    from hyperpush.bench.images import images
+    from hyperpush.programs import HypergradientState, InnerState, program_of
 
-    clients, rounds = asked["clients"], asked["rounds"]
-    model, recipe = cnn.EMNIST if asked["model"] == "emnist" else cnn.INFLUENCE, PL()
-    problem, network = recipe.problem(model, L2), hp.networks.RandomDirected(clients, seed=asked["seed"])
-    key = jax.random.key(asked["seed"])
-    start = jax.tree.map(np.asarray, (recipe.params(model, key), recipe.hyper(model, key)))
-
-    def examples(client: int) -> Any:
-        generator = np.random.default_rng([asked["seed"], client])
-        images = generator.standard_normal((asked["examples"], model.size, model.size), np.float32)
-        return images, generator.integers(0, model.classes, asked["examples"], dtype=np.int32)
-
-    (params, hypers), inner = processes.stack(lambda client: start, clients), processes.stack(examples, clients)
-    outer = jax.tree.map(lambda leaf: leaf[:, :1], inner)
+    clients, rounds, seed = asked["clients"], asked["rounds"], asked["seed"]
+    task = images(asked["model"], clients, seed, asked["examples"], validation=1, spread=True)
+    network, key = hp.networks.RandomDirected(clients, seed=seed), jax.random.key(seed)
     if asked["method"] == "sgp":
         method: Any = hp.SGP(rounds, 0.01, "gradient-after")
-        states: Any = Trained(params, hypers)
+        states: Any = InnerState(task.params, task.hypers)
     else:
         method = hp.TrackedHGP(rounds, 0.01, pushes=1, tolerance=None, acceleration=1)
-        states = Hyper(params, hypers, jax.tree.map(jnp.zeros_like, hypers))
-    data = hp.Data(inner, outer)
+        states = HypergradientState(task.params, task.hypers, jax.tree.map(jnp.zeros_like, task.hypers))
+    program, engine = program_of(method.on(network), task.problem), hp.Shard(clients_per_batch=1)
 
-    def task() -> int:
-        outcome = shard.run(program_of(method, problem), network, states, data, key, batch=1)
-        jax.block_until_ready(outcome.states)
-        return outcome.moved
+    def measured_task() -> int:
+        found = engine.run(program, network, states, task.data, key)
+        jax.block_until_ready(found.states)
+        return found.moved
 
-    return task
+    return measured_task
 
 
 BENCH = Experiment("scale", "What a second process is worth: time and memory of a large model.", Scale, run_scale)

@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hyperpush.config import Config
-from hyperpush.experiments.registry import Experiment
+from hyperpush.studies.registry import Experiment
 
 Count = Annotated[int, Field(ge=1)]
-L2 = 0.001
 
 
 class Training(Config):
@@ -99,29 +98,21 @@ def prepare(config: Training, clients: int) -> list[tuple[str, int, Any]]:
     import jax
 
     import hyperpush as hp
-    from hyperpush.models import cnn
-    from hyperpush.personalize.recipe import stacked
-    from hyperpush.personalize.recipes import PL
+    from hyperpush.bench.images import MODELS, images
 
-    model = cnn.EMNIST if config.model == "emnist" else cnn.INFLUENCE
-    keys, recipe = jax.random.split(jax.random.key(config.seed), 4), PL()
-    problem, network = recipe.problem(model, L2), hp.networks.RandomDirected(clients, seed=config.seed)
-    params, hypers = stacked(recipe, model, clients, keys[0])
-    shape = (clients, config.batch)
-    images = jax.random.normal(keys[1], (*shape, model.size, model.size))
-    examples = images, jax.random.randint(keys[2], shape, 0, model.classes)
-    outer = jax.tree.map(lambda leaf: leaf[:, :1], examples)  # F is not what is measured
-    options: Any = {"batch": config.at_a_time or None}
+    # The outer cost is not what is measured: one image will do.
+    task = images(config.model, clients, config.seed, config.batch, validation=1)
+    network = hp.networks.RandomDirected(clients, seed=config.seed)
+    options: Any = {"key": config.seed, "engine": hp.Simulate(clients_per_batch=config.at_a_time or None)}
     sgp = hp.SGP(config.rounds, 0.01, "gradient-after")
 
     def train() -> None:
-        jax.block_until_ready(hp.train(problem, sgp, network, params, hypers, examples, keys[3], **options).params)
+        jax.block_until_ready(hp.train(task, sgp, network, **options).params)
 
     def estimate(estimator: Any) -> None:
-        found = hp.hypergradient(problem, estimator, network, params, hypers, examples, outer, keys[3], **options)
-        jax.block_until_ready(found.value)
+        jax.block_until_ready(hp.hypergradient(task, estimator, network, **options).value)
 
-    forward = operations_of(model) * clients * config.batch
+    forward = operations_of(MODELS[config.model]) * clients * config.batch
     cases: list[tuple[str, int, Any]] = [("SGP", 3 * forward, train)]
     for pushes in config.pushes:
         estimator = hp.HGP(config.rounds, pushes, 0.01)

@@ -1,11 +1,11 @@
 """A client's examples, and mini-batches of them.
 
 A client's data are a pytree whose leaves have the examples on axis 0 (one client's view; stacked data have the client
-axis before it). Clients that own different numbers of examples are stacked by `ragged`, which pads and counts; costs
-then receive a `Batch` that knows which examples are real.
+axis before it). Clients that own different numbers of examples are stacked by `ragged`, which pads and counts. A batch
+is what a cost is computed on: the examples themselves, or a `Batch` that knows which of them are real.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -17,10 +17,23 @@ from hyperpush.errors import InvalidInput
 
 
 class Data(eqx.Module):
-    """What a client keeps: examples of its inner cost and examples of its outer cost."""
+    """What a client keeps: its data sets by name. The inner cost uses `train`, the outer level fits `outer`."""
 
-    inner: PyTree
-    outer: PyTree
+    sets: dict[str, PyTree]
+    outer_on: str = eqx.field(static=True, default="validation")
+
+    @property
+    def train(self) -> PyTree:
+        return self.sets["train"]
+
+    @property
+    def outer(self) -> PyTree:
+        return self.sets[self.outer_on]
+
+    @staticmethod
+    def pair(train: PyTree, validation: PyTree) -> "Data":
+        """Training examples, and those that the outer level fits."""
+        return Data({"train": train, "validation": validation})
 
 
 class Ragged(eqx.Module):
@@ -30,8 +43,19 @@ class Ragged(eqx.Module):
     counts: Int[Array, "..."]
 
 
+class Numbered(eqx.Module):
+    """Examples that know their place among their client's, so that a mini-batch finds what belongs to each of them."""
+
+    number: Int[Array, "*clients m"]
+    examples: PyTree
+
+
 class Batch(eqx.Module):
-    """Examples of which only those with mask 1 are real."""
+    """Examples of which only those with mask 1 are real.
+
+    A cost that returns one loss per example never sees it. A cost that is no mean over examples asks for it with
+    `hp.Batch.cost(function)`, and is then called as `function(params, hyper, batch)` with a `Batch`.
+    """
 
     examples: PyTree
     mask: Float[Array, " b"]
@@ -40,24 +64,64 @@ class Batch(eqx.Module):
         """The mean of one value per example over the real ones."""
         return jnp.sum(self.mask * values) / jnp.maximum(jnp.sum(self.mask), 1)
 
+    @staticmethod
+    def cost(function: Callable[..., Float[Array, ""]]) -> "BatchCost":
+        """Mark a cost that takes a `Batch` and returns a scalar."""
+        return BatchCost(function)
 
-def ragged(clients: Sequence[PyTree]) -> Ragged:
+
+class BatchCost(eqx.Module):
+    """A cost that takes a `Batch`: it is no mean over examples."""
+
+    function: Callable[..., Float[Array, ""]]
+
+    def __call__(self, params: PyTree, hyper: PyTree, batch: Batch) -> Float[Array, ""]:
+        return self.function(params, hyper, batch)
+
+
+def open_batch(batch: PyTree) -> tuple[PyTree, Float[Array, " b"] | None, Int[Array, " b"] | None]:
+    """The examples of a batch, which of them are real (None: all), and their places (None: not numbered)."""
+    mask = None
+    if isinstance(batch, Batch):
+        batch, mask = batch.examples, batch.mask
+    if isinstance(batch, Numbered):
+        return batch.examples, mask, batch.number
+    return batch, mask, None
+
+
+def number_examples(data: PyTree) -> PyTree:
+    """All clients' examples, each with its place among its client's."""
+    inside = data.examples if isinstance(data, Ragged) else data
+    n, m = jax.tree.leaves(inside)[0].shape[:2]
+    numbered = Numbered(jnp.broadcast_to(jnp.arange(m), (n, m)), inside)
+    return Ragged(numbered, data.counts) if isinstance(data, Ragged) else numbered
+
+
+def ragged(clients: Sequence[PyTree], field: str = "data") -> Ragged:
     """Stack one pytree of examples per client; each may have its own number of examples."""
     if not clients:
-        raise InvalidInput("clients", clients, "at least one client's examples")
+        raise InvalidInput(field, clients, "at least one client's examples")
     leaves = [[np.asarray(leaf) for leaf in jax.tree.leaves(client)] for client in clients]
     structure = jax.tree.structure(clients[0])
     for number, client in enumerate(clients):
         if jax.tree.structure(client) != structure:
-            raise InvalidInput(f"data of client {number}", jax.tree.structure(client), f"the structure {structure}")
+            raise InvalidInput(f"{field} of client {number}", jax.tree.structure(client), f"the structure {structure}")
     counts = [own[0].shape[0] for own in leaves]
     for number, (own, count) in enumerate(zip(leaves, counts, strict=True)):
         if count == 0:
-            raise InvalidInput(f"data of client {number}", "0 examples", "at least 1 example per client")
+            raise InvalidInput(f"{field} of client {number}", "0 examples", "at least 1 example per client")
         if any(leaf.shape[0] != count for leaf in own):
             raise InvalidInput(
-                f"data of client {number}", [leaf.shape[0] for leaf in own], "the same number of examples in each leaf"
+                f"{field} of client {number}",
+                [leaf.shape[0] for leaf in own],
+                "the same number of examples in each leaf",
             )
+    for number, own in enumerate(leaves):
+        for leaf, like in zip(own, leaves[0], strict=True):
+            if leaf.shape[1:] != like.shape[1:]:
+                hint = "arrays of all clients are a tuple, not a list"
+                allowed = f"examples of shape {like.shape[1:]}, as client 0 has; {hint}"
+                raise InvalidInput(f"{field} of client {number}", f"examples of shape {leaf.shape[1:]}", allowed)
     longest = max(counts)
 
     def stacked(position: int) -> np.ndarray:

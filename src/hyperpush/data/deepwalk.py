@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.random import Generator
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
 
 
@@ -12,8 +12,8 @@ def walks(
     weights: Float[np.ndarray, "n n"], per_node: int, length: int, generator: Generator
 ) -> Int[np.ndarray, "m l"]:
     """`per_node` random walks of `length` nodes from every node, each step along a link in proportion to its weight."""
-    whole("walks", per_node, least=1)
-    whole("length", length, least=1)
+    check_integer("walks", per_node, minimum=1)
+    check_integer("length", length, minimum=1)
     if weights.ndim != 2 or weights.shape[0] != weights.shape[1] or not np.isfinite(weights).all() or weights.min() < 0:
         raise InvalidInput("weights", f"an array of shape {weights.shape}", "n×n finite numbers, 0 or more")
     totals = weights.sum(1)
@@ -54,8 +54,8 @@ def embedding(
     of them. Walks as in Perozzi, Al-Rfou, Skiena 2014. Skip-gram factorises this matrix (Levy, Goldberg 2014), so
     that its best factors need no training.
     """
-    whole("dimensions", dimensions, least=1, most=len(weights))
-    whole("window", window, least=1)
+    check_integer("dimensions", dimensions, minimum=1, maximum=len(weights))
+    check_integer("window", window, minimum=1)
     counts = co_occurrences(walks(weights, per_node, length, generator), len(weights), window) + 0.5
     each = counts.sum(1)
     sizes, vectors = np.linalg.eigh(np.log(counts * counts.sum() / (each[:, None] * each)))

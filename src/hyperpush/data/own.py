@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.data.sources import Dataset
 from hyperpush.errors import InvalidInput
 
@@ -86,7 +86,7 @@ def _limit(classes: int | None) -> tuple[int, str]:
     """What labels are below, and the words for it; at most 2³¹, as JAX keeps labels in 32 bits by default."""
     if classes is None:
         return CLASSES, f"labels, whole numbers from 0 to {CLASSES - 1} unless classes is given"
-    return whole("classes", classes, 1, 2**31), f"labels, whole numbers from 0 to {classes - 1}"
+    return check_integer("classes", classes, 1, 2**31), f"labels, whole numbers from 0 to {classes - 1}"
 
 
 def _label(where: str, given: str, most: int, allowed: str) -> int:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from numpy.random import Generator
 
 from hyperpush import processes
-from hyperpush.checks import positive, probability, whole
+from hyperpush.checks import check_integer, check_positive, check_probability
 from hyperpush.data.batches import Ragged
 from hyperpush.data.sources import Dataset
 from hyperpush.errors import InvalidInput
@@ -52,8 +52,8 @@ def dirichlet(
     A client that would own fewer than `least` gets random examples from whoever owns most at the time. After Wang,
     Yurochkin, Sun, Papailiopoulos, Khazaeni 2020.
     """
-    positive("concentration", concentration)
-    _enough(len(labels), clients, whole("least", least, 0))
+    check_positive("concentration", concentration)
+    _enough(len(labels), clients, check_integer("least", least, 0))
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         own = generator.permutation(np.flatnonzero(labels == label))
@@ -86,10 +86,10 @@ def pachinko(
     Dirichlet distributions; examples are drawn without replacement, and what has run out is left out from then on.
     Li and McCallum 2006; Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan 2021 (appendix F).
     """
-    positive("coarse_concentration", coarse_concentration)
-    positive("fine_concentration", fine_concentration)
+    check_positive("coarse_concentration", coarse_concentration)
+    check_positive("fine_concentration", fine_concentration)
     _enough(len(fine), clients, 1)
-    each = len(fine) // clients if examples is None else whole("examples", examples, 1, len(fine) // clients)
+    each = len(fine) // clients if examples is None else check_integer("examples", examples, 1, len(fine) // clients)
     groups = [np.unique(fine[coarse == group]) for group in np.unique(coarse)]
     if sum(map(len, groups)) != len(np.unique(fine)):
         raise InvalidInput("coarse", "a fine label in several coarse ones", "each fine label in one coarse label")
@@ -133,7 +133,7 @@ def by_owner(
         raise InvalidInput("data", data.name, "data whose examples have owners")
     every, sizes = np.unique(data.owners, return_counts=True)
     numbers = every[sizes >= least]
-    wanted = len(numbers) if clients is None else whole("clients", clients, 1)
+    wanted = len(numbers) if clients is None else check_integer("clients", clients, 1)
     if not 0 < wanted <= len(numbers):
         few = [
             f"{data.owner_names[number]} has {size}" for number, size in zip(every, sizes, strict=True) if size < least
@@ -157,8 +157,8 @@ def split(
 
     At random, or with `in_order` as they come: training first, testing last. A share above 0 is at least one example.
     """
-    probability("test", test)
-    probability("validation", validation)
+    check_probability("test", test)
+    check_probability("validation", validation)
     parts = []
     for client, own in enumerate(owned):
         last = _share(test, len(own))
@@ -182,9 +182,9 @@ def shifts(clients: int, clusters: int, generator: Generator, *, least_std: floa
     The paper draws the std from U(0, 1); near 0 it multiplies inputs so much that training leaves the finite numbers.
     Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks".
     """
-    whole("clients", clients, 1)
-    whole("clusters", clusters, 1, clients)
-    if not 0 < positive("least_std", least_std) <= 1:
+    check_integer("clients", clients, 1)
+    check_integer("clusters", clusters, 1, clients)
+    if not 0 < check_positive("least_std", least_std) <= 1:
         raise InvalidInput("least_std", least_std, "a number above 0, at most 1")
     cluster = generator.permutation(np.arange(clients) % clusters)
     means, stds = generator.uniform(0, 1, clusters), generator.uniform(least_std, 1, clusters)
@@ -197,7 +197,7 @@ def counts(labels: Int[np.ndarray, " m"], classes: int, owned: Owned) -> Int[np.
 
 
 def _enough(examples: int, clients: int, least: int) -> None:
-    whole("clients", clients, 1)
+    check_integer("clients", clients, 1)
     if clients * max(least, 1) > examples:
         most = examples // max(least, 1)
         raise InvalidInput("clients", clients, f"at most {most}: {examples} examples, at least {max(least, 1)} each")

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from numpy.random import Generator
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.data import files
 from hyperpush.data.partition import Split
 from hyperpush.data.sources import Dataset
@@ -45,7 +45,7 @@ def available() -> bool:
 
 def roles(least: int = 64) -> list[Role]:
     """All roles with at least `least` lines, by play and name."""
-    whole("least", least, 1)
+    check_integer("least", least, 1)
     base = files.folder()
     if base is None:
         raise InvalidInput(files.FOLDER, None, "a folder that holds shakespeare/plays/: set this environment variable")
@@ -89,8 +89,8 @@ def windows(
 
     Characters that are not there count as spaces.
     """
-    whole("length", length, 1)
-    whole("stride", stride, 1)
+    check_integer("length", length, 1)
+    check_integer("stride", stride, 1)
     text = np.array([_NUMBERS.get(character, 1) for character in "\n".join(lines)], np.uint8)
     if len(text) <= length:
         return np.zeros((0, length), np.uint8), np.zeros(0, np.int64)
@@ -106,12 +106,12 @@ def load(
     A role's first 60 % of lines are for training, the next 20 % for validation, the last 20 % for testing; no run of
     characters crosses these bounds. Roles too short for an example in each part are not drawn.
     """
-    whole("length", length, 1)
+    check_integer("length", length, 1)
     able = [role for role in roles(least) if all(len("\n".join(part)) > length for part in _in_time(role.lines))]
     if not able:
         allowed = f"plays with roles of at least {least} lines, long enough for {length + 1} characters in each part"
         raise InvalidInput(files.FOLDER, "no such role", allowed)
-    whole("clients", clients, 1, len(able))
+    check_integer("clients", clients, 1, len(able))
     chosen = [able[place] for place in np.sort(generator.choice(len(able), clients, replace=False))]
     cut = [[windows(part, length=length, stride=stride) for part in _in_time(role.lines)] for role in chosen]
     pieces = [part for parts in cut for part in parts]

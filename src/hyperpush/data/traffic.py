@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.data import files
 from hyperpush.errors import InvalidInput, unknown
 
@@ -68,8 +68,8 @@ def synthetic(sensors: int, days: int, seed: int) -> Traffic:
     Sensors are at random places of a square; nearness is exp(−d²/0.15²) of their distance d, 0 below 0.1. A jam is an
     AR(1) process with correlation 0.97 between steps and a covariance that falls with distance.
     """
-    whole("sensors", sensors, least=2)
-    whole("days", days, least=3)
+    check_integer("sensors", sensors, minimum=2)
+    check_integer("days", days, minimum=3)
     generator = np.random.default_rng(seed)
     places = generator.uniform(size=(sensors, 2))
     apart = np.linalg.norm(places[:, None] - places, axis=-1)

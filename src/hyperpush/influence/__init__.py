@@ -7,6 +7,6 @@ from hyperpush.influence.removal import retrain as retrain
 from hyperpush.influence.scores import Influence as Influence
 from hyperpush.influence.scores import group_score as group_score
 from hyperpush.influence.scores import scores as scores
-from hyperpush.influence.scores import without as without
-from hyperpush.problems.weighted import Weights as Weights
-from hyperpush.problems.weighted import weighted as weighted
+from hyperpush.influence.weights import Weights as Weights
+from hyperpush.influence.weights import weighted as weighted
+from hyperpush.influence.weights import without as without

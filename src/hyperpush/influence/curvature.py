@@ -1,9 +1,7 @@
 """Both ends of the spectrum of the mean Hessian, found by the clients together."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -14,15 +12,17 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from scipy.linalg import eigvalsh_tridiagonal
 
-from hyperpush.checks import whole
-from hyperpush.data.batches import Data, everything
-from hyperpush.engine import simulate
-from hyperpush.engine.outcome import Outcome
-from hyperpush.estimators.settings import SHRINK, learn_settings
+from hyperpush.checks import check_integer
+from hyperpush.data.batches import everything
+from hyperpush.door import check_key
+from hyperpush.engines.base import Engine
+from hyperpush.engines.simulate import Simulate
+from hyperpush.hypergradients.settings import SHRINK, learn_settings
 from hyperpush.networks import Network
 from hyperpush.problem import Problem
-from hyperpush.problems.instance import Instance
-from hyperpush.program import Average, Context, Node, Repeat, Sequence, Within
+from hyperpush.programs import Average, Context, Node, Recipe, Repeat, Scope, Sequence
+from hyperpush.results import Costs
+from hyperpush.task import Task
 
 
 class Curvature(NamedTuple):
@@ -46,7 +46,6 @@ class _Lanczos(eqx.Module):
     beside: Float[Array, " k"]
 
 
-@lru_cache(maxsize=16)
 def lanczos(problem: Problem, steps: int, pushes: int) -> Node:
     """`steps` Lanczos steps on (1/n) Σ_k H_k, kept orthogonal.
 
@@ -61,7 +60,7 @@ def lanczos(problem: Problem, steps: int, pushes: int) -> Node:
 
     def get(state: _Lanczos, ctx: Context):
         vector = ravel_pytree(state.params)[1](state.vector)
-        product = problem.hessian_product(state.params, state.hyper, everything(ctx.data.inner), vector)
+        product = problem.hessian_product(state.params, state.hyper, everything(ctx.data.train), vector)
         return ravel_pytree(product)[0], jnp.ones(())
 
     def put(state: _Lanczos, image: Float[Array, " d"], mass, ctx: Context) -> _Lanczos:
@@ -82,7 +81,7 @@ def lanczos(problem: Problem, steps: int, pushes: int) -> Node:
         Average(get, put, rounds=pushes),
         Average(lambda state, ctx: (state.vector, jnp.ones(())), agreed, rounds=pushes),
     )
-    return Within(Repeat(body, steps, name="Lanczos"), enter, lambda before, state, ctx: (state.diagonal, state.beside))
+    return Scope(Repeat(body, steps, name="Lanczos"), enter, lambda before, state, ctx: (state.diagonal, state.beside))
 
 
 def _rest(vector: Float[Array, " d"], basis: Float[Array, "k d"]) -> tuple[Float[Array, " d"], Float[Array, ""]]:
@@ -98,61 +97,53 @@ def resolution(dtype: Any) -> float:
     return float(np.sqrt(np.finfo(dtype).eps))
 
 
-@lru_cache(maxsize=1)
 def _mixing() -> Node:
     return learn_settings(None)
 
 
 def curvature(
-    setting: Instance,
+    task: Task,
     network: Network,
-    params: PyTree,
-    key: PRNGKeyArray,
     *,
+    key: PRNGKeyArray | int,
     steps: int = 50,
     pushes: int | None = None,
-    **options: Any,
+    engine: Engine = Simulate(),
 ) -> Curvature:
-    """The ends of the spectrum at `params`, in `steps` products per client.
+    """The ends of the spectrum of the mean Hessian at the task's params, in `steps` products per client.
 
     Products and vectors are averaged in `pushes` rounds each. Without a number the clients first find how many shrink
-    their differences threefold at first, and take many times as many; large rings may need more than that. Further
-    options go to the engine, which is `run`.
+    their differences threefold at first, and take many times as many; large rings may need more than that.
     """
-    return measured(setting, network, params, key, steps=steps, pushes=pushes, **options)[0]
+    return measured(task, network, key, steps=steps, pushes=pushes, engine=engine)[0]
 
 
 def measured(
-    setting: Instance,
+    task: Task,
     network: Network,
-    params: PyTree,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | int,
     *,
     steps: int,
     pushes: int | None = None,
-    step: int = 0,
-    run: Callable[..., Outcome] = simulate.run,
-    **options: Any,
-) -> tuple[Curvature, dict[str, int]]:
-    """The same, and what it cost; `step` is the network time afterwards."""
-    whole("steps", steps, least=1)
-    data, costs = Data(setting.inner_data, setting.outer_data), []
-    flat = jnp.concatenate([leaf[0].ravel() for leaf in jax.tree.leaves(params)])
+    engine: Engine = Simulate(),
+) -> tuple[Curvature, Costs]:
+    """The same, and what it cost."""
+    check_integer("steps", steps, minimum=1)
+    key, reliable, costs, step = check_key(key), engine.without_faults(), Costs(), 0
+    flat = jnp.concatenate([leaf[0].ravel() for leaf in jax.tree.leaves(task.params)])
     if pushes is None:
         unknown = _Mixing(jnp.zeros(network.clients, jnp.int32), jnp.ones(network.clients, flat.dtype))
-        mixed = run(_mixing(), network, unknown, data, key, step=step, **options)
+        mixed = reliable.run(Recipe(_mixing, ()), network, unknown, task.data, key, step=step)
         # The last differences shrink more slowly than the first, on a ring by far.
         times = 4 * math.ceil(math.log(10 / resolution(flat.dtype), SHRINK))
         pushes, step = times * int(np.max(mixed.states.pushes)), mixed.step
-        costs.append(mixed.costs)
-    whole("pushes", pushes, least=1)
-    program = lanczos(setting.problem, min(steps, flat.size), pushes)
-    outcome = run(program, network, (params, setting.hypers), data, key, step=step, **options)
-    costs.append(outcome.costs)
-    ends = [_ends(*(np.asarray(part, np.float64) for part in own)) for own in zip(*outcome.states, strict=True)]
-    spent = {name: sum(each[name] for each in costs) for name in outcome.costs}
+        costs = costs + Costs.of(mixed, task)
+    check_integer("pushes", pushes, minimum=1)
+    recipe = Recipe(lanczos, (task.problem, min(steps, flat.size), pushes))
+    run = reliable.run(recipe, network, (task.params, task.hypers), task.data, key, step=step)
+    ends = [_ends(*(np.asarray(part, np.float64) for part in own)) for own in zip(*run.states, strict=True)]
     found = Curvature(min(low for low, _ in ends), max(high for _, high in ends))
-    return found, {**spent, "step": outcome.step}
+    return found, costs + Costs.of(run, task)
 
 
 def _ends(diagonal: Float[np.ndarray, " k"], beside: Float[np.ndarray, " k"]) -> tuple[float, float]:

@@ -7,81 +7,123 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.data.batches import everything
+from hyperpush.engines.base import Engine
+from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput
-from hyperpush.inner.step import Solver
-from hyperpush.inner.train import train
+from hyperpush.hooks import Progress
+from hyperpush.influence.weights import Weights, check_weights, weighted
+from hyperpush.inner.base import InnerSolver
 from hyperpush.networks import Network
-from hyperpush.problem import Cost, Problem
-from hyperpush.problems.instance import Instance
-from hyperpush.problems.weighted import Weights
+from hyperpush.problem import Cost, Penalty, Problem
+from hyperpush.task import PerClient, Task
+from hyperpush.verbs import train
 
 
 class _Sum(eqx.Module):
-    """The sum of the costs of k runs, whose params and weights are stacked: its gradient is that of each run."""
+    """The sum of the losses of k runs, whose params and weights are stacked: its gradient is that of each run.
 
-    cost: Cost = eqx.field(static=True)
+    What it returns is one number per example, as the library takes the mean over them.
+    """
 
-    def __call__(self, params: PyTree, hyper: Weights, batch: PyTree) -> Float[Array, ""]:
-        return jnp.sum(jax.vmap(lambda x, weights: self.cost(x, weights, batch))(params, hyper))
+    cost: Cost
+
+    def __call__(self, params: PyTree, hyper: Weights, batch: PyTree) -> Float[Array, " b"]:
+        each = jax.vmap(
+            lambda x, examples, client: self.cost(x, Weights(examples, client, hyper.own), batch), in_axes=(0, 1, 0)
+        )
+        return jnp.sum(each(params, hyper.examples, hyper.client), axis=0)
+
+
+class _SumPenalty(eqx.Module):
+    """The sum of the penalties of k runs."""
+
+    penalty: Penalty
+
+    def __call__(self, params: PyTree, hyper: Weights) -> Float[Array, ""]:
+        each = jax.vmap(
+            lambda x, examples, client: self.penalty(x, Weights(examples, client, hyper.own)), in_axes=(0, 1, 0)
+        )
+        return jnp.sum(each(params, hyper.examples, hyper.client))
+
+
+def outer_costs(task: Task, params: PyTree) -> Float[Array, "n k"]:
+    """Every client's F in each of k runs, whose params are on axis 1."""
+    return _outer_costs(task.problem, params, task.hypers, task.data.outer)
 
 
 @eqx.filter_jit
-def outer_costs(problem: Problem, params: PyTree, weights: Weights, outer_data: PyTree) -> Float[Array, "n k"]:
-    """Every client's F in each of k runs, whose params and weights are on axis 1."""
+def _outer_costs(problem: Problem, params: PyTree, hypers: PyTree, outer: PyTree) -> Float[Array, "n k"]:
+    def own(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, " k"]:
+        return jax.vmap(lambda x: problem.outer_cost(x, hyper, everything(examples)))(params)
 
-    def own(params: PyTree, weights: Weights, examples: PyTree) -> Float[Array, " k"]:
-        return jax.vmap(lambda x, hyper: problem.outer(x, hyper, everything(examples)))(params, weights)
-
-    return jax.vmap(own)(params, weights, outer_data)
+    return jax.vmap(own)(params, hypers, outer)
 
 
 def retrain(
-    setting: Instance,
-    solver: Solver,
+    task: Task,
+    method: InnerSolver,
     network: Network,
-    key: PRNGKeyArray,
     weights: Sequence[Weights],
     *,
+    key: PRNGKeyArray | int,
     at_once: int = 64,
+    engine: Engine = Simulate(),
     progress: Callable[[float], None] | None = None,
-    **options: Any,
 ) -> Float[np.ndarray, "k n"]:
     """Every client's F after training with each of these weights (see `without`), [weights, clients].
 
     Up to `at_once` retrainings are one solve, of the sum of their costs: they share every mini-batch, every link and
-    push-sum's ω, and with the key of `hp.train` those of that run. `progress` is told how many are done; further
-    options go to `hp.train`.
+    push-sum's ω, and with the key of `hp.train` those of that run.
+
+    Args:
+        task: The task before training, at the params that every retraining starts from.
+        method: The inner solver that trained, with a step size; an optimizer could mix the runs.
+        network: The network that it trained on.
+        weights: What counts in each retraining.
+        key: That of `hp.train`.
+        at_once: How many retrainings are one solve.
+        engine: Where the clients run.
+        progress: Is told how many are done.
     """
-    whole("at_once", at_once, least=1)
+    check_integer("at_once", at_once, minimum=1)
+    if isinstance(weights, Weights) or not isinstance(weights, Sequence):
+        raise InvalidInput("weights", type(weights).__name__, "a list of weights: one for each retraining")
+    check_weights(task, weights)
     if not weights:
         raise InvalidInput("weights", weights, "at least one set of weights")
-    if isinstance(getattr(solver, "rate", None), optax.GradientTransformation):
-        raise InvalidInput("solver.rate", "an Optax transformation", "a number or a schedule: others may mix the runs")
-    if getattr(solver, "privacy", None) is not None:
-        raise InvalidInput("solver.privacy", "noise", "None: clipping would mix the runs")
-    problem = Problem(_Sum(setting.problem.inner), _Sum(setting.problem.outer))
+    if getattr(method, "optimizer", None) is not None:
+        raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")
+    made = weighted(task)
     parts = -(-len(weights) // at_once)
     size, found = -(-len(weights) // parts), []  # equal parts, so that one program serves all
-    steps = getattr(solver, "steps", None)
+    steps = getattr(method, "steps", None)
     for first in range(0, len(weights), size):
         part = list(weights[first : first + size])
         part += part[-1:] * (size - len(part))
-        stacked = jax.tree.map(lambda *rows: jnp.stack(rows, axis=1), *part)
-        params = jax.tree.map(lambda x: jnp.repeat(x[:, None], size, axis=1), setting.params)
+        stacked = Weights(
+            jnp.stack([each.examples for each in part], axis=2),  # by example first, as it is looked up
+            jnp.stack([each.client for each in part], axis=1),
+            task.hypers,
+        )
+        summed = made.replace(
+            inner=_Sum(made.inner),
+            outer=_Sum(made.outer),
+            penalty=None if made.penalty is None else _SumPenalty(made.penalty),
+            outer_penalty=None,
+            _params=PerClient(jax.tree.map(lambda x: jnp.repeat(x[:, None], size, axis=1), task.params)),
+            _hypers=PerClient(stacked),
+        )
 
         def tell(_: str, done: int, total: int, first: int = first) -> None:
             if progress is not None and steps:
                 progress(min(first + size * done / steps, len(weights)))
 
-        trained = train(
-            problem, solver, network, params, stacked, setting.inner_data, key, progress=tell, **options
-        ).params
-        found.append(np.asarray(outer_costs(setting.problem, trained, stacked, setting.outer_data), np.float64).T)
+        trained = train(summed, method, network, key=key, engine=engine, hooks=(Progress(tell),))
+        found.append(np.asarray(outer_costs(task, trained.params), np.float64).T)
     return np.concatenate(found)[: len(weights)]
 
 

@@ -1,6 +1,6 @@
-"""Federated averaging: local epochs, then the mean of everyone's parameters at a server."""
+"""Federated averaging (FedAvg): local epochs, then the mean of everybody's params at a server."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -8,49 +8,69 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.data.batches import count
-from hyperpush.errors import InvalidInput
-from hyperpush.inner.step import Learner, Rate, check_steps, epoch, learning, optimizer
+from hyperpush.inner.base import InnerSolver, Learner, check_training, epoch, learning
+from hyperpush.method import MethodInfo, as_number
+from hyperpush.optimizers import Optimizer, StepSize, build
 from hyperpush.problem import Problem
-from hyperpush.program import Context, Exchange, Local, Node, Repeat, Sequence, Server
+from hyperpush.programs import Context, Exchange, Local, Node, Repeat, Sequence, Server
 
 
-class FedAvg(eqx.Module):
-    """`rounds` times: `epochs` passes over the own examples, then the average of all clients' parameters.
+class FedAvg(InnerSolver):
+    """Federated averaging: local epochs of SGD, then the mean of everybody's params.
 
-    McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017. Clients count by the size of their data, or all alike with
-    `weighted=False`. `rate` as in `SGP` (a schedule counts mini-batches); `batch` None: one full-batch step per epoch.
-    `averaging="gossip"` does without a server, on undirected networks: x ← Wx with doubly stochastic W, all alike.
+    In each of `steps` rounds client i starts from the mean, takes `epochs` passes over its examples, and a server
+    averages the results, weighted by the sizes N_i of the clients' data (McMahan et al., arXiv:1602.05629):
+
+        x_i = SGD from x on f_i,   x ← Σ_i N_i x_i / Σ_i N_i
+
+    With several steps between averages unlike clients pull the result away from the common solution.
+
+    **Use it** if there is a server. **Avoid it** without one, except with `averaging="gossip"` on undirected networks.
+
+    Args:
+        steps: Rounds of local training and averaging; 0 returns the params as they are.
+        step_size: η: a number, or `hp.schedule(…)`, which counts mini-batches.
+        epochs: Passes over the own examples per round, at least 1.
+        batch_size: Training examples per mini-batch; None takes one step with all of them per epoch.
+        weighted: Weight clients by the size of their data; False weights all alike.
+        averaging: `"server"`, or `"gossip"`: x ← Wx with doubly stochastic W, all weighted alike.
+        optimizer: Instead of `step_size`: `hp.optimizer(…)`, or any Optax transformation. Its memory stays local.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
     """
 
-    rounds: int = eqx.field(static=True)
-    rate: Rate = eqx.field(static=True)
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="server",
+        target="inner",
+        sends="one vector of the size of the params per round",
+        paper="McMahan et al., arXiv:1602.05629",
+        note='undirected with averaging="gossip"',
+        example={"steps": 5, "step_size": 0.1},
+    )
+
+    steps: int = eqx.field(static=True)
+    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
     epochs: int = eqx.field(static=True, default=1)
-    batch: int | None = eqx.field(static=True, default=None)
+    batch_size: int | None = eqx.field(static=True, default=None)
     weighted: bool = eqx.field(static=True, default=True)
     averaging: Literal["server", "gossip"] = eqx.field(static=True, default="server")
+    optimizer: Optimizer | optax.GradientTransformation | None = None
 
     def __check_init__(self):
-        check_steps("FedAvg.rounds", self.rounds, self.batch)
-        optimizer(self.rate)
-        whole("FedAvg.epochs", self.epochs, least=1)
-        check_averaging("FedAvg.averaging", self.averaging)
+        check_training(self)
+        check_integer("FedAvg.epochs", self.epochs, minimum=1)
 
     def program(self, problem: Problem) -> Node:
-        transform = optimizer(self.rate)
+        transform = build(self.step_size, self.optimizer)
 
         def train(state: Learner, ctx: Context):
-            return local_epochs(problem, transform, state, ctx, ctx.data.inner, self.epochs, self.batch)
+            return local_epochs(problem, transform, state, ctx, ctx.data.train, self.epochs, self.batch_size)
 
         average = averaged(self.averaging, self.weighted)
-        return learning(Repeat(Sequence(Local(train), average), self.rounds, name="FedAvg"), transform)
-
-
-def check_averaging(field: str, given: object) -> None:
-    """Refuse a way of averaging that is not there."""
-    if given not in ("server", "gossip"):
-        raise InvalidInput(field, given, "'server' or 'gossip'")
+        return learning(Repeat(Sequence(Local(train), average), self.steps, name="FedAvg"), transform)
 
 
 def local_epochs(
@@ -72,7 +92,7 @@ def local_epochs(
 
 def size(ctx: Context, weighted: bool) -> Float[Array, ""]:
     """How much a client counts in an average: its number of examples, or 1."""
-    return jnp.asarray(count(ctx.data.inner) if weighted else 1, jnp.zeros(()).dtype)
+    return jnp.asarray(count(ctx.data.train) if weighted else 1, jnp.zeros(()).dtype)
 
 
 def mean_by_size(sizes: Float[Array, " n"], values: PyTree) -> PyTree:

@@ -1,6 +1,6 @@
-"""Stochastic gradient push: decentralised SGD over directed, time-varying networks."""
+"""Stochastic gradient push (SGP): decentralized SGD over directed, time-varying networks."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -9,11 +9,11 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush.data.batches import draw
-from hyperpush.errors import InvalidInput
-from hyperpush.inner.step import LinkEstimates, Rate, Trained, check_steps, optimizer
-from hyperpush.privacy.noise import Noise, check_noise
+from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates, check_training
+from hyperpush.method import MethodInfo, as_number
+from hyperpush.optimizers import Optimizer, StepSize, build
 from hyperpush.problem import Problem
-from hyperpush.program import Exchange, Inbox, Local, Node, Repeat, Sequence, Within
+from hyperpush.programs import Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
 
 
 class _State(eqx.Module):
@@ -28,55 +28,65 @@ class _State(eqx.Module):
         return jax.tree.map(lambda z: (z / self.mass).astype(z.dtype), self.z)
 
 
-class SGP(eqx.Module):
-    """Push-sum on parameters with a gradient step in every round; the parameters are x = z/ω.
+class SGP(InnerSolver):
+    """Stochastic gradient push: push-sum on the params with a gradient step in every round.
 
-    `"gradient-first"`: z ← P(z − γ∇f(z/ω)) (Assran, Loizou, Ballas, Rabbat 2019). `"gradient-after"`:
-    z ← Pz − γ∇f(z/ω), the gradient at the point before mixing (Nedić, Olshevsky 2016). Always ω ← Pω from ω = 1.
+    Each client holds z_i and a weight ω_i, which starts at 1; its params are x_i = z_i / ω_i. With the push-sum
+    weights P of the round's links:
 
-    `rate` is a number, a schedule or any Optax transformation; `batch` the mini-batch size (None: all examples). With
-    `observe` every client also estimates the mean weight it sends to each other client, how often it hears
-    each, and the time average of ω.
+        gradient-first:  z ← P(z − η ∇f(z/ω)),   ω ← Pω    (Assran et al., arXiv:1811.10792)
+        gradient-after:  z ← Pz − η ∇f(z/ω),     ω ← Pω    (Nedić and Olshevsky, arXiv:1406.2075)
 
-    With `privacy` the optimiser gets a clipped and noisy gradient, and all else is made of what others may know: a step
-    is a release. The mini-batch's size then is N.
+    With a constant η clients end about η away from the common solution, and from each other. A falling one converges.
+
+    **Use it** on directed or changing networks. **Avoid it** if you have a server: `FedAvg` averages exactly. On
+    undirected networks `DSGD` sends one number less.
+
+    Args:
+        steps: Rounds, each with one gradient step; 0 returns the params as they are.
+        step_size: η: a number, or `hp.schedule(…)` by step. Take one below 2 / λ_max of the Hessians.
+        variant: `"gradient-first"` or `"gradient-after"`. Tell recurrent estimators the same.
+        batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
+        observe: Also estimate what recurrent estimators need: the mean weight sent to each other client, how often
+            each is heard, and the time average of ω.
+        optimizer: Instead of `step_size`: `hp.optimizer(…)`, or any Optax transformation.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
     """
 
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="any",
+        target="inner",
+        sends="one vector of the size of the params, and one number, per step",
+        paper="Assran et al., arXiv:1811.10792; Nedić and Olshevsky, arXiv:1406.2075",
+        private=True,
+        lossy=True,
+        example={"steps": 20, "step_size": 0.1},
+    )
+
     steps: int = eqx.field(static=True)
-    rate: Rate = eqx.field(static=True)
-    order: Literal["gradient-first", "gradient-after"] = eqx.field(static=True, default="gradient-first")
-    batch: int | None = eqx.field(static=True, default=None)
+    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
+    variant: Literal["gradient-first", "gradient-after"] = eqx.field(static=True, default="gradient-first")
+    batch_size: int | None = eqx.field(static=True, default=None)
     observe: bool = eqx.field(static=True, default=False)
-    privacy: Noise | None = None
+    optimizer: Optimizer | optax.GradientTransformation | None = None
 
     def __check_init__(self):
-        check_steps("SGP.steps", self.steps, self.batch)
-        optimizer(self.rate)
-        check_noise("SGP.privacy", self.privacy)
-        if self.order not in ("gradient-first", "gradient-after"):
-            raise InvalidInput("SGP.order", self.order, "'gradient-first' or 'gradient-after'")
-
-    @property
-    def releases(self) -> int:
-        return self.steps
+        check_training(self)
 
     def program(self, problem: Problem) -> Node:
-        transform = optimizer(self.rate)
+        transform = build(self.step_size, self.optimizer)
 
         def move(state: _State, ctx):
-            at = state.params, state.hyper
-            if self.privacy is None:
-                gradient = problem.inner_gradient(*at, draw(ctx.data.inner, self.batch, ctx.key))
-            else:
-                first, second = jax.random.split(ctx.key)
-                batch = draw(ctx.data.inner, self.batch, first)
-                gradient = self.privacy.inner_gradient(problem, *at, batch, second, ctx.round)
+            batch = draw(ctx.data.train, self.batch_size, ctx.key)
+            gradient = problem.inner_gradient(state.params, state.hyper, batch)
             return transform.update(gradient, state.memory, state.params)
 
         def receive(state: _State, inbox: Inbox, ctx):
             z, mass = inbox.mix((state.z, state.mass))
             memory = state.memory
-            if self.order == "gradient-after":
+            if self.variant == "gradient-after":
                 updates, memory = move(state, ctx)
                 z = optax.apply_updates(z, updates)
             return _State(z, mass, state.hyper, memory, self._observe(state, inbox, ctx))
@@ -84,7 +94,7 @@ class SGP(eqx.Module):
         push = Exchange(
             send=lambda state, ctx: (state.z, state.mass), receive=receive, conserved=True, observe=self.observe
         )
-        if self.order == "gradient-first":
+        if self.variant == "gradient-first":
 
             def descend(state: _State, ctx):
                 updates, memory = move(state, ctx)
@@ -92,7 +102,7 @@ class SGP(eqx.Module):
 
             push = Sequence(Local(descend), push)
 
-        def enter(trained: Trained, ctx):
+        def enter(trained: InnerState, ctx):
             links = None
             if self.observe:
                 nobody = jnp.zeros((ctx.clients,))
@@ -100,13 +110,13 @@ class SGP(eqx.Module):
             memory = transform.init(trained.params)
             return _State(trained.params, jnp.ones(()), trained.hyper, memory, links)
 
-        def leave(trained: Trained, state: _State, ctx):
+        def leave(trained: InnerState, state: _State, ctx):
             links = state.links
             if links is not None:
                 links = jax.tree.map(lambda total: total / max(self.steps, 1), links)
-            return Trained(state.params, state.hyper, links)
+            return InnerState(state.params, state.hyper, links)
 
-        return Within(Repeat(push, self.steps, name="SGP"), enter, leave)
+        return Scope(Repeat(push, self.steps, name="SGP"), enter, leave)
 
     @staticmethod
     def _observe(state: _State, inbox: Inbox, ctx) -> LinkEstimates | None:

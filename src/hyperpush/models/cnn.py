@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
 from hyperpush.models.layers import affine, convolution, drawn, largest
 
@@ -27,9 +27,9 @@ class CNN(eqx.Module):
     def __check_init__(self):
         for name in ("channels", "hidden"):
             for width in getattr(self, name):
-                whole(f"CNN.{name}", width, least=1)
+                check_integer(f"CNN.{name}", width, minimum=1)
         for name in ("classes", "size", "kernel", "colours"):
-            whole(f"CNN.{name}", getattr(self, name), least=1)
+            check_integer(f"CNN.{name}", getattr(self, name), minimum=1)
         if self._side() < 1:
             layers = f"{len(self.channels)} convolutions of {self.kernel} pixels, each followed by pooling"
             raise InvalidInput("CNN.size", self.size, f"enough pixels for {layers}")

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
 from hyperpush.models.layers import affine, drawn
 
@@ -22,10 +22,10 @@ class MLP(eqx.Module):
     hidden: tuple[int, ...] = eqx.field(static=True, converter=tuple, default=())
 
     def __check_init__(self):
-        whole("MLP.inputs", self.inputs, least=1)
-        whole("MLP.classes", self.classes, least=1)
+        check_integer("MLP.inputs", self.inputs, minimum=1)
+        check_integer("MLP.classes", self.classes, minimum=1)
         for width in self.hidden:
-            whole("MLP.hidden", width, least=1)
+            check_integer("MLP.hidden", width, minimum=1)
 
     def init(self, key: PRNGKeyArray) -> PyTree:
         """Weights and biases uniform in ±1/√(inputs of a unit), as PyTorch draws them by default."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.models.layers import Layer, affine, drawn
 
 
@@ -25,7 +25,7 @@ class LSTM(eqx.Module):
 
     def __check_init__(self):
         for name in ("classes", "embedding", "hidden", "layers"):
-            whole(f"LSTM.{name}", getattr(self, name), least=1)
+            check_integer(f"LSTM.{name}", getattr(self, name), minimum=1)
 
     def init(self, key: PRNGKeyArray) -> PyTree:
         """Embeddings N(0, 1), the rest uniform in ±1/√hidden, as PyTorch draws them by default."""

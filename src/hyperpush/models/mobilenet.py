@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
 from hyperpush.models.layers import Layer, affine, convolution, depthwise
 
@@ -54,12 +54,12 @@ class MobileNetV2(eqx.Module):
 
     def __check_init__(self):
         for name in ("classes", "stem", "stem_stride", "last"):
-            whole(f"MobileNetV2.{name}", getattr(self, name), least=1)
+            check_integer(f"MobileNetV2.{name}", getattr(self, name), minimum=1)
         for stage in self.stages:
             for name, number in stage._asdict().items():
-                whole(f"MobileNetV2.stages: {name}", number, least=1)
+                check_integer(f"MobileNetV2.stages: {name}", number, minimum=1)
         if self.groups is not None:
-            whole("MobileNetV2.groups", self.groups, least=1)
+            check_integer("MobileNetV2.groups", self.groups, minimum=1)
             for width in {self.stem, self.last, *(width for block in self._blocks() for width in block[:3])}:
                 if width % self.groups:
                     raise InvalidInput("MobileNetV2.groups", self.groups, f"a divisor of {width}, a number of channels")

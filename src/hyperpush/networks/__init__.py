@@ -23,34 +23,20 @@ from hyperpush.networks.mixing import combine as combine
 from hyperpush.networks.mixing import lowest as lowest
 from hyperpush.networks.mixing import matrix as matrix
 from hyperpush.networks.star import Star as Star
+from hyperpush.networks.table import Listed as Listed
+from hyperpush.networks.table import Table as Table
+from hyperpush.networks.table import adjacency as adjacency
 from hyperpush.networks.torus import Torus as Torus
 from hyperpush.networks.trace import Trace as Trace
-
-# FromGraph is missing on purpose: its only input is a Python object, which a configuration cannot hold.
-NETWORKS: dict[str, type[Network]] = {
-    network.name: network
-    for network in (
-        FullyConnected,
-        StaticUndirected,
-        RandomUndirected,
-        RandomDirected,
-        Ring,
-        DirectedRing,
-        Torus,
-        Star,
-        Exponential,
-        OnePeerExponential,
-        KOut,
-        Trace,
-    )
-}
+from hyperpush.networks.weights import doubly_stochastic as doubly_stochastic
 
 
 def by_name(name: str, clients: int, default_seed: int = 0, **options: object) -> Network:
     """The network of that name; options are those of its class, `default_seed` its seed if it has one."""
-    if name not in NETWORKS:
-        raise unknown("network", name, NETWORKS)
-    parameters = list(inspect.signature(NETWORKS[name].__init__).parameters.values())[2:]
+    from hyperpush.registry import find  # which imports this package
+
+    build = cast(Callable[..., Network], find("networks", name, "network"))  # each class has options of its own
+    parameters = list(inspect.signature(build).parameters.values())[1:]
     for option in options:
         if option not in {parameter.name for parameter in parameters}:
             raise unknown(f"option of {name}", option, [parameter.name for parameter in parameters])
@@ -58,6 +44,5 @@ def by_name(name: str, clients: int, default_seed: int = 0, **options: object) -
         options = {"seed": default_seed, **options}
     for parameter in parameters:
         if parameter.default is parameter.empty and parameter.name not in options:
-            raise InvalidInput(parameter.name, None, f"a value: {name} cannot do without")
-    build = cast(Callable[..., Network], NETWORKS[name])  # each class has options of its own
+            raise InvalidInput(parameter.name, None, f"a value: {name} requires it")
     return build(clients, **options)

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, ArrayLike, Bool, Int, PRNGKeyArray
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.networks.base import Network
 from hyperpush.networks.table import Listed, Table, adjacency
 from hyperpush.networks.weights import doubly_stochastic
@@ -27,7 +27,7 @@ class Ring(Listed):
     table: Table
 
     def __init__(self, clients: int, mixing: str = "metropolis"):
-        self.clients = whole("clients", clients, least=2)
+        self.clients = check_integer("clients", clients, minimum=2)
         self.mixing = mixing
         graph = _circulant(clients, (1, -1))
         self.table = Table("clients", [graph], [doubly_stochastic(graph, mixing)])
@@ -44,7 +44,7 @@ class DirectedRing(Listed):
     table: Table
 
     def __init__(self, clients: int):
-        self.clients = whole("clients", clients, least=2)
+        self.clients = check_integer("clients", clients, minimum=2)
         self.table = Table("clients", [_circulant(clients, (1,))])
 
 
@@ -59,7 +59,7 @@ class Exponential(Listed):
     table: Table
 
     def __init__(self, clients: int):
-        self.clients = whole("clients", clients, least=2)
+        self.clients = check_integer("clients", clients, minimum=2)
         self.table = Table("clients", [_circulant(clients, _powers(clients))])
 
 
@@ -76,7 +76,7 @@ class OnePeerExponential(Network):
     clients: int = eqx.field(static=True)
 
     def __init__(self, clients: int):
-        self.clients = whole("clients", clients, least=2, most=2**30)
+        self.clients = check_integer("clients", clients, minimum=2, maximum=2**30)
 
     def _slots(
         self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"]

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.networks.base import Network
 from hyperpush.networks.table import adjacency
 
@@ -23,7 +23,7 @@ class FullyConnected(Network):
     clients: int = eqx.field(static=True)
 
     def __init__(self, clients: int):
-        self.clients = whole("clients", clients, least=1)
+        self.clients = check_integer("clients", clients, minimum=1)
 
     def _slots(
         self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"]

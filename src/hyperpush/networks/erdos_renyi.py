@@ -32,9 +32,9 @@ class StaticUndirected(Listed):
     table: Table
 
     def __init__(self, clients: int, probability: float | int = 0.4, seed: int = 0, mixing: str = "metropolis"):
-        self.clients = checks.whole("clients", clients, least=2)
-        self.probability = checks.probability("probability", probability)
-        self.seed = checks.whole("seed", seed, least=0)
+        self.clients = checks.check_integer("clients", clients, minimum=2)
+        self.probability = checks.check_probability("probability", probability)
+        self.seed = checks.check_integer("seed", seed, minimum=0)
         self.mixing = mixing
         graph = _connected(self.clients, self.probability, np.random.default_rng(seed))
         self.table = Table("probability", [graph], [doubly_stochastic(graph, mixing)])

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from hyperpush.checks import probability_range, whole
+from hyperpush.checks import check_integer, check_probability_range
 from hyperpush.networks.base import Network
 from hyperpush.networks.hashing import words
 from hyperpush.networks.means import Means, of_independent
@@ -71,9 +71,9 @@ class RandomDirected(_Independent):
     thresholds: UInt32[np.ndarray, "..."]
 
     def __init__(self, clients: int, probability: Probability = (0.4, 0.8), seed: int = 0):
-        self.clients = whole("clients", clients, least=2, most=_MOST)
-        self.probability = probability_range("probability", probability)
-        self.seed = whole("seed", seed, least=0)
+        self.clients = check_integer("clients", clients, minimum=2, maximum=_MOST)
+        self.probability = check_probability_range("probability", probability)
+        self.seed = check_integer("seed", seed, minimum=0)
         self.thresholds = _thresholds(_drawn(self.clients, self.probability, self.seed))
         _require_connected(self)
 
@@ -94,9 +94,9 @@ class RandomUndirected(_Independent):
     thresholds: UInt32[np.ndarray, "..."]
 
     def __init__(self, clients: int, probability: Probability = (0.4, 0.8), seed: int = 0):
-        self.clients = whole("clients", clients, least=2, most=_MOST)
-        self.probability = probability_range("probability", probability)
-        self.seed = whole("seed", seed, least=0)
+        self.clients = check_integer("clients", clients, minimum=2, maximum=_MOST)
+        self.probability = check_probability_range("probability", probability)
+        self.seed = check_integer("seed", seed, minimum=0)
         drawn = _drawn(self.clients, self.probability, self.seed)
         self.thresholds = _thresholds(np.triu(drawn) + np.triu(drawn, 1).T if drawn.ndim else drawn)
         _require_connected(self)

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, ArrayLike, Bool, Int, PRNGKeyArray, UInt32
 
-from hyperpush.checks import whole, yes_or_no
+from hyperpush.checks import check_boolean, check_integer
 from hyperpush.errors import InvalidInput
 from hyperpush.networks.base import Network
 from hyperpush.networks.complete import everyone
@@ -39,10 +39,10 @@ class KOut(Network):
     table: Table | None
 
     def __init__(self, clients: int, k: int, varying: bool = True, seed: int = 0):
-        self.clients = whole("clients", clients, least=2)
-        self.k = whole("k", k, least=1, most=min(clients - 1, (2**32 - 1) // clients))
-        self.varying = yes_or_no("varying", varying)
-        self.seed = whole("seed", seed, least=0)
+        self.clients = check_integer("clients", clients, minimum=2)
+        self.k = check_integer("k", k, minimum=1, maximum=min(clients - 1, (2**32 - 1) // clients))
+        self.varying = check_boolean("varying", varying)
+        self.seed = check_integer("seed", seed, minimum=0)
         self.table = None if varying else Table("k", [_connected(clients, k, seed)])
 
     def _slots(

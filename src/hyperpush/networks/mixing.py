@@ -43,8 +43,14 @@ def matrix(
     network: Network, key: PRNGKeyArray, step: Int[ArrayLike, ""], weights: Weights = "push"
 ) -> Float[Array, "n n"]:
     """The mixing matrix of a step: P[i, j] is the weight of what i receives from j, P[i, i] what i keeps."""
-    links = densify(network.links(key, step, jnp.arange(network.clients), weights, padded=False), network.clients)
-    return links.weights.T + jnp.diag(links.own)
+    links = network.links(key, step, jnp.arange(network.clients), weights, padded=False)
+    return mixing_matrix(links, network.clients)
+
+
+def mixing_matrix(links: Links, clients: int) -> Float[Array, "n n"]:
+    """The matrix of the links of all clients."""
+    dense = densify(links, clients)
+    return dense.weights.T + jnp.diag(dense.own)
 
 
 def _sum(links: Links, leaf: Array, clients: int) -> Array:

@@ -5,7 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 import numpy as np
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.networks.table import Listed, Table, adjacency
 from hyperpush.networks.weights import doubly_stochastic
 
@@ -22,7 +22,7 @@ class Star(Listed):
     table: Table
 
     def __init__(self, clients: int, mixing: str = "metropolis"):
-        self.clients = whole("clients", clients, least=2)
+        self.clients = check_integer("clients", clients, minimum=2)
         self.mixing = mixing
         leaves, hub = np.arange(1, clients), np.zeros(clients - 1, int)
         graph = adjacency(clients, np.concatenate([hub, leaves]), np.concatenate([leaves, hub]))

@@ -6,7 +6,7 @@ from typing import ClassVar
 import equinox as eqx
 import numpy as np
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
 from hyperpush.networks.table import Listed, Table, adjacency
 from hyperpush.networks.weights import doubly_stochastic
@@ -29,8 +29,8 @@ class Torus(Listed):
     table: Table
 
     def __init__(self, clients: int, rows: int | None = None, mixing: str = "metropolis"):
-        self.clients = whole("clients", clients, least=4)
-        self.rows = _squarest(clients) if rows is None else whole("rows", rows, least=1)
+        self.clients = check_integer("clients", clients, minimum=4)
+        self.rows = _squarest(clients) if rows is None else check_integer("rows", rows, minimum=1)
         if clients % self.rows:
             raise InvalidInput("rows", rows, f"a divisor of the number of clients, {clients}")
         if rows is None and self.rows == 1:

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Bool
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
 from hyperpush.networks.table import Listed, Table, adjacency
 from hyperpush.networks.weights import metropolis
@@ -30,7 +30,7 @@ class Trace(Listed):
     table: Table
 
     def __init__(self, clients: int, steps: Bool[np.ndarray, "t n n"] | Sequence):
-        self.clients = whole("clients", clients, least=2)
+        self.clients = check_integer("clients", clients, minimum=2)
         recorded = isinstance(steps, np.ndarray)
         if not recorded and not (isinstance(steps, Sequence) and all(isinstance(links, Sequence) for links in steps)):
             raise InvalidInput("steps", steps, "a list with the pairs (j, i) of each step")

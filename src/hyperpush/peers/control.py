@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import final
 
-from hyperpush.engine.wire import Reason, Rejected
+from hyperpush.engines.wire import Reason, Rejected
 
 _HEADER = struct.Struct("<4sBBxxQQQ32s")
 _CHECKSUM = struct.Struct("<I")

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import final
 
-from hyperpush.engine.wire import Reason, Rejected
+from hyperpush.engines.wire import Reason, Rejected
 
 REMEMBERED = 16
 MARGIN = 1.5

@@ -1,19 +1,28 @@
-"""An engine that hosts one client of a run: `hp.solve(…, run=Engine(…).run)` in every party's process."""
+"""An engine that hosts one client of a run, in every party's process."""
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, ClassVar, final
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush.engine.faults import Faults
-from hyperpush.engine.outcome import Outcome, Progress, Record
-from hyperpush.engine.peer import SERVER, Peer, Store, check_conserved, row
-from hyperpush.engine.transport import Transport
+from hyperpush.engines.base import Engine
+from hyperpush.engines.faults import Faults
+from hyperpush.engines.peer import SERVER, Peer, Store, check_conserved
+from hyperpush.engines.result import Progress, Record, RunResult
+from hyperpush.engines.transport import Transport
 from hyperpush.networks import Network
-from hyperpush.program import Node
+from hyperpush.programs import Average, Node, Recipe, Server, as_recipe, contains
+
+
+def needs_server(program: Node) -> bool:
+    """Whether somebody has to gather everybody's messages."""
+    return contains(
+        program, lambda node: isinstance(node, Server) or (isinstance(node, Average) and node.by == "exact")
+    )
 
 
 def neighbours(network: Network, client: int, everyone: bool = False) -> list[int]:
@@ -26,9 +35,59 @@ def neighbours(network: Network, client: int, everyone: bool = False) -> list[in
     return np.flatnonzero(linked).tolist()
 
 
+class PeerEngine(Engine):
+    """Runs programs as `Simulate` does, but hosts one client: states, data and results are its own, without an axis."""
+
+    hosts_one: ClassVar[bool] = True
+
+    host: "Host" = eqx.field(static=True)
+
+    @property
+    def lossy(self) -> Faults | None:
+        return Faults() if self.host.asynchronous else None
+
+    def run(
+        self,
+        program: Node | Recipe,
+        network: Network,
+        states: PyTree,
+        data: PyTree,
+        key: PRNGKeyArray,
+        *,
+        step: int = 0,
+        record: Mapping[str, Record] | None = None,
+        every: int = 1,
+        progress: Progress | None = None,
+    ) -> RunResult:
+        """See `Engine.run`."""
+        return self.host.run(program, network, states, data, key, step, record, every, progress)
+
+
+class Rehearsed(Exception):
+    """A run got to its first program: all that is checked before has passed."""
+
+
+class Rehearsal(Engine):
+    """Takes the place of `PeerEngine` before anything is sent: verbs check what they are given, and nothing runs."""
+
+    hosts_one: ClassVar[bool] = True
+
+    asynchronous: bool = eqx.field(static=True)
+
+    @property
+    def lossy(self) -> Faults | None:
+        return Faults() if self.asynchronous else None
+
+    def run(self, program: Node | Recipe, *args: Any, **options: Any) -> RunResult:
+        """Refuse what cannot run asynchronously, and end."""
+        if self.asynchronous:
+            check_conserved(as_recipe(program).program())
+        raise Rehearsed
+
+
 @final
-class Engine:
-    """Runs programs as `simulate.run` does, but hosts one client; every stacked result has that one row."""
+class Host:
+    """One client of a run: its transport, its checkpoints, and where it is."""
 
     def __init__(
         self,
@@ -48,22 +107,18 @@ class Engine:
 
     def run(
         self,
-        program: Node,
+        program: Node | Recipe,
         network: Network,
-        states: PyTree,
+        state: PyTree,
         data: PyTree,
         key: PRNGKeyArray,
-        *,
-        step: int = 0,
-        record: Mapping[str, Record] | None = None,
-        every: int = 1,
-        faults: Faults | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome:
-        """As `simulate.run`; of `states` and `data` only this client's row is used."""
-        if self.asynchronous:
-            check_conserved(program)
-        state, own = (jax.tree.map(lambda leaf: row(leaf, self.client), tree) for tree in (states, data))
+        step: int,
+        record: Mapping[str, Record] | None,
+        every: int,
+        progress: Progress | None,
+    ) -> RunResult:
+        """Walk a program as this client."""
+        state, data = jax.tree.map(jnp.asarray, (state, data))
         peer = self._peer = Peer(
             self.client,
             network,
@@ -84,14 +139,13 @@ class Engine:
             if progress is not None:
                 progress(name, done, total)
 
-        state = peer.run(program, state, own, record, every, shown)
+        state = peer.run(program, state, data, record, every, shown)
         history = {
-            name: jax.tree.map(lambda *rows: jnp.stack(rows)[:, None], *rows)
-            for name, rows in peer.history.items()
-            if rows
+            name: jax.tree.map(lambda *rows: jnp.stack(rows), *rows) for name, rows in peer.history.items() if rows
         }
-        states = jax.tree.map(lambda leaf: leaf[None], state)
-        return peer.counts.outcome(states, peer.step, history, peer.counts.late, peer.counts.rejections.counts())
+        counts = peer.counts
+        rejected = counts.rejections.counts()
+        return counts.outcome(state, peer.step, history, peer.clocks, [counts.bytes], counts.late, rejected)
 
     def leave(self) -> None:
         """Leave the run for good, as soon as its program allows it."""

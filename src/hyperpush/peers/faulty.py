@@ -5,7 +5,7 @@ from typing import Any, final
 
 import numpy as np
 
-from hyperpush.engine.faults import Faults
+from hyperpush.engines.faults import Faults
 
 
 @final

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 
-from hyperpush.engine.wire import Rejections
+from hyperpush.engines.wire import Rejections
 
 _REASONS = (
     ("no certificates", "no-certificate"),

@@ -1,23 +1,24 @@
 """The configuration of a run among peers.
 
 All parties hold the same file but for paths and addresses, which are everybody's own affair. What they have to agree on
-(the run, its mode, the names in their order, the experiment) goes into a digest that peers compare before they start.
+(the run, its mode, the names in their order, the spec) goes into a digest that peers compare before they start.
 """
 
+import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hyperpush.config import Config, validate
-from hyperpush.errors import InvalidInput
-from hyperpush.experiments.solve import Solve
+from hyperpush.config import Config, is_spec, read_toml, validate
+from hyperpush.errors import InvalidInput, unknown
 from hyperpush.peers.certificates import check_name
 from hyperpush.peers.session import Address, Identity
+from hyperpush.spec import task_function
+from hyperpush.studies.spec import SpecConfig
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -48,30 +49,6 @@ class Injected(Config):
         return bool(self.loss or self.duplicate or self.delay)
 
 
-class Privacy(Config):
-    """Local differential privacy of all that a party sends; chosen beforehand, as what is chosen by looking leaks."""
-
-    epsilon: Annotated[float, Field(gt=0)] = Field(default=1.0, description="What all of it may cost in all.")
-    delta: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=1e-5, description="δ, with Gaussian noise; 0 for pure ε, with Laplace noise."
-    )
-    clip: Annotated[float, Field(gt=0)] = Field(default=1.0, description="Largest ℓ2 norm of an example's gradient.")
-    curvature: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, description="Largest norm of an example's ∂²_xx f v, for v of norm 1."
-    )
-    coupling: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, description="Largest norm of an example's ∂²_λx f v, for v of norm 1."
-    )
-
-
-class Shared(Solve):
-    """What all peers do: the options of `hyperpush run solve`, and privacy."""
-
-    privacy: Privacy | None = Field(
-        default=None, description="Noise in all that is made of data, so that every party's messages cost at most ε."
-    )
-
-
 class Peers(Config):
     """A run among peers."""
 
@@ -92,62 +69,53 @@ class Peers(Config):
         description="Whether a peer's draws (mini-batches, noise) come from a secret of its own, not from the seed.",
     )
     authority: str | None = Field(default=None, description="PEM file of the authority that signs certificates.")
-    experiment: Shared = Field(default=Shared(), description="As for `hyperpush run solve`, and `privacy`.")
+    spec: SpecConfig = Field(default=SpecConfig(), description="The sentence that all parties run.")
     peers: dict[str, Where] = Field(default={}, description="The parties by name, in the order of their clients.")
     faults: Injected = Injected()
 
     @model_validator(mode="after")
     def _fits(self) -> "Peers":
-        check_name("run", self.run)
+        check_name("deploy.run", self.run)
         for name in self.peers:
             check_name("peers", name)
-        if self.peers and self.experiment.clients != len(self.peers):
-            raise InvalidInput("experiment.clients", self.experiment.clients, f"{len(self.peers)}, as many as peers")
         if self.faults.any and self.mode == "synchronous":
-            raise InvalidInput("faults", self.faults.model_dump(), "none, or mode = 'asynchronous'")
-        if self.experiment.privacy is not None and not self.private_draws:
-            raise InvalidInput(
-                "private_draws", False, "true, with privacy: who knows the seed can take noise off again"
-            )
+            raise InvalidInput("deploy.faults", self.faults.model_dump(), "none, or mode = 'asynchronous'")
         return self
 
 
 def read(path: Path, count: int | None = None, faults: Mapping[str, Any] | None = None) -> Peers:
-    """A configuration from a TOML file: of a run with `peers`, or of a swarm of `count`, perhaps with other faults."""
-    from hyperpush.config import _read
-
-    values = _read(path)
-    peers = values.get("peers")
-    clients = len(peers) if isinstance(peers, dict) else count
-    if clients is not None and isinstance(values.setdefault("experiment", {}), dict):
-        values["experiment"].setdefault("clients", clients)
-    if faults and isinstance(values.setdefault("faults", {}), dict):
-        values["faults"] |= faults
-    found = validate(Peers, values)
+    """A deployment from a TOML file: a spec with `[deploy]` and `[peers.NAME]`; a swarm of `count` makes the peers."""
+    values = read_toml(path)
+    if not is_spec(values):
+        raise InvalidInput("task", values.get("task"), "a table [task]: whatever `hyperpush run` runs can be deployed")
+    spec = validate(SpecConfig, values)
+    assert isinstance(spec, SpecConfig)
+    clients = len(spec.peers) or count
+    if clients is not None and "clients" in inspect.signature(task_function(spec.task.get("name"))).parameters:
+        spec = spec.model_copy(update={"task": {"clients": clients, **spec.task}})
+    deploy = dict(spec.deploy)
+    options = [name for name in Peers.model_fields if name not in ("spec", "peers")]
+    for key in deploy:
+        if key not in options:
+            raise unknown(f"deploy.{key}", key, options)
+    if faults:
+        deploy["faults"] = {**deploy.get("faults", {}), **faults}
+    try:
+        found = validate(Peers, {**deploy, "peers": spec.peers})
+    except InvalidInput as error:
+        field = error.field if error.field.startswith(("deploy.", "peers")) else f"deploy.{error.field}"
+        raise InvalidInput(field, error.given, error.allowed) from None
     assert isinstance(found, Peers)
+    found = found.model_copy(update={"spec": spec.model_copy(update={"peers": {}, "deploy": {}})})
+    check_draws(found, "private" in spec.task)
     return found
 
 
-def private(options: Shared, inner: Any, estimator: Any, consensus: Any, stop: Any) -> tuple[Any, Any]:
-    """The solver and the estimator with the noise that the configuration asks for; refused where there is none."""
-    import hyperpush as hp
-
-    asked = options.privacy
-    if asked is None:
-        return inner, estimator
-    for field, method, able in (
-        ("experiment.inner.method", inner, (hp.SGP,)),
-        ("experiment.estimator.method", estimator, (hp.HGP, hp.TrackedHGP)),
-    ):
-        if not isinstance(method, able):
-            allowed = " or ".join(each.__name__ for each in able)
-            raise InvalidInput(field, type(method).__name__, f"{allowed}, as experiment.privacy is given")
-    kind, delta = (hp.Gaussian, asked.delta) if asked.delta else (hp.Laplace, None)
-    inner = replace(inner, privacy=hp.Noise(kind(1.0), asked.clip))
-    estimator = replace(estimator, privacy=hp.Noise(kind(1.0), asked.clip, asked.curvature, asked.coupling))
-    steps = options.outer.steps
-    made = hp.within(asked.epsilon, delta, inner, estimator if steps else None, steps, consensus, stop)
-    return made[0], estimator if made[1] is None else made[1]
+def check_draws(config: Peers, private: bool) -> None:
+    """Refuse a private task whose noise everybody could draw again."""
+    if private and not config.private_draws:
+        allowed = "true for a private task: whoever knows the key can take the noise off again"
+        raise InvalidInput("deploy.private_draws", False, allowed)
 
 
 def digest(config: Peers) -> bytes:
@@ -157,7 +125,7 @@ def digest(config: Peers) -> bytes:
         "mode": config.mode,
         "private_draws": config.private_draws,
         "names": list(config.peers),
-        "experiment": config.experiment.model_dump(mode="json"),
+        "spec": config.spec.model_dump(mode="json"),
     }
     return blake2b(json.dumps(agreed, sort_keys=True).encode(), digest_size=32).digest()
 
@@ -165,7 +133,11 @@ def digest(config: Peers) -> bytes:
 def identity(config: Peers, name: str, base: Path) -> Identity | None:
     """The files of `name`'s certificate; None if there are none."""
     own = config.peers[name]
-    given = {"authority": config.authority, f"peers.{name}.certificate": own.certificate, f"peers.{name}.key": own.key}
+    given = {
+        "deploy.authority": config.authority,
+        f"peers.{name}.certificate": own.certificate,
+        f"peers.{name}.key": own.key,
+    }
     if not any(given.values()):
         return None
     for field, value in given.items():

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 from typing import final
 
-from hyperpush.engine.wire import Reason, Rejected
+from hyperpush.engines.wire import Reason, Rejected
 from hyperpush.peers.session import PART_BYTES as PART_BYTES
 
 OPEN = 4  # payloads of one sender that may be incomplete at a time

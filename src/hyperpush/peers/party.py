@@ -15,51 +15,138 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from hyperpush import saved
+import equinox as eqx
+import jax
+import numpy as np
+from safetensors.numpy import save
+
+from hyperpush import saved, spec
 from hyperpush.config import to_toml
-from hyperpush.errors import InvalidInput, unknown
+from hyperpush.engines.faults import Faults
+from hyperpush.engines.peer import Left
+from hyperpush.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.hypergradients.tracked import TrackedHGP
+from hyperpush.method import Method
 from hyperpush.peers.checkpoint import Checkpoint
-from hyperpush.peers.options import Peers, addresses, digest, identity, private
+from hyperpush.peers.engine import Host, PeerEngine, Rehearsal, Rehearsed, needs_server, neighbours
+from hyperpush.peers.faulty import Faulty
+from hyperpush.peers.handshakes import count_handshakes
+from hyperpush.peers.options import Peers, addresses, check_draws, digest, identity
 from hyperpush.peers.options import read as read
-from hyperpush.peers.session import Address, Identity
+from hyperpush.peers.session import Address, Identity, settings
+from hyperpush.peers.trained import TrainFirst
+from hyperpush.peers.zenoh import Zenoh
+from hyperpush.privacy.budget import Budget
+from hyperpush.privacy.mechanisms import Laplace
+from hyperpush.results import History
+from hyperpush.run import _jax
+from hyperpush.spec import Spec, load_function
 
-MODEL, HYPERS, STATUS, CHECKPOINT = "params.safetensors", "hypers.safetensors", "status.json", "checkpoint.safetensors"
+MODEL, HYPERS, HYPERGRADIENT = "params.safetensors", "hypers.safetensors", "hypergradient.safetensors"
+STATUS, CHECKPOINT = "status.json", "checkpoint.safetensors"
 SECRET = "secret.key"
+DELTA = 1e-5  # δ at which a result says what Gaussian noise costs
 
 
-def own_data(path: Path, like: Any) -> Any:
-    """A party's examples from its file, in the shape of the problem's data: `inner/0`, … as the leaves are called.
+def own_data(given: str, base: Path, name: str, like: dict[str, Any]) -> dict[str, Any]:
+    """A party's examples by data set, in the shape of the task's: from an .npz file, or from `module:function(name)`.
 
-    Only the first axis of an array, its examples, may be of another length than in the problem.
+    Arrays of a file are called as the leaves are: `train/0`, …. Only the first axis, the examples, may be of another
+    length than in the task.
     """
-    import jax
-    import numpy as np
-
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    names = [jax.tree_util.keystr(where, simple=True, separator="/") for where, _ in leaves]
+    names, field = [leaf_name(where) for where, _ in leaves], f"peers.{name}.data"
+    if ":" in given and not (base / given).exists():
+        arrays = _load_arrays(field, given, name)
+    else:
+        arrays = _read_arrays(field, base / given, names)
+    if set(arrays) != set(names):
+        raise InvalidInput(field, sorted(arrays), f"arrays named {', '.join(names)}, in {given}")
+    checked = [_checked(f"{field} {key}", arrays[key], leaf) for key, (_, leaf) in zip(names, leaves, strict=True)]
+    return structure.unflatten(checked)
+
+
+def leaf_name(where: Any) -> str:
+    """What files call a leaf of a pytree."""
+    return jax.tree_util.keystr(where, simple=True, separator="/")
+
+
+def _load_arrays(field: str, given: str, name: str) -> dict[str, np.ndarray]:
+    """The arrays that the party's own function returns."""
+    function = load_function(field, given)
+    try:
+        found = jax.tree_util.tree_flatten_with_path(function(name))[0]
+        return {leaf_name(where): np.asarray(leaf) for where, leaf in found}
+    except HyperpushError:
+        raise
+    except Exception as error:  # the function is the user's: whatever it raises, say so
+        said = f"{given}, which fails with {type(error).__name__}: {error}"
+        raise InvalidInput(field, said, "a function of the party's name that returns its examples") from error
+
+
+def _read_arrays(field: str, path: Path, names: list[str]) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+            return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise InvalidInput("data", str(path), f"an .npz file with {', '.join(names)} ({error})") from None
-    if set(arrays) != set(names):
-        raise InvalidInput("data", sorted(arrays), f"arrays named {', '.join(names)}, in {path}")
-    found = []
-    for name, (_, leaf) in zip(names, leaves, strict=True):
-        array = arrays[name]
-        if array.ndim != leaf.ndim or array.shape[1:] != leaf.shape[1:]:
-            raise InvalidInput(f"data {name}", array.shape, f"examples of shape {leaf.shape[1:]}")
-        if array.dtype.kind not in "biuf":
-            raise InvalidInput(f"data {name}", str(array.dtype), "numbers")
-        if array.ndim and not len(array):
-            raise InvalidInput(f"data {name}", "no examples", "at least 1")
-        if not np.all(np.isfinite(array)):
-            raise InvalidInput(f"data {name}", "a number that is not finite", "finite numbers")
-        found.append(np.asarray(array, leaf.dtype))
-    return structure.unflatten(found)
+        raise InvalidInput(field, str(path), f"an .npz file with {', '.join(names)} ({error})") from None
 
 
-class Status(threading.Thread):
+def _checked(field: str, array: np.ndarray, like: Any) -> np.ndarray:
+    """One array of a party's examples, in the type of the task's."""
+    if array.ndim != like.ndim or array.shape[1:] != like.shape[1:]:
+        raise InvalidInput(field, array.shape, f"examples of shape {like.shape[1:]}")
+    if array.dtype.kind not in "biuf":
+        raise InvalidInput(field, str(array.dtype), "numbers")
+    if array.ndim and not len(array):
+        raise InvalidInput(field, "no examples", "at least 1")
+    if not np.all(np.isfinite(array)):
+        raise InvalidInput(field, "a number that is not finite", "finite numbers")
+    return np.asarray(array, like.dtype)
+
+
+def own_sentence(config: Peers, name: str, base: Path) -> Spec:
+    """What this party runs: the sentence of all, on its own data and start."""
+    made, names = spec.read(config.spec.sentence()), list(config.peers)
+    if made.task.clients != len(names):
+        raise InvalidInput("task.clients", made.task.clients, f"{len(names)}, as many as peers")
+    check_draws(config, made.task.privacy is not None)
+    task = made.task.replace(names=tuple(names))
+    given = config.peers[name].data
+    own = None
+    if given is not None:
+        like = {key: each.of(names.index(name)) for key, each in task._sets.items()}
+        own = own_data(given, base, name, like)
+    method = without_votes(made.method) if config.mode == "asynchronous" else made.method
+    return replace(made, task=task.for_client(name, own), method=method)
+
+
+def without_votes(method: Any) -> Any:
+    """The method with estimators that take all their steps: asynchronously nobody can vote on an end."""
+    if isinstance(method, TrackedHGP):
+        return replace(method, tolerance=None)
+    changes = {key: without_votes(each) for key, each in method.options().items() if isinstance(each, Method)}
+    return replace(method, **changes) if changes else method
+
+
+def rehearse(made: Spec, asynchronous: bool) -> None:
+    """Refuse what the verbs would refuse, before anything is written or sent."""
+    if made.trainer is not None and getattr(made.method, "trains", False):
+        allowed = f"nothing: {type(made.method).__name__} trains itself"
+        raise InvalidInput("train", type(made.trainer).__name__, allowed)
+    for each in (made, as_one(made)):
+        with suppress(Rehearsed):
+            each.run(engine=Rehearsal(asynchronous))
+
+
+def as_one(made: Spec) -> Spec:
+    """The sentence with its training as part of its method, so that there is one program to walk."""
+    if made.trainer is None:
+        return made
+    return replace(made, trainer=None, method=TrainFirst(made.trainer, made.method))
+
+
+class StatusFile(threading.Thread):
     """Writes what a peer sees to a file, a few times a second, for whoever watches."""
 
     def __init__(self, path: Path, look: Callable[[], Mapping[str, Any]], every: float = 0.2):
@@ -96,9 +183,7 @@ def take_part(config: Peers, name: str, base: Path = Path(), say: Callable[[str]
         left_over.remove()  # killed when all was written
         return json.loads((out / saved.RESULT).read_text(encoding="utf-8"))
     who = identity(config, name, base)
-    from hyperpush.run import _jax
-
-    with _jax(config.experiment.precision):
+    with _jax(config.spec.precision):
         return _take_part(config, name, base, out, who, say)
 
 
@@ -110,45 +195,13 @@ def _take_part(
     who: Identity | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    import jax
-    import numpy as np
-    import optax
-
-    from hyperpush import networks
-    from hyperpush.bilevel.consensus import OuterConsensus
-    from hyperpush.bilevel.solve import solve
-    from hyperpush.engine.faults import Faults
-    from hyperpush.engine.peer import Left, row
-    from hyperpush.estimators.tracked import TrackedHGP
-    from hyperpush.experiments.solve import estimation, instance, solver, stopping
-    from hyperpush.peers.engine import Engine, neighbours
-    from hyperpush.peers.faulty import Faulty
-    from hyperpush.peers.handshakes import count_handshakes
-    from hyperpush.peers.session import settings
-    from hyperpush.peers.zenoh import Zenoh
-
-    options, names = config.experiment, list(config.peers)
+    names = list(config.peers)
     client, own = names.index(name), config.peers[name]
-    made = instance(options)
-    network = networks.by_name(options.network, options.clients, options.seed, **options.network_options)
-    inner_data, outer_data = made.inner_data, made.outer_data
-    if own.data is not None:
-        like = jax.tree.map(lambda leaf: row(leaf, client), {"inner": inner_data, "outer": outer_data})
-        mine = own_data(base / own.data, like)
-        # Every row is this party's: only its own is ever looked at.
-        inner_data, outer_data = (
-            jax.tree.map(lambda leaf: np.broadcast_to(leaf, (options.clients, *np.shape(leaf))), mine[part])
-            for part in ("inner", "outer")
-        )
-    alone = options.outer.form == "CDBO-Local"
-    inner = solver(options.inner, "Alone" if alone else options.inner.method)
-    estimator = estimation(options.estimator, "LocalGradient" if alone else options.estimator.method)
-    if config.mode == "asynchronous" and isinstance(estimator, TrackedHGP):
-        estimator = replace(estimator, tolerance=None)  # nobody can vote on its end
-    consensus = None if options.outer.form == "PDBO" else OuterConsensus(options.outer.pushes, options.outer.tracked)
-    stop = stopping(options, made.problem)
-    inner, estimator = private(options, inner, estimator, consensus, stop)
-    around = neighbours(network, client, everyone=inner.__class__.__name__ == "FedAvg")
+    made = own_sentence(config, name, base)
+    rehearse(made, config.mode == "asynchronous")
+    made = as_one(made)
+    program = made.method.program(made.task.problem)
+    around = neighbours(made.network, client, everyone=needs_server(program))
     agreed = digest(config)
     links = addresses(config, name, [names[other] for other in around])
     listen = None if own.address is None else Address.parse(f"peers.{name}.address", own.address)
@@ -183,8 +236,8 @@ def _take_part(
         fate = Faults(config.faults.loss, config.faults.duplicate, config.faults.delay)
         faulty = Faulty(transport, fate, config.faults.seed, client)
     own_key = secret(out / SECRET, agreed) if config.private_draws else None
-    repeats = options.privacy is None  # what ε pays for once cannot be sent again, with other noise, in a new view
-    engine = Engine(client, faulty, asynchronous, store, max(config.checkpoint, 1), own_key, repeats)
+    repeats = made.task.privacy is None  # what ε pays for once cannot be sent again, with other noise, in a new view
+    engine = Host(client, faulty, asynchronous, store, max(config.checkpoint, 1), own_key, repeats)
 
     def look() -> dict[str, Any]:
         return {"name": name, "pid": os.getpid(), **engine.status(), **_seen(transport, handshakes)}
@@ -198,7 +251,7 @@ def _take_part(
             back = "started again, it goes on from its checkpoint" if store else "without checkpoints it cannot go on"
             transport.stop(f"ended by SIGTERM; {back}")
 
-    watcher = Status(out / STATUS, look)
+    watcher = StatusFile(out / STATUS, look)
     watcher.start()
     began = time.monotonic()
     with _on_sigterm(told):
@@ -207,51 +260,32 @@ def _take_part(
                 say(f"{name}: going on from step {stored[1]['step']}")
             transport.ready(0 if stored is None else stored[1]["step"], everyone=stored is None)
             begun.set()
-            solution = solve(
-                made.problem,
-                network,
-                inner=inner,
-                hypergradient=estimator,
-                outer=optax.adam(options.outer.rate),
-                outer_steps=options.outer.steps,
-                params=made.params,
-                hypers=made.hypers,
-                inner_data=inner_data,
-                outer_data=outer_data,
-                key=jax.random.split(jax.random.key(options.seed))[0],
-                restart=options.outer.restart,
-                consensus=consensus,
-                stop=stop,
-                trace=True,
-                run=engine.run,
-                **({"faults": Faults()} if asynchronous else {}),
-            )
+            result = made.run(engine=PeerEngine(engine))
         except Left:
             say(f"{name}: left, and handed its mass over")
-            solution = None
+            result = None
         finally:
             watcher.end()
             transport.close()
-        result: dict[str, Any] = {"name": name, "mode": config.mode, "left": solution is None}
-        if solution is not None:
-            result["outer_costs"] = _write_solution(out, solution)
-            _write(out / saved.CONFIG, to_toml("peers", config).encode())
+        summary: dict[str, Any] = {"name": name, "mode": config.mode, "left": result is None}
+        if result is not None:
+            summary |= _write_result(out, result)
+            write_atomic(out / saved.CONFIG, to_toml("spec", config.spec).encode())
         seen = engine.status()
-        result |= {
+        summary |= {
             "resumed_at": None if stored is None else stored[1]["step"],
             "rounds": seen["round"],
-            "floats": None if solution is None else solution.floats,
+            "floats": None if result is None else result.costs.floats,
+            "bytes": None if result is None else result.costs.bytes,
             "late": seen["late"],
             "rejected": seen["rejected"] | transport.rejections.counts() | handshakes.counts(),
             "closed_out": [names[other] for other in sorted(transport.closed)],
             "seconds": round(time.monotonic() - began, 3),
         }
-        if options.privacy is not None:
-            result |= {"epsilon": options.privacy.epsilon, "delta": options.privacy.delta}
-        _write(out / saved.RESULT, (saved.to_json(result) + "\n").encode())  # last: it says that all is there
+        write_atomic(out / saved.RESULT, (saved.to_json(summary) + "\n").encode())  # last: it says that all is there
         if store is not None:
             store.remove()
-    return result
+    return summary
 
 
 @contextmanager
@@ -267,31 +301,41 @@ def _on_sigterm(told: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
     """All of a file or nothing."""
     new = path.with_name(path.name + ".new")
     new.write_bytes(data)
     new.replace(path)
 
 
-def _write_solution(out: Path, solution: Any) -> list[float]:
-    """A party's own model, hypers, hyper-gradients and metrics; returns its outer costs."""
-    import jax
-    import numpy as np
+def _write_result(out: Path, result: Any) -> dict[str, Any]:
+    """A party's own model, hypers, hypergradient and history; what its summary says of them."""
+    found: dict[str, Any] = {"status": str(result.status)}
+    history = getattr(result, "history", None)
+    if isinstance(history, History) and len(history):
+        columns = history.columns()
+        rows = [
+            {key: float(column[row]) for key, column in columns.items() if np.isfinite(column[row])}
+            for row in range(len(history))
+        ]
+        write_atomic(out / saved.METRICS, "".join(saved.to_json(row) + "\n" for row in rows).encode())
+        if history.recorded_cost is not None:
+            found["outer_costs"] = np.asarray(history.recorded_cost, np.float64).tolist()
+    for name, file in (("params", MODEL), ("hypers", HYPERS), ("value", HYPERGRADIENT)):
+        if getattr(result, name, None) is not None:
+            save_tree(out / file, jax.tree.map(np.asarray, eqx.filter(getattr(result, name), eqx.is_array)))
+    if hasattr(result, "examples"):
+        found |= {"scores": result.examples[0].tolist(), "client": float(result.clients[0])}
+    if result.privacy is not None:
+        found |= _spent(result.privacy)
+    return found
 
-    costs = np.asarray(solution.outer_costs, np.float64)[:, 0].tolist()
-    norms = np.asarray(solution.history.norms, np.float64)[:, 0].tolist()
-    lines = [{"outer_step": 0, "outer_cost": costs[0]}]
-    lines += [
-        {"outer_step": k + 1, "outer_cost": costs[k + 1], "hypergradient_norm": norms[k]} for k in range(len(norms))
-    ]
-    _write(out / saved.METRICS, "".join(saved.to_json(line) + "\n" for line in lines).encode())
-    for file, tree in ((MODEL, solution.params), (HYPERS, solution.hypers)):
-        save_tree(out / file, jax.tree.map(lambda leaf: np.asarray(leaf)[0, ...], tree))
-    if solution.hypergradients is not None:
-        gradients = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], solution.hypergradients)
-        save_tree(out / "hypergradients.safetensors", gradients)
-    return costs
+
+def _spent(budget: Budget) -> dict[str, Any]:
+    """What was released of a party's data, and what it costs: pure ε of Laplace noise, else that at `DELTA`."""
+    pure = all(isinstance(part.mechanism, Laplace) for part in budget.parts)
+    epsilon, delta = (budget.epsilon(), 0.0) if pure else (budget.epsilon(DELTA), DELTA)
+    return {"epsilon": epsilon, "delta": delta, "releases": dict(budget.releases), "assumes": budget.assumes}
 
 
 def secret(path: Path, agreed: bytes) -> Any:
@@ -299,8 +343,6 @@ def secret(path: Path, agreed: bytes) -> Any:
 
     Another configuration draws other noise, though the secret is still there.
     """
-    import jax
-
     if not path.exists():
         new = path.with_name(f"{path.name}.new")
         new.unlink(missing_ok=True)
@@ -319,15 +361,9 @@ def secret(path: Path, agreed: bytes) -> Any:
 
 def save_tree(path: Path, tree: Any) -> None:
     """The arrays of a pytree in one safetensors file, by their paths."""
-    import jax
-    import numpy as np
-    from safetensors.numpy import save
-
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    named = {
-        jax.tree_util.keystr(where, simple=True, separator="/"): np.array(leaf, order="C") for where, leaf in leaves
-    }
-    _write(path, save(named))
+    named = {leaf_name(where): np.array(leaf, order="C") for where, leaf in leaves}
+    write_atomic(path, save(named))
 
 
 def _seen(transport: Any, handshakes: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from hyperpush.peers.certificates import make
 from hyperpush.peers.options import Peers, Where
 from hyperpush.peers.party import STATUS
 
-PRELOADED = ["hyperpush.engine.peer", "hyperpush.bilevel.solve", "hyperpush.peers.zenoh", "hyperpush.peers.engine"]
+PRELOADED = ["hyperpush.engines.peer", "hyperpush.verbs", "hyperpush.peers.zenoh", "hyperpush.peers.engine"]
 
 
 def free_ports(count: int) -> list[int]:
@@ -146,9 +146,8 @@ def laid_out(config: Peers, count: int, base: Path, secure: bool = True) -> Peer
         )
         for name, port in zip(names, ports, strict=True)
     }
-    experiment = config.experiment.model_copy(update={"clients": count})
     authority = str(certificates / "ca.pem") if secure else None
-    return config.model_copy(update={"peers": peers, "experiment": experiment, "authority": authority})
+    return config.model_copy(update={"peers": peers, "authority": authority})
 
 
 def one(name: str, config: Peers) -> None:
@@ -193,7 +192,7 @@ def swarm(
     if not 0 <= restart <= kill < count:
         raise InvalidInput("--kill, --restart", (kill, restart), f"0 ≤ restart ≤ kill < {count}")
     if kill and not config.checkpoint and restart:
-        raise InvalidInput("checkpoint", config.checkpoint, "1 or more, to restart peers")
+        raise InvalidInput("deploy.checkpoint", config.checkpoint, "1 or more, to restart peers")
     if base.exists() and any(base.iterdir()):
         raise InvalidInput("--out", str(base), "a new or empty folder")
     base.mkdir(parents=True, exist_ok=True)

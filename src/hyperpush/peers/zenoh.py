@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, final
 
-from hyperpush.engine.transport import LAST
-from hyperpush.engine.wire import Reason, Rejected, Rejections
+from hyperpush.engines.transport import LAST
+from hyperpush.engines.wire import Reason, Rejected, Rejections
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.peers import deadlines
 from hyperpush.peers import session as sessions

@@ -13,9 +13,9 @@ from hyperpush.data.catalogue import entries
 from hyperpush.networks import Network
 from hyperpush.personalize import methods
 from hyperpush.personalize.baselines import PFedMe
-from hyperpush.personalize.recipe import Recipe, stacked
+from hyperpush.personalize.recipe import Recipe
+from hyperpush.personalize.scenarios import model_of
 from hyperpush.personalize.settings import Setting
-from hyperpush.personalize.tasks import model_of
 
 # Examples of each data set, for those of which all are taken; 60 % of them are trained on, of CIFAR 30 %.
 EXAMPLES = {"digits": 1_797, "emnist": 814_255, "cifar10": 60_000, "cifar100": 60_000, "shakespeare": None}
@@ -31,10 +31,11 @@ def costs(data: str, network: Network, setting: Setting, chosen: Sequence[tuple[
     model, rows, seconds = model_of(data, setting.large), [], {}
     for name, shown in chosen:
         recipe, outer, _ = methods.recipe_of(name, setting)
-        params, hypers = jax.tree.map(lambda leaf: leaf[0], stacked(recipe, model, 1, jax.random.key(0)))
+        examples = _zeros(data, setting)
+        posed = recipe.task(model, train=[examples], outer_on="train", key=0, l2=setting.l2)
+        params, hypers = jax.tree.map(lambda leaf: leaf[0], (posed.params, posed.hypers))
         if recipe not in seconds:
-            gradient = jax.jit(recipe.problem(model, setting.l2).inner_gradient)
-            seconds[recipe] = _seconds(partial(gradient, params, hypers, _zeros(data, setting)))
+            seconds[recipe] = _seconds(partial(jax.jit(posed.problem.inner_gradient), params, hypers, examples))
         gradients = _steps(name, data, network, setting, outer is not None)
         if name in methods.RECIPES:
             gradients += PRODUCTS.get(setting.estimator, 3) * setting.order * setting.outer_steps
@@ -63,7 +64,7 @@ def _steps(name: str, data: str, network: Network, setting: Setting, moves: bool
         return steps
     rounds = round(setting.rounds * steps / max(first, 1))
     if name == "pfedme":
-        return rounds * methods.PULLS * PFedMe(rounds, setting.rate).steps
+        return rounds * methods.PULLS * PFedMe(rounds, setting.rate).inner_steps
     examples = setting.examples or EXAMPLES[data]
     if examples is None:
         return steps

@@ -1,38 +1,38 @@
 """Every method by its name: what it trains, and on which networks it can run."""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush.bilevel.solve import solve
-from hyperpush.bilevel.stopping import EarlyStopping
-from hyperpush.data.batches import Data, capacity
-from hyperpush.engine import simulate
-from hyperpush.engine.layout import one_client
-from hyperpush.engine.outcome import Outcome
+from hyperpush.algorithms.pdbo import PDBO
+from hyperpush.algorithms.stopping import EarlyStopping
+from hyperpush.data.batches import capacity
+from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import unknown
-from hyperpush.estimators.alone import DirectGradient
-from hyperpush.estimators.estimate import Estimator
-from hyperpush.inner.alone import Alone
+from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.hypergradients.direct_gradient import DirectGradient
+from hyperpush.inner.base import InnerSolver
 from hyperpush.inner.fedavg import FedAvg
+from hyperpush.inner.local_sgd import LocalSGD
 from hyperpush.inner.sgp import SGP
-from hyperpush.inner.step import Solver, Trained, milestones
 from hyperpush.networks import Network
+from hyperpush.optimizers import Optimizer, optimizer, schedule
 from hyperpush.personalize import recipes
 from hyperpush.personalize.baselines import ClusteredFL, FedAvgPlus, FedEM, FedProx, PFedMe
-from hyperpush.personalize.recipe import Model, Outer, Recipe, stacked
+from hyperpush.personalize.recipe import Model, Outer, Recipe
 from hyperpush.personalize.recipes import MTL, Shared
+from hyperpush.personalize.scenarios import Scenario
 from hyperpush.personalize.scores import accuracy
 from hyperpush.personalize.settings import Kind, Setting
-from hyperpush.personalize.tasks import Task
-from hyperpush.program import program_of
+from hyperpush.results import Training
+from hyperpush.task import Task, one_client
+from hyperpush.verbs import solve, train
 
 
 class Fitted(NamedTuple):
@@ -109,59 +109,72 @@ def kind(network: Network) -> Kind:
 
 
 def falling(rate: float, steps: int, at: tuple[float, float]) -> Any:
-    """A tenth of the rate from each of these shares of the steps on."""
-    return milestones(rate, tuple(max(1, round(share * steps)) for share in at))
+    """A tenth of the rate from each of these shares of the steps on; where both are one step, it falls once."""
+    return schedule("milestones", rate, tuple(dict.fromkeys(max(1, round(share * steps)) for share in at)))
 
 
 class Fitting:
-    """Fits methods to one task on one network; what several of them start from is trained once."""
+    """Fits methods to one scenario on one network; what several of them start from is trained once."""
 
-    def __init__(self, task: Task, network: Network, setting: Setting, key: PRNGKeyArray, batch: int | None = 1):
-        self.task, self.network, self.setting, self.key = task, network, setting, key
-        self.batch = batch  # clients computed at a time
-        self._started: dict[tuple[Recipe, bool], Outcome] = {}
+    def __init__(
+        self, scenario: Scenario, network: Network, setting: Setting, key: PRNGKeyArray, at_a_time: int | None = 1
+    ):
+        # A client that owns fewer examples than a batch takes all of them.
+        batch = min(setting.batch, capacity(one_client(scenario.train)))
+        self.scenario, self.network, self.setting, self.key = scenario, network, setting._replace(batch=batch), key
+        self.engine = Simulate(clients_per_batch=at_a_time)
+        self._started: dict[tuple[Recipe, bool], Training] = {}
 
-    def solver(self, recipe: Recipe, alone: bool, *, again: bool = False) -> Solver:
+    def solver(self, recipe: Recipe, alone: bool, *, again: bool = False) -> InnerSolver:
         """What trains the params: all of it, or what follows an outer step."""
         made = self.setting
         steps = made.again if again and made.again is not None else made.steps
         rate = made.ensemble_rate if recipe.several else made.rate
         by = kind(self.network)
         if alone:
-            return Alone(steps, falling(rate, steps, made.falls), made.batch)
+            return LocalSGD(steps, falling(rate, steps, made.falls), made.batch)
         if by == "push":
             return SGP(steps, falling(rate, steps, made.falls), "gradient-after", made.batch)
         rounds = max(1, round(made.rounds * steps / max(made.steps, 1)))
-        return FedAvg(rounds, self.by_epochs(rate, rounds), batch=made.batch, averaging=by)
+        return FedAvg(rounds, self.by_epochs(rate, rounds), batch_size=made.batch, averaging=by)
 
     def by_epochs(self, rate: float, rounds: int) -> Any:
         """The rate of so many local epochs, falling at half and three quarters of them."""
-        return falling(rate, rounds * -(-capacity(one_client(self.task.train)) // self.setting.batch), (0.5, 0.75))
+        return falling(rate, rounds * -(-capacity(one_client(self.scenario.train)) // self.setting.batch), (0.5, 0.75))
 
-    def trained(self, solver: Solver, recipe: Recipe, params: PyTree, hypers: PyTree) -> Outcome:
-        """A solver's program, run."""
-        data, problem = Data(self.task.train, self.task.train), recipe.problem(self.task.model, self.setting.l2)
-        start = Trained(params, hypers)
-        return simulate.run(program_of(solver, problem), self.network, start, data, self.key, batch=self.batch)
+    def task(self, recipe: Recipe) -> Task:
+        """A recipe's task: both levels fit the training examples, and the validation examples choose the step."""
+        made = self.scenario
+        return recipe.task(
+            made.model,
+            train=made.train,
+            validation=made.validation,
+            outer_on="train",
+            key=self.key,
+            l2=self.setting.l2,
+        )
 
-    def started(self, recipe: Recipe, alone: bool) -> Outcome:
+    def trained(self, solver: InnerSolver, recipe: Recipe) -> Training:
+        """A recipe's task, trained from the start."""
+        return train(self.task(recipe), solver, self.network, key=self.key, engine=self.engine)
+
+    def started(self, recipe: Recipe, alone: bool) -> Training:
         """Training with nothing personal, from the start."""
         if (recipe, alone) not in self._started:
-            start = stacked(recipe, self.task.model, self.network.clients, self.key)
-            self._started[recipe, alone] = self.trained(self.solver(recipe, alone), recipe, *start)
+            self._started[recipe, alone] = self.trained(self.solver(recipe, alone), recipe)
         return self._started[recipe, alone]
 
-    def start(self, recipe: Recipe, alone: bool) -> tuple[PyTree, PyTree, int, int]:
-        """Params and hypers for a recipe's outer loop, and the rounds and floats that they took."""
-        params, hypers = stacked(recipe, self.task.model, self.network.clients, self.key)
-        hypers = recipe.with_own(hypers, lambda: self.started(Shared(), True).states.params)
+    def start(self, recipe: Recipe, alone: bool) -> tuple[Task, int, int]:
+        """The task at the start of a recipe's outer loop, and the rounds and floats that it took to get there."""
+        task = self.task(recipe)
+        hypers = recipe.with_own(task.hypers, lambda: self.started(Shared(), True).params)
         if self.setting.again is None or self.setting.again >= self.setting.steps:
-            return params, hypers, 0, 0  # the outer loop begins with a solve that is as long
+            return task.at(hypers=hypers), 0, 0  # the outer loop begins with a solve that is as long
         first = self.started(MTL() if recipe.several else Shared(), alone)
-        params, hypers = recipe.continued(self.task.model, first.states.params, hypers)
-        return params, hypers, first.rounds, first.floats
+        params, hypers = recipe.continued(self.scenario.model, first.params, hypers)
+        return task.at(params, hypers), first.costs.rounds, first.costs.floats
 
-    def fit(self, name: str, estimator: Estimator) -> Fitted:
+    def fit(self, name: str, estimator: HypergradientEstimator) -> Fitted:
         """A method by its name; `estimator` is for the recipes that cooperate."""
         check(name)
         if name in FEDERATED:
@@ -171,71 +184,57 @@ class Fitting:
         direct = name in PLAIN or name.endswith("-direct")
         return self.improved(recipe, alone, DirectGradient() if direct else estimator, outer)
 
-    def improved(self, recipe: Recipe, alone: bool, estimator: Estimator, outer: Outer | None) -> Fitted:
+    def improved(self, recipe: Recipe, alone: bool, estimator: HypergradientEstimator, outer: Outer | None) -> Fitted:
         """The outer loop; what was best on the validation examples is kept."""
-        task, setting = self.task, self.setting
-        params, hypers, rounds, floats = self.start(recipe, alone)
-        outer_steps = setting.outer_steps if outer is not None or setting.again is not None else 0
-        found = solve(
-            recipe.problem(task.model, setting.l2),
-            self.network,
+        setting = self.setting
+        task, rounds, floats = self.start(recipe, alone)
+        steps = setting.outer_steps if outer is not None or setting.again is not None else 0
+        method = PDBO(
             inner=self.solver(recipe, alone, again=True),
             hypergradient=estimator,
             outer=_adam(outer, setting.betas),
-            outer_steps=outer_steps,
-            params=params,
-            hypers=hypers,
-            inner_data=task.train,
-            outer_data=task.train,
-            key=jax.random.fold_in(self.key, 1),
+            steps=steps,
             restart=setting.again is None,
-            stop=EarlyStopping(_metric(recipe, task.model), task.validation, outer_steps + 1, "max", weighted=True),
-            trace=False,
-            batch=self.batch,
+            stop=EarlyStopping(accuracy(task), "validation", steps + 1, "max", weighted=True),
         )
-        assert found.history.mean_metric is not None
-        curve = np.asarray(found.history.mean_metric, np.float64).tolist()
-        sent = found.rounds + rounds, found.floats + floats
+        found = solve(task, method, self.network, key=jax.random.fold_in(self.key, 1), engine=self.engine)
+        assert found.history.watched is not None
+        curve = found.history.watched[:, 0].tolist()  # the same at all clients
+        sent = found.costs.rounds + rounds, found.costs.floats + floats
         if alone:  # but for the choice of the step, nothing is sent
             sent = 0, 0
         return Fitted(recipe, found.params, found.hypers, curve, found.best_step, *sent)
 
     def federated(self, name: str) -> Fitted:
-        """Methods that train by local epochs and a server's mean, or neighbours'."""
-        made, task = self.setting, self.task
+        """Methods that train by local epochs and a server's mean, or neighbors'."""
+        made = self.setting
         more = made.outer_steps * (made.again or 0) / max(made.steps, 1)
         rounds = max(1, round(made.rounds * (1 + more)))  # as many as the recipes take in all
         rate, several = self.by_epochs(made.rate, rounds), self.by_epochs(made.ensemble_rate, rounds)
-        epochs: Any = {"batch": made.batch}
+        epochs: Any = {"batch_size": made.batch}
         recipe, _, _ = recipe_of(name, made)
         pulled = min(made.rate, 1.5 / made.pull)  # from 2 / pull on, steps towards the common model diverge
         by = "server" if kind(self.network) == "server" else "gossip"
-        solver: Solver = {
-            "fedprox": lambda: FedProx(rounds, rate, made.prox, **epochs),
+        solver: InnerSolver = {
+            "fedprox": lambda: FedProx(rounds, rate, penalty=made.prox, **epochs),
             "fedavg+": lambda: FedAvgPlus(FedAvg(rounds, rate, **epochs), 0.1 * made.rate),
             "clustered-fl": lambda: ClusteredFL(rounds, rate, **epochs),
-            "pfedme": lambda: PFedMe(rounds, pulled, made.pull, local_rounds=PULLS, **epochs),
-            "fedem": lambda: FedEM(task.model, rounds, several, l2=made.l2, averaging=by, **epochs),
+            "pfedme": lambda: PFedMe(rounds, pulled, made.pull, local_steps=PULLS, **epochs),
+            "fedem": lambda: FedEM(rounds, several, averaging=by, **epochs),
         }[name]()
-        start = stacked(recipe, task.model, self.network.clients, self.key)
-        done = self.trained(solver, recipe, *start)
-        return Fitted(recipe, done.states.params, done.states.hyper, [], 0, done.rounds, done.floats)
+        done = self.trained(solver, recipe)
+        return Fitted(recipe, done.params, done.task.hypers, [], 0, done.costs.rounds, done.costs.floats)
 
 
 @lru_cache(maxsize=16)
-def _adam(outer: Outer | None, betas: tuple[float, float]) -> optax.GradientTransformation:
+def _adam(outer: Outer | None, betas: tuple[float, float]) -> Optimizer | optax.GradientTransformation:
     if outer is None:
         return optax.set_to_zero()
     if outer.label_rate is None:
-        return optax.adam(outer.rate, *betas)
+        return optimizer("adam", learning_rate=outer.rate, b1=betas[0], b2=betas[1])
     rates = {"labels": outer.label_rate, "of": outer.rate}
 
     def scaled(updates: PyTree, _: Any) -> PyTree:
         return {name: jax.tree.map(lambda leaf, rate=rates[name]: -rate * leaf, part) for name, part in updates.items()}
 
     return optax.chain(optax.scale_by_adam(*betas), optax.stateless(scaled))
-
-
-@lru_cache(maxsize=16)
-def _metric(recipe: Recipe, model: Any) -> Any:
-    return partial(accuracy, recipe, model)

@@ -2,8 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from functools import lru_cache
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,25 +10,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from hyperpush import processes
-from hyperpush.checks import not_negative
-from hyperpush.data.batches import Batch
-from hyperpush.problem import Problem
-
-
-@runtime_checkable
-class Model(Protocol):
-    """A classifier as pure functions (see `hyperpush.models`)."""
-
-    classes: int
-
-    def init(self, key: PRNGKeyArray, /) -> PyTree:
-        """Params to start from."""
-        ...
-
-    def apply(self, params: PyTree, inputs: Array, /) -> Float[Array, "b classes"]:
-        """The logits of each input."""
-        ...
+from hyperpush.checks import check_nonnegative
+from hyperpush.door import check_key
+from hyperpush.errors import InvalidInput
+from hyperpush.method import Configured, Number, as_number
+from hyperpush.models.base import Model as Model
+from hyperpush.models.base import as_model, without_start
+from hyperpush.problem import L2
+from hyperpush.task import Task
 
 
 class Outer(NamedTuple):
@@ -44,7 +32,7 @@ class Outer(NamedTuple):
     label_l2: float | None = None
 
 
-class Recipe(eqx.Module):
+class Recipe(Configured):
     """A frozen module whose fields are its options; a new recipe is one file with the first five of these methods.
 
     A dict `METHODS` in the file makes methods of it: by name, the recipe for an `Outer`, and the one to take if nothing
@@ -68,7 +56,7 @@ class Recipe(eqx.Module):
         """How much an example of each label counts in training; None: all alike."""
 
     @abc.abstractmethod
-    def penalty(self, hyper: PyTree) -> Float[Array, ""]:
+    def penalty(self, params: PyTree, hyper: PyTree) -> Float[Array, ""]:
         """What is added to the outer cost to keep the hyper small."""
 
     @property
@@ -92,34 +80,60 @@ class Recipe(eqx.Module):
         """Why it cannot do with a model; None if it can."""
         return None
 
-    def problem(self, model: Model, l2: float = 0.0) -> Problem:
-        """The mean cross-entropy f, weighted by label, + ½·l2·‖params‖², and F, not weighted, + the penalty.
+    def task(
+        self,
+        model: Any,
+        *,
+        train: PyTree,
+        key: PRNGKeyArray | int,
+        l2: Number = 0.0,
+        classes: int | None = None,
+        **more: Any,
+    ) -> Task:
+        """The task of this recipe with a model: cross-entropy at both levels, weighted by label at the inner one.
 
-        Examples are (inputs, labels), with or without padding. The same object each time: nothing is compiled twice.
+        Its params are what is shared and its hypers what is personal, all clients' alike. Equal tasks of equal models
+        have equal costs: nothing is compiled twice.
+
+        Args:
+            model: A model of `hyperpush.models`, or one's own: see `hp.personalize.fit`.
+            train: Examples (inputs, labels) of the inner cost, in any form that `hp.Task` takes.
+            key: An integer or a JAX key, which decides where params and hypers start.
+            l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more; 0 has none.
+            classes: How many classes there are; None takes it from the model.
+            more: Further arguments of `hp.Task`, such as `validation`, `outer_on`, `names`.
+
+        Raises:
+            InvalidInput: The model does not fit the recipe or the examples.
         """
-        return _problem(self, model, not_negative("l2", l2))
+        check_nonnegative("l2", l2)
+        made = as_model(model, train, classes)
+        reason = self.unfit(made)
+        if reason is not None:
+            raise InvalidInput("recipe", type(self).__name__, f"another recipe: {reason}")
+        shared, own = jax.random.split(check_key(key))
+        start = {"params": self.params(made, shared), "hypers": self.hyper(made, own)}
+        parts = self, without_start(made)
+        costs = {"inner": WeightedLosses(*parts), "outer": Losses(*parts)}
+        penalties = {"penalty": L2(as_number(l2)), "outer_penalty": self.penalty}
+        return Task(**{**costs, **penalties, **start, "train": train, **more})
 
 
 class Even(Recipe):
     """Recipes in whose training all labels count alike, with the penalty ½·l2·‖hyper‖²."""
 
-    l2: eqx.AbstractVar[float]
+    l2: eqx.AbstractVar[Number]
 
     def label_weights(self, model: Model, hyper: PyTree) -> None:
         return None
 
-    def penalty(self, hyper: PyTree) -> Float[Array, ""]:
+    def penalty(self, params: PyTree, hyper: PyTree) -> Float[Array, ""]:
         return half_square(self.l2, hyper)
 
 
-def half_square(rate: float, tree: PyTree) -> Float[Array, ""]:
+def half_square(rate: Number, tree: PyTree) -> Float[Array, ""]:
     """½·rate·‖tree‖²."""
     return 0.5 * rate * jnp.asarray(optax.tree.norm(tree, squared=True))
-
-
-def distance(rate: float, tree: PyTree, other: PyTree) -> Float[Array, ""]:
-    """½·rate·‖tree − other‖²."""
-    return half_square(rate, jax.tree.map(jnp.subtract, tree, other))
 
 
 def scaled(scores: Float[Array, "n k"]) -> Float[Array, "n k"]:
@@ -127,43 +141,25 @@ def scaled(scores: Float[Array, "n k"]) -> Float[Array, "n k"]:
     return scores.shape[1] * jax.nn.softmax(scores, axis=1)
 
 
-def examples_of(batch: PyTree) -> tuple[Array, ...]:
-    """The arrays of a batch (inputs, labels, …), padding included."""
-    return batch.examples if isinstance(batch, Batch) else batch
-
-
-def mean(batch: PyTree, values: Float[Array, " b"]) -> Float[Array, ""]:
-    """The mean of one value per example over the real ones."""
-    return batch.mean(values) if isinstance(batch, Batch) else jnp.mean(values)
-
-
 def losses(log_chances: Float[Array, "b classes"], labels: Int[Array, " b"]) -> Float[Array, " b"]:
     """The cross-entropy of each example."""
     return -jnp.take_along_axis(log_chances, labels[:, None], axis=1)[:, 0]
 
 
-def stacked(recipe: Recipe, model: Model, clients: int, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
-    """Params and hypers to start from, the same for all clients, who are on axis 0."""
-    shared, own = jax.random.split(key)
-    start = recipe.params(model, shared), recipe.hyper(model, own)
-    if processes.count() > 1 and clients % jax.device_count() == 0:
-        return processes.stack(lambda client: start, clients)
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], clients, axis=0), start)
+class Losses(eqx.Module):
+    """The cross-entropy of each example under a recipe's model."""
+
+    recipe: Recipe
+    model: Model
+
+    def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
+        inputs, labels = batch
+        return losses(self.recipe.log_chances(self.model, params, hyper, inputs), labels)
 
 
-@lru_cache(maxsize=64)
-def _problem(recipe: Recipe, model: Model, l2: float) -> Problem:
-    def each(params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
-        inputs, labels = examples_of(batch)
-        return losses(recipe.log_chances(model, params, hyper, inputs), labels)
+class WeightedLosses(Losses):
+    """The same, times the weight that the recipe gives to the example's label: what is trained."""
 
-    def inner(params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
-        values, weights = each(params, hyper, batch), recipe.label_weights(model, hyper)
-        if weights is not None:
-            values = values * weights[examples_of(batch)[1]]
-        return mean(batch, values) + half_square(l2, params)
-
-    def outer(params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
-        return mean(batch, each(params, hyper, batch)) + recipe.penalty(hyper)
-
-    return Problem(inner, outer)
+    def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
+        values, weights = super().__call__(params, hyper, batch), self.recipe.label_weights(self.model, hyper)
+        return values if weights is None else values * weights[batch[1]]

@@ -11,7 +11,9 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush import processes
 from hyperpush.data.batches import count, everything
 from hyperpush.errors import InvalidInput
-from hyperpush.personalize.recipe import Model, Recipe, examples_of, mean
+from hyperpush.personalize.recipe import Losses, Model, Recipe
+from hyperpush.problem import Problem
+from hyperpush.task import Task
 
 
 class Scores(NamedTuple):
@@ -22,20 +24,32 @@ class Scores(NamedTuple):
     p10: float  # of the client that one in ten is not better than
 
 
-def accuracy(recipe: Recipe, model: Model, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
-    """The share of one client's examples whose most probable class is the right one."""
-    inputs, labels = examples_of(batch)
-    right = jnp.argmax(recipe.log_chances(model, params, hyper, inputs), axis=1) == labels
-    return mean(batch, right.astype(jnp.zeros(()).dtype))
+class Accuracy(Losses):
+    """Whether each example's most probable class is the right one: a metric whose mean is the accuracy."""
+
+    def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
+        inputs, labels = batch
+        right = jnp.argmax(self.recipe.log_chances(self.model, params, hyper, inputs), axis=1) == labels
+        return right.astype(jnp.zeros(()).dtype)
+
+
+def accuracy(task: Task) -> Accuracy:
+    """The metric of a recipe's task, for `metrics=` and `hp.EarlyStopping`."""
+    if not isinstance(task.inner, Losses):
+        raise InvalidInput("task", "a task of other costs", "one that a recipe made: hp.personalize.PL().task(…)")
+    return Accuracy(task.inner.recipe, task.inner.model)
 
 
 def scores(recipe: Recipe, model: Model, params: PyTree, hypers: PyTree, data: PyTree, batch: int = 1) -> Scores:
     """Of personal models (clients on axis 0) on examples of their own; `batch` clients are computed at a time."""
 
+    metric = Accuracy(recipe, model)
+    problem = Problem(metric, metric)
+
     def measure(params: PyTree, hypers: PyTree, data: PyTree) -> tuple[Array, Array]:
         def one(own):
             params, hyper, data = own
-            return accuracy(recipe, model, params, hyper, everything(data)), jnp.asarray(count(data))
+            return problem.measure(metric, params, hyper, everything(data)), jnp.asarray(count(data))
 
         return jax.lax.map(one, (params, hypers, data), batch_size=batch)
 

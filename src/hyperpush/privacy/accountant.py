@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from hyperpush.checks import positive, whole
+from hyperpush.checks import check_integer, check_positive
 from hyperpush.errors import InvalidInput
+from hyperpush.optimizers import Power
+from hyperpush.privacy import ASSUMPTION
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from hyperpush.privacy.schedules import Power
 from hyperpush.privacy.sensitivity import Sender, SingleLoop, Use, by_variable
 
 PerClient = Float[np.ndarray, "*clients"]
@@ -25,8 +26,10 @@ class Accountant(eqx.Module):
 
     A release of sensitivity Δ (in the mechanism's norm; ℓ1 ≤ √dim·ℓ2) costs Δ/ν with Laplace noise, and these add up to
     a pure ε. Gaussian noise has no pure ε: there, and wherever `delta` is given, the answer is the ε of (ε, δ).
-    Numbers are one per client of the sender, all of them upper bounds.
+    Numbers are one per client of the sender. They are upper bounds for ideal real-valued noise only: see `assumes`.
     """
+
+    assumes: ClassVar[str] = ASSUMPTION
 
     sender: Sender
     noise: dict[str, Mechanism]
@@ -46,7 +49,7 @@ class Accountant(eqx.Module):
 
     def losses(self, rounds: int) -> dict[str, Float[np.ndarray, " rounds *clients"]]:
         """Sensitivity over noise scale of each variable in each round: ε of a Laplace release, μ of a Gaussian one."""
-        t = np.arange(whole("rounds", rounds, least=1))
+        t = np.arange(check_integer("rounds", rounds, minimum=1))
         found = {}
         for name, delta in self.sender.sensitivities(rounds).items():
             scale = np.broadcast_to(self._scale(name)(t), rounds)
@@ -83,7 +86,7 @@ class Accountant(eqx.Module):
         _finite_budget(sender.steps, self.noise, sender.use)
         if sender.others.ndim == 2 or not np.all(sender.others > 0):
             raise InvalidInput("SingleLoop.others", sender.others, "weights above 0 that hold in every round")
-        for count in (whole("rounds", rounds, least=1), 10 * rounds):
+        for count in (check_integer("rounds", rounds, minimum=1), 10 * rounds):
             losses = self.losses(count + 1)
             last = {name: found[-1] * self._scale(name)(count) for name, found in losses.items()}
             scales = [{name: self._scale(name) for name in self._with(kind)} for kind in (Laplace, Gaussian)]
@@ -103,7 +106,7 @@ class Accountant(eqx.Module):
         After `rounds`, or however long it runs for None. Without `delta` the factor is exact but for rounding, which
         is upwards: asked again, `epsilon(rounds)` or `limit()` of this noise is never above `epsilon`.
         """
-        positive("epsilon", epsilon)
+        check_positive("epsilon", epsilon)
 
         def cost(noise: dict[str, Mechanism]) -> float:
             account = Accountant(self.sender, noise)

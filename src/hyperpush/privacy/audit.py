@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Key
 from scipy.stats import beta
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
+from hyperpush.privacy import ASSUMPTION
 
 Runs = Callable[[Key[Array, " n"]], Any]
 
@@ -20,7 +21,13 @@ THRESHOLDS = 400
 
 @dataclass(frozen=True)
 class Audit:
-    """A lower bound on ε, true with probability `confidence`, and the event that shows it."""
+    """A lower bound on ε, true with probability `confidence`, and the event that shows it.
+
+    `assumes` is what the claims that it judges rest on. The attack does not list representable draws. So it does not
+    see what they betray.
+    """
+
+    assumes: ClassVar[str] = ASSUMPTION
 
     lower: float
     confidence: float
@@ -51,11 +58,11 @@ def audit(
     two probabilities are bounded after Clopper and Pearson (1934), each with half of 1 − `confidence`. Runs get `chunk`
     keys at a time (None: all). After Jagielski, Ullman and Oprea, "Auditing differentially private machine learning".
     """
-    half = whole("trials", trials, least=100) // 2
+    half = check_integer("trials", trials, minimum=100) // 2
     for field, given, least in (("confidence", confidence, 0.5), ("delta", delta, 0.0)):
         if not least <= given < 1:
             raise InvalidInput(field, given, f"a number from {least} to 1, without 1")
-    chunk = 2 * half if chunk is None else whole("chunk", chunk, least=1)
+    chunk = 2 * half if chunk is None else check_integer("chunk", chunk, minimum=1)
     keys = jax.random.split(jax.random.key(seed), (2, 2 * half))
     a, b = (
         _observed(field, run, keys[i], chunk) for i, (field, run) in enumerate((("run_a", run_a), ("run_b", run_b)))

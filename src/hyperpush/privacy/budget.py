@@ -1,50 +1,79 @@
-"""What a whole private run costs, and the noise at which it costs no more than it may."""
+"""What a private run costs, and the noise at which it costs no more than it may, counted from the program's trace."""
 
-from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
-from hyperpush.checks import positive, whole
-from hyperpush.errors import InvalidInput
+from hyperpush.algorithms.base import Algorithm, BilevelState
+from hyperpush.checks import check_positive, no_type_check
+from hyperpush.errors import InvalidInput, unknown
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, reverses_links
+from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
+from hyperpush.method import Method
+from hyperpush.optimizers import Power
+from hyperpush.privacy import ASSUMPTION
 from hyperpush.privacy.accountant import composed, least_factor
+from hyperpush.privacy.flow import LeakSearch, refuse_leaks
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from hyperpush.privacy.noise import Noise
-
-
-@runtime_checkable
-class Private(Protocol):
-    """A solver or an estimator that can be private."""
-
-    privacy: Noise | None
-
-    @property
-    def releases(self) -> int:
-        """How many releases one run of it makes, at most; numbered from 0, by which the noise may fall."""
-        ...
+from hyperpush.privacy.release import DataSet, LeafReleases, ReleaseCount
+from hyperpush.programs import Recipe, visit_leaves
+from hyperpush.task import Task, client_shapes
 
 
 class Spending(eqx.Module):
-    """`releases` of `Noise`, numbered from 0, in each of `runs`."""
+    """What one leaf of a program releases of one data set, and with which noise."""
 
     mechanism: Mechanism
-    releases: int = eqx.field(static=True)
-    runs: int = eqx.field(static=True)
+    releases: LeafReleases = eqx.field(static=True)
+
+    @property
+    def losses(self) -> np.ndarray:
+        """1/noise of every release. Which of a leaf's releases are this data set's is not known: the dearest are."""
+        leaf = self.releases
+        numbers = np.arange(leaf.passes * leaf.often)
+        every = np.broadcast_to(1 / self.mechanism.scale(numbers), numbers.shape).reshape(leaf.passes, leaf.often)
+        dearest = np.sort(every, axis=1)[:, leaf.often - leaf.count :]
+        return np.tile(dearest.reshape(-1), leaf.runs)
 
 
 class Budget(eqx.Module):
-    """The cost of releases to each client: release t costs 1/`mechanism`(t), and all of them compose."""
+    """What is released of each client's data at most, and what it costs: release t costs 1/noise(t), and all compose.
 
-    parts: tuple[Spending, ...]
+    It is the cost with ideal real-valued noise: see `assumes`.
+    """
+
+    assumes: ClassVar[str] = ASSUMPTION
+
+    parts: tuple[Spending, ...] = ()
 
     @property
-    def releases(self) -> int:
-        return sum(part.releases * part.runs for part in self.parts)
+    def releases(self) -> Mapping[DataSet, int]:
+        """How many releases there are of each data set."""
+        total: Counter[DataSet] = Counter()
+        for part in self.parts:
+            total[part.releases.on] += part.releases.total
+        return dict(total)
 
-    def epsilon(self, delta: float | None = None, by: str | None = None) -> float:
-        """ε of the run, the same for all clients: pure, or that of (ε, δ); `by` as in `Accountant.epsilon`."""
-        laplace, gaussian = self._losses(Laplace), self._losses(Gaussian)
+    def epsilon(self, delta: float | None = None, by: str | None = None, on: DataSet | None = None) -> float:
+        """ε, the same for all clients: pure, or that of (ε, δ).
+
+        Args:
+            delta: δ, in (0, 1); None asks for pure ε, which Laplace noise alone has.
+            by: How Laplace releases compose with δ, as in `Accountant.epsilon`.
+            on: The data set whose examples are hidden. None hides whoever is in several of them, with one example in
+                each.
+        """
+        if on is not None and on not in self.releases:
+            raise unknown("on", on, self.releases)
+        laplace, gaussian = self._losses(Laplace, on), self._losses(Gaussian, on)
         if delta is None and gaussian.size:
             raise InvalidInput("delta", None, "a number in (0, 1): Gaussian noise has no pure ε")
         if delta is None:
@@ -53,7 +82,7 @@ class Budget(eqx.Module):
 
     def factor(self, epsilon: float, delta: float | None = None) -> float:
         """The least factor by which all noise must be multiplied for the run to cost at most `epsilon`."""
-        positive("epsilon", epsilon)
+        check_positive("epsilon", epsilon)
         return least_factor(lambda factor: self.times(factor).epsilon(delta, "rdp"), epsilon, exact=delta is None)
 
     def times(self, factor: float) -> "Budget":
@@ -64,58 +93,148 @@ class Budget(eqx.Module):
             )
         )
 
-    def _losses(self, kind: type) -> np.ndarray:
-        found = [
-            np.tile(np.broadcast_to(1 / part.mechanism.scale(np.arange(part.releases)), part.releases), part.runs)
+    def __add__(self, other: "Budget") -> "Budget":
+        """Both, one after the other on the same data."""
+        return Budget(self.parts + other.parts)
+
+    def to_table(self) -> list[dict[str, Any]]:
+        """All of it as JSON can hold it."""
+        return [
+            {
+                "noise": type(part.mechanism).__name__,
+                "scale": float(part.mechanism.scale.scale),
+                "exponent": float(part.mechanism.scale.exponent),
+                "releases": asdict(part.releases),
+            }
             for part in self.parts
-            if isinstance(part.mechanism, kind)
+        ]
+
+    @staticmethod
+    def from_table(table: Sequence[Mapping[str, Any]]) -> "Budget":
+        """The budget that `to_table` has written."""
+        kinds = {"Laplace": Laplace, "Gaussian": Gaussian}
+        return Budget(
+            tuple(
+                Spending(kinds[each["noise"]](Power(each["scale"], each["exponent"])), LeafReleases(**each["releases"]))
+                for each in table
+            )
+        )
+
+    def __str__(self) -> str:
+        said = [f"{count:,} of {on}" for on, count in self.releases.items()]
+        return f"private releases per client: {', '.join(said) if said else 'none'}"
+
+    def _losses(self, kind: type, on: DataSet | None) -> np.ndarray:
+        found = [
+            part.losses
+            for part in self.parts
+            if isinstance(part.mechanism, kind) and (on is None or part.releases.on == on)
         ]
         return np.concatenate(found) if found else np.zeros(0)
 
 
-def budget(
-    inner: Any = None, hypergradient: Any = None, outer_steps: int = 0, consensus: Any = None, stop: Any = None
-) -> Budget:
-    """What `hp.solve` with these arguments costs: `outer_steps` + 1 inner solves and `outer_steps` estimates.
+@no_type_check
+def budget(task: Task, method: Method, network: Any = None) -> Budget:
+    """What one run of a method on a private task costs at most, before it runs.
 
-    `inner` alone is `hp.train`; `hypergradient` alone, one `outer_steps` each, are estimates at params and hypers that
-    do not depend on data or were released.
+    Args:
+        task: A private task: `task.private(…)`.
+        method: An inner solver, an estimator or an algorithm.
+        network: For methods whose length depends on it.
+
+    Raises:
+        InvalidInput: The task is not private, or the method lets data out other than through releases.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> rows = jnp.ones((3, 50, 2))
+        >>> task = hp.Task(inner=lambda x, hyper, a: ((x - a) ** 2).sum(-1), outer=lambda x, hyper, a: a.sum(-1) * x[0],
+        ...                params=jnp.zeros(2), hypers=0.0, train=rows, validation=rows)
+        >>> private = task.private(clip=1.0, noise=hp.privacy.Laplace(40.0))
+        >>> print(hp.privacy.budget(private, hp.SGP(steps=20, step_size=0.1)).epsilon())
+        0.5
     """
-    whole("outer_steps", outer_steps, least=0)
-    parts = []
-    for field, method, runs in (("inner", inner, outer_steps + 1), ("hypergradient", hypergradient, outer_steps)):
-        if method is None:
-            continue
-        if not isinstance(method, Private) or method.privacy is None:
-            name = type(method).__name__
-            raise InvalidInput(
-                field, name, "SGP, HGP or TrackedHGP with privacy=Noise(…): else messages or hypers betray"
-            )
-        parts.append(Spending(method.privacy.mechanism, method.releases, runs))
-    if not parts:
-        raise InvalidInput("inner, hypergradient", None, "at least one of them")
-    if (hypergradient is None) != (outer_steps == 0):
-        raise InvalidInput("outer_steps", outer_steps, "0 without an estimator, 1 or more with one")
-    if stop is not None:
-        raise InvalidInput("stop", "early stopping", "None: clients would send their metrics without noise")
-    if consensus is not None and hypergradient is not None and hypergradient.privacy.hypers != "noisy":
-        raise InvalidInput("consensus", consensus, "None, or Noise(…, hypers='noisy'): clean hypers must not be sent")
-    return Budget(tuple(parts))
+    noise = _noise_of(task)
+    check_method(method)
+    method.check_task(task)
+    method = method if network is None else method.on(network)
+    return Budget(tuple(Spending(noise.mechanism, leaf) for leaf in releases(task, method, first_state(task, method))))
 
 
-def within(
-    epsilon: float,
-    delta: float | None,
-    inner: Any = None,
-    hypergradient: Any = None,
-    outer_steps: int = 0,
-    consensus: Any = None,
-    stop: Any = None,
-) -> tuple[Any, Any]:
-    """The solver and the estimator with all noise multiplied by one factor, so that all of it costs at most `epsilon`.
+@no_type_check
+def within(epsilon: float, delta: float | None, task: Task, method: Method, network: Any = None) -> Task:
+    """The private task with its noise multiplied by one factor, so that a run of the method costs at most `epsilon`.
 
-    The other arguments are those of `budget`; `delta` None asks for pure ε.
+    Args:
+        epsilon: ε, above 0.
+        delta: δ, in (0, 1); None asks for pure ε, which Laplace noise alone has.
+        task: A private task: `task.private(…)`. Its noise says which mechanism, and how it falls.
+        method: As in `budget`.
+        network: As in `budget`.
+
+    What this ε assumes is in `Budget.assumes`.
     """
-    factor = budget(inner, hypergradient, outer_steps, consensus, stop).factor(epsilon, delta)
-    scaled = [m if m is None else replace(m, privacy=m.privacy.times(factor)) for m in (inner, hypergradient)]
-    return scaled[0], scaled[1]
+    noise = _noise_of(task)
+    return task.replace(privacy=noise.times(budget(task, method, network).factor(epsilon, delta)))
+
+
+def check_method(method: Any) -> None:
+    """Refuse what no task can be private with, before anything is traced."""
+    if not isinstance(method, Method):
+        raise InvalidInput("method", method, "an object such as hp.SGP(steps=…, step_size=…) or hp.PDBO(…)")
+    if getattr(method, "stop", None) is not None:
+        allowed = "None on a private task, and a fixed number of steps: clients would vote with clean metrics"
+        raise InvalidInput(f"{type(method).__name__}.stop", "early stopping", allowed)
+
+
+def releases(task: Task, method: Method, state: PyTree) -> tuple[LeafReleases, ...]:
+    """What a method releases of a private task's data; refuses one that lets data through besides.
+
+    `state` is what one client starts from (arrays or shapes). What was found is remembered by structure and shapes.
+    """
+    recipe = Recipe(_bare_program, (method, task.problem))
+    shapes = jax.eval_shape(lambda *trees: trees, state, client_shapes(task, task.data))
+    leaves, structure = jax.tree.flatten((recipe.shapes(), *shapes))
+    return _releases(structure, tuple(leaves), task.clients, jax.config.read("jax_enable_x64"))
+
+
+@lru_cache(maxsize=256)
+def _releases(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool) -> tuple[LeafReleases, ...]:
+    recipe, state, data = structure.unflatten(leaves)
+    search, count = LeakSearch(data), ReleaseCount()
+
+    def visit(*found: Any) -> None:
+        search.visit(*found)
+        count.visit(*found)
+
+    profile = visit_leaves(recipe, state, data, clients, visit)
+    refuse_leaks(search.found)
+    return count.leaves(profile)
+
+
+def first_state(task: Task, method: Method) -> PyTree:
+    """The shapes of what one client starts a method from."""
+
+    def start(params: PyTree, hyper: PyTree) -> PyTree:
+        row = jnp.zeros(task.clients)
+        links = LinkEstimates(row, row, jnp.zeros(())) if reverses_links(method) else None
+        if isinstance(method, InnerSolver):
+            return InnerState(params, hyper)
+        if isinstance(method, HypergradientEstimator):
+            return HypergradientState(params, hyper, hyper, links)
+        if isinstance(method, Algorithm):
+            return BilevelState(params, hyper, links, jnp.zeros((), jnp.int32))
+        raise InvalidInput("method", method, "an inner solver, a hypergradient estimator or an algorithm")
+
+    return jax.eval_shape(start, client_shapes(task, task.params), client_shapes(task, task.hypers))
+
+
+def _bare_program(method: Method, problem: Any) -> Any:
+    return method.program(problem)
+
+
+def _noise_of(task: Any) -> Any:
+    if not isinstance(task, Task) or task.privacy is None:
+        raise InvalidInput("task", task, "a private task: task.private(clip=…, noise=hp.privacy.Gaussian(…))")
+    return task.privacy

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import positive
+from hyperpush.checks import check_positive
 from hyperpush.data.batches import Batch
-from hyperpush.privacy.schedules import Power
+from hyperpush.optimizers import Power
 
 Norm = Literal["l1", "l2"]
 
@@ -20,7 +20,7 @@ def _schedule(given: Any) -> Power:
     """A schedule; a number stands for a constant one."""
     if isinstance(given, Power):
         return given
-    return Power(positive("scale of the noise", given))
+    return Power(check_positive("scale of the noise", given))
 
 
 class _Mechanism(eqx.Module):
@@ -42,14 +42,27 @@ class _Mechanism(eqx.Module):
 
 
 class Laplace(_Mechanism):
-    """Noise of density exp(−|x|/ν)/2ν, ν = scale(t): a change of ℓ1 norm Δ costs ε = Δ/ν (Dwork et al. 2006)."""
+    """Noise of density exp(−|x|/ν)/2ν, ν = scale(t): a change of ℓ1 norm Δ costs ε = Δ/ν (Dwork et al. 2006).
+
+    **Use it** for pure ε and few numbers. **Avoid it** for long vectors: their ℓ1 norm grows like √dim.
+
+    Args:
+        scale: ν, above 0: a number, or `hp.schedule("power", scale, exponent)` by round. Numbers are traced.
+    """
 
     norm: ClassVar[Norm] = "l1"
     draw: ClassVar[Callable[..., Any]] = staticmethod(jax.random.laplace)
 
 
 class Gaussian(_Mechanism):
-    """Normal noise of deviation σ = scale(t): a change of ℓ2 norm Δ is as easy to see as N(Δ/σ, 1) against N(0, 1)."""
+    """Normal noise of deviation σ = scale(t): a change of ℓ2 norm Δ is as easy to see as N(Δ/σ, 1) against N(0, 1).
+
+    **Use it** for long vectors and many rounds (Dong, Roth and Su, arXiv:1905.02383). **Avoid it** where δ = 0 is
+    required: it has no pure ε.
+
+    Args:
+        scale: σ, above 0: a number, or `hp.schedule("power", scale, exponent)` by round. Numbers are traced.
+    """
 
     norm: ClassVar[Norm] = "l2"
     draw: ClassVar[Callable[..., Any]] = staticmethod(jax.random.normal)
@@ -81,7 +94,7 @@ def clipped_mean(
     first; `function` gets one without it. Only those with mask 1 count.
     """
     if isinstance(bound, int | float):
-        positive("bound", bound)
+        check_positive("bound", bound)
     return mean_of(jax.vmap(lambda example: project(function(example), bound))(examples), mask)
 
 

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from hyperpush.checks import positive, probability, whole
+from hyperpush.checks import check_integer, check_positive, check_probability
 from hyperpush.errors import InvalidInput
-from hyperpush.privacy.schedules import Power
+from hyperpush.method import Number, as_number
+from hyperpush.optimizers import Power
 
 Use = Literal["running averages", "once", "reused"]
 Numbers = Float[np.ndarray, " rounds *clients"]
@@ -52,22 +53,22 @@ class Constants(eqx.Module):
     another direction.
     """
 
-    C_y: float
-    C_b: float
-    C_x: float
-    R: float
-    C_H: float = math.inf
-    C_J: float = math.inf
-    L_H: float = math.inf
-    L_J: float = math.inf
-    L_b: float = math.inf
-    L_fx: float = math.inf
-    C_Hz: float | None = None
-    C_Jz: float | None = None
+    C_y: Number = eqx.field(converter=as_number)
+    C_b: Number = eqx.field(converter=as_number)
+    C_x: Number = eqx.field(converter=as_number)
+    R: Number = eqx.field(converter=as_number)
+    C_H: Number = eqx.field(converter=as_number, default=math.inf)
+    C_J: Number = eqx.field(converter=as_number, default=math.inf)
+    L_H: Number = eqx.field(converter=as_number, default=math.inf)
+    L_J: Number = eqx.field(converter=as_number, default=math.inf)
+    L_b: Number = eqx.field(converter=as_number, default=math.inf)
+    L_fx: Number = eqx.field(converter=as_number, default=math.inf)
+    C_Hz: Number | None = eqx.field(converter=as_number, default=None)
+    C_Jz: Number | None = eqx.field(converter=as_number, default=None)
 
     def __check_init__(self):
-        positive("Constants.R", self.R)
-        positive("Constants.C_y", self.C_y)
+        check_positive("Constants.R", self.R)
+        check_positive("Constants.C_y", self.C_y)
         for name in ("C_y", "C_b", "C_x", "C_H", "C_J", "L_H", "L_J", "L_b", "L_fx"):
             given, clips = getattr(self, name), name in ("C_y", "C_b", "C_x")
             if not 0 <= given <= math.inf or (clips and math.isinf(given)):
@@ -80,14 +81,14 @@ class Constants(eqx.Module):
                 raise InvalidInput(f"Constants.{name}", given, "a finite number, 0 or more")
 
     @property
-    def products(self) -> tuple[float, float]:
+    def products(self) -> tuple[Number, Number]:
         """The bounds of ‖∂²_yy g z‖ and ‖∂²_xy g z‖."""
         along_y = self.C_H * self.R if self.C_Hz is None else self.C_Hz
         along_x = self.C_J * self.R if self.C_Jz is None else self.C_Jz
         return along_y, along_x
 
     @property
-    def clips(self) -> dict[str, float]:
+    def clips(self) -> dict[str, Number]:
         """The largest norm of one example's part in each variable's direction."""
         along_y, along_x = self.products
         return {"y": self.C_y, "z": along_y + self.C_b, "x": self.C_x + along_x}
@@ -137,8 +138,8 @@ class SingleLoop(eqx.Module):
     ):
         self.constants = constants
         self.steps = by_variable("SingleLoop.steps", steps, VARIABLES, Power)
-        self.params = whole("SingleLoop.params", params, least=1)
-        self.hypers = whole("SingleLoop.hypers", hypers, least=1)
+        self.params = check_integer("SingleLoop.params", params, minimum=1)
+        self.hypers = check_integer("SingleLoop.hypers", hypers, minimum=1)
         if use not in get_args(Use):
             raise InvalidInput("SingleLoop.use", use, ", ".join(map(repr, get_args(Use))))
         self.use = use
@@ -147,7 +148,7 @@ class SingleLoop(eqx.Module):
             raise InvalidInput(
                 "SingleLoop.others", others, "weights from 0 to 1: one, one per client, or rounds × clients"
             )
-        self.examples = whole("SingleLoop.examples", examples, least=1)
+        self.examples = check_integer("SingleLoop.examples", examples, minimum=1)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -160,13 +161,13 @@ class SingleLoop(eqx.Module):
         they meet smaller steps, and cost less if no noise falls faster than a step and the weights are constant, for
         which the least ones are taken.
         """
-        whole("rounds", rounds, least=1)
+        check_integer("rounds", rounds, minimum=1)
         others = self.others
         if others.ndim == 2 and len(others) != rounds:
             raise InvalidInput("SingleLoop.others", others.shape, f"{rounds} rounds on axis 0")
         if changed is None and self.use == "once" and others.ndim == 2:
             others = others.min(axis=0)
-        changed = 0 if changed is None else whole("changed", changed, least=0)
+        changed = 0 if changed is None else check_integer("changed", changed, minimum=0)
         t = np.arange(rounds)
         share = {"running averages": 1 / (t + 1), "once": t == changed, "reused": np.ones(rounds)}[self.use]
         clips = self._most()
@@ -270,10 +271,10 @@ class Descent(eqx.Module):
     use: Use = eqx.field(default="reused", init=False)
 
     def __check_init__(self):
-        positive("Descent.clip", self.clip)
-        whole("Descent.examples", self.examples, least=1)
-        whole("Descent.size", self.size, least=1)
-        probability("Descent.keep", self.keep)
+        check_positive("Descent.clip", self.clip)
+        check_integer("Descent.examples", self.examples, minimum=1)
+        check_integer("Descent.size", self.size, minimum=1)
+        check_probability("Descent.keep", self.keep)
         for name in ("smoothness", "drift", "start"):
             given = getattr(self, name)
             if given is not None and not given >= 0:
@@ -287,7 +288,7 @@ class Descent(eqx.Module):
 
     def sensitivities(self, rounds: int) -> dict[str, Numbers]:
         """Bounds on the ℓ2 change of releases 0, 1, …"""
-        whole("rounds", rounds, least=1)
+        check_integer("rounds", rounds, minimum=1)
         most = 2 * self.clip
         alone = min(most / self.examples + self.drift, most)
         t = np.arange(rounds if self.start is None else rounds - 1)

@@ -14,16 +14,16 @@ from rich.console import Console
 from hyperpush import saved
 from hyperpush.config import to_toml
 from hyperpush.errors import Diverged, HyperpushError, InvalidInput
-from hyperpush.experiments.registry import Tuning
 from hyperpush.locks import alone
 from hyperpush.run import execute
+from hyperpush.studies.registry import Tuning
 from hyperpush.sweep.plan import Cell, Plan
 from hyperpush.sweep.statistics import choose
 
 CELLS = "cells"
 
 
-class Outcome(NamedTuple):
+class CellResult(NamedTuple):
     """How a cell ended: its row, or why there is none."""
 
     cell: Cell
@@ -36,9 +36,9 @@ class Finished(NamedTuple):
     """All of a method's runs."""
 
     method: int
-    tuning: list[Outcome]
+    tuning: list[CellResult]
     chosen: int | None  # which point of the grid; None: it can be chosen by nothing
-    reported: list[Outcome]
+    reported: list[CellResult]
 
 
 def folder_of(plan: Plan, out: Path | None) -> Path:
@@ -70,7 +70,7 @@ def run(plan: Plan, folder: Path, console: Console) -> list[Finished]:
 def _method(plan: Plan, folder: Path, method: int, console: Console) -> Finished:
     import jax
 
-    def outcomes(cells: list[Cell], what: str) -> Iterator[Outcome]:
+    def outcomes(cells: list[Cell], what: str) -> Iterator[CellResult]:
         for place, cell in enumerate(cells):
             began = perf_counter()
             found, kept = outcome(plan, folder, cell)
@@ -97,18 +97,18 @@ def _method(plan: Plan, folder: Path, method: int, console: Console) -> Finished
     return Finished(method, tuning, chosen, reported)
 
 
-def scores_of(plan: Plan, tuning: list[Outcome]) -> list[list[float | None]]:
+def scores_of(plan: Plan, tuning: list[CellResult]) -> list[list[float | None]]:
     """Validation scores by point and tuning seed; None where a run has none."""
     found = {(each.cell.point, each.cell.seed): each.row.get(plan.rule.validation) for each in tuning}
     return [[found.get((point, seed)) for seed in plan.tuning_seeds] for point in range(len(plan.points))]
 
 
-def outcome(plan: Plan, folder: Path, cell: Cell) -> tuple[Outcome, bool]:
+def outcome(plan: Plan, folder: Path, cell: Cell) -> tuple[CellResult, bool]:
     """A cell's outcome, and whether it was there already."""
     path = folder / CELLS / cell.name
     diverged, failed = (path.with_name(f"{cell.name}.{state}") for state in ("diverged", "failed"))
     if diverged.is_file():
-        return Outcome(cell, "diverged", {}, diverged.read_text(encoding="utf-8").strip()), True
+        return CellResult(cell, "diverged", {}, diverged.read_text(encoding="utf-8").strip()), True
     kept = (path / saved.RESULT).is_file()
     try:
         if kept:
@@ -121,22 +121,22 @@ def outcome(plan: Plan, folder: Path, cell: Cell) -> tuple[Outcome, bool]:
             failed.unlink(missing_ok=True)
     except Diverged as error:
         write(diverged, f"{error}\n")
-        return Outcome(cell, "diverged", {}, str(error)), False
+        return CellResult(cell, "diverged", {}, str(error)), False
     except Exception as error:
         if kept:
             raise
         write(failed, traceback.format_exc())
-        return Outcome(cell, "failed", {}, " ".join(f"{type(error).__name__}: {error}".split())), False
+        return CellResult(cell, "failed", {}, " ".join(f"{type(error).__name__}: {error}".split())), False
     return _read(plan, cell, result), kept
 
 
-def _read(plan: Plan, cell: Cell, result: dict[str, Any]) -> Outcome:
+def _read(plan: Plan, cell: Cell, result: dict[str, Any]) -> CellResult:
     """The one row of a result, with the scores that are needed; an experiment without rows is a row itself."""
     rows = result["rows"] if isinstance(result.get("rows"), list) else [result]
     reasons = result.get("not_applicable")
     if not rows:
         reason = "; ".join(map(str, reasons.values())) if isinstance(reasons, dict) and reasons else "no rows"
-        return Outcome(cell, "n/a", {}, reason)
+        return CellResult(cell, "n/a", {}, reason)
     several = len(rows) + (len(reasons) if isinstance(reasons, dict) else 0)
     if several > 1:  # of two, one of which cannot run, the other's row is not the run's
         allowed = "one row for each run: compare what makes several (sweep.compare)"
@@ -152,7 +152,7 @@ def _read(plan: Plan, cell: Cell, result: dict[str, Any]) -> Outcome:
                 f"{name}, in {cell.name}",
                 f"a number of the rows of {plan.experiment.name}: {', '.join(numbers)}",
             )
-    return Outcome(cell, "done", rows[0])
+    return CellResult(cell, "done", rows[0])
 
 
 def _fields(rule: Tuning, what: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, create_model
 
 from hyperpush.config import Config, load_config, to_toml, validate
 from hyperpush.errors import InvalidInput
-from hyperpush.experiments.registry import Experiment, Tuning
+from hyperpush.studies.registry import Experiment, Tuning
 
 # 10^-0.5 to 10^-3 in half steps, for every method alike: the learning rates that Terashita and Hara, "Decentralized
 # hyper-gradient computation over time-varying directed networks", choose from.
@@ -69,10 +69,16 @@ class Plan:
     def cell(self, method: int, point: int, seed: int) -> Cell:
         """The run of a method with a setting and a seed."""
         chosen = self.methods[method], self.points[point]
-        config = _changed(self.experiment, self.values, {**chosen[0].options, **chosen[1].options, "seed": seed})
+        options = {**chosen[0].options, **chosen[1].options, self.seed_option: seed}
+        config = _changed(self.experiment, self.values, options)
         label = ",".join(part for part in (chosen[0].label, chosen[1].label, f"seed={seed}") if part)
         readable = re.sub(r"[^\w=.,+-]+", "", label)[:80].strip(".,")
         return Cell(method, point, seed, f"{readable}-{_digest(to_toml(self.experiment.name, config))}", config)
+
+    @property
+    def seed_option(self) -> str:
+        """The option that decides every draw: `seed` of studies, `key` of specs."""
+        return _seed_option(self.values)
 
     def tuning(self, method: int) -> list[Cell]:
         """The runs that a method's setting is chosen by."""
@@ -102,7 +108,7 @@ def plan(experiment: Experiment, config: BaseModel) -> Plan:
     values = config.model_dump(mode="json", exclude_none=True)
     asked = validate(Sweep, values.pop("sweep"), "sweep")
     assert isinstance(asked, Sweep)
-    if "seed" not in values:
+    if _seed_option(values) not in values:
         raise InvalidInput("experiment", experiment.name, "an experiment with an option seed")
     if values.get("seeds", 1) not in (1, experiment.config().model_dump().get("seeds")):
         raise InvalidInput("seeds", values["seeds"], "1, or left out: sweep.seeds says how many runs are reported")
@@ -124,7 +130,7 @@ def plan(experiment: Experiment, config: BaseModel) -> Plan:
     both = sorted(set(points[0].options) & set(methods[0].options))
     if both:
         raise InvalidInput(f"sweep.grid.{both[0]}", both[0], "options that sweep.compare does not set")
-    first = values["seed"]
+    first = values[_seed_option(values)]
     tuning_seeds = tuple(range(asked.tuning_seed, asked.tuning_seed + asked.tuning_seeds)) if len(points) > 1 else ()
     seeds = tuple(range(first, first + asked.seeds))
     if set(seeds) & set(tuning_seeds):
@@ -137,6 +143,10 @@ def plan(experiment: Experiment, config: BaseModel) -> Plan:
         if experiment.check is not None:
             experiment.check(cell.config)
     return made
+
+
+def _seed_option(values: Mapping[str, Any]) -> str:
+    return "key" if "key" in values and "seed" not in values else "seed"
 
 
 def _rule(experiment: Experiment, asked: Sweep) -> Tuning:
@@ -164,7 +174,7 @@ def _choices(experiment: Experiment, values: dict[str, Any], table: str, axes: d
         if any(value in given[:place] for place, value in enumerate(given)):
             raise InvalidInput(where, given, "values that differ")
         for name in names:
-            if name in ("seed", "seeds"):
+            if name in ("seed", "seeds", "key"):
                 raise InvalidInput(where, name, "other options: sweep.seeds and sweep.tuning_seeds say which seeds")
             if any(name in each.options for own in lists for each in own) or names.count(name) > 1:
                 raise InvalidInput(where, name, "an option that is set once")

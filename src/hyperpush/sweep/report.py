@@ -7,7 +7,7 @@ from rich.console import Console
 
 from hyperpush import saved
 from hyperpush.report.tables import table
-from hyperpush.sweep.cells import Finished, Outcome, folder_of, run, scores_of, write
+from hyperpush.sweep.cells import CellResult, Finished, folder_of, run, scores_of, write
 from hyperpush.sweep.plan import Plan
 from hyperpush.sweep.statistics import interval, mean_of
 
@@ -63,16 +63,16 @@ def result_of(plan: Plan, found: list[Finished]) -> dict[str, Any]:
     }
 
 
-def _phases(one: Finished) -> list[tuple[str, Outcome]]:
+def _phases(one: Finished) -> list[tuple[str, CellResult]]:
     return [*(("tuning", each) for each in one.tuning), *(("reported", each) for each in one.reported)]
 
 
-def _is_failure(phase: str, each: Outcome) -> bool:
+def _is_failure(phase: str, each: CellResult) -> bool:
     """A setting that diverges is an answer of the tuning; a reported run has to end well."""
     return each.state == "failed" or (phase == "reported" and each.state == "diverged")
 
 
-def _record(plan: Plan, each: Outcome, phase: str) -> dict[str, Any]:
+def _record(plan: Plan, each: CellResult, phase: str) -> dict[str, Any]:
     return {
         "phase": phase,
         "method": plan.methods[each.cell.method].label,

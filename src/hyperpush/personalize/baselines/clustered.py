@@ -1,18 +1,22 @@
 """Groups of clients that part when their updates disagree."""
 
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PyTree
 
-from hyperpush.checks import not_negative, whole
+from hyperpush.checks import check_integer, check_nonnegative
+from hyperpush.inner.base import InnerSolver, InnerState, Learner
 from hyperpush.inner.fedavg import local_epochs, size
-from hyperpush.inner.step import Learner, Rate, Trained, check_steps, optimizer
+from hyperpush.method import MethodInfo, as_number
+from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
 from hyperpush.problem import Problem
-from hyperpush.program import Context, Local, Node, Repeat, Sequence, Server, Within
+from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence, Server
 
 
 class _State(eqx.Module):
@@ -21,37 +25,66 @@ class _State(eqx.Module):
     group: Int[Array, ""]
 
 
-class ClusteredFL(eqx.Module):
-    """`FedAvg` within groups, at first one of all; a group parts in two when it stands still but its members do not.
+class ClusteredFL(InnerSolver):
+    """Clustered federated learning: a group parts in two when it stands still but its members do not.
 
-    With Δ_i the change of client i's params in a round, a group parts if ‖mean Δ‖ < `still` and max_i ‖Δ_i‖ > `moving`
-    (Euclidean norms), by complete linkage of the cosines between the Δ_i. Sattler, Müller, Samek 2020.
+    `FedAvg` within groups, at first one of all. With Δ_i the change of client i's params in a round, a group parts if
+    ‖mean Δ‖ < `still` and max_i ‖Δ_i‖ > `moving`, by complete linkage of the cosines between the Δ_i (Sattler, Müller
+    and Samek, arXiv:1910.01991).
+
+    **Use it** where clients fall into a few kinds whose number is unknown. **Avoid it** if the server must not see
+    updates.
+
+    Args:
+        steps: Rounds with the server. With 0 nothing moves.
+        step_size: η, above 0; a number or a schedule by mini-batches, for plain SGD. None needs an `optimizer`.
+        still: Largest Euclidean norm of a group's mean change that counts as standing still, 0 or more; 0 never parts.
+        moving: Norm above which a member moves, 0 or more. New values of both compile anew.
+        epochs: Local passes over the own examples per round, at least 1.
+        batch_size: Examples per mini-batch; None takes one step on all examples per epoch.
+        optimizer: `hp.optimizer(…)` or an Optax transformation instead of `step_size`. It keeps its memory between
+            rounds.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
     """
 
-    rounds: int = eqx.field(static=True)
-    rate: Rate = eqx.field(static=True)
-    still: float = eqx.field(static=True, converter=float, default=0.4)
-    moving: float = eqx.field(static=True, converter=float, default=1.6)
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="server",
+        target="inner",
+        sends="the change of the params",
+        paper="Sattler, Müller and Samek, Clustered federated learning, arXiv:1910.01991",
+        note="params end as the group's own",
+        example={"steps": 3, "step_size": 0.1},
+    )
+
+    steps: int = eqx.field(static=True)
+    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
+    # Static, since the server compares them in plain Python.
+    still: float = eqx.field(static=True, converter=as_number, default=0.4)
+    moving: float = eqx.field(static=True, converter=as_number, default=1.6)
     epochs: int = eqx.field(static=True, default=1)
-    batch: int | None = eqx.field(static=True, default=None)
+    batch_size: int | None = eqx.field(static=True, default=None)
+    optimizer: Optimizer | optax.GradientTransformation | None = None
 
     def __check_init__(self):
-        check_steps("ClusteredFL.rounds", self.rounds, self.batch)
-        optimizer(self.rate)
-        whole("ClusteredFL.epochs", self.epochs, least=1)
-        not_negative("ClusteredFL.still", self.still)
-        not_negative("ClusteredFL.moving", self.moving)
+        check_integer("ClusteredFL.steps", self.steps, minimum=0)
+        check_optimizer("ClusteredFL", self.step_size, self.optimizer)
+        check_nonnegative("ClusteredFL.still", self.still)
+        check_nonnegative("ClusteredFL.moving", self.moving)
+        check_integer("ClusteredFL.epochs", self.epochs, minimum=1)
+        check_integer("ClusteredFL.batch_size", self.batch_size, minimum=1, optional=True)
 
     def program(self, problem: Problem) -> Node:
-        transform = optimizer(self.rate)
+        transform = build(self.step_size, self.optimizer)
 
-        def enter(trained: Trained, ctx: Context):
+        def enter(trained: InnerState, ctx: Context):
             learner = Learner(trained.params, trained.hyper, transform.init(trained.params))
             still = jnp.zeros_like(ravel_pytree(trained.params)[0])
             return _State(learner, still, jnp.zeros((), jnp.int32))
 
         def train(state: _State, ctx: Context):
-            after = local_epochs(problem, transform, state.learner, ctx, ctx.data.inner, self.epochs, self.batch)
+            after = local_epochs(problem, transform, state.learner, ctx, ctx.data.train, self.epochs, self.batch_size)
             change = ravel_pytree(after.params)[0] - ravel_pytree(state.learner.params)[0]
             return _State(state.learner.moved(state.learner.params, after.memory), change, state.group)
 
@@ -63,25 +96,26 @@ class ClusteredFL(eqx.Module):
 
         serve = Server(
             send=lambda state, ctx: (size(ctx, weighted=True), state.change, state.group),
-            compute=self._serve,
+            compute=partial(_serve, self.still, self.moving),
             receive=receive,
             host=True,
         )
-        return Within(
-            Repeat(Sequence(Local(train), serve), self.rounds, name="ClusteredFL"),
+        return Scope(
+            Repeat(Sequence(Local(train), serve), self.steps, name="ClusteredFL"),
             enter,
-            leave=lambda trained, state, ctx: Trained(state.learner.params, state.learner.hyper),
+            leave=lambda trained, state, ctx: InnerState(state.learner.params, state.learner.hyper),
         )
 
-    def _serve(self, messages: Any, key: Any) -> tuple[Array, Array]:
-        """Each group's mean change, after those that have to have parted."""
-        sizes, changes, groups = (np.asarray(part) for part in messages)
-        groups = parted(sizes, changes, groups, self.still, self.moving)
-        means = np.empty_like(changes)
-        for group in np.unique(groups):
-            members = groups == group
-            means[members] = np.average(changes[members], axis=0, weights=sizes[members])
-        return jnp.asarray(means), jnp.asarray(groups)
+
+def _serve(still: float, moving: float, messages: Any, key: Any) -> tuple[Array, Array]:
+    """Each group's mean change, after those that have to have parted."""
+    sizes, changes, groups = (np.asarray(part) for part in messages)
+    groups = parted(sizes, changes, groups, still, moving)
+    means = np.empty_like(changes)
+    for group in np.unique(groups):
+        members = groups == group
+        means[members] = np.average(changes[members], axis=0, weights=sizes[members])
+    return jnp.asarray(means), jnp.asarray(groups)
 
 
 def parted(

@@ -1,32 +1,61 @@
 """Federated averaging, then a little training of one's own."""
 
+from typing import ClassVar
+
 import equinox as eqx
+import optax
 
-from hyperpush.checks import whole
+from hyperpush.checks import check_integer
+from hyperpush.inner.base import InnerSolver, Learner, learning
 from hyperpush.inner.fedavg import FedAvg, local_epochs
-from hyperpush.inner.step import Learner, Rate, learning, optimizer
+from hyperpush.method import MethodInfo, as_number
+from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
 from hyperpush.problem import Problem
-from hyperpush.program import Context, Local, Node, Sequence
+from hyperpush.programs import Context, Local, Node, Sequence
 
 
-class FedAvgPlus(eqx.Module):
-    """`first`, a `FedAvg`; then every client alone passes `epochs` times over its examples at the rate `rate`.
+class FedAvgPlus(InnerSolver):
+    """Federated averaging, then a little training of one's own.
 
-    Jiang, Konečný, Rush, Kannan 2019.
+    First a `FedAvg`; then every client alone passes `epochs` times over its own examples, with a fresh optimizer
+    (Jiang, Konečný, Rush and Kannan, arXiv:1909.12488).
+
+    **Use it** as the simplest way to personal models. **Avoid it** where clients have few examples: they overfit.
+
+    Args:
+        first: The federated averaging, whose batch size the own training shares.
+        step_size: Of the own training, above 0; a number or a schedule by mini-batches, for plain SGD. None needs an
+            `optimizer`.
+        epochs: Own passes over the own examples. With 0 it is `first` alone.
+        optimizer: `hp.optimizer(…)` or an Optax transformation instead of `step_size`.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
     """
 
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="server",
+        target="inner",
+        sends="params",
+        paper="Jiang et al., Improving federated learning personalization via model agnostic meta learning, "
+        "arXiv:1909.12488",
+        note="params end as the client's own",
+        example={"first": FedAvg(3, 0.1), "step_size": 0.1},
+    )
+
     first: FedAvg
-    rate: Rate = eqx.field(static=True)
+    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
     epochs: int = eqx.field(static=True, default=1)
+    optimizer: Optimizer | optax.GradientTransformation | None = None
 
     def __check_init__(self):
-        optimizer(self.rate)
-        whole("FedAvgPlus.epochs", self.epochs, least=0)
+        check_optimizer("FedAvgPlus", self.step_size, self.optimizer)
+        check_integer("FedAvgPlus.epochs", self.epochs, minimum=0)
 
     def program(self, problem: Problem) -> Node:
-        transform = optimizer(self.rate)
+        transform = build(self.step_size, self.optimizer)
 
         def tune(state: Learner, ctx: Context):
-            return local_epochs(problem, transform, state, ctx, ctx.data.inner, self.epochs, self.first.batch)
+            return local_epochs(problem, transform, state, ctx, ctx.data.train, self.epochs, self.first.batch_size)
 
         return Sequence(self.first.program(problem), learning(Local(tune), transform))

@@ -1,44 +1,74 @@
 """Federated averaging whose clients stay near the common model."""
 
+from dataclasses import replace
+from typing import ClassVar
+
 import equinox as eqx
+import optax
 
-from hyperpush.checks import not_negative, whole
+from hyperpush.checks import check_integer, check_nonnegative
+from hyperpush.inner.base import InnerSolver, Learner, learning
 from hyperpush.inner.fedavg import averaged, local_epochs
-from hyperpush.inner.step import Learner, Rate, check_steps, learning, optimizer
-from hyperpush.personalize.recipe import distance
+from hyperpush.method import MethodInfo, Number, as_number
+from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
+from hyperpush.personalize.baselines.near import Near
 from hyperpush.problem import Problem
-from hyperpush.program import Context, Local, Node, Repeat, Sequence
+from hyperpush.programs import Context, Local, Node, Repeat, Sequence
 
 
-class FedProx(eqx.Module):
-    """`FedAvg` with ½·`penalty`·‖x − x_round‖² added to every client's cost, x_round the common model of the round.
+class FedProx(InnerSolver):
+    """Federated averaging whose clients stay near the common model.
 
-    Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020. With `penalty` 0 it is FedAvg.
+    `FedAvg` on f_i(x) + ½·penalty·‖x − x_r‖², x_r the common model at the start of the round (Li et al.,
+    arXiv:1812.06127).
+
+    **Use it** where unlike clients take many local steps. **Avoid it** without a server.
+
+    Departures from the paper:
+
+    1. Every client takes part in every round, and takes all its epochs.
+
+    Args:
+        steps: Rounds with the server. With 0 nothing moves.
+        step_size: η, above 0; a number or a schedule by mini-batches, for plain SGD. None needs an `optimizer`.
+        epochs: Local passes over the own examples per round, at least 1.
+        batch_size: Examples per mini-batch; None takes one step on all examples per epoch.
+        optimizer: `hp.optimizer(…)` or an Optax transformation instead of `step_size`. It keeps its memory between
+            rounds.
+        penalty: 0 or more. 0 is `FedAvg`; the paper tries 0.001 to 1.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
     """
 
-    rounds: int = eqx.field(static=True)
-    rate: Rate = eqx.field(static=True)
-    penalty: float = eqx.field(static=True, converter=float)
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="server",
+        target="inner",
+        sends="params",
+        paper="Li et al., Federated optimization in heterogeneous networks, arXiv:1812.06127",
+        example={"steps": 3, "step_size": 0.1, "penalty": 0.1},
+    )
+
+    steps: int = eqx.field(static=True)
+    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
     epochs: int = eqx.field(static=True, default=1)
-    batch: int | None = eqx.field(static=True, default=None)
+    batch_size: int | None = eqx.field(static=True, default=None)
+    optimizer: Optimizer | optax.GradientTransformation | None = None
+    penalty: Number = eqx.field(converter=as_number, kw_only=True)
 
     def __check_init__(self):
-        check_steps("FedProx.rounds", self.rounds, self.batch)
-        optimizer(self.rate)
-        whole("FedProx.epochs", self.epochs, least=1)
-        not_negative("FedProx.penalty", self.penalty)
+        check_integer("FedProx.steps", self.steps, minimum=0)
+        check_optimizer("FedProx", self.step_size, self.optimizer)
+        check_integer("FedProx.epochs", self.epochs, minimum=1)
+        check_integer("FedProx.batch_size", self.batch_size, minimum=1, optional=True)
+        check_nonnegative("FedProx.penalty", self.penalty)
 
     def program(self, problem: Problem) -> Node:
-        transform = optimizer(self.rate)
+        transform = build(self.step_size, self.optimizer)
 
         def train(state: Learner, ctx: Context):
-            common = state.params
-
-            def near(params, hyper, batch):
-                return problem.inner(params, hyper, batch) + distance(self.penalty, params, common)
-
-            near_problem = Problem(near, problem.outer)
-            return local_epochs(near_problem, transform, state, ctx, ctx.data.inner, self.epochs, self.batch)
+            near = replace(problem, penalty=Near(self.penalty, state.params, problem.penalty))
+            return local_epochs(near, transform, state, ctx, ctx.data.train, self.epochs, self.batch_size)
 
         body = Sequence(Local(train), averaged("server", weighted=True))
-        return learning(Repeat(body, self.rounds, name="FedProx"), transform)
+        return learning(Repeat(body, self.steps, name="FedProx"), transform)

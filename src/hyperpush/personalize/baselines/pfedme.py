@@ -1,17 +1,21 @@
 """Personal models that are drawn to a common one."""
 
+from dataclasses import replace
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from hyperpush.checks import positive, whole
+from hyperpush.checks import check_integer, check_positive
 from hyperpush.data.batches import draw
+from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.inner.fedavg import mean_by_size
-from hyperpush.inner.step import Trained
-from hyperpush.personalize.recipe import distance
+from hyperpush.method import MethodInfo, Number, as_number
+from hyperpush.personalize.baselines.near import Near
 from hyperpush.problem import Problem
-from hyperpush.program import Context, Local, Node, Repeat, Sequence, Server, Within
+from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence, Server
 
 
 class _State(eqx.Module):
@@ -20,50 +24,74 @@ class _State(eqx.Module):
     hyper: PyTree
 
 
-class PFedMe(eqx.Module):
-    """min over w of the mean over clients of min_θ f_i(θ) + ½·`pull`·‖θ − w‖²; the results are the θ_i.
+class PFedMe(InnerSolver):
+    """Personalized federated learning with Moreau envelopes: own models that are drawn to a common one.
 
-    `rounds` times, `local_rounds` times within: θ ≈ the inner minimum on a batch, by `steps` gradient steps at `rate`
-    from where θ was; w_i ← w_i − common_rate·pull·(w_i − θ). Then w ← w + mixing·(mean of w_i − w). Dinh, Tran, Nguyen
-    2020.
+    min over w of the mean over clients of min_θ f_i(θ) + ½·pull·‖θ − w‖²; the results are the θ_i (Dinh, Tran and
+    Nguyen, arXiv:2006.08848). A round is, `local_steps` times within,
+
+        θ ≈ the inner minimum on a batch, by `inner_steps` gradient steps from where θ was
+        w_i ← w_i − common_step_size·pull·(w_i − θ)
+
+    and then w ← w + mixing·(mean of w_i − w).
+
+    **Use it** where personal models should stay near a common one. **Avoid it** without a server.
+
+    Args:
+        steps: Rounds with the server. With 0 nothing moves.
+        step_size: Of the gradient steps on θ, above 0; from 2/`pull` on they diverge.
+        pull: Strength of the bond, above 0. The paper takes 15; larger values make all models alike.
+        common_step_size: Of the steps on w, above 0.
+        inner_steps: Gradient steps on θ per batch, at least 1.
+        local_steps: Batches per round, at least 1.
+        mixing: How far w follows the mean, above 0; 1 is all the way.
+        batch_size: Examples per batch; None uses all.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
     """
 
-    rounds: int = eqx.field(static=True)
-    rate: float = eqx.field(static=True, converter=float)
-    pull: float = eqx.field(static=True, converter=float, default=15.0)
-    common_rate: float = eqx.field(static=True, converter=float, default=0.05)
-    steps: int = eqx.field(static=True, default=5)
-    local_rounds: int = eqx.field(static=True, default=20)
-    mixing: float = eqx.field(static=True, converter=float, default=1.0)
-    batch: int | None = eqx.field(static=True, default=None)
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="server",
+        target="inner",
+        sends="params",
+        paper="Dinh, Tran and Nguyen, Personalized federated learning with Moreau envelopes, arXiv:2006.08848",
+        note="params end as the client's own",
+        example={"steps": 2, "step_size": 0.05, "inner_steps": 2, "local_steps": 2},
+    )
+
+    steps: int = eqx.field(static=True)
+    step_size: Number = eqx.field(converter=as_number)
+    pull: Number = eqx.field(converter=as_number, default=15.0)
+    common_step_size: Number = eqx.field(converter=as_number, default=0.05)
+    inner_steps: int = eqx.field(static=True, default=5)
+    local_steps: int = eqx.field(static=True, default=20)
+    mixing: Number = eqx.field(converter=as_number, default=1.0)
+    batch_size: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        whole("PFedMe.rounds", self.rounds, least=0)
-        for name in ("steps", "local_rounds"):
-            whole(f"PFedMe.{name}", getattr(self, name), least=1)
-        for name in ("rate", "pull", "common_rate", "mixing"):
-            positive(f"PFedMe.{name}", getattr(self, name))
-        if self.batch is not None:
-            whole("batch", self.batch, least=1)
+        check_integer("PFedMe.steps", self.steps, minimum=0)
+        for name in ("inner_steps", "local_steps"):
+            check_integer(f"PFedMe.{name}", getattr(self, name), minimum=1)
+        for name in ("step_size", "pull", "common_step_size", "mixing"):
+            check_positive(f"PFedMe.{name}", getattr(self, name))
+        check_integer("PFedMe.batch_size", self.batch_size, minimum=1, optional=True)
 
     def program(self, problem: Problem) -> Node:
-        def near(own, common, hyper, batch):
-            return problem.inner(own, hyper, batch) + distance(self.pull, own, common)
-
         def train(state: _State, ctx: Context):
             def one(number, both):
                 common, own = both
-                batch = draw(ctx.data.inner, self.batch, jax.random.fold_in(ctx.key, number))
-                pulled = Problem(lambda own, hyper, batch: near(own, common, hyper, batch), problem.outer)
+                batch = draw(ctx.data.train, self.batch_size, jax.random.fold_in(ctx.key, number))
+                pulled = replace(problem, penalty=Near(self.pull, common, problem.penalty))
 
                 def descend(_, own):
-                    return moved(own, pulled.inner_gradient(own, state.hyper, batch), -self.rate)
+                    return moved(own, pulled.inner_gradient(own, state.hyper, batch), -self.step_size)
 
-                own = jax.lax.fori_loop(0, self.steps, descend, own)
+                own = jax.lax.fori_loop(0, self.inner_steps, descend, own)
                 away = jax.tree.map(jnp.subtract, common, own)
-                return moved(common, away, -self.common_rate * self.pull), own
+                return moved(common, away, -self.common_step_size * self.pull), own
 
-            common, own = jax.lax.fori_loop(0, self.local_rounds, one, (state.common, state.own))
+            common, own = jax.lax.fori_loop(0, self.local_steps, one, (state.common, state.own))
             # The server mixes with the common model before the round: what it is moved by is as good.
             step = jax.tree.map(jnp.subtract, common, state.common)
             return _State(moved(state.common, step, self.mixing), own, state.hyper)
@@ -73,13 +101,13 @@ class PFedMe(eqx.Module):
             compute=lambda common, key: mean_by_size(jnp.ones(jax.tree.leaves(common)[0].shape[0]), common),
             receive=lambda state, common, ctx: _State(common, state.own, state.hyper),
         )
-        return Within(
-            Repeat(Sequence(Local(train), average), self.rounds, name="PFedMe"),
+        return Scope(
+            Repeat(Sequence(Local(train), average), self.steps, name="PFedMe"),
             enter=lambda trained, ctx: _State(trained.params, trained.params, trained.hyper),
-            leave=lambda trained, state, ctx: Trained(state.own, state.hyper),
+            leave=lambda trained, state, ctx: InnerState(state.own, state.hyper),
         )
 
 
-def moved(tree: PyTree, along: PyTree, length: float) -> PyTree:
+def moved(tree: PyTree, along: PyTree, length: Number) -> PyTree:
     """tree + length·along."""
     return jax.tree.map(lambda a, b: a + length * b, tree, along)

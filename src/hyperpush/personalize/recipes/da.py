@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import not_negative
+from hyperpush.checks import check_nonnegative
+from hyperpush.method import Number, as_number
 from hyperpush.personalize.recipe import Model, Outer, Recipe, half_square, scaled
 from hyperpush.personalize.recipes.mtl import MTL
 from hyperpush.personalize.recipes.shared import Shared
@@ -16,13 +17,17 @@ class DA(Recipe):
 
     PDBO-DA of "Personalized decentralized bilevel optimization over stochastic and directed networks"; with `of=MTL()`
     its PDBO-MTL&DA. λ does not change what a model says, only what is trained: ∂_λ F is the penalty's alone.
+
+    Args:
+        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep clients alike.
+        of: The recipe whose training is weighted.
     """
 
-    l2: float = eqx.field(static=True, converter=float, default=0.0)
+    l2: Number = eqx.field(converter=as_number, default=0.0)
     of: Recipe = Shared()
 
     def __check_init__(self):
-        not_negative("DA.l2", self.l2)
+        check_nonnegative("DA.l2", self.l2)
 
     def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
         return self.of.params(model, key)
@@ -37,8 +42,8 @@ class DA(Recipe):
         own, others = model.classes * jax.nn.softmax(hyper["labels"]), self.of.label_weights(model, hyper["of"])
         return own if others is None else own * others
 
-    def penalty(self, hyper: PyTree) -> Float[Array, ""]:
-        return half_square(self.l2, hyper["labels"]) + self.of.penalty(hyper["of"])
+    def penalty(self, params: PyTree, hyper: PyTree) -> Float[Array, ""]:
+        return half_square(self.l2, hyper["labels"]) + self.of.penalty(params, hyper["of"])
 
     @property
     def several(self) -> bool:

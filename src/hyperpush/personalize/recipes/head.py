@@ -4,8 +4,9 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import not_negative
+from hyperpush.checks import check_nonnegative
 from hyperpush.errors import InvalidInput
+from hyperpush.method import Number, as_number
 from hyperpush.personalize.recipe import Even, Model, Outer
 
 
@@ -13,15 +14,18 @@ class Head(Even):
     """softmax(logits) of a model whose layer that gives the logits is the hyper; all before it is trained together.
 
     One of the uses named in "Personalized decentralized bilevel optimization over stochastic and directed networks".
-    The layer is the only one of the params (a dict of layers) with as many biases as there are classes, or the one that
-    `layer` names.
+
+    Args:
+        layer: Name of the own layer in the params, a dict of layers. Empty takes the only one with as many biases as
+            there are classes.
+        l2: Rate of the outer penalty ½·l2·‖layer‖², 0 or more. 0 has none; larger values keep clients alike.
     """
 
     layer: str = eqx.field(static=True, default="")
-    l2: float = eqx.field(static=True, converter=float, default=1e-3)
+    l2: Number = eqx.field(converter=as_number, default=1e-3)
 
     def __check_init__(self):
-        not_negative("Head.l2", self.l2)
+        check_nonnegative("Head.l2", self.l2)
 
     def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
         name, layers = self.name(model), model.init(key)

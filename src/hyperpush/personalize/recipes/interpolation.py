@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import not_negative
+from hyperpush.checks import check_nonnegative
+from hyperpush.method import Number, as_number
 from hyperpush.personalize.recipe import Model, Outer, Recipe, half_square
 from hyperpush.personalize.recipes.mtl import mixture
 
@@ -16,13 +17,16 @@ class Interpolation(Recipe):
     """softmax(λ)_0 · softmax(logits of the shared model) + softmax(λ)_1 · softmax(logits of the own), λ ∈ R² from 0.
 
     The own model is part of the hyper, but only λ moves: put params that the client trained alone there (`with_own`).
-    After Deng, Kamani, Mahdavi 2020, who mix params instead of predictions.
+    After Deng, Kamani and Mahdavi, arXiv:2003.13461, who mix params instead of predictions.
+
+    Args:
+        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep clients alike.
     """
 
-    l2: float = eqx.field(static=True, converter=float, default=1e-2)
+    l2: Number = eqx.field(converter=as_number, default=1e-2)
 
     def __check_init__(self):
-        not_negative("Interpolation.l2", self.l2)
+        check_nonnegative("Interpolation.l2", self.l2)
 
     def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
         return model.init(key)
@@ -40,7 +44,7 @@ class Interpolation(Recipe):
     def label_weights(self, model: Model, hyper: PyTree) -> None:
         return None
 
-    def penalty(self, hyper: PyTree) -> Float[Array, ""]:
+    def penalty(self, params: PyTree, hyper: PyTree) -> Float[Array, ""]:
         return half_square(self.l2, hyper["weights"])
 
     def shown(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:

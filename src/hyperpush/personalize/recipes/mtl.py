@@ -5,26 +5,32 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import not_negative, whole
+from hyperpush.checks import check_integer, check_nonnegative
+from hyperpush.method import Number, as_number
+from hyperpush.models.base import several
 from hyperpush.personalize.recipe import Even, Model, Outer
 
 
 class MTL(Even):
     """Σ_k softmax(λ)_k · softmax(logits_k) of `models` shared models, λ ∈ R^K from 0, where all count alike.
 
-    HGP-MTL of Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks", after
-    the mixtures of Marfoq, Neglia, Bellet, Kameni, Vidal 2021.
+    HGP-MTL of Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks",
+    arXiv:2210.02129, after the mixtures of Marfoq, Neglia, Bellet, Kameni and Vidal, arXiv:2108.10252.
+
+    Args:
+        models: Shared models, at least 1. With 1 nothing is personal.
+        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep clients alike.
     """
 
     models: int = eqx.field(static=True, default=3)
-    l2: float = eqx.field(static=True, converter=float, default=1e-2)
+    l2: Number = eqx.field(converter=as_number, default=1e-2)
 
     def __check_init__(self):
-        whole("MTL.models", self.models, least=1)
-        not_negative("MTL.l2", self.l2)
+        check_integer("MTL.models", self.models, minimum=1)
+        check_nonnegative("MTL.l2", self.l2)
 
     def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
-        return jax.vmap(model.init)(jax.random.split(key, self.models))
+        return several(model, key, self.models)
 
     def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
         return jnp.zeros(self.models)

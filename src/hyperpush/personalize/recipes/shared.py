@@ -5,13 +5,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from hyperpush.method import Number, as_number
 from hyperpush.personalize.recipe import Even, Model
 
 
 class Shared(Even):
-    """softmax(logits): one model for all, or with `Alone` one for each. The hyper is a number that changes nothing."""
+    """softmax(logits): one model for all, or with `LocalSGD` one for each. The hyper changes nothing.
 
-    l2: float = eqx.field(static=True, default=0.0)
+    Args:
+        l2: Rate of the outer penalty of the hyper, which has no effect on the model.
+    """
+
+    l2: Number = eqx.field(converter=as_number, default=0.0)
 
     def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
         return model.init(key)

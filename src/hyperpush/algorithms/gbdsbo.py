@@ -1,0 +1,178 @@
+"""GBDSBO: gossip of gradients, Jacobians and Hessians."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
+from hyperpush.algorithms.matrices import flat_outer_gradients, second_derivatives
+from hyperpush.algorithms.steps import check_step_sizes
+from hyperpush.checks import check_integer, check_positive
+from hyperpush.data.batches import draw
+from hyperpush.errors import InvalidInput
+from hyperpush.method import MethodInfo, Number, as_number
+from hyperpush.optimizers import StepSize, step_size_at
+from hyperpush.problem import Problem
+from hyperpush.programs import Context, Exchange, Inbox, Node, Repeat, Scope
+
+
+class Parts(eqx.Module):
+    """What the hypergradient of the mean is put together from."""
+
+    outer: Float[Array, " h"]  # s: ∂_x f
+    pull: Float[Array, " d"]  # h: ∂_y f
+    jacobian: Float[Array, "h d"]  # U: ∂²_xy g
+    hessians: Float[Array, "b d d"]  # V: ∂²_yy g, from independent examples
+    slope: Float[Array, " d"]  # ∂_y g
+
+
+class _State(eqx.Module):
+    params: PyTree
+    hyper: PyTree
+    means: Parts  # as far as the client knows them
+    own: Parts
+
+
+class GBDSBO(Algorithm):
+    """Gossip-based decentralized stochastic bilevel optimization: gradients, Jacobians and Hessians by gossip.
+
+    Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost, W doubly stochastic.
+    Everybody keeps estimates (s, h, U, V) of the mean derivatives (Yang, Zhang and Wang, arXiv:2206.10870):
+
+        x⁺ = Wx − α(s − U V⁻¹ h),   y⁺ = Wy − γ ∂_y g_i
+        (s, h, U, V)⁺ = (1 − β)W(s, h, U, V) + β(∂_x f_i, ∂_y f_i, ∂²_xy g_i, ∂²_yy g_i)(x⁺, y⁺)
+
+    **Use it** on small models, as the reference of methods that send vectors only. **Avoid it** on others: it sends
+    d×d numbers per round. Constant steps and β leave an error of their order between unlike clients; `tracked` leaves
+    none.
+
+    Departures from the paper:
+
+    1. V⁻¹h is solved for. With `estimates` and `curvature` it is the paper's series.
+    2. `tracked` is not in the paper: (s, h, U, V) and ∂_y g follow the clients' mean,
+       m⁺ = Wm + m_i(x⁺, y⁺) − m_i(x, y). Then y descends along the last, and both steps come before mixing,
+       v⁺ = W(v − …), which bears larger steps.
+
+    Args:
+        steps: Iterations, one round of gossip each.
+        outer_step_size: α, above 0; a number or a schedule by iteration.
+        inner_step_size: γ, above 0; a number or a schedule by iteration.
+        averaging: β, above 0; a number or a schedule by iteration. 1 keeps nothing of old estimates. Unused if
+            `tracked`.
+        estimates: b, independent averages V_l of the Hessian for (1/L) Σ_{k≤b} Π_{l≤k} (I − V_l/L) h. The series is
+            unbiased with mini-batches, at b times the Hessians. None solves directly.
+        curvature: L of the series, above all eigenvalues of V; None solves directly.
+        tracked: Follow the means of all derivatives by gradient tracking.
+        batch_size: Examples per estimate; each one has a mini-batch of its own. None uses all.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
+    """
+
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="undirected",
+        target="global",
+        sends="params, hypers, their gradients, a Jacobian and a Hessian",
+        paper="Yang, Zhang and Wang, Decentralized gossip-based stochastic bilevel optimization over communication "
+        "networks, arXiv:2206.10870",
+        matrices=True,
+        fixed_point="x_G",
+        example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1, "tracked": True},
+    )
+
+    steps: int = eqx.field(static=True)
+    outer_step_size: StepSize = eqx.field(converter=as_number)
+    inner_step_size: StepSize = eqx.field(converter=as_number)
+    averaging: StepSize = eqx.field(converter=as_number, default=0.5)
+    estimates: int | None = eqx.field(static=True, default=None)
+    curvature: Number | None = eqx.field(converter=as_number, default=None)
+    tracked: bool = eqx.field(static=True, default=False)
+    batch_size: int | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        check_integer("GBDSBO.steps", self.steps, minimum=0)
+        check_step_sizes(self, "outer_step_size", "inner_step_size", "averaging")
+        if self.estimates is not None:
+            check_integer("GBDSBO.estimates", self.estimates, minimum=1)
+        if self.curvature is not None:
+            check_positive("GBDSBO.curvature", self.curvature)
+        if (self.estimates is None) != (self.curvature is None):
+            given = (self.estimates, self.curvature)
+            raise InvalidInput("GBDSBO.estimates and curvature", given, "both for the series, none to solve directly")
+        if self.batch_size is not None:
+            check_integer("GBDSBO.batch_size", self.batch_size, minimum=1)
+
+    def program(self, problem: Problem) -> Node:
+        def parts(params: PyTree, hyper: PyTree, ctx: Context) -> Parts:
+            first, second, third, key = jax.random.split(ctx.key, 4)
+            pull, outer = flat_outer_gradients(problem, params, hyper, draw(ctx.data.outer, self.batch_size, first))
+
+            def matrices(key: PRNGKeyArray):
+                return second_derivatives(problem, params, hyper, draw(ctx.data.train, self.batch_size, key))
+
+            _, jacobian = matrices(second)
+            hessians = jax.vmap(lambda key: matrices(key)[0])(jax.random.split(key, self.estimates or 1))
+            slope = problem.inner_gradient(params, hyper, draw(ctx.data.train, self.batch_size, third))
+            return Parts(outer, pull, jacobian, hessians, ravel_pytree(slope)[0])
+
+        def enter(state: BilevelState, ctx: Context) -> _State:
+            own = parts(state.params, state.hyper, ctx)
+            return _State(state.params, state.hyper, own, own)
+
+        def descend(state: _State, params: PyTree, hyper: PyTree, ctx: Context) -> tuple[PyTree, PyTree]:
+            """A step from (params, hyper), along what the client knows."""
+            means, t = state.means, ctx.round
+            along = means.outer - means.jacobian @ inverse_product(means.hessians, means.pull)
+            slope = means.slope if self.tracked else state.own.slope
+            return moved(params, step_size_at(self.inner_step_size, t), slope), moved(
+                hyper, step_size_at(self.outer_step_size, t), along
+            )
+
+        def send(state: _State, ctx: Context) -> PyTree:
+            if self.tracked:
+                return *descend(state, state.params, state.hyper, ctx), state.means
+            # What is not averaged stays at home.
+            return state.params, state.hyper, eqx.tree_at(lambda m: m.slope, state.means, None)
+
+        def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
+            params, hyper, mixed = inbox.mix(send(state, ctx))
+            if not self.tracked:
+                params, hyper = descend(state, params, hyper, ctx)
+            own = parts(params, hyper, ctx)
+            if self.tracked:
+                means = jax.tree.map(lambda m, new, old: m + new - old, mixed, own, state.own)
+            else:
+                weight = step_size_at(self.averaging, ctx.round)
+                mixed = eqx.tree_at(lambda m: m.slope, mixed, own.slope, is_leaf=lambda leaf: leaf is None)
+                means = jax.tree.map(lambda m, new: ((1 - weight) * m + weight * new).astype(m.dtype), mixed, own)
+            return _State(params, hyper, means, own)
+
+        inverse_product = self._inverse_product()
+        return Scope(
+            Repeat(Exchange(send, receive, weights="gossip"), self.steps, name=LOOP),
+            enter,
+            leave=lambda before, state, ctx: BilevelState(state.params, state.hyper),
+        )
+
+    def _inverse_product(self) -> Callable[[Float[Array, "b d d"], Float[Array, " d"]], Float[Array, " d"]]:
+        curvature = self.curvature
+        if curvature is None:
+            return lambda hessians, vector: jnp.linalg.solve(hessians[0], vector)
+
+        def series(hessians: Float[Array, "b d d"], vector: Float[Array, " d"]) -> Float[Array, " d"]:
+            def term(total, hessian):
+                return vector + total - hessian @ total / curvature, None
+
+            return jax.lax.scan(term, vector, hessians)[0] / curvature
+
+        return series
+
+
+def moved(at: PyTree, step, along: Float[Array, " d"]) -> PyTree:
+    flat, back = ravel_pytree(at)
+    return back((flat - step * along).astype(flat.dtype))

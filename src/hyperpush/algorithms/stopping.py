@@ -1,0 +1,128 @@
+"""End the outer loop when a metric no longer improves, and return to where it was best."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from hyperpush.checks import check_boolean, check_integer
+from hyperpush.data.batches import count, everything
+from hyperpush.errors import InvalidInput, unknown
+from hyperpush.problem import Problem
+from hyperpush.programs import Average, Context, Exchange, Inbox, Local, Node, Repeat, Sequence
+
+
+class Watch(eqx.Module):
+    """What a client has seen of the metric."""
+
+    own: Float[Array, ""]  # its own, where it stands
+    mean: Float[Array, ""]  # everybody's, the same number at all clients
+    step: Int[Array, ""]  # the outer steps taken; −1: not measured yet
+    best_mean: Float[Array, ""]
+    best_step: Int[Array, ""]
+    params: PyTree  # where the mean was best
+    hyper: PyTree
+
+    @staticmethod
+    def start(params: PyTree, hyper: PyTree) -> "Watch":
+        zero, never = jnp.zeros(()), jnp.full((), -1, jnp.int32)
+        return Watch(zero, zero, never, zero, never, params, hyper)
+
+
+class EarlyStopping(eqx.Module):
+    """Stop once the clients' mean metric has not improved for `patience` outer steps, and return the best step.
+
+    Clients average the metric by push-sum and take the largest of their averages, so that all judge by the same
+    number. They then vote on ending, so links must be reliable. What is averaged is counted among the costs.
+
+    Args:
+        metric: `metric(params, hyper, batch)`, one client's: one value per example or a scalar. `"cost"` is the
+            outer cost without its penalty.
+        on: The data set to measure on. One that neither level fits shows overfitting; the one that the outer level
+            fits is allowed and warned of; `"test"` is refused.
+        patience: Outer steps without a better mean before the end.
+        mode: Whether `"min"` or `"max"` is better.
+        pushes: Rounds of push-sum per measurement; more where the network mixes badly.
+        weighted: Whether clients count by their number of examples, instead of all alike.
+    """
+
+    metric: Callable[[PyTree, PyTree, PyTree], Float[Array, "..."]] | Literal["cost"]
+    on: str = eqx.field(static=True)
+    patience: int = eqx.field(static=True)
+    mode: Literal["min", "max"] = eqx.field(static=True, default="min")
+    pushes: int = eqx.field(static=True, default=30)
+    weighted: bool = eqx.field(static=True, default=False)
+    agreement: int = eqx.field(static=True, default=0)  # rounds in which a maximum reaches everyone; the verb knows
+
+    def __check_init__(self):
+        if not callable(self.metric) and self.metric != "cost":
+            allowed = "a function of (params, hyper, batch), or 'cost'"
+            raise InvalidInput("EarlyStopping.metric", self.metric, allowed)
+        if not isinstance(self.on, str):
+            raise InvalidInput("EarlyStopping.on", self.on, "the name of a data set")
+        check_integer("EarlyStopping.patience", self.patience, minimum=1)
+        check_integer("EarlyStopping.pushes", self.pushes, minimum=1)
+        check_boolean("EarlyStopping.weighted", self.weighted)
+        if self.mode not in ("min", "max"):
+            raise InvalidInput("EarlyStopping.mode", self.mode, "'min' or 'max'")
+
+    def check_task(self, field: str, task: Any) -> None:
+        """Refuse a data set that is not there or must not be chosen on; warn of the one that is fitted."""
+        check_choice(f"{field}.on", self.on, task)
+        if callable(self.metric):
+            task.check_metric(f"{field}.metric", self.metric, self.on)
+
+    def program(self, problem: Problem) -> Node:
+        """Measure, average, agree and judge, on states with `params`, `hyper` and a `watch`."""
+        metric = problem.outer if self.metric == "cost" else self.metric
+
+        def look(state: Any, **seen: Array) -> Any:
+            return replace(state, watch=replace(state.watch, **seen))
+
+        def measure(state: Any, ctx: Context) -> Any:
+            own = problem.measure(metric, state.params, state.hyper, everything(ctx.data.sets[self.on]))
+            return look(state, own=own.astype(state.watch.own.dtype), step=state.watch.step + 1)
+
+        def get(state: Any, ctx: Context) -> tuple[Array, Array]:
+            examples = count(ctx.data.sets[self.on]) if self.weighted else 1
+            mass = jnp.asarray(examples, state.watch.own.dtype)
+            return mass * state.watch.own, mass
+
+        def largest(state: Any, inbox: Inbox, ctx: Context) -> Any:
+            return look(state, mean=jnp.maximum(state.watch.mean, inbox.total))
+
+        def judge(state: Any, ctx: Context) -> Any:
+            watch: Watch = state.watch
+            improved = watch.mean < watch.best_mean if self.mode == "min" else watch.mean > watch.best_mean
+            now = (watch.mean, watch.step, state.params, state.hyper)
+            best = (watch.best_mean, watch.best_step, watch.params, watch.hyper)
+            better = improved | (watch.step == 0)
+            chosen = jax.tree.map(lambda new, old: jnp.where(better, new, old), now, best)
+            return replace(state, watch=Watch(watch.own, watch.mean, watch.step, *chosen))
+
+        average = Average(get, put=lambda state, mean, mass, ctx: look(state, mean=mean), rounds=self.pushes)
+        agree = Exchange(lambda state, ctx: state.watch.mean, largest, weights="ones", reduce="max")
+        return Sequence(Local(measure), average, Repeat(agree, self.agreement, name="agreement"), Local(judge))
+
+    def ended(self, watch: Watch) -> Bool[Array, ""]:
+        """Whether the client's patience is at an end."""
+        return watch.step - watch.best_step >= self.patience
+
+
+def check_choice(field: str, on: str, task: Any) -> None:
+    """Refuse to choose on a data set that is not there or must not decide anything; warn of the one that is fitted."""
+    if on not in task.data.sets:
+        raise unknown(field, on, task.data.sets)
+    if on == "test":
+        raise InvalidInput(field, on, "another data set, such as holdout: nothing may be chosen on the test examples")
+    if on in (task.outer_on, "train"):
+        level = "outer" if on == task.outer_on else "inner"
+        text = (
+            f"{field}: {on!r} is what the {level} level fits, so overfitting goes unseen; a holdout set would show it"
+        )
+        warnings.warn(text, stacklevel=4)

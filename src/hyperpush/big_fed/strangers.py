@@ -1,0 +1,80 @@
+"""Who can hear a stranger: with form "peers" of BiG-Fed, negative samples are drawn among those heard."""
+
+import math
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from hyperpush.big_fed.cosine import Cosine, no_neighbors
+from hyperpush.errors import InvalidInput
+from hyperpush.networks import Network
+from hyperpush.networks.links import densify
+
+NAMED = 10  # clients that a message lists
+
+
+def counting(cosine: Cosine, round: int) -> Bool[np.ndarray, "n n"]:
+    """Pairs of a round that may push each other: no neighbors, both with something to show, one with links to draw."""
+    weights, here = cosine.graph.at(round)
+    linked, far = np.asarray(weights).sum(1) > 0, np.asarray(no_neighbors(weights, here))
+    return far & (linked[:, None] | linked if cosine.self_loops else linked[:, None] & linked)
+
+
+def hears(network: Network, step: int) -> Bool[np.ndarray, "n n"]:
+    """Whom (column) everybody (row) can hear at a step; all whom it can ever hear where chance decides."""
+    if network.period() == 1:
+        return network.possible().toarray().T > 0
+    links = network.links(jax.random.key(0), step, jnp.arange(network.clients))
+    return np.asarray(densify(links, network.clients).alive).T
+
+
+def heard(cosine: Cosine, network: Network, round: int, stride: int) -> Bool[np.ndarray, "n n"]:
+    """The pairs that count of which the first can hear the second, where both can hear a neighbor before.
+
+    Round k starts at network step k·stride with what neighbors show; pairs are compared one step later.
+    """
+    near = np.asarray(cosine.graph.at(round)[0]) > 0
+    shows = cosine.self_loops | ((near & hears(network, round * stride)).sum(1) > 0)
+    return counting(cosine, round) & hears(network, round * stride + 1) & shows[:, None] & shows
+
+
+def without_negatives(
+    cosine: Cosine, network: Network, iterations: int, stride: int
+) -> tuple[Int[np.ndarray, " k"], int]:
+    """Clients that have strangers on the graph but in none of the rounds can hear one; and how many have strangers."""
+    steps, wanted = len(cosine.graph.weights), np.zeros(cosine.graph.clients, bool)
+    for k in range(min(iterations, steps) if cosine.negatives else 0):
+        wanted |= counting(cosine, k).any(1)
+    found = ~wanted
+    for k in range(min(iterations, math.lcm(steps, network.period()))):
+        if found.all():
+            break
+        found |= heard(cosine, network, k, stride).any(1)
+    return np.flatnonzero(~found), int(wanted.sum())
+
+
+def check_strangers(cosine: Cosine, network: Network, iterations: int, stride: int) -> None:
+    """Refuse a network on which nobody ever hears a stranger; warn where only some never do.
+
+    In the first case F is attraction alone, which is least where all look alike. In the second the common hyper is
+    still pushed by everybody else.
+    """
+    silent, wanted = without_negatives(cosine, network, iterations, stride)
+    if not silent.size:
+        return
+    if silent.size == wanted:
+        raise InvalidInput(
+            "network",
+            f"{network.name}, where nobody ever hears a negative sample",
+            "links over which clients hear their neighbors on the graph and others; or form 'products', or "
+            "Cosine.negatives = 0",
+        )
+    more = f" and {silent.size - NAMED} more" if silent.size > NAMED else ""
+    warnings.warn(
+        f"clients {', '.join(map(str, silent[:NAMED]))}{more} of {wanted} never hear a negative sample on "
+        f"{network.name}: nothing pushes them apart from others",
+        stacklevel=2,
+    )

@@ -1,0 +1,210 @@
+"""Data sets of a task: arrays of all clients, a list of clients, or a loader by client."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from hyperpush import processes
+from hyperpush.data.batches import Ragged, capacity, number_examples, ragged
+from hyperpush.errors import InvalidInput, unknown
+
+RESERVED = ("train", "validation", "holdout", "test")
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Data that are loaded client by client, so that nobody has to hold all of them."""
+
+    load: Callable[[int], PyTree]
+    count: int
+
+    def stacked(self, field: str) -> PyTree:
+        """All clients' data; of several processes each loads those of its own clients."""
+        if processes.count() > 1 and self.count % jax.device_count() == 0:
+            return processes.stack(self.one, self.count)
+        return stack_clients(field, [self.one(client) for client in range(self.count)])
+
+    def one(self, client: int) -> PyTree:
+        """One client's data."""
+        try:
+            return self.load(client)
+        except Exception as error:  # the loader is the user's: say whose data failed, and how
+            said = f"a loader that fails for client {client} with {type(error).__name__}: {error}"
+            raise InvalidInput("data", said, "a function of a client's number that returns its examples") from error
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """One data set as it was given, and how to get all clients' examples or one client's."""
+
+    name: str
+    given: Any
+
+    def __post_init__(self):
+        if callable(self.given) and not isinstance(self.given, Clients):
+            allowed = "examples, a list of clients' examples, or hp.tasks.clients(load, n)"
+            raise InvalidInput(self.name, self.given, allowed)
+        if isinstance(self.given, list) and not self.given:
+            raise InvalidInput(self.name, [], "the examples of at least one client")
+
+    @property
+    def clients(self) -> int:
+        """How many clients it has."""
+        if isinstance(self.given, Clients):
+            return self.given.count
+        if isinstance(self.given, list):
+            return len(self.given)
+        leaves = jax.tree.leaves(self.given)
+        if not leaves or not jnp.shape(leaves[0]):
+            allowed = "arrays with the clients on axis 0, or a list with one entry per client"
+            raise InvalidInput(self.name, "no arrays", allowed)
+        return jnp.shape(leaves[0])[0]
+
+    @cached_property
+    def all(self) -> PyTree:
+        """All clients' examples, stacked on axis 0."""
+        if isinstance(self.given, Clients):
+            return self.given.stacked(self.name)
+        return stack_clients(self.name, self.given) if isinstance(self.given, list) else arrays(self.given)
+
+    def of(self, client: int | None) -> PyTree:
+        """One client's examples, or all clients' for None."""
+        if client is None:
+            return self.all
+        if isinstance(self.given, Clients):
+            return arrays(self.given.one(client))
+        if isinstance(self.given, list):
+            return arrays(self.given[client])
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf[client]), self.given)
+
+
+class OwnSet(DataSet):
+    """One party's own examples, without a client axis."""
+
+    def of(self, client: int | None) -> PyTree:
+        return arrays(self.given)
+
+
+def arrays(tree: PyTree) -> PyTree:
+    """The same examples as JAX arrays."""
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            return leaf
+        found = np.asarray(leaf)
+        if found.dtype.kind not in "biufc":
+            raise InvalidInput("data", f"an array of {found.dtype}", "arrays of numbers")
+        narrow = jnp.asarray(found)
+        if found.dtype.kind in "iu" and not np.array_equal(np.asarray(narrow), found):
+            allowed = f"whole numbers that fit into {narrow.dtype}; switch on jax_enable_x64 for larger ones"
+            raise InvalidInput("data", f"whole numbers up to {np.abs(found).max()}", allowed)
+        return narrow
+
+    return jax.tree.map(one, tree)
+
+
+def stack_clients(field: str, clients: Sequence[PyTree]) -> PyTree:
+    """One pytree of examples per client, stacked; padded and counted where they own different numbers."""
+    made = ragged(clients, field)
+    everybody_full = np.all(np.asarray(made.counts) == jax.tree.leaves(made.examples)[0].shape[1])
+    return made.examples if everybody_full else made
+
+
+def collect(given: Mapping[str, PyTree], more: Mapping[str, PyTree] | None) -> dict[str, DataSet]:
+    """The data sets that a task was given, by name."""
+    if more is not None and not isinstance(more, Mapping):
+        raise InvalidInput("data", type(more).__name__, "a dict of further data sets by name")
+    for name in more or {}:
+        if name in RESERVED or not str(name).isidentifier():
+            raise InvalidInput("data", name, f"names of data sets other than {', '.join(RESERVED)}, which are options")
+    found = {name: DataSet(name, tree) for name, tree in {**given, **(more or {})}.items() if tree is not None}
+    if "train" not in found:
+        raise InvalidInput("train", None, "the examples of the inner cost")
+    return found
+
+
+def outer_set(outer_on: str | None, found: Mapping[str, DataSet]) -> str:
+    """The name of the data set that the outer level fits."""
+    if outer_on is None and "validation" not in found:
+        allowed = "the examples that the outer level fits, or outer_on= with the name of another data set"
+        raise InvalidInput("validation", None, allowed)
+    chosen = "validation" if outer_on is None else outer_on
+    if chosen not in found:
+        raise unknown("outer_on", str(chosen), found)
+    if chosen == "test":
+        raise InvalidInput("outer_on", chosen, "another data set: nothing may be fitted to the test examples")
+    return chosen
+
+
+def _is_list(found: Mapping[str, DataSet], name: str) -> bool:
+    return any(isinstance(found[each].given, list) for each in ("train", name))
+
+
+def count_clients(found: Mapping[str, DataSet]) -> int:
+    """The number of clients, the same in every data set."""
+    clients = found["train"].clients
+    for name, each in found.items():
+        if each.clients != clients:
+            hint = (
+                "; a list has one entry per client, arrays of all clients are a tuple" if _is_list(found, name) else ""
+            )
+            raise InvalidInput(name, f"{each.clients} clients", f"{clients} clients, as in train{hint}")
+    return clients
+
+
+def check_examples(name: str, tree: PyTree, clients: int | None) -> None:
+    """Refuse arrays without the clients first, or clients without examples; `clients` is None for one party's."""
+    if clients is not None:
+        check_clients(name, tree, clients)
+    if isinstance(tree, Ragged) and np.any(processes.visible(tree.counts) < 1):
+        empty = np.nonzero(processes.visible(tree.counts) < 1)[0][:5].tolist()
+        raise InvalidInput(name, f"no examples at clients {empty}", "at least 1 example per client")
+    axis = 0 if clients is None else 1
+    if any(leaf.shape[axis : axis + 1] == (0,) for leaf in jax.tree.leaves(tree)):
+        raise InvalidInput(name, "0 examples per client", "at least 1 example per client")
+
+
+def check_clients(name: str, tree: PyTree, clients: int) -> None:
+    """Refuse arrays that do not have so many clients on axis 0."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        shape = jnp.shape(leaf)
+        if not shape or shape[0] != clients:
+            raise InvalidInput(f"{name}{jax.tree_util.keystr(path)}", shape, f"{clients} clients on axis 0")
+
+
+def check_numbers(name: str, tree: PyTree, *, floating: bool, one: bool) -> None:
+    """Refuse numbers that are not finite, or not floating-point where they have to be."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        field, array = f"{name}{jax.tree_util.keystr(path)}", processes.visible(leaf)
+        if floating and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise InvalidInput(field, f"numbers of type {array.dtype}", "real floating-point numbers")
+        if jnp.issubdtype(array.dtype, jnp.inexact) and not np.all(np.isfinite(array)):
+            where = "" if one else f" at clients {np.unique(np.nonzero(~np.isfinite(array))[0])[:5].tolist()}"
+            raise InvalidInput(field, f"NaN or infinity{where}", "finite numbers")
+
+
+def rows(tree: PyTree, one: bool) -> int:
+    """Rows of a client's examples, padding included."""
+    return capacity(tree) if one else jax.tree.leaves(getattr(tree, "examples", tree))[0].shape[1]
+
+
+def number(train: PyTree, *, one: bool) -> PyTree:
+    """The examples with their places; one party's have no client axis."""
+    if not one:
+        return number_examples(train)
+    grown = number_examples(jax.tree.map(lambda leaf: leaf[None], train))
+    return jax.tree.map(lambda leaf: leaf[0], grown)
+
+
+def described(tree: PyTree, one: bool) -> str:
+    """How many examples a client has, in words."""
+    if isinstance(tree, Ragged) and not one:
+        counts = processes.visible(tree.counts)
+        return f"{counts.min()} to {counts.max()}"
+    return str(rows(tree, one))

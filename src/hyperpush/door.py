@@ -1,0 +1,115 @@
+"""Checks at the door: a thing of the wrong kind in any place of a verb is one clear line."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import PRNGKeyArray
+
+from hyperpush.data.sets import rows
+from hyperpush.engines.base import Engine
+from hyperpush.errors import InvalidInput
+from hyperpush.method import Method
+from hyperpush.networks import Network
+from hyperpush.task import Task
+
+
+def check_task(given: Any) -> Task:
+    """Refuse what is no task, and tasks whose arrays are being traced."""
+    if not isinstance(given, Task):
+        raise InvalidInput(
+            "task", _shown(given), "hp.Task(…) as the first argument: verb(task, method, network, key=…)"
+        )
+    if given.several:
+        allowed = "the task of one run: a result of several seeds leads to no one point"
+        raise InvalidInput("task", "the task of several seeds", allowed)
+    leaves = jax.tree.leaves((given._params, given._hypers, [each.given for each in given._sets.values()]))
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        allowed = "a call outside of jax.jit, vmap and grad; inside them use hp.programs.evaluate, which is pure"
+        raise InvalidInput("task", "arrays that JAX is tracing", allowed)
+    return given
+
+
+def check_method(given: Any, kind: type[Method]) -> None:
+    """Refuse what is no method of this kind, and say which verb takes it or how it is made."""
+    if isinstance(given, kind):
+        return
+    label = {"InnerSolver": "an inner solver", "HypergradientEstimator": "a hypergradient estimator"}
+    wanted = f"{label.get(kind.__name__, 'a bilevel algorithm')} such as {kind.sample}"
+    if isinstance(given, type) and issubclass(given, kind):
+        raise InvalidInput("method", _shown(given), f"an object such as {given.usage()}, not the class")
+    if isinstance(given, Method):
+        verbs = {"InnerSolver": "train", "HypergradientEstimator": "hypergradient", "Algorithm": "solve"}
+        verb = next((verbs[base.__name__] for base in type(given).__mro__ if base.__name__ in verbs), "solve")
+        raise InvalidInput("method", type(given).__name__, f"{wanted}; hp.{verb} takes {type(given).__name__}")
+    raise InvalidInput("method", _shown(given), wanted)
+
+
+def check_engine(given: Any, task: Task) -> None:
+    """Refuse what is no engine, and one that hosts all clients for one party's task."""
+    if not isinstance(given, Engine):
+        raise InvalidInput("engine", _shown(given), "an object such as hp.Simulate(), hp.Shard() or hp.Threads()")
+    if task.owner is not None and not given.hosts_one:
+        name = task.names[task.owner]
+        allowed = f"an engine that hosts one client, as `hyperpush peer --name {name}` does, for one party's task"
+        raise InvalidInput("engine", type(given).__name__, allowed)
+
+
+def check_batch_size(method: Method, task: Task) -> None:
+    """Refuse mini-batches of more examples than any client has."""
+    size = getattr(method, "batch_size", None)
+    most = rows(task.train, one=task.owner is not None)
+    if isinstance(size, int) and size > most:
+        allowed = f"at most {most}, the examples of a client; None takes all"
+        raise InvalidInput(f"{type(method).__name__}.batch_size", size, allowed)
+
+
+def check_key(given: Any) -> PRNGKeyArray:
+    """A JAX key, from itself or from a whole number."""
+    if isinstance(given, int | np.integer) and not isinstance(given, bool) and 0 <= given < 2**32:
+        return jax.random.key(int(given))
+    if isinstance(given, jax.Array) and jnp.issubdtype(given.dtype, jax.dtypes.prng_key) and given.shape == ():
+        return given
+    if isinstance(given, jax.Array) and given.dtype == jnp.uint32 and given.shape == (2,):
+        return jax.random.wrap_key_data(given)
+    raise InvalidInput("key", _shown(given), "a whole number from 0 to 2³² − 1, or jax.random.key(…)")
+
+
+def check_network(given: Any, task: Task, method: Method) -> None:
+    """Refuse what is no network, one of another size, and one that the method cannot use."""
+    if not isinstance(given, Network):
+        if type(given).__module__.startswith("networkx"):
+            allowed = "hp.networks.FromGraph(graph), which makes a network of a networkx graph"
+            raise InvalidInput("network", type(given).__name__, allowed)
+        raise InvalidInput("network", _shown(given), "a network such as hp.networks.RandomDirected(20)")
+    if given.clients != task.clients:
+        allowed = f"a network of {task.clients} clients, as the task has"
+        raise InvalidInput("network", f"{type(given).__name__} of {given.clients} clients", allowed)
+    for part in (method, *method.parts()):
+        check_links(part, given)
+        part.check_network(given, task)
+
+
+def check_links(method: Method, network: Network) -> None:
+    """Refuse a network that a method cannot use, with the reason and the methods of its kind that would work."""
+    kind = method.info.network
+    fits = {"two-way": network.two_way(), "undirected": not network.directed}
+    if not fits.get(kind, True):
+        from hyperpush.registry import kind_of, registered  # the registry imports every method
+
+        known = registered(kind_of(method) or "algorithms")
+        others = ", ".join(name for name, each in known.items() if fits.get(each.info.network, True))
+        reason = {"two-way": "links that can run both ways", "undirected": "links that run both ways at once"}[kind]
+        name = type(method).__name__
+        given = f"{network.name}, which is directed"
+        raise InvalidInput("network", given, f"{reason}, for {name}. Methods that run here: {others}")
+
+
+def _shown(given: Any) -> Any:
+    """A thing as an error shows it: arrays and long things by their type."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    text = repr(given)
+    return given if len(text) <= 60 and not hasattr(given, "shape") else f"a {type(given).__name__}"

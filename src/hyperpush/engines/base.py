@@ -1,0 +1,76 @@
+"""What every engine is: a frozen module whose fields are its options, and one method that runs a program."""
+
+import abc
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import equinox as eqx
+from jaxtyping import PRNGKeyArray, PyTree
+
+from hyperpush.checks import check_integer, check_positive
+from hyperpush.engines.faults import Faults
+from hyperpush.engines.result import Progress, Record, RunResult
+from hyperpush.errors import InvalidInput
+from hyperpush.networks import Network
+from hyperpush.programs import Node, Recipe
+
+
+class Engine(eqx.Module):
+    """Hosts clients and interprets programs. Every engine draws the same random numbers from the same key."""
+
+    hosts_one: ClassVar[bool] = False  # whether it hosts one client: then states, data and results have no client axis
+
+    @property
+    def lossy(self) -> Faults | None:
+        """What its links do to messages; None: nothing."""
+        return getattr(self, "faults", None)
+
+    def without_faults(self) -> "Engine":
+        """The same engine on links that lose nothing."""
+        return self if self.lossy is None else replace(self, faults=None)
+
+    @abc.abstractmethod
+    def run(
+        self,
+        program: Node | Recipe,
+        network: Network,
+        states: PyTree,
+        data: PyTree,
+        key: PRNGKeyArray,
+        *,
+        step: int = 0,
+        record: Mapping[str, Record] | None = None,
+        every: int = 1,
+        progress: Progress | None = None,
+    ) -> RunResult:
+        """Run a program for all clients.
+
+        A `Recipe` is built inside what is compiled, so that a new number in its parts compiles nothing. A finished
+        program is compiled for every one that is made.
+
+        Args:
+            program: What one client does.
+            network: Who hears whom. It also says how many clients there are.
+            states: What every client starts from, clients on axis 0.
+            data: Every client's private data, clients on axis 0.
+            key: Decides every draw: the program's, the network's and the faults'.
+            step: Network time at the start; `RunResult.step` of the run before continues it.
+            record: By name of a loop, a `Recorder` or a function of one client's state and context.
+            every: Rows are recorded after every so many iterations.
+            progress: Called between chunks with a loop's name, the iterations done and those at most.
+        """
+
+    def check_faults(self, faults: object) -> None:
+        """Refuse what is not `Faults`."""
+        if not isinstance(faults, Faults | None):
+            raise InvalidInput(f"{type(self).__name__}.faults", faults, "hp.Faults(…), or None for reliable links")
+
+    def check_batch(self, clients: object) -> None:
+        """Refuse what is not a number of clients."""
+        if clients is not None:
+            check_integer(f"{type(self).__name__}.clients_per_batch", clients, minimum=1)
+
+    def check_deadline(self, seconds: object) -> None:
+        """Refuse what is not a duration."""
+        check_positive(f"{type(self).__name__}.deadline", seconds)

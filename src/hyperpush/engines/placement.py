@@ -1,0 +1,284 @@
+"""Where clients live: all of them on one device, or one block of them per device of a mesh."""
+
+from typing import ClassVar, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from hyperpush.engines.routes import Routes
+from hyperpush.networks import Links, combine, lowest
+from hyperpush.processes import AXIS as AXIS
+
+# Wider messages are mixed in slices: columns of which all clients together have at most this many numbers.
+SLICE_NUMBERS = 1 << 22
+FEW = 16  # devices
+
+
+class Whole(eqx.Module):
+    """All clients on one device."""
+
+    clients: int = eqx.field(static=True)
+    has_padding: ClassVar[bool] = False
+
+    def ids(self) -> Int[Array, " n"]:
+        return jnp.arange(self.clients)
+
+    def combine(self, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
+        """What everybody receives from the others, weighed by the links."""
+        return combine(links, values, self.clients, reduce)
+
+    def combine_received(
+        self, links: Links, weights: Float[Array, "n n"], values: PyTree, reduce: Literal["sum", "max"]
+    ) -> PyTree:
+        """The same with weights chosen by the receivers (row: receiver, column: sender)."""
+        return combine(received(self.heard(links), weights), values, self.clients, reduce)
+
+    def stack(self, links: Links, values: PyTree) -> PyTree:
+        """What everybody hears, one row per sender."""
+        return rows_heard(self.heard(links), values)
+
+    def heard(self, links: Links) -> Bool[Array, "n n"]:
+        """Who each client hears (row: receiver, column: sender)."""
+        return alive_rows(links, self.clients).T
+
+    def transfer(self, operator: Float[Array, "n n"], values: PyTree) -> PyTree:
+        """operator · values."""
+        return jax.tree.map(lambda v: jnp.tensordot(operator, v, 1, precision=jax.lax.Precision.HIGHEST), values)
+
+    def mean(self, values: PyTree) -> PyTree:
+        return jax.tree.map(lambda v: jnp.broadcast_to(jnp.mean(v, axis=0, keepdims=True), v.shape), values)
+
+    def max(self, values: Array) -> Array:
+        return jnp.max(values)
+
+    def any(self, flags: Bool[Array, " n"]) -> Bool[Array, ""]:
+        return jnp.any(flags)
+
+    def gather(self, values: PyTree) -> PyTree:
+        return values
+
+    def mine(self, values: PyTree) -> PyTree:
+        return values
+
+
+class Slice(eqx.Module):
+    """One block of clients per device; the last devices may hold padding clients that talk to nobody."""
+
+    clients: int = eqx.field(static=True)
+    devices: int = eqx.field(static=True)
+    routes: Routes | None = eqx.field(static=True, default=None)  # None: from every device to every other
+
+    @property
+    def block(self) -> int:
+        return -(-self.clients // self.devices)
+
+    @property
+    def has_padding(self) -> bool:
+        return self.padded > self.clients
+
+    @property
+    def padded(self) -> int:
+        return self.block * self.devices
+
+    def ids(self) -> Int[Array, " b"]:
+        return jax.lax.axis_index(AXIS) * self.block + jnp.arange(self.block)
+
+    def real(self) -> Bool[Array, " b"]:
+        return self.ids() < self.clients
+
+    @property
+    def rows_out(self) -> int:
+        """Clients' rows that a device sends to others in one exchange."""
+        return (self.devices - 1) * self.block if self.routes is None else self.routes.rows_out
+
+    def combine(self, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
+        if self.routes is not None:
+            return self.exchange(self.routes, links, values, reduce)
+
+        def contribution(v):
+            return pad(combine(links, v, self.clients, reduce), self.padded, 0)
+
+        if reduce == "max":
+            return jax.tree.map(lambda v: self.mine(jax.lax.pmax(contribution(v), AXIS)), values)
+        width = sum(v[0].size for v in jax.tree.leaves(values))
+        weights = None
+        if self.direct and links.targets is None and width >= self.clients:  # else the weights are the larger part
+            own = pad(links.weights.T, self.padded, 0).T
+            weights = jax.lax.all_to_all(own, AXIS, split_axis=1, concat_axis=0, tiled=True).T
+
+        def one(v):
+            mixed = self.scattered(contribution, weights, self.only_real(v))
+            return mixed.astype(v.dtype) if jnp.issubdtype(v.dtype, jnp.inexact) else mixed
+
+        return jax.tree.map(one, values)
+
+    @property
+    def direct(self) -> bool:
+        """Whether devices send each other rows themselves: gloo's reduce-scatter takes more than twice the time."""
+        return jax.default_backend() == "cpu" and self.devices <= FEW
+
+    def exchange(self, routes: Routes, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
+        """What arrives over a network of few links: sums for each receiver, sent on to where it is hosted."""
+        me, table = jax.lax.axis_index(AXIS), jnp.asarray(routes.destinations(self.devices))
+        if links.targets is None:
+            to = table[me]
+            reached = (to < self.clients) & links.alive[:, jnp.minimum(to, self.clients - 1)]
+            weights = jnp.where(reached, links.weights[:, jnp.minimum(to, self.clients - 1)], 0)
+            local = Links(links.own, weights, reached, None)
+        else:
+            places = jnp.asarray(routes.places(self.devices))[me]
+            local = Links(links.own, links.weights, links.alive, places[links.targets])
+        sent = values if reduce == "max" else jax.tree.map(self.only_real, values)
+        buffer = combine(local, sent, table.shape[1], reduce)
+
+        def arrived(rows: Array) -> Array:
+            total, start = rows[: self.block], self.block
+            for shift, size in zip(routes.shifts, routes.sizes, strict=True):
+                part = jax.lax.ppermute(rows[start : start + size], AXIS, self.shifted(shift))
+                to = table[(me - shift) % self.devices, start : start + size]
+                place = jnp.where(to < self.clients, to - me * self.block, self.block)  # beyond the end: dropped
+                at = total.at[place]
+                total = at.add(part, mode="drop") if reduce == "sum" else at.max(part, mode="drop")
+                start += size
+            return total
+
+        return jax.tree.map(arrived, buffer)
+
+    def combine_received(
+        self, links: Links, weights: Float[Array, "b n"], values: PyTree, reduce: Literal["sum", "max"]
+    ) -> PyTree:
+        everyone = jax.tree.map(lambda v: v[: self.clients], self.gather(values))
+        return combine(received(self.heard(links), weights), everyone, self.block, reduce)
+
+    def stack(self, links: Links, values: PyTree) -> PyTree:
+        return rows_heard(self.heard(links), self.gather(values))
+
+    def heard(self, links: Links) -> Bool[Array, "b n"]:
+        rows = alive_rows(links, self.clients)
+        everyone = jax.lax.all_gather(rows, AXIS, tiled=True)[: self.clients]
+        return self.mine(pad(everyone.T, self.padded, 0))
+
+    def transfer(self, operator: Float[Array, "n n"], values: PyTree) -> PyTree:
+        columns = self.mine(pad(operator.T, self.padded, 0)).T
+        weights = pad(self.mine(operator).T, self.padded, 0).T if self.direct else None
+
+        def contribution(v):
+            return pad(jnp.tensordot(columns, v, 1, precision=jax.lax.Precision.HIGHEST), self.padded, 0)
+
+        def one(v):
+            mixed = self.scattered(contribution, weights, self.only_real(v))
+            # Nothing reaches padding clients: they keep what they have.
+            return jnp.where(along(self.real(), v), mixed, v) if self.has_padding else mixed
+
+        return jax.tree.map(one, values)
+
+    def only_real(self, v: Array) -> Array:
+        # Padding clients may grow beyond all bounds, and 0 · inf would reach everybody.
+        return jnp.where(along(self.real(), v), v, 0) if self.has_padding else v
+
+    def shifted(self, shift: int) -> list[tuple[int, int]]:
+        """Everybody to the device `shift` places on."""
+        return [(device, (device + shift) % self.devices) for device in range(self.devices)]
+
+    def scattered(self, contribution, weights: Float[Array, "b padded"] | None, v: Array) -> Array:
+        """Sum of all devices' contributions, each device keeping its own clients' rows.
+
+        With the weights of the own clients (row) for everybody's rows (column), the rows themselves are sent: the sums
+        for others, which are as many numbers as all clients have, need not be written first.
+        """
+        flat = v.reshape(v.shape[0], -1)
+        width = flat.shape[1]
+        part = max(1, min(width, SLICE_NUMBERS // self.padded))
+
+        def one(columns):
+            me, n = jax.lax.axis_index(AXIS), self.block
+            if weights is not None:
+                wide = jnp.promote_types(columns.dtype, weights.dtype)
+                total = jnp.zeros(columns.shape, wide)
+                for shift in range(self.devices):
+                    theirs = jax.lax.ppermute(columns, AXIS, self.shifted(shift)) if shift else columns
+                    share = jax.lax.dynamic_slice_in_dim(weights, (me - shift) % self.devices * n, n, axis=1)
+                    total += jnp.dot(share.astype(wide), theirs.astype(wide), precision=jax.lax.Precision.HIGHEST)
+                return total
+            if not self.direct:
+                return jax.lax.psum_scatter(contribution(columns), AXIS, scatter_dimension=0, tiled=True)
+            rows = contribution(columns)
+            total = jax.lax.dynamic_slice_in_dim(rows, me * n, n)
+            for shift in range(1, self.devices):
+                theirs = jax.lax.dynamic_slice_in_dim(rows, (me + shift) % self.devices * n, n)
+                total += jax.lax.ppermute(theirs, AXIS, self.shifted(shift))
+            return total
+
+        if part == width:
+            return one(flat).reshape(v.shape)
+
+        def some(number, mixed):
+            start = jnp.minimum(number * part, width - part)  # the last slice may overlap the one before
+            columns = one(jax.lax.dynamic_slice_in_dim(flat, start, part, axis=1))
+            return jax.lax.dynamic_update_slice_in_dim(mixed, columns, start, axis=1)
+
+        start = jnp.zeros(flat.shape, jax.eval_shape(one, flat[:, :part]).dtype)
+        return jax.lax.fori_loop(0, -(-width // part), some, start).reshape(v.shape)
+
+    def mean(self, values: PyTree) -> PyTree:
+        def one(v):
+            total = jax.lax.psum(jnp.sum(self.only_real(v), axis=0, keepdims=True), AXIS)
+            return jnp.broadcast_to(total / self.clients, v.shape)
+
+        return jax.tree.map(one, values)
+
+    def max(self, values: Array) -> Array:
+        # Padding clients must not decide.
+        return jax.lax.pmax(jnp.max(jnp.where(self.real(), values, lowest(values.dtype))), AXIS)
+
+    def any(self, flags: Bool[Array, " b"]) -> Bool[Array, ""]:
+        return jax.lax.pmax(jnp.any(flags & self.real()).astype(jnp.int32), AXIS) > 0
+
+    def gather(self, values: PyTree) -> PyTree:
+        return jax.tree.map(lambda v: jax.lax.all_gather(v, AXIS, tiled=True)[: self.clients], values)
+
+    def mine(self, values: PyTree) -> PyTree:
+        start = jax.lax.axis_index(AXIS) * self.block
+        return jax.tree.map(lambda v: jax.lax.dynamic_slice_in_dim(pad(v, self.padded, 0), start, self.block), values)
+
+
+Placement = Whole | Slice
+
+
+def along(vector: Array, like: Array) -> Array:
+    """A vector over clients, shaped to multiply `like`, whose axis 0 is the clients'."""
+    return vector.reshape(vector.shape + (1,) * (like.ndim - 1))
+
+
+def pad(v: Array, rows: int, value: float) -> Array:
+    """`v` with rows of `value` appended up to `rows`."""
+    return jnp.pad(v, ((0, rows - v.shape[0]),) + ((0, 0),) * (v.ndim - 1), constant_values=value)
+
+
+def alive_rows(links: Links, clients: int) -> Bool[Array, "b n"]:
+    """Which receivers each sender of the block reaches."""
+    if links.targets is None:
+        return links.alive
+    rows = jnp.zeros((links.alive.shape[0], clients), bool)
+    return jax.vmap(lambda row, to, up: row.at[to].max(up))(rows, links.targets, links.alive)
+
+
+def weight_rows(links: Links, clients: int) -> Array:
+    """Each sender's weights by receiver, `[b, n]`."""
+    if links.targets is None:
+        return links.weights
+    rows = jnp.zeros((links.weights.shape[0], clients), links.weights.dtype)
+    return jax.vmap(lambda row, to, w: row.at[to].add(w))(rows, links.targets, links.weights)
+
+
+def rows_heard(heard: Bool[Array, "r s"], values: PyTree) -> PyTree:
+    """Every sender's value at each receiver, `[r, s, …]`; zeros where it was not heard."""
+    return jax.tree.map(lambda v: jnp.where(heard.reshape(heard.shape + (1,) * (v.ndim - 1)), v[None], 0), values)
+
+
+def received(heard: Bool[Array, "r s"], weights: Float[Array, "r s"]) -> Links:
+    """Links with the receivers' weights, sender-major as everywhere."""
+    alive = heard.T
+    return Links(jnp.ones(alive.shape[0]), jnp.where(alive, weights.T, 0), alive, None)

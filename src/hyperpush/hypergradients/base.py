@@ -1,0 +1,49 @@
+"""What every hyper-gradient program starts from and ends with."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from hyperpush.data.batches import everything
+from hyperpush.inner.base import LinkEstimates
+from hyperpush.method import Method
+from hyperpush.problem import Problem
+from hyperpush.programs import Context
+
+
+class HypergradientState(eqx.Module):
+    """A client's side of a hyper-gradient: the point (params, hyper) and the estimate of d_{λ_i} F̄ there."""
+
+    params: PyTree
+    hyper: PyTree
+    value: PyTree
+    links: LinkEstimates | None = None  # what the client knows of its links, for estimators that reverse them
+    memory: PyTree = None  # what the estimator wants to find again at the next outer step
+
+
+class HypergradientEstimator(Method):
+    """A method for how hypers change the outer cost through the inner problem that depends on them.
+
+    Its program works on `HypergradientState` states and sets `value`. Clients' data are `Data`.
+    """
+
+    sample: ClassVar[str] = "HGP(steps=…, pushes=…, step_size=…)"
+    trains: ClassVar[bool] = False  # whether it trains itself, from the params that it is given
+
+    def memory(self, params: PyTree, hyper: PyTree) -> PyTree:
+        """What a client remembers before the first outer step; None: it remembers nothing from step to step."""
+        return None
+
+
+def reverses_links(method: Method) -> bool:
+    """Whether a method, or a part of it, is an estimator that wants to know the links."""
+    estimators = [part for part in (method, *method.parts()) if isinstance(part, HypergradientEstimator)]
+    return any(part.info.network in ("two-way", "undirected") for part in estimators)
+
+
+def outer_gradient_shares(problem: Problem, state: HypergradientState, ctx: Context) -> tuple[PyTree, PyTree]:
+    """(1/n)∂_x F_i and (1/n)∂_λ F_i: the client's part of the gradients of the mean outer cost."""
+    gradients = problem.outer_gradients(state.params, state.hyper, everything(ctx.data.outer))
+    return jax.tree.map(lambda g: g / ctx.clients, gradients)

@@ -1,0 +1,86 @@
+"""Settings that clients find together before they solve: how many pushes mix well, and how curved their costs are.
+
+Both travel as scalars, which cost next to nothing beside vectors of the size of the params.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
+
+MOST_PUSHES = 8192  # so many leaves still fit a compiled chunk
+PROBES = 4
+SHRINK = 3.0  # by how much the differences between clients must fall
+GROWTH = 1.5  # from one vote to the next, so that votes are few
+
+
+class _Probe(eqx.Module):
+    values: Float[Array, " p"]
+    curvature: Float[Array, ""]
+    mass: Float[Array, ""]
+    pushed: Int[Array, ""]
+    wanted: Int[Array, ""]
+
+
+def learn_settings(pushes: int | None) -> Node:
+    """A program that sets `pushes` (unless given) and `curvature` of a state that has them.
+
+    Every client starts from random numbers whose mean over the clients is 0, drawn from a table that all can compute.
+    They push them until at each client the root mean square is below 1/`SHRINK` of what it was, on which they vote
+    after 1, 2, 3, 5, 8, … rounds; the number of rounds is the result. The curvatures are averaged beside. A state whose
+    `pushes` is known already keeps it and sends nothing.
+    """
+
+    def enter(state: Any, ctx: Context) -> _Probe:
+        table = jax.random.normal(jax.random.key(0), (ctx.clients, PROBES), state.curvature.dtype)
+        table = (table - jnp.mean(table, axis=0)) / jnp.std(table, axis=0)
+        none = jnp.zeros((), jnp.int32)
+        return _Probe(table[ctx.client], state.curvature, jnp.ones_like(state.curvature), none, none)
+
+    def receive(state: _Probe, inbox: Inbox, ctx: Context) -> _Probe:
+        values, curvature, mass = inbox.mix((state.values, state.curvature, state.mass))
+        return replace(state, values=values, curvature=curvature, mass=mass, pushed=state.pushed + 1)
+
+    def extend(state: _Probe, ctx: Context) -> _Probe:
+        wanted = jnp.ceil(GROWTH * state.pushed).astype(jnp.int32)
+        return replace(state, wanted=jnp.clip(wanted, state.pushed + 1, MOST_PUSHES))
+
+    def mixed(state: _Probe, ctx: Context):
+        close = jnp.sqrt(jnp.mean((state.values / state.mass) ** 2)) <= 1 / SHRINK
+        return close | (state.pushed >= MOST_PUSHES)
+
+    def leave(before: Any, state: _Probe, ctx: Context) -> Any:
+        return replace(before, pushes=state.pushed, curvature=state.curvature / state.mass)
+
+    push = Exchange(lambda state, ctx: (state.values, state.curvature, state.mass), receive, conserved=True)
+    if pushes is not None:
+        return Scope(Repeat(push, pushes, name="settings"), enter, leave)
+    more = Repeat(push, MOST_PUSHES, times=lambda state, ctx: state.wanted - state.pushed, name="probes")
+    search = Repeat(Sequence(Local(extend), more), at_most=64, until=mixed, name="settings")
+    return Repeat(
+        Scope(search, enter, leave),
+        at_most=1,
+        times=lambda state, ctx: (state.pushes == 0).astype(jnp.int32),
+        name="unless known",
+    )
+
+
+def largest_curvature(
+    product: Callable[[Float[Array, " d"]], Float[Array, " d"]], like: Float[Array, " d"], key: PRNGKeyArray
+) -> Float[Array, ""]:
+    """About the largest |eigenvalue| of a symmetric matrix, from below, by ten products with it (power iteration)."""
+
+    def once(_, held):
+        vector, _ = held
+        image = product(vector)
+        size = jnp.linalg.norm(image)
+        return image / jnp.where(size > 0, size, 1), size
+
+    first = jax.random.normal(key, like.shape, like.dtype)
+    return jax.lax.fori_loop(0, 10, once, (first / jnp.linalg.norm(first), jnp.zeros((), like.dtype)))[1]

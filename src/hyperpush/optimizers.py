@@ -1,0 +1,347 @@
+"""Step sizes that change by step, and optimizers, as values: they can be compared, hashed and written to TOML.
+
+Their numbers can be traced. Optax's own schedules branch on their numbers in Python, so the formulas stand here.
+"""
+
+import abc
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, ClassVar, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hyperpush.checks import check_arguments, check_integer, check_nonnegative, check_positive
+from hyperpush.errors import InvalidInput, unknown
+from hyperpush.method import Configured, Number, as_number
+
+StepSize = Number | Callable[[Any], Any]  # a number, or one for each step, counted from 0
+
+
+class Schedule(Configured):
+    """A number for each step, counted from 0; made by `hp.schedule`."""
+
+    sample: ClassVar[str] = 'hp.schedule("cosine", value=…, steps=…)'
+    name: ClassVar[str]
+
+    @classmethod
+    def label(cls) -> str:
+        return "schedule"
+
+    @abc.abstractmethod
+    def __call__(self, step: Any) -> Any:
+        """The number at a step: a Python, NumPy or JAX one, or an array of them."""
+
+
+class Constant(Schedule):
+    """`value` at every step."""
+
+    name: ClassVar[str] = "constant"
+
+    value: Number = eqx.field(converter=as_number)
+
+    def __check_init__(self):
+        check_positive("schedule.value", self.value)
+
+    def __call__(self, step: Any) -> Any:
+        return self.value
+
+
+class Milestones(Schedule):
+    """`value`, multiplied by `factor` at each of the steps `at`."""
+
+    name: ClassVar[str] = "milestones"
+
+    value: Number = eqx.field(converter=as_number)
+    at: tuple[int, ...] = eqx.field(static=True, converter=tuple)
+    factor: Number = eqx.field(converter=as_number, default=0.1)
+
+    def __check_init__(self):
+        check_positive("schedule.value", self.value)
+        check_positive("schedule.factor", self.factor)
+        for step in self.at:
+            check_integer("schedule.at", step, minimum=0)
+
+    def __call__(self, step: Any) -> Any:
+        value = self.value
+        for start in self.at:
+            value = jnp.where(step >= start, self.factor * value, value)
+        return value
+
+
+class Exponential(Schedule):
+    """`value`·`factor`^(t/`every`); with `staircase` the exponent is rounded down."""
+
+    name: ClassVar[str] = "exponential"
+
+    value: Number = eqx.field(converter=as_number)
+    factor: Number = eqx.field(converter=as_number)
+    every: int = eqx.field(static=True, default=1)
+    staircase: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self):
+        check_positive("schedule.value", self.value)
+        check_positive("schedule.factor", self.factor)
+        check_integer("schedule.every", self.every, minimum=1)
+
+    def __call__(self, step: Any) -> Any:
+        exponent = step / self.every
+        return self.value * self.factor ** (jnp.floor(exponent) if self.staircase else exponent)
+
+
+class Polynomial(Schedule):
+    """From `value` to `final` in `steps` steps, as (1 − t/`steps`)^`power`; then `final`."""
+
+    name: ClassVar[str] = "polynomial"
+
+    value: Number = eqx.field(converter=as_number)
+    steps: int = eqx.field(static=True)
+    power: Number = eqx.field(converter=as_number, default=1.0)
+    final: Number = eqx.field(converter=as_number, default=0.0)
+
+    def __check_init__(self):
+        _check_ends(self)
+        check_positive("schedule.power", self.power)
+
+    def __call__(self, step: Any) -> Any:
+        return self.final + (self.value - self.final) * (1 - _part(step, self.steps)) ** self.power
+
+
+class Linear(Schedule):
+    """From `value` to `final` in `steps` steps, then `final`: a decay, or a warm-up if `final` is larger."""
+
+    name: ClassVar[str] = "linear"
+
+    value: Number = eqx.field(converter=as_number)
+    steps: int = eqx.field(static=True)
+    final: Number = eqx.field(converter=as_number, default=0.0)
+
+    def __check_init__(self):
+        _check_ends(self)
+
+    def __call__(self, step: Any) -> Any:
+        return self.final + (self.value - self.final) * (1 - _part(step, self.steps))
+
+
+class Cosine(Schedule):
+    """From `value` to `final` in `steps` steps along half a wave, then `final` (Loshchilov and Hutter 2017)."""
+
+    name: ClassVar[str] = "cosine"
+
+    value: Number = eqx.field(converter=as_number)
+    steps: int = eqx.field(static=True)
+    final: Number = eqx.field(converter=as_number, default=0.0)
+
+    def __check_init__(self):
+        _check_ends(self)
+
+    def __call__(self, step: Any) -> Any:
+        return self.final + (self.value - self.final) * (1 + jnp.cos(jnp.pi * _part(step, self.steps))) / 2
+
+
+class Power(Schedule):
+    """`scale`/(t + 1)^`exponent`, for traced numbers, plain ones and NumPy arrays: for steps and for noise."""
+
+    name: ClassVar[str] = "power"
+
+    scale: Number = eqx.field(converter=as_number)
+    exponent: Number = eqx.field(converter=as_number, default=0.0)
+
+    def __check_init__(self):
+        check_positive("schedule.scale", self.scale)
+        check_nonnegative("schedule.exponent", self.exponent)
+
+    def __call__(self, step: Any) -> Any:
+        return self.scale / (step + 1) ** self.exponent
+
+    def times(self, factor: Number) -> "Power":
+        """The same schedule, `factor` times as large."""
+        return Power(self.scale * check_positive("factor", factor), self.exponent)
+
+
+def _check_ends(schedule: Polynomial | Linear | Cosine) -> None:
+    check_nonnegative("schedule.value", schedule.value)
+    check_nonnegative("schedule.final", schedule.final)
+    check_integer("schedule.steps", schedule.steps, minimum=1)
+
+
+def _part(step: Any, steps: int) -> Any:
+    """How much of the way is done, from 0 to 1."""
+    return jnp.clip(step / steps, 0, 1)
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    each.name: each for each in (Constant, Milestones, Exponential, Linear, Cosine, Polynomial, Power)
+}
+
+
+def schedule(name: str, *args: Any, **options: Any) -> Schedule:
+    """A number for each step t = 0, 1, …, as a value that can be compared and written to TOML.
+
+    | name | options | number at step t |
+    |---|---|---|
+    | `"constant"` | value | value |
+    | `"milestones"` | value, at, factor=0.1 | value·factor^k after the first k steps of `at` |
+    | `"exponential"` | value, factor, every=1, staircase=False | value·factor^(t/every) |
+    | `"linear"` | value, steps, final=0 | straight from value to final |
+    | `"cosine"` | value, steps, final=0 | along half a wave from value to final |
+    | `"polynomial"` | value, steps, power=1, final=0 | final + (value − final)(1 − t/steps)^power |
+    | `"power"` | scale, exponent=0 | scale/(t + 1)^exponent |
+
+    Args:
+        name: One of the table's.
+        args: The options in the order of the table.
+        options: The options by name. Numbers are traced: a new one compiles nothing. `at`, `steps`, `every` are not.
+
+    Raises:
+        InvalidInput: There is no such schedule or option, or the option is out of range.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> falling = hp.schedule("milestones", 0.1, at=(100, 200), factor=0.5)
+        >>> print(falling(0), falling(150), falling(200))
+        0.1 0.05 0.025
+    """
+    if not isinstance(name, str) or name not in SCHEDULES:
+        raise unknown("schedule", str(name), SCHEDULES)
+    kind = SCHEDULES[name]
+    check_arguments("schedule", inspect.signature(kind), args, options)
+    return kind(*args, **options)
+
+
+# Numbers whose rounding does no harm. Others stay Python's: optax takes 1 − b2, which a traced b2 would round.
+_TRACED = ("learning_rate", "weight_decay", "momentum")
+# The first two need the cost's value besides its gradient, which a client's step does not have; noise needs a key.
+_UNSUITED = ("lbfgs", "polyak_sgd", "noisy_sgd", "optimistic_adam")  # the last is deprecated
+
+
+class Optimizer(Configured):
+    """An Optax optimizer by name and options; made by `hp.optimizer`."""
+
+    name: str = eqx.field(static=True)
+    traced: tuple[str, ...] = eqx.field(static=True)  # names of
+    numbers: tuple[Any, ...]
+    constants: tuple[tuple[str, Any], ...] = eqx.field(static=True)
+
+    @classmethod
+    def usage(cls) -> str:
+        return 'hp.optimizer("adam", learning_rate=…)'
+
+    def options(self) -> dict[str, Any]:
+        """The options it was made with."""
+        return {**dict(zip(self.traced, self.numbers, strict=True)), **dict(self.constants)}
+
+    def with_options(self, **changes: Any) -> "Optimizer":
+        return optimizer(self.name, **{**self.options(), **changes})
+
+    def build(self) -> optax.GradientTransformation:
+        """Optax's transformation."""
+        return _optimizers()[self.name](**self.options())
+
+
+def optimizer(name: str, **options: Any) -> Optimizer:
+    """An Optax optimizer, as a value that can be compared and written to TOML.
+
+    Args:
+        name: What Optax calls it: `"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"lion"`, …
+        options: Optax's, by name. `learning_rate` is a number or `hp.schedule(…)`. It, `weight_decay` and `momentum`
+            are traced: a new number compiles nothing.
+
+    Raises:
+        InvalidInput: Optax has no such optimizer or option, or the option is of the wrong kind.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> hp.optimizer("adam", learning_rate=0.1) == hp.optimizer("adam", learning_rate=0.1)
+        True
+    """
+    known = _optimizers()
+    if not isinstance(name, str) or name not in known:
+        raise unknown("optimizer", str(name), known)
+    label = f"optimizer.{name}"
+    check_arguments(label, inspect.signature(known[name]), (), options)
+    rate = options.get("learning_rate")
+    if rate is None:
+        raise InvalidInput(f"{label}.learning_rate", None, "a finite number above 0, or hp.schedule(…)")
+    if not isinstance(rate, Schedule):
+        check_positive(f"{label}.learning_rate", rate)
+    numbers = {key: as_number(options[key]) for key in _TRACED if options.get(key) is not None}
+    for key in set(numbers) - {"learning_rate"}:
+        check_nonnegative(f"{label}.{key}", numbers[key])
+    constants = {key: value for key, value in options.items() if key not in numbers}
+    for key, value in constants.items():
+        if not isinstance(value, bool | int | float | str | None):
+            raise InvalidInput(f"{label}.{key}", value, "a number, a text, true or false; else give Optax's own object")
+    return Optimizer(name, tuple(numbers), tuple(numbers.values()), tuple(sorted(constants.items())))
+
+
+@lru_cache(maxsize=1)
+def _optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
+    """Optax's optimizers by name."""
+    functions = {name: each for name, each in vars(optax).items() if inspect.isfunction(each)}
+    return {
+        name: each
+        for name, each in functions.items()
+        if "learning_rate" in inspect.signature(each).parameters
+        and not name.startswith(("scale_by_", "_"))
+        and name not in _UNSUITED
+    }
+
+
+def check_step_size(field: str, given: object) -> None:
+    """Refuse what is neither a schedule, nor a function of the step, nor a finite number above 0."""
+    if not callable(given):
+        check_positive(field, given)
+    elif not isinstance(given, Schedule):
+        _check_function(field, given)
+
+
+def _check_function(field: str, given: Callable[[Any], Any]) -> None:
+    try:
+        first = given(0)
+        if isinstance(first, jax.core.Tracer):  # a number of an enclosing jit or vmap has no value yet
+            return
+        first = np.asarray(first, float)
+    except Exception as error:  # it is the user's: whatever it raises, say so
+        said = f"a function that fails with {type(error).__name__}: {error}"
+        raise InvalidInput(field, said, "a function of the step, counted from 0") from error
+    if first.shape or not np.isfinite(first) or first < 0:
+        raise InvalidInput(field, f"a function that gives {first} at step 0", "one finite number, 0 or more, per step")
+
+
+def step_size_at(step_size: StepSize, step: Any) -> Any:
+    """The step size at a step, counted from 0."""
+    return step_size(step) if callable(step_size) else step_size
+
+
+def check_optimizer(name: str, step_size: object, optimizer: object) -> None:
+    """Refuse a solver that has neither a step size nor an optimizer, or both."""
+    field, either = f"{name}.step_size", "a number or hp.schedule(…) for plain SGD, or else an optimizer"
+    if optimizer is None:
+        if step_size is None:
+            raise InvalidInput(field, None, either)
+        check_step_size(field, step_size)
+    elif step_size is not None:
+        raise InvalidInput(field, step_size, f"None where an optimizer is given: {either}")
+
+
+def build(
+    step_size: StepSize | None, optimizer: Optimizer | optax.GradientTransformation | None
+) -> optax.GradientTransformation:
+    """Plain SGD for a step size; else the optimizer's transformation. Exactly one of both is given."""
+    if optimizer is None:
+        return optax.sgd(cast(float, step_size))  # a schedule is as good
+    return optimizer.build() if isinstance(optimizer, Optimizer) else optimizer
+
+
+def as_transformation(field: str, given: Any) -> optax.GradientTransformation:
+    """An optimizer's transformation; refuses what is neither `hp.optimizer(…)` nor one of Optax's."""
+    if isinstance(given, Optimizer):
+        return given.build()
+    if isinstance(given, optax.GradientTransformation):
+        return given
+    raise InvalidInput(field, given, 'hp.optimizer("adam", learning_rate=…), or an Optax transformation')

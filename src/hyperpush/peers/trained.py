@@ -1,0 +1,49 @@
+"""Training and an estimate after it as one program: parties walk one, so that one checkpoint and one end serve both."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.inner.base import InnerSolver, InnerState
+from hyperpush.method import Method
+from hyperpush.problem import Problem
+from hyperpush.programs import Context, Node, Scope, Sequence
+from hyperpush.status import Status
+
+
+class TrainFirst(HypergradientEstimator):
+    """The estimator, at the params that the inner solver finds."""
+
+    inner: InnerSolver
+    hypergradient: HypergradientEstimator
+
+    @property
+    def info(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the estimator says of itself."""
+        return self.hypergradient.info
+
+    def parts(self) -> Iterator[Method]:
+        yield self.inner
+        yield self.hypergradient
+
+    def on(self, network: Any, faults: Any = None) -> "TrainFirst":
+        return TrainFirst(self.inner.on(network, faults), self.hypergradient.on(network, faults))
+
+    def check_task(self, task: Any) -> None:
+        for part in self.parts():
+            part.check_task(task)
+
+    def status(self, states: Any) -> Status:
+        return self.hypergradient.status(states)
+
+    def program(self, problem: Problem) -> Node:
+        def start(state: HypergradientState, ctx: Context) -> InnerState:
+            return InnerState(state.params, state.hyper)
+
+        def end(state: HypergradientState, trained: InnerState, ctx: Context) -> HypergradientState:
+            # What the solver saw of the links matters only to an estimator that asks for it.
+            links = state.links if state.links is None or trained.links is None else trained.links
+            return replace(state, params=trained.params, hyper=trained.hyper, links=links)
+
+        return Sequence(Scope(self.inner.program(problem), start, end), self.hypergradient.program(problem))

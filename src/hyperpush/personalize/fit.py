@@ -1,0 +1,292 @@
+"""A personal model for every client from one's own model, in one call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from hyperpush import processes
+from hyperpush.algorithms.base import Algorithm
+from hyperpush.algorithms.pdbo import PDBO
+from hyperpush.algorithms.stopping import EarlyStopping
+from hyperpush.checks import check_integer
+from hyperpush.data.batches import Ragged
+from hyperpush.engines.base import Engine
+from hyperpush.engines.simulate import Simulate
+from hyperpush.errors import InvalidInput, unknown
+from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.hypergradients.hgp import HGP
+from hyperpush.inner.base import InnerSolver
+from hyperpush.inner.local_sgd import LocalSGD
+from hyperpush.inner.sgp import SGP
+from hyperpush.models.base import Model
+from hyperpush.networks import Network
+from hyperpush.optimizers import Optimizer, optimizer
+from hyperpush.personalize.methods import RECIPES
+from hyperpush.personalize.recipe import Losses, Recipe
+from hyperpush.personalize.recipes import Shared
+from hyperpush.personalize.scores import Scores, accuracy, scores
+from hyperpush.registry import find, registered
+from hyperpush.results import Result, Solution, Training
+from hyperpush.task import Task
+from hyperpush.verbs import Metrics, solve
+from hyperpush.verbs import train as train_params
+
+INNER = SGP(200, 0.1)
+# A short series stays bounded where a model's Hessian is indefinite, for step sizes below 1 / λ_max.
+HYPERGRADIENT = HGP(10, 10, 0.1, keep_mass=True)
+RATE = 0.1  # of Adam, for recipes that name none
+STEPS = 8  # of the hypers
+ROUNDS = 100  # of a baseline that is given by its name
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """One client's own model.
+
+    Attributes:
+        name: Whose it is.
+        params: The shared part, as this client has it.
+        hyper: The personal part.
+        recipe: How the two make a classifier.
+        model: The classifier.
+    """
+
+    name: str
+    params: PyTree
+    hyper: PyTree
+    recipe: Recipe
+    model: Model
+
+    def log_probabilities(self, inputs: Any) -> Float[Array, "b classes"]:
+        """The logarithm of every class's probability, for each input."""
+        return self.recipe.log_chances(self.model, self.params, self.hyper, jnp.asarray(inputs))
+
+    def predict(self, inputs: Any) -> Int[Array, " b"]:
+        """The most probable class of each input."""
+        return jnp.argmax(self.log_probabilities(inputs), axis=1)
+
+
+@dataclass(frozen=True, repr=False)
+class PersonalTraining(Training):
+    """A `Training` of a recipe's task."""
+
+    def client(self, name: str | int) -> PersonalModel:
+        """One client's own model, by its name or number."""
+        return _personal(self.task, *super().client(name))
+
+    def scores(self, on: str = "test") -> Scores:
+        """The accuracy of every client's model on its own examples of a data set."""
+        return _scores(self.task, self.params, self.task.hypers, on)
+
+
+@dataclass(frozen=True, repr=False)
+class PersonalSolution(Solution):
+    """A `Solution` of a recipe's task."""
+
+    def client(self, name: str | int) -> PersonalModel:
+        """One client's own model, by its name or number."""
+        return _personal(self.task, *super().client(name))
+
+    def scores(self, on: str = "test") -> Scores:
+        """The accuracy of every client's model on its own examples of a data set."""
+        return _scores(self.task, self.params, self.hypers, on)
+
+
+def fit(
+    model: Any,
+    recipe: Recipe | InnerSolver | str,
+    network: Network,
+    *,
+    train: PyTree,
+    key: PRNGKeyArray | int,
+    validation: PyTree = None,
+    test: PyTree = None,
+    holdout: PyTree = None,
+    outer_on: str | None = None,
+    method: InnerSolver | Algorithm | None = None,
+    inner: InnerSolver = INNER,
+    hypergradient: HypergradientEstimator = HYPERGRADIENT,
+    outer: Optimizer | Any = None,
+    steps: int | None = None,
+    l2: float = 1e-3,
+    classes: int | None = None,
+    names: Sequence[str] | None = None,
+    metrics: Metrics | None = None,
+    every: int | None = None,
+    engine: Engine = Simulate(),
+) -> PersonalSolution | PersonalTraining:
+    """Fit a personal model for every client, from one's own classifier.
+
+    A recipe says what is shared and what is personal. The shared part is trained on `train`; the personal part is moved
+    by `PDBO` so that everybody's cost on `validation` falls. A baseline is trained instead, on `train` alone.
+
+    Args:
+        model: An Equinox module that takes one input and returns its logits; a function key -> such a module; an object
+            with `init(key)` and `apply(params, inputs)`, such as a Flax module; or a pair of these two functions, which
+            work on many inputs. An Equinox module starts from its own numbers. Several models (`MTL`) start from these,
+            shuffled within each array; give a function for other starts.
+        recipe: What is personal: `hp.personalize.PL()`, `MTL()`, `DA()`, …, or its name. Or a baseline, an inner solver
+            such as `hp.personalize.FedProx(…)`, or its name, which takes 100 rounds of full local batches.
+        network: Who can send to whom, and when.
+        train: Examples (inputs, labels), in any form that `hp.Task` takes; labels are 0, …, classes − 1.
+        key: An integer or a JAX key. Decides starts, random links and mini-batches.
+        validation: Examples that the personal parts are fitted to. A baseline does not need them.
+        test: Examples for `scores("test")`; nothing is chosen on them.
+        holdout: Examples on which the best step is chosen by the mean accuracy; None takes the last step.
+        outer_on: The data set that the personal parts are fitted to, `"validation"` if left out. With `"train"`, as in
+            the papers, `validation` takes the place of `holdout`.
+        method: Another algorithm or inner solver for the recipe's task, instead of `PDBO` with the next four.
+        inner: Trains the shared part, before the first and after every step of the personal parts.
+        hypergradient: The estimator.
+        outer: What moves the personal parts; None is Adam at the recipe's own rate.
+        steps: Steps of the personal parts, 8 if left out; of a baseline given by its name, rounds.
+        l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more. Estimators converge faster with more.
+        classes: How many classes there are; None takes it from the model's output.
+        names: The clients' names; their numbers if left out.
+        metrics: What to measure on the way, as in `hp.solve`.
+        every: Steps between two rows of the history, as in `hp.solve`.
+        engine: Where the clients run.
+
+    Returns:
+        A `Solution`, or a `Training` of a baseline. `.client(name)` is an owner's `PersonalModel`, with
+        `.predict(inputs)`; `.scores("test")` is everybody's accuracy.
+
+    Raises:
+        InvalidInput: Something does not fit; the message names it and what would be right.
+
+    Example:
+        >>> import equinox as eqx, jax, jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> inputs = jax.random.normal(jax.random.key(0), (4, 40, 2))
+        >>> labels = (inputs[..., 0] > jnp.array([[-0.5], [-0.5], [0.5], [0.5]])).astype(int)
+        >>> model = eqx.nn.MLP(2, 2, width_size=8, depth=1, key=jax.random.key(1))
+        >>> fitted = hp.personalize.fit(model, hp.personalize.PL(), hp.networks.Ring(4), key=0,
+        ...                             train=(inputs[:, :20], labels[:, :20]),
+        ...                             validation=(inputs[:, 20:], labels[:, 20:]))
+        >>> fitted.client("3").predict(jnp.array([[2.0, 0.0], [-2.0, 0.0]]))
+        Array([1, 0], dtype=int32)
+    """
+    own_method = method is not None
+    recipe, method = _chosen(recipe, method, steps)
+    if own_method:
+        given = {"inner": inner is not INNER, "hypergradient": hypergradient is not HYPERGRADIENT}
+        for name, is_given in {**given, "outer": outer is not None, "steps": steps is not None}.items():
+            if is_given:
+                raise InvalidInput(name, "an option of the default method", "nothing where method= says how to fit")
+    if method is not None and outer_on is None and validation is None:
+        outer_on = "train"  # a baseline fits nothing else
+    sets: dict[str, Any] = {"train": train, "validation": validation, "holdout": holdout, "test": test}
+    task = recipe.task(model, **sets, outer_on=outer_on, key=key, l2=l2, classes=classes, names=names)
+    _check_labels(task)
+    options: dict[str, Any] = {"key": key, "metrics": metrics, "every": every, "engine": engine}
+    if isinstance(method, InnerSolver):
+        return _as(PersonalTraining, train_params(task, method, network, **options))
+
+    def alone() -> PyTree:
+        start = Shared().task(model, **sets, outer_on=outer_on, key=key, l2=l2, classes=classes, names=names)
+        return train_params(start, _alone(inner), network, key=key, engine=engine).params
+
+    if method is None:
+        moves = optimizer("adam", learning_rate=_rate(recipe)) if outer is None else outer
+        count = STEPS if steps is None else check_integer("steps", steps, minimum=0)
+        parts: dict[str, Any] = {"inner": inner, "hypergradient": hypergradient, "outer": moves}
+        method = PDBO(**parts, steps=count, restart=False, stop=_stop(task, count))
+    task = task.at(hypers=recipe.with_own(task.hypers, alone))
+    return _as(PersonalSolution, solve(task, method, network, **options))
+
+
+# ------------------------------------------------------------------------ what is fitted
+
+
+def _chosen(recipe: Any, method: Any, steps: int | None) -> tuple[Recipe, InnerSolver | Algorithm | None]:
+    """The recipe, and what is to be run on its task; None: PDBO."""
+    if isinstance(recipe, str):
+        recipe = _by_name(recipe, steps)
+    if isinstance(recipe, InnerSolver):
+        if method is not None:
+            raise InvalidInput("method", type(method).__name__, f"None: {type(recipe).__name__} is the method")
+        recipe, method = getattr(recipe, "recipe", Shared()), recipe
+    if not isinstance(recipe, Recipe):
+        given = f"the class {recipe.__name__}" if isinstance(recipe, type) else recipe
+        raise InvalidInput("recipe", given, "an object such as hp.personalize.PL(), a baseline, or the name of one")
+    if method is not None and not isinstance(method, InnerSolver | Algorithm):
+        raise InvalidInput("method", method, "an algorithm such as hp.PDBO(…), an inner solver, or None")
+    if method is None and isinstance(recipe, Shared):
+        given = "Shared(), in which nothing is personal"
+        raise InvalidInput("recipe", given, "another one, or method=hp.SGP(…), method=hp.LocalSGD(…)")
+    return recipe, method
+
+
+def _by_name(name: str, steps: int | None) -> Recipe | InnerSolver:
+    """A recipe with its own options, or a baseline with those of its example."""
+    if name in RECIPES:
+        make, own = RECIPES[name]
+        return make(own)
+    for kind in ("recipes", "baselines"):
+        try:
+            found = find(kind, name.replace("+", "plus"), "recipe")
+        except InvalidInput:
+            continue
+        return _longer(found.example(), ROUNDS if steps is None else steps) if kind == "baselines" else found()
+    raise unknown("recipe", name, (*RECIPES, *registered("recipes"), *registered("baselines")))
+
+
+def _longer(solver: Any, steps: int) -> Any:
+    """The same solver with so many steps, its own or those of the one that it begins with."""
+    if "steps" in solver.options():
+        return solver.with_options(steps=steps)
+    inside = {name: _longer(part, steps) for name, part in solver.options().items() if isinstance(part, InnerSolver)}
+    return solver.with_options(**inside)
+
+
+def _rate(recipe: Recipe) -> float:
+    """Adam's rate for a recipe's hypers, as its own file has it."""
+    return next((own.rate for make, own in RECIPES.values() if type(make(own)) is type(recipe)), RATE)
+
+
+def _stop(task: Task, steps: int) -> EarlyStopping | None:
+    """The best of all steps on examples that nobody fits; None if there are none."""
+    on = next((name for name in ("holdout", "validation") if name in task.data.sets and name != task.outer_on), None)
+    return None if on is None else EarlyStopping(accuracy(task), on, steps + 1, "max", weighted=True)
+
+
+def _alone(inner: Any) -> LocalSGD:
+    """What everybody trains alone with, as long and as fast as together."""
+    own = inner.options()
+    return LocalSGD(**{name: own[name] for name in ("steps", "step_size", "batch_size", "optimizer") if name in own})
+
+
+def _check_labels(task: Task) -> None:
+    """Refuse labels that are not the numbers of classes."""
+    assert isinstance(task.inner, Losses)
+    classes = task.inner.model.classes
+    for name, given in task.data.sets.items():
+        labels = processes.visible((given.examples if isinstance(given, Ragged) else given)[1])
+        if not jnp.issubdtype(labels.dtype, jnp.integer):
+            raise InvalidInput(f"{name}, labels", f"numbers of type {labels.dtype}", "whole numbers, 0 for class 0")
+        if np.min(labels) < 0 or np.max(labels) >= classes:
+            given = f"labels from {np.min(labels)} to {np.max(labels)}"
+            raise InvalidInput(f"{name}, labels", given, f"0 to {classes - 1}, as the model has {classes} logits")
+
+
+# ------------------------------------------------------------------------------- results
+
+
+def _as(kind: type, found: Result) -> Any:
+    return kind(**{each.name: getattr(found, each.name) for each in fields(found)})
+
+
+def _personal(task: Task, name: str, params: PyTree, hyper: PyTree) -> PersonalModel:
+    assert isinstance(task.inner, Losses)
+    return PersonalModel(name, params, hyper, task.inner.recipe, task.inner.model)
+
+
+def _scores(task: Task, params: PyTree, hypers: PyTree, on: str) -> Scores:
+    assert isinstance(task.inner, Losses)
+    if on not in task.data.sets:
+        raise unknown("on", on, task.data.sets)
+    return scores(task.inner.recipe, task.inner.model, params, hypers, task.data.sets[on])

@@ -1,0 +1,132 @@
+"""What is to be learnt, by whom: a data set dealt out to clients, and the model for it."""
+
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, PyTree
+
+from hyperpush.data import partition, shakespeare, sources
+from hyperpush.data.own import from_csv, from_folder
+from hyperpush.data.partition import Shift, Split
+from hyperpush.data.sources import Dataset
+from hyperpush.errors import InvalidInput, unknown
+from hyperpush.models.base import Model
+from hyperpush.models.cnn import CNN
+from hyperpush.models.cnn import EMNIST as EMNIST_CNN
+from hyperpush.models.dense import MLP
+from hyperpush.models.lstm import LSTM, SHAKESPEARE
+from hyperpush.models.mobilenet import MobileNetV2
+
+NAMES = ("digits", "emnist", "cifar10", "cifar100", "shakespeare")
+CLUSTERS = 3  # of clients, for images of characters
+CONCENTRATION = 0.4  # of labels; after Marfoq, Neglia, Bellet, Kameni, Vidal 2021
+
+
+class Scenario(NamedTuple):
+    """Every client's examples for training, validation and testing."""
+
+    data: Dataset
+    split: Split
+    shift: Shift | None
+    cluster: Int[np.ndarray, " n"] | None  # the true cluster of each client, where there are any
+    model: Model
+    train: PyTree
+    validation: PyTree
+    test: PyTree
+    names: tuple[str, ...] | None = None  # the owners', where data have some
+
+
+def model_of(name: str, large: bool) -> Model:
+    """The papers' model for a data set, or a small one."""
+    if name == "digits":
+        return MLP(64, 10, (32,) if large else ())
+    if name == "emnist":
+        return EMNIST_CNN if large else CNN(channels=(8, 16), hidden=(128,), classes=62, kernel=3)
+    if name in ("cifar10", "cifar100"):
+        classes = 10 if name == "cifar10" else 100
+        return (
+            MobileNetV2(classes)
+            if large
+            else CNN(channels=(16, 32), hidden=(128,), classes=classes, size=32, kernel=3, colours=3)
+        )
+    if name == "shakespeare":
+        return SHAKESPEARE if large else LSTM(classes=len(shakespeare.CHARACTERS), hidden=64)
+    raise unknown("data", name, NAMES)
+
+
+def read(path: str, client: str = "client", label: str = "label", classes: int | None = None) -> Dataset:
+    """Your own examples: a CSV table, or a folder with a file for each client (see `hyperpush.data.own`)."""
+    if not path:
+        raise InvalidInput("path", path, "a folder of .npz files or a .csv file")
+    if Path(path).suffix.lower() == ".csv":
+        return from_csv(path, client=client, label=label, classes=classes)
+    for field, given in (("client", client), ("label", label)):
+        if given != field:
+            raise InvalidInput(field, given, "nothing, unless path is a .csv table")
+    return from_folder(path, classes=classes)
+
+
+def owned_scenario(data: Dataset, clients: int, seed: int) -> Scenario:
+    """Your own examples with their owners, 3 in 5 of them for training, 1 for validation, 1 to test; a dense model."""
+    generator = np.random.default_rng(seed)
+    owned, names = partition.by_owner(data, generator, clients=clients, least=3)
+    split = partition.split(owned, generator)
+    model = MLP(prod(data.inputs.shape[1:]), data.classes, (64,))
+    train, validation, test = (partition.stack(data, part, spread=True) for part in split)
+    return Scenario(data, split, None, None, model, train, validation, test, tuple(names))
+
+
+def scenario(
+    name: str, clients: int, seed: int, *, examples: int | None = None, large: bool = False, clusters: bool = True
+) -> Scenario:
+    """A data set among `clients`; of `examples` random ones (None: all).
+
+    digits: three clusters of clients turn their images by 0, 1 and 2 quarters (after Ghosh, Chung, Yin, Ramchandran
+    2020), labels ~ Dirichlet(5). emnist: labels ~ Dirichlet(0.4), three clusters with inputs of their own mean and
+    std, or without `clusters` all alike. cifar10: Dirichlet(0.4). cifar100: Pachinko. shakespeare: a speaking role
+    each, in time order.
+    """
+    model, generator = model_of(name, large), np.random.default_rng(seed)
+    shift = cluster = None
+    if name == "shakespeare":
+        data, split = shakespeare.load(clients, generator, length=200 if large else 40, stride=1 if large else 5)
+        if examples is not None:
+            most = max(1, examples // clients)
+            split = Split(
+                *(
+                    [own[: max(1, round(share * most))] for own in part]
+                    for share, part in zip((0.6, 0.2, 0.2), split, strict=True)
+                )
+            )
+    else:
+        data = sources.load(name)
+        if examples is not None and examples > len(data.labels):
+            raise InvalidInput("examples", examples, f"at most {len(data.labels)}, all there are")
+        if clients > (len(data.labels) if examples is None else examples):
+            raise InvalidInput("clients", clients, f"at most {examples or len(data.labels)}, the examples")
+        data = data.rows(generator.permutation(len(data.labels))[:examples])
+        if name == "cifar100":
+            assert data.coarse is not None
+            owned = partition.pachinko(data.coarse, data.labels, clients, generator)
+        else:
+            spread = 5 if name == "digits" else CONCENTRATION
+            owned = partition.dirichlet(data.labels, clients, spread, generator, least=5)
+        split = partition.split(owned, generator, test=0.6 if name.startswith("cifar") else 0.2)
+        if name == "digits":
+            cluster = generator.permutation(np.arange(clients) % CLUSTERS)
+            data = data._replace(inputs=turned(data.inputs, owned, cluster))
+        elif name == "emnist" and clusters:
+            shift = partition.shifts(clients, min(CLUSTERS, clients), generator)
+            cluster = shift.cluster
+    train, validation, test = (partition.stack(data, part, shift, spread=True) for part in split)
+    return Scenario(data, split, shift, cluster, model, train, validation, test)
+
+
+def turned(images: np.ndarray, owned: partition.Owned, quarters: Int[np.ndarray, " n"]) -> np.ndarray:
+    """Every client's images turned by its number of quarters, anticlockwise."""
+    images = images.copy()
+    for own, turns in zip(owned, quarters, strict=True):
+        images[own] = np.rot90(images[own], turns, axes=(1, 2))
+    return images

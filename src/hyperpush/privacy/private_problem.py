@@ -1,0 +1,160 @@
+"""A problem whose data are reached through private accesses only."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax.interpreters.partial_eval import dce_jaxpr
+from jaxtyping import PyTree
+
+from hyperpush.errors import InvalidInput
+from hyperpush.method import Number
+from hyperpush.privacy.noise import Noise
+from hyperpush.privacy.release import DataSet, access_data, noised_program, release_tree
+from hyperpush.problem import Penalty, Problem
+from hyperpush.programs import Node
+from hyperpush.programs.counting import Kind, marked, unmarked
+
+
+class PrivateProblem(Problem):
+    """A problem each of whose gradients and products is one release: means of clipped examples, which get noise.
+
+    Every example's part is scaled to a norm of at most `noise.clip` for gradients, `noise.curvature`·‖v‖ for Hessian
+    products and `noise.coupling`·‖v‖ for Jacobian products. Of `outer_gradients`, (∂_x F, ∂_λ F) count as one vector.
+    Penalties are no example's: they are added afterwards, neither clipped nor noised. Noise is added when a program of
+    this problem has passed `protect`; without it nothing runs.
+
+    The costs themselves stay: what a program derives from them is found in its trace and refused.
+    """
+
+    private: ClassVar[bool] = True
+
+    noise: Noise = eqx.field(kw_only=True)
+
+    @classmethod
+    def of(cls, problem: Problem, noise: Noise) -> "PrivateProblem":
+        """A problem with these bounds and this noise."""
+        if problem.private:
+            raise InvalidInput("task.private", "a private task", "one whose accesses have no noise yet")
+        names = ("inner", "outer", "penalty", "outer_penalty", "fixed", "by_example", "outer_on")
+        return cls(**{name: getattr(problem, name) for name in names}, noise=noise)
+
+    @property
+    def examples(self) -> Problem:
+        """The costs of single examples: without penalties, and without noise."""
+        return Problem(self.inner, self.outer, None, None, self.fixed, self.by_example, self.outer_on)
+
+    def protect(self, program: Node) -> Node:
+        return noised_program(program)
+
+    def inner_gradient(self, params: PyTree, hyper: PyTree, batch: PyTree) -> PyTree:
+        """∂_x f, released."""
+
+        def gradient(at: tuple[PyTree, PyTree], rows: PyTree) -> PyTree:
+            return self.examples.inner_gradient(*at, rows)
+
+        released = self._release("gradients", "train", gradient, (params, hyper), batch, self.noise.clip)
+        return self._plus(released, self.penalty, lambda penalty: jax.grad(penalty)(params, hyper))
+
+    def outer_gradients(self, params: PyTree, hyper: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """(∂_x F, ∂_λ F), one release; of ∂_x F alone where F does not use the hypers."""
+        direct = _uses_hyper(self.examples, params, hyper, batch)
+        if direct and self.noise.hypers == "per example":
+            allowed = "'shared': the outer cost uses the hypers"
+            raise InvalidInput("task.private.hypers", self.noise.hypers, allowed)
+
+        def gradients(at: tuple[PyTree, PyTree], rows: PyTree) -> tuple[PyTree, ...]:
+            both = self.examples.outer_gradients(*at, rows)
+            return both if direct else both[:1]
+
+        released = self._release("gradients", self.outer_on, gradients, (params, hyper), batch, self.noise.clip)
+        both = released if direct else (released[0], jax.tree.map(jnp.zeros_like, hyper))
+        return self._plus(both, self.outer_penalty, lambda penalty: jax.grad(penalty, argnums=(0, 1))(params, hyper))
+
+    def products(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
+        """(∂²_xx f · vector, ∂²_λx f · vector), two releases: each has a bound of its own."""
+        at = params, hyper, batch, vector
+        return self.hessian_product(*at), self.jacobian_product(*at)
+
+    def hessian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+        """∂²_xx f · vector, released."""
+
+        def product(at: tuple[PyTree, PyTree, PyTree], rows: PyTree) -> PyTree:
+            return self.examples.hessian_product(*at[:2], rows, at[2])
+
+        return self._bent(product, params, hyper, batch, vector)
+
+    def gauss_newton(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Callable[[PyTree], PyTree]:
+        """v ↦ R'ᵀ ℓ'' R' v, released for every v, with the bound of Hessian products."""
+
+        def product(at: tuple[PyTree, PyTree, PyTree], rows: PyTree) -> PyTree:
+            return self.examples.gauss_newton(*at[:2], rows)(at[2])
+
+        return lambda vector: self._bent(product, params, hyper, batch, vector)
+
+    def jacobian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+        """∂²_λx f · vector, released; without noise where every hyper is one example's and stays with its owner."""
+
+        def product(at: tuple[PyTree, PyTree, PyTree], rows: PyTree) -> PyTree:
+            return self.examples.jacobian_product(*at[:2], rows, at[2])
+
+        if self.noise.hypers == "per example":
+            at, rows = access_data((params, hyper, vector), batch)
+            with unmarked():
+                kept = product(at, rows)
+            kept = marked("jacobian_products", kept, "train")
+            released = release_tree(kept, 0.0, None, kind="jacobian_products", on="train")
+        else:
+            bound = self._bound("coupling") * optax.tree.norm(vector)
+            released = self._release("jacobian_products", "train", product, (params, hyper, vector), batch, bound)
+        return self._plus(released, self.penalty, lambda penalty: _product(penalty, 1, params, hyper, vector))
+
+    def _bent(
+        self, product: Callable[[Any, PyTree], PyTree], params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree
+    ) -> PyTree:
+        """A product with a Hessian of the examples, released, and the penalty's."""
+        bound = self._bound("curvature") * optax.tree.norm(vector)
+        released = self._release("hessian_products", "train", product, (params, hyper, vector), batch, bound)
+        return self._plus(released, self.penalty, lambda penalty: _product(penalty, 0, params, hyper, vector))
+
+    def _bound(self, name: str) -> Number:
+        bound = getattr(self.noise, name)
+        if bound is None:
+            allowed = "a number: this method takes products, which must be clipped"
+            raise InvalidInput(f"task.private.{name}", None, allowed)
+        return bound
+
+    def _release(
+        self,
+        kind: Kind,
+        on: DataSet,
+        function: Callable[[Any, PyTree], PyTree],
+        public: PyTree,
+        batch: PyTree,
+        bound: Any,
+    ) -> PyTree:
+        at, rows = access_data(public, batch)
+        mean, change = self.noise.bounded(lambda row: function(at, row), rows, bound)
+        return release_tree(marked(kind, mean, on), change, self.noise.mechanism, kind=kind, on=on, counted=True)
+
+    def _plus(self, released: PyTree, penalty: Penalty | None, derivative: Callable[[Penalty], PyTree]) -> PyTree:
+        """What was released, and the penalty's part of it."""
+        if penalty is None:
+            return released
+        part = derivative(lambda params, hyper: penalty(self.whole(params), hyper))
+        return jax.tree.map(lambda r, p: (r + p).astype(r.dtype), released, part)
+
+
+def _product(penalty: Penalty, by: int, params: PyTree, hyper: PyTree, vector: PyTree) -> PyTree:
+    return jax.jvp(lambda x: jax.grad(penalty, argnums=by)(x, hyper), (params,), (vector,))[1]
+
+
+def _uses_hyper(problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree) -> bool:
+    """Whether the outer losses contain the hypers at all, read off their trace."""
+    jaxpr = jax.make_jaxpr(problem.outer_cost)(params, hyper, batch).jaxpr
+    _, used = dce_jaxpr(jaxpr, [True])
+    first = len(jax.tree.leaves(params))
+    return any(used[first : first + len(jax.tree.leaves(hyper))])

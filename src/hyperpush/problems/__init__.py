@@ -1,1 +1,0 @@
-"""Ready-made problems; each module makes one, with its data and starting point."""

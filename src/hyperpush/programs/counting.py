@@ -1,0 +1,145 @@
+"""How many gradients and products a computation does, read off its trace.
+
+A gradient or product marks its result with an identity that costs nothing when it runs and stays in the traced program.
+Counting walks that program: what nobody uses is not counted, a loop of known length counts as often as it runs, and
+`jax.vmap` as often as it is wide. A derivative of the inner gradient, forward or backward, is a product with the
+Hessian. How often a loop runs that ends on a condition, only its author can say (`repeated`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+import jax
+from jax.extend.core import Jaxpr, Primitive, jaxprs_in_params
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters.partial_eval import dce_jaxpr
+from jaxtyping import PyTree
+
+from hyperpush.checks import check_integer
+from hyperpush.errors import InvalidInput
+
+Kind = Literal["hessian_products", "jacobian_products", "gradients"]
+Work = Counter[str]  # how many of each kind, and under `accesses(name)` how many of them used a data set
+Labels = Callable[[Mapping[str, Any]], tuple[str, ...]]  # under which names a mark of these parameters counts
+
+_times: ContextVar[int | None] = ContextVar("times", default=None)
+_marking: ContextVar[bool] = ContextVar("marking", default=True)
+
+
+def marked(kind: Kind, result: PyTree, on: str = "", derivative: Kind | None = None) -> PyTree:
+    """The same numbers, marked as what one gradient or product gave.
+
+    `on` names the data set that was used; `derivative` says what a derivative counts as.
+    """
+    if not _marking.get():
+        return result
+    leaves, structure = jax.tree.flatten(result)
+    params = {"kind": kind, "on": on, "derivative": derivative, "copies": 1, "times": longest_loop()}
+    return structure.unflatten(_mark.bind(*leaves, **params))
+
+
+def longest_loop() -> int | None:
+    """How often loops run at most that end on a condition, where `repeated` has said so."""
+    return _times.get()
+
+
+@contextmanager
+def unmarked() -> Iterator[None]:
+    """Count no gradient or product inside: they are parts of one, such as those of its examples, marked outside."""
+    before = _marking.set(False)
+    try:
+        yield
+    finally:
+        _marking.reset(before)
+
+
+def accesses(on: str) -> str:
+    """The name under which `Work` counts the gradients and products that used a data set."""
+    return f"accesses to {on}"
+
+
+@contextmanager
+def repeated(times: int) -> Iterator[None]:
+    """Say how often the loops traced inside run, at most, that end on a condition (`jax.lax.while_loop`, solvers)."""
+    outer = _times.get()
+    before = _times.set(check_integer("times", times, minimum=0) * (1 if outer is None else outer))
+    try:
+        yield
+    finally:
+        _times.reset(before)
+
+
+def work_of(jaxpr: Jaxpr) -> Work:
+    """The gradients and products in one run of a traced program; where it branches, the most of each kind."""
+    return count_marks(jaxpr, _mark, lambda params: (params["kind"], accesses(params["on"])))
+
+
+def count_marks(jaxpr: Jaxpr, mark: Primitive, labels: Labels) -> Counter[str]:
+    """How often one run of a traced program passes `mark`, under each of the labels of its parameters.
+
+    A mark has the parameters `kind`, `copies` (how wide it is mapped) and `times` (as `longest_loop` has them). What
+    nobody uses does not count. Where the program branches, the most of each label counts.
+    """
+    used, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _count(used, mark, labels, 1, False)
+
+
+def _count(jaxpr: Jaxpr, mark: Primitive, labels: Labels, runs: int, open_ended: bool) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for eqn in jaxpr.eqns:
+        name, params = eqn.primitive.name, eqn.params
+        if eqn.primitive is mark:
+            times = params["times"] if open_ended else 1
+            if times is None:
+                raise InvalidInput(
+                    params["kind"],
+                    "in a loop that ends on a condition",
+                    "there with `programs.counting.repeated(times)` around the loop: how often it runs at most",
+                )
+            total.update(dict.fromkeys(labels(params), runs * params["copies"] * times))
+        elif name == "cond":
+            most: Counter[str] = Counter()
+            for branch in params["branches"]:
+                most |= _count(branch.jaxpr, mark, labels, runs, open_ended)
+            total += most
+        elif name == "custom_linear_solve":  # its other functions serve derivatives
+            total += _count(params["jaxprs"].solve.jaxpr, mark, labels, runs, open_ended)
+        else:
+            often = runs * params["length"] if name == "scan" else runs
+            for inside in jaxprs_in_params(params):
+                total += _count(inside, mark, labels, often, open_ended or name == "while")
+    return total
+
+
+def is_mark(primitive: Primitive) -> bool:
+    """Whether a primitive marks a gradient or a product."""
+    return primitive is _mark
+
+
+def _batched(leaves: Any, axes: Any, *, copies: int, **params: Any) -> tuple[list[Any], Any]:
+    wide = next(leaf.shape[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None)
+    return _mark.bind(*leaves, copies=copies * wide, **params), axes
+
+
+def _differentiated(primals: Any, tangents: Any, *, derivative: Kind | None, **params: Any) -> tuple[list[Any], Any]:
+    after = _mark.bind(*primals, derivative=derivative, **params)
+    return after, _mark_some(tangents, **{**params, "kind": derivative}) if derivative else tangents
+
+
+def _mark_some(leaves: Any, **params: Any) -> list[Any]:
+    """Mark the leaves that are not known to be zero."""
+    some = iter(_mark.bind(*(leaf for leaf in leaves if type(leaf) is not ad.Zero), **{**params, "derivative": None}))
+    return [leaf if type(leaf) is ad.Zero else next(some) for leaf in leaves]
+
+
+_mark = Primitive("hyperpush_mark")
+_mark.multiple_results = True
+_mark.def_impl(lambda *leaves, **_: list(leaves))
+_mark.def_abstract_eval(lambda *leaves, **_: list(leaves))
+mlir.register_lowering(_mark, lambda ctx, *leaves, **_: leaves)
+batching.primitive_batchers[_mark] = _batched
+ad.primitive_jvps[_mark] = _differentiated
+ad.primitive_transposes[_mark] = lambda cotangents, *leaves, **params: _mark_some(cotangents, **params)

@@ -1,0 +1,234 @@
+"""An algorithm as what one client does: what it sends, and what it does with what arrives.
+
+A program is a short tree of nodes. Its leaves are pure functions of one client's state (any pytree); nothing but the
+messages of the nodes below ever crosses between clients. Engines host clients and interpret the tree, so an
+algorithm is written once and runs vectorised on one device, sharded over many, or with one process per client.
+
+Random keys are folded from the run's key along the way to a leaf (position in each `Sequence`, iteration of each
+`Repeat`), then with the leaf's role and the client's number, so every engine draws the same numbers.
+"""
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+
+from hyperpush.errors import InvalidInput
+
+State = PyTree
+Message = PyTree
+
+
+class Role(IntEnum):
+    """What a leaf is for; part of its key, so that no two leaves of a node draw the same numbers."""
+
+    LOCAL = 0
+    SEND = 1
+    WEIGHTS = 2
+    RECEIVE = 3
+    ENTER = 4
+    LEAVE = 5
+    UNTIL = 6
+    TIMES = 7
+    RECORD = 8
+    COMPUTE = 9
+
+
+# Positions and iterations, with which keys are folded on the way to a leaf, stay below.
+LEAF = 1 << 31
+
+
+def leaf_key(key: PRNGKeyArray, role: Role, client: Int[Array, ""] | int) -> PRNGKeyArray:
+    """The key of one client's leaf at a node whose key is `key`."""
+    return jax.random.fold_in(jax.random.fold_in(key, LEAF + role), client)
+
+
+class Context(eqx.Module):
+    """What a leaf may know besides the client's state."""
+
+    client: Int[Array, ""]
+    clients: int = eqx.field(static=True)
+    round: Int[Array, ""]  # iteration of the innermost enclosing Repeat
+    key: PRNGKeyArray  # this leaf's own, for this client and round
+    data: PyTree  # the client's private data
+
+
+class Inbox(eqx.Module):
+    """What one client received in one exchange."""
+
+    total: Message  # the messages of the *others*, combined with their weights; stacked, zeros where none was heard
+    own: Float[Array, ""]  # the weight the client keeps for its own message
+    heard: Bool[Array, " n"] | None = None  # who was heard (only with `observe`)
+    sent: Float[Array, " n"] | None = None  # the weights used as a sender, by receiver (only with `observe`)
+
+    def mix(self, own: Message) -> Message:
+        """The client's own message and the others', weighed; in the own message's types."""
+        return jax.tree.map(lambda mine, others: (self.own * mine + others).astype(mine.dtype), own, self.total)
+
+
+class Local(eqx.Module):
+    """Work without talking: `state ← f(state, context)`."""
+
+    f: Callable[[State, Context], State] = eqx.field(static=True)
+
+
+class Exchange(eqx.Module):
+    """One round: everybody sends one message over the network's live links, then takes in what arrived.
+
+    `weights` says who weighs a message: the sender (`"push"`, column-stochastic), both (`"gossip"`, doubly
+    stochastic), nobody (`"ones"`), or the receiver: as much as it pushes to that sender (`"reverse"`), or by a function
+    of its state that returns one weight per sender.
+    `reduce` says how messages meet: their sum, their maximum, or `"stack"`: one row per sender, none of them weighed.
+    `conserved` marks messages whose sum over clients must survive loss (push-sum mass): on a faulty network they
+    travel as running sums per link, so that nothing is lost for good.
+    """
+
+    send: Callable[[State, Context], Message] = eqx.field(static=True)
+    receive: Callable[[State, Inbox, Context], State] = eqx.field(static=True)
+    weights: Literal["push", "gossip", "ones", "reverse"] | Callable[[State, Context], Float[Array, " n"]] = eqx.field(
+        static=True, default="push"
+    )
+    reduce: Literal["sum", "max", "stack"] = eqx.field(static=True, default="sum")
+    conserved: bool = eqx.field(static=True, default=False)
+    observe: bool = eqx.field(static=True, default=False)
+
+    def take(self, state: State, total: Message, own: Any, heard: Any, sent: Any, ctx: Context) -> State:
+        """The state after this has arrived."""
+        return self.receive(state, Inbox(total, own, heard, sent), ctx)
+
+    @property
+    def link_weights(self) -> Literal["push", "gossip", "ones"]:
+        """The weights to ask the network for."""
+        if callable(self.weights):
+            return "ones"
+        return "push" if self.weights == "reverse" else self.weights
+
+    def __check_init__(self):
+        if self.conserved and (self.weights != "push" or self.reduce != "sum"):
+            raise InvalidInput("Exchange.conserved", (self.weights, self.reduce), "only sums of pushed messages")
+        if self.reduce == "stack" and self.weights != "ones":
+            raise InvalidInput("Exchange.weights", self.weights, "'ones' for messages that are stacked")
+
+
+class Average(eqx.Module):
+    """`rounds` steps of averaging, a node of its own so that an engine may compose them into one operator.
+
+    `get(state, context)` gives `(value, mass)`; `put(state, average, mass, context)` takes back the averaged value and
+    the mass. `"push"`: w ← Pw, ω ← Pω from (value, mass), average = w/ω. `"gossip"`: w ← Ww with doubly
+    stochastic W. `"exact"`: the plain mean at once, as a server or an all-reduce would give it.
+    """
+
+    get: Callable[[State, Context], tuple[PyTree, Float[Array, ""]]] = eqx.field(static=True)
+    put: Callable[[State, PyTree, Float[Array, ""], Context], State] = eqx.field(static=True)
+    rounds: int = eqx.field(static=True)
+    by: Literal["push", "gossip", "exact"] = eqx.field(static=True, default="push")
+
+    def stepwise(self) -> "Node":
+        """The same average as single exchanges, for engines that cannot compose them."""
+        push = self.by == "push"
+
+        def receive(held, inbox: Inbox, ctx):
+            return inbox.mix(held) if push else (inbox.mix(held[0]), held[1])
+
+        def leave(state, held, ctx):
+            value, mass = held
+            return self.put(state, jax.tree.map(lambda v: v / mass, value) if push else value, mass, ctx)
+
+        if self.by == "exact":
+            body = Server(
+                send=lambda held, ctx: held[0],
+                compute=lambda values, key: jax.tree.map(
+                    lambda v: jnp.broadcast_to(jnp.mean(v, axis=0, keepdims=True), v.shape), values
+                ),
+                receive=lambda held, average, ctx: (average, held[1]),
+            )
+        else:
+            exchange = Exchange(
+                send=lambda held, ctx: held if push else held[0], receive=receive, weights=self.by, conserved=push
+            )
+            body = Repeat(exchange, self.rounds)
+        return Scope(body, enter=self.get, leave=leave)
+
+
+class Server(eqx.Module):
+    """Gather everyone's message, compute once, answer each.
+
+    `compute(messages, key)` sees the messages stacked on axis 0 and returns the answers stacked the same way. With
+    `host=True` it is plain Python (clustering, a solver), otherwise jittable. On real peers one named peer plays it.
+    """
+
+    send: Callable[[State, Context], Message] = eqx.field(static=True)
+    compute: Callable[[Message, PRNGKeyArray], PyTree] = eqx.field(static=True)
+    receive: Callable[[State, PyTree, Context], State] = eqx.field(static=True)
+    host: bool = eqx.field(static=True, default=False)
+
+
+class Repeat(eqx.Module):
+    """A loop over `body`.
+
+    It runs `at_most` times; or as often as `times(state, context)` says (every client must hold the same number, e.g.
+    one agreed on before); or until `until(state, context)` holds at *every* client. The clients find that out by
+    max-consensus after each iteration, so nobody falls out of step.
+    """
+
+    body: "Node"
+    at_most: int = eqx.field(static=True)
+    until: Callable[[State, Context], Bool[Array, ""]] | None = eqx.field(static=True, default=None)
+    times: Callable[[State, Context], Int[Array, ""]] | None = eqx.field(static=True, default=None)
+    name: str = eqx.field(static=True, default="loop")
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the clients decide during the run how often it runs."""
+        return self.until is not None or self.times is not None
+
+    def __check_init__(self):
+        if self.at_most < 0:
+            raise InvalidInput(f"{self.name}: number of rounds", self.at_most, "0 or more")
+        if self.until is not None and self.times is not None:
+            raise InvalidInput(f"{self.name}: until and times", "both", "one of them")
+
+
+class Scope(eqx.Module):
+    """Run `body` on a state of its own: `enter(state, context)` makes it, `leave(state, inner, context)` ends it."""
+
+    body: "Node"
+    enter: Callable[[State, Context], State] = eqx.field(static=True)
+    leave: Callable[[State, State, Context], State] = eqx.field(static=True)
+
+
+class Sequence(eqx.Module):
+    """One node after the other."""
+
+    nodes: tuple["Node", ...]
+
+    def __init__(self, *nodes: "Node"):
+        self.nodes = nodes
+
+
+Node = Local | Exchange | Average | Server | Repeat | Scope | Sequence
+
+Path = tuple[int, ...]  # where a node stands: positions in the sequences above it; a loop adds 0
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    if isinstance(node, Sequence):
+        return node.nodes
+    if isinstance(node, Repeat | Scope):
+        return (node.body,)
+    return ()
+
+
+def contains(node: Node, test: Callable[[Node], bool]) -> bool:
+    """Whether `test` holds for the node or anything below it."""
+    return test(node) or any(contains(child, test) for child in children(node))
+
+
+def work(node: Node) -> int:
+    """How many leaves one pass through the node executes at most."""
+    inside = sum(work(child) for child in children(node)) or 1
+    return inside * node.at_most if isinstance(node, Repeat) else inside

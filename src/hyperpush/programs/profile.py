@@ -1,0 +1,269 @@
+"""What a program sends and computes, read off one trace of each of its leaves."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jaxtyping import Int, PyTree
+
+from hyperpush.programs.counting import Work, work_of
+from hyperpush.programs.nodes import (
+    Average,
+    Context,
+    Exchange,
+    Local,
+    Node,
+    Path,
+    Repeat,
+    Role,
+    Scope,
+    Sequence,
+    State,
+)
+from hyperpush.programs.recipe import Recipe, as_recipe
+
+
+class Sending(eqx.Module):
+    """A place in a program that sends: its path, the node, and the message's shapes (of one client)."""
+
+    path: Path = eqx.field(static=True)
+    node: Node  # without its functions
+    message: PyTree[jax.ShapeDtypeStruct] = eqx.field(static=True)
+    body: Path = eqx.field(static=True)  # the body of the innermost loop around it; (): it stands in no loop
+
+    @property
+    def floats(self) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(self.message))
+
+    @property
+    def bytes(self) -> int:
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.message))
+
+    def messages(self, agreement: int) -> int:
+        """How many are sent each time, where clients agree on ending a loop in `agreement` rounds."""
+        if isinstance(self.node, Average) and self.node.by != "exact":
+            return self.node.rounds
+        return agreement if isinstance(self.node, Repeat) else 1
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a program does in each pass through the body of each of its loops, for one client.
+
+    Its nodes have no functions: they are the same whatever numbers the program was built from.
+    """
+
+    sendings: tuple[Sending, ...]
+    loops: tuple[tuple[Path, Path, Repeat], ...]  # (its body, the body of the loop around it, it), outer ones first
+    work: dict[Path, Work]  # in one pass through a body, without the loops in it; at () what stands in no loop
+
+    def passes(self, agreed: Mapping[Path, int]) -> dict[Path, int]:
+        """How often each body has run, if those of loops of an agreed length have run so often."""
+        passes: dict[Path, int] = {(): 1}
+        for body, around, node in self.loops:
+            passes[body] = int(agreed[body]) if node.agreed else node.at_most * passes[around]
+        return passes
+
+    def floats(self, agreed: Mapping[Path, int], agreement: int) -> int:
+        """Numbers sent."""
+        passes = self.passes(agreed)
+        return sum(passes[s.body] * s.messages(agreement) * s.floats for s in self.sendings)
+
+    def floats_at(
+        self,
+        body: Path,
+        iterations: Int[np.ndarray, " rows"],
+        agreed: Mapping[Path, Int[np.ndarray, " rows"]],
+        agreement: int,
+        entered: Int[np.ndarray, " rows"] | int = 1,
+    ) -> Int[np.ndarray, " rows"]:
+        """Numbers sent until each of some moments between two iterations of the loop whose body is at `body`.
+
+        At each moment the loop has been entered `entered` times, the last time for `iterations` iterations, and the
+        bodies of loops of an agreed length have run as often as `agreed` says. What stands before the loop is
+        complete, what stands in it counts by iterations, and what follows has not begun. A loop that was entered
+        several times must have a fixed length, and so must the loops around it.
+        """
+        around = {inside: (above, node) for inside, above, node in self.loops}
+        iterations = np.asarray(iterations, np.int64)
+        above, node = around[body]
+        whole = np.broadcast_to(np.asarray(entered, np.int64), iterations.shape)
+        done = agreed[body] if node.agreed else (whole - 1) * node.at_most + iterations
+        # Passes that the bodies around the loop have begun; the last of them is under way.
+        begun = {above: whole}
+        while above:
+            above, node = around[above]
+            whole = -(-whole // max(node.at_most, 1))
+            begun[above] = whole
+
+        def passes(inside: Path, path: Path) -> Any:
+            """How often what stands at `path`, in that body, has run."""
+            if inside == body:
+                return done
+            if inside in begun:
+                return begun[inside] - (path > body)
+            above, node = around[inside]
+            return agreed[inside] if node.agreed else node.at_most * passes(above, inside)
+
+        sent = np.zeros(iterations.shape, np.int64)
+        for sending in self.sendings:
+            path = (*sending.path, 1) if isinstance(sending.node, Repeat) else sending.path  # a vote ends a pass
+            sent += np.asarray(passes(sending.body, path), np.int64) * sending.messages(agreement) * sending.floats
+        return sent
+
+    def total(self, agreed: Mapping[Path, int]) -> Work:
+        """Gradients and products computed."""
+        passes, total = self.passes(agreed), Work()
+        for body, work in self.work.items():
+            total.update({kind: passes[body] * count for kind, count in work.items()})
+        return total
+
+
+def profile(program: Node | Recipe, state: State, data: PyTree, clients: int) -> Profile:
+    """Walk a program once, from one client's state (arrays or shapes), tracing each of its leaves.
+
+    What it finds depends on structure and shapes alone, and is remembered by them.
+    """
+    shapes = jax.eval_shape(lambda *trees: trees, state, data)
+    leaves, structure = jax.tree.flatten((as_recipe(program).shapes(), *shapes))
+    return _profile(structure, tuple(leaves), clients, jax.config.read("jax_enable_x64"))
+
+
+# Called with every leaf of a program: its node's path, its role, the function, its trace, and the shapes it returns.
+# The trace's inputs are the leaves of (client, round, key, data, arguments). There is none of a leaf that receives
+# what a host computes: its shapes are known only when it has run.
+Visit = Callable[[Path, Role, Callable[..., Any], ClosedJaxpr | None, PyTree], None]
+
+
+def visit_leaves(program: Node | Recipe, state: State, data: PyTree, clients: int, visit: Visit) -> Profile:
+    """Trace every leaf of a program, from one client's state (arrays or shapes), and show each to `visit`."""
+    shapes = jax.eval_shape(lambda *trees: trees, state, data)
+    leaves, structure = jax.tree.flatten((as_recipe(program).shapes(), *shapes))
+    return _profile.__wrapped__(structure, tuple(leaves), clients, jax.config.read("jax_enable_x64"), visit)
+
+
+def sendings(program: Node | Recipe, state: State, data: PyTree, clients: int) -> list[Sending]:
+    """Every place of a program that sends, with its message, from one client's state (arrays or shapes)."""
+    return list(profile(program, state, data, clients).sendings)
+
+
+def outline(node: Node) -> Node:
+    """A node without its functions and without what is below it."""
+    values = {field.name: getattr(node, field.name) for field in fields(node)}
+    bare = {name: _no_function for name, value in values.items() if callable(value)}
+    return replace(node, **bare, **({"body": Sequence()} if "body" in values else {}))
+
+
+def _no_function(*_: Any) -> None:
+    raise AssertionError("a profile's nodes have no functions")
+
+
+def traced(f: Callable[..., Any], clients: int, data: PyTree, *args: PyTree) -> tuple[Any, Work]:
+    """The shapes that a leaf returns, and its gradients and products, from shapes of one client."""
+    shapes, jaxpr = trace_leaf(f, clients, data, *args)
+    return shapes, work_of(jaxpr.jaxpr)
+
+
+def trace_leaf(f: Callable[..., Any], clients: int, data: PyTree, *args: PyTree) -> tuple[PyTree, ClosedJaxpr]:
+    """The shapes that a leaf returns, and its trace, from shapes of one client."""
+
+    def call(client, round, key, data, *args):
+        return f(*args, Context(client, clients, round, key, data))
+
+    integer, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
+    jaxpr, shapes = jax.make_jaxpr(call, return_shape=True)(integer, integer, key, data, *args)
+    return shapes, jaxpr
+
+
+@lru_cache(maxsize=256)  # tracing costs as much as many rounds
+def _profile(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool, visit: Visit | None = None) -> Profile:
+    recipe, state, data = structure.unflatten(leaves)
+    places: list[Sending] = []
+    loops: list[tuple[Path, Path, Repeat]] = []
+    work: dict[Path, Work] = {}
+    number = jax.eval_shape(lambda: jnp.zeros(()))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def shaped(shape: tuple[int, ...], like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, like.dtype)
+
+    def summed(message: PyTree) -> PyTree:
+        return jax.tree.map(lambda m: m if jnp.issubdtype(m.dtype, jnp.inexact) else shaped(m.shape, number), message)
+
+    seen: dict[Any, tuple[Any, ClosedJaxpr, Work]] = {}  # what stands at several places of a program is traced once
+
+    def leaf(at: tuple[Path, Role], f: Callable[..., Any], body: Path, *args: PyTree) -> Any:
+        given, around = jax.tree.flatten(args)
+        asked = (f, around, *given)
+        if asked not in seen:
+            shapes, jaxpr = trace_leaf(f, clients, data, *args)
+            seen[asked] = shapes, jaxpr, work_of(jaxpr.jaxpr)
+        shapes, jaxpr, done = seen[asked]
+        work[body] = work.get(body, Work()) + done
+        if visit is not None:
+            visit(*at, f, jaxpr, shapes)
+        return shapes
+
+    def send(node: Node, message: PyTree, path: Path, body: Path) -> PyTree:
+        places.append(Sending(path, outline(node), message, body))
+        return message
+
+    def walk(node: Node, state: State, path: Path, body: Path) -> State:
+        """The state after a node; `body` is that of the innermost loop around it."""
+        if isinstance(node, Local):
+            return leaf((path, Role.LOCAL), node.f, body, state)
+        if isinstance(node, Sequence):
+            for position, child in enumerate(node.nodes):
+                state = walk(child, state, (*path, position), body)
+            return state
+        if isinstance(node, Scope):
+            inner = walk(node.body, leaf((path, Role.ENTER), node.enter, body, state), (*path, 0), body)
+            return leaf((path, Role.LEAVE), node.leave, body, state, inner)
+        if isinstance(node, Repeat):
+            inside = (*path, 0)
+            loops.append((inside, body, cast(Repeat, outline(node))))
+            if node.times is not None:
+                leaf((path, Role.TIMES), node.times, body, state)
+            walk(node.body, state, inside, inside)
+            if node.until is not None:
+                leaf((path, Role.UNTIL), node.until, inside, state)
+                send(node, jax.ShapeDtypeStruct((), jnp.float32), path, inside)
+            return state
+        if isinstance(node, Exchange):
+            total = send(node, leaf((path, Role.SEND), node.send, body, state), path, body)
+            if node.reduce == "sum":
+                total = summed(total)
+            elif node.reduce == "stack":
+                total = jax.tree.map(lambda m: shaped((clients, *m.shape), m), total)
+            if callable(node.weights):
+                leaf((path, Role.WEIGHTS), node.weights, body, state)
+            heard = jax.ShapeDtypeStruct((clients,), jnp.bool_) if node.observe else None
+            sent = shaped((clients,), number) if node.observe else None
+            return leaf((path, Role.RECEIVE), node.take, body, state, total, number, heard, sent)
+        if isinstance(node, Average):
+            value, mass = leaf((path, Role.ENTER), node.get, body, state)
+            send(node, (value, mass) if node.by == "push" else value, path, body)
+            return leaf((path, Role.LEAVE), node.put, body, state, summed(value), mass)
+        message = send(node, leaf((path, Role.SEND), node.send, body, state), path, body)
+        if node.host:  # what comes back is known only when it has run
+            if visit is not None:
+                visit(path, Role.RECEIVE, node.receive, None, None)
+            return state
+        answers = jax.eval_shape(node.compute, jax.tree.map(lambda m: shaped((clients, *m.shape), m), message), key)
+        return leaf(
+            (path, Role.RECEIVE), node.receive, body, state, jax.tree.map(lambda a: shaped(a.shape[1:], a), answers)
+        )
+
+    numbers, rest = eqx.partition(recipe, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+
+    def trace(numbers: Recipe) -> None:
+        walk(eqx.combine(numbers, rest).program(), state, (), ())
+
+    jax.eval_shape(trace, numbers)
+    return Profile(tuple(places), tuple(loops), work)

@@ -1,0 +1,107 @@
+"""How a program is made: what an engine builds anew inside everything that it compiles.
+
+A program's leaves are closures over the numbers of a method. An engine that compiled a finished program would compile
+it again for every step size. It gets a recipe instead, and builds the program where the numbers are traced: a new
+number compiles nothing. So that nothing hangs on the identity of a closure, a node is named by its path, and a leaf
+by its path and role.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hyperpush.programs.nodes import Average, Node, Path, Role, Sequence, children
+
+_LEAVES = {
+    Role.LOCAL: "f",
+    Role.SEND: "send",
+    Role.WEIGHTS: "weights",
+    Role.RECEIVE: "receive",
+    Role.ENTER: "enter",
+    Role.LEAVE: "leave",
+    Role.UNTIL: "until",
+    Role.TIMES: "times",
+}
+
+
+class Recipe(eqx.Module):
+    """The program `build(*parts)`.
+
+    Floats and arrays in the parts are arguments of what is compiled. Everything else is structure: functions,
+    integers, strings, and the static fields of modules. A new structure is compiled anew.
+    `build` must give the same tree of nodes whatever the numbers are, and must not branch on them in Python.
+    """
+
+    build: Callable[..., Node] = eqx.field(static=True)
+    parts: tuple[Any, ...]
+
+    def program(self) -> Node:
+        """The program, with the parts' numbers as they are: floats on the host, tracers in compiled code."""
+        return self.build(*self.parts)
+
+    def traceable(self) -> "Recipe":
+        """The same with arrays in place of floats. They are weakly typed, so that results keep their types."""
+        return with_arrays(self)
+
+    def shapes(self) -> "Recipe":
+        """The same with the kinds of numbers and arrays in place of their values: what tells structures apart."""
+        return with_kinds(self)
+
+
+def with_arrays(tree: Any) -> Any:
+    """A tree with weakly typed arrays in place of floats: what is compiled takes them as arguments."""
+    return jax.tree.map(lambda leaf: jnp.asarray(float(leaf)) if is_number(leaf) else leaf, tree)
+
+
+def with_kinds(tree: Any) -> Any:
+    """A tree with the kinds of numbers and arrays in place of their values."""
+
+    def kind(leaf: Any) -> Any:
+        if is_number(leaf):
+            return jax.ShapeDtypeStruct((), jnp.result_type(float), weak_type=True)
+        if eqx.is_array(leaf):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+        return leaf
+
+    return jax.tree.map(kind, tree)
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether a leaf of a recipe is a number that is not an array yet."""
+    return isinstance(leaf, float | np.floating)
+
+
+def program_of(method: Any, problem: Any) -> Recipe:
+    """The recipe of a method's program for a problem."""
+    return Recipe(_method_program, (method, problem))
+
+
+def as_recipe(program: Node | Recipe) -> Recipe:
+    """A recipe as it is; one that gives the finished program for anything else."""
+    return program if isinstance(program, Recipe) else Recipe(_finished, (program,))
+
+
+def at(program: Node, path: Path) -> Any:
+    """The node at a path."""
+    for place in path:
+        program = children(program)[place if isinstance(program, Sequence) else 0]
+    return program
+
+
+def leaf_of(node: Node, role: Role) -> Callable[..., Any]:
+    """The function of a node that plays a role."""
+    if isinstance(node, Average):
+        return node.get if role == Role.ENTER else node.put
+    return getattr(node, _LEAVES[role])
+
+
+def _method_program(method: Any, problem: Any) -> Node:
+    return problem.protect(method.program(problem))
+
+
+def _finished(program: Node) -> Node:
+    return program

@@ -1,0 +1,20 @@
+"""Programs made from programs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hyperpush.programs.nodes import Average, Node, Repeat, Scope, Sequence
+
+
+def rewrite(node: Node, f: Callable[[Node], Node]) -> Node:
+    """The program with `f(node)` in place of every node, those below first."""
+    if isinstance(node, Sequence):
+        return f(Sequence(*(rewrite(child, f) for child in node.nodes)))
+    if isinstance(node, Repeat | Scope):
+        return f(replace(node, body=rewrite(node.body, f)))
+    return f(node)
+
+
+def stepwise(node: Node) -> Node:
+    """The program with every average spelled out as single exchanges."""
+    return rewrite(node, lambda each: each.stepwise() if isinstance(each, Average) else each)

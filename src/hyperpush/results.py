@@ -1,0 +1,350 @@
+"""What every verb returns: values, whether to believe them, and what they cost."""
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
+from typing import Any, NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Float, Int, Num, PyTree
+
+from hyperpush.engines.result import RunResult
+from hyperpush.errors import HyperpushError, InvalidInput
+from hyperpush.programs.counting import accesses
+from hyperpush.status import Status
+from hyperpush.task import Task
+
+AnyResult = TypeVar("AnyResult", bound="Result")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What each client sent and computed.
+
+    Attributes:
+        rounds: Rounds of communication.
+        floats: Numbers that each client sent. A message to several receivers counts once.
+        bytes: Bytes that a client sent over its links, the mean over clients.
+        largest_bytes: The same for the client that sent most.
+        gradients: Gradients of the inner and the outer cost.
+        hessian_products: Products with ∂²_xx f.
+        jacobian_products: Products with ∂²_λx f.
+        accesses: By data set, how many of these gradients and products used it.
+    """
+
+    rounds: int = 0
+    floats: int = 0
+    bytes: int = 0
+    largest_bytes: int = 0
+    gradients: int = 0
+    hessian_products: int = 0
+    jacobian_products: int = 0
+    accesses: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: RunResult, task: Task) -> "Costs":
+        """What a run cost, on the data sets of a task."""
+        used = {name: run.work[accesses(name)] for name in task.data.sets}
+        return cls(
+            run.rounds,
+            run.floats,
+            round(float(np.mean(run.bytes))),
+            int(np.max(run.bytes)),
+            run.work["gradients"],
+            run.work["hessian_products"],
+            run.work["jacobian_products"],
+            {name: count for name, count in used.items() if count},
+        )
+
+    def __add__(self, other: "Costs") -> "Costs":
+        names = {*self.accesses, *other.accesses}
+        total = {name: self.accesses.get(name, 0) + other.accesses.get(name, 0) for name in sorted(names)}
+        numbers = [each.name for each in fields(self) if each.name != "accesses"]
+        return Costs(**{name: getattr(self, name) + getattr(other, name) for name in numbers}, accesses=total)
+
+    def __str__(self) -> str:
+        return f"{self.rounds:,} rounds, {self.floats:,} floats sent per client"
+
+
+class NotConverged(HyperpushError):
+    """A result that did not converge, raised by verbs that were called with `throw=True`."""
+
+    def __init__(self, result: Any):
+        self.result = result
+        super().__init__(f"{type(result).__name__}: {result.status}")
+
+
+class Own(NamedTuple):
+    """One client's part of a result."""
+
+    name: str
+    params: PyTree
+    hyper: PyTree
+
+
+@dataclass(frozen=True)
+class History:
+    """One row for the start and one for every `every`-th step; clients on axis 1.
+
+    Row t holds the params that were trained for the hypers of row t, whatever the algorithm.
+
+    Attributes:
+        steps: The step of each row; 0 is the start.
+        rounds: Rounds of communication so far.
+        floats: Numbers that each client had sent by then.
+        recorded_cost: What `cost` holds, or None where there is none to show.
+        metrics: Each client's own metrics, by name.
+        hypers: Each client's hypers; None if they would take too much room.
+        hypergradient_norm: The size of the hypergradient that led here; None for algorithms without one.
+        watched: The mean metric by which early stopping judged, the same at all clients; None without it.
+    """
+
+    steps: Int[np.ndarray, " rows"]
+    rounds: Num[np.ndarray, "..."]
+    floats: Num[np.ndarray, "..."]
+    recorded_cost: Float[np.ndarray, "..."] | None = None
+    metrics: Mapping[str, Float[np.ndarray, "..."]] = field(default_factory=dict)
+    hypers: PyTree = None
+    hypergradient_norm: Float[np.ndarray, "..."] | None = None
+    watched: Float[np.ndarray, "..."] | None = None
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def cost(self) -> Float[np.ndarray, "..."]:
+        """Each client's outer cost F_i in every row. Private runs and joint outer costs have none."""
+        if self.recorded_cost is None:
+            allowed = "a run whose outer cost is each client's own, on a task that is not private"
+            raise InvalidInput("history.cost", "a history without costs", allowed)
+        return self.recorded_cost
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The rows as a table: means over clients."""
+        found: dict[str, Any] = {"step": self.steps, "rounds": self.rounds, "floats": self.floats}
+        own = {"hypergradient_norm": self.hypergradient_norm, "watched": self.watched}
+        more = {"cost": self.recorded_cost, **self.metrics, **own}
+        for name, values in more.items():
+            if values is not None:
+                found[name] = values if values.ndim == 1 else np.asarray(values, np.float64).mean(axis=1)
+        return found
+
+    def to_pandas(self) -> Any:
+        """The rows as a data frame: one row per step, means over clients."""
+        return table(self.columns())
+
+    def __repr__(self) -> str:
+        return f"History({len(self)} rows: {', '.join(self.columns())})"
+
+
+def table(columns: Mapping[str, Sequence[Any] | np.ndarray]) -> Any:
+    """A pandas data frame."""
+    try:
+        pandas = import_module("pandas")
+    except ImportError:
+        raise InvalidInput("to_pandas", "no pandas", "an environment with pandas: pip install pandas") from None
+    return pandas.DataFrame(dict(columns))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What all results share.
+
+    Attributes:
+        task: The task at the point reached: pass it on to the next verb.
+        status: Whether to believe the result, and why.
+        costs: What each client sent and computed.
+        seeds: How many runs it holds, on a leading axis of every array; 0: one run, without that axis.
+    """
+
+    task: Task
+    status: Status
+    costs: Costs
+    seeds: int = field(default=0, kw_only=True)
+
+    @property
+    def mean(self: AnyResult) -> AnyResult:
+        """The mean over seeds, in the same class. No verb continues from it: its `task` is that of all seeds."""
+        return self._over_axis(np.mean)
+
+    @property
+    def spread(self: AnyResult) -> AnyResult:
+        """The standard deviation over seeds, in the same class; of one run 0."""
+        return self._over_axis(np.std)
+
+    def _over_axis(self: AnyResult, reduce: Any) -> AnyResult:
+        if not self.seeds:
+            raise InvalidInput("seeds", None, "a result of several seeds: call the verb with seeds=")
+        changes = {
+            name: _each_array(lambda array: reduce(array, axis=0), getattr(self, name)) for name in _arrays(self)
+        }
+        return replace(self, **changes, seeds=0)
+
+    @property
+    def privacy(self) -> Any:
+        """Of a private task: what this and the runs before released of each data set, and what it costs (`Budget`)."""
+        return self.task.spent
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Whose the rows of every array are."""
+        return self.task.names if self.task.owner is None else (self.task.names[self.task.owner],)
+
+    def facts(self) -> list[str]:
+        """What `repr` says besides status and costs."""
+        count = self.task.clients
+        said = [f"{self.seeds} seeds"] if self.seeds else []
+        said.append(f"{count} clients" if self.task.owner is None else f"client {self.names[0]!r}")
+        return said if self.privacy is None else [*said, str(self.privacy)]
+
+    def __repr__(self) -> str:
+        # No arrays: the line has to fit on a screen for a million params, too.
+        said = [", ".join(self.facts()), str(self.costs)]
+        said = [*said, str(self.status)] if self.status.converged is False else [said[0], str(self.status), said[1]]
+        return f"{type(self).__name__}({'; '.join(said)})"
+
+    def _repr_html_(self) -> str:
+        rows = {"clients": ", ".join(self.facts()), "status": str(self.status)}
+        rows |= {each.name.replace("_", " "): getattr(self.costs, each.name) for each in fields(Costs)}
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{name}</th><td>{html.escape(str(value))}</td></tr>"
+            for name, value in rows.items()
+        )
+        return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
+
+    def checked(self: AnyResult, throw: bool) -> AnyResult:
+        """The result itself; raises `NotConverged` if asked to and it did not converge."""
+        if throw and self.status.converged is False:
+            raise NotConverged(self)
+        return self
+
+
+@dataclass(frozen=True, repr=False)
+class Training(Result):
+    """Where training ended.
+
+    Attributes:
+        params: Every client's params, clients on axis 0.
+        history: Metrics by step, if some were asked for.
+    """
+
+    params: PyTree
+    history: History | None = None
+
+    def client(self, name: str | int) -> Own:
+        """One client's params and hypers, by its name or number."""
+        return own(self.task, name, self.params, self.task.hypers)
+
+
+@dataclass(frozen=True, repr=False)
+class Estimate(Result):
+    """Every client's hypergradient.
+
+    Attributes:
+        value: Each client's d F̄ / dλ_i: a pytree like `task.hypers`, with clients on axis 0.
+        history: What was recorded, by loop; empty without `record`.
+    """
+
+    value: PyTree
+    history: Mapping[str, PyTree] = field(default_factory=dict)
+
+    def facts(self) -> list[str]:
+        return [*super().facts(), f"norm {float(optax.tree.norm(self.value)):.4g}"]
+
+
+@dataclass(frozen=True, repr=False)
+class Solution(Result):
+    """Where a bilevel algorithm ended.
+
+    Attributes:
+        params: Every client's params, clients on axis 0: the inner solution for `hypers`, as far as it was reached.
+        hypers: Every client's hypers, clients on axis 0; with early stopping those of the best step.
+        history: Cost, metrics, rounds and floats by step.
+        best_step: The number of steps that lead to `hypers`.
+    """
+
+    params: PyTree
+    hypers: PyTree
+    history: History
+    best_step: int
+
+    @property
+    def hyper(self) -> PyTree:
+        """The one hyper that all clients agreed on, for a task with `common=True`: the mean over clients."""
+        if not self.task.common:
+            raise InvalidInput("hyper", "a task without common=True", "`hypers`: every client has its own")
+        return self.hypers if self.task.owner is not None else jax.tree.map(lambda h: jnp.mean(h, axis=0), self.hypers)
+
+    def client(self, name: str | int) -> Own:
+        """One client's params and hypers, by its name or number."""
+        return own(self.task, name, self.params, self.hypers)
+
+    def facts(self) -> list[str]:
+        said, cost = super().facts(), self.history.recorded_cost
+        if cost is not None and len(cost):
+            cost = np.asarray(cost, np.float64)
+            cost = cost.mean(axis=0) if self.seeds else cost
+            means = cost.reshape(len(cost), -1).mean(axis=1)
+            row = int(np.searchsorted(self.history.steps, self.best_step, side="right")) - 1
+            step = int(self.history.steps[row])
+            at = "" if step == self.best_step else f" at step {step}"
+            said.append(f"{self.best_step} steps, outer cost {means[0]:.5g} -> {means[row]:.5g}{at}")
+        return said
+
+
+def own(task: Task, name: str | int, params: PyTree, hypers: PyTree) -> Own:
+    """One client's part of stacked params and hypers."""
+    number = task.client(name)
+    if task.owner is not None:
+        if number != task.owner:
+            raise InvalidInput("client", name, f"{task.names[task.owner]!r}, whose result this is")
+        return Own(task.names[number], params, hypers)
+
+    def row(leaf: Any) -> Any:
+        return leaf[number] if eqx.is_array(leaf) else leaf
+
+    return Own(task.names[number], jax.tree.map(row, params), jax.tree.map(row, hypers))
+
+
+def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
+    """Several runs as one result, with a leading seed axis on every array; the worst status, the largest costs."""
+    first, worst = results[0], min(results, key=lambda each: each.status.converged is not False)
+    numbers = [each.name for each in fields(Costs) if each.name != "accesses"]
+    largest = {name: max(getattr(each.costs, name) for each in results) for name in numbers}
+    changes = {
+        name: _stack_arrays([getattr(result, name) for result in results])
+        for name in _arrays(first)
+        if getattr(first, name) is not None
+    }
+    costs = Costs(**largest, accesses=first.costs.accesses)
+    return replace(
+        first, task=task.replace(several=True), status=worst.status, costs=costs, **changes, seeds=len(results)
+    )
+
+
+def _arrays(result: Result) -> list[str]:
+    """The fields of a result that hold arrays."""
+    return [each.name for each in fields(result) if each.name not in ("task", "status", "costs", "seeds", "best_step")]
+
+
+def _each_array(f: Any, value: Any) -> Any:
+    if isinstance(value, History):
+        names = [each.name for each in fields(value) if each.name != "steps"]
+        return replace(value, **{name: _each_array(f, getattr(value, name)) for name in names})
+    return jax.tree.map(lambda leaf: f(np.asarray(leaf)) if eqx.is_array(leaf) else leaf, value)
+
+
+def _stack_arrays(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], History):
+        parts = {each.name: [getattr(value, each.name) for value in values] for each in fields(values[0])}
+        shared = {"steps": parts.pop("steps")[0]}
+        return replace(values[0], **shared, **{name: _stack_arrays(part) for name, part in parts.items()})
+    return jax.tree.map(
+        lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]) if eqx.is_array(leaves[0]) else leaves[0],
+        *values,
+    )

@@ -1,0 +1,263 @@
+"""One sentence as TOML: a task, a method, a network, a key, and where it runs.
+
+    key = 0
+
+    [task]                       # a ready-made task of `hp.tasks`, or module:function; its options
+    name = "logistic"
+    clients = 5
+    seed = 0
+
+    [network]                    # clients come from the task
+    name = "random-directed"
+
+    [method]                     # an inner solver, an estimator or an algorithm; its kind decides the verb
+    name = "PDBO"
+    steps = 5
+    inner = { name = "SGP", steps = 600, step_size = 0.1 }
+    hypergradient = { name = "HGP", steps = 20, pushes = 10, step_size = 0.2 }
+    outer = { name = "adam", learning_rate = 0.1 }
+
+Further tables: `[train]` (an inner solver that trains before an estimator), `[engine]`, `[metrics]`, `[hooks]`, and
+`[task.private]` (clip, and either noise or epsilon and delta). Every name may be a registered one or `module:Class`.
+`verb = "influence"` scores training examples with an estimator.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpush.checks import check_arguments, check_integer, check_positive
+from hyperpush.config import import_from
+from hyperpush.engines.base import Engine
+from hyperpush.engines.simulate import Simulate
+from hyperpush.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.hooks import Hook
+from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.influence.scores import scores
+from hyperpush.inner.base import InnerSolver
+from hyperpush.method import Method
+from hyperpush.networks import Network
+from hyperpush.privacy.budget import within
+from hyperpush.registry import base_of, build, find, made, plain_name, registered
+from hyperpush.results import Result
+from hyperpush.task import Task
+from hyperpush.verbs import hypergradient, solve, train
+
+TABLES = ("key", "precision", "verb", "every", "task", "network", "method", "train", "engine", "metrics", "hooks")
+METHODS = ("algorithms", "hypergradients", "inner", "baselines", "big_fed")  # kinds of methods that a file may name
+VERBS = ("train", "hypergradient", "solve", "influence")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a file says, as objects."""
+
+    verb: str
+    task: Task
+    method: Any
+    network: Network
+    key: int
+    engine: Engine
+    trainer: InnerSolver | None
+    metrics: Mapping[str, Any]
+    every: int | None
+    hooks: tuple[Hook, ...]
+
+    def run(self, engine: Engine | None = None, hooks: Sequence[Hook] = ()) -> Result:
+        """Run it; another engine may take the place of the one that it names."""
+        options: dict[str, Any] = {"key": self.key, "engine": engine or self.engine, "hooks": (*self.hooks, *hooks)}
+        measured = {"metrics": dict(self.metrics) or None, "every": self.every}
+        task = self.task
+        if self.verb == "train":
+            return train(task, self.method, self.network, **options, **measured)
+        if self.verb == "solve":
+            return solve(task, self.method, self.network, **options, **measured)
+        if self.trainer is not None:
+            task = train(task, self.trainer, self.network, **options).task
+        verb = scores if self.verb == "influence" else hypergradient
+        return verb(task, self.method, self.network, **options)
+
+
+def read(values: Mapping[str, Any]) -> Spec:
+    """The objects that the tables of a file describe.
+
+    Raises:
+        InvalidInput: It names the dotted key, what was given and what is allowed.
+    """
+    check_tables(values)
+    table = dict(values["task"])
+    private = table.pop("private", None)
+    task, method = read_task(table), read_method(values["method"])
+    network = read_network(values["network"], task.clients)
+    if private is not None:
+        task = _private_task(task, private, method, network)
+    return Spec(
+        verb=_verb(values.get("verb"), method),
+        task=task,
+        method=method,
+        network=network,
+        key=check_integer("key", values.get("key", 0), minimum=0, maximum=2**32 - 1),
+        engine=build("engines", values["engine"], "engine") if "engine" in values else Simulate(),
+        trainer=build("inner", values["train"], "train") if "train" in values else None,
+        metrics=_metrics(values.get("metrics", {})),
+        every=values.get("every"),
+        hooks=_hooks(values.get("hooks", {})),
+    )
+
+
+def check_tables(values: Mapping[str, Any]) -> None:
+    """Refuse keys that a spec does not have, and tables that it lacks."""
+    for key in values:
+        if key not in TABLES:
+            raise unknown(key, key, TABLES)
+    for key in ("task", "network", "method"):
+        if not isinstance(values.get(key), Mapping):
+            raise InvalidInput(key, values.get(key), f"a table [{key}] with a name")
+
+
+def read_task(table: Mapping[str, Any]) -> Task:
+    """The task of a table: that of a ready-made function or of the user's own, called with the table's options."""
+    options = dict(table)
+    name = options.pop("name", None)
+    function = task_function(name)
+    check_arguments("task", inspect.signature(function), (), options)
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    task = _called("task.name", str(name), function, given)
+    if not isinstance(task, Task):
+        raise InvalidInput("task.name", name, f"a function that returns hp.Task(…), not {type(task).__name__}")
+    return task
+
+
+def _private_task(task: Task, table: Any, method: Method, network: Network) -> Task:
+    """The task with `[task.private]`: with the noise that it names, or with the one that fits `epsilon` and `delta`."""
+    if not isinstance(table, Mapping):
+        raise InvalidInput("task.private", table, "a table with clip, and noise or epsilon")
+    options = dict(table)
+    epsilon, delta = options.pop("epsilon", None), options.pop("delta", None)
+    if epsilon is None:
+        if delta is not None:
+            raise InvalidInput("task.private.epsilon", None, "a number above 0, as delta is given")
+        return made(task.private, options, "task.private")
+    check_positive("task.private.epsilon", epsilon)
+    options.setdefault("noise", {"name": "Gaussian" if delta else "Laplace", "scale": 1.0})
+    return within(epsilon, delta or None, made(task.private, options, "task.private"), method, network)
+
+
+def read_method(table: Mapping[str, Any], field: str = "method") -> Method:
+    """The method of a table, whatever its kind."""
+    return build(method_kind(table.get("name"), f"{field}.name"), table, field)
+
+
+def method_kind(name: Any, field: str) -> str:
+    """The kind of the method that is called so, or that `module:Class` names."""
+    known = {kind: registered(kind) for kind in METHODS}
+    if isinstance(name, str) and ":" in name:
+        found = find("methods", name, field)
+        return next((kind for kind in METHODS if issubclass(found, base_of(kind))), "methods")
+    for kind, classes in known.items():
+        if name in classes or (isinstance(name, str) and plain_name(name) in map(plain_name, classes)):
+            return kind
+    raise unknown(field, str(name), [*(each for classes in known.values() for each in classes), "module:Class"])
+
+
+def read_network(table: Mapping[str, Any], clients: int) -> Network:
+    """The network of a table, for so many clients."""
+    if "clients" in table:
+        raise InvalidInput("network.clients", table["clients"], f"nothing: the task has {clients} clients")
+    return build("networks", {**table, "clients": clients}, "network")
+
+
+def load_function(field: str, name: Any) -> Callable[..., Any]:
+    """The function that `module:function` names; modules in the current directory can be named, too."""
+    if not isinstance(name, str) or ":" not in name:
+        raise InvalidInput(field, name, "module:function")
+    module_name, _, attribute = name.partition(":")
+    import_from(Path.cwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a module of the user's raises
+        reason = f"{type(error).__name__}: {error}"
+        raise InvalidInput(field, name, f"module:function of a module that imports ({reason})") from error
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise unknown(field, name, [f"{module_name}:{key}" for key, each in vars(module).items() if _public(key, each)])
+    return found
+
+
+def _public(name: str, each: Any) -> bool:
+    return callable(each) and not name.startswith("_")
+
+
+def task_function(name: Any) -> Callable[..., Any]:
+    """The function that makes the task that is called so, or that `module:function` names."""
+    if isinstance(name, str) and ":" in name:
+        return load_function("task.name", name)
+    known = ready_made()
+    if name not in known:
+        raise unknown("task.name", str(name), [*known, "module:function"])
+    return known[str(name)]
+
+
+def ready_made() -> dict[str, Callable[..., Task]]:
+    """The functions of `hp.tasks` that make a task of numbers alone."""
+    import hyperpush.tasks as tasks
+
+    functions = {name: each for name, each in vars(tasks).items() if inspect.isfunction(each)}
+    return {
+        name: each
+        for name, each in functions.items()
+        if inspect.signature(each).return_annotation is Task and "clients" in inspect.signature(each).parameters
+    }
+
+
+def _called(field: str, name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    try:
+        return function(**options)
+    except HyperpushError:
+        raise
+    except Exception as error:  # the function is the user's: whatever it raises, say so
+        said = f"{name}, which fails with {type(error).__name__}: {error}"
+        raise InvalidInput(field, said, "a function that makes a task of the table's options") from error
+
+
+def _verb(given: Any, method: Method) -> str:
+    kinds = {InnerSolver: ("train",), HypergradientEstimator: ("hypergradient", "influence")}
+    fitting = next((verbs for kind, verbs in kinds.items() if isinstance(method, kind)), ("solve",))
+    if given is None:
+        return fitting[0]
+    if given not in VERBS:
+        raise unknown("verb", str(given), VERBS)
+    if given not in fitting:
+        raise InvalidInput("verb", given, f"{' or '.join(fitting)} for {type(method).__name__}")
+    return given
+
+
+def _metrics(table: Any) -> dict[str, Any]:
+    if not isinstance(table, Mapping):
+        raise InvalidInput("metrics", table, "a table of metrics by name")
+    found: dict[str, Any] = {}
+    for name, given in table.items():
+        if isinstance(given, Mapping):
+            check = {key: key for key in given if key not in ("name", "on")}
+            if check or "name" not in given:
+                raise InvalidInput(
+                    f"metrics.{name}", dict(given), 'a table such as { name = "module:function", on = "test" }'
+                )
+            metric = load_function(f"metrics.{name}.name", given["name"])
+            found[name] = (given["on"], metric) if "on" in given else metric
+        else:
+            found[name] = load_function(f"metrics.{name}", given)
+    return found
+
+
+def _hooks(table: Any) -> tuple[Hook, ...]:
+    if not isinstance(table, Mapping):
+        raise InvalidInput("hooks", table, "a table of hooks by name")
+    found = []
+    for name, given in table.items():
+        each = given if isinstance(given, Mapping) else {"name": given}
+        found.append(build("hooks", each, f"hooks.{name}"))
+    return tuple(found)

@@ -1,0 +1,581 @@
+"""A task: what one client's costs are, where everybody starts, and all clients' data."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
+from jaxtyping import PyTree
+
+from hyperpush import processes
+from hyperpush.checks import no_type_check
+from hyperpush.data import sets
+from hyperpush.data.batches import BatchCost, Data, Ragged, capacity, everything
+from hyperpush.errors import InvalidInput, unknown
+from hyperpush.inner.base import LinkEstimates
+from hyperpush.privacy.mechanisms import Mechanism
+from hyperpush.privacy.noise import Noise
+from hyperpush.privacy.private_problem import PrivateProblem
+from hyperpush.problem import Cost, JointCost, ModelLoss, Penalty, Problem
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """Starts that differ between clients, who are on axis 0 (`hp.per_client`)."""
+
+    tree: PyTree
+
+
+@dataclass(frozen=True)
+class PerExample:
+    """One hyper per training example (`hp.per_example`)."""
+
+    start: float
+    rows: int | None = None  # of the examples that it was made for, where they are arrays of all clients
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a run leaves for the next one on the same network: links seen and network time."""
+
+    network: Any
+    links: LinkEstimates | None
+    step: int
+
+
+def per_client(tree: PyTree) -> PerClient:
+    """Starts that differ between clients: a pytree whose leaves have the clients on axis 0."""
+    return PerClient(tree)
+
+
+def per_example(train: PyTree, start: float = 0.0) -> PerExample:
+    """One hyper per training example, from `start`. Costs get those of the batch: as many as there are losses.
+
+    Args:
+        train: The training examples that the task is made with.
+        start: The value that every hyper starts from.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> inputs, targets = jnp.ones((3, 7, 2)), jnp.ones((3, 7))
+        >>> def weighted(x, weight, batch):
+        ...     return jax.nn.sigmoid(weight) * (batch[0] @ x - batch[1]) ** 2
+        >>> def plain(x, weight, batch):
+        ...     return (batch[0] @ x - batch[1]) ** 2
+        >>> train = (inputs, targets)
+        >>> task = hp.Task(inner=weighted, outer=plain, params=jnp.zeros(2), hypers=hp.per_example(train),
+        ...                train=train, validation=train)
+        >>> task.hypers.shape
+        (3, 7)
+    """
+    if not jax.tree.leaves(train) and not isinstance(train, sets.Clients):
+        raise InvalidInput("per_example.train", train, "the training examples")
+    if not isinstance(start, int | float) or isinstance(start, bool) or not np.isfinite(start):
+        raise InvalidInput("per_example.start", start, "a finite number")
+    stacked = not isinstance(train, sets.Clients | list)
+    shape = jnp.shape(jax.tree.leaves(train)[0]) if stacked else ()
+    return PerExample(float(start), shape[1] if len(shape) > 1 else None)
+
+
+class Task:
+    """One client's costs and start, and all clients' data: what every verb works on.
+
+    Everybody lowers the mean over clients of F_i(x*(λ), λ_i), where x*(λ) minimizes the mean of f_i(x, λ_i). f_i is
+    the mean of client i's `inner` losses on `train` plus `penalty`; F_i is the mean of its `outer` losses on what
+    `outer_on` names plus `outer_penalty`.
+
+    Args:
+        inner: One client's training cost, `inner(params, hyper, batch)`: one loss per example (the library takes the
+            mean and leaves padding out) or one scalar. A pair `(model, loss)` means
+            `loss(model(params, hyper, batch), batch)`, for methods that use Gauss–Newton products.
+        outer: One client's outer cost, in the same form. A joint cost of all clients such as `hp.big_fed.Cosine` is
+            taken by methods that can differentiate it.
+        params: One client's params to start from: any pytree of floating-point arrays, or an Equinox module.
+            `hp.per_client(tree)` where clients start apart.
+        hypers: One client's hypers to start from; `hp.per_client` and `hp.per_example` as above.
+        train: Examples of the inner cost: a pytree of arrays with clients on axis 0 and examples on axis 1, a list
+            with one pytree per client (of any sizes), or `hp.tasks.clients(load, n)`.
+        validation: Examples that the outer level fits, in the same form.
+        penalty: `penalty(params, hyper)`, added to the inner cost once, after the mean; it belongs to no example.
+        outer_penalty: The same for the outer cost.
+        holdout: Examples that neither level fits, for `hp.EarlyStopping` and `hp.tune`.
+        test: Examples for reported scores; nothing may be chosen on them.
+        data: Further data sets by name.
+        outer_on: The data set that the outer level fits, `"validation"` if left out.
+        common: Whether all clients are to agree on one hyper.
+        names: The clients' names in results, files and figures; their numbers if left out.
+
+    Raises:
+        InvalidInput: Something does not fit; the message names it and what would be right.
+    """
+
+    @no_type_check
+    def __init__(
+        self,
+        *,
+        inner: Cost | tuple[Callable[..., Any], Callable[..., Any]],
+        outer: Any,
+        params: PyTree,
+        hypers: PyTree,
+        train: PyTree,
+        validation: PyTree = None,
+        penalty: Penalty | None = None,
+        outer_penalty: Penalty | None = None,
+        holdout: PyTree = None,
+        test: PyTree = None,
+        data: Mapping[str, PyTree] | None = None,
+        outer_on: str | None = None,
+        common: bool = False,
+        names: Sequence[str] | None = None,
+    ):
+        given = {"train": train, "validation": validation, "holdout": holdout, "test": test}
+        self._sets = sets.collect(given, data)
+        if isinstance(outer, JointCost) and outer.own is None and validation is None and outer_on is None:
+            outer_on = "train"  # its outer level looks at no examples
+        self.outer_on = sets.outer_set(outer_on, self._sets)
+        self.inner, self.outer = _cost("inner", inner), _cost("outer", outer)
+        self.penalty, self.outer_penalty = _function("penalty", penalty), _function("outer_penalty", outer_penalty)
+        self.common = _flag("common", common)
+        self.clients = sets.count_clients(self._sets)
+        self.names = _checked_names(names, self.clients)
+        self.several = False  # whether it belongs to a result of several seeds, which leads to no one point
+        self.owner: int | None = None  # whose task it is; None: all clients'
+        self.point: Point | None = None
+        self.privacy: Noise | None = None
+        self.spent: Any = None  # of a private task: the `Budget` of the runs that led to its point
+        self._params, self.fixed = _start("params", params)
+        self._hypers, other = _start("hypers", hypers)
+        if other is not None:
+            raise InvalidInput("hypers", f"{other} among the numbers", "a pytree of floating-point numbers")
+        # Which leaves of the hypers hold one number per training example.
+        leaves = jax.tree.leaves(_tree(self._hypers), is_leaf=_is_per_example)
+        self.by_example = tuple(isinstance(leaf, PerExample) for leaf in leaves)
+
+    # ------------------------------------------------------------------ data
+
+    @cached_property
+    def data(self) -> Data:
+        """All data sets; those of one party have no client axis."""
+        with jax.ensure_compile_time_eval():  # it is kept, and may be first asked for inside jax.jit
+            found = {name: each.of(self.owner) for name, each in self._sets.items()}
+            for name, tree in found.items():
+                sets.check_examples(name, tree, self.clients if self.owner is None else None)
+            if any(self.by_example):
+                found["train"] = sets.number(found["train"], one=self.owner is not None)
+            return Data(found, self.outer_on)
+
+    @property
+    def train(self) -> PyTree:
+        """The training examples."""
+        return self.data.train
+
+    @property
+    def validation(self) -> PyTree:
+        """The examples that the outer level fits."""
+        return self.data.outer
+
+    # ---------------------------------------------------------------- starts
+
+    @cached_property
+    def params(self) -> PyTree:
+        """All clients' params to start from, on axis 0; one party's own have no client axis."""
+        with jax.ensure_compile_time_eval():
+            return self._spread("params", self._params)
+
+    @cached_property
+    def hypers(self) -> PyTree:
+        """All clients' hypers to start from, on axis 0; one party's own have no client axis."""
+        with jax.ensure_compile_time_eval():
+            return self._spread("hypers", self._hypers)
+
+    def _spread(self, field: str, start: Any) -> PyTree:
+        if isinstance(start, PerClient):
+            sets.check_clients(field, start.tree, self.clients)
+            tree = jax.tree.map(jnp.asarray, start.tree)
+            return tree if self.owner is None else jax.tree.map(lambda leaf: leaf[self.owner], tree)
+
+        def filled(leaf: Any) -> Any:
+            if not isinstance(leaf, PerExample):
+                return leaf
+            count = sets.rows(self.data.train, self.owner is not None)
+            if leaf.rows is not None and self.owner is None and leaf.rows != count:
+                allowed = f"hp.per_example of the task's own training examples, {count} per client"
+                raise InvalidInput("hypers", f"one per example of others, {leaf.rows} per client", allowed)
+            return jnp.full(sets.rows(self.data.train, self.owner is not None), leaf.start, jnp.zeros(()).dtype)
+
+        tree = jax.tree.map(filled, start, is_leaf=_is_per_example)
+        if self.owner is not None:
+            return tree
+        if processes.count() > 1 and self.clients % jax.device_count() == 0:
+            return processes.stack(lambda client: tree, self.clients)
+        return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], self.clients, axis=0), tree)
+
+    @property
+    def joint(self) -> bool:
+        """Whether the outer cost is one of all clients together."""
+        return isinstance(self.outer, JointCost)
+
+    @property
+    def problem(self) -> Problem:
+        """The costs as a method sees them."""
+        plain = Problem(
+            self.inner, self.outer, self.penalty, self.outer_penalty, self.fixed, self.by_example, self.outer_on
+        )
+        return plain if self.privacy is None else PrivateProblem.of(plain, self.privacy)
+
+    # ------------------------------------------------------- tasks made of it
+
+    def replace(self, **changes: Any) -> "Task":
+        """The same task with other attributes; what was computed from the old ones is computed anew.
+
+        Data sets and starts are not among them: make a new task, or use `at`.
+        """
+        for name in changes:
+            if name in _COMPUTED or name not in vars(self):
+                known = [key for key in vars(self) if not key.startswith("_") and key not in _COMPUTED]
+                raise unknown("Task.replace", name, known)
+        new = object.__new__(Task)
+        kept = {key: value for key, value in vars(self).items() if key not in _COMPUTED}
+        vars(new).update(kept | changes)
+        return new
+
+    def at(self, params: PyTree = None, hypers: PyTree = None, point: Point | None = None) -> "Task":
+        """The same task from another start: params and hypers as results hold them, clients on axis 0."""
+        changes: dict[str, Any] = {"point": point}
+        for field, tree in (("_params", params), ("_hypers", hypers)):
+            if tree is not None:
+                arrays = eqx.filter(tree, eqx.is_array)
+                changes[field] = PerClient(arrays) if self.owner is None else arrays
+        return self.replace(**changes)
+
+    def with_l2(self, rate: float) -> "Task":
+        """The same task with ½·rate·‖params‖² added to every inner cost."""
+        return self.replace(penalty=self.problem.with_l2(rate).penalty)
+
+    @no_type_check
+    def private(
+        self,
+        *,
+        clip: float,
+        noise: Mechanism,
+        curvature: float | None = None,
+        coupling: float | None = None,
+        hypers: Literal["shared", "per example"] = "shared",
+    ) -> "Task":
+        """The same task with local differential privacy: whatever a method learns of data is clipped and gets noise.
+
+        Every gradient and product that a method takes of data is a *release*: the mean of N examples' parts of norm at
+        most C, which one of them changes by at most Δ = 2C/N (ℓ1, for Laplace noise: √dim·2C/N), plus noise of scale
+        `noise`·Δ. It costs 1/`noise`, whatever C, N and the dimension. Clients continue from what they released, so
+        that all that follows is free. A method that lets data out in another way is refused with file and line.
+        Penalties are no example's: they are neither clipped nor noisy. `hp.privacy.budget(task, method)` says what a
+        run costs, `hp.privacy.within(epsilon, delta, task, method)` finds the noise for an ε.
+
+        Costs must return one loss per example. How many examples a client owns is public. Its ε holds for ideal
+        real-valued noise: see `hp.privacy.ASSUMPTION`.
+
+        Args:
+            clip: C of gradients, above 0; ∂_x F and ∂_λ F count as one vector. Noise grows with it, bias shrinks; the
+                median norm of an example's gradient is a common choice.
+            noise: `hp.privacy.Gaussian(scale)` or `hp.privacy.Laplace(scale)`, in units of Δ. Larger scales cost less
+                privacy. A schedule counts the releases of a step within the loop around it, from 0.
+            curvature: C/‖v‖ of products ∂²_xx f v, above 0. Everybody can know v, which is made of earlier releases.
+                None is for methods without products, such as inner solvers.
+            coupling: C/‖v‖ of products ∂²_λx f v, above 0. None is for methods without them, and for
+                `hypers="per example"`.
+            hypers: `"shared"`: everybody may know the hypers, which are made of releases. `"per example"`: products
+                ∂²_λx f v are clean, and cost nothing. That is for hypers of `hp.per_example` that are never sent, and
+                that the outer optimizer moves each by itself.
+
+        Raises:
+            InvalidInput: An option is out of range, or does not fit the task.
+        """
+        if self.privacy is not None:
+            raise InvalidInput("task.private", "a private task", "a task that is not private yet")
+        made = Noise.checked(noise, clip, curvature, coupling, hypers)
+        if made.hypers == "per example" and not all(self.by_example):
+            allowed = "'shared'; 'per example' is for hypers=hp.per_example(train), each of which is one example's"
+            raise InvalidInput("task.private.hypers", hypers, allowed)
+        if made.hypers == "per example" and self.common:
+            allowed = "'shared' for a task with common=True, whose hypers are sent"
+            raise InvalidInput("task.private.hypers", hypers, allowed)
+        return self.replace(privacy=made)
+
+    def client(self, name: str | int) -> int:
+        """The number of the client that is called so."""
+        if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < self.clients:
+            return name
+        if str(name) not in self.names:
+            raise unknown("client", str(name), self.names)
+        return self.names.index(str(name))
+
+    def for_client(self, name: str | int, data: Mapping[str, PyTree] | None = None) -> "Task":
+        """One party's task: the same costs, its own start, and its own data only.
+
+        Args:
+            name: Whose it is, by name or number.
+            data: Its examples by data set, without a client axis; those of the task if left out.
+        """
+        changes: dict[str, Any] = {"owner": self.client(name)}
+        if data is not None:
+            missing = sorted({"train", self.outer_on} - set(data))
+            if missing:
+                raise InvalidInput("data", sorted(data), f"data sets with {' and '.join(missing)} among them")
+            changes["_sets"] = {key: sets.OwnSet(key, tree) for key, tree in data.items()}
+        return self.replace(**changes)
+
+    # ----------------------------------------------------------------- checks
+
+    @cached_property
+    def uses_hypers(self) -> tuple[str, ...]:
+        """Which of the costs and penalties contain the hypers; refuses what does not fit, naming it."""
+        try:
+            return self._uses()
+        except InvalidInput as error:
+            starts = {"params": self.params, "hypers": self.hypers}
+            hint = "" if self.owner is not None else _axis_hint(starts, self.clients)
+            if not hint or not error.field.startswith("task."):
+                raise
+            raise InvalidInput(error.field, error.given, error.allowed + hint) from error
+
+    def _uses(self) -> tuple[str, ...]:
+        one = self.owner is not None
+        for name, tree in (("params", self.params), ("hypers", self.hypers)):
+            sets.check_numbers(name, tree, floating=True, one=one)
+        for name, tree in self.data.sets.items():
+            sets.check_numbers(name, tree, floating=False, one=one)
+        params, hypers, data = (client_shapes(self, tree) for tree in (self.params, self.hypers, self.data))
+        problem, found = self.problem, []
+        costs: list[tuple[str, Cost, PyTree]] = [("inner", problem.inner, data.train)]
+        if not isinstance(problem.outer, JointCost):
+            costs.append(("outer", problem.outer, data.outer))
+        else:
+            found += ["outer"] * _check_shown("task.outer.represent", problem, problem.outer, params, hypers)
+            if problem.outer.own is not None:
+                costs.append(("outer.own", problem.outer.own, data.outer))
+        for name, cost, examples in costs:
+            uses = check_cost(f"task.{name}", problem, cost, params, hypers, examples)
+            if not uses.params and (name == "inner" or not uses.hyper):
+                given = "a cost that ignores its params"
+                raise InvalidInput(f"task.{name}", given, "a function that depends on its first argument, the params")
+            if self.privacy is not None and uses.scalar:
+                allowed = "one loss per example: each example's part is clipped on a private task"
+                raise InvalidInput(f"task.{name}", "a cost that returns one scalar", allowed)
+            if name == "outer" and self.outer_on != "train":
+                self._check_by_example("task.outer", uses)
+            found += [name] * uses.hyper
+        for name, penalty in (("penalty", problem.penalty), ("outer_penalty", problem.outer_penalty)):
+            if penalty is not None and _check_penalty(f"task.{name}", problem, penalty, params, hypers):
+                found.append(name)
+        return tuple(found)
+
+    def _check_by_example(self, field: str, uses: "Uses") -> None:
+        """Refuse a cost of other examples that uses hypers which belong to the training examples, one to each."""
+        if any(used and rows for used, rows in zip(uses.leaves, self.by_example, strict=True)):
+            given = "a cost that uses hypers made by hp.per_example"
+            raise InvalidInput(field, given, "a cost without them: they belong to the training examples, one to each")
+
+    def check_metric(self, field: str, metric: Cost, on: str) -> None:
+        """Refuse a metric that does not work on a data set."""
+        if on not in self.data.sets:
+            raise unknown(field, on, self.data.sets)
+        shapes = _shapes if self.owner is not None else one_client
+        check_cost(
+            field, self.problem, metric, shapes(self.params), shapes(self.hypers), shapes(self.data.sets[on]), True
+        )
+
+    def check(self) -> None:
+        """Refuse costs, starts and data that do not fit each other, naming the one at fault."""
+        _ = self.uses_hypers
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(
+            f"{name} {sets.described(tree, self.owner is not None)}" for name, tree in self.data.sets.items()
+        )
+        who = f"{self.clients} clients" if self.owner is None else f"client {self.names[self.owner]!r}"
+        numbers = sum(leaf.size for leaf in jax.tree.leaves(self.params)) // (self.clients if self.owner is None else 1)
+        return f"Task({who}, {numbers:,} params each; {sizes} examples; the outer level fits {self.outer_on!r})"
+
+
+_COMPUTED = ("data", "params", "hypers", "uses_hypers")
+
+
+def _axis_hint(starts: Mapping[str, PyTree], clients: int) -> str:
+    """What to do if a start was given for all clients: it then is as long as there are clients, for each of them."""
+    for name, tree in starts.items():
+        if any(leaf.shape[1:2] == (clients,) for leaf in jax.tree.leaves(tree)):
+            return f"; if {name} was given with the {clients} clients on axis 0, write {name}=hp.per_client(…)"
+    return ""
+
+
+class Uses(NamedTuple):
+    """What a cost depends on, and whether it returns one scalar for all examples."""
+
+    params: bool
+    leaves: tuple[bool, ...]  # of the hypers
+    scalar: bool
+
+    @property
+    def hyper(self) -> bool:
+        return any(self.leaves)
+
+
+# ------------------------------------------------------------------ starts, names and costs
+
+
+def _tree(start: Any) -> PyTree:
+    return start.tree if isinstance(start, PerClient) else start
+
+
+def _is_per_example(leaf: Any) -> bool:
+    return isinstance(leaf, PerExample)
+
+
+def _start(field: str, given: Any) -> tuple[Any, Any]:
+    """The numbers of a start as arrays, and whatever else it holds (None: nothing)."""
+    tree = _tree(given)
+    leaves = jax.tree.leaves(tree, is_leaf=_is_per_example)
+    if not leaves:
+        raise InvalidInput(field, given, "at least one number")
+    if isinstance(tree, type) or (callable(tree) and not isinstance(tree, eqx.Module)):
+        raise InvalidInput(field, tree, f"{field} to start from, not a function that makes them")
+    as_module = any(not _is_number(leaf) for leaf in leaves)  # then plain numbers are settings, as in Equinox
+    wanted = eqx.is_inexact_array if as_module else _is_number
+    numbers, other = eqx.partition(tree, wanted, is_leaf=_is_per_example)
+    if as_module and not jax.tree.leaves(numbers):
+        raise InvalidInput(field, given, "a pytree of floating-point numbers")
+    numbers = jax.tree.map(
+        lambda leaf: leaf if _is_per_example(leaf) else jnp.asarray(leaf), numbers, is_leaf=_is_per_example
+    )
+    rest = other if jax.tree.leaves(other) else None
+    return (PerClient(numbers) if isinstance(given, PerClient) else numbers), rest
+
+
+def _is_number(leaf: Any) -> bool:
+    return eqx.is_array_like(leaf) or isinstance(leaf, np.ndarray | PerExample)
+
+
+def _checked_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
+    if names is None:
+        return tuple(map(str, range(clients)))
+    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise InvalidInput("names", names, f"a list of {clients} different texts")
+    listed = tuple(names)
+    if len(listed) != clients or len(set(listed)) != clients or not all(listed):
+        raise InvalidInput("names", list(listed), f"a list of {clients} different texts")
+    return listed
+
+
+def _flag(field: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise InvalidInput(field, given, "True or False")
+    return given
+
+
+def _cost(field: str, given: Any) -> Any:
+    if isinstance(given, tuple):
+        if len(given) != 2 or not all(map(callable, given)):
+            raise InvalidInput(f"task.{field}", given, "a function, or a pair of functions (model, loss)")
+        return ModelLoss(*given)
+    if isinstance(given, JointCost):
+        if field == "inner":
+            raise InvalidInput("task.inner", type(given).__name__, "one client's cost: only outer can be a joint one")
+        return given
+    return _function(field, given, optional=False)
+
+
+def _function(field: str, given: Any, optional: bool = True) -> Any:
+    if (given is None and optional) or (callable(given) and not isinstance(given, type)):
+        return given
+    wanted = "(params, hyper)" if "penalty" in field else "(params, hyper, batch)"
+    raise InvalidInput(f"task.{field}", given, f"a function of {wanted}")
+
+
+def one_client(tree: PyTree) -> PyTree:
+    """The shapes that one of several stacked clients has."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
+
+
+def client_shapes(task: Task, tree: PyTree) -> PyTree:
+    """The shapes of one client's part of a tree of the task."""
+    return one_client(tree) if task.owner is None else _shapes(tree)
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def check_cost(
+    field: str, problem: Problem, cost: Cost, params: PyTree, hyper: PyTree, examples: PyTree, metric: bool = False
+) -> "Uses":
+    """What a cost uses and returns, from shapes; refuses one that fails or returns something else.
+
+    A metric may return whole numbers and truth values, too.
+    """
+
+    def value(params: PyTree, hyper: PyTree, data: PyTree) -> Any:
+        return problem._losses(cost, params, hyper, everything(data))
+
+    shape, (uses_params, uses_hyper) = _trace(field, value, (params, hyper, examples), "(params, hyper, batch)")
+    leaves = jax.tree.leaves(shape)
+    if isinstance(shape, tuple | list | dict) or len(leaves) != 1:
+        kind = "(loss, aux)" if isinstance(shape, tuple) and len(shape) == 2 else f"a {type(shape).__name__}"
+        raise InvalidInput(
+            field, f"a cost that returns {kind}", "one loss per example, or one scalar, and nothing else"
+        )
+    found, size = leaves[0], capacity(examples)
+    if not metric and not jnp.issubdtype(found.dtype, jnp.floating):
+        raise InvalidInput(field, f"a cost that returns numbers of type {found.dtype}", "real floating-point numbers")
+    if found.shape not in ((), (size,)):
+        allowed = f"one loss per example, ({size},), or one scalar"
+        raise InvalidInput(field, f"a cost that returns shape {found.shape} for {size} examples", allowed)
+    if found.shape == () and isinstance(examples, Ragged) and not isinstance(cost, BatchCost):
+        allowed = (
+            "one loss per example, as clients own different numbers; or hp.Batch.cost(function), which gets a mask"
+        )
+        raise InvalidInput(field, "a cost that returns one scalar", allowed)
+    return Uses(uses_params, uses_hyper, found.shape == ())
+
+
+def _check_penalty(field: str, problem: Problem, penalty: Penalty, params: PyTree, hyper: PyTree) -> bool:
+    """Whether a penalty uses its hyper; refuses one that fails or returns something else."""
+    shape, uses = _trace(
+        field, lambda params, hyper: penalty(problem.whole(params), hyper), (params, hyper), "(params, hyper)"
+    )
+    leaves = jax.tree.leaves(shape)
+    if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+        raise InvalidInput(field, f"a penalty that returns {shape}", "one real scalar")
+    return any(uses[1])
+
+
+def _check_shown(field: str, problem: Problem, cost: JointCost, params: PyTree, hyper: PyTree) -> bool:
+    """Whether what a client shows uses its hyper; refuses what is no vector."""
+    shape, uses = _trace(
+        field, lambda params, hyper: cost.represent(problem.whole(params), hyper), (params, hyper), "(params, hyper)"
+    )
+    leaves = jax.tree.leaves(shape)
+    if len(leaves) != 1 or len(leaves[0].shape) != 1 or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+        raise InvalidInput(field, f"a function that returns {shape}", "one real vector")
+    return any(uses[1])
+
+
+def _trace(
+    field: str, function: Callable[..., Any], shapes: tuple[PyTree, ...], takes: str
+) -> tuple[Any, tuple[bool, tuple[bool, ...]]]:
+    try:
+        jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*shapes)
+    except InvalidInput:
+        raise
+    except Exception as error:  # the function is the user's: whatever it raises, say which one and what
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        allowed = f"a function of {takes} for one client, without the client axis"
+        raise InvalidInput(field, f"a function that fails with {said}", allowed) from error
+    _, used = dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
+    sizes = np.cumsum([len(jax.tree.leaves(part)) for part in shapes])
+    return shape, (any(used[: sizes[0]]), tuple(used[sizes[0] : sizes[1]]))

@@ -1,0 +1,146 @@
+"""Linear classifiers whose training examples, or classes of them, have weights to learn: hyper-cleaning.
+
+    f(W, λ) = mean_j σ(λ_s(j)) ℓ(W; a_j, y_j) + ½ l2 ‖W‖²,    F(W) = mean of ℓ on validation examples
+
+ℓ is softmax cross-entropy, σ the sigmoid, and s(j) the slot of λ that example j looks up: its own (Franceschi,
+Frasconi, Salzo, Grazzi, Pontil 2018), or that of its class.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from hyperpush.checks import check_probability
+from hyperpush.errors import InvalidInput
+from hyperpush.privacy.sensitivity import Constants
+from hyperpush.problem import L2
+from hyperpush.task import Task, per_example
+
+
+class Labelled(NamedTuple):
+    """Examples: inputs of ℓ2 norm at most 1, and labels."""
+
+    inputs: Float[Array | np.ndarray, "*clients m d"]
+    labels: Int[Array | np.ndarray, "*clients m"]
+
+
+class Slotted(NamedTuple):
+    """The same, with the place of each example's weight among the hypers."""
+
+    inputs: Float[Array, "*clients m d"]
+    labels: Int[Array, "*clients m"]
+    slots: Int[Array, "*clients m"]
+
+
+def losses(params: Float[Array, "d c"], batch: Labelled | Slotted) -> Float[Array, " m"]:
+    """Softmax cross-entropy of each example."""
+    scores = batch.inputs @ params
+    own = jnp.take_along_axis(scores, batch.labels[:, None], axis=1)[:, 0]
+    return jax.nn.logsumexp(scores, axis=1) - own
+
+
+def accuracy(params: Float[Array, "d c"], batch: Labelled) -> Float[Array, ""]:
+    """The share of examples whose label has the highest score."""
+    return jnp.mean(jnp.argmax(batch.inputs @ params, axis=1) == batch.labels)
+
+
+def weighted_losses(params: Float[Array, "d c"], hyper: Float[Array, " s"], batch: Slotted) -> Float[Array, " m"]:
+    """The losses, each times its weight σ(λ)."""
+    return jax.nn.sigmoid(hyper[batch.slots]) * losses(params, batch)
+
+
+def own_weighted_losses(params: Float[Array, "d c"], hyper: Float[Array, " m"], batch: Labelled) -> Float[Array, " m"]:
+    """The same where every example has a weight of its own, and the hypers of a batch are those of its examples."""
+    return jax.nn.sigmoid(hyper) * losses(params, batch)
+
+
+def plain_losses(
+    params: Float[Array, "d c"], hyper: Float[Array, " s"], batch: Labelled | Slotted
+) -> Float[Array, " m"]:
+    """The losses without weights."""
+    return losses(params, batch)
+
+
+def unit_rows(inputs: Float[np.ndarray, "... d"]) -> Float[np.ndarray, "... e"]:
+    """Every input with a constant 1 appended, scaled to ℓ2 norm 1: each example by itself, which tells of no other."""
+    with_one = np.concatenate([inputs, np.ones((*inputs.shape[:-1], 1), inputs.dtype)], axis=-1)
+    return with_one / np.linalg.norm(with_one, axis=-1, keepdims=True)
+
+
+def corrupted(
+    labels: Int[np.ndarray, "*shape"], share: float, into: Sequence[int], seed: int
+) -> tuple[Int[np.ndarray, "*shape"], Bool[np.ndarray, "*shape"]]:
+    """Labels, each replaced with probability `share` by another one of `into`, any alike; and which of them are."""
+    check_probability("share", share)
+    wrong_labels = np.unique(into)
+    if wrong_labels.size < 2:
+        raise InvalidInput("into", list(into), "at least 2 labels: one has to be replaced by another")
+    generator = np.random.default_rng(seed)
+    wrong = generator.random(labels.shape) < share
+    place = np.searchsorted(wrong_labels, labels) % wrong_labels.size
+    inside = wrong_labels[place] == labels
+    # From its own place, 1 to k − 1 steps on; from outside, any of the k.
+    steps = np.where(
+        inside,
+        generator.integers(1, wrong_labels.size, labels.shape),
+        generator.integers(0, wrong_labels.size, labels.shape),
+    )
+    return np.where(wrong, wrong_labels[(place + steps) % wrong_labels.size], labels), wrong
+
+
+def cleaning(
+    train: Labelled,
+    validation: Labelled,
+    classes: int,
+    slots: Int[np.ndarray, "clients m"] | None = None,
+    l2: float = 1e-3,
+    common: bool = False,
+) -> Task:
+    """The task on these data, clients on axis 0; every client's weights start at σ(0) = ½, its classifier at 0.
+
+    Without `slots` every training example has a weight of its own (`hp.per_example`).
+    """
+    features = train.inputs.shape[-1]
+    if slots is not None and slots.shape != train.labels.shape:
+        raise InvalidInput("slots", slots.shape, f"one per training example, {train.labels.shape}")
+    inputs, labels, dtype = jnp.asarray(train.inputs), jnp.asarray(train.labels), jnp.zeros(()).dtype
+    data = Labelled(inputs, labels) if slots is None else Slotted(inputs, labels, jnp.asarray(slots))
+    return Task(
+        inner=own_weighted_losses if slots is None else weighted_losses,
+        penalty=L2(l2),
+        outer=plain_losses,
+        params=jnp.zeros((features, classes), dtype),
+        hypers=per_example(data) if slots is None else jnp.zeros(int(slots.max()) + 1, dtype),
+        train=data,
+        validation=Labelled(*map(jnp.asarray, validation)),
+        common=common,
+    )
+
+
+def constants(l2: float) -> Callable[[float, float], Constants]:
+    """What is true of every example whose inputs have ℓ2 norm at most 1, by (clip of gradients, radius of z).
+
+    With p the softmax and H = diag(p) − ppᵀ: ‖∂ℓ‖ ≤ √2, ‖H‖ ≤ ½, and H changes by at most 3/2 per unit of scores.
+    """
+
+    def bounds(clip: float, radius: float) -> Constants:
+        slope, bend = 1 / 4, 1 / (6 * math.sqrt(3))  # the largest first and second derivative of σ
+        return Constants(
+            C_y=clip,
+            C_b=clip,
+            C_x=0.0,
+            R=radius,
+            C_H=1 / 2 + l2,
+            C_J=slope * math.sqrt(2),
+            L_H=3 / 2 + slope / 2,
+            L_J=slope / 2 + bend * math.sqrt(2),
+            L_b=1 / 2,
+            L_fx=0.0,
+        )
+
+    return bounds

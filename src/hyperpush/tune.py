@@ -1,0 +1,230 @@
+"""The verb `tune`: try many numbers of a method in one compiled program, and choose on data that nothing fits."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.algorithms.base import Algorithm, BilevelState
+from hyperpush.algorithms.stopping import check_choice
+from hyperpush.checks import check_integer, no_type_check
+from hyperpush.data.batches import everything
+from hyperpush.engines.simulate import evaluate
+from hyperpush.errors import InvalidInput, unknown
+from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.inner.base import InnerSolver, InnerState
+from hyperpush.method import Configured, Method
+from hyperpush.networks import Network
+from hyperpush.problem import Cost
+from hyperpush.programs import Recipe, program_of
+from hyperpush.results import table
+from hyperpush.task import Task
+from hyperpush.verbs import check_call, known_links, last_point
+
+LARGE = 50_000_000  # numbers of all clients' params that are computed side by side; beyond, one after the other
+
+
+class Row(NamedTuple):
+    """One setting that was tried."""
+
+    values: Mapping[str, Any]
+    score: float  # mean over clients and seeds; NaN if it diverged
+    by_seed: Float[np.ndarray, " seeds"]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was tried, and what was best.
+
+    Attributes:
+        best: The method with the values of the best row.
+        rows: Every setting with its score, in the order of the grid.
+        on: The data set that the scores were measured on.
+        mode: Whether `"min"` or `"max"` is better.
+    """
+
+    best: Method
+    rows: tuple[Row, ...]
+    on: str
+    mode: str
+
+    @property
+    def best_row(self) -> Row:
+        """The row of the best setting."""
+        return _best(self.rows, self.mode)
+
+    def to_pandas(self) -> Any:
+        """One row per setting."""
+        names = self.rows[0].values
+        columns = {name: [row.values[name] for row in self.rows] for name in names}
+        return table({**columns, "score": [row.score for row in self.rows]})
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{name} = {value}" for name, value in self.best_row.values.items())
+        failed = sum(not np.isfinite(row.score) for row in self.rows)
+        said = f"Tuning({len(self.rows)} settings; best {best}: {self.best_row.score:.5g} on {self.on!r}"
+        return f"{said}; {failed} diverged)" if failed else f"{said})"
+
+
+@no_type_check
+def tune(
+    task: Task,
+    method: InnerSolver | Algorithm,
+    network: Network,
+    *,
+    key: PRNGKeyArray | int,
+    over: Mapping[str, Sequence[Any]],
+    on: str,
+    metric: Cost | None = None,
+    mode: Literal["min", "max"] = "min",
+    seeds: int = 1,
+) -> Tuning:
+    """Try a method with every combination of some options, and choose the one that is best on a data set.
+
+    Settings that differ in numbers only (step sizes, learning rates, L2 rates) run side by side in one compiled
+    program; lengths, batch sizes and other structure compile once each. Every setting sees the same random draws.
+
+    Args:
+        task: One client's costs and start, and all clients' data.
+        method: The inner solver or algorithm whose options vary.
+        network: Who can send to whom, and when.
+        key: An integer or a JAX key.
+        over: By dotted option, the values to try: `{"inner.step_size": [0.05, 0.1], "outer.learning_rate": [0.1]}`.
+        on: The data set to choose on. It should be one that neither level fits, such as `"holdout"`; `"test"` is
+            refused.
+        metric: `metric(params, hyper, batch)`; the outer cost without its penalty if left out.
+        mode: Whether `"min"` or `"max"` is better.
+        seeds: Runs per setting, each with a key of its own; scores are means.
+
+    Returns:
+        A `Tuning` with `best`, `rows` and `to_pandas()`.
+
+    Raises:
+        InvalidInput: An option does not exist, a value is out of range, or the data set must not decide.
+    """
+    if isinstance(method, HypergradientEstimator):
+        allowed = "an inner solver or a bilevel algorithm, whose runs can be scored"
+        raise InvalidInput("method", type(method).__name__, allowed)
+    kind = InnerSolver if isinstance(method, InnerSolver) else Algorithm
+    key = check_call(task, method, kind, network, key)
+    check_choice("on", on, task)
+    if mode not in ("min", "max"):
+        raise InvalidInput("mode", mode, "'min' or 'max'")
+    check_integer("seeds", seeds, minimum=1)
+    if task.privacy is not None:
+        raise InvalidInput("task", "a private task", "a task without privacy: choosing on data tells of them")
+    if metric is not None:
+        task.check_metric("metric", metric, on)
+    settings = _grid(method, over)
+    score = _scorer(task, network, kind, on, task.problem.outer if metric is None else metric)
+    keys = jax.random.split(key, seeds) if seeds > 1 else jnp.expand_dims(key, 0)
+    found = _scores(settings, network, score, keys, task)
+    rows = tuple(
+        Row(values, float(own.mean()) if np.all(np.isfinite(own)) else float("nan"), own)
+        for (values, _), own in zip(settings, found, strict=True)
+    )
+    best = _best(rows, mode)
+    if not np.isfinite(best.score):
+        raise InvalidInput(
+            "over", f"{len(rows)} settings, all of which diverged", "smaller step sizes among the values"
+        )
+    return Tuning(next(each for values, each in settings if values is best.values), rows, on, mode)
+
+
+def _best(rows: Sequence[Row], mode: str) -> Row:
+    sign = 1 if mode == "min" else -1
+    return min(rows, key=lambda row: sign * row.score if np.isfinite(row.score) else np.inf)
+
+
+def _grid(method: Method, over: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], Method]]:
+    """Every combination of values, and the method with it."""
+    if not isinstance(over, Mapping) or not over:
+        raise InvalidInput("over", over, 'a dict such as {"step_size": [0.1, 0.2]}')
+    for name, values in over.items():
+        if not isinstance(name, str):
+            raise InvalidInput("over", name, "dotted names of options, such as inner.step_size")
+        if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray) or not len(values):
+            raise InvalidInput(f"over.{name}", values, "a list of at least one value")
+    made = []
+    for chosen in itertools.product(*over.values()):
+        values, changed = dict(zip(over, chosen, strict=True)), method
+        for name, value in values.items():
+            changed = with_option(changed, name, value, f"over.{name}")
+        made.append((values, changed))
+    return made
+
+
+def with_option(method: Any, name: str, value: Any, field: str) -> Any:
+    """The same method with another value of a dotted option."""
+    first, _, rest = name.partition(".")
+    options = method.options() if isinstance(method, Configured) else {}
+    if first not in options:
+        raise unknown(field, first, options)
+    if rest:
+        value = with_option(options[first], rest, value, field)
+    return method.with_options(**{first: value})
+
+
+def _scorer(task: Task, network: Network, kind: type, on: str, metric: Cost) -> Callable[..., Any]:
+    """score(recipe, key): the mean metric over clients of one run."""
+
+    def score(recipe: Recipe, states: PyTree, data: PyTree, key: PRNGKeyArray) -> Float[Array, ""]:
+        found, _ = evaluate(recipe, network, states, data, key)
+        problem = recipe.parts[1]
+
+        def own(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, ""]:
+            return problem.measure(metric, params, hyper, everything(examples))
+
+        return jnp.mean(jax.vmap(own)(found.params, found.hyper, data.sets[on]))
+
+    return score
+
+
+def _scores(
+    settings: Sequence[tuple[dict[str, Any], Any]], network: Network, score: Callable[..., Any], keys: Array, task: Task
+) -> list[Float[np.ndarray, " seeds"]]:
+    """Every setting's score for every key; settings of one structure in one compiled program."""
+    found: list[Any] = [None] * len(settings)
+    groups: dict[Any, list[int]] = {}
+    recipes = [program_of(each.on(network), task.problem).traceable() for _, each in settings]
+    for place, recipe in enumerate(recipes):
+        structure = jax.tree.structure(eqx.filter(recipe, eqx.is_array)), eqx.filter(recipe, eqx.is_array, inverse=True)
+        groups.setdefault(structure, []).append(place)
+    size = sum(leaf.size for leaf in jax.tree.leaves(task.params))
+    for places in groups.values():
+        numbers = [eqx.filter(recipes[place], eqx.is_array) for place in places]
+        stacked = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *numbers)
+        rest = eqx.filter(recipes[places[0]], eqx.is_array, inverse=True)
+        states = _states(settings[places[0]][1], network, task)
+        at_once = max(1, min(len(places) * len(keys), LARGE // max(size, 1)))
+        values = _run_group(score, rest, stacked, states, task.data, keys, at_once)
+        for place, own in zip(places, np.asarray(values, np.float64), strict=True):
+            found[place] = own
+    return found
+
+
+@eqx.filter_jit
+def _run_group(
+    score: Callable[..., Any], rest: Any, stacked: Any, states: PyTree, data: PyTree, keys: Array, at_once: int
+) -> Float[Array, "settings seeds"]:
+    settings = jax.tree.leaves(stacked)[0].shape[0]
+
+    def one(place: Array) -> Float[Array, ""]:
+        numbers = jax.tree.map(lambda leaf: leaf[place // len(keys)], stacked)
+        return score(eqx.combine(numbers, rest), states, data, keys[place % len(keys)])
+
+    found = jax.lax.map(one, jnp.arange(settings * len(keys)), batch_size=at_once)
+    return found.reshape(settings, len(keys))
+
+
+def _states(method: Any, network: Network, task: Task) -> PyTree:
+    if isinstance(method, InnerSolver):
+        return InnerState(task.params, task.hypers)
+    links = known_links(method, network, last_point(task, network), task)
+    return BilevelState(task.params, task.hypers, links, jnp.full(task.clients, method.steps, jnp.int32))

@@ -1,0 +1,481 @@
+"""BiG-Fed: its three forms against each other and against NumPy, its hypergradient against the implicit function."""
+
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import pytest
+from jaxtyping import TypeCheckError
+from wide import float64  # noqa: F401
+
+import hyperpush as hp
+from hyperpush.big_fed.algorithm import BiGFed, message_passing
+from hyperpush.big_fed.bilinear import coefficients, loss, mean_square, model, represent
+from hyperpush.big_fed.curvature import Bend
+from hyperpush.programs import Exchange, Sequence, Server, sendings
+from hyperpush.task import JointCost
+from hyperpush.tasks.quadratic import outer_fixed_points, quadratic
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+N, W, M = 6, 3, 7
+CLIQUES = nx.to_numpy_array(nx.barbell_graph(3, 0))
+EVERYBODY = hp.networks.FullyConnected(N)
+
+
+CURVATURES = ("hessian", "gauss-newton")
+
+
+def setting(seed=0):
+    generator = np.random.default_rng(seed)
+    inputs = generator.uniform(-2, 2, (N, M))
+    params = generator.normal(size=(N, W, 2)) * 0.7
+    kernel = generator.normal(size=(W, W)) * 0.7
+    return (inputs[..., None], np.sin(generator.normal(size=(N, 1)) * inputs)), params, kernel
+
+
+def cosine_of(graph, *options, **more):
+    return hp.big_fed.Cosine(hp.big_fed.Graph(graph), *options, **{"represent": represent} | more)
+
+
+def task_of(outer, made=None, inner=(model, loss), **options):
+    """The bilinear clients; `outer_on="train"` where clients have outer costs of their own."""
+    data, params, kernel = setting() if made is None else made
+    return hp.Task(
+        inner=inner, outer=outer, params=hp.per_client(params), hypers=kernel, train=data, common=True, **options
+    )
+
+
+def run(outer, algorithm, network: hp.networks.Network = EVERYBODY, **options):
+    return hp.solve(task_of(outer), algorithm, network, key=0, **options)
+
+
+# ------------------------------------------------------------------ by NumPy
+
+
+def passing(weights, kind, loops):
+    a = weights + np.eye(len(weights)) * loops
+    degree = np.where(a.sum(1) > 0, a.sum(1), 1)
+    return a / degree[:, None] if kind == "mean" else a / np.sqrt(degree[:, None] * degree)
+
+
+def cost(shown, weights, counts, matrix, present):
+    """The cosine cost, pair by pair."""
+    H, total = matrix @ shown, 0.0
+    for u in range(len(H)):
+        for v in range(len(H)):
+            norms = np.linalg.norm(H[u]) * np.linalg.norm(H[v])
+            cos = H[u] @ H[v] / norms if norms > 0 else 0.0
+            total += weights[u, v] * (1 - cos) + counts[u, v] * max(0.0, cos)
+    return total / present.sum()
+
+
+def gradient(f, at, h=1e-6):
+    found = np.zeros_like(at)
+    for place in np.ndindex(at.shape):
+        step = np.zeros_like(at)
+        step[place] = h
+        found[place] = (f(at + step) - f(at - step)) / (2 * h)
+    return found
+
+
+def drawn(cosine, weights, present, round):
+    """How often everybody drew everybody: floor(r_u + U)."""
+    far = (weights == 0) & ~np.eye(len(weights), dtype=bool) & present[:, None] & present
+    rates = cosine.negatives * weights.sum(1) / np.maximum(far.sum(1), 1)
+    return far * np.floor(rates[:, None] + np.asarray(cosine.uniform(round)))
+
+
+def one_round(cosine, theta, phi, data, weights, present, round, alpha, beta, damping):
+    """Algorithm 1 with blocks mean(x²)∇s∇sᵀ + εI, inverted by Sherman and Morrison; J by differences."""
+    x, y = data[0][..., 0], data[1]
+    after = theta.copy()
+    q, J = np.zeros((N, 2 * W)), np.zeros((N, W * W, 2 * W))
+    counts, matrix = drawn(cosine, weights, present, round), passing(weights, cosine.passing, cosine.self_loops)
+
+    def slope_of(t, p):
+        return t.reshape(W, 2)[:, 0] @ p.reshape(W, W) @ t.reshape(W, 2)[:, 1]
+
+    def inner_gradient(i, t, p):
+        s, m = slope_of(t, p), p.reshape(W, W)
+        turn = np.stack([m @ t.reshape(W, 2)[:, 1], m.T @ t.reshape(W, 2)[:, 0]], axis=1).ravel()
+        return np.mean((s * x[i] - y[i]) * x[i]) * turn, turn
+
+    for i in np.flatnonzero(present):
+        after[i] = theta[i] - beta * inner_gradient(i, theta[i].ravel(), phi.ravel())[0].reshape(W, 2)
+
+    def outer(theta, phi):
+        return cost((phi @ theta).reshape(N, -1), weights, counts, matrix, present)
+
+    along_theta = gradient(lambda t: outer(t, phi), after).reshape(N, -1)
+    along_phi = gradient(lambda p: outer(after, p), phi).ravel()
+    for i in range(N):
+        turn = inner_gradient(i, theta[i].ravel(), phi.ravel())[1]
+        size, right = np.mean(x[i] ** 2), along_theta[i]
+        q[i] = right / damping - size * turn * (turn @ right) / damping**2 / (1 + size * (turn @ turn) / damping)
+        for k in range(W * W):
+            h = np.zeros(W * W)
+            h[k] = 1e-6
+            up, down = (inner_gradient(i, theta[i].ravel(), phi.ravel() + sign * h)[0] for sign in (1, -1))
+            J[i, k] = (up - down) / 2e-6
+    return after, phi - alpha * (along_phi - np.einsum("nkp,np->k", J, q)).reshape(W, W)
+
+
+@pytest.mark.parametrize(
+    ("passed", "loops", "forms"),
+    [("mean", False, ("blocks", "products", "peers")), ("symmetric", True, ("peers",))],
+    ids=["mean", "symmetric"],
+)
+def test_all_forms_follow_algorithm_1(passed, loops, forms):
+    """A graph that changes: everybody, then somebody absent, then another graph."""
+    other = nx.to_numpy_array(nx.cycle_graph(N))
+    present = np.ones((3, N), bool)
+    present[1, 2] = False
+    graph = hp.big_fed.Graph(np.stack([CLIQUES, CLIQUES, other]), present)
+    cosine = hp.big_fed.Cosine(graph, 2.5, passed, loops, seed=3, represent=represent)
+    data, theta, phi = setting()
+    expected = theta, phi
+    for k in range(4):
+        step = 0.05 / (k + 1) ** 0.6, 0.03 / (k + 1) ** 0.4
+        weights = np.asarray(graph.weights[k % 3], float)
+        expected = one_round(cosine, *expected, data, weights, present[k % 3], k, *step, 0.2)
+    found = {}
+    for form in forms:
+        steps = hp.schedule("power", 0.05, 0.6), hp.schedule("power", 0.03, 0.4)
+        found[form] = run(cosine, BiGFed(4, *steps, form, damping=0.2))
+        np.testing.assert_allclose(found[form].params, expected[0], atol=1e-6)
+        np.testing.assert_allclose(found[form].hypers, np.broadcast_to(expected[1], (N, W, W)), atol=1e-6)
+    if len(forms) == 1:
+        return
+    for form in ("products", "peers"):  # without differences in between they agree much better
+        np.testing.assert_allclose(found[form].hypers, found["blocks"].hypers, atol=1e-11)
+    d, h = 2 * W, W * W
+    # The hypers once to agree on a start; the round, φ, θ and both blocks; what is shown, and a part of dF/dφ.
+    assert found["blocks"].costs.floats == h + 4 * (1 + h + d + d * d + h * d)
+    assert found["products"].costs.floats == h + 4 * (1 + d + h)
+    assert found["peers"].costs.floats == 4 * (d + (d + 1) + d + (h + 1))
+
+
+@pytest.mark.parametrize(("passed", "loops"), [("mean", False), ("symmetric", True)])
+def test_the_expected_cost_has_the_mean_number_of_negatives(passed, loops):
+    """Pair by pair with r_u in place of floor(r_u + U); links of all weights, somebody absent."""
+    generator = np.random.default_rng(5)
+    weights = np.triu(CLIQUES * generator.uniform(0.5, 2, (N, N)), 1)
+    weights += weights.T
+    present = np.ones((1, N), bool)
+    present[0, 1] = False
+    cosine = hp.big_fed.Cosine(hp.big_fed.Graph(weights, present), 2.5, passed, loops, represent=represent)
+    weights = np.float32(weights).astype(float) * present[0] * present[0][:, None]
+    far = (weights == 0) & ~np.eye(N, dtype=bool) & present[0] & present[0][:, None]
+    rates = 2.5 * weights.sum(1) / np.maximum(far.sum(1), 1)
+    shown = generator.normal(size=(N, 4))
+    expected = cost(shown, weights, far * rates[:, None], passing(weights, passed, loops), present[0])
+    found = cosine.cost(jnp.asarray(shown), 7, expected=True)
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert found == cosine.cost(jnp.asarray(shown), 8, expected=True)
+    assert found != cosine.cost(jnp.asarray(shown), 8)
+
+
+@pytest.mark.parametrize("graph", [nx.karate_club_graph(), nx.star_graph(4)], ids=["club", "star"])
+def test_numbers_of_negatives(graph):
+    """Where all show the same every negative costs 1 and links nothing, so that n·F counts them: 5 per link on average.
+
+    The middle of a star has no strangers: only the links of the leaves are counted.
+    """
+    weights = (nx.to_numpy_array(graph) > 0).astype(float)
+    n, rounds = len(weights), 400
+    far = (weights == 0) & ~np.eye(n, dtype=bool)
+    drawing = far.any(1)
+    cosine = cosine_of(weights, 5.0, seed=2)
+    same = jnp.ones((n, 2))
+    counted = n * np.asarray(jax.jit(jax.vmap(lambda k: cosine.cost(same, k)))(jnp.arange(rounds)))
+    np.testing.assert_allclose(counted, np.rint(counted), atol=1e-9)
+    rates = np.where(drawing, 5 * weights.sum(1) / np.maximum(far.sum(1), 1), 0)
+    lowest = (far.sum(1) * np.floor(rates)).sum()
+    assert lowest <= np.rint(counted).min()
+    assert np.rint(counted).max() <= lowest + far.sum()
+    mean, rest = 5 * weights[drawing].sum(), rates - np.floor(rates)
+    spread = np.sqrt((far.sum(1) * rest * (1 - rest)).sum() / rounds)
+    assert abs(counted.mean() - mean) < 4 * spread + 1e-9
+    assert n * cosine.cost(same, 0, expected=True) == pytest.approx(mean)
+
+
+def test_every_form_declares_what_it_sends():
+    """A server where there is one in the program; matrices where a message holds p×p numbers."""
+    _, params, kernel = setting()
+    data = hp.programs.Data.pair(jax.tree.map(lambda part: part[0], setting()[0]), None)
+    problem = task_of(cosine_of(CLIQUES)).problem
+    for form in ("blocks", "products", "peers"):
+        algorithm = BiGFed(2, 0.1, 0.1, form)
+        places = sendings(algorithm.program(problem), hp.algorithms.BilevelState(params[0], kernel), data, N)
+        central = any(isinstance(place.node, Server) or getattr(place.node, "by", "") == "exact" for place in places)
+        assert (algorithm.info.network == "server") == central
+        assert algorithm.info.matrices == any(place.floats > (2 * W) ** 2 for place in places)
+        assert ("own params" if form == "blocks" else "what is shown") in algorithm.info.sends
+
+
+# ------------------------------------------------- the implicit function
+
+
+def test_parts_add_up_to_the_derivative_of_the_damped_problem():
+    """d/dφ F(φ, θ*(φ)), θ_i* = argmin g_i + ½ε‖θ − θ_i^k‖², at stationary θ^k: by blocks, by products, by Newton."""
+    data, params, kernel = setting(1)
+    damping, cosine = 0.3, cosine_of(CLIQUES, 2.0)
+    problem = task_of(cosine).problem
+    x, y = jnp.asarray(data[0][..., 0]), jnp.asarray(data[1])
+    # Stationary: scale every θ_i so that its slope is the least-squares fit.
+    best = jnp.mean(x * y, axis=1) / jnp.mean(x**2, axis=1)
+    slopes = jax.vmap(coefficients, (0, None))(jnp.asarray(params), jnp.asarray(kernel))
+    at = jnp.asarray(params).at[..., 1].multiply(best[:, None] / slopes)
+
+    def damped(theta, phi, start, batch):
+        return problem.inner_cost(theta, phi, batch) + 0.5 * damping * jnp.sum((theta - start) ** 2)
+
+    def solved(phi, start, batch):
+        def newton(theta, _):
+            flat, shape = theta.ravel(), theta.shape
+
+            def g(t):
+                return damped(t.reshape(shape), phi, start, batch)
+
+            return (flat - jnp.linalg.solve(jax.hessian(g)(flat), jax.grad(g)(flat))).reshape(shape), None
+
+        return jax.lax.scan(newton, start, None, length=4)[0]
+
+    def total(phi):
+        theta = jax.vmap(solved, (None, 0, 0))(phi, at, (x[..., None], y))
+        return cosine.cost(jax.vmap(represent, (0, None))(theta, phi), 0)
+
+    truth = jax.jit(jax.grad(total))(jnp.asarray(kernel))
+    assert float(jnp.linalg.norm(truth)) > 0.1
+    for algorithm in (  # with an inner step that moves nothing, as θ is stationary
+        BiGFed(1, 1.0, 1e-3, "blocks", "hessian", damping),
+        BiGFed(1, 1.0, 1e-3, "products", "gauss-newton", damping),
+    ):
+        found = hp.solve(task_of(cosine, (data, at, kernel)), algorithm, EVERYBODY, key=0)
+        np.testing.assert_allclose(kernel - found.hypers[0], truth, atol=1e-9)
+
+
+def test_only_gauss_newton_has_no_negative_eigenvalue():
+    """Away from the fit the Hessian of a product of layers is indefinite; at it, of rank 1, and both are the same."""
+    data, params, kernel = setting(2)
+    batch, kernel = tuple(jnp.asarray(part[0]) for part in data), jnp.asarray(kernel)
+    best = np.mean(data[0][0, :, 0] * data[1][0]) / np.mean(data[0][0] ** 2)
+    away = jnp.asarray(params[0])
+    fitted = away.at[:, 1].multiply(best / coefficients(away, kernel)[0])
+
+    problem = task_of(cosine_of(CLIQUES)).problem
+
+    @jax.jit
+    def blocks(at):
+        return [Bend(problem, curvature, 0.0, at, kernel, batch).blocks()[0] for curvature in CURVATURES]
+
+    (hessian, newton), (there, also) = (map(np.linalg.eigvalsh, blocks(at)) for at in (away, fitted))
+    assert hessian.min() < -0.1
+    for values in (newton, there):
+        assert values.max() > 0.1
+        np.testing.assert_allclose(values[:-1], 0, atol=1e-9)
+    np.testing.assert_allclose(there, also, atol=1e-9)
+
+
+# ------------------------------------------------------- own costs, no graph
+
+
+def test_without_a_graph_it_ends_where_own_hypergradients_are_zero():
+    """x_L by NumPy, with a server and with peers at falling steps; several inner steps, blocks after them."""
+    task = quadratic(4, 2, common=True)
+    end = outer_fixed_points(task.train, task.validation)["x_L"]
+    exact = BiGFed(300, 0.3, 0.2, curvature="hessian", damping=0.0, inner_steps=2, blocks_at="after")
+    found = hp.solve(task, exact, hp.networks.FullyConnected(4), key=0)
+    np.testing.assert_allclose(found.hypers, np.broadcast_to(end, task.hypers.shape), atol=1e-8)
+    peers = BiGFed(4000, hp.schedule("power", 0.5, 0.6), 0.2, form="peers", curvature="hessian", damping=0.0, pushes=3)
+    alone = hp.solve(task, peers, hp.networks.DirectedRing(4), key=0)
+    assert np.abs(alone.hypers - end).max() < 0.02 * np.abs(np.asarray(task.hypers) - end).max()
+
+
+@pytest.mark.parametrize("form", ["blocks", "products", "peers"])
+def test_own_costs_are_added_to_the_graphs(form):
+    """One step along the sum of both: with either alone, the same θ, so that changes of φ add up."""
+    kernel, algorithm = setting()[2], BiGFed(1, 0.1, 0.02, form)
+    graph, both = (cosine_of(CLIQUES, 1.0, own=own) for own in (None, mean_square))
+    found = [
+        hp.solve(task_of(outer, validation=setting()[0]), algorithm, EVERYBODY, key=0)
+        for outer in (both, graph, mean_square)
+    ]
+    changes = [np.asarray(each.hypers)[0] - kernel for each in found]
+    assert np.abs(changes[2]).max() > 1e-3
+    np.testing.assert_allclose(changes[0], changes[1] + changes[2], atol=1e-12)
+    # The graph's cost looks at no examples; own costs do, once.
+    assert [each.costs.accesses.get("validation", 0) for each in found] == [1, 0, 1]
+    assert [each.costs.gradients for each in found] == [2, 1, 2]
+    assert [each.history.recorded_cost is None for each in found] == [True, True, False]
+
+
+def test_an_outer_penalty_is_everybodys_own():
+    """∂_φ of the mean of ½c‖φ‖² is cφ, beside the graph's cost."""
+    kernel, algorithm, graph = setting()[2], BiGFed(1, 0.1, 0.02), cosine_of(CLIQUES, 1.0)
+    plain, more = (
+        hp.solve(task_of(graph, outer_penalty=penalty), algorithm, EVERYBODY, key=0).hypers[0]
+        for penalty in (None, lambda params, hyper: 1.5 * jnp.sum(hyper**2) / 2)
+    )
+    np.testing.assert_allclose(more - plain, -0.1 * 1.5 * kernel, atol=1e-12)
+
+
+def test_params_are_trained_on_a_task_with_a_joint_cost():
+    """The inner level does not look at the outer cost; one that is nobody's own is not measured."""
+    trained = hp.train(task_of(cosine_of(CLIQUES)), hp.LocalSGD(3, 0.1), EVERYBODY, key=0, every=1)
+    alone = hp.train(task_of(mean_square, outer_on="train"), hp.LocalSGD(3, 0.1), EVERYBODY, key=0, every=1)
+    np.testing.assert_array_equal(trained.params, alone.params)
+    assert trained.history is not None
+    assert trained.history.recorded_cost is None
+    np.testing.assert_array_equal(trained.history.steps, range(4))
+
+
+# ----------------------------------------------------------------- engines
+
+
+@pytest.mark.parametrize("engine", [hp.Simulate(), hp.Shard(), hp.Threads()])
+def test_stacked_messages_are_told_apart(engine):
+    """Every receiver weighs senders by their number; those it does not hear are rows of zeros."""
+    links = np.random.default_rng(0).random((N, N)) < 0.5
+    links |= np.roll(np.eye(N, dtype=bool), 1, axis=1)  # a ring, so that all are joined
+    np.fill_diagonal(links, False)
+    sent = np.arange(2.0 * N).reshape(N, 2) + 1
+
+    def receive(state, inbox, ctx):
+        return jnp.arange(1.0, N + 1) @ inbox.total
+
+    program = Exchange(lambda state, ctx: state, receive, "ones", "stack")
+    network = hp.networks.Trace(N, links[None])
+    found = engine.run(program, network, jnp.asarray(sent), jnp.zeros(N), jax.random.key(0))
+    np.testing.assert_allclose(found.states, links.T @ (np.arange(1, N + 1)[:, None] * sent))
+    assert found.floats == 2
+
+
+def test_weights_of_stacked_messages_are_refused():
+    with pytest.raises(hp.InvalidInput, match=r"Exchange\.weights.*push.*ones"):
+        Exchange(lambda state, ctx: state, lambda state, inbox, ctx: state, reduce="stack")
+
+
+def test_peers_say_the_same_by_bytes_and_survive_loss():
+    network = hp.networks.RandomDirected(N, (0.5, 0.9), seed=1)
+    algorithm, cosine = BiGFed(5, 0.05, 0.03, "peers", pushes=2), cosine_of(CLIQUES, 2.0)
+    simulated = run(cosine, algorithm, network)
+    np.testing.assert_allclose(run(cosine, algorithm, network, engine=hp.Threads()).hypers, simulated.hypers, atol=1e-9)
+    assert np.ptp(simulated.hypers, axis=0).max() > 1e-6  # on such links peers agree only in the long run
+    falling = BiGFed(200, hp.schedule("power", 0.05, 1), 0.03, "peers")
+    lossy = run(cosine, falling, network, engine=hp.Simulate(faults=hp.Faults(loss=0.2)))
+    assert np.ptp(lossy.hypers, axis=0).max() < 0.05
+    assert np.abs(np.asarray(lossy.hypers) - setting()[2]).max() > 0.05
+    with pytest.raises(hp.InvalidInput, match=r"faults.*reliable"):
+        run(cosine, BiGFed(1, 0.1, 0.1), engine=hp.Simulate(faults=hp.Faults(loss=0.1)))
+
+
+class Shown(eqx.Module):
+    shown: jax.Array
+    scale: jax.Array
+
+
+def test_some_strangers_stand_for_all():
+    """Two neighbors who hear two of four strangers at a time step, on average, along what a server computes."""
+    weights = np.zeros((N, N))
+    weights[0, 1] = weights[1, 0] = 1
+    cosine = cosine_of(weights, 4.0, self_loops=True)  # r = 1: every stranger is drawn once
+    shown, found = jnp.asarray(np.random.default_rng(3).normal(size=(N, 4))), []
+    program = Sequence(*message_passing(cosine))
+    for absent in itertools.combinations(range(2, N), 2):
+        links = ~np.eye(N, dtype=bool)
+        links[np.ix_(absent, (0, 1))] = links[np.ix_((0, 1), absent)] = False
+        network = hp.networks.Trace(N, links[None])
+        states = Shown(shown, jnp.zeros(N))
+        found.append(hp.Simulate().run(program, network, states, jnp.zeros(N), jax.random.key(0)).states.shown[:2])
+    np.testing.assert_allclose(np.mean(found, axis=0), jax.grad(cosine.cost)(shown, 0)[:2], atol=1e-9)
+    assert np.ptp(found, axis=0).max() > 1e-3
+
+
+# ----------------------------------------------------------------- refusals
+
+
+class Unknown(JointCost):
+    """One that BiG-Fed does not know."""
+
+
+def solved(outer, **options):
+    return hp.solve(task_of(outer, **options), BiGFed(1, 0.1, 0.1), EVERYBODY, key=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "allowed"),
+    [
+        (lambda: BiGFed(-1, 0.1, 0.1), "BiGFed.steps", "from 0"),
+        (lambda: BiGFed(1, 0.0, 0.1), "BiGFed.outer_step_size", "above 0"),
+        (lambda: BiGFed(1, 0.1, float("nan")), "BiGFed.inner_step_size", "finite number"),
+        (lambda: BiGFed(1, 0.1, 0.1, damping=-1), "BiGFed.damping", "0 or more"),
+        (lambda: BiGFed(1, 0.1, 0.1, inner_steps=0), "BiGFed.inner_steps", "from 1"),
+        (lambda: BiGFed(1, 0.1, 0.1, batch_size=0), "BiGFed.batch_size", "from 1"),
+        (lambda: BiGFed(1, 0.1, 0.1, pushes=0), "BiGFed.pushes", "from 1"),
+        (lambda: run(cosine_of(np.ones((3, 3)) - np.eye(3)), BiGFed(1, 0.1, 0.1)), "graph", "6"),
+        (lambda: solved(cosine_of(CLIQUES), inner=mean_square), "BiGFed.curvature", "inner=(model, loss)"),
+        (lambda: solved(cosine_of(CLIQUES, own=mean_square)), "validation", "the outer level fits"),
+        (
+            lambda: solved(cosine_of(CLIQUES, own=lambda *_: jnp.zeros(2)), outer_on="train"),
+            "task.outer.own",
+            "one scalar",
+        ),
+        (lambda: solved(Unknown(represent=represent)), "task.outer", "Cosine"),
+        (lambda: cosine_of(CLIQUES, represent=None), "Cosine.represent", "a function"),
+        (
+            lambda: solved(
+                hp.big_fed.Cosine(hp.big_fed.Graph(CLIQUES), represent=lambda params, hyper: hyper @ params)
+            ),
+            "task.outer.represent",
+            "one real vector",
+        ),
+        (lambda: cosine_of(CLIQUES, -1), "Cosine.negatives", "0 or more"),
+        (lambda: cosine_of(CLIQUES, seed=-1), "Cosine.seed", "from 0"),
+        (lambda: hp.big_fed.Graph(np.ones((2, 3))), "graph.weights", "n×n"),
+        (lambda: hp.big_fed.Graph(np.eye(3)), "graph.weights", "diagonal"),
+        (lambda: hp.big_fed.Graph(np.triu(np.ones((3, 3)), 1)), "graph.weights", "undirected"),
+        (lambda: hp.big_fed.Graph(-CLIQUES), "graph.weights", "0 or more"),
+        (lambda: hp.big_fed.Graph(CLIQUES, np.ones((2, N), bool)), "graph.present", "1, 6"),
+        (lambda: hp.big_fed.Graph(CLIQUES, np.zeros((1, N), bool)), "graph.present", "somebody"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(make, field, allowed):
+    with pytest.raises(hp.InvalidInput) as refused:
+        make()
+    assert refused.value.field == field
+    assert allowed in refused.value.allowed
+
+
+CHEAP = {"inner": hp.SGP(1, 0.1), "hypergradient": hp.HGP(1, 1, 0.1), "outer": hp.optimizer("sgd", learning_rate=0.1)}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda task: hp.solve(task, hp.algorithms.MDBO.example(), EVERYBODY, key=0),
+        lambda task: hp.solve(task, hp.CDBO(**CHEAP, steps=1), EVERYBODY, key=0),
+        lambda task: hp.hypergradient(task, CHEAP["hypergradient"], EVERYBODY, key=0),
+    ],
+    ids=["MDBO", "CDBO", "HGP"],
+)
+def test_methods_that_cannot_differentiate_a_joint_cost_refuse_it(call):
+    with pytest.raises(hp.InvalidInput, match=r"Cosine, a cost of all clients together.*BiGFed") as refused:
+        call(task_of(cosine_of(CLIQUES)))
+    assert refused.value.field == "task.outer"
+
+
+def test_nobody_computes_a_joint_cost_alone():
+    with pytest.raises(hp.InvalidInput, match=r"task\.outer.*each client's own"):
+        task_of(cosine_of(CLIQUES)).problem.outer_cost(setting()[1][0], setting()[2], None)
+
+
+@pytest.mark.parametrize("options", [{"form": "star"}, {"curvature": "fisher"}, {"blocks_at": "now"}])
+def test_unknown_choices_are_named(options):
+    # Under beartype a wrong literal is refused before the option's own check; both name what was given.
+    with pytest.raises((hp.InvalidInput, TypeCheckError), match=next(iter(options.values()))):
+        BiGFed(1, 0.1, 0.1, **options)

@@ -1,0 +1,63 @@
+"""A function row by row equals the same function of all rows at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hyperpush.engines.rows import rowwise
+
+ROWS = 5
+
+
+def rows(*shape):
+    return jnp.arange(ROWS * int(np.prod(shape)), dtype=jnp.float32).reshape(ROWS, *shape)
+
+
+STATES = {"a": rows(3), "b": 10 * rows(3), "count": jnp.arange(ROWS), "none": jnp.zeros((ROWS, 0))}
+OTHERS = (rows(2), jax.random.split(jax.random.key(0), ROWS))
+
+
+def update(state, other):
+    return {**state, "a": state["a"] * 2 + other[0].sum(), "count": state["count"] + 1}
+
+
+def swap(state, other):  # what is handed through goes elsewhere, and what is overwritten is still needed
+    return {**state, "a": state["b"], "b": state["a"] + 1}
+
+
+def retype(state, other):
+    return {**state, "count": state["count"] / 2, "b": jnp.ones(())}
+
+
+def message(state, other):
+    return state["a"], jax.random.normal(other[1], (2,)), other[1], jnp.float32(3)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 7])
+@pytest.mark.parametrize("f", [update, swap, retype, message, lambda state, other: state])
+def test_equals_all_at_once(f, batch):
+    expected, found = jax.vmap(f)(STATES, OTHERS), jax.jit(lambda s, o: rowwise(f, s, o, batch))(STATES, OTHERS)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for mine, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (mine.shape, mine.dtype) == (right.shape, right.dtype)
+        if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
+            mine, right = jax.random.key_data(mine), jax.random.key_data(right)
+        np.testing.assert_array_equal(mine, right)
+
+
+def test_a_loop_over_rounds_holds_a_state_once():
+    size = 1 << 16
+
+    def turn(state, other):  # each needs the other's row as it was
+        return {"a": jnp.sin(state["a"]) + state["b"] * other, "b": state["a"] - state["b"], "x": state["x"]}
+
+    def run(a, b, x):
+        held = {"a": a, "b": b, "x": x}
+        held = jax.lax.fori_loop(0, 3, lambda _, states: rowwise(turn, states, x[:, 0], 1), held)
+        return held["a"], held["b"]
+
+    arrays = [jnp.ones((16, size)) for _ in range(3)]
+    used = jax.jit(run, donate_argnums=(0, 1)).lower(*arrays).compile().memory_analysis()
+    assert used is not None
+    assert used.temp_size_in_bytes < 16 * size * 4 // 2

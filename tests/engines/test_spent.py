@@ -1,0 +1,79 @@
+"""Large states: chunks overwrite what nobody else holds, and only that."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hyperpush as hp
+from hyperpush.checkpoints import Policy
+from hyperpush.checkpoints.journal import Journal
+from hyperpush.checkpoints.store import Store
+from hyperpush.engines import simulate, spent
+from hyperpush.engines.simulate import Simulate
+from hyperpush.errors import Diverged
+from hyperpush.programs import Local, Repeat, Scope
+
+NETWORK = hp.networks.Ring(3)
+ROUNDS = 70
+SHARED = jnp.arange(12.0).reshape(3, 4)
+START = {"x": SHARED, "kept": SHARED * 2, "twin": SHARED}
+
+
+def program(rate):
+    body = Local(lambda s, ctx: {**s, "x": rate * s["x"] + s["kept"], "twin": s["x"]})
+    return Scope(Repeat(body, ROUNDS, name="loop"), lambda s, ctx: s, lambda before, s, ctx: s)
+
+
+def truth(rate):
+    x = np.asarray(SHARED, np.float64)
+    kept = 2 * x
+    for _ in range(ROUNDS):
+        x, twin = rate * x + kept, x
+    return x, kept, twin
+
+
+def run(rate=0.5, **options):
+    seen = {"loop": lambda s, ctx: s["x"][0]}
+    return Simulate().run(program(rate), NETWORK, START, jnp.zeros(3), jax.random.key(0), record=seen, **options)
+
+
+def test_what_others_hold_is_not_overwritten():
+    a, b = jnp.arange(3.0), jnp.arange(4.0)
+    rest, free = spent.parted({"a": a, "b": b, "twins": (b + 1,), "none": jnp.zeros(0)}, {"other": [a]})
+    assert rest["a"] is a
+    assert free["a"] is None
+    assert free["b"] is b
+    assert rest["b"] is None
+    assert free["none"] is None
+    c = b + 2
+    _, free = spent.parted((c, c), ())
+    assert free == (None, None)
+
+
+def test_chunks_that_overwrite_compute_the_same_and_leave_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(spent, "LARGE", 0)
+    given = []
+    compiled = simulate._overwriting
+    monkeypatch.setattr(simulate, "_overwriting", lambda g, s: given.append(jax.tree.leaves(s)) or compiled(g, s))
+    with Journal(Store(tmp_path, print), Policy(None, 20)).active():
+        found = run()
+    assert len(given) > 1
+    # They were overwritten, all but what the caller holds, which is here.
+    assert all(leaf.is_deleted() for leaves in given for leaf in leaves)
+    assert max(len(leaves) for leaves in given) >= 2
+    x, kept, twin = truth(0.5)
+    np.testing.assert_array_equal(START["x"], np.arange(12.0).reshape(3, 4))
+    np.testing.assert_allclose(found.states["x"], x, rtol=1e-6)
+    np.testing.assert_allclose(found.states["kept"], kept)
+    np.testing.assert_allclose(found.states["twin"], twin, rtol=1e-6)
+    assert found.history["loop"].shape == (ROUNDS, 3)
+    monkeypatch.setattr(spent, "LARGE", 1 << 40)
+    with Journal(Store(tmp_path, print), Policy(None, 20)).active():  # goes on from what was written
+        np.testing.assert_array_equal(run().states["x"], found.states["x"])
+
+
+def test_a_large_state_that_diverges_is_named(monkeypatch):
+    monkeypatch.setattr(spent, "LARGE", 0)
+    with pytest.raises(Diverged, match=r"loop: left the finite numbers in round \d+; or some rounds before"):
+        run(1e6)

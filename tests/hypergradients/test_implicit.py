@@ -1,0 +1,178 @@
+"""Implicit differentiation with exact averages against closed forms that NumPy computes here."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closed_forms import setting, with_data
+from wide import float64  # noqa: F401
+
+import hyperpush as hp
+from hyperpush.hypergradients import oracles
+from hyperpush.tasks.logistic import cross_entropy, logistic
+
+pytestmark = pytest.mark.usefixtures("float64")
+NETWORK = hp.networks.RandomDirected(4)
+DAMPING = 0.7
+
+
+def estimate(estimator, made, network: hp.networks.Network = NETWORK, **options):
+    return hp.hypergradient(made, estimator, network, key=1, **options)
+
+
+class Quadratics:
+    """Four clients away from the solution, each elsewhere, and what the estimators have to solve there."""
+
+    def __init__(self):
+        task, self.first, self.second, _, self.largest = setting(4, 5)
+        self.params = np.asarray(task.params) + np.random.default_rng(3).normal(size=task.params.shape)
+        self.made, second = task.at(params=jnp.asarray(self.params)), self.second
+        misfit = np.einsum("nij,nj->ni", second["map"], self.params) - second["target"]
+        self.along_x = np.einsum("nij,ni->nj", second["map"], misfit)
+        self.along_hyper = np.asarray(task.hypers) - second["hyper_target"]
+        self.hessian = self.first["hessian"].mean(0)
+        self.source = self.along_x.sum(0) / 16  # (1/n)Σ∂_xF_j, for the mean Hessian in place of the sum
+
+    def value(self, q):
+        return self.along_hyper / 4 - self.first["coupling"] @ q
+
+
+@pytest.fixture
+def quadratics(float64):  # noqa: F811
+    return Quadratics()
+
+
+def counted(found):
+    costs = found.costs
+    return costs.rounds, costs.floats, costs.hessian_products, costs.jacobian_products
+
+
+def solution(state, ctx):
+    return state.q
+
+
+def test_conjugate_gradients_reach_the_closed_form(quadratics):
+    found = estimate(hp.hypergradients.ImplicitCG(6, DAMPING), quadratics.made, record={"ImplicitCG": solution})
+    hessian, source = quadratics.hessian + DAMPING * np.eye(4), quadratics.source
+    truth = np.linalg.solve(hessian, source)
+    np.testing.assert_allclose(found.value, quadratics.value(truth), rtol=1e-9, atol=1e-11)
+    assert counted(found) == (7, 7 * 4, 6, 1)
+    # On the way every iterate is the best of its Krylov space.
+    basis = np.stack([source, hessian @ source], axis=1)
+    second = basis @ np.linalg.solve(basis.T @ hessian @ basis, basis.T @ source)
+    np.testing.assert_allclose(found.history["ImplicitCG"][1], np.broadcast_to(second, (4, 1, 4)), rtol=1e-9)
+    assert np.linalg.norm(second - truth) > 1e-3
+
+
+def test_dense_is_the_closed_form(quadratics):
+    found = estimate(hp.hypergradients.Dense(), quadratics.made)
+    truth = quadratics.value(np.linalg.solve(quadratics.hessian, quadratics.source))
+    assert np.linalg.norm(truth - quadratics.along_hyper / 4) > 0.1
+    np.testing.assert_allclose(found.value, truth, rtol=1e-9, atol=1e-11)
+    assert (found.costs.rounds, found.costs.floats) == (1, 4 * 4 + 4)
+
+
+def test_a_tolerance_ends_early(quadratics):
+    tolerance = 1e-2
+    found = estimate(hp.hypergradients.ImplicitCG(1000, tolerance=tolerance), quadratics.made)
+    iterations = (found.costs.rounds - 1) / (1 + NETWORK.flood_rounds())
+    assert iterations in (1, 2, 3, 4)
+    # ‖q − q*‖ ≤ ‖H^{-1}‖·‖residual‖, and 4 iterations would be exact.
+    truth = quadratics.value(np.linalg.solve(quadratics.hessian, quadratics.source))
+    bound = tolerance * np.linalg.norm(quadratics.source) / np.linalg.eigvalsh(quadratics.hessian).min()
+    error = np.linalg.norm(found.value - truth, axis=1)
+    assert np.all(error <= bound * np.linalg.norm(quadratics.first["coupling"], 2, axis=(1, 2)))
+    assert np.all(error > 1e-8)
+
+
+def test_neumann_is_its_series(quadratics):
+    step = float(1 / quadratics.largest)
+    found = estimate(hp.hypergradients.ImplicitNeumann(3, step), quadratics.made)
+    map_ = np.eye(4) - step * quadratics.hessian
+    q = step * (np.eye(4) + map_ + map_ @ map_) @ quadratics.source
+    np.testing.assert_allclose(found.value, quadratics.value(q), rtol=1e-9, atol=1e-11)
+    assert (found.costs.rounds, found.costs.floats) == (3, 3 * 4)
+
+
+def test_the_client_target(quadratics):
+    found = estimate(hp.hypergradients.ClientGradient(6, DAMPING), quadratics.made)
+    q = np.linalg.solve(4 * (quadratics.hessian + DAMPING * np.eye(4)), quadratics.along_x.T).T
+    truth = quadratics.along_hyper - np.einsum("nhd,nd->nh", quadratics.first["coupling"], q)
+    np.testing.assert_allclose(found.value, truth, rtol=1e-9, atol=1e-11)
+    assert counted(found) == (7, 7 * 4 * 4, 6 * 4, 1)
+
+
+def test_without_anything_to_solve_the_direct_gradient_remains(quadratics):
+    """Residuals of zero divide nothing."""
+    nothing = {name: np.zeros_like(quadratics.second[name]) for name in ("map", "target")}
+    made = with_data(quadratics.made, validation={**quadratics.second, **nothing})
+    found = estimate(hp.hypergradients.ClientGradient(6, DAMPING), made)
+    np.testing.assert_allclose(found.value, quadratics.along_hyper, rtol=1e-12)
+
+
+def joined(params):
+    return jnp.append(params["slope"], params["offset"])
+
+
+def losses(params, hyper, batch):
+    return cross_entropy(joined(params), batch)
+
+
+def penalty(params, hyper):
+    return 0.5 * joined(hyper) @ joined(params) ** 2
+
+
+def outer_penalty(params, hyper):
+    return 0.1 * hyper["offset"] ** 2
+
+
+def test_pytrees_and_hessians_that_depend_on_the_params():
+    made = logistic(3, 0, examples=8, features=2, rate=0.3)
+    params = np.random.default_rng(0).normal(size=(3, 3))
+    params, hypers = (hp.per_client({"slope": a[:, :2], "offset": a[:, 2]}) for a in (params, np.asarray(made.hypers)))
+    task = hp.Task(
+        inner=losses,
+        penalty=penalty,
+        outer=losses,
+        outer_penalty=outer_penalty,
+        params=params,
+        hypers=hypers,
+        train=made.train,
+        validation=made.validation,
+    )
+    truth = oracles.dense(task.problem, task.params, task.hypers, task.data)
+    assert np.linalg.norm(truth["slope"]) > 1e-2
+    for estimator in (hp.hypergradients.ImplicitCG(5), hp.hypergradients.Dense()):
+        found = estimate(estimator, task, hp.networks.FullyConnected(3)).value
+        for name in ("slope", "offset"):
+            np.testing.assert_allclose(found[name], truth[name], rtol=1e-8, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("engine", [hp.Threads(), hp.Shard(3)], ids=["threads", "shard"])
+def test_other_engines_give_the_same(quadratics, engine):
+    arguments = (hp.hypergradients.ClientGradient(6, DAMPING), quadratics.made)
+    truth, found = estimate(*arguments), estimate(*arguments, engine=engine)
+    np.testing.assert_allclose(found.value, truth.value, rtol=1e-9)
+    assert found.costs == truth.costs
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: hp.hypergradients.ImplicitCG(0), r"ImplicitCG\.steps: got 0; allowed: a whole number from 1"),
+        (
+            lambda: hp.hypergradients.ImplicitCG(5, -1.0),
+            r"ImplicitCG\.damping: got -1\.0; allowed: a finite number, 0 or more",
+        ),
+        (
+            lambda: hp.hypergradients.ImplicitCG(5, tolerance=0.0),
+            r"ImplicitCG\.tolerance: got 0\.0; allowed: .* above 0",
+        ),
+        (lambda: hp.hypergradients.ImplicitNeumann(-1, 0.1), r"ImplicitNeumann\.steps: got -1"),
+        (lambda: hp.hypergradients.ImplicitNeumann(1, 0.0), r"ImplicitNeumann\.step_size: got 0\.0"),
+        (lambda: hp.hypergradients.ClientGradient(0), r"ClientGradient\.steps: got 0"),
+        (lambda: hp.hypergradients.ClientGradient(1, float("nan")), r"ClientGradient\.damping: got nan"),
+    ],
+)
+def test_bad_options_name_the_field(make, message):
+    with pytest.raises(hp.InvalidInput, match=message):
+        make()

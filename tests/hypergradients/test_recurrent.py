@@ -1,0 +1,159 @@
+"""Recurrent backpropagation against B̄(I − Ā)^{-1}c_x + c_λ, which NumPy builds here from the network's means."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from wide import float64  # noqa: F401
+
+import hyperpush as hp
+from hyperpush.engines.simulate import evaluate
+from hyperpush.hypergradients import HypergradientState
+from hyperpush.tasks.quadratic import quadratic
+from hyperpush.verbs import known_links
+
+pytestmark = pytest.mark.usefixtures("float64")
+VARIANTS = ["gradient-first", "gradient-after"]
+
+
+def series(made, means, step, variant, terms=None):
+    """c_λ + B̄ Σ_{m<terms} Ā^m c_x of the quadratics at params; the whole series without `terms`."""
+    first, second, x, hypers = jax.tree.map(np.asarray, (made.train, made.validation, made.params, made.hypers))
+    n, h, d = first["coupling"].shape
+    mass = means.stationary()
+    along_x = np.einsum("nij,ni->nj", second["map"], np.einsum("nij,nj->ni", second["map"], x) - second["target"])
+    source = (along_x / n / mass[:, None]).ravel()
+    mix = np.kron(means.push, np.eye(d))  # row i: Σ_j p̄_{i→j} u_j
+    block = np.zeros((n * d, n * d))
+    down = np.zeros((n * h, n * d))
+    for i in range(n):
+        block[i * d : i * d + d, i * d : i * d + d] = step / mass[i] * first["hessian"][i]
+        down[i * h : i * h + h, i * d : i * d + d] = -step * first["coupling"][i]
+    forward = mix - block if variant == "gradient-after" else (np.eye(n * d) - block) @ mix
+    down = down if variant == "gradient-after" else down @ mix
+    if terms is None:
+        total = np.linalg.solve(np.eye(n * d) - forward, source)
+    else:
+        total, power = np.zeros(n * d), source
+        for _ in range(terms):
+            total, power = total + power, forward @ power
+    return (hypers - second["hyper_target"]) / n + (down @ total).reshape(n, h)
+
+
+def setting(clients, seed=0):
+    made = quadratic(clients, seed)
+    return made.at(params=made.params + jnp.asarray(np.random.default_rng(1).normal(size=made.params.shape)))
+
+
+def draws(made, estimator, network, count, seed=3):
+    """`count` independent estimates."""
+    states = HypergradientState(
+        made.params, made.hypers, jnp.zeros_like(made.hypers), known_links(estimator, network, None, made)
+    )
+
+    def one(key):
+        return evaluate(estimator.program(made.problem), network, states, made.data, key)[0].value
+
+    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(seed), count)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", ["DirectedRB", "VRHGP", "ExactRB"])
+def test_without_chance_the_series_converges_to_the_target(kind, variant):
+    made, network = setting(5), hp.networks.StaticUndirected(5, probability=0.6)
+    truth = series(made, network.means(), 0.1, variant)
+    estimator = getattr(hp.hypergradients, kind)(3000, 0.1, variant=variant)
+    found = hp.hypergradient(made, estimator, network, key=0)
+    assert np.linalg.norm(truth) > 0.1
+    np.testing.assert_allclose(found.value, truth, rtol=1e-6, atol=1e-8)
+    assert found.costs.floats == 3000 * 4 * (2 if kind == "VRHGP" else 1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("estimator", "network"),
+    [
+        (partial(hp.hypergradients.DirectedRB, 12, 0.1), hp.networks.RandomDirected(4)),
+        (partial(hp.hypergradients.DirectedRB, 12, 0.1, independent_batches=True), hp.networks.RandomDirected(4)),
+        (partial(hp.hypergradients.DirectedRB, 12, 0.1), hp.networks.KOut(4, k=2)),
+        (partial(hp.hypergradients.VRHGP, 12, 0.1, 1.0, 0.0), hp.networks.RandomDirected(4)),
+        (partial(hp.hypergradients.ExactRB, 12, 0.1), hp.networks.RandomUndirected(4)),
+    ],
+    ids=["shared", "separate", "k-out", "vr-1-0", "exact"],
+)
+def test_estimates_are_unbiased_for_the_truncated_series(estimator, network, variant):
+    made = setting(4)
+    found = draws(made, estimator(variant=variant), network, 4000)
+    truth = series(made, network.means(), 0.1, variant, terms=12)
+    error, spread = np.abs(found.mean(0) - truth), found.std(0) / np.sqrt(len(found))
+    assert np.all(spread > 0)
+    assert np.all(error < 4 * spread)
+    # The guard: the statistics are sharp enough to notice one term more or less.
+    assert np.abs(series(made, network.means(), 0.1, variant, terms=11) - truth).max() > 4.5 * spread.max()
+
+
+def test_weights_one_and_zero_give_directed_rb():
+    made, network = setting(4), hp.networks.RandomDirected(4)
+    plain = draws(made, hp.hypergradients.DirectedRB(30, 0.1), network, 3)
+    weighted = draws(made, hp.hypergradients.VRHGP(30, 0.1, alpha=1, beta=0), network, 3)
+    np.testing.assert_allclose(weighted, plain, rtol=1e-10)
+
+
+def test_variance_reduction_reduces_variance():
+    made, network = setting(3), hp.networks.RandomUndirected(3)
+    truth = series(made, network.means(), 0.1, "gradient-after")
+    errors = {
+        alpha: np.linalg.norm(
+            draws(made, hp.hypergradients.VRHGP(600, 0.1, alpha, beta, "gradient-after"), network, 60) - truth,
+            axis=(1, 2),
+        ).mean()
+        for alpha, beta in ((1.0, 0.0), (0.9, 0.1))
+    }
+    assert errors[0.9] < 0.6 * errors[1.0]
+
+
+def test_links_seen_while_training_serve_as_well():
+    made, network = setting(4), hp.networks.RandomDirected(4)
+    method = hp.hypergradients.VRHGP(800, 0.1)
+    trained = hp.train(made, hp.SGP(4000, 0.1, observe=True), network, key=5)
+    known = known_links(method, network, None, made)
+    assert trained.task.point is not None
+    links = trained.task.point.links
+    for mine, true in zip(jax.tree.leaves(links), jax.tree.leaves(known), strict=True):
+        np.testing.assert_allclose(mine, true, atol=0.05)
+    truth = hp.hypergradient(made, method, network, key=0).value
+    seen = hp.hypergradient(made, method, network, key=0, links=links).value
+    assert np.linalg.norm(seen - truth) < 0.1 * np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize("engine", [hp.Threads(), hp.Shard(2)], ids=["threads", "shard"])
+@pytest.mark.parametrize("kind", ["VRHGP", "ExactRB"])
+def test_every_engine_gives_the_same(engine, kind):
+    made, network, method = setting(3), hp.networks.RandomUndirected(3), getattr(hp.hypergradients, kind)(8, 0.1)
+    truth, found = (hp.hypergradient(made, method, network, key=2, engine=each) for each in (hp.Simulate(), engine))
+    np.testing.assert_allclose(found.value, truth.value, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "network", "message"),
+    [
+        (
+            hp.hypergradients.DirectedRB(5, 0.1),
+            hp.networks.DirectedRing(4),
+            r"network: got 'directed-ring, which is directed'.*both ways.*HGP",
+        ),
+        (hp.hypergradients.VRHGP(5, 0.1), hp.networks.OnePeerExponential(4), r"one-peer-exponential.*both ways"),
+        (
+            hp.hypergradients.ExactRB(5, 0.1),
+            hp.networks.RandomDirected(4),
+            r"random-directed.*at once.*DirectedRB, HGP.*TrackedHGP, VRHGP",
+        ),
+    ],
+    ids=["ring", "one-peer", "exact"],
+)
+def test_networks_that_cannot_be_reversed_are_refused(estimator, network, message):
+    made = setting(4)
+    with pytest.raises(hp.InvalidInput, match=message):
+        hp.hypergradient(made, estimator, network, key=0)

@@ -1,0 +1,155 @@
+"""Tracked HGP has no bias on any network; the guard is HGP, which has one at the same number of pushes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closed_forms import setting, with_data
+from wide import float64  # noqa: F401
+
+import hyperpush as hp
+from hyperpush.engines.simulate import evaluate
+from hyperpush.hypergradients import HypergradientState, oracles
+from hyperpush.programs import program_of
+from hyperpush.tasks.logistic import logistic
+from hyperpush.tasks.quadratic import quadratic
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+@pytest.mark.parametrize(
+    ("network", "steps", "step", "pushes"),
+    [
+        (hp.networks.FullyConnected(8), 200, 0.5, 1),
+        (hp.networks.RandomDirected(8), 400, 0.3, 1),
+        (hp.networks.KOut(8, k=3), 800, 0.1, 1),
+        (hp.networks.StaticUndirected(8), 800, 0.1, 2),
+        (hp.networks.OnePeerExponential(8), 800, 0.1, 3),
+        (hp.networks.DirectedRing(8), 1500, 0.05, 20),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_no_bias_on_any_network(network, steps, step, pushes):
+    task, _, _, truth, largest = setting(8, 6)
+    estimator = hp.TrackedHGP(steps, step / largest, pushes, tolerance=None, acceleration=0)
+    found = hp.hypergradient(task, estimator, network, key=1)
+    np.testing.assert_allclose(found.value, truth, rtol=1e-8, atol=1e-8)
+    assert (found.costs.rounds, found.costs.floats) == (steps * pushes, steps * pushes * (4 + 1 + 4))
+
+
+@pytest.mark.parametrize("engine", [hp.Simulate, hp.Threads])
+def test_no_bias_where_messages_get_lost(engine):
+    task, _, _, truth, largest = setting(4, 5)
+    steps, network = 1500 if engine is hp.Simulate else 40, hp.networks.RandomDirected(4)
+    estimator = hp.TrackedHGP(steps, 0.05 / largest, 1, tolerance=None, acceleration=0)
+    faults = hp.Faults(loss=0.3, duplicate=0.1, delay=2)
+
+    def estimate(engine):
+        return hp.hypergradient(task, estimator, network, key=1, engine=engine(faults=faults)).value
+
+    found = estimate(engine)
+    if engine is hp.Simulate:
+        np.testing.assert_allclose(found, truth, rtol=1e-6, atol=1e-6)
+    else:
+        np.testing.assert_allclose(found, estimate(hp.Simulate), rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        hp.networks.RandomDirected(8),
+        hp.networks.KOut(8, k=3),
+        hp.networks.OnePeerExponential(8),
+        hp.networks.StaticUndirected(8),
+        hp.networks.DirectedRing(8),
+    ],
+    ids=lambda network: network.name,
+)
+def test_nothing_needs_to_be_set(network):
+    task, _, _, truth, _ = setting(8, 6)
+    found = hp.hypergradient(task, hp.TrackedHGP(tolerance=1e-9), network, key=1)
+    np.testing.assert_allclose(found.value, truth, rtol=1e-6, atol=1e-7)
+    # Far fewer rounds than at most: it has ended by agreement.
+    assert found.costs.rounds < 500 * network.flood_rounds()
+
+
+def test_unlike_clients_and_indefinite_costs_need_nothing_either():
+    """Hessians that differ a hundredfold, some of them indefinite; only their mean is positive definite."""
+    task, first, *_ = setting(8, 6)
+    generator = np.random.default_rng(0)
+    scales = 10 ** generator.uniform(-1, 1, 8)
+    noise = generator.normal(size=(8, 4, 4)) * 0.5
+    hessian = first["hessian"] * scales[:, None, None] + noise + noise.transpose(0, 2, 1)
+    assert np.linalg.eigvalsh(hessian)[:, 0].min() < 0 < np.linalg.eigvalsh(hessian.mean(0))[0]
+    task = with_data(task, {**first, "hessian": hessian})
+    truth = oracles.dense(task.problem, task.params, task.hypers, task.data)
+    found = hp.hypergradient(task, hp.TrackedHGP(tolerance=1e-9), hp.networks.OnePeerExponential(8), key=1)
+    np.testing.assert_allclose(found.value, truth, rtol=1e-6, atol=1e-7)
+
+
+def test_mini_batch_noise_falls_with_the_number_of_steps():
+    made = logistic(3, 0, examples=8)
+    network = hp.networks.RandomDirected(3)
+    states = HypergradientState(made.params + 0.3, made.hypers, jnp.zeros_like(made.hypers))
+    truth = oracles.dense(made.problem, states.params, made.hypers, made.data)
+
+    def error(steps):
+        def one(key):
+            program = hp.TrackedHGP(steps, batch_size=2, pushes=1).program(made.problem)
+            return evaluate(program, network, states, made.data, key)[0].value
+
+        found = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), 40)))
+        return np.sqrt(np.mean((found - truth) ** 2))
+
+    # Independent noise in every step: sixteen times the steps, a quarter of the error.
+    assert error(1600) < 0.4 * error(100)
+
+
+def test_an_outer_step_starts_where_the_last_one_ended():
+    """With the same problem again there is nothing left to do but vote."""
+    task, _, _, truth, _ = setting(4, 5)
+    estimator, network = hp.TrackedHGP(tolerance=1e-9), hp.networks.RandomDirected(4)
+    program = program_of(estimator, task.problem)
+    memory = jax.vmap(estimator.memory)(task.params, task.hypers)
+    states = HypergradientState(task.params, task.hypers, jnp.zeros_like(task.hypers), memory=memory)
+    cold = hp.Simulate().run(program, network, states, task.data, jax.random.key(0))
+    warm = hp.Simulate().run(program, network, cold.states, task.data, jax.random.key(1), step=cold.step)
+    assert warm.rounds < cold.rounds / 2
+    np.testing.assert_allclose(warm.states.value, truth, rtol=1e-7, atol=1e-8)
+
+
+def test_too_large_a_step_is_reported():
+    task, *_, largest = setting(4, 5)
+    estimator = hp.TrackedHGP(3000, 9 / largest, 1, tolerance=None, acceleration=0)
+    with pytest.raises(hp.Diverged, match=r"TrackedHGP: left the finite numbers in round \d+"):
+        hp.hypergradient(task, estimator, hp.networks.RandomDirected(4), key=1)
+
+
+def test_acceleration_that_makes_things_worse_is_given_up():
+    """A client whose Hessian is zero is led astray by its own changes; plain steps bring everyone back."""
+    task = quadratic(3, 0)
+    task = with_data(task, {**task.train, "hessian": task.train["hessian"].at[0].set(0)})
+    network = hp.networks.by_name("random-directed", 3, 0)
+    truth = hp.hypergradient(task, hp.hypergradients.Dense(), network, key=0).value
+    record = {"TrackedHGP": lambda state, ctx: jnp.linalg.norm(state.slope)}
+    found = hp.hypergradient(task, hp.TrackedHGP(1500, pushes=3, tolerance=None), network, key=0, record=record)
+    slopes = found.history["TrackedHGP"]
+    # How far astray depends on rounding, so on the machine. Rounding there breaks what trackers conserve, their sum, by
+    # about as much as the largest of them is rounded; nothing afterwards repairs that, however many steps are taken.
+    assert np.all(slopes[-1] < 1e-12 * slopes[0])
+    error = np.abs(found.value - truth).max()
+    assert error < 100 * np.finfo(float).eps * np.max(slopes)
+
+
+def test_without_cooperation():
+    task, first, second, *_ = setting(4, 5)
+    network = hp.networks.FullyConnected(4)
+    direct = hp.hypergradient(task, hp.hypergradients.DirectGradient(), network, key=1)
+    np.testing.assert_allclose(direct.value, task.hypers - second["hyper_target"])
+    local = hp.hypergradient(task, hp.hypergradients.LocalGradient(20, damping=0.3), network, key=1)
+    for i in range(4):
+        pull = second["map"][i].T @ (second["map"][i] @ np.asarray(task.params[i]) - second["target"][i])
+        damped = first["hessian"][i] + 0.3 * np.eye(len(pull))
+        expected = direct.value[i] - first["coupling"][i] @ np.linalg.solve(damped, pull)
+        np.testing.assert_allclose(local.value[i], expected, rtol=1e-8)
+    assert direct.costs.rounds == local.costs.rounds == 0

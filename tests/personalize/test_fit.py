@@ -1,0 +1,173 @@
+"""Personal models from a user's own: Equinox modules, objects and pairs of functions, with recipes and baselines."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hyperpush as hp
+from hyperpush.errors import InvalidInput
+from hyperpush.models.dense import MLP
+from hyperpush.personalize import MTL, PL, FedEM, FedProx, Head, Interpolation, Shared, fit
+from hyperpush.personalize.fit import _chosen as chosen
+
+NETWORK = hp.networks.Ring(4)
+GENERATOR = np.random.default_rng(0)
+
+
+def examples(*sizes):
+    """Two rules for the label, x₁ > 0 and x₁ < 0: clients 0 and 1 follow the first, 2 and 3 the second."""
+    inputs = [GENERATOR.normal(size=(size, 2)).astype(np.float32) for size in sizes]
+    return [(x, (x[:, 0] > 0).astype(np.int64) ^ (client > 1)) for client, x in enumerate(inputs)]
+
+
+SETS: Any = {name: examples(*sizes) for name, sizes in (("train", (40, 30, 25, 40)), ("validation", (20, 9, 20, 20)))}
+TEST = examples(50, 50, 50, 50)
+SHORT: Any = {"inner": hp.SGP(10, 0.5), "hypergradient": hp.HGP(2, 2, 0.1), "steps": 1, "key": 0}
+
+
+def equinox(key=None):
+    key = jax.random.key(1) if key is None else key
+    return eqx.nn.MLP(2, 2, width_size=4, depth=1, key=key)
+
+
+class FlaxLike:
+    """An object whose `init` wants to see inputs, as Flax's."""
+
+    def init(self, key, *inputs):
+        assert inputs[0].ndim == 2
+        return {"params": {"kernel": jax.random.normal(key, (inputs[0].shape[1], 2))}}
+
+    def apply(self, variables, inputs):
+        return inputs @ variables["params"]["kernel"]
+
+
+class Plain(NamedTuple):
+    """A pair of functions with names."""
+
+    init: Any = lambda key: jax.random.normal(key, (2, 2))
+    apply: Any = lambda params, inputs: inputs @ params
+
+
+def test_an_equinox_model_with_several_personal_ones_learns_each_rule():
+    steps: Any = {"inner": hp.SGP(30, 1.0), "hypergradient": hp.HGP(5, 5, 0.3), "steps": 8}
+    steps["outer"] = hp.optimizer("adam", learning_rate=0.3)
+    found = fit(equinox(), MTL(models=2), NETWORK, **SETS, test=TEST, names=["a", "b", "c", "d"], key=3, **steps)
+    assert isinstance(found, hp.Solution)
+    scores = found.scores()
+    assert scores.each.min() > 0.9  # one model for all is right every other time
+    own = found.client("c")
+    right = np.asarray(own.predict(TEST[2][0]) == TEST[2][1])
+    assert right.mean() == pytest.approx(scores.each[2])
+    np.testing.assert_allclose(jnp.exp(own.log_probabilities(TEST[2][0])).sum(1), 1, rtol=1e-5)
+    models = jax.tree.leaves(found.task.params)[0][0]
+    assert not np.allclose(models[0], models[1])
+    assert own.hyper.shape == (2,)
+
+
+@pytest.mark.parametrize("model", [equinox(), equinox, FlaxLike(), Plain(), tuple(Plain()), MLP(2, 2)])
+def test_any_model_gives_what_a_recipes_task_gives(model):
+    found = fit(model, PL(), NETWORK, **SETS, **SHORT)
+    task = PL().task(model, **SETS, key=0, l2=1e-3)
+    method = hp.PDBO(
+        inner=SHORT["inner"],
+        hypergradient=SHORT["hypergradient"],
+        outer=hp.optimizer("adam", learning_rate=0.1),
+        steps=1,
+        restart=False,
+    )
+    expected = hp.solve(task, method, NETWORK, key=0)
+    assert isinstance(found, hp.Solution)
+    np.testing.assert_array_equal(found.hypers, expected.hypers)
+    assert np.abs(np.asarray(found.hypers)).max() > 0.05  # Adam's first step is as long as its rate
+    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+
+
+def test_an_equinox_module_starts_from_its_own_numbers_and_several_from_others_of_the_kind():
+    model = equinox()
+    numbers = eqx.filter(model, eqx.is_inexact_array)
+    one = PL().task(model, **SETS, key=0)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[0], b), one.params, numbers)
+    several = MTL(models=2).task(model, **SETS, key=0)
+
+    def shuffled(stacked, own):
+        for k in range(2):
+            np.testing.assert_array_equal(np.sort(np.ravel(stacked[0, k])), np.sort(np.ravel(own)))
+
+    jax.tree.map(shuffled, several.params, numbers)
+    drawn = MTL(models=2).task(equinox, **SETS, key=0)
+    weights = drawn.params.layers[0].weight[0]
+    assert not np.intersect1d(weights[0], weights[1]).size
+    # Of another start, the costs are the same: nothing is compiled twice.
+    assert PL().task(equinox(jax.random.key(7)), **SETS, key=0).problem == one.problem
+
+
+def test_baselines_by_object_and_by_name():
+    server = hp.networks.FullyConnected(4)
+    given = FedProx(3, 0.5, penalty=0.1)
+    found = fit(equinox(), given, server, train=SETS["train"], test=TEST, key=0)
+    assert isinstance(found, hp.Training)
+    expected = hp.train(
+        Shared().task(equinox(), train=SETS["train"], outer_on="train", key=0, l2=1e-3), given, server, key=0
+    )
+    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+    assert found.client(1).predict(TEST[1][0]).shape == (50,)
+    for name in ("FedProx", "fedavg+"):
+        named = fit(Plain(), name, server, train=SETS["train"], key=0, steps=2)
+        assert named.costs.rounds == 2, name
+    mixed = fit(Plain(), FedEM(40, 1.0), server, **SETS, test=TEST, key=0)
+    assert isinstance(mixed, hp.Training)
+    assert mixed.scores("test").each.min() > 0.9
+    assert mixed.client(0).hyper.shape == (3,)
+
+
+def test_the_best_step_is_chosen_where_nobody_fits():
+    more: Any = {**SHORT, "steps": 2}
+    held = fit(Plain(), PL(), NETWORK, **SETS, holdout=TEST, **more)
+    assert isinstance(held, hp.Solution)
+    assert held.history.watched is not None
+    assert held.best_step == int(np.argmax(held.history.watched[:, 0]))
+    assert held.scores("holdout").average == pytest.approx(held.history.watched[:, 0].max(), rel=1e-4)
+    papers = fit(Plain(), "pl", NETWORK, **SETS, outer_on="train", **more)
+    assert isinstance(papers, hp.Solution)
+    assert papers.task.outer_on == "train"
+    assert papers.history.watched is not None
+
+
+def test_what_a_recipe_needs_beforehand_is_trained():
+    found = fit(Plain(), Interpolation(), NETWORK, **SETS, **SHORT)
+    assert isinstance(found, hp.Solution)
+    alone = Shared().task(Plain(), **SETS, key=0, l2=1e-3)
+    expected = hp.train(alone, hp.LocalSGD(10, 0.5), NETWORK, key=0).params
+    np.testing.assert_array_equal(found.hypers["own"], expected)
+
+
+def wrong(field, said, **changes: Any):
+    with pytest.raises(InvalidInput) as error:
+        fit(**{"model": Plain(), "recipe": PL(), "network": NETWORK, **SETS, **SHORT, **changes})
+    assert error.value.field == field
+    assert said in str(error.value)
+
+
+def test_what_does_not_fit_is_named():
+    wrong("recipe", "did you mean", recipe="fedprx")
+    with pytest.raises(InvalidInput, match=r"recipe: got 'the class PL'; allowed: an object such as .*PL\(\)"):
+        chosen(PL, None, None)
+    wrong("recipe", "method=hp.SGP(…)", recipe=Shared())
+    wrong("recipe", "no layer before", recipe=Head())
+    wrong("method", "None: SGP is the method", recipe=hp.SGP(1, 0.1), method=hp.SGP(1, 0.1))
+    wrong("model", "the class MLP", model=MLP)
+    wrong("model", "a pair of these two functions", model=3)
+    wrong("model", "a function that returns a int", model=lambda key: 3)
+    wrong(
+        "model", "one row of logits per input", model=(lambda key: jnp.zeros(2), lambda params, inputs: inputs @ params)
+    )
+    wrong("model", "fails with", model=(lambda key: jnp.zeros(3), lambda params, inputs: inputs @ params))
+    wrong("classes", "2, as many logits as the model has", classes=3)
+    wrong("train", "a pair (inputs, labels)", train=[own[0] for own in SETS["train"]])
+    wrong("validation, labels", "0 to 1", validation=[(x, y + 1) for x, y in SETS["validation"]])
+    wrong("train, labels", "whole numbers", train=[(x, x[:, 0]) for x, _ in SETS["train"]])
+    wrong("validation", "the examples that the outer level fits", validation=None)

@@ -1,0 +1,71 @@
+"""The comparison of estimators at a small size: what it counts, and where its curves end."""
+
+import numpy as np
+import pytest
+
+import hyperpush as hp
+from hyperpush import saved
+from hyperpush.config import load_config
+from hyperpush.run import execute
+from hyperpush.studies.estimators import reached
+from hyperpush.studies.registry import experiments
+
+SMALL = (
+    "sizes=[[4, 5]]",
+    'networks=["static-undirected"]',
+    "examples=20",
+    "pushes=[1, 20]",
+    "steps=[1.0, 1.5]",
+    "order=60",
+    "recurrent=2000",
+)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    experiment, config = load_config("estimators", SMALL, experiments())
+    folder = tmp_path_factory.mktemp("study") / "run"
+    execute(experiment, config, folder)
+    return saved.load(folder)
+
+
+def curves(study, method, **fields):
+    found = [c for c in study.result["curves"] if c["method"] == method]
+    return [c for c in found if all(c[name] == value for name, value in fields.items())]
+
+
+def test_tracked_hgp_goes_where_hgp_stalls(study):
+    (tracked,) = curves(study, "TrackedHGP")
+    assert reached(tracked, 1e-6) is not None
+    for stalled in curves(study, "HGP", pushes=1):
+        assert min(stalled["relative_error"], default=1) > 1e-3
+
+
+def test_each_estimator_ends_at_its_own_target(study):
+    for method in ("ImplicitCG", "ExactRB"):
+        (curve,) = curves(study, method)
+        assert curve["relative_error"][-1] < 1e-6, method
+    (neumann,) = curves(study, "ImplicitNeumann")
+    assert neumann["relative_error"][-1] < neumann["relative_error"][0] / 10
+
+
+def test_rounds_and_floats_are_counted(study):
+    (hgp,) = curves(study, "HGP", pushes=20, step=1.0, averaging="push")
+    np.testing.assert_array_equal(hgp["rounds"], 20 * np.arange(1, 61))
+    np.testing.assert_array_equal(hgp["floats_per_client"], 20 * 6 * np.arange(1, 61))
+    (gossip,) = curves(study, "HGP", pushes=20, step=1.0, averaging="gossip")
+    np.testing.assert_array_equal(gossip["floats_per_client"], 20 * 5 * np.arange(1, 61))
+    (tracked,) = curves(study, "TrackedHGP")
+    # Five steps of so many pushes, and a vote that takes as many rounds as the graph is wide.
+    width = hp.networks.StaticUndirected(4).flood_rounds()
+    assert set(np.diff(tracked["rounds"])) == {5 * tracked["pushes"] + width}
+    assert set(np.diff(tracked["floats_per_client"])) == {5 * tracked["pushes"] * 11 + width}
+    before = tracked["floats_per_client"][0] - (5 * tracked["pushes"] * 11 + width)
+    assert before >= tracked["pushes"] * 6  # the search for settings is counted
+
+
+@pytest.mark.parametrize(
+    ("errors", "cost"), [([1.0, 0.1, 0.01], 3), ([0.01, 1.0, 0.01, 0.01], 3), ([0.01, 1.0], None), ([0.01], 1)]
+)
+def test_an_error_counts_as_reached_where_it_stays(errors, cost):
+    assert reached({"relative_error": errors, "floats_per_client": list(range(1, 9))[: len(errors)]}, 0.05) == cost

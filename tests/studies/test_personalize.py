@@ -1,0 +1,294 @@
+"""Tasks by hand, and the comparison of personal models in small."""
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hyperpush as hp
+from hyperpush import networks
+from hyperpush.bench.training import operations_of
+from hyperpush.config import load_config
+from hyperpush.data.files import folder
+from hyperpush.errors import Diverged, InvalidInput
+from hyperpush.models import cnn
+from hyperpush.personalize import methods
+from hyperpush.personalize.published import published
+from hyperpush.personalize.scenarios import scenario, turned
+from hyperpush.run import execute
+from hyperpush.studies.personalize import check, estimator_of, setting_of
+from hyperpush.studies.quickstart import sentence
+from hyperpush.studies.registry import experiments
+from hyperpush.sweep import plan
+
+SMALL = ("clients=6", "examples=400", "steps=8", "again=4", "outer_steps=2", "rounds=2", "batch=16", "order=2")
+
+
+def asked(*overrides):
+    return load_config("personalize", overrides, experiments())
+
+
+def test_images_are_turned_once_by_their_owner():
+    images = np.arange(12.0).reshape(3, 2, 2)
+    made = turned(images, [np.array([2]), np.array([0, 1])], np.array([1, 2]))
+    assert made[2].tolist() == [[9, 11], [8, 10]]  # a quarter, anticlockwise
+    assert made[0].tolist() == [[3, 2], [1, 0]]  # a half
+    assert images[2].tolist() == [[8, 9], [10, 11]]
+
+
+def test_a_task_deals_every_example_out_once():
+    made = scenario("digits", 6, 1)
+    numbers = np.concatenate([own for part in made.split for own in part])
+    assert sorted(numbers) == list(range(1797))
+    assert made.cluster is not None
+    assert np.bincount(made.cluster).tolist() == [2, 2, 2]
+    with pytest.raises(InvalidInput, match="examples: got 1798; allowed: at most 1797"):
+        scenario("digits", 6, 1, examples=1798)
+    with pytest.raises(InvalidInput, match="clients: got 301; allowed: at most 300, the examples"):
+        scenario("digits", 301, 1, examples=300)
+
+
+def test_your_own_table_is_split_by_owner_and_each_rule_is_learnt(tmp_path):
+    generator = np.random.default_rng(0)
+    rows = ["client,x,y,label"]
+    for name, sign in (("ann", 1), ("bob", 1), ("eve", -1)):  # eve's labels are the others' turned round
+        for x, y in generator.normal(size=(60, 2)):
+            rows.append(f"{name},{x},{y},{int(sign * x > 0)}")
+    (tmp_path / "all.csv").write_text("\n".join(rows))
+    given = (f"path={tmp_path / 'all.csv'}", "data=own", 'methods=["local"]', "steps=100", "again=5", "outer_steps=1")
+    made, _ = execute(*asked(*given), tmp_path / "run")
+    torus: Any = asked(*given, "network=torus")[1]
+    check(torus)  # it needs 4 clients: said when the owners are known
+    assert made["data"]["train"] == [36, 36, 36]
+    assert made["setting"]["clients"] == 3
+    assert made["rows"][0]["accuracy"] > 0.85
+    wrongs = (("path=", "path"), ("clients=4", "clients"), ("size=paper", "data"), ("examples=9", "data"))
+    for wrong, field in (*wrongs, ("client=owner", "client"), ("label=class", "label"), ("classes=1", ".*label")):
+        with pytest.raises(InvalidInput, match=f"^{field}: got"):
+            execute(*asked(*given, wrong), tmp_path / "wrong")
+        assert not (tmp_path / "wrong").exists()
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    every = 'methods=["local","mtl","fedem"]'
+    made, run = execute(*asked(*SMALL, every, "network=fully-connected"), tmp_path_factory.mktemp("a") / "run")
+    assert (run.path / "figures" / "accuracy.png").exists()
+    return made
+
+
+def test_every_method_has_a_row(result):
+    assert [row["method"] for row in result["rows"]] == ["local", "mtl", "fedem"]
+    sizes = np.array(result["data"]["test"])
+    for row, detail in zip(result["rows"], result["details"], strict=True):
+        each = np.array(detail["clients"])
+        assert row["accuracy"] == pytest.approx(np.sum(each * sizes) / sizes.sum())
+        assert row["accuracy_p10"] == each.min()  # ⌈6/10⌉ = 1
+        curve = detail["validation_by_outer_step"]
+        assert len(curve) in (0, 3)
+        if curve:
+            assert row["best_step"] == int(np.argmax(curve))
+            assert row["validation_accuracy"] == pytest.approx(max(curve), rel=1e-5)
+        for weights in detail["weights"].get("models", []):
+            assert sum(weights) == pytest.approx(1, rel=1e-5)
+    assert result["rows"][0]["floats_per_client"] == 0  # alone
+    assert result["start"].startswith("warm")
+
+
+def test_pushes_are_not_compared_where_there_are_none(tmp_path):
+    for override in ("estimator=vr-hgp", "estimator=directed-rb"):
+        with pytest.raises(InvalidInput, match=r"pushes: got \[10, 1\]; allowed: one number"):
+            execute(*asked("pushes=[10, 1]", override), tmp_path / "run")
+
+
+def test_where_a_method_cannot_run_it_says_why():
+    directed, static = (networks.by_name(name, 6) for name in ("random-directed", "static-undirected"))
+    for name in methods.FEDERATED:
+        assert "server" in (methods.why_not(name, directed) or "")
+        assert methods.why_not(name, networks.FullyConnected(6)) is None
+    assert methods.why_not("fedem", static) is None
+    assert methods.why_not("fedprox", static) == "needs a server"
+    assert {methods.why_not(name, directed) for name in (*methods.PLAIN, *methods.RECIPES)} == {None}
+    assert [methods.kind(network) for network in (directed, static, networks.FullyConnected(3))] == [
+        "push",
+        "gossip",
+        "server",
+    ]
+
+
+def dry(tmp_path, *overrides):
+    return execute(*asked("dry_run=true", "batch=1", *overrides), tmp_path / "run")
+
+
+def test_a_dry_run_counts_without_data(tmp_path, monkeypatch):
+    monkeypatch.delenv("HYPERPUSH_DATA", raising=False)
+    given = ("data=emnist", "size=paper", "paper=hyper-gradient", 'methods=["sgp","mtl","fedem"]', "pushes=[10, 1]")
+    result, _ = dry(tmp_path, *given)
+    single, *both = result["cost"]
+    assert single["parameters"] == 2_278_334
+    assert single["gradients_per_client"] == 600
+    assert [row["method"] for row in both] == ["mtl", "mtl, S = 1"]
+    for row in both:
+        assert row["parameters"] == 3 * 2_278_334
+        assert row["gradients_per_client"] == 6 * 600 + 5 * 3 * 10  # anew before every outer step; M = 10
+    assert set(result["not_applicable"]) == {"fedem"}
+    assert result["rows"] == []
+    assert result["files"].startswith("81,425 examples are asked for; EMNIST ByClass: no files there (emnist/")
+
+
+def test_a_dry_run_counts_local_epochs(tmp_path):
+    given = ("data=cifar10", "network=fully-connected", "rounds=7", "steps=70", "again=10", "outer_steps=3", "batch=64")
+    result, _ = dry(tmp_path, *given, 'methods=["local","sgp","fedem","pfedme"]')
+    local, together, several, pulled = result["cost"]
+    assert pulled["gradients_per_client"] == 11 * 4 * 5  # rounds, local rounds, steps
+    assert local["gradients_per_client"] == 70 + 4 * 10
+    assert together["gradients_per_client"] == 11 * 4  # 7 rounds, and 4 times one; 225 examples are 4 batches
+    assert several["gradients_per_client"] == 11 * 4
+    assert several["parameters"] == 3 * local["parameters"]
+
+
+def test_a_dry_run_counts_models_trained_alone_before(tmp_path):
+    given = ("steps=70", "again=10", "outer_steps=3", "order=2", 'methods=["pl","interpolation"]')
+    shared, between = (row["gradients_per_client"] for row in dry(tmp_path, *given)[0]["cost"])
+    assert shared == 70 + 4 * 10 + 3 * 3 * 2
+    assert between == shared + 70
+
+
+def test_what_was_dealt_out_and_learnt_is_shown(tmp_path):
+    result, run = execute(*asked(*SMALL, 'methods=["sgp","pl-direct","head"]'), tmp_path / "run")
+    assert [row["method"] for row in result["rows"]] == ["sgp", "pl-direct"]
+    assert "no layer before" in result["not_applicable"]["head"]  # logistic regression is all head
+    assert sorted(result["data"]["cluster"]) == [0, 0, 1, 1, 2, 2]
+    plain, learnt = result["details"]
+    assert plain["weights"] == {}
+    assert np.sum(learnt["weights"]["labels"], axis=1) == pytest.approx([10] * 6, rel=1e-5)
+    assert (run.path / "figures" / "weights-pl-direct-labels.png").stat().st_size > 5_000
+
+
+def test_a_method_that_diverges_leaves_the_others(tmp_path):
+    given = (*SMALL, "rate=1e30", "ensemble_rate=0.1", "outer_steps=1")
+    result, _ = execute(*asked(*given, 'methods=["local","local-mtl"]'), tmp_path / "run")
+    assert [row["method"] for row in result["rows"]] == ["local-mtl"]
+    assert result["not_applicable"]["local"].startswith("diverged with seed 0: ")
+    with pytest.raises(Diverged):  # nothing is left
+        execute(*asked(*given, 'methods=["local","sgp"]', "seeds=2"), tmp_path / "none")
+
+
+def test_a_sweep_refuses_an_unknown_method_before_it_runs():
+    for given, field in (
+        ('methods=["sgp","fedsgd"]', "methods"),
+        ("network=wheel", "network"),
+        ('sweep.compare.network=["ring","wheel"]', "network"),
+    ):
+        with pytest.raises(InvalidInput) as error:
+            plan.load("personalize", (given,), experiments())
+        assert error.value.field == field
+    paper = ("size=paper", "paper=cooperative", 'sweep.compare.data=["emnist","cifar10"]', 'methods=["mtl"]')
+    assert len(plan.load("personalize", paper, experiments()).methods) == 2  # digits, the default, is not among them
+
+
+def test_numbers_of_the_configuration_take_the_place_of_the_sizes():
+    config: Any
+    _, config = asked("steps=7", "rate=0.5", "size=paper", "data=cifar10")
+    made = setting_of(config)
+    assert (made.steps, made.rate, made.clients, made.again) == (7, 0.5, 20, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("hgp", hp.HGP),
+        ("directed-rb", hp.hypergradients.DirectedRB),
+        ("vr-hgp", hp.hypergradients.VRHGP),
+        ("tracked", hp.TrackedHGP),
+    ],
+)
+def test_the_estimator_is_the_one_asked_for(name, kind):
+    config: Any
+    _, config = asked(f"estimator={name}", "order=7")
+    made = estimator_of(setting_of(config), 3)
+    assert type(made) is kind
+    assert 7 in (getattr(made, field, None) for field in ("order", "rounds", "steps"))
+    _, config = asked("size=paper", "data=emnist", "network=static-undirected")
+    assert type(estimator_of(setting_of(config), 3)) is hp.hypergradients.DirectedRB
+
+
+def test_what_was_won_is_said_as_it_is():
+    rows = {name: {"accuracy": a, "accuracy_p10": a / 2} for name, a in (("local", 0.5), ("sgp", 0.6), ("mtl", 0.75))}
+    clients = {"sgp": [0.5, 0.6, 0.7], "mtl": [0.6, 0.6, 0.5]}
+    said = sentence(rows, clients, "mtl")
+    for part in ("(MTL) wins: 75.0 %", "60.0 % by one model", "50.0 % with everyone alone", "1 clients gain, 1 lose"):
+        assert part in said
+    rows["local"]["accuracy"] = 0.9
+    assert "does not win" in sentence(rows, clients, "mtl")
+
+
+def test_published_numbers_stand_in_the_right_cells():
+    assert published("emnist", "random-directed", "mtl-da") == "82.2 / 74.5"
+    assert published("emnist", "static-undirected", "fedem") == "83.8 / 75.9"
+    assert published("emnist", "random-directed", "sgp-mtl") == "80.9 / 73.2; 81.3 / 73.5 *"
+    assert published("shakespeare", "random-directed", "mtl-direct") == "38.9 / 34.8 *"
+    assert published("emnist", "fully-connected", "mtl") == "83.9 / 76.5"
+    assert published("cifar100", "random-directed", "da") == "42.1 / 37.1"
+    assert published("emnist", "random-directed", "fedprox") is None
+    assert published("digits", "random-directed", "sgp") is None
+
+
+def test_operations_are_counted_as_by_hand():
+    convolutions = 24 * 24 * 25 * 32 + 8 * 8 * 25 * 32 * 64
+    assert operations_of(cnn.EMNIST) == 2 * (convolutions + 1024 * 2048 + 2048 * 62)
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("methods=[]", "methods"),
+        ('methods=["fedsgd"]', "methods"),
+        ("network=wheel", "network"),
+        ("data=imagenet", "data"),
+        ("clients=-1", "clients"),
+        ("examples=3", "clients"),
+        ("pushes=[0]", "pushes"),
+        ("pushes=[2, 2]", "pushes"),
+        ('methods=["sgp", "sgp"]', "methods"),
+        ("path=mine.csv", "path"),
+        ("label=class", "label"),
+        ("paper=cooperative", "paper"),
+        ("size=large", "size"),
+    ],
+)
+def test_bad_options_are_named(override, field, tmp_path):
+    with pytest.raises(InvalidInput) as error:
+        execute(*asked(override), tmp_path / "run")
+    assert field in error.value.field
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_data_are_one_line_and_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.delenv("HYPERPUSH_DATA", raising=False)
+    command = [
+        sys.executable,
+        "-c",
+        "from hyperpush.cli import main; main()",
+        "run",
+        "personalize",
+        "-s",
+        "data=emnist",
+    ]
+    done = subprocess.run([*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "HYPERPUSH_DATA" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(folder() is None, reason="needs HYPERPUSH_DATA")
+def test_emnist_is_dealt_out_in_clusters():
+    made = scenario("emnist", 6, 0, examples=600)
+    assert made.shift is not None
+    assert sum(len(own) for part in made.split for own in part) == 600
+    images = np.asarray(made.train.examples[0])
+    for client, (mean, std) in enumerate(zip(made.shift.mean, made.shift.std, strict=True)):
+        assert images[client, 0].min() == pytest.approx(-mean / std, rel=1e-4)  # black

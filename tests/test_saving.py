@@ -1,0 +1,186 @@
+"""A run that is kept in a folder resumes, returns or is refused; a fresh process predicts with what it saved."""
+
+import functools
+import json
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hyperpush as hp
+
+GENERATOR = np.random.default_rng(0)
+DATA = (GENERATOR.normal(size=(3, 12, 2)).astype(np.float32), GENERATOR.normal(size=(3, 12)).astype(np.float32))
+NETWORK = hp.networks.RandomDirected(3)
+NAMES = ["ada", "bob", "eve"]
+
+
+def loss(model, hyper, batch):
+    return (jax.vmap(model)(batch[0])[:, 0] - batch[1]) ** 2
+
+
+def l2(model, hyper):
+    return jnp.exp(hyper) * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
+
+
+def make_task():
+    model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    options = {"params": model, "hypers": -3.0, "train": DATA, "validation": DATA, "names": NAMES}
+    return hp.Task(inner=loss, penalty=l2, outer=loss, **options)
+
+
+def method(step_size=0.05):
+    estimator = hp.HGP(steps=3, pushes=3, step_size=0.1)
+    return hp.PDBO(hp.SGP(30, step_size), estimator, hp.optimizer("sgd", learning_rate=0.1), 2)
+
+
+def same(one, other):
+    arrays = [jax.tree.leaves(eqx.filter(tree, eqx.is_array)) for tree in (one, other)]
+    return all(np.array_equal(a, b) for a, b in zip(*arrays, strict=True))
+
+
+def test_the_same_call_returns_what_was_saved(tmp_path):
+    task = make_task()
+    first = hp.solve(task, method(), NETWORK, key=0, save=tmp_path / "run")
+    again = hp.solve(make_task(), method(), NETWORK, key=0, save=tmp_path / "run")
+    assert same((first.params, first.hypers), (again.params, again.hypers))
+    assert again.costs == first.costs
+    assert again.status == first.status
+    np.testing.assert_array_equal(again.history.cost, first.history.cost)
+    assert {file.stem for file in (tmp_path / "run" / "models" / "params").iterdir()} == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"method": method(0.06)}, r"method\.inner\.step_size was 0.05"),
+        ({"key": 1}, "key was"),
+        ({"every": 2}, "every was"),
+    ],
+    ids=["method", "key", "every"],
+)
+def test_another_call_is_refused_and_says_what_differs(tmp_path, change, said):
+    call = {"task": make_task(), "method": method(), "network": NETWORK, "key": 0, "save": tmp_path / "run"}
+    hp.solve(**call)
+    with pytest.raises(hp.InvalidInput, match=said):
+        hp.solve(**{**call, **change})
+
+
+def test_a_folder_of_another_format_is_refused(tmp_path):
+    hp.train(make_task(), hp.SGP(5, 0.1), NETWORK, key=0, save=tmp_path / "run")
+    file = tmp_path / "run" / "result.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+    with pytest.raises(hp.InvalidInput, match="of format 99"):
+        hp.load(tmp_path / "run", task=make_task())
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "something").write_text("mine")
+    with pytest.raises(hp.InvalidInput, match="save: got"):
+        hp.train(make_task(), hp.SGP(5, 0.1), NETWORK, key=0, save=tmp_path)
+
+
+class Interrupt(hp.hooks.Hook):
+    """Stops a run as Ctrl-C does, once it has got so far."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def advance(self, loop, done, total):
+        if loop == "SGP" and done >= self.after:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_resumes_bit_for_bit(tmp_path):
+    task, solver = make_task(), hp.SGP(steps=400, step_size=0.05)
+    whole = hp.train(task, solver, NETWORK, key=0)
+    with pytest.raises(KeyboardInterrupt):
+        hp.train(task, solver, NETWORK, key=0, save=tmp_path / "run", hooks=[Interrupt(100)])
+    assert not (tmp_path / "run").exists()
+    resumed = hp.train(task, solver, NETWORK, key=0, save=tmp_path / "run")
+    assert same(whole.params, resumed.params)
+    assert resumed.costs == whole.costs
+
+
+def test_a_fresh_process_predicts(tmp_path):
+    task = make_task()
+    found = hp.train(task, hp.SGP(50, 0.05), NETWORK, key=0, save=tmp_path / "run")
+    expected = jax.vmap(found.client("bob").params)(DATA[0][1])
+    code = f"""
+import sys; sys.path.insert(0, {str(__file__.rsplit("/", 1)[0])!r})
+import jax, numpy as np, hyperpush as hp
+from test_saving import make_task, DATA
+model = hp.load({str(tmp_path / "run")!r}, task=make_task()).result.client("bob").params
+np.save({str(tmp_path / "out.npy")!r}, jax.vmap(model)(DATA[0][1]))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-5)
+
+
+def test_without_the_task_arrays_come_by_name(tmp_path):
+    hp.train(make_task(), hp.SGP(5, 0.05), NETWORK, key=0, save=tmp_path / "run")
+    arrays = hp.load(tmp_path / "run").result["params"]
+    assert arrays["layers/0/weight"].shape == (3, 4, 2)
+
+
+def power(x, hyper, batch, exponent=2):
+    return jnp.abs(batch[0] @ x - batch[1]) ** exponent
+
+
+def make_loss(scale):
+    return lambda x, hyper, batch: scale * (batch[0] @ x - batch[1]) ** 2
+
+
+def squared(x, hyper, batch):
+    return jnp.square(batch[0] @ x - batch[1])
+
+
+def absolute(x, hyper, batch):
+    return jnp.abs(batch[0] @ x - batch[1])
+
+
+FUNCTIONS = {
+    "another function of the same shape": (squared, absolute),
+    "another number in a closure": (make_loss(1.0), make_loss(2.0)),
+    "another keyword": (functools.partial(power, exponent=2), functools.partial(power, exponent=1)),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_another_cost_is_another_call(tmp_path, one, other):
+    def train(inner):
+        task = hp.Task(inner=inner, outer=squared, params=jnp.zeros(2), hypers=0.0, train=DATA, validation=DATA)
+        return hp.train(task, hp.SGP(3, 0.1), NETWORK, key=0, save=tmp_path / "run")
+
+    first = train(one)
+    assert same(train(one).params, first.params)
+    with pytest.raises(hp.InvalidInput, match=r"task\.inner was"):
+        train(other)
+
+
+def test_another_optax_optimizer_is_another_call(tmp_path):
+    def solve(rate):
+        outer = hp.PDBO(hp.SGP(3, 0.1), hp.HGP(2, 2, 0.1), optax.adam(rate), 1)
+        return hp.solve(make_task(), outer, NETWORK, key=0, save=tmp_path / "run")
+
+    first = solve(0.1)
+    assert same(solve(0.1).hypers, first.hypers)
+    with pytest.raises(hp.InvalidInput, match="method was"):
+        solve(0.2)
+
+
+def test_what_was_spent_is_read_back(tmp_path):
+    data = jax.tree.map(jnp.asarray, DATA)
+    task = hp.Task(inner=squared, outer=squared, params=jnp.zeros(2), hypers=0.0, train=data, validation=data)
+    private = task.private(clip=1.0, noise=hp.privacy.Gaussian(5.0))
+    trained = hp.train(private, hp.SGP(4, 0.1), NETWORK, key=0, save=tmp_path / "run")
+    loaded = hp.load(tmp_path / "run", task=private).result
+    assert loaded.privacy.releases == trained.privacy.releases == {"train": 4}
+    assert loaded.privacy.epsilon(1e-5) == pytest.approx(trained.privacy.epsilon(1e-5))
+    with pytest.raises(hp.InvalidInput, match="which was private"):
+        hp.load(tmp_path / "run", task=task)

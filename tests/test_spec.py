@@ -1,0 +1,114 @@
+"""A TOML is the same sentence as a call in Python: the same bits, and errors that name the dotted key."""
+
+import copy
+import json
+import tomllib
+
+import numpy as np
+import pytest
+
+import hyperpush as hp
+from hyperpush.cli import main
+from hyperpush.errors import InvalidInput
+from hyperpush.spec import read
+
+TEXT = """
+key = 3
+[task]
+name = "logistic"
+clients = 4
+seed = 0
+log_rates = true
+[network]
+name = "random-directed"
+[method]
+name = "PDBO"
+steps = 2
+inner = { name = "SGP", steps = 20, step_size = 0.5 }
+hypergradient = { name = "HGP", steps = 5, pushes = 5, step_size = 0.5 }
+outer = { name = "adam", learning_rate = 0.1 }
+"""
+
+
+def changed(key, value):
+    values = copy.deepcopy(tomllib.loads(TEXT))
+    *path, last = key.split(".")
+    table = values
+    for part in path:
+        table = table.setdefault(part, {})
+    table[last] = value
+    return values
+
+
+def test_the_file_gives_the_same_bits_as_the_call():
+    task = hp.tasks.logistic(4, 0, log_rates=True)
+    method = hp.PDBO(hp.SGP(20, 0.5), hp.HGP(5, 5, 0.5), hp.optimizer("adam", learning_rate=0.1), steps=2)
+    called = hp.solve(task, method, hp.networks.RandomDirected(4), key=3)
+    found = read(tomllib.loads(TEXT)).run()
+    assert isinstance(found, hp.Solution)
+    np.testing.assert_array_equal(found.hypers, called.hypers)
+    np.testing.assert_array_equal(found.params, called.params)
+
+
+WRONG = {
+    "method.inner.step_sise": (0.1, r"method\.inner\.step_sise.*did you mean 'step_size'"),
+    "method.inner.step_size": (-1.0, r"method\.inner\.step_size: got -1\.0"),
+    "method.inner.name": ("SPG", r"method\.inner\.name: got 'SPG'.*did you mean 'SGP'"),
+    "method.hypergradient.pushes": (0, r"method\.hypergradient\.pushes: got 0"),
+    "method.outer.learning_rat": (0.1, r"method\.outer\.learning_rat.*did you mean 'learning_rate'"),
+    "method.name": ("PDBOO", r"method\.name: got 'PDBOO'.*did you mean 'PDBO'"),
+    "network.clients": (5, r"network\.clients: got 5; allowed: nothing: the task has 4 clients"),
+    "network.name": ("no_such_module:Line", r"network\.name: got 'no_such_module:Line'.*imports"),
+    "network.probability": (2.0, r"network\.probability: got 2\.0"),
+    "task.name": ("logistik", r"task\.name: got 'logistik'.*did you mean 'logistic'"),
+    "task.sed": (1, r"task\.sed.*did you mean 'seed'"),
+    "engine.name": ("simulat", r"engine\.name: got 'simulat'.*did you mean 'Simulate'"),
+    "hooks.log": ("json:JSONDecoder", r"hooks\.log\.name: got 'json:JSONDecoder'.*a hook"),
+    "metrics.a": ("json:dumpz", r"metrics\.a: got 'json:dumpz'"),
+    "verb": ("train", r"verb: got 'train'; allowed: solve for PDBO"),
+    "metod": ({}, r"metod: got 'metod'.*did you mean 'method'"),
+    "key": (-1, r"key: got -1"),
+    "task.private": ({"clip": 1.0, "delta": 1e-5}, r"task\.private\.epsilon: got None"),
+}
+
+
+@pytest.mark.parametrize(("key", "given", "message"), [(key, *each) for key, each in WRONG.items()], ids=WRONG)
+def test_errors_name_the_dotted_key(key, given, message):
+    with pytest.raises(InvalidInput, match=message):
+        read(changed(key, given)).run()
+
+
+def test_a_module_that_raises_is_named(tmp_path, monkeypatch):
+    (tmp_path / "broken_task.py").write_text("def make(clients):\n    raise RuntimeError('no disk')\n")
+    (tmp_path / "broken_module.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=r"task\.name.*broken_task:make, which fails with RuntimeError: no disk"):
+        read({**tomllib.loads(TEXT), "task": {"name": "broken_task:make", "clients": 4}})
+    with pytest.raises(InvalidInput, match=r"task\.name.*ZeroDivisionError"):
+        read({**tomllib.loads(TEXT), "task": {"name": "broken_module:make"}})
+
+
+def test_noise_is_found_for_an_epsilon_before_the_run():
+    private = {"epsilon": 2.0, "delta": 1e-5, "clip": 1.0, "curvature": 0.35, "coupling": 0.3}
+    spec = read(changed("task.private", private))
+    assert hp.privacy.budget(spec.task, spec.method).epsilon(1e-5) == pytest.approx(2.0, rel=1e-2)
+
+
+def test_the_command_runs_and_keeps_what_hp_load_reads(tmp_path, capsys):
+    (tmp_path / "my.toml").write_text(TEXT)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(tmp_path / "my.toml"), "--out", str(tmp_path / "run"), "--json"])
+    assert ended.value.code == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["costs"]["rounds"] == 20 + 2 * (25 + 20)
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["method"]["name"] == "PDBO"
+    assert hp.load(tmp_path / "run").params["hypers"].shape == (4, 6)
+
+
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys):
+    (tmp_path / "my.toml").write_text(TEXT)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(tmp_path / "my.toml"), "-s", "method.inner.step_size=0", "--out", str(tmp_path / "run")])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my.toml"]
