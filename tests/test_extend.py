@@ -22,7 +22,7 @@ def parts(monkeypatch):
 
 
 def command(*arguments, timeout=300):
-    code = "import sys; from hyperpush.cli import main; main(sys.argv[1:])"
+    code = "import sys; from hyperpush.cli.app import main; main(sys.argv[1:])"
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], cwd=FOLDER, capture_output=True, text=True, timeout=timeout
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
-from hyperpush.cli import main
+from hyperpush.cli.app import main
 from hyperpush.errors import InvalidInput
 from hyperpush.spec import read
 

@@ -5,11 +5,11 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from pydantic import Field
 
-from hyperpush.config import Config
 from hyperpush.errors import Diverged
-from hyperpush.report.figures import Curve, error_curves, panels
-from hyperpush.run import Run
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
+from hyperpush.runs.report.figures import Curve, error_curves, panels
+from hyperpush.runs.run import Run
 
 
 class Network(Config):

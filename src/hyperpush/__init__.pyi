@@ -33,8 +33,8 @@ from .results import Estimate as Estimate
 from .results import NotConverged as NotConverged
 from .results import Solution as Solution
 from .results import Training as Training
-from .saving import Run as Run
-from .saving import load as load
+from .runs.saving import Run as Run
+from .runs.saving import load as load
 from .status import Status as Status
 from .task import Task as Task
 from .task import per_client as per_client

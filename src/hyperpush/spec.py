@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from hyperpush.checks import check_arguments, check_integer, check_positive
-from hyperpush.config import import_from
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
@@ -43,6 +42,7 @@ from hyperpush.networks import Network
 from hyperpush.privacy.budget import within
 from hyperpush.registry import base_of, build, find, made, plain_name, registered
 from hyperpush.results import Result
+from hyperpush.runs.config import import_from
 from hyperpush.task import Task
 from hyperpush.verbs import hypergradient, solve, train
 

@@ -14,14 +14,13 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush import processes
 from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
+from hyperpush.arguments import check_batch_size, check_engine, check_key, check_method, check_network, check_task
 from hyperpush.checks import check_integer, no_type_check
 from hyperpush.data.batches import everything
-from hyperpush.door import check_batch_size, check_engine, check_key, check_method, check_network, check_task
 from hyperpush.engines.base import Engine
 from hyperpush.engines.result import Recorder, Recorders, RunResult, recorders_of
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput
-from hyperpush.fingerprint import fingerprint
 from hyperpush.hooks import listen
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, reverses_links
 from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
@@ -32,7 +31,8 @@ from hyperpush.privacy.flow import without_data
 from hyperpush.problem import Cost, Problem
 from hyperpush.programs import Context, program_of
 from hyperpush.results import AnyResult, Costs, Estimate, History, Result, Solution, Training, over_seeds
-from hyperpush.saving import describe, keep
+from hyperpush.runs.fingerprint import fingerprint
+from hyperpush.runs.saving import describe, keep
 from hyperpush.settings import keep_compiled_code
 from hyperpush.status import Status
 from hyperpush.task import Point, Task

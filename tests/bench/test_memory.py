@@ -6,9 +6,9 @@ import pytest
 
 from hyperpush.bench import BENCHES
 from hyperpush.bench.memory import Memory, prepare
-from hyperpush.config import load_config
 from hyperpush.errors import InvalidInput
-from hyperpush.run import execute
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
 
 PARAMETERS, CLASSES = 13_750, 10
 SMALL = Memory(clients=3, examples=2, model="influence", steps=1, methods=("hgp",), batches=(2,))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hyperpush.bench.peers import PeersBench, run_peers
-from hyperpush.cli import main
+from hyperpush.cli.app import main
 
 ROUNDS, BLOCKS, MEGABYTES = 2, 3, 0.01
 

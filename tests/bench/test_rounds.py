@@ -8,10 +8,10 @@ import pytest
 
 from hyperpush.bench import BENCHES, growth, loop, simulated, timing
 from hyperpush.bench.rounds import Rounds, require_same
-from hyperpush.config import load_config
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.networks import RandomDirected
-from hyperpush.run import execute
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
 from hyperpush.tasks.logistic import logistic
 
 CLIENTS, WIDTH, ROUNDS = 5, 4, 7

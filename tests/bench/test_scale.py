@@ -7,11 +7,11 @@ import sys
 import jax
 import pytest
 
-from hyperpush import cli
 from hyperpush.bench.scale import Scale, prepare, take_part
+from hyperpush.cli import app as cli
+from hyperpush.engines.planning import Planner
 from hyperpush.errors import InvalidInput
-from hyperpush.models import cnn
-from hyperpush.planning import Planner
+from hyperpush.studies.models import cnn
 
 ASKED = {"method": "sgp", "clients": 4, "examples": 2, "rounds": 2, "model": "influence", "seed": 0}
 

@@ -6,9 +6,9 @@ import pytest
 
 from hyperpush.bench import BENCHES
 from hyperpush.bench.training import Training
-from hyperpush.config import load_config
 from hyperpush.errors import InvalidInput
-from hyperpush.run import execute
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
 
 SMALL = Training(clients=(2, 4), batch=2, model="influence", pushes=(1,), rounds=1, repeats=1, product=50)
 # 2 per weight and place: 24×24 places of 5×5×1×20, 8×8 of 5×5×20×20, a dense layer 320×10.

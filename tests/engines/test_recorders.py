@@ -7,9 +7,9 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.engines import compiled
+from hyperpush.engines.planning import Planner
 from hyperpush.engines.result import Recorder
 from hyperpush.engines.simulate import evaluate
-from hyperpush.planning import Planner
 from hyperpush.programs import Average, Exchange, Local, Repeat, Sequence, Server, profile
 
 ENGINES = [hp.Simulate(), hp.Shard(2), hp.Threads()]

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
-from hyperpush.checkpoints import Policy
-from hyperpush.checkpoints.journal import Journal
-from hyperpush.checkpoints.store import Store
 from hyperpush.engines import simulate, spent
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import Diverged
 from hyperpush.programs import Local, Repeat, Scope
+from hyperpush.runs.checkpoints import Policy
+from hyperpush.runs.checkpoints.journal import Journal
+from hyperpush.runs.checkpoints.store import Store
 
 NETWORK = hp.networks.Ring(3)
 ROUNDS = 70

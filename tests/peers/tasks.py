@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import hyperpush as hp
-from hyperpush.models.dense import MLP
 from hyperpush.personalize import PL
+from hyperpush.studies.models.dense import MLP
 
 CLASSES, INPUTS = 3, 4
 

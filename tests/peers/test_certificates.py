@@ -6,7 +6,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from hyperpush.cli import main
+from hyperpush.cli.app import main
 from hyperpush.errors import InvalidInput
 from hyperpush.peers.certificates import certificate, common_name, make
 from hyperpush.peers.session import Identity

@@ -12,8 +12,7 @@ from safetensors.numpy import load_file
 
 import hyperpush as hp
 from hyperpush import spec
-from hyperpush.cli import main
-from hyperpush.config import validate
+from hyperpush.cli.app import main
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.peers.checkpoint import Checkpoint
 from hyperpush.peers.options import Peers, addresses, digest, read
@@ -21,6 +20,7 @@ from hyperpush.peers.party import own_data, own_sentence, secret, take_part
 from hyperpush.peers.session import Address
 from hyperpush.peers.swarm import rows, schedule, swarm
 from hyperpush.privacy.accountant import composed
+from hyperpush.runs.config import validate
 
 
 def solving(estimator="HGP", steps=2):

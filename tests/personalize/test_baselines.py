@@ -7,10 +7,10 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
-from hyperpush.models.dense import MLP
 from hyperpush.personalize.baselines import ClusteredFL, FedAvgPlus, FedEM, FedProx, PFedMe
 from hyperpush.personalize.baselines.clustered import parted
 from hyperpush.personalize.recipes import MTL, Shared
+from hyperpush.studies.models.dense import MLP
 
 N, D = 4, 3
 NETWORK = hp.networks.FullyConnected(N)

@@ -10,9 +10,9 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
-from hyperpush.models.dense import MLP
 from hyperpush.personalize import MTL, PL, FedEM, FedProx, Head, Interpolation, Shared, fit
 from hyperpush.personalize.fit import _chosen as chosen
+from hyperpush.studies.models.dense import MLP
 
 NETWORK = hp.networks.Ring(4)
 GENERATOR = np.random.default_rng(0)

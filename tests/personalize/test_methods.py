@@ -8,11 +8,11 @@ import pytest
 
 import hyperpush as hp
 from hyperpush import networks
-from hyperpush.models.dense import MLP
 from hyperpush.personalize import methods
 from hyperpush.personalize.recipes import MTL, Shared
 from hyperpush.personalize.scenarios import scenario
 from hyperpush.personalize.settings import small
+from hyperpush.studies.models.dense import MLP
 
 SETTING = small("digits")._replace(
     clients=6, steps=12, again=4, outer_steps=2, rounds=2, batch=16, rate=0.2, ensemble_rate=0.5, order=2

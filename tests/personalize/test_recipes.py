@@ -7,9 +7,9 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
-from hyperpush.models.dense import MLP
 from hyperpush.personalize.recipes import DA, MTL, PL, Head, Interpolation, Shared
 from hyperpush.personalize.scores import scores, summary
+from hyperpush.studies.models.dense import MLP
 
 MODEL = MLP(4, 3, (5,))
 GENERATOR = np.random.default_rng(0)

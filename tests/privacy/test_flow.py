@@ -12,7 +12,6 @@ from jaxtyping import PyTree
 import hyperpush as hp
 from hyperpush.algorithms.stopping import Watch
 from hyperpush.data.batches import count
-from hyperpush.models.dense import MLP
 from hyperpush.personalize.baselines import FedEM, FedProx, PFedMe
 from hyperpush.privacy.flow import Flow, leaf_leaks, leaks, refuse_leaks
 from hyperpush.privacy.noise import Noise
@@ -37,6 +36,7 @@ from hyperpush.programs import (
     everything,
 )
 from hyperpush.registry import made as build
+from hyperpush.studies.models.dense import MLP
 from hyperpush.task import one_client
 
 SIZE, ROWS, CLIENTS = 4, 10, 3

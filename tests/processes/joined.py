@@ -16,12 +16,12 @@ from jax._src import xla_bridge
 
 import hyperpush as hp
 from hyperpush import processes
-from hyperpush.checkpoints import Policy
-from hyperpush.checkpoints.journal import Journal, values_digest
-from hyperpush.checkpoints.store import Store
-from hyperpush.data import partition
-from hyperpush.data.sources import Dataset
-from hyperpush.saved import _load_models, save_models
+from hyperpush.runs.checkpoints import Policy
+from hyperpush.runs.checkpoints.journal import Journal, values_digest
+from hyperpush.runs.checkpoints.store import Store
+from hyperpush.runs.saved import _load_models, save_models
+from hyperpush.studies.data import partition
+from hyperpush.studies.data.sources import Dataset
 from hyperpush.tasks.logistic import logistic
 
 LOADED = (orbax.checkpoint, hp.train, hp.SGP)  # here, not in every process

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperpush import cli
+from hyperpush.cli import app as cli
 from hyperpush.errors import HyperpushError
 from hyperpush.processes.starter import _free_port, start
-from hyperpush.saved import load
+from hyperpush.runs.saved import load
 
 # One device each: with the tests' four, two processes would compile for eight.
 ALONE = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=4", "device_count=1")}
@@ -59,7 +59,7 @@ def test_bad_options_end_before_anything_starts(tmp_path, monkeypatch, capsys, a
 
 
 def hyperpush(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", "from hyperpush.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from hyperpush.cli.app import main; main()", *arguments]
     return subprocess.Popen(command, cwd=folder, env=ALONE, stderr=subprocess.PIPE, text=True)
 
 

@@ -6,9 +6,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from hyperpush.cli import main
-from hyperpush.config import load_config
-from hyperpush.run import execute
+from hyperpush.cli.app import main
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
 from hyperpush.studies.big_fed import BigFed, best_of, club, functions, methods, place_at_edge, rewired
 from hyperpush.studies.registry import experiments
 

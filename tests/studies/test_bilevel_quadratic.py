@@ -2,10 +2,10 @@
 
 import pytest
 
-from hyperpush.config import load_config
 from hyperpush.errors import InvalidInput
 from hyperpush.registry import registered
-from hyperpush.run import execute
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
 from hyperpush.studies.bilevel_quadratic import BilevelQuadratic, algorithms
 from hyperpush.studies.registry import experiments
 

@@ -10,9 +10,9 @@ import pytest
 from wide import float64  # noqa: F401  (a fixture)
 
 import hyperpush as hp
-from hyperpush.config import validate
 from hyperpush.errors import InvalidInput
 from hyperpush.registry import registered
+from hyperpush.runs.config import validate
 from hyperpush.studies.comparison import (
     Benchmark,
     Comparison,

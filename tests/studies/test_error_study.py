@@ -5,9 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hyperpush import saved
-from hyperpush.config import load_config
-from hyperpush.run import execute
+from hyperpush.runs import saved
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
 from hyperpush.studies.registry import experiments
 
 SMALL = (

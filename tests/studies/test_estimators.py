@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
-from hyperpush import saved
-from hyperpush.config import load_config
-from hyperpush.run import execute
+from hyperpush.runs import saved
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
 from hyperpush.studies.estimators import reached
 from hyperpush.studies.registry import experiments
 

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from hyperpush import saved
-from hyperpush.cli import main
-from hyperpush.config import load_config
+from hyperpush.cli.app import main
 from hyperpush.errors import InvalidInput
-from hyperpush.run import execute
+from hyperpush.runs import saved
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
 from hyperpush.studies.influence import Hunt, noisy_digits, share_found
 from hyperpush.studies.registry import experiments
 

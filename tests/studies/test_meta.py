@@ -11,12 +11,12 @@ from scipy.optimize import minimize
 from wide import float64  # noqa: F401  (a fixture)
 
 import hyperpush as hp
-from hyperpush import cli
-from hyperpush.config import load_config
-from hyperpush.data.sources import available
+from hyperpush.cli import app as cli
 from hyperpush.errors import InvalidInput
 from hyperpush.privacy import ASSUMPTION
-from hyperpush.run import execute
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
+from hyperpush.studies.data.sources import available
 from hyperpush.studies.meta import Meta, draw
 from hyperpush.studies.registry import experiments
 from hyperpush.tasks.representation import (

@@ -10,18 +10,18 @@ import pytest
 import hyperpush as hp
 from hyperpush import networks
 from hyperpush.bench.training import operations_of
-from hyperpush.config import load_config
-from hyperpush.data.files import folder
+from hyperpush.cli.sweep import plan
 from hyperpush.errors import Diverged, InvalidInput
-from hyperpush.models import cnn
 from hyperpush.personalize import methods
 from hyperpush.personalize.published import published
 from hyperpush.personalize.scenarios import scenario, turned
-from hyperpush.run import execute
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
+from hyperpush.studies.data.files import folder
+from hyperpush.studies.models import cnn
 from hyperpush.studies.personalize import check, estimator_of, setting_of
 from hyperpush.studies.quickstart import sentence
 from hyperpush.studies.registry import experiments
-from hyperpush.sweep import plan
 
 SMALL = ("clients=6", "examples=400", "steps=8", "again=4", "outer_steps=2", "rounds=2", "batch=16", "order=2")
 
@@ -271,7 +271,7 @@ def test_missing_data_are_one_line_and_leave_nothing(tmp_path, monkeypatch):
     command = [
         sys.executable,
         "-c",
-        "from hyperpush.cli import main; main()",
+        "from hyperpush.cli.app import main; main()",
         "run",
         "personalize",
         "-s",

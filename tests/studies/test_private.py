@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hyperpush.config import load_config
 from hyperpush.privacy import ASSUMPTION
-from hyperpush.run import execute
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
 from hyperpush.studies.private import SIZE, constants_of, errors, problem_of, samples, slope, stream
 from hyperpush.studies.registry import experiments
 

@@ -1,7 +1,7 @@
 """What the first experiment says, from results that are given to it."""
 
-from hyperpush import saved
-from hyperpush.run import execute
+from hyperpush.runs import saved
+from hyperpush.runs.run import execute
 from hyperpush.studies import personalize
 from hyperpush.studies.quickstart import EXPERIMENT
 

@@ -11,7 +11,7 @@ FAST = ("-s", "inner.steps=60", "-s", "estimator.order=30", "-s", "estimator.pus
 
 def hyperpush(*arguments, cwd):
     done = subprocess.run(
-        [sys.executable, "-c", "from hyperpush.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from hyperpush.cli.app import main; main()", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -68,7 +68,7 @@ def test_a_problem_of_ones_own(tmp_path):
 
 def test_one_hyper_for_all_until_patience_ends(tmp_path, capsys, monkeypatch):
     """Everyone alone: x_i = b_i − λ, the outer data are 1 above the inner data, so the cost of λ is ½(λ + 1)² + c."""
-    from hyperpush import cli
+    from hyperpush.cli import app as cli
 
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
@@ -150,7 +150,7 @@ def test_options_of_the_wrong_type(options, words, tmp_path):
     ids=lambda value: " ".join(value[1:]) if value[0] in ("run", "bench") else "",
 )
 def test_mistakes_end_in_one_clear_line(arguments, words, tmp_path, capsys, monkeypatch):
-    from hyperpush import cli
+    from hyperpush.cli import app as cli
 
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)

@@ -5,11 +5,11 @@ import os
 import numpy as np
 import pytest
 
-from hyperpush.cli import main
-from hyperpush.config import load_config
-from hyperpush.data.traffic import DAY, synthetic, traffic
+from hyperpush.cli.app import main
 from hyperpush.errors import InvalidInput
-from hyperpush.run import execute
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
+from hyperpush.studies.data.traffic import DAY, synthetic, traffic
 from hyperpush.studies.registry import experiments
 from hyperpush.studies.traffic import condensed, examples, scores
 

@@ -9,12 +9,12 @@ import pytest
 from sklearn.metrics import roc_auc_score
 from wide import float64  # noqa: F401  (a fixture)
 
-from hyperpush import cli
-from hyperpush.config import load_config
-from hyperpush.data.sources import available
+from hyperpush.cli import app as cli
 from hyperpush.errors import InvalidInput
 from hyperpush.privacy import ASSUMPTION
-from hyperpush.run import execute
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
+from hyperpush.studies.data.sources import available
 from hyperpush.studies.registry import experiments
 from hyperpush.studies.tune import area, refitted
 from hyperpush.tasks import rates

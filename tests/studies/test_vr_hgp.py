@@ -7,10 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hyperpush import networks, saved
-from hyperpush.config import load_config
+from hyperpush import networks
 from hyperpush.errors import InvalidInput
-from hyperpush.run import execute
+from hyperpush.runs import saved
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import execute
 from hyperpush.studies.registry import experiments
 from hyperpush.studies.vr_hgp import VRStudy, expected_errors, linearise, mu, mu_by_round, theorem, two_digits
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyperpush import processes
-from hyperpush.models import cnn
+from hyperpush.studies.models import cnn
 from hyperpush.task import Task, per_client
 from hyperpush.tasks import clients as loaded
 

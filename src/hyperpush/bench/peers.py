@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from hyperpush.config import Config
 from hyperpush.errors import HyperpushError
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 NAMES = ("left", "right")

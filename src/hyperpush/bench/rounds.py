@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from hyperpush.config import Config
 from hyperpush.errors import HyperpushError, InvalidInput
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 Pair = Annotated[int, Field(ge=2)]
@@ -112,7 +112,7 @@ def _compare(config: Rounds, run: Any) -> list[dict[str, Any]]:
 
 def _grow(config: Rounds, run: Any) -> list[dict[str, Any]]:
     from hyperpush.bench import growth
-    from hyperpush.report.figures import panels
+    from hyperpush.runs.report.figures import panels
 
     if not config.growth_clients:
         return []

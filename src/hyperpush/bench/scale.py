@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hyperpush.config import Config
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 Method = Literal["sgp", "tracked"]

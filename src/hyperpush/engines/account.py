@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from hyperpush import planning, processes
+from hyperpush import processes
+from hyperpush.engines import planning
 from hyperpush.engines.interpret import Carry, composes
 from hyperpush.engines.layout import Plan
 from hyperpush.engines.placement import Slice, Whole

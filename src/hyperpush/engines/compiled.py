@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
-from hyperpush import planning, processes
-from hyperpush.engines import account, spent
+from hyperpush import processes
+from hyperpush.engines import account, planning, spent
 from hyperpush.engines.interpret import Apply, Carry, restarted, with_states
 from hyperpush.engines.keeping import Position, joined, one_device
 from hyperpush.engines.layout import Plan, check_recording, one_client

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from hyperpush import planning
-from hyperpush.checkpoints.journal import Contents, Piece, Trail, current, digest_of
+from hyperpush.engines import planning
 from hyperpush.engines.interpret import Carry
 from hyperpush.engines.layout import Plan, one_client
 from hyperpush.engines.result import Recorder
 from hyperpush.programs import Node, Path, Profile, Repeat, State, contains, traced
 from hyperpush.programs.counting import Work
+from hyperpush.runs.checkpoints.journal import Contents, Piece, Trail, current, digest_of
 
 
 def one_device(part: str) -> None:

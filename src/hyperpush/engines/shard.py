@@ -15,9 +15,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush import planning, processes
+from hyperpush import processes
 from hyperpush.checks import check_integer
-from hyperpush.engines import keys
+from hyperpush.engines import keys, planning
 from hyperpush.engines.base import Engine
 from hyperpush.engines.compiled import Walk, chunk, conclude
 from hyperpush.engines.interpret import Carry

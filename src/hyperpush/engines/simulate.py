@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush import planning, processes
-from hyperpush.engines import keys
+from hyperpush import processes
+from hyperpush.engines import keys, planning
 from hyperpush.engines.base import Engine
 from hyperpush.engines.compiled import Walk, conclude
 from hyperpush.engines.faults import Faults

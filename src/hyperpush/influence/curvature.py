@@ -12,9 +12,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from scipy.linalg import eigvalsh_tridiagonal
 
+from hyperpush.arguments import check_key
 from hyperpush.checks import check_integer
 from hyperpush.data.batches import everything
-from hyperpush.door import check_key
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.settings import SHRINK, learn_settings

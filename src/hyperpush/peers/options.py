@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hyperpush.config import Config, is_spec, read_toml, validate
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.peers.certificates import check_name
 from hyperpush.peers.session import Address, Identity
+from hyperpush.runs.config import Config, is_spec, read_toml, validate
+from hyperpush.runs.spec import SpecConfig
 from hyperpush.spec import task_function
-from hyperpush.studies.spec import SpecConfig
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Seconds = Annotated[float, Field(gt=0)]

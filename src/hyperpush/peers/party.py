@@ -20,8 +20,7 @@ import jax
 import numpy as np
 from safetensors.numpy import save
 
-from hyperpush import saved, spec
-from hyperpush.config import to_toml
+from hyperpush import spec
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer import Left
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
@@ -39,7 +38,9 @@ from hyperpush.peers.zenoh import Zenoh
 from hyperpush.privacy.budget import Budget
 from hyperpush.privacy.mechanisms import Laplace
 from hyperpush.results import History
-from hyperpush.run import _jax
+from hyperpush.runs import saved
+from hyperpush.runs.config import to_toml
+from hyperpush.runs.run import _jax
 from hyperpush.spec import Spec, load_function
 
 MODEL, HYPERS, HYPERGRADIENT = "params.safetensors", "hypers.safetensors", "hypergradient.safetensors"

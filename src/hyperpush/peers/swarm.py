@@ -13,11 +13,11 @@ from typing import Any, final
 
 import numpy as np
 
-from hyperpush import saved
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.peers.certificates import make
 from hyperpush.peers.options import Peers, Where
 from hyperpush.peers.party import STATUS
+from hyperpush.runs import saved
 
 PRELOADED = ["hyperpush.engines.peer", "hyperpush.verbs", "hyperpush.peers.zenoh", "hyperpush.peers.engine"]
 

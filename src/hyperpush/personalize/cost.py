@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hyperpush.data.catalogue import entries
 from hyperpush.networks import Network
 from hyperpush.personalize import methods
 from hyperpush.personalize.baselines import PFedMe
 from hyperpush.personalize.recipe import Recipe
 from hyperpush.personalize.scenarios import model_of
 from hyperpush.personalize.settings import Setting
+from hyperpush.studies.data.catalogue import entries
 
 # Examples of each data set, for those of which all are taken; 60 % of them are trained on, of CIFAR 30 %.
 EXAMPLES = {"digits": 1_797, "emnist": 814_255, "cifar10": 60_000, "cifar100": 60_000, "shakespeare": None}

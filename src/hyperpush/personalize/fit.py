@@ -22,10 +22,10 @@ from hyperpush.hypergradients.hgp import HGP
 from hyperpush.inner.base import InnerSolver
 from hyperpush.inner.local_sgd import LocalSGD
 from hyperpush.inner.sgp import SGP
-from hyperpush.models.base import Model
 from hyperpush.networks import Network
 from hyperpush.optimizers import Optimizer, optimizer
 from hyperpush.personalize.methods import RECIPES
+from hyperpush.personalize.model import Model
 from hyperpush.personalize.recipe import Losses, Recipe
 from hyperpush.personalize.recipes import Shared
 from hyperpush.personalize.scores import Scores, accuracy, scores

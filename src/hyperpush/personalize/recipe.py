@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from hyperpush.arguments import check_key
 from hyperpush.checks import check_nonnegative
-from hyperpush.door import check_key
 from hyperpush.errors import InvalidInput
 from hyperpush.method import Configured, Number, as_number
-from hyperpush.models.base import Model as Model
-from hyperpush.models.base import as_model, without_start
+from hyperpush.personalize.model import Model as Model
+from hyperpush.personalize.model import as_model, without_start
 from hyperpush.problem import L2
 from hyperpush.task import Task
 
@@ -96,7 +96,7 @@ class Recipe(Configured):
         have equal costs: nothing is compiled twice.
 
         Args:
-            model: A model of `hyperpush.models`, or one's own: see `hp.personalize.fit`.
+            model: A model of `hyperpush.studies.models`, or one's own: see `hp.personalize.fit`.
             train: Examples (inputs, labels) of the inner cost, in any form that `hp.Task` takes.
             key: An integer or a JAX key, which decides where params and hypers start.
             l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more; 0 has none.

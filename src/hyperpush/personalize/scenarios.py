@@ -7,17 +7,17 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, PyTree
 
-from hyperpush.data import partition, shakespeare, sources
-from hyperpush.data.own import from_csv, from_folder
-from hyperpush.data.partition import Shift, Split
-from hyperpush.data.sources import Dataset
 from hyperpush.errors import InvalidInput, unknown
-from hyperpush.models.base import Model
-from hyperpush.models.cnn import CNN
-from hyperpush.models.cnn import EMNIST as EMNIST_CNN
-from hyperpush.models.dense import MLP
-from hyperpush.models.lstm import LSTM, SHAKESPEARE
-from hyperpush.models.mobilenet import MobileNetV2
+from hyperpush.personalize.model import Model
+from hyperpush.studies.data import partition, shakespeare, sources
+from hyperpush.studies.data.own import from_csv, from_folder
+from hyperpush.studies.data.partition import Shift, Split
+from hyperpush.studies.data.sources import Dataset
+from hyperpush.studies.models.cnn import CNN
+from hyperpush.studies.models.cnn import EMNIST as EMNIST_CNN
+from hyperpush.studies.models.dense import MLP
+from hyperpush.studies.models.lstm import LSTM, SHAKESPEARE
+from hyperpush.studies.models.mobilenet import MobileNetV2
 
 NAMES = ("digits", "emnist", "cifar10", "cifar100", "shakespeare")
 CLUSTERS = 3  # of clients, for images of characters
@@ -57,7 +57,7 @@ def model_of(name: str, large: bool) -> Model:
 
 
 def read(path: str, client: str = "client", label: str = "label", classes: int | None = None) -> Dataset:
-    """Your own examples: a CSV table, or a folder with a file for each client (see `hyperpush.data.own`)."""
+    """Your own examples: a CSV table, or a folder with a file for each client (see `hyperpush.studies.data.own`)."""
     if not path:
         raise InvalidInput("path", path, "a folder of .npz files or a .csv file")
     if Path(path).suffix.lower() == ".csv":

@@ -18,7 +18,7 @@ PATIENCE = 10.0  # seconds that the others have to end by themselves when one ha
 PARENT = "HYPERPUSH_PARENT"  # the process that started this one
 
 
-def start(arguments: Sequence[str], processes: int, function: str = "hyperpush.cli:main") -> int:
+def start(arguments: Sequence[str], processes: int, function: str = "hyperpush.cli.app:main") -> int:
     """Run `hyperpush *arguments` in so many processes; the exit code of the first, whose output is shown.
 
     `function` is what each calls, a `module:name` that reads the arguments from `sys.argv`.

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, field_validator
 
-from hyperpush.config import Config
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -88,7 +88,7 @@ class Method(NamedTuple):
 
 def functions(weights: Any, multipliers: Any, generator: Any) -> tuple[Any, Any]:
     """Amplitude and multiplier of each client: the coordinates of its node by DeepWalk."""
-    from hyperpush.data.deepwalk import embedding
+    from hyperpush.studies.data.deepwalk import embedding
 
     amplitude, multiplier = embedding(weights, 2, generator).T
     if multipliers != "raw":
@@ -353,7 +353,7 @@ def place_at_edge(steps: list[tuple[float, ...]], place: int) -> bool:
 
 
 def _draw(run: Any, inner: Any, outer: Any, kept: dict[str, Any]) -> None:
-    from hyperpush.report.figures import Curve, error_curves, panels
+    from hyperpush.runs.report.figures import Curve, error_curves, panels
 
     rounds = np.arange(1, inner.shape[1] + 1)
     figure, (axis,) = panels()

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hyperpush.config import Config
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -144,7 +144,7 @@ def _distances(hypers: Any, point: Any) -> Any:
 
 def _draw(run: Any, curves: list[dict[str, Any]]) -> None:
     """Errors by iteration and by floats: one figure of what ends at a point at constant steps, one of the rest."""
-    from hyperpush.report.figures import Curve, error_curves, panels
+    from hyperpush.runs.report.figures import Curve, error_curves, panels
 
     groups = {
         "constant-steps": [curve for curve in curves if "step" not in curve["method"]],

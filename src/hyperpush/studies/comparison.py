@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from hyperpush.config import Config
+from hyperpush.runs.config import Config
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -167,7 +167,7 @@ def known(config: Comparison) -> list[str]:
 
 def names(config: Comparison, network: Any = None) -> list[str]:
     """The methods that a comparison runs; refuse names that do not exist, and methods that cannot use the network."""
-    from hyperpush.door import check_links
+    from hyperpush.arguments import check_links
     from hyperpush.errors import unknown
 
     for name in config.methods:
@@ -471,7 +471,7 @@ def alternating(config: Comparison, privacy: Privacy, name: str, network: Any, o
 
 def draw(run: Any, name: str, found: list[Compared], metrics: tuple[str, ...]) -> None:
     """A figure of each metric by iteration and by floats sent."""
-    from hyperpush.report.figures import panels
+    from hyperpush.runs.report.figures import panels
 
     curves = [each.curve for each in found if each.curve is not None]
     for metric in metrics:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hyperpush.config import Config
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 MILESTONES = (0.6, 0.8, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99, 0.998, 0.9998)
@@ -55,7 +55,7 @@ def run_error_study(config: ErrorStudy, run: Any) -> dict[str, Any]:
 
     import hyperpush as hp
     from hyperpush.hypergradients import oracles
-    from hyperpush.report.figures import Curve, error_curves, panels
+    from hyperpush.runs.report.figures import Curve, error_curves, panels
     from hyperpush.studies.estimates import current_value, recorded
 
     network = hp.networks.by_name(config.network, config.clients, config.seed, **config.network_options)

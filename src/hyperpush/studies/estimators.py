@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hyperpush.config import Config
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 Size = tuple[Annotated[int, Field(ge=2)], Annotated[int, Field(ge=2)]]
@@ -256,7 +256,7 @@ def _summarise(name: str, clients: int, width: int, curves: list[dict[str, Any]]
 
 def _draw(name: str, clients: int, curves: list[dict[str, Any]]) -> Any:
     """Errors by rounds and by floats: HGP at its best step for each number of pushes, and everything else."""
-    from hyperpush.report.figures import Curve, error_curves, panels
+    from hyperpush.runs.report.figures import Curve, error_curves, panels
 
     lowest = {}
     for curve in curves:

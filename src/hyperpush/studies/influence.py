@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hyperpush.config import Config
 from hyperpush.errors import InvalidInput
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -138,7 +138,7 @@ def images_of(config: InfluenceStudy) -> Any:
     """Digits only, as many as asked for."""
     import numpy as np
 
-    from hyperpush.data.sources import available, load
+    from hyperpush.studies.data.sources import available, load
 
     name = config.data
     if name == "auto":
@@ -166,8 +166,8 @@ def task_of(config: InfluenceStudy) -> tuple[Any, str]:
         made = hp.tasks.logistic(config.clients, config.seed, examples=config.examples, rate=rate)
         return made, f"synthetic, {config.examples} examples per client"
 
-    from hyperpush.data.partition import dirichlet, split, stack
-    from hyperpush.models.cnn import CNN, INFLUENCE
+    from hyperpush.studies.data.partition import dirichlet, split, stack
+    from hyperpush.studies.models.cnn import CNN, INFLUENCE
 
     found, generator = images_of(config), np.random.default_rng(config.seed + 1)
     parts = split(dirichlet(found.labels, config.clients, config.concentration, generator), generator)
@@ -194,7 +194,7 @@ def run_influence(config: InfluenceStudy, run: Any) -> dict[str, Any]:
 
     import hyperpush as hp
     from hyperpush.checks import check_integer
-    from hyperpush.data.sources import load
+    from hyperpush.studies.data.sources import load
 
     config = config.chosen()
     if config.hunt.seeds:  # three examples each at least: to train, to validate, to test
@@ -430,7 +430,7 @@ def _write(run: Any, found: Any) -> None:
 
 def _report(config: InfluenceStudy, run: Any, cases: list[dict[str, Any]], described: str) -> None:
     """Scatter plots and tables."""
-    from hyperpush.report.figures import panels
+    from hyperpush.runs.report.figures import panels
 
     figure, axes = panels(len(cases))
     for axis, case in zip(axes, cases, strict=True):
@@ -486,8 +486,8 @@ def noisy_digits(config: Hunt, kind: str, seed: int) -> tuple[Any, list[Any], An
     import numpy as np
 
     import hyperpush as hp
-    from hyperpush.data.partition import iid, split, stack
-    from hyperpush.data.sources import load
+    from hyperpush.studies.data.partition import iid, split, stack
+    from hyperpush.studies.data.sources import load
 
     found, generator = load("digits"), np.random.default_rng(seed)
     parts = split(iid(len(found.labels), config.clients, generator), generator)

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from hyperpush.runs.experiment import Experiment
 from hyperpush.studies.comparison import Compared, Comparison, Count, Positive
-from hyperpush.studies.registry import Experiment
 
 SOURCES = Literal["auto", "digits", "mnist", "emnist", "cifar10", "cifar100"]
 
@@ -58,8 +58,8 @@ def draw(config: Meta) -> Drawn:
     """Split images, classes and combinations of classes so that new tasks share none with training."""
     import numpy as np
 
-    from hyperpush.data.sources import available, load
     from hyperpush.errors import InvalidInput
+    from hyperpush.studies.data.sources import available, load
     from hyperpush.tasks.representation import draw_tasks, prepared
 
     name = config.data

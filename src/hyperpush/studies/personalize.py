@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hyperpush.config import Config
 from hyperpush.errors import Diverged, InvalidInput
-from hyperpush.studies.registry import Experiment, Tuning
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment, Tuning
 
 Count = Annotated[int, Field(ge=1)]
 Name = Literal["digits", "emnist", "cifar10", "cifar100", "shakespeare", "own"]
@@ -133,9 +133,9 @@ def estimator_of(setting: Any, pushes: int) -> Any:
 def run_personalize(config: Personalize, run: Any) -> dict[str, Any]:
     """A row for every method and seed; curves, weights and accuracies of clients of the first seed."""
     from hyperpush import networks
-    from hyperpush.data import summary
     from hyperpush.personalize import methods
     from hyperpush.personalize.scenarios import model_of, owned_scenario, read, scenario
+    from hyperpush.studies.data import summary
 
     check(config)
     own = read(config.path, config.client, config.label, config.classes or None) if config.data == "own" else None
@@ -282,7 +282,7 @@ def _show(config: Personalize, run: Any, rows: list[dict[str, Any]], skipped: di
 
 def _draw(run: Any, details: list[dict[str, Any]]) -> None:
     """Accuracies of clients and validation by outer step."""
-    from hyperpush.report.figures import panels
+    from hyperpush.runs.report.figures import panels
 
     figure, (left, right) = panels(2)
     for detail in details:
@@ -302,8 +302,8 @@ def _learnt(run: Any, task: Any, details: list[dict[str, Any]]) -> None:
     """The weights that were learnt: of models by true cluster, of labels beside how often clients have them."""
     import numpy as np
 
-    from hyperpush.data.partition import counts
-    from hyperpush.report.figures import panels
+    from hyperpush.runs.report.figures import panels
+    from hyperpush.studies.data.partition import counts
 
     shares = counts(task.data.labels, task.data.classes, task.split.train)
     shares = shares / shares.sum(1, keepdims=True)

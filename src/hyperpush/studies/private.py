@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from hyperpush.config import Config
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -339,7 +339,7 @@ def attack(config: Private, made: Stream, algorithm: Any, network: Any) -> Any:
 
 def _report(run: Any, result: dict[str, Any]) -> None:
     """A table, and the curves."""
-    from hyperpush.report.figures import Curve, error_curves, panels
+    from hyperpush.runs.report.figures import Curve, error_curves, panels
 
     rows = [
         (curve["case"], curve["noise"], curve["distance"][0], curve["distance"][-1], curve["slope"])

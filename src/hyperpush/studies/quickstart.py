@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from hyperpush.config import Config
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
 
 METHODS = ("local", "sgp", "pl", "mtl")
 TITLES = {
@@ -58,7 +58,7 @@ def sentence(rows: dict[str, Any], clients: dict[str, list[float]], best: str) -
 
 def _draw(run: Any, clients: dict[str, list[float]], best: str) -> None:
     """Each client's accuracy with one model for all, and with its own."""
-    from hyperpush.report.figures import panels
+    from hyperpush.runs.report.figures import panels
 
     figure, (axes,) = panels()
     order = sorted(range(len(clients["sgp"])), key=lambda client: clients["sgp"][client])

@@ -1,4 +1,4 @@
-"""Experiments, found by name.
+"""Studies, found by name.
 
 A module of `hyperpush.studies` that defines `EXPERIMENT` is listed. Such a module imports JAX and matplotlib inside
 its run function, so that `hyperpush list` and `hyperpush show` start at once.
@@ -6,48 +6,17 @@ its run function, so that `hyperpush list` and `hyperpush show` start at once.
 
 import importlib
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
-
-from pydantic import BaseModel
 
 import hyperpush.studies
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What `hyperpush sweep` has to know: fields of the rows of an experiment's result, and names of its options."""
-
-    validation: str  # the score by which settings are chosen
-    test: tuple[str, ...]  # the scores that are reported, and that nothing is chosen by
-    better: Literal["higher", "lower"] = "higher"
-    rates: tuple[str, ...] = ("rate",)  # options that take the values of the default grid, all the same one
-    methods: str | None = "methods"  # the option that lists what is to be compared
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What can be run: its options and the function that turns them into a result.
-
-    `run(config, run)` returns the content of `result.json`: a dict of finite numbers, strings, lists and dicts.
-    `check(config)` refuses options that do not fit; `hyperpush sweep` calls it for every run before the first.
-    """
-
-    name: str
-    summary: str
-    config: type[BaseModel]
-    run: Callable[[Any, Any], dict[str, Any]]
-    tuning: Tuning | None = None
-    check: Callable[[Any], None] | None = None
+from hyperpush.runs.experiment import Experiment
+from hyperpush.runs.spec import SPEC
 
 
 def experiments() -> dict[str, Experiment]:
-    """Every experiment of the package, by name."""
+    """Every study of the package by name, and `spec`, which runs a TOML file with `[task]`."""
     found = [
         importlib.import_module(f"{hyperpush.studies.__name__}.{module.name}")
         for module in pkgutil.iter_modules(hyperpush.studies.__path__)
     ]
     listed: list[Experiment] = [module.EXPERIMENT for module in found if hasattr(module, "EXPERIMENT")]
-    listed += [module.SPEC for module in found if hasattr(module, "SPEC")]
-    return {experiment.name: experiment for experiment in sorted(listed, key=lambda each: each.name)}
+    return {experiment.name: experiment for experiment in sorted([*listed, SPEC], key=lambda each: each.name)}

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hyperpush.config import Config
 from hyperpush.errors import InvalidInput
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -228,7 +228,7 @@ def run_solve(config: Solve, run: Any) -> dict[str, Any]:
     from hyperpush.algorithms.base import LOOP
     from hyperpush.hooks import Progress
     from hyperpush.hypergradients import oracles
-    from hyperpush.report.figures import Curve, error_curves, panels
+    from hyperpush.runs.report.figures import Curve, error_curves, panels
 
     method, task = algorithm(config, read_task(config))
     network = hp.networks.by_name(config.network, config.clients, config.seed, **config.network_options)

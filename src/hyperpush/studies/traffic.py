@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from hyperpush.runs.experiment import Experiment
 from hyperpush.studies.big_fed import (
     Club,
     Count,
@@ -22,7 +23,6 @@ from hyperpush.studies.big_fed import (
     place_at_edge,
     plain,
 )
-from hyperpush.studies.registry import Experiment
 
 LAGS = AHEAD = 12  # an hour
 
@@ -86,8 +86,8 @@ def run_traffic(config: TrafficConfig, run: Any) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from hyperpush.big_fed.bilinear import coefficients
-    from hyperpush.data.traffic import DAY, traffic
     from hyperpush.errors import InvalidInput
+    from hyperpush.studies.data.traffic import DAY, traffic
 
     made = traffic(config.data, seed=config.seed)
     speeds, n = made.speeds, made.speeds.shape[1]
@@ -177,7 +177,7 @@ def summarized(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _draw(run: Any, kept: dict[str, Any]) -> None:
-    from hyperpush.report.figures import Curve, error_curves, panels
+    from hyperpush.runs.report.figures import Curve, error_curves, panels
 
     figure, (axis,) = panels()
     lines = [Curve(name, np.arange(1, each.shape[1] + 1), each.mean(0), each.std(0)) for name, each in kept.items()]

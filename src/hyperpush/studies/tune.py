@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from hyperpush.runs.experiment import Experiment
 from hyperpush.studies.comparison import Benchmark, Comparison, Count, Positive
-from hyperpush.studies.registry import Experiment
 
 FEW = 10  # features of the synthetic data that decide the label
 FEATURES = 60
@@ -49,8 +49,8 @@ class Prepared(NamedTuple):
 
 def source(config: Tune) -> str:
     """The data set of the task."""
-    from hyperpush.data.sources import available
     from hyperpush.errors import InvalidInput
+    from hyperpush.studies.data.sources import available
 
     fitting = ("a9a", "synthetic") if config.task == "l2" else ("mnist", "digits")
     if config.data == "auto":
@@ -70,8 +70,8 @@ def dealt(config: Tune, data: str) -> tuple[str, Any, Any, Any, int]:
     """(note, inputs [clients, training + validation, features], labels, test part, classes), rows of norm at most 1."""
     import numpy as np
 
-    from hyperpush.data.sources import load
     from hyperpush.errors import InvalidInput
+    from hyperpush.studies.data.sources import load
     from hyperpush.tasks.cleaning import unit_rows
     from hyperpush.tasks.rates import few_matter
 
@@ -276,7 +276,7 @@ def _histogram(run: Any, weights: dict[str, Any], wrong: Any) -> None:
     """The learned weights of clean and of corrupted examples, a panel for each of some methods."""
     import numpy as np
 
-    from hyperpush.report.figures import panels
+    from hyperpush.runs.report.figures import panels
 
     chosen = list(weights)[-4:]
     figure, axes = panels(len(chosen))

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from hyperpush.config import Config
-from hyperpush.studies.registry import Experiment
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -216,8 +216,8 @@ def two_digits(config: VRStudy) -> tuple[Any, dict[str, Any]]:
     """Logistic regression between two digits on each image's mean grey and a constant, and what was drawn for it."""
     import jax.numpy as jnp
 
-    from hyperpush.data.sources import available, load
     from hyperpush.errors import InvalidInput
+    from hyperpush.studies.data.sources import available, load
     from hyperpush.task import Task
     from hyperpush.tasks.logistic import l2, losses
 
@@ -345,7 +345,7 @@ def _name(alpha: float, beta: float) -> str:
 
 def _report(config: VRStudy, run: Any, result: dict[str, Any]) -> None:
     """Figures and tables."""
-    from hyperpush.report.figures import Curve, error_curves, panels
+    from hyperpush.runs.report.figures import Curve, error_curves, panels
 
     curves = result["curves"]
     rounds, etas = np.arange(1, config.rounds + 1), np.linspace(0.01, 0.99, 99)

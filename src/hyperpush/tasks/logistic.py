@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from hyperpush.data.synthetic import mixture_of_logistic
 from hyperpush.task import Task
+from hyperpush.tasks.synthetic import mixture_of_logistic
 
 
 @jax.custom_jvp

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from hyperpush.data.synthetic import quadratics
 from hyperpush.task import Task, per_client
+from hyperpush.tasks.synthetic import quadratics
 
 
 def inner(params, hyper, data):

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.checks import check_integer, check_nonnegative
 from hyperpush.method import Number, as_number
-from hyperpush.models.base import several
+from hyperpush.personalize.model import several
 from hyperpush.personalize.recipe import Even, Model, Outer
 
 

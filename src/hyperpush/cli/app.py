@@ -1,0 +1,341 @@
+"""The command line. JAX is imported only by the commands that compute."""
+
+import importlib
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import hyperpush
+from hyperpush.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.runs.checkpoints import Policy
+from hyperpush.runs.config import default_toml, load_config
+from hyperpush.runs.experiment import Experiment
+from hyperpush.runs.report.tables import table
+from hyperpush.runs.run import Run, cut_off, execute, planned
+from hyperpush.runs.run import resume as go_on
+from hyperpush.runs.saved import to_json
+from hyperpush.studies import registry
+
+app = typer.Typer(
+    help="Decentralized bilevel optimization over directed, changing networks.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set one option; may be repeated.")
+]
+Out = Annotated[Path | None, typer.Option(help="The run folder; must be new or empty.", show_default="under runs/")]
+Minutes = Annotated[
+    float, typer.Option("--checkpoint-minutes", min=0, help="Minutes between checkpoints; 0 for none by time.")
+]
+Rounds = Annotated[
+    int | None, typer.Option("--checkpoint-rounds", min=1, help="Rounds between checkpoints.", show_default="by time")
+]
+Keep = Annotated[int, typer.Option("--checkpoint-keep", min=1, help="How many checkpoints of a state to keep.")]
+Processes = Annotated[
+    int | None, typer.Option(min=1, help="Start so many processes here; with --coordinator, how many take part.")
+]
+Coordinator = Annotated[
+    str | None, typer.Option(help="HOST:PORT of process 0, or env: what JAX finds in the environment of a cluster.")
+]
+Process = Annotated[int | None, typer.Option(min=0, help="Which of the processes this is, with --coordinator.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
+
+
+_arguments: list[str] = []  # as given on the command line, for processes that are to do the same
+
+
+def _version(asked: bool) -> bool:
+    if asked:
+        print(f"hyperpush {hyperpush.__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    """Decentralized bilevel optimization over directed, changing networks."""
+
+
+@app.command("list")
+def list_(
+    methods: Annotated[bool, typer.Option("--methods", help="Compare the methods instead.")] = False,
+) -> None:
+    """List the experiments and networks, or the methods with what they need and send."""
+    if methods:
+        methods_of = importlib.import_module("hyperpush.registry").registered
+        titles = {
+            "inner": "inner solvers",
+            "hypergradients": "hypergradients",
+            "algorithms": "bilevel algorithms",
+            "big_fed": "on graphs",
+        }
+        shown = ("network", "target", "note", "fixed_point", "sends", "paper")
+        for kind, title in titles.items():
+            rows = [
+                (name, *(getattr(each.info, column) for column in shown), "yes" if each.info.matrices else "no")
+                for name, each in methods_of(kind).items()
+            ]
+            _print_table(title, ("name", *shown, "matrices"), rows)
+    else:
+        listed = registry.experiments().values()
+        _print_table("experiments", ("name", "summary"), [(each.name, each.summary) for each in listed])
+        exported = vars(importlib.import_module("hyperpush.networks")).values()
+        named = [each for each in exported if isinstance(each, type) and isinstance(getattr(each, "name", None), str)]
+        lines = [(each.name, each.__name__, (each.__doc__ or "").partition("\n")[0]) for each in named]
+        _print_table("networks", ("name", "class", "summary"), lines)
+
+
+@app.command()
+def run(
+    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="An experiment or a file that names one.")],
+    overrides: Overrides = None,
+    out: Out = None,
+    minutes: Minutes = 2.0,
+    rounds: Rounds = None,
+    keep: Keep = 3,
+    processes: Processes = None,
+    coordinator: Coordinator = None,
+    process: Process = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment; one that is cut off can be resumed."""
+    known = registry.experiments()
+    load_config(what, overrides or [], known)  # before processes are started
+    _together(processes, coordinator, process)
+    _run(known, what, overrides or [], out, as_json, Policy(minutes or None, rounds, keep))
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was cut off.")],
+    minutes: Minutes = 2.0,
+    rounds: Rounds = None,
+    keep: Keep = 3,
+    processes: Processes = None,
+    coordinator: Coordinator = None,
+    process: Process = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was cut off, from its last good checkpoint."""
+    cut_off(folder)
+    _together(processes, coordinator, process)
+    _report(*go_on(folder, registry.experiments(), checkpoints=Policy(minutes or None, rounds, keep)), as_json)
+
+
+@app.command()
+def sweep(
+    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="An experiment or a file that names one.")],
+    overrides: Overrides = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=[...]", help="Values of an option to choose from; may be repeated.")
+    ] = None,
+    compare: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=[...]", help="Values of an option to compare; may be repeated.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Reported runs of each method.", show_default="3")] = None,
+    out: Annotated[Path | None, typer.Option(help="The sweep's folder.", show_default="under runs/")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tune methods alike, choose on validation scores, report over seeds; the same command goes on where it ended."""
+    asked = [f"sweep.{table}.{each}" for table, given in (("grid", grid), ("compare", compare)) for each in given or []]
+    asked += [] if seeds is None else [f"sweep.seeds={seeds}"]
+    plans, report = (importlib.import_module(f"hyperpush.cli.sweep.{name}") for name in ("plan", "report"))
+    result, folder = report.sweep(plans.load(what, [*(overrides or []), *asked], registry.experiments()), out)
+    print("sweep:", folder, file=sys.stderr)
+    if as_json:
+        print(to_json({**result, "run": folder}))
+    if result["failed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="An experiment or a file that names one.")],
+    overrides: Overrides = None,
+    processes: Annotated[int, typer.Option(min=1, help="How many processes to plan for.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a run would take: bytes per round, memory, rough time, and ε if it is private. Nothing is run."""
+    experiment, config = load_config(what, overrides or [], registry.experiments())
+    found = planned(experiment, config, processes)
+    if as_json:
+        print(to_json(found))
+        return
+    names = [name for name in found["pieces"][0] if name != "operations"] if found["pieces"] else []
+    rows = [[piece[name] for name in names] for piece in found["pieces"]]
+    _print_table(f"{experiment.name}, {processes} processes", [name.replace("_", " ") for name in names], rows)
+    totals = [(name.replace("_", " "), found[name]) for name in ("rounds", "megabytes_moved", "megabytes_per_process")]
+    totals += [("seconds, at best", found["seconds"]), *((name, value) for name, value in found["epsilon"].items())]
+    if found["stopped"]:
+        totals.append(("not planned further", found["stopped"]))
+    _print_table("together", ("quantity", "about"), totals)
+    if found["assumes"]:
+        print(found["assumes"])
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A study, method, network or engine.")]) -> None:
+    """Print the options of a study, method, network or engine as TOML to start from, each with its explanation."""
+    known = registry.experiments()
+    if name in known:
+        print(default_toml(known[name]), end="")
+    else:
+        explain = importlib.import_module("hyperpush.cli.explain")
+        print(explain.options_toml(*explain.find_class(name, list(known))), end="")
+
+
+@app.command()
+def data(
+    action: Annotated[str | None, typer.Argument(metavar="get", help="Download a data set and check it.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A data set.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Where the folder NAME goes.", show_default="HYPERPUSH_DATA")] = None,
+) -> None:
+    """List the data sets, where their files lie under HYPERPUSH_DATA and which are there; or download one."""
+    if action is None:
+        columns = ("name", "data", "files in $HYPERPUSH_DATA, plain, .gz or .xz", "there", "download")
+        _print_table("data sets", columns, importlib.import_module("hyperpush.studies.data.catalogue").entries())
+    elif action != "get":
+        raise unknown("data", action, ["get"])
+    else:
+        for path in importlib.import_module("hyperpush.studies.data.download").get(name or "", to):
+            print(path)
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="A benchmark.")],
+    overrides: Overrides = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure speed and memory."""
+    _run(importlib.import_module("hyperpush.bench").BENCHES, what, overrides or [], out, as_json)
+
+
+@app.command()
+def certificates(
+    folder: Annotated[Path, typer.Argument(help="Where to put them; an authority there (ca.pem, ca.key) is used.")],
+    names: Annotated[list[str], typer.Argument(help="The peers.")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="Address that they listen on; may be repeated.", show_default="loopback")
+    ] = None,
+    days: Annotated[int, typer.Option(help="How long they are valid.")] = 365,
+) -> None:
+    """Make a private authority and certificates for peers, for trials."""
+    made = importlib.import_module("hyperpush.peers.certificates").make(
+        folder, names, host or ["127.0.0.1", "localhost"], days
+    )
+    for files in made:
+        print(files.certificate, files.key)
+
+
+@app.command()
+def peer(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run, as all its peers hold it.")],
+    name: Annotated[str, typer.Option(help="Which of its peers to be.")],
+    as_json: AsJson = False,
+) -> None:
+    """Take part in a run as one of its peers, next to one's own data."""
+    party = importlib.import_module("hyperpush.peers.party")
+    read = party.read(config)
+    result = party.take_part(read, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
+    print("done:", config.parent / (read.peers[name].out or name), file=sys.stderr)
+    if as_json:
+        print(to_json(result))
+
+
+@app.command()
+def swarm(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run, without [peers].")],
+    count: Annotated[int, typer.Option("-n", help="How many peers.")] = 8,
+    loss: Annotated[float | None, typer.Option(help="Probability that a message is lost.")] = None,
+    duplicate: Annotated[float | None, typer.Option(help="Probability that it comes twice.")] = None,
+    delay: Annotated[int | None, typer.Option(help="Rounds by which it may be late.")] = None,
+    kill: Annotated[int, typer.Option(help="Peers to kill at random rounds.")] = 0,
+    restart: Annotated[int, typer.Option(help="How many of those to start again.")] = 0,
+    kill_before: Annotated[int, typer.Option(help="Round before which they are killed.")] = 100,
+    seed: Annotated[int | None, typer.Option(help="Decides the faults.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Without certificates and TLS.")] = False,
+    out: Out = None,
+    seconds: Annotated[float, typer.Option(help="All are ended after this time.")] = 3600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Start peers on this machine, each a process on loopback, with faults for a trial."""
+    party, swarms = (importlib.import_module(f"hyperpush.peers.{name}") for name in ("party", "swarm"))
+    faults = {"loss": loss, "duplicate": duplicate, "delay": delay, "seed": seed}
+    read = party.read(config, count, {name: value for name, value in faults.items() if value is not None})
+    folder = swarms.folder(out)
+    live = importlib.import_module("rich.live").Live(console=Console(stderr=True), auto_refresh=False, transient=False)
+
+    def show(seen: Mapping[str, Any]) -> None:
+        live.update(table("peers", swarms.COLUMNS, swarms.rows(seen)), refresh=True)
+
+    faults_of_peers = {"kill": kill, "restart": restart, "kill_before": kill_before}
+    with live:
+        result = swarms.swarm(read, count, folder, secure=not plain, seconds=seconds, show=show, **faults_of_peers)
+    print("run:", folder, file=sys.stderr)
+    if as_json:
+        print(to_json(result))
+
+
+def _run(
+    known: Mapping[str, Experiment],
+    what: str,
+    overrides: Sequence[str],
+    out: Path | None,
+    as_json: bool,
+    checkpoints: Any = None,
+) -> None:
+    experiment, config = load_config(what, overrides, known)
+    _report(*execute(experiment, config, out, checkpoints=checkpoints), as_json)
+
+
+def _report(result: dict[str, Any], run: Run, as_json: bool) -> None:
+    for path in run.figures:
+        print("figure:", path, file=sys.stderr)
+    print("run:", run.path, file=sys.stderr)
+    if as_json:
+        print(to_json({**result, "run": run.path}))
+
+
+def _together(processes: int | None, coordinator: str | None, process: int | None) -> None:
+    """Be one of several processes, or start them and end when they have."""
+    if coordinator is None:
+        if process is not None:
+            raise InvalidInput("--process", process, "a number only with --coordinator")
+        if processes is not None and processes > 1:
+            sys.exit(importlib.import_module("hyperpush.processes.starter").start(_arguments, processes))
+        return
+    importlib.import_module("hyperpush.processes.starter").end_with_parent()
+    join = importlib.import_module("hyperpush.processes").join
+    if coordinator == "env":
+        join(None, processes, process)
+    elif processes is None or process is None or process >= processes:
+        given = f"process {process} of {processes}"
+        raise InvalidInput("--coordinator", given, "--processes N and --process I, from 0 to N - 1, besides")
+    else:
+        join(coordinator, processes, process)
+
+
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    # A pipe has no width to fit into.
+    Console(width=None if sys.stdout.isatty() else 200).print(table(title, columns, rows))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; an error that the user can act on is one line on stderr and exit code 2."""
+    _arguments[:] = sys.argv[1:] if arguments is None else arguments
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        app(arguments)
+    except HyperpushError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)

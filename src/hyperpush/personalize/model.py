@@ -1,0 +1,180 @@
+"""Classifiers as pure functions, and users' own models as such."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.data.batches import open_batch
+from hyperpush.data.sets import DataSet
+from hyperpush.errors import InvalidInput
+
+KINDS = (
+    "an Equinox module that takes one input, a function key -> such a module, an object with init(key) and "
+    "apply(params, inputs), or a pair of these two functions"
+)
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A classifier as pure functions (see `hyperpush.studies.models`)."""
+
+    classes: int
+
+    def init(self, key: PRNGKeyArray, /) -> PyTree:
+        """Params to start from."""
+        ...
+
+    def apply(self, params: PyTree, inputs: Array, /) -> Float[Array, "b classes"]:
+        """The logits of each input."""
+        ...
+
+
+class OwnModel(eqx.Module):
+    """A user's model as a classifier; made by `as_model`."""
+
+    function: Callable[[PyTree, Array], Array]  # params and inputs to logits
+    classes: int = eqx.field(static=True)
+    start: Callable[[PRNGKeyArray], PyTree] | None = eqx.field(static=True)
+    # Where `start` gives the same params for every key: others, for recipes that train several models.
+    fresh: Callable[[PRNGKeyArray], PyTree] | None = eqx.field(static=True, default=None)
+
+    def init(self, key: PRNGKeyArray) -> PyTree:
+        """Params to start from."""
+        assert self.start is not None
+        return self.start(key)
+
+    def apply(self, params: PyTree, inputs: Array) -> Float[Array, "b classes"]:
+        """The logits of each input."""
+        return self.function(params, inputs)
+
+
+class _ByInput(eqx.Module):
+    """An Equinox module, without its numbers, on several inputs at once."""
+
+    rest: PyTree
+
+    def __call__(self, params: PyTree, inputs: Array) -> Array:
+        return jax.vmap(eqx.combine(params, self.rest))(inputs)
+
+
+def several(model: Model, key: PRNGKeyArray, count: int) -> PyTree:
+    """Params of several models to start from, which are on axis 0; they differ."""
+    draw = model.fresh if isinstance(model, OwnModel) and model.fresh is not None else model.init
+    return jax.vmap(draw)(jax.random.split(key, count))
+
+
+def without_start(model: Model) -> Model:
+    """The same model for costs: with nothing that is as large as data or params."""
+    return replace(model, start=None, fresh=None) if isinstance(model, OwnModel) else model
+
+
+def as_model(given: Any, train: PyTree, classes: int | None = None) -> Model:
+    """A user's own model as a classifier.
+
+    An Equinox module starts from its own numbers. Where a recipe trains several models they start from these numbers,
+    shuffled within each array; a function key -> module draws them instead.
+
+    Args:
+        given: A `Model`, an Equinox module that takes one input, a function key -> such a module, an object with
+            `init(key)` and `apply(params, inputs)` such as a Flax module, or a pair of these two functions. An `init`
+            that takes more than a key gets one client's inputs, too.
+        train: The training examples (inputs, labels) of a task, from which one client's inputs are taken.
+        classes: How many classes there are; None takes it from the model's output.
+
+    Raises:
+        InvalidInput: It is none of these, or its output is not one row of logits per input.
+    """
+    if isinstance(given, Model) and isinstance(given.classes, int) and not isinstance(given, type):
+        return _checked(given, given.classes, classes)
+    inputs = _inputs(train)
+    made = _made(given, inputs)
+    return _checked(made, _count_classes(made, inputs), classes)
+
+
+def _made(given: Any, inputs: Array) -> OwnModel:
+    if isinstance(given, type):
+        raise InvalidInput("model", f"the class {given.__name__}", f"an object: {KINDS}")
+    if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
+        return _of_functions(*given, inputs)
+    init, apply = getattr(given, "init", None), getattr(given, "apply", None)
+    if callable(init) and callable(apply):
+        return _of_functions(init, apply, inputs)
+    if isinstance(given, eqx.Module) and callable(given):
+        numbers, rest = eqx.partition(given, eqx.is_inexact_array)
+        return OwnModel(_ByInput(rest), 0, lambda key: numbers, lambda key: _shuffled(numbers, key))
+    if callable(given):
+        return _of_constructor(given)
+    raise InvalidInput("model", f"a {type(given).__name__}", KINDS)
+
+
+def _of_functions(init: Callable[..., Any], apply: Callable[..., Any], inputs: Array) -> OwnModel:
+    return OwnModel(apply, 0, (lambda key: init(key, inputs)) if _takes_inputs(init) else init)
+
+
+def _of_constructor(make: Callable[[PRNGKeyArray], Any]) -> OwnModel:
+    shape = _attempt(lambda: eqx.filter_eval_shape(make, jax.random.key(0)))
+    if not isinstance(shape, eqx.Module) or not callable(shape):
+        raise InvalidInput("model", f"a function that returns a {type(shape).__name__}", KINDS)
+    rest = eqx.filter(shape, lambda leaf: not isinstance(leaf, jax.ShapeDtypeStruct))
+    return OwnModel(_ByInput(rest), 0, lambda key: eqx.filter(make(key), eqx.is_inexact_array))
+
+
+def _takes_inputs(init: Callable[..., Any]) -> bool:
+    """Whether it wants inputs beside the key, as Flax's and Haiku's do."""
+    try:
+        parameters = inspect.signature(init).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    needed = [each for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+    return len(needed) > 1
+
+
+def _shuffled(numbers: PyTree, key: PRNGKeyArray) -> PyTree:
+    """Each array's numbers in another order: as good a start, if they were drawn alike."""
+    leaves, structure = jax.tree.flatten(numbers)
+    keys = jax.random.split(key, len(leaves))
+    mixed = [
+        jax.random.permutation(own, leaf.ravel()).reshape(leaf.shape) for own, leaf in zip(keys, leaves, strict=True)
+    ]
+    return structure.unflatten(mixed)
+
+
+def _inputs(train: PyTree) -> Array:
+    """One client's inputs."""
+    examples, _, _ = open_batch(DataSet("train", train).of(0))
+    examples = getattr(examples, "examples", examples)  # of clients that own different numbers
+    if not isinstance(examples, tuple | list) or len(examples) != 2:
+        raise InvalidInput("train", f"a {type(examples).__name__}", "a pair (inputs, labels)")
+    return jnp.asarray(examples[0])
+
+
+def _count_classes(model: OwnModel, inputs: Array) -> int:
+    """The length of a row of logits."""
+    params = _attempt(lambda: jax.eval_shape(model.init, jax.random.key(0)))
+    logits = _attempt(lambda: jax.eval_shape(model.function, params, inputs))
+    shape = getattr(logits, "shape", None)
+    if shape is None or len(shape) != 2 or shape[0] != len(inputs) or not jnp.issubdtype(logits.dtype, jnp.floating):
+        said = f"a model that returns {logits} for {len(inputs)} inputs"
+        raise InvalidInput("model", said, "one row of logits per input, (inputs, classes)")
+    return shape[1]
+
+
+def _checked(model: Any, found: int, asked: int | None) -> Model:
+    if asked is not None and asked != found:
+        raise InvalidInput("classes", asked, f"{found}, as many logits as the model has; or None")
+    return replace(model, classes=found) if isinstance(model, OwnModel) else model
+
+
+def _attempt(compute: Callable[[], Any]) -> Any:
+    """What a user's functions give; whatever they raise becomes one line."""
+    try:
+        return compute()
+    except Exception as error:  # the model is the user's: say what it raised
+        said = f"a model that fails with {type(error).__name__}: {error}".splitlines()[0]
+        raise InvalidInput("model", said, f"{KINDS}, for the inputs in train") from error

@@ -1,0 +1,1 @@
+"""Run folders: what they hold, how they are written, resumed and read back."""

@@ -1,0 +1,195 @@
+"""From a TOML file or a name, and `key=value` overrides, to a validated configuration."""
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hyperpush.errors import InvalidInput, unknown
+from hyperpush.runs.experiment import Experiment
+
+
+class Config(BaseModel):
+    """Base of every experiment's options: unknown keys, NaN and infinity are refused, and values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+
+def load_config(source: str, overrides: Sequence[str], known: Mapping[str, Experiment]) -> tuple[Experiment, BaseModel]:
+    """The experiment that `source` (a name or a `.toml` file) asks for, and its options after the overrides.
+
+    A file with `[task]` is a spec; one with `experiment = …` is a study.
+    """
+    if source.endswith(".toml"):
+        values = read_toml(Path(source))
+        name = "spec" if is_spec(values) else values.pop("experiment", None)
+        import_from(Path(source).resolve().parent)
+    else:
+        name, values = source, {}
+    experiment = find(name, known)
+    for override in overrides:
+        _override(values, override, experiment.config)
+    return experiment, validate(experiment.config, values, experiment.name)
+
+
+def import_from(folder: Path) -> None:
+    """Let modules of a folder be named: those beside a file, and those in the current directory."""
+    for each in (str(folder), str(Path.cwd())):
+        if each not in sys.path:
+            sys.path.insert(0, each)
+
+
+def is_spec(values: Mapping[str, Any]) -> bool:
+    """Whether the content of a file is a spec, and no study's options."""
+    return "task" in values and "experiment" not in values
+
+
+def find(name: Any, known: Mapping[str, Experiment]) -> Experiment:
+    """The experiment called `name`."""
+    if not isinstance(name, str):
+        raise InvalidInput("experiment", name, ", ".join(known))
+    if name not in known:
+        raise unknown("experiment", name, known)
+    return known[name]
+
+
+def validate(model: type[BaseModel], values: dict[str, Any], name: str = "config") -> BaseModel:
+    """An instance of `model`; the first thing wrong becomes one `InvalidInput` that names the dotted field."""
+    try:
+        # JSON in strict mode is TOML's own notion of types: arrays fill tuples, but "3" and true are not integers.
+        return model.model_validate_json(json.dumps(values, default=str), strict=True)
+    except ValidationError as error:
+        raise _explain(error, model, values, name) from None
+
+
+def to_toml(experiment: str, config: BaseModel) -> str:
+    """The TOML that gives this configuration again."""
+    named = {} if experiment == "spec" else {"experiment": experiment}
+    return tomli_w.dumps({**named, **config.model_dump(mode="json", exclude_none=True)})
+
+
+def default_toml(experiment: Experiment) -> str:
+    """The defaults of an experiment as TOML to start from, each field under a comment that explains it."""
+    lines = [f"# {experiment.summary}", *tomli_w.dumps({"experiment": experiment.name}).splitlines()]
+    return "\n".join([*lines, *_document(experiment.config(), ())]) + "\n"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput("file", str(path), f"a TOML file that can be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput("file", str(path), f"well-formed TOML ({error})") from None
+
+
+def _override(values: dict[str, Any], override: str, model: type[BaseModel]) -> None:
+    """Set one `dotted.key=value`; a value that is not TOML is taken as a bare string."""
+    key, equals, text = override.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise InvalidInput("-s", override, "key=value")
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+        value = parsed["value"] if len(parsed) == 1 else text
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    field = model.model_fields.get(path[0])
+    if len(path) > 1 and path[0] not in values and field is not None and not field.is_required():
+        # Only the named value changes: the rest of its table keeps the experiment's defaults.
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):
+            values[path[0]] = default.model_dump(mode="json", exclude_none=True)
+    table = values
+    for part in path[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise InvalidInput(key, value, f"{part} is a single value, not a table")
+    table[path[-1]] = value
+
+
+def _explain(error: ValidationError, model: type[BaseModel], values: dict[str, Any], name: str) -> InvalidInput:
+    details = error.errors(include_url=False)
+    first = details[0]
+    field = ".".join(_path(first["loc"], values, first["type"])) or name
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidInput):
+        return cause
+    if first["type"] == "extra_forbidden":
+        siblings = _names(model, [part for part in first["loc"][:-1] if isinstance(part, str)])
+        given = str(first["loc"][-1])
+        return unknown(field, given, siblings)
+    if first["type"] == "missing":
+        return InvalidInput(field, None, "a value; it has no default")
+    choices = re.findall(r"'([^']*)'", first.get("ctx", {}).get("expected", ""))
+    if choices and isinstance(first["input"], str):
+        return unknown(field, first["input"], choices)
+    # A field that takes several types fails once for each of them.
+    same = [each for each in details if ".".join(_path(each["loc"], values, each["type"])) == field]
+    rules = dict.fromkeys(re.sub(r"^(Input should be|Value error,) ", "", each["msg"]) for each in same)
+    return InvalidInput(field, first["input"], " or ".join(rules))
+
+
+def _path(loc: tuple[int | str, ...], values: Any, kind: str) -> Iterator[str]:
+    """The parts of a pydantic location that are in the data, without the names of union members between them."""
+    for part in loc:
+        inside: Any = dict(enumerate(values)) if isinstance(values, list) else values
+        if isinstance(inside, dict) and part in inside:
+            values = inside[part]
+            yield str(part)
+        elif kind == "missing" and part == loc[-1]:
+            yield str(part)
+
+
+def _names(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """The field names of the models found under `path`."""
+    models = [model]
+    for part in path:
+        fields = [each.model_fields[part].annotation for each in models if part in each.model_fields]
+        models = [found for annotation in fields for found in _models(annotation)] or models
+    return [name for each in models for name in each.model_fields]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models(inner)]
+
+
+def _document(config: BaseModel, prefix: tuple[str, ...]) -> Iterator[str]:
+    properties = type(config).model_json_schema()["properties"]
+    dumped = config.model_dump(mode="json", exclude_none=True)
+    # Plain values come first: in TOML, whatever follows a [table] belongs to it.
+    names = sorted(type(config).model_fields, key=lambda name: isinstance(getattr(config, name), BaseModel | dict))
+    for name in names:
+        yield ""
+        note = _note(properties[name])
+        if note:
+            yield f"# {note}"
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            yield f"[{'.'.join((*prefix, name))}]"
+            yield from _document(value, (*prefix, name))
+        elif isinstance(value, dict):
+            yield f"[{'.'.join((*prefix, name))}]"
+            yield from tomli_w.dumps(dumped[name]).splitlines()
+        elif value is None:
+            yield f"# {name} is not set"
+        else:
+            yield tomli_w.dumps({name: dumped[name]}).rstrip()
+
+
+def _note(schema: dict[str, Any]) -> str:
+    """What a field means and what it allows, from its JSON schema."""
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    limits = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if key in schema]
+    choices = [", ".join(str(choice) for choice in schema["enum"])] if "enum" in schema else []
+    meaning = [line.rstrip(".") for line in schema.get("description", "").splitlines()[:1]]
+    return "; ".join([*meaning, *choices, *limits])

@@ -1,0 +1,1 @@
+"""The data of the studies: sources, partitions, users' own files."""

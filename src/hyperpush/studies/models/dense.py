@@ -1,0 +1,43 @@
+"""Classifiers made of dense layers."""
+
+from math import prod
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.checks import check_integer
+from hyperpush.errors import InvalidInput
+from hyperpush.studies.models.layers import affine, drawn
+
+
+class MLP(eqx.Module):
+    """A dense layer with ReLU for each of `hidden`, then one that gives `classes` logits; inputs are flattened.
+
+    With no hidden layers, the default, it is logistic regression.
+    """
+
+    inputs: int = eqx.field(static=True)
+    classes: int = eqx.field(static=True)
+    hidden: tuple[int, ...] = eqx.field(static=True, converter=tuple, default=())
+
+    def __check_init__(self):
+        check_integer("MLP.inputs", self.inputs, minimum=1)
+        check_integer("MLP.classes", self.classes, minimum=1)
+        for width in self.hidden:
+            check_integer("MLP.hidden", width, minimum=1)
+
+    def init(self, key: PRNGKeyArray) -> PyTree:
+        """Weights and biases uniform in ±1/√(inputs of a unit), as PyTorch draws them by default."""
+        units = (self.inputs, *self.hidden, self.classes)
+        keys = jax.random.split(key, len(units) - 1)
+        return {f"dense{i}": drawn(own, units[i - 1 : i + 1]) for i, own in enumerate(keys, start=1)}
+
+    def apply(self, params: PyTree, inputs: Float[Array, "b ..."]) -> Float[Array, "b classes"]:
+        """The logits of each example."""
+        if prod(inputs.shape[1:]) != self.inputs:
+            raise InvalidInput("inputs", inputs.shape, f"[any number, …] with {self.inputs} numbers each")
+        x = inputs.reshape(inputs.shape[0], -1)
+        for i in range(1, len(self.hidden) + 1):
+            x = jax.nn.relu(affine(params[f"dense{i}"], x))
+        return affine(params[f"dense{len(self.hidden) + 1}"], x)

@@ -1,0 +1,143 @@
+"""The command line: what it prints where, and how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from tiny import TINY
+
+import hyperpush
+from hyperpush.cli import app as cli
+from hyperpush.studies import registry
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path, capsys):
+    """Run a command where `tiny` is the only experiment; returns exit code, stdout and stderr."""
+    monkeypatch.setattr(registry, "experiments", lambda: {"tiny": TINY})
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            cli.main(arguments)
+        return int(caught.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+def test_list_and_version(call):
+    code, out, _ = call("list")
+    assert code == 0
+    assert "tiny" in out
+    assert "Halve a number." in out
+    assert "random-directed" in out
+    assert call("--version") == (0, f"hyperpush {hyperpush.__version__}\n", "")
+
+
+def test_list_methods_prints_what_they_declare(call):
+    code, out, _ = call("list", "--methods")
+    assert code == 0
+    assert all(text in out for text in ("HGP", "two-way", "through the steps of SGP", "Terashita"))
+
+
+def test_bench_runs_like_an_experiment(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "hyperpush.bench", SimpleNamespace(BENCHES={"tiny": TINY}))
+    code, out, _ = call("bench", "tiny", "-s", "steps=1", "--json")
+    assert (code, json.loads(out)["steps"]) == (0, 1)
+    code, _, err = call("bench", "tinny")
+    assert code == 2
+    assert "did you mean 'tiny'" in err
+
+
+def test_json_is_all_that_stdout_holds(call, tmp_path):
+    code, out, err = call("run", "tiny", "-s", "steps=1", "-s", "rate=0.25", "--out", "here", "--json")
+    assert code == 0
+    expected = {"experiment": "tiny", "steps": 1, "value": [0.25, 0.25], "dtype": "float32", "run": "here"}
+    assert json.loads(out) == expected
+    assert out.count("\n") == 1
+    assert "figure: here/figures/errors.png" in err
+    assert (tmp_path / "here" / "figures" / "errors.png").is_file()
+
+
+def test_without_json_stdout_is_empty(call):
+    code, out, err = call("run", "tiny")
+    assert (code, out) == (0, "")
+    assert "run: runs/tiny-" in err
+
+
+def test_show_prints_a_file_that_runs(call, tmp_path):
+    code, out, _ = call("show", "tiny")
+    assert code == 0
+    (tmp_path / "mine.toml").write_text(out)
+    assert call("run", "mine.toml", "--out", "here")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "tinny"], "experiment: got 'tinny'; allowed: tiny (did you mean 'tiny'?)"),
+        (["show", "tinny"], "did you mean 'tiny'?"),
+        (["run", "tiny", "-s", "stpes=3"], "did you mean 'steps'?"),
+        (["run", "tiny", "-s", "steps=many"], "steps: got 'many'; allowed: a valid integer"),
+        (["run", "tiny", "-s", "steps=101"], "steps: got 101; allowed: less than or equal to 100"),
+        (["run", "none.toml"], "none.toml"),
+        (["run", "bad.toml"], "well-formed TOML"),
+        (["run", "tiny", "--out", "full"], "a new or empty folder"),
+        (["run", "tiny", "-s", "fail=clear"], "left the finite numbers in round 3"),
+        (["run", "tiny", "-s", "fail=not-finite"], "value: got nan"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(call, tmp_path, arguments, message):
+    (tmp_path / "bad.toml").write_text("steps 3\n")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "kept").touch()
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: ")
+    assert message in err.splitlines()[-1]
+    assert "Traceback" not in err
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert files - {"runs"} == {"bad.toml", "full", "full/kept"}
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["nothing"], ["run", "tiny", "--colour"]])
+def test_wrong_usage_is_exit_code_2(call, arguments):
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert "Usage" in err
+
+
+def test_an_interrupt_is_exit_code_130_and_leaves_nothing(call, tmp_path):
+    code, out, err = call("run", "tiny", "-s", "fail=interrupt")
+    assert (code, out) == (130, "")
+    assert "Traceback" not in err
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_an_unexpected_error_keeps_its_traceback(call, tmp_path):
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["run", "tiny", "-s", "fail=bug"])
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_termination_leaves_nothing(tmp_path):
+    program = (
+        "import time, sys; from hyperpush.cli import app as cli; from hyperpush.studies import registry\n"
+        "from hyperpush.runs.config import Config; from hyperpush.studies.registry import Experiment\n"
+        "def wait(config, run): print('ready', flush=True); time.sleep(600)\n"
+        "registry.experiments = lambda: {'wait': Experiment('wait', '', Config, wait)}\n"
+        "cli.main(['run', 'wait', '--out', 'here'])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, env=os.environ)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    assert [path.name for path in tmp_path.iterdir()] == [".here.partial"]
+    process.terminate()
+    assert process.wait() == 128 + signal.SIGTERM
+    process.stdout.close()
+    assert list(tmp_path.iterdir()) == []

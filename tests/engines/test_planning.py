@@ -1,0 +1,78 @@
+"""Plans: rounds and bytes as the run itself would count them, and nothing computed or written."""
+
+import json
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hyperpush as hp
+from hyperpush.cli import app as cli
+from hyperpush.engines import compiled, planning
+from hyperpush.engines.planning import Planner
+from hyperpush.engines.simulate import Simulate
+from hyperpush.programs import Local, Repeat
+from hyperpush.runs.config import load_config
+from hyperpush.runs.run import planned
+from hyperpush.studies import registry
+
+SMALL = ["clients=4", "outer.steps=2", "inner.steps=30", "estimator.order=5", "estimator.pushes=3"]
+
+
+def test_a_plan_counts_what_the_algorithms_send(monkeypatch):
+    monkeypatch.setattr(compiled, "chunk", None)  # any loop that ran would call it
+    experiment, config = load_config("solve", SMALL, registry.experiments())
+    found = planned(experiment, config, processes=2)
+    assert found["stopped"] is None
+    solve, estimate = found["pieces"]
+    # Three inner solves of 30 pushes and two estimates of 5·3; then one estimate. Six params and a weight, float32.
+    assert (solve["rounds"], estimate["rounds"]) == (3 * 30 + 2 * 15, 15)
+    assert solve["bytes_per_round"] == estimate["bytes_per_round"] == 4 * 7
+    assert (solve["call"], solve["clients"]) == ("start, SGP, iterations, HGP", 4)
+    # Both devices send the sums for the other's two clients; the estimate's pushes are composed into one.
+    assert solve["megabytes_moved"] == pytest.approx(2 * 2 * 28 * (90 + 2 * 5) / 2**20)
+    assert estimate["megabytes_moved"] == pytest.approx(2 * 2 * 28 * 5 / 2**20)
+    one = planned(experiment, config)
+    assert one["megabytes_moved"] == 0
+    assert one["megabytes_per_process"] > 0
+    assert found["seconds"] > 0
+    assert jnp.ones(()).dtype == jnp.float32
+
+
+def test_the_command_prints_a_plan_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    options = [each for option in SMALL for each in ("-s", option)]
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["plan", "solve", *options, "--json"])
+    assert not caught.value.code
+    assert json.loads(capsys.readouterr().out)["rounds"] == 3 * 30 + 3 * 15
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["plan", "solve", "-s", "clients=1"])
+    assert caught.value.code == 2
+    assert "clients: got 1" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_is_divided_is_divided():
+    """5 clients of 100 numbers, data of 10: in two processes, one hosts three of them."""
+    states, data = jnp.ones((5, 100)), jnp.ones((5, 10))
+    program = Repeat(Local(lambda s, ctx: s * 2), 3, name="loop")
+    found = {}
+    for processes in (1, 2):
+        with (planner := Planner(processes)).active():
+            Simulate().run(program, hp.networks.Ring(5), states, data, jax.random.key(0))
+        (piece,) = planner.pieces
+        found[processes] = piece.megabytes_per_process * 2**20
+    assert found[1] == 2 * 5 * 400 + 5 * 40
+    # Its own clients' part; the start and the data, which were made for all; and the result, which is handed to all.
+    assert found[2] == pytest.approx(3 / 5 * found[1] + 5 * 400 + 5 * 40 + 5 * 400)
+
+
+def test_the_answers_of_a_plan_take_no_memory():
+    made = planning.ones(jax.ShapeDtypeStruct((10_000, 2_278_334), np.float32))
+    assert made.shape == (10_000, 2_278_334)  # 91 GB, if it were there
+    assert made.strides == (0, 0)
+    assert made[17, 5] == 1

@@ -1,0 +1,59 @@
+"""What a run shows while it works: bars on a terminal, elsewhere a line now and then."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from hyperpush.runs import run as runs
+
+
+def made(tmp_path, monkeypatch, **options):
+    screen = io.StringIO()
+    monkeypatch.setattr(runs, "SECONDS_PER_LINE", 0.0)
+    return runs.Run(tmp_path / "out", tmp_path, Console(file=screen, width=200, **options)), screen
+
+
+def test_off_a_terminal_every_bar_is_in_one_line(tmp_path, monkeypatch):
+    run, screen = made(tmp_path, monkeypatch)
+    with run.progress("methods", 6) as outer:
+        outer.advance(2)
+        with run.progress("seeds", 3):
+            run.phase("SGP", 40, 1000)
+            run.phase("SGP", 50, 1000)
+        run.phase("HGP", 1, 10)
+    lines = screen.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("methods 2 of 6")
+    assert "seeds 0 of 3" in lines[2]
+    assert "SGP 50 of 1,000 rounds" in lines[2]
+    assert "MB, compiled" in lines[2]
+    assert "left" in lines[2]
+    assert "HGP 1 of 10 rounds" in lines[3]
+    assert "SGP" not in lines[3]
+
+
+def test_lines_are_rare(tmp_path, monkeypatch):
+    run, screen = made(tmp_path, monkeypatch)
+    monkeypatch.setattr(runs, "SECONDS_PER_LINE", 3600.0)
+    for done in range(100):
+        run.phase("SGP", done, 100)
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_bars_on_a_terminal_show_the_loop_and_go_in_the_end(tmp_path, monkeypatch, nested):
+    run, screen = made(tmp_path, monkeypatch, force_terminal=True)
+    if nested:
+        run.phase("SGP", 1, 10)  # a bar that is there before those of the experiment
+        with run.progress("methods", 6):
+            run.phase("SGP", 2, 10)
+            run._bars.refresh()
+            assert [task.description for task in run._bars.tasks] == ["SGP", "methods"]
+            assert run._bars.tasks[1].completed == 0
+    else:
+        run.phase("SGP", 2, 10)
+        run._bars.refresh()
+        run.quiet()
+    assert "2 of 10 rounds" in screen.getvalue()
+    assert run._bars.tasks == []
