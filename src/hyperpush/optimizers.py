@@ -93,54 +93,56 @@ class Exponential(Schedule):
         return self.value * self.factor ** (jnp.floor(exponent) if self.staircase else exponent)
 
 
-class Polynomial(Schedule):
-    """From `value` to `final` in `steps` steps, as (1 − t/`steps`)^`power`; then `final`."""
-
-    name: ClassVar[str] = "polynomial"
+class _Ramp(Schedule):
+    """From `value` to `final` in `steps` steps, then `final`."""
 
     value: Number = eqx.field(converter=as_number)
     steps: int = eqx.field(static=True)
-    power: Number = eqx.field(converter=as_number, default=1.0)
     final: Number = eqx.field(converter=as_number, default=0.0)
 
     def __check_init__(self):
-        _check_ends(self)
-        check_positive("schedule.power", self.power)
+        check_nonnegative("schedule.value", self.value)
+        check_nonnegative("schedule.final", self.final)
+        check_integer("schedule.steps", self.steps, minimum=1)
 
     def __call__(self, step: Any) -> Any:
-        return self.final + (self.value - self.final) * (1 - _part(step, self.steps)) ** self.power
+        return self.final + (self.value - self.final) * self.remains(jnp.clip(step / self.steps, 0, 1))
+
+    @abc.abstractmethod
+    def remains(self, part: Any) -> Any:
+        """How much of `value` − `final` is left after a part of the steps: from 1 to 0."""
 
 
-class Linear(Schedule):
-    """From `value` to `final` in `steps` steps, then `final`: a decay, or a warm-up if `final` is larger."""
+class Linear(_Ramp):
+    """Straight from `value` to `final` in `steps` steps: a decay, or a warm-up if `final` is larger."""
 
     name: ClassVar[str] = "linear"
 
-    value: Number = eqx.field(converter=as_number)
-    steps: int = eqx.field(static=True)
-    final: Number = eqx.field(converter=as_number, default=0.0)
-
-    def __check_init__(self):
-        _check_ends(self)
-
-    def __call__(self, step: Any) -> Any:
-        return self.final + (self.value - self.final) * (1 - _part(step, self.steps))
+    def remains(self, part: Any) -> Any:
+        return 1 - part
 
 
-class Cosine(Schedule):
+class Cosine(_Ramp):
     """From `value` to `final` in `steps` steps along half a wave, then `final` (Loshchilov and Hutter 2017)."""
 
     name: ClassVar[str] = "cosine"
 
-    value: Number = eqx.field(converter=as_number)
-    steps: int = eqx.field(static=True)
-    final: Number = eqx.field(converter=as_number, default=0.0)
+    def remains(self, part: Any) -> Any:
+        return (1 + jnp.cos(jnp.pi * part)) / 2
+
+
+class Polynomial(_Ramp):
+    """From `value` to `final` in `steps` steps, as (1 − t/`steps`)^`power`; then `final`."""
+
+    name: ClassVar[str] = "polynomial"
+
+    power: Number = eqx.field(converter=as_number, default=1.0)
 
     def __check_init__(self):
-        _check_ends(self)
+        check_positive("schedule.power", self.power)
 
-    def __call__(self, step: Any) -> Any:
-        return self.final + (self.value - self.final) * (1 + jnp.cos(jnp.pi * _part(step, self.steps))) / 2
+    def remains(self, part: Any) -> Any:
+        return (1 - part) ** self.power
 
 
 class Power(Schedule):
@@ -163,17 +165,6 @@ class Power(Schedule):
         return Power(self.scale * check_positive("factor", factor), self.exponent)
 
 
-def _check_ends(schedule: Polynomial | Linear | Cosine) -> None:
-    check_nonnegative("schedule.value", schedule.value)
-    check_nonnegative("schedule.final", schedule.final)
-    check_integer("schedule.steps", schedule.steps, minimum=1)
-
-
-def _part(step: Any, steps: int) -> Any:
-    """How much of the way is done, from 0 to 1."""
-    return jnp.clip(step / steps, 0, 1)
-
-
 SCHEDULES: dict[str, type[Schedule]] = {
     each.name: each for each in (Constant, Milestones, Exponential, Linear, Cosine, Polynomial, Power)
 }
@@ -189,7 +180,7 @@ def schedule(name: str, *args: Any, **options: Any) -> Schedule:
     | `"exponential"` | value, factor, every=1, staircase=False | value·factor^(t/every) |
     | `"linear"` | value, steps, final=0 | straight from value to final |
     | `"cosine"` | value, steps, final=0 | along half a wave from value to final |
-    | `"polynomial"` | value, steps, power=1, final=0 | final + (value − final)(1 − t/steps)^power |
+    | `"polynomial"` | value, steps, final=0, power=1 | final + (value − final)(1 − t/steps)^power |
     | `"power"` | scale, exponent=0 | scale/(t + 1)^exponent |
 
     Args:

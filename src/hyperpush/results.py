@@ -10,7 +10,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Float, Int, Num, PyTree
 
 from hyperpush.engines.result import RunResult
@@ -20,6 +19,7 @@ from hyperpush.status import Status
 from hyperpush.task import Task
 
 AnyResult = TypeVar("AnyResult", bound="Result")
+RESERVED = ("step", "rounds", "floats", "cost", "hypergradient_norm", "watched")  # columns of a history
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,8 @@ class Estimate(Result):
     history: Mapping[str, PyTree] = field(default_factory=dict)
 
     def facts(self) -> list[str]:
-        return [*super().facts(), f"norm {float(optax.tree.norm(self.value)):.4g}"]
+        squares = [np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(self.value)]
+        return [*super().facts(), f"norm {np.sqrt(sum(squares)):.4g}"]  # float32 would overflow above 1e19
 
 
 @dataclass(frozen=True, repr=False)

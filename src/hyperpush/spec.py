@@ -37,7 +37,7 @@ from hyperpush.hooks import Hook
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.influence.scores import scores
 from hyperpush.inner.base import InnerSolver
-from hyperpush.method import Method
+from hyperpush.method import Method, check_option
 from hyperpush.networks import Network
 from hyperpush.privacy.budget import within
 from hyperpush.registry import base_of, build, find, made, plain_name, registered
@@ -124,8 +124,11 @@ def read_task(table: Mapping[str, Any]) -> Task:
     name = options.pop("name", None)
     function = task_function(name)
     check_arguments("task", inspect.signature(function), (), options)
+    hints = inspect.get_annotations(function, eval_str=True)
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    task = _called("task.name", str(name), function, given)
+    for key, value in given.items():
+        check_option(f"task.{key}", hints.get(key, Any), value)
+    task = _task_of(str(name), function, given)
     if not isinstance(task, Task):
         raise InvalidInput("task.name", name, f"a function that returns hp.Task(…), not {type(task).__name__}")
     return task
@@ -213,14 +216,19 @@ def ready_made() -> dict[str, Callable[..., Task]]:
     }
 
 
-def _called(field: str, name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+def _task_of(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """What the function of a task makes of a table's options; an error names the option by its dotted key."""
     try:
         return function(**options)
+    except InvalidInput as error:
+        if error.field.partition(".")[0] not in options:
+            raise
+        raise InvalidInput(f"task.{error.field}", error.given, error.allowed) from None
     except HyperpushError:
         raise
     except Exception as error:  # the function is the user's: whatever it raises, say so
         said = f"{name}, which fails with {type(error).__name__}: {error}"
-        raise InvalidInput(field, said, "a function that makes a task of the table's options") from error
+        raise InvalidInput("task.name", said, "a function that makes a task of the table's options") from error
 
 
 def _verb(given: Any, method: Method) -> str:

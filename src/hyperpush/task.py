@@ -143,6 +143,8 @@ class Task:
         self.penalty, self.outer_penalty = _function("penalty", penalty), _function("outer_penalty", outer_penalty)
         self.common = _flag("common", common)
         self.clients = sets.count_clients(self._sets)
+        if self.clients < 1:
+            raise InvalidInput("train", "data of no client", "examples of at least one client, on axis 0")
         self.names = _checked_names(names, self.clients)
         self.several = False  # whether it belongs to a result of several seeds, which leads to no one point
         self.owner: int | None = None  # whose task it is; None: all clients'

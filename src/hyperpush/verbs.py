@@ -1,9 +1,9 @@
 """The verbs: train, hypergradient and solve. Each takes a task, a method, a network and a key."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -24,50 +24,86 @@ from hyperpush.errors import InvalidInput
 from hyperpush.hooks import listen
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, reverses_links
 from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
-from hyperpush.method import Method
 from hyperpush.networks import Network
 from hyperpush.privacy.budget import Budget, budget
 from hyperpush.privacy.flow import without_data
-from hyperpush.problem import Cost, Problem
-from hyperpush.programs import Context, program_of
-from hyperpush.results import AnyResult, Costs, Estimate, History, Result, Solution, Training, over_seeds
+from hyperpush.problem import Problem
+from hyperpush.programs import program_of
+from hyperpush.recording import Metrics, history_of, recorder, rows_apart
+from hyperpush.results import Costs, Estimate, Result, Solution, Training, over_seeds
 from hyperpush.runs.fingerprint import fingerprint
 from hyperpush.runs.saving import describe, keep
 from hyperpush.settings import keep_compiled_code
 from hyperpush.status import Status
 from hyperpush.task import Point, Task
 
-Metrics = Mapping[str, Cost | tuple[str, Cost]]
-ROWS = 200  # rows of a history, about, if nobody says how many
-RESERVED = ("step", "rounds", "floats", "cost", "hypergradient_norm", "watched")  # columns of a history
-TRACED = 10_000_000  # numbers of all clients' hypers over all rows that a history holds
 
+@dataclass(frozen=True)
+class _Call:
+    """What every verb is called with, checked, and what all verbs do with it."""
 
-class Measured(eqx.Module):
-    """What is measured of one client after a step: its outer cost, its metrics, its hypers."""
+    verb: Callable[..., Any]
+    task: Task
+    method: Any
+    network: Network
+    key: PRNGKeyArray
+    engine: Engine
+    hooks: Sequence[Any]
 
-    problem: Problem
-    metrics: tuple[tuple[str, str, Cost], ...]  # (name, data set, metric)
-    cost: bool = eqx.field(static=True)
-    hypers: bool = eqx.field(static=True)
+    @property
+    def adapted(self) -> Any:
+        """The method as it runs on this network."""
+        return self.method.on(self.network, self.engine.lossy)
 
-    def __call__(self, state: Any, ctx: Context) -> dict[str, Any]:
-        at = state.params, state.hyper
-        row: dict[str, Any] = {
-            "metrics": {
-                name: self.problem.measure(metric, *at, everything(ctx.data.sets[on]))
-                for name, on, metric in self.metrics
-            }
-        }
-        if self.cost:
-            row["cost"] = self.problem.outer_cost(*at, everything(ctx.data.outer))
-        if self.hypers:
-            row["hypers"] = state.hyper
-        if hasattr(state, "hypergradient"):
-            row["norm"] = jnp.asarray(optax.tree.norm(state.hypergradient), jnp.zeros(()).dtype)
-        if getattr(state, "watch", None) is not None:
-            row["watched"] = state.watch.mean
-        return row
+    def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
+        """The call with `seeds=`, several runs as one result; or with `save=`, a run that is kept in a folder.
+
+        `own` are the options of the verb that tell a call from another one; engine and hooks change no numbers.
+        """
+
+        def run(key: PRNGKeyArray, folder: Path | None = None) -> Any:
+            around = {"engine": self.engine, "hooks": self.hooks, "save": folder}
+            return self.verb(self.task, self.method, self.network, key=key, **own, **around)
+
+        if seeds is not None:
+            folders = (None if save is None else Path(save) / f"seed-{number}" for number in range(2**32))
+            results = [run(key, folder) for key, folder in zip(_keys(self.key, seeds), folders, strict=False)]
+            return over_seeds(_after_all(self.task, results), results).checked(throw)
+        options = {name: each if isinstance(each, int | None) else fingerprint(each) for name, each in own.items()}
+        call = describe(self.verb.__name__, self.task, self.method, self.network, self.key, **options)
+        result = keep(save, call, self.task, lambda: run(self.key))
+        if self.task.privacy is not None and result.task.spent is self.task.spent:  # it was read back
+            result = replace(result, task=self._spend(result.task))
+        return result.checked(throw)
+
+    def run(self, states: PyTree, record: Recorders | None = None, every: int = 1, step: int = 0) -> RunResult:
+        """Run the method from these states; hooks see the rows that are recorded."""
+        listener = listen(self.hooks)
+        run = self.engine.run(
+            program_of(self.adapted, self.task.problem),
+            self.network,
+            states,
+            self.task.data,
+            self.key,
+            step=step,
+            record=record,
+            every=every,
+            progress=listener,
+        )
+        if listener is not None:
+            listener.finish(run.history, every)
+        return run
+
+    def after(self, run: RunResult, links: LinkEstimates | None, **at: Any) -> tuple[Task, Costs]:
+        """The task at the point that a run reached, with what was released of its data, and what the run cost."""
+        point = Point(self.network, links, run.step)
+        return self._spend(self.task.at(point=point, **at)), Costs.of(run, self.task)
+
+    def _spend(self, after: Task) -> Task:
+        if self.task.privacy is None:
+            return after
+        spent = budget(self.task, self.adapted)
+        return after.replace(spent=spent if self.task.spent is None else self.task.spent + spent)
 
 
 @no_type_check
@@ -118,42 +154,20 @@ def train(
         >>> print(trained.params.round(3))
         [2. 2. 2.]
     """
-    key = check_call(task, method, InnerSolver, network, key, engine)
-    if seeds is not None or save is not None:
-        own = {"metrics": metrics, "every": every}
-        around = {"engine": engine, "hooks": hooks}
-        return _repeated_or_kept(train, task, method, network, key, seeds, save, own, around).checked(throw)
-    wanted = _metrics(task, metrics)
-    recorders: Recorders = {}
-    if wanted or every is not None:
-        every = check_integer("every", 1 if every is None else every, minimum=1)
-        measured = Measured(task.problem, wanted, task.privacy is None and not task.joint, False)
-        recorders = {method.loop: Recorder(measured, entry=True)}
-    method = method.on(network, engine.lossy)
-    states = InnerState(task.params, task.hypers)
-    listener = listen(hooks)
-    run = engine.run(
-        program_of(method, task.problem),
-        network,
-        states,
-        task.data,
-        key,
-        record=recorders,
-        every=every or 1,
-        progress=listener,
+    call = _Call(
+        train, task, method, network, check_call(task, method, InnerSolver, network, key, engine), engine, hooks
     )
-    if listener is not None:
-        listener.finish(run.history, every or 1)
+    if seeds is not None or save is not None:
+        return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every)
+    recorders = {}
+    if metrics or every is not None:
+        every = check_integer("every", 1 if every is None else every, minimum=1)
+        recorders = {method.loop: recorder(task, metrics)}
+    run = call.run(InnerState(task.params, task.hypers), recorders, every or 1)
     found: InnerState = run.states
-    point = Point(network, found.links, run.step)
-    history = _history(run, method.loop, every or 1) if recorders else None
-    return Training(
-        _reached(task, method, params=found.params, hypers=found.hyper, point=point),  # some solvers set hypers, too
-        method.status(found),
-        Costs.of(run, task),
-        task.problem.whole(found.params),
-        history,
-    ).checked(throw)
+    after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
+    history = history_of(run, method.loop, every or 1) if recorders else None
+    return Training(after, call.adapted.status(found), costs, task.problem.whole(found.params), history).checked(throw)
 
 
 @no_type_check
@@ -213,39 +227,25 @@ def hypergradient(
         Estimate(4 clients, norm 0.5; fixed length; 30 rounds, 60 floats sent per client)
     """
     key = check_call(task, method, HypergradientEstimator, network, key, engine)
+    call = _Call(hypergradient, task, method, network, key, engine, hooks)
     if seeds is not None or save is not None:
-        own = {"links": links, "record": record}
-        around = {"engine": engine, "hooks": hooks}
-        return _repeated_or_kept(hypergradient, task, method, network, key, seeds, save, own, around).checked(throw)
+        return call.repeat_or_keep(seeds, save, throw, links=links, record=record)
     _check_hypers(task)
     if record is not None and not isinstance(record, Mapping):
         raise InvalidInput("record", record, 'a dict of functions by loop, such as {"HGP": f}')
-    point = last_point(task, network)
     if method.trains and task.point is not None:
         name = type(method).__name__
-        given = "a trained task"
-        raise InvalidInput("task", given, f"the task before training: {name} trains itself, from task.params")
-    method = method.on(network, engine.lossy)
+        raise InvalidInput(
+            "task", "a trained task", f"the task before training: {name} trains itself, from task.params"
+        )
+    point = last_point(task, network)
     if links is None:
-        links = known_links(method, network, point, task)
+        links = known_links(call.adapted, network, point, task)
     states = HypergradientState(task.params, task.hypers, jax.tree.map(jnp.zeros_like, task.hypers), links)
-    listener = listen(hooks)
-    run = engine.run(
-        program_of(method, task.problem),
-        network,
-        states,
-        task.data,
-        key,
-        step=_step(point),
-        record=_private_records(task, record),
-        progress=listener,
-    )
-    if listener is not None:
-        listener.finish(run.history, 1)
-    found: HypergradientState = run.states
-    after = _reached(task, method, point=Point(network, links if point is not None else None, run.step))
-    status = _with_inner_residual(method.status(found), task, method)
-    return Estimate(after, status, Costs.of(run, task), found.value, run.history).checked(throw)
+    run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
+    after, costs = call.after(run, links if point is not None else None)
+    status = _with_inner_residual(call.adapted.status(run.states), task, method)
+    return Estimate(after, status, costs, run.states.value, run.history).checked(throw)
 
 
 @no_type_check
@@ -288,40 +288,26 @@ def solve(
         Diverged: A number became NaN or infinite; the message names the loop and the round.
     """
     key = check_call(task, method, Algorithm, network, key, engine)
+    call = _Call(solve, task, method, network, key, engine, hooks)
     if seeds is not None or save is not None:
-        own = {"metrics": metrics, "every": every}
-        around = {"engine": engine, "hooks": hooks}
-        return _repeated_or_kept(solve, task, method, network, key, seeds, save, own, around).checked(throw)
+        return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every)
     _check_hypers(task)
     _check_common(task, method)
-    wanted, steps = _metrics(task, metrics), method.steps
-    every = _rows_apart(steps) if every is None else check_integer("every", every, minimum=1)
-    numbers = (steps // every + 1) * sum(leaf.size for leaf in jax.tree.leaves(task.hypers))
-    measured = Measured(task.problem, wanted, task.privacy is None and not task.joint, numbers <= TRACED)
-    method = method.on(network, engine.lossy)
-    links = known_links(method, network, last_point(task, network), task)
-    states = BilevelState(task.params, task.hypers, links, jnp.full(_clients(task), steps, jnp.int32))
-    recorders = {LOOP: Recorder(measured, entry=True)}
-    listener = listen(hooks)
-    run = engine.run(
-        program_of(method, task.problem),
-        network,
-        states,
-        task.data,
-        key,
-        record=recorders,
-        every=every,
-        progress=listener,
+    steps = method.steps
+    every = rows_apart(steps) if every is None else check_integer("every", every, minimum=1)
+    links = known_links(call.adapted, network, last_point(task, network), task)
+    counter = jnp.full(() if task.owner is not None else task.clients, steps, jnp.int32)
+    run = call.run(
+        BilevelState(task.params, task.hypers, links, counter),
+        {LOOP: recorder(task, metrics, rows=steps // every + 1)},
+        every,
     )
-    if listener is not None:
-        listener.finish(run.history, every)
     found: BilevelState = run.states
-    history = _history(run, LOOP, every)
-    point = Point(network, found.links if links is not None else None, run.step)
-    after = _reached(task, method, params=found.params, hypers=found.hyper, point=point)
+    seen = found.links if links is not None else None
+    after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
-    params = task.problem.whole(found.params)
-    return Solution(after, method.status(found), Costs.of(run, task), params, found.hyper, history, best).checked(throw)
+    params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
+    return Solution(after, call.adapted.status(found), costs, params, found.hyper, history, best).checked(throw)
 
 
 # ------------------------------------------------------------------------------- checks
@@ -341,49 +327,6 @@ def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engin
     if task.privacy is not None:
         budget(task, method.on(network, engine.lossy))  # refuses what lets data out
     return check_key(key)
-
-
-def _repeated_or_kept(
-    verb: Callable[..., Any],
-    task: Task,
-    method: Method,
-    network: Network,
-    key: PRNGKeyArray,
-    seeds: Any,
-    save: Any,
-    own: dict[str, Any],
-    around: dict[str, Any],
-) -> Any:
-    """A call with `seeds=`, several runs as one result; or with `save=`, a run that is kept in a folder.
-
-    `own` are the options of the verb that tell a call from another one, `around` those that change no numbers.
-    """
-    if seeds is not None:
-        runs = [
-            verb(task, method, network, key=each, save=_own_folder(save, number), **own, **around)
-            for number, each in enumerate(_keys(key, seeds))
-        ]
-        return over_seeds(_after_all(task, runs), runs)
-    options = {name: _described(given) for name, given in own.items()}
-    call = describe(verb.__name__, task, method, network, key, **options)
-    return _kept(task, method, keep(save, call, task, lambda: verb(task, method, network, key=key, **own, **around)))
-
-
-def _described(given: Any) -> Any:
-    """What tells metrics, records or links from others in a saved call."""
-    return given if isinstance(given, int | None) else fingerprint(given)
-
-
-def _keys(key: PRNGKeyArray, seeds: Any) -> list[PRNGKeyArray]:
-    """A key for each of several runs."""
-    if isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds):
-        return [check_key(each) for each in seeds]
-    return list(jax.random.split(key, check_integer("seeds", seeds, minimum=1)))
-
-
-def _own_folder(save: str | Path | None, number: int) -> Path | None:
-    """The folder of one of several runs."""
-    return None if save is None else Path(save) / f"seed-{number}"
 
 
 def _check_hypers(task: Task) -> None:
@@ -406,39 +349,14 @@ def _check_common(task: Task, method: Algorithm) -> None:
     raise InvalidInput("task.common", task.common, f"{ask} for {name}, which {what}; or one of {', '.join(fits)}")
 
 
-def _metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ...]:
-    if metrics is None:
-        return ()
-    if not isinstance(metrics, Mapping):
-        raise InvalidInput("metrics", metrics, 'a dict such as {"accuracy": f} or {"accuracy": ("test", f)}')
-    found = []
-    for name, given in metrics.items():
-        pair: Any = given if isinstance(given, tuple) and len(given) == 2 else (task.outer_on, given)
-        on, metric = pair
-        if not isinstance(name, str) or name in RESERVED:
-            raise InvalidInput("metrics", name, f"names other than {', '.join(RESERVED)}, which histories have already")
-        if not callable(metric) or not isinstance(on, str):
-            raise InvalidInput(f"metrics.{name}", given, 'a function of (params, hyper, batch), or ("test", function)')
-        if task.privacy is not None:
-            allowed = "no metrics on a private task: what they measure on data would leave a client without noise"
-            raise InvalidInput(f"metrics.{name}", "a metric", allowed)
-        task.check_metric(f"metrics.{name}", cast(Cost, metric), on)
-        found.append((str(name), on, metric))
-    return tuple(found)
+# ------------------------------------------------------------------- keys, links, status
 
 
-# ---------------------------------------------------------------------- starts and rows
-
-
-def _rows_apart(steps: int) -> int:
-    """Steps between two rows such that the last step has one, and that there are about `ROWS` of them at most."""
-    if steps <= ROWS:
-        return 1
-    return next((every for every in range(-(-steps // ROWS), steps // 20 + 1) if steps % every == 0), 1)
-
-
-def _clients(task: Task) -> tuple[int, ...]:
-    return () if task.owner is not None else (task.clients,)
+def _keys(key: PRNGKeyArray, seeds: Any) -> list[PRNGKeyArray]:
+    """A key for each of several runs."""
+    if isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds):
+        return [check_key(each) for each in seeds]
+    return list(jax.random.split(key, check_integer("seeds", seeds, minimum=1)))
 
 
 def _private_records(task: Task, record: Recorders | None) -> Recorders | None:
@@ -446,25 +364,6 @@ def _private_records(task: Task, record: Recorders | None) -> Recorders | None:
     if record is None or task.privacy is None:
         return record
     return {name: Recorder(without_data(each.f), each.entry) for name, each in recorders_of(record).items()}
-
-
-def _reached(task: Task, method: Method, **at: Any) -> Task:
-    """The task at the point reached, with what was released of its data on the way."""
-    return _spend(task, method, task.at(**at))
-
-
-def _kept(task: Task, method: Method, result: AnyResult) -> AnyResult:
-    """A result that may have been read back from a folder, with what was released of the task's data."""
-    if task.privacy is None or result.task.spent is not task.spent:
-        return result
-    return replace(result, task=_spend(task, method, result.task))
-
-
-def _spend(task: Task, method: Method, after: Task) -> Task:
-    if task.privacy is None:
-        return after
-    run = budget(task, method)
-    return after.replace(spent=run if task.spent is None else task.spent + run)
 
 
 def _after_all(task: Task, runs: Sequence[Result]) -> Task:
@@ -506,10 +405,6 @@ def last_point(task: Task, network: Network) -> Point | None:
     return task.point if task.point is not None and task.point.network == network else None
 
 
-def _step(point: Point | None) -> int:
-    return 0 if point is None else point.step
-
-
 def known_links(
     method: HypergradientEstimator | Algorithm, network: Network, point: Point | None, task: Task
 ) -> LinkEstimates | None:
@@ -521,27 +416,3 @@ def known_links(
     means, dtype = network.means(), jnp.zeros(()).dtype
     links = LinkEstimates(*(jnp.asarray(part, dtype) for part in (means.push, means.up.T, means.stationary())))
     return links if task.owner is None else jax.tree.map(lambda leaf: leaf[task.owner], links)
-
-
-def _history(run: RunResult, loop: str, every: int) -> History:
-    rows, clock = run.history.get(loop), run.clocks.get(loop)
-    if rows is None or clock is None:
-        none = np.zeros(0, np.int64)
-        return History(none, none, none)
-
-    def on_host(values: Float[Array, "..."]) -> np.ndarray:
-        return np.array(values, np.float64)  # a copy: what JAX holds cannot be written
-
-    norm = on_host(rows["norm"]) if "norm" in rows else None
-    if norm is not None and len(norm):
-        norm[0] = np.nan  # no hypergradient led to the start
-    return History(
-        every * np.arange(len(clock.step)),
-        clock.rounds,
-        clock.floats,
-        on_host(rows["cost"]) if "cost" in rows else None,
-        {name: on_host(values) for name, values in rows["metrics"].items()},
-        rows.get("hypers"),
-        norm,
-        on_host(rows["watched"]) if "watched" in rows else None,
-    )

@@ -17,7 +17,7 @@ from hyperpush.runs.config import default_toml, load_config
 from hyperpush.runs.experiment import Experiment
 from hyperpush.runs.report.tables import table
 from hyperpush.runs.run import Run, cut_off, execute, planned
-from hyperpush.runs.run import resume as go_on
+from hyperpush.runs.run import resume as resume_run
 from hyperpush.runs.saved import to_json
 from hyperpush.studies import registry
 
@@ -29,24 +29,24 @@ app = typer.Typer(
 )
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set one option; may be repeated.")
+    list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set one option. Repeat it for more.")
 ]
-Out = Annotated[Path | None, typer.Option(help="The run folder; must be new or empty.", show_default="under runs/")]
+Out = Annotated[Path | None, typer.Option(help="Run folder; it must be new or empty.", show_default="under runs/")]
 Minutes = Annotated[
-    float, typer.Option("--checkpoint-minutes", min=0, help="Minutes between checkpoints; 0 for none by time.")
+    float, typer.Option("--checkpoint-minutes", min=0, help="Minutes between checkpoints; 0 saves none by time.")
 ]
 Rounds = Annotated[
     int | None, typer.Option("--checkpoint-rounds", min=1, help="Rounds between checkpoints.", show_default="by time")
 ]
-Keep = Annotated[int, typer.Option("--checkpoint-keep", min=1, help="How many checkpoints of a state to keep.")]
+Keep = Annotated[int, typer.Option("--checkpoint-keep", min=1, help="Checkpoints to keep of each state.")]
 Processes = Annotated[
-    int | None, typer.Option(min=1, help="Start so many processes here; with --coordinator, how many take part.")
+    int | None, typer.Option(min=1, help="Number of processes. Without --coordinator all of them start here.")
 ]
 Coordinator = Annotated[
-    str | None, typer.Option(help="HOST:PORT of process 0, or env: what JAX finds in the environment of a cluster.")
+    str | None, typer.Option(help="HOST:PORT of process 0, or env on a Slurm, MPI or Kubernetes cluster.")
 ]
-Process = Annotated[int | None, typer.Option(min=0, help="Which of the processes this is, with --coordinator.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
+Process = Annotated[int | None, typer.Option(min=0, help="Number of this process, from 0; requires --coordinator.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
 _arguments: list[str] = []  # as given on the command line, for processes that are to do the same
@@ -66,9 +66,9 @@ def options(version: Annotated[bool, typer.Option("--version", callback=_version
 
 @app.command("list")
 def list_(
-    methods: Annotated[bool, typer.Option("--methods", help="Compare the methods instead.")] = False,
+    methods: Annotated[bool, typer.Option("--methods", help="List the methods instead.")] = False,
 ) -> None:
-    """List the experiments and networks, or the methods with what they need and send."""
+    """List studies and networks, or methods with what they require and send."""
     if methods:
         methods_of = importlib.import_module("hyperpush.registry").registered
         titles = {
@@ -86,7 +86,7 @@ def list_(
             _print_table(title, ("name", *shown, "matrices"), rows)
     else:
         listed = registry.experiments().values()
-        _print_table("experiments", ("name", "summary"), [(each.name, each.summary) for each in listed])
+        _print_table("studies", ("name", "summary"), [(each.name, each.summary) for each in listed])
         exported = vars(importlib.import_module("hyperpush.networks")).values()
         named = [each for each in exported if isinstance(each, type) and isinstance(getattr(each, "name", None), str)]
         lines = [(each.name, each.__name__, (each.__doc__ or "").partition("\n")[0]) for each in named]
@@ -95,7 +95,7 @@ def list_(
 
 @app.command()
 def run(
-    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="An experiment or a file that names one.")],
+    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A study, or a TOML file.")],
     overrides: Overrides = None,
     out: Out = None,
     minutes: Minutes = 2.0,
@@ -106,7 +106,7 @@ def run(
     process: Process = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment; one that is cut off can be resumed."""
+    """Run a study or a TOML file. `hyperpush resume` continues an interrupted run."""
     known = registry.experiments()
     load_config(what, overrides or [], known)  # before processes are started
     _together(processes, coordinator, process)
@@ -115,7 +115,7 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was cut off.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an interrupted run.")],
     minutes: Minutes = 2.0,
     rounds: Rounds = None,
     keep: Keep = 3,
@@ -124,27 +124,28 @@ def resume(
     process: Process = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was cut off, from its last good checkpoint."""
+    """Continue an interrupted run from its last valid checkpoint."""
     cut_off(folder)
     _together(processes, coordinator, process)
-    _report(*go_on(folder, registry.experiments(), checkpoints=Policy(minutes or None, rounds, keep)), as_json)
+    _report(*resume_run(folder, registry.experiments(), checkpoints=Policy(minutes or None, rounds, keep)), as_json)
 
 
 @app.command()
 def sweep(
-    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="An experiment or a file that names one.")],
+    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A study, or a TOML file.")],
     overrides: Overrides = None,
     grid: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=[...]", help="Values of an option to choose from; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="KEY=[...]", help="Values to choose from. Repeat it for more."),
     ] = None,
     compare: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=[...]", help="Values of an option to compare; may be repeated.")
+        list[str] | None, typer.Option(metavar="KEY=[...]", help="Values to compare. Repeat it for more options.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Reported runs of each method.", show_default="3")] = None,
-    out: Annotated[Path | None, typer.Option(help="The sweep's folder.", show_default="under runs/")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of reported runs of each method.", show_default="3")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep.", show_default="under runs/")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tune methods alike, choose on validation scores, report over seeds; the same command goes on where it ended."""
+    """Tune every method with the same budget, choose on validation, report over seeds. Repeat it to continue."""
     asked = [f"sweep.{table}.{each}" for table, given in (("grid", grid), ("compare", compare)) for each in given or []]
     asked += [] if seeds is None else [f"sweep.seeds={seeds}"]
     plans, report = (importlib.import_module(f"hyperpush.cli.sweep.{name}") for name in ("plan", "report"))
@@ -158,12 +159,12 @@ def sweep(
 
 @app.command()
 def plan(
-    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="An experiment or a file that names one.")],
+    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A study, or a TOML file.")],
     overrides: Overrides = None,
-    processes: Annotated[int, typer.Option(min=1, help="How many processes to plan for.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes to plan for.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a run would take: bytes per round, memory, rough time, and ε if it is private. Nothing is run."""
+    """Print what a run would take: rounds, bytes, memory, time, and ε if it is private. Nothing runs."""
     experiment, config = load_config(what, overrides or [], registry.experiments())
     found = planned(experiment, config, processes)
     if as_json:
@@ -183,7 +184,7 @@ def plan(
 
 @app.command()
 def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A study, method, network or engine.")]) -> None:
-    """Print the options of a study, method, network or engine as TOML to start from, each with its explanation."""
+    """Print the options of a study, method, network or engine as TOML, each with its explanation."""
     known = registry.experiments()
     if name in known:
         print(default_toml(known[name]), end="")
@@ -194,11 +195,11 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A study, meth
 
 @app.command()
 def data(
-    action: Annotated[str | None, typer.Argument(metavar="get", help="Download a data set and check it.")] = None,
+    action: Annotated[str | None, typer.Argument(metavar="get", help="Download a data set and verify it.")] = None,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A data set.")] = None,
-    to: Annotated[Path | None, typer.Option(help="Where the folder NAME goes.", show_default="HYPERPUSH_DATA")] = None,
+    to: Annotated[Path | None, typer.Option(help="Parent of the folder NAME.", show_default="HYPERPUSH_DATA")] = None,
 ) -> None:
-    """List the data sets, where their files lie under HYPERPUSH_DATA and which are there; or download one."""
+    """List the data sets and which of their files are in HYPERPUSH_DATA, or download one."""
     if action is None:
         columns = ("name", "data", "files in $HYPERPUSH_DATA, plain, .gz or .xz", "there", "download")
         _print_table("data sets", columns, importlib.import_module("hyperpush.studies.data.catalogue").entries())
@@ -211,23 +212,24 @@ def data(
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="A benchmark.")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="One of: rounds, training, memory, scale, peers.")],
     overrides: Overrides = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure speed and memory."""
+    """Measure speed, memory or traffic, as ratios within one run."""
     _run(importlib.import_module("hyperpush.bench").BENCHES, what, overrides or [], out, as_json)
 
 
 @app.command()
 def certificates(
-    folder: Annotated[Path, typer.Argument(help="Where to put them; an authority there (ca.pem, ca.key) is used.")],
-    names: Annotated[list[str], typer.Argument(help="The peers.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write to. An authority in it (ca.pem, ca.key) is reused.")],
+    names: Annotated[list[str], typer.Argument(help="Names of the peers.")],
     host: Annotated[
-        list[str] | None, typer.Option(help="Address that they listen on; may be repeated.", show_default="loopback")
+        list[str] | None,
+        typer.Option(help="Address to listen on. Repeat it for more.", show_default="loopback"),
     ] = None,
-    days: Annotated[int, typer.Option(help="How long they are valid.")] = 365,
+    days: Annotated[int, typer.Option(help="Days until the certificates expire.")] = 365,
 ) -> None:
     """Make a private authority and certificates for peers, for trials."""
     made = importlib.import_module("hyperpush.peers.certificates").make(
@@ -239,11 +241,11 @@ def certificates(
 
 @app.command()
 def peer(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run, as all its peers hold it.")],
-    name: Annotated[str, typer.Option(help="Which of its peers to be.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The spec, the same for all peers.")],
+    name: Annotated[str, typer.Option(help="Name of this peer in the spec.")],
     as_json: AsJson = False,
 ) -> None:
-    """Take part in a run as one of its peers, next to one's own data."""
+    """Run one peer of a spec, next to its own data."""
     party = importlib.import_module("hyperpush.peers.party")
     read = party.read(config)
     result = party.take_part(read, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
@@ -254,21 +256,21 @@ def peer(
 
 @app.command()
 def swarm(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run, without [peers].")],
-    count: Annotated[int, typer.Option("-n", help="How many peers.")] = 8,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The spec, without [peers].")],
+    count: Annotated[int, typer.Option("-n", help="Number of peers.")] = 8,
     loss: Annotated[float | None, typer.Option(help="Probability that a message is lost.")] = None,
-    duplicate: Annotated[float | None, typer.Option(help="Probability that it comes twice.")] = None,
-    delay: Annotated[int | None, typer.Option(help="Rounds by which it may be late.")] = None,
-    kill: Annotated[int, typer.Option(help="Peers to kill at random rounds.")] = 0,
-    restart: Annotated[int, typer.Option(help="How many of those to start again.")] = 0,
-    kill_before: Annotated[int, typer.Option(help="Round before which they are killed.")] = 100,
-    seed: Annotated[int | None, typer.Option(help="Decides the faults.")] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Without certificates and TLS.")] = False,
+    duplicate: Annotated[float | None, typer.Option(help="Probability that a message arrives twice.")] = None,
+    delay: Annotated[int | None, typer.Option(help="Largest delay of a message, in rounds.")] = None,
+    kill: Annotated[int, typer.Option(help="Number of peers to kill, at random rounds.")] = 0,
+    restart: Annotated[int, typer.Option(help="Number of killed peers to restart.")] = 0,
+    kill_before: Annotated[int, typer.Option(help="Kill them before this round.")] = 100,
+    seed: Annotated[int | None, typer.Option(help="Seed of the faults.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Use no certificates and no TLS.")] = False,
     out: Out = None,
-    seconds: Annotated[float, typer.Option(help="All are ended after this time.")] = 3600.0,
+    seconds: Annotated[float, typer.Option(help="End all peers after this time.")] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Start peers on this machine, each a process on loopback, with faults for a trial."""
+    """Run all peers of a spec as processes on this machine, over loopback, with faults if asked."""
     party, swarms = (importlib.import_module(f"hyperpush.peers.{name}") for name in ("party", "swarm"))
     faults = {"loss": loss, "duplicate": duplicate, "delay": delay, "seed": seed}
     read = party.read(config, count, {name: value for name, value in faults.items() if value is not None})
@@ -307,7 +309,7 @@ def _report(result: dict[str, Any], run: Run, as_json: bool) -> None:
 
 
 def _together(processes: int | None, coordinator: str | None, process: int | None) -> None:
-    """Be one of several processes, or start them and end when they have."""
+    """Join as one of several processes, or start all of them and exit when they have ended."""
     if coordinator is None:
         if process is not None:
             raise InvalidInput("--process", process, "a number only with --coordinator")

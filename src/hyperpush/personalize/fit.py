@@ -29,10 +29,11 @@ from hyperpush.personalize.model import Model
 from hyperpush.personalize.recipe import Losses, Recipe
 from hyperpush.personalize.recipes import Shared
 from hyperpush.personalize.scores import Scores, accuracy, scores
+from hyperpush.recording import Metrics
 from hyperpush.registry import find, registered
 from hyperpush.results import Result, Solution, Training
 from hyperpush.task import Task
-from hyperpush.verbs import Metrics, solve
+from hyperpush.verbs import solve
 from hyperpush.verbs import train as train_params
 
 INNER = SGP(200, 0.1)
