@@ -123,6 +123,24 @@ def test_gauss_newton_is_the_hessian_of_least_squares():
     )
 
 
+def test_gauss_newton_takes_the_hypers_of_the_batch():
+    def model(x, weight, batch):
+        return weight * jnp.tanh(batch[0] @ x)
+
+    def square(outputs, batch):
+        return (outputs - batch[1]) ** 2
+
+    task = make(inner=(model, square), penalty=None, hypers=hp.per_example(DATA))
+    rows = np.array([4, 2])
+    few = jax.tree.map(lambda leaf: leaf[1, rows], task.train)
+    weights, x, vector = np.linspace(0.5, 2.0, 7, dtype=np.float32), np.array([0.3, -1.0, 0.4]), np.ones(3)
+    found = task.problem.gauss_newton(jnp.asarray(x), jnp.asarray(weights), few)(jnp.asarray(vector))
+    # Row j of the Jacobian is w_j (1 − tanh²) a_j, and the second derivative of a square is 2.
+    inputs = INPUTS[1, rows]
+    jacobian = (weights[rows] * (1 - np.tanh(inputs @ x) ** 2))[:, None] * inputs
+    np.testing.assert_allclose(found, 2 / len(rows) * jacobian.T @ (jacobian @ vector), rtol=1e-4)
+
+
 WRONG = {
     "no validation": ({"validation": None}, r"validation: got None; allowed: .*outer_on"),
     "fitting the test set": ({"test": DATA, "outer_on": "test"}, r"outer_on: got 'test'.*nothing may be fitted"),
@@ -157,6 +175,21 @@ WRONG = {
 
 
 WRONG |= {
+    "hypers of other examples": (
+        {"hypers": hp.per_example((INPUTS[:, :5], TARGETS[:, :5]))},
+        r"hypers: got \"one for each of 5 examples of client '0'\".*'0' has 7",
+    ),
+    "hypers of other clients' examples": (
+        {
+            "hypers": hp.per_example([(INPUTS[0], TARGETS[0])] * 3 + [(INPUTS[0][:2], TARGETS[0][:2])]),
+            "names": ["a", "b", "c", "d"],
+        },
+        r"hypers: got \"one for each of 2 examples of client 'd'\".*'d' has 7",
+    ),
+    "hypers of too few clients": (
+        {"hypers": hp.per_example([(INPUTS[0], TARGETS[0])] * 3)},
+        r"hypers: got 'one for each example of 3 clients'.*of 4 clients",
+    ),
     "examples that are not finite": (
         {"train": (np.where(INPUTS[1, 2, 0] == INPUTS, np.nan, INPUTS), TARGETS)},
         r"train\[0\].*NaN.*clients \[1\]",

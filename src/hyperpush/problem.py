@@ -99,26 +99,29 @@ class Problem(eqx.Module):
 
     def _losses(self, cost: Cost, params: PyTree, hyper: PyTree, batch: PyTree) -> Any:
         # Whatever the function returns: it is a user's, and checked elsewhere.
-        examples, mask, number = open_batch(batch)
-        if number is not None and any(self.by_example):
-            leaves, structure = jax.tree.flatten(hyper)
-            # The barrier keeps XLA from moving the look-up into every use of it.
-            picked = [
-                jax.lax.optimization_barrier(leaf[number]) if rows else leaf
-                for leaf, rows in zip(leaves, self.by_example, strict=True)
-            ]
-            hyper = structure.unflatten(picked)
+        examples, mask, _ = open_batch(batch)
         if isinstance(cost, BatchCost):
             size = jax.tree.leaves(examples)[0].shape[0]
             examples = Batch(examples, jnp.ones(size) if mask is None else mask)
-        return cost(self.whole(params), hyper, examples)
+        return cost(self.whole(params), self._hyper_of(hyper, batch), examples)
+
+    def _hyper_of(self, hyper: PyTree, batch: PyTree) -> PyTree:
+        """The hypers that a cost of a batch gets: of those by example, the ones of the batch's examples."""
+        number = open_batch(batch)[2]
+        if number is None or not any(self.by_example):
+            return hyper
+        leaves, structure = jax.tree.flatten(hyper)
+        # The barrier keeps XLA from moving the look-up into every use of it.
+        picked = [
+            jax.lax.optimization_barrier(leaf[number]) if by_example else leaf
+            for leaf, by_example in zip(leaves, self.by_example, strict=True)
+        ]
+        return structure.unflatten(picked)
 
     def _cost(
         self, cost: Cost, penalty: Penalty | None, params: PyTree, hyper: PyTree, batch: PyTree
     ) -> Float[Array, ""]:
-        values = self._losses(cost, params, hyper, batch)
-        if values.ndim:
-            values = batch.mean(values) if isinstance(batch, Batch) else jnp.mean(values)
+        values = _mean(self._losses(cost, params, hyper, batch), batch)
         if not jnp.issubdtype(values.dtype, jnp.floating):  # a metric may count
             values = values.astype(jnp.zeros(()).dtype)
         return values if penalty is None else values + penalty(self.whole(params), hyper)
@@ -163,23 +166,17 @@ class Problem(eqx.Module):
         """
         if not isinstance(self.inner, ModelLoss):
             raise InvalidInput("task.inner", "a cost in one part", "(model, loss): Gauss–Newton needs both parts")
-        model, loss = self.inner.model, self.inner.loss
-        examples, penalty = open_batch(batch)[0], self.penalty
-        outputs, push = jax.linearize(lambda x: model(self.whole(x), hyper, examples), params)
+        model, loss, penalty = self.inner.model, self.inner.loss, self.penalty
+        examples, own = open_batch(batch)[0], self._hyper_of(hyper, batch)
+        outputs, push = jax.linearize(lambda x: model(self.whole(x), own, examples), params)
         pull = jax.linear_transpose(push, params)
-
-        def reduced(outputs: PyTree) -> Float[Array, ""]:
-            values = loss(outputs, examples)
-            if not values.ndim:
-                return values
-            return batch.mean(values) if isinstance(batch, Batch) else jnp.mean(values)
+        slope = jax.grad(lambda outputs: _mean(loss(outputs, examples), batch))
 
         def product(vector: PyTree) -> PyTree:
-            bent = jax.jvp(jax.grad(reduced), (outputs,), (push(vector),))[1]
-            total = pull(bent)[0]
+            total = pull(jax.jvp(slope, (outputs,), (push(vector),))[1])[0]
             if penalty is not None:
-                slope = jax.grad(lambda x, penalty=penalty: penalty(self.whole(x), hyper))
-                total = jax.tree.map(jnp.add, total, jax.jvp(slope, (params,), (vector,))[1])
+                along = jax.grad(lambda x: penalty(self.whole(x), hyper))
+                total = jax.tree.map(jnp.add, total, jax.jvp(along, (params,), (vector,))[1])
             return marked("hessian_products", total, "train")
 
         return product
@@ -193,3 +190,10 @@ class Problem(eqx.Module):
     ) -> PyTree:
         gradients = jax.grad(self.inner_cost, argnums=by)
         return jax.jvp(lambda x: gradients(x, hyper, batch), (params,), (vector,))[1]
+
+
+def _mean(values: Float[Array, "..."], batch: PyTree) -> Float[Array, ""]:
+    """The mean of losses over the real examples of a batch; a scalar as it is."""
+    if not values.ndim:
+        return values
+    return batch.mean(values) if isinstance(batch, Batch) else jnp.mean(values)

@@ -36,7 +36,7 @@ class PerExample:
     """One hyper per training example (`hp.per_example`)."""
 
     start: float
-    rows: int | None = None  # of the examples that it was made for, where they are arrays of all clients
+    counts: tuple[int, ...] | None = None  # each client's examples that it was made for; None: a loader's
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,7 @@ def per_example(train: PyTree, start: float = 0.0) -> PerExample:
         raise InvalidInput("per_example.train", train, "the training examples")
     if not isinstance(start, int | float) or isinstance(start, bool) or not np.isfinite(start):
         raise InvalidInput("per_example.start", start, "a finite number")
-    stacked = not isinstance(train, sets.Clients | list)
-    shape = jnp.shape(jax.tree.leaves(train)[0]) if stacked else ()
-    return PerExample(float(start), shape[1] if len(shape) > 1 else None)
+    return PerExample(float(start), sets.given_counts(train))
 
 
 class Task:
@@ -205,10 +203,8 @@ class Task:
         def filled(leaf: Any) -> Any:
             if not isinstance(leaf, PerExample):
                 return leaf
-            count = sets.rows(self.data.train, self.owner is not None)
-            if leaf.rows is not None and self.owner is None and leaf.rows != count:
-                allowed = f"hp.per_example of the task's own training examples, {count} per client"
-                raise InvalidInput("hypers", f"one per example of others, {leaf.rows} per client", allowed)
+            if leaf.counts is not None and self.owner is None:
+                self._check_counts(leaf.counts)
             return jnp.full(sets.rows(self.data.train, self.owner is not None), leaf.start, jnp.zeros(()).dtype)
 
         tree = jax.tree.map(filled, start, is_leaf=_is_per_example)
@@ -217,6 +213,19 @@ class Task:
         if processes.count() > 1 and self.clients % jax.device_count() == 0:
             return processes.stack(lambda client: tree, self.clients)
         return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], self.clients, axis=0), tree)
+
+    def _check_counts(self, counts: tuple[int, ...]) -> None:
+        """Refuse hypers by example that were made for other training examples, naming the first client that differs."""
+        if len(counts) != self.clients:
+            allowed = f"hp.per_example of the task's own training examples, of {self.clients} clients"
+            raise InvalidInput("hypers", f"one for each example of {len(counts)} clients", allowed)
+        own = sets.example_counts(self.data.train)
+        if len(own) != self.clients:  # several processes: nobody sees all counts
+            return
+        for name, given, count in zip(self.names, counts, own, strict=True):
+            if given != count:
+                allowed = f"hp.per_example of the task's own training examples: client {name!r} has {count}"
+                raise InvalidInput("hypers", f"one for each of {given} examples of client {name!r}", allowed)
 
     @property
     def joint(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Int, PyTree
 
 from hyperpush import processes
 from hyperpush.data.batches import Ragged, capacity, number_examples, ragged
@@ -192,6 +192,23 @@ def check_numbers(name: str, tree: PyTree, *, floating: bool, one: bool) -> None
 def rows(tree: PyTree, one: bool) -> int:
     """Rows of a client's examples, padding included."""
     return capacity(tree) if one else jax.tree.leaves(getattr(tree, "examples", tree))[0].shape[1]
+
+
+def example_counts(tree: PyTree) -> Int[np.ndarray, " n"]:
+    """How many examples each client owns."""
+    if isinstance(tree, Ragged):
+        return processes.visible(tree.counts)
+    clients, rows = jax.tree.leaves(tree)[0].shape[:2]
+    return np.full(clients, rows)
+
+
+def given_counts(given: PyTree) -> tuple[int, ...] | None:
+    """The same for data as a task takes them; None where only a loader knows."""
+    if isinstance(given, list):
+        return tuple(jnp.shape(jax.tree.leaves(client)[0])[0] for client in given)
+    leaves = [] if isinstance(given, Clients) else jax.tree.leaves(given)
+    shape = jnp.shape(leaves[0]) if leaves else ()
+    return (shape[1],) * shape[0] if len(shape) > 1 else None
 
 
 def number(train: PyTree, *, one: bool) -> PyTree:
