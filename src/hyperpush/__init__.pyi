@@ -35,10 +35,10 @@ from .results import Solution as Solution
 from .results import Training as Training
 from .runs.saving import Run as Run
 from .runs.saving import load as load
+from .starts import per_client as per_client
+from .starts import per_example as per_example
 from .status import Status as Status
 from .task import Task as Task
-from .task import per_client as per_client
-from .task import per_example as per_example
 from .tune import tune as tune
 from .verbs import hypergradient as hypergradient
 from .verbs import solve as solve

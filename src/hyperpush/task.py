@@ -3,40 +3,25 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import PyTree
 
 from hyperpush import processes
 from hyperpush.checks import no_type_check
+from hyperpush.cost_checks import Uses, check_cost, check_penalty, check_shown
 from hyperpush.data import sets
-from hyperpush.data.batches import BatchCost, Data, Ragged, capacity, everything
+from hyperpush.data.batches import Data
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.inner.base import LinkEstimates
 from hyperpush.privacy.mechanisms import Mechanism
 from hyperpush.privacy.noise import Noise
 from hyperpush.privacy.private_problem import PrivateProblem
 from hyperpush.problem import Cost, JointCost, ModelLoss, Penalty, Problem
-
-
-@dataclass(frozen=True)
-class PerClient:
-    """Starts that differ between clients, who are on axis 0 (`hp.per_client`)."""
-
-    tree: PyTree
-
-
-@dataclass(frozen=True)
-class PerExample:
-    """One hyper per training example (`hp.per_example`)."""
-
-    start: float
-    counts: tuple[int, ...] | None = None  # each client's examples that it was made for; None: a loader's
+from hyperpush.starts import PerClient, PerExample, is_per_example, split_start, tree_of
 
 
 @dataclass(frozen=True)
@@ -46,39 +31,6 @@ class Point:
     network: Any
     links: LinkEstimates | None
     step: int
-
-
-def per_client(tree: PyTree) -> PerClient:
-    """Starts that differ between clients: a pytree whose leaves have the clients on axis 0."""
-    return PerClient(tree)
-
-
-def per_example(train: PyTree, start: float = 0.0) -> PerExample:
-    """One hyper per training example, from `start`. Costs get those of the batch: as many as there are losses.
-
-    Args:
-        train: The training examples that the task is made with.
-        start: The value that every hyper starts from.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> import hyperpush as hp
-        >>> inputs, targets = jnp.ones((3, 7, 2)), jnp.ones((3, 7))
-        >>> def weighted(x, weight, batch):
-        ...     return jax.nn.sigmoid(weight) * (batch[0] @ x - batch[1]) ** 2
-        >>> def plain(x, weight, batch):
-        ...     return (batch[0] @ x - batch[1]) ** 2
-        >>> train = (inputs, targets)
-        >>> task = hp.Task(inner=weighted, outer=plain, params=jnp.zeros(2), hypers=hp.per_example(train),
-        ...                train=train, validation=train)
-        >>> task.hypers.shape
-        (3, 7)
-    """
-    if not jax.tree.leaves(train) and not isinstance(train, sets.Clients):
-        raise InvalidInput("per_example.train", train, "the training examples")
-    if not isinstance(start, int | float) or isinstance(start, bool) or not np.isfinite(start):
-        raise InvalidInput("per_example.start", start, "a finite number")
-    return PerExample(float(start), sets.given_counts(train))
 
 
 class Task:
@@ -149,12 +101,12 @@ class Task:
         self.point: Point | None = None
         self.privacy: Noise | None = None
         self.spent: Any = None  # of a private task: the `Budget` of the runs that led to its point
-        self._params, self.fixed = _start("params", params)
-        self._hypers, other = _start("hypers", hypers)
+        self._params, self.fixed = split_start("params", params)
+        self._hypers, other = split_start("hypers", hypers)
         if other is not None:
             raise InvalidInput("hypers", f"{other} among the numbers", "a pytree of floating-point numbers")
         # Which leaves of the hypers hold one number per training example.
-        leaves = jax.tree.leaves(_tree(self._hypers), is_leaf=_is_per_example)
+        leaves = jax.tree.leaves(tree_of(self._hypers), is_leaf=is_per_example)
         self.by_example = tuple(isinstance(leaf, PerExample) for leaf in leaves)
 
     # ------------------------------------------------------------------ data
@@ -207,7 +159,7 @@ class Task:
                 self._check_counts(leaf.counts)
             return jnp.full(sets.rows(self.data.train, self.owner is not None), leaf.start, jnp.zeros(()).dtype)
 
-        tree = jax.tree.map(filled, start, is_leaf=_is_per_example)
+        tree = jax.tree.map(filled, start, is_leaf=is_per_example)
         if self.owner is not None:
             return tree
         if processes.count() > 1 and self.clients % jax.device_count() == 0:
@@ -367,7 +319,7 @@ class Task:
         if not isinstance(problem.outer, JointCost):
             costs.append(("outer", problem.outer, data.outer))
         else:
-            found += ["outer"] * _check_shown("task.outer.represent", problem, problem.outer, params, hypers)
+            found += ["outer"] * check_shown("task.outer.represent", problem, problem.outer, params, hypers)
             if problem.outer.own is not None:
                 costs.append(("outer.own", problem.outer.own, data.outer))
         for name, cost, examples in costs:
@@ -382,7 +334,7 @@ class Task:
                 self._check_by_example("task.outer", uses)
             found += [name] * uses.hyper
         for name, penalty in (("penalty", problem.penalty), ("outer_penalty", problem.outer_penalty)):
-            if penalty is not None and _check_penalty(f"task.{name}", problem, penalty, params, hypers):
+            if penalty is not None and check_penalty(f"task.{name}", problem, penalty, params, hypers):
                 found.append(name)
         return tuple(found)
 
@@ -425,51 +377,7 @@ def _axis_hint(starts: Mapping[str, PyTree], clients: int) -> str:
     return ""
 
 
-class Uses(NamedTuple):
-    """What a cost depends on, and whether it returns one scalar for all examples."""
-
-    params: bool
-    leaves: tuple[bool, ...]  # of the hypers
-    scalar: bool
-
-    @property
-    def hyper(self) -> bool:
-        return any(self.leaves)
-
-
-# ------------------------------------------------------------------ starts, names and costs
-
-
-def _tree(start: Any) -> PyTree:
-    return start.tree if isinstance(start, PerClient) else start
-
-
-def _is_per_example(leaf: Any) -> bool:
-    return isinstance(leaf, PerExample)
-
-
-def _start(field: str, given: Any) -> tuple[Any, Any]:
-    """The numbers of a start as arrays, and whatever else it holds (None: nothing)."""
-    tree = _tree(given)
-    leaves = jax.tree.leaves(tree, is_leaf=_is_per_example)
-    if not leaves:
-        raise InvalidInput(field, given, "at least one number")
-    if isinstance(tree, type) or (callable(tree) and not isinstance(tree, eqx.Module)):
-        raise InvalidInput(field, tree, f"{field} to start from, not a function that makes them")
-    as_module = any(not _is_number(leaf) for leaf in leaves)  # then plain numbers are settings, as in Equinox
-    wanted = eqx.is_inexact_array if as_module else _is_number
-    numbers, other = eqx.partition(tree, wanted, is_leaf=_is_per_example)
-    if as_module and not jax.tree.leaves(numbers):
-        raise InvalidInput(field, given, "a pytree of floating-point numbers")
-    numbers = jax.tree.map(
-        lambda leaf: leaf if _is_per_example(leaf) else jnp.asarray(leaf), numbers, is_leaf=_is_per_example
-    )
-    rest = other if jax.tree.leaves(other) else None
-    return (PerClient(numbers) if isinstance(given, PerClient) else numbers), rest
-
-
-def _is_number(leaf: Any) -> bool:
-    return eqx.is_array_like(leaf) or isinstance(leaf, np.ndarray | PerExample)
+# ----------------------------------------------------------------------- names and costs
 
 
 def _checked_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
@@ -520,73 +428,3 @@ def client_shapes(task: Task, tree: PyTree) -> PyTree:
 
 def _shapes(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
-
-
-def check_cost(
-    field: str, problem: Problem, cost: Cost, params: PyTree, hyper: PyTree, examples: PyTree, metric: bool = False
-) -> "Uses":
-    """What a cost uses and returns, from shapes; refuses one that fails or returns something else.
-
-    A metric may return whole numbers and truth values, too.
-    """
-
-    def value(params: PyTree, hyper: PyTree, data: PyTree) -> Any:
-        return problem._losses(cost, params, hyper, everything(data))
-
-    shape, (uses_params, uses_hyper) = _trace(field, value, (params, hyper, examples), "(params, hyper, batch)")
-    leaves = jax.tree.leaves(shape)
-    if isinstance(shape, tuple | list | dict) or len(leaves) != 1:
-        kind = "(loss, aux)" if isinstance(shape, tuple) and len(shape) == 2 else f"a {type(shape).__name__}"
-        raise InvalidInput(
-            field, f"a cost that returns {kind}", "one loss per example, or one scalar, and nothing else"
-        )
-    found, size = leaves[0], capacity(examples)
-    if not metric and not jnp.issubdtype(found.dtype, jnp.floating):
-        raise InvalidInput(field, f"a cost that returns numbers of type {found.dtype}", "real floating-point numbers")
-    if found.shape not in ((), (size,)):
-        allowed = f"one loss per example, ({size},), or one scalar"
-        raise InvalidInput(field, f"a cost that returns shape {found.shape} for {size} examples", allowed)
-    if found.shape == () and isinstance(examples, Ragged) and not isinstance(cost, BatchCost):
-        allowed = (
-            "one loss per example, as clients own different numbers; or hp.Batch.cost(function), which gets a mask"
-        )
-        raise InvalidInput(field, "a cost that returns one scalar", allowed)
-    return Uses(uses_params, uses_hyper, found.shape == ())
-
-
-def _check_penalty(field: str, problem: Problem, penalty: Penalty, params: PyTree, hyper: PyTree) -> bool:
-    """Whether a penalty uses its hyper; refuses one that fails or returns something else."""
-    shape, uses = _trace(
-        field, lambda params, hyper: penalty(problem.whole(params), hyper), (params, hyper), "(params, hyper)"
-    )
-    leaves = jax.tree.leaves(shape)
-    if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
-        raise InvalidInput(field, f"a penalty that returns {shape}", "one real scalar")
-    return any(uses[1])
-
-
-def _check_shown(field: str, problem: Problem, cost: JointCost, params: PyTree, hyper: PyTree) -> bool:
-    """Whether what a client shows uses its hyper; refuses what is no vector."""
-    shape, uses = _trace(
-        field, lambda params, hyper: cost.represent(problem.whole(params), hyper), (params, hyper), "(params, hyper)"
-    )
-    leaves = jax.tree.leaves(shape)
-    if len(leaves) != 1 or len(leaves[0].shape) != 1 or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
-        raise InvalidInput(field, f"a function that returns {shape}", "one real vector")
-    return any(uses[1])
-
-
-def _trace(
-    field: str, function: Callable[..., Any], shapes: tuple[PyTree, ...], takes: str
-) -> tuple[Any, tuple[bool, tuple[bool, ...]]]:
-    try:
-        jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*shapes)
-    except InvalidInput:
-        raise
-    except Exception as error:  # the function is the user's: whatever it raises, say which one and what
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        allowed = f"a function of {takes} for one client, without the client axis"
-        raise InvalidInput(field, f"a function that fails with {said}", allowed) from error
-    _, used = dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
-    sizes = np.cumsum([len(jax.tree.leaves(part)) for part in shapes])
-    return shape, (any(used[: sizes[0]]), tuple(used[sizes[0] : sizes[1]]))

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyperpush import processes
+from hyperpush.starts import per_client
 from hyperpush.studies.models import cnn
-from hyperpush.task import Task, per_client
+from hyperpush.task import Task
 from hyperpush.tasks import clients as loaded
 
 ModelName = Literal["emnist", "influence"]

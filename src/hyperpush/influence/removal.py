@@ -19,7 +19,8 @@ from hyperpush.influence.weights import Weights, check_weights, weighted
 from hyperpush.inner.base import InnerSolver
 from hyperpush.networks import Network
 from hyperpush.problem import Cost, Penalty, Problem
-from hyperpush.task import PerClient, Task
+from hyperpush.starts import PerClient
+from hyperpush.task import Task
 from hyperpush.verbs import train
 
 

@@ -23,7 +23,8 @@ from hyperpush.influence.weights import Place, Weights, check_weights, example_c
 from hyperpush.networks import Network
 from hyperpush.problem import Penalty
 from hyperpush.results import Estimate, Result
-from hyperpush.task import PerClient, Task
+from hyperpush.starts import PerClient
+from hyperpush.task import Task
 from hyperpush.verbs import hypergradient
 
 

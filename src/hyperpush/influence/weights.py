@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from hyperpush.cost_checks import check_cost
 from hyperpush.data.batches import Ragged
 from hyperpush.data.sets import rows
 from hyperpush.errors import InvalidInput
 from hyperpush.problem import Cost, Penalty
-from hyperpush.task import PerClient, Task, check_cost, one_client
+from hyperpush.starts import PerClient
+from hyperpush.task import Task, one_client
 
 Place = tuple[int, int]  # (client, its example)
 

@@ -19,7 +19,8 @@ from hyperpush.checks import check_probability
 from hyperpush.errors import InvalidInput
 from hyperpush.privacy.sensitivity import Constants
 from hyperpush.problem import L2
-from hyperpush.task import Task, per_example
+from hyperpush.starts import per_example
+from hyperpush.task import Task
 
 
 class Labelled(NamedTuple):

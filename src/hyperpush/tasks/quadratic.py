@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from hyperpush.task import Task, per_client
+from hyperpush.starts import per_client
+from hyperpush.task import Task
 from hyperpush.tasks.synthetic import quadratics
 
 

@@ -1,0 +1,95 @@
+"""Where clients start: params and hypers of one client, of each, or one per example."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from hyperpush.data import sets
+from hyperpush.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """Starts that differ between clients, who are on axis 0 (`hp.per_client`)."""
+
+    tree: PyTree
+
+
+@dataclass(frozen=True)
+class PerExample:
+    """One hyper per training example (`hp.per_example`)."""
+
+    start: float
+    counts: tuple[int, ...] | None = None  # each client's examples that it was made for; None: a loader's
+
+
+def per_client(tree: PyTree) -> PerClient:
+    """Starts that differ between clients: a pytree whose leaves have the clients on axis 0."""
+    return PerClient(tree)
+
+
+def per_example(train: PyTree, start: float = 0.0) -> PerExample:
+    """One hyper per training example, from `start`. Costs get those of the batch: as many as there are losses.
+
+    Args:
+        train: The training examples that the task is made with.
+        start: The value that every hyper starts from.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> inputs, targets = jnp.ones((3, 7, 2)), jnp.ones((3, 7))
+        >>> def weighted(x, weight, batch):
+        ...     return jax.nn.sigmoid(weight) * (batch[0] @ x - batch[1]) ** 2
+        >>> def plain(x, weight, batch):
+        ...     return (batch[0] @ x - batch[1]) ** 2
+        >>> train = (inputs, targets)
+        >>> task = hp.Task(inner=weighted, outer=plain, params=jnp.zeros(2), hypers=hp.per_example(train),
+        ...                train=train, validation=train)
+        >>> task.hypers.shape
+        (3, 7)
+    """
+    if not jax.tree.leaves(train) and not isinstance(train, sets.Clients):
+        raise InvalidInput("per_example.train", train, "the training examples")
+    if not isinstance(start, int | float) or isinstance(start, bool) or not np.isfinite(start):
+        raise InvalidInput("per_example.start", start, "a finite number")
+    return PerExample(float(start), sets.given_counts(train))
+
+
+def tree_of(start: Any) -> PyTree:
+    """The numbers of a start, without saying whose they are."""
+    return start.tree if isinstance(start, PerClient) else start
+
+
+def is_per_example(leaf: Any) -> bool:
+    """Whether it stands for one hyper per training example."""
+    return isinstance(leaf, PerExample)
+
+
+def split_start(field: str, given: Any) -> tuple[Any, Any]:
+    """The numbers of a start as arrays, and whatever else it holds (None: nothing)."""
+    tree = tree_of(given)
+    leaves = jax.tree.leaves(tree, is_leaf=is_per_example)
+    if not leaves:
+        raise InvalidInput(field, given, "at least one number")
+    if isinstance(tree, type) or (callable(tree) and not isinstance(tree, eqx.Module)):
+        raise InvalidInput(field, tree, f"{field} to start from, not a function that makes them")
+    as_module = any(not _is_number(leaf) for leaf in leaves)  # then plain numbers are settings, as in Equinox
+    wanted = eqx.is_inexact_array if as_module else _is_number
+    numbers, other = eqx.partition(tree, wanted, is_leaf=is_per_example)
+    if as_module and not jax.tree.leaves(numbers):
+        raise InvalidInput(field, given, "a pytree of floating-point numbers")
+    numbers = jax.tree.map(
+        lambda leaf: leaf if is_per_example(leaf) else jnp.asarray(leaf), numbers, is_leaf=is_per_example
+    )
+    rest = other if jax.tree.leaves(other) else None
+    return (PerClient(numbers) if isinstance(given, PerClient) else numbers), rest
+
+
+def _is_number(leaf: Any) -> bool:
+    return eqx.is_array_like(leaf) or isinstance(leaf, np.ndarray | PerExample)
