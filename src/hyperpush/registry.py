@@ -8,19 +8,18 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import equinox as eqx
 
 from hyperpush.checks import check_arguments
 from hyperpush.errors import InvalidInput, unknown
+from hyperpush.imports import import_object, load_function
 from hyperpush.method import MethodInfo
 from hyperpush.optimizers import Optimizer, Schedule, optimizer, schedule
 
@@ -167,20 +166,12 @@ def plain_name(name: str) -> str:
 
 
 def _imported(kind: str, name: str, field: str) -> type:
-    module_name, _, class_name = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a module of the user's raises
-        reason = f"{type(error).__name__}: {error}"
-        raise InvalidInput(field, name, f"module:Class of a module that imports ({reason})") from error
+    module, found = import_object(field, name, "Class")
     base = base_of(kind)
-    fitting = [each.__name__ for each in _public_classes(module) if issubclass(each, base)]
-    found = getattr(module, class_name, None)
     if found is None:
-        raise unknown(field, class_name, fitting or [f"{KINDS[kind].one} in {module_name}, which has none"])
+        fitting = [each.__name__ for each in _public_classes(module) if issubclass(each, base)]
+        none = [f"{KINDS[kind].one} in {module.__name__}, which has none"]
+        raise unknown(field, name.partition(":")[2], fitting or none)
     if not isinstance(found, type) or not issubclass(found, base):
         raise InvalidInput(field, name, f"{KINDS[kind].one}: a subclass of {base.__name__}")
     return found
@@ -226,8 +217,6 @@ def _read(hint: Any, given: Any, field: str) -> Any:
     if isinstance(given, Mapping):
         return _read_table(allowed, given, field)
     if isinstance(given, str) and ":" in given and any(_is_callable(each) for each in allowed):
-        from hyperpush.spec import load_function  # it reads methods by this registry
-
         return load_function(field, given)
     return given
 

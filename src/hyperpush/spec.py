@@ -22,11 +22,9 @@ Further tables: `[train]` (an inner solver that trains before an estimator), `[e
 `verb = "influence"` scores training examples with an estimator.
 """
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hyperpush.checks import check_arguments, check_integer, check_positive
@@ -35,6 +33,7 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.hooks import Hook
 from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.imports import load_function
 from hyperpush.influence.scores import scores
 from hyperpush.inner.base import InnerSolver
 from hyperpush.method import Method, check_option
@@ -42,7 +41,6 @@ from hyperpush.networks import Network
 from hyperpush.privacy.budget import within
 from hyperpush.registry import base_of, build, find, made, plain_name, registered
 from hyperpush.results import Result
-from hyperpush.runs.config import import_from
 from hyperpush.task import Task
 from hyperpush.verbs import hypergradient, solve, train
 
@@ -171,27 +169,6 @@ def read_network(table: Mapping[str, Any], clients: int) -> Network:
     if "clients" in table:
         raise InvalidInput("network.clients", table["clients"], f"nothing: the task has {clients} clients")
     return build("networks", {**table, "clients": clients}, "network")
-
-
-def load_function(field: str, name: Any) -> Callable[..., Any]:
-    """The function that `module:function` names; modules in the current directory can be named, too."""
-    if not isinstance(name, str) or ":" not in name:
-        raise InvalidInput(field, name, "module:function")
-    module_name, _, attribute = name.partition(":")
-    import_from(Path.cwd())
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a module of the user's raises
-        reason = f"{type(error).__name__}: {error}"
-        raise InvalidInput(field, name, f"module:function of a module that imports ({reason})") from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise unknown(field, name, [f"{module_name}:{key}" for key, each in vars(module).items() if _public(key, each)])
-    return found
-
-
-def _public(name: str, each: Any) -> bool:
-    return callable(each) and not name.startswith("_")
 
 
 def task_function(name: Any) -> Callable[..., Any]:

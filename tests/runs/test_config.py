@@ -6,8 +6,8 @@ import pytest
 from tiny import TINY, TinyConfig
 
 from hyperpush.errors import InvalidInput
+from hyperpush.imports import load_function
 from hyperpush.runs.config import default_toml, load_config, to_toml
-from hyperpush.spec import load_function
 from hyperpush.studies.registry import experiments
 
 KNOWN = {"tiny": TINY}

@@ -25,6 +25,7 @@ from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer import Left
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.hypergradients.tracked import TrackedHGP
+from hyperpush.imports import load_function
 from hyperpush.method import Method
 from hyperpush.peers.checkpoint import Checkpoint
 from hyperpush.peers.engine import Host, PeerEngine, Rehearsal, Rehearsed, needs_server, neighbours
@@ -41,7 +42,7 @@ from hyperpush.results import History
 from hyperpush.runs import saved
 from hyperpush.runs.config import to_toml
 from hyperpush.runs.run import _jax
-from hyperpush.spec import Spec, load_function
+from hyperpush.spec import Spec
 
 MODEL, HYPERS, HYPERGRADIENT = "params.safetensors", "hypers.safetensors", "hypergradient.safetensors"
 STATUS, CHECKPOINT = "status.json", "checkpoint.safetensors"

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hyperpush.errors import InvalidInput, unknown
+from hyperpush.imports import allow_imports_from
 from hyperpush.runs.experiment import Experiment
 
 
@@ -29,20 +29,13 @@ def load_config(source: str, overrides: Sequence[str], known: Mapping[str, Exper
     if source.endswith(".toml"):
         values = read_toml(Path(source))
         name = "spec" if is_spec(values) else values.pop("experiment", None)
-        import_from(Path(source).resolve().parent)
+        allow_imports_from(Path(source).resolve().parent)
     else:
         name, values = source, {}
     experiment = find(name, known)
     for override in overrides:
         _override(values, override, experiment.config)
     return experiment, validate(experiment.config, values, experiment.name)
-
-
-def import_from(folder: Path) -> None:
-    """Let modules of a folder be named: those beside a file, and those in the current directory."""
-    for each in (str(folder), str(Path.cwd())):
-        if each not in sys.path:
-            sys.path.insert(0, each)
 
 
 def is_spec(values: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from hyperpush.data.sets import DataSet
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.hypergradients import oracles
 from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.imports import load_function
 from hyperpush.inner.base import InnerSolver
 from hyperpush.registry import find
 from hyperpush.runs.report.figures import Curve, error_curves, panels
@@ -99,7 +100,7 @@ def algorithm(config: Solve, task: hp.Task) -> tuple[NestedLoops, hp.Task]:
 
 def load_examples(config: Solve, field: str, name: str) -> PyTree:
     """What the user's function of (clients, seed) returns."""
-    function = spec.load_function(field, name)
+    function = load_function(field, name)
     try:
         return function(config.clients, config.seed)
     except HyperpushError:
@@ -114,7 +115,7 @@ def early_stopping(config: Solve, task: hp.Task) -> hp.EarlyStopping | None:
     given = config.stop
     if given.patience is None:
         return None
-    metric = "cost" if given.metric == "outer-cost" else spec.load_function("stop.metric", given.metric)
+    metric = "cost" if given.metric == "outer-cost" else load_function("stop.metric", given.metric)
     on = task.outer_on if given.data is None else STOP
     return hp.EarlyStopping(metric, on, given.patience, given.mode, given.rounds, given.weighted)
 
