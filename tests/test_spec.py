@@ -61,6 +61,8 @@ WRONG = {
     "network.name": ("no_such_module:Line", r"network\.name: got 'no_such_module:Line'.*imports"),
     "network.probability": (2.0, r"network\.probability: got 2\.0"),
     "task.name": ("logistik", r"task\.name: got 'logistik'.*did you mean 'logistic'"),
+    "task.clients": (0, r"task\.clients: got 0; allowed: a whole number from 1"),
+    "task.rate": ("high", r"task\.rate: got 'high'; allowed: a finite number"),
     "task.sed": (1, r"task\.sed.*did you mean 'seed'"),
     "engine.name": ("simulat", r"engine\.name: got 'simulat'.*did you mean 'Simulate'"),
     "hooks.log": ("json:JSONDecoder", r"hooks\.log\.name: got 'json:JSONDecoder'.*a hook"),

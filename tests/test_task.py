@@ -158,6 +158,10 @@ WRONG = {
     "half a pair": ({"inner": (loss,)}, r"task\.inner.*\(model, loss\)"),
     "nothing": ({"params": {}}, r"params.*at least one number"),
     "nobody": ({"train": []}, r"train: got \[\].*at least one client"),
+    "no client's arrays": (
+        {"train": (INPUTS[:0], TARGETS[:0]), "validation": (INPUTS[:0], TARGETS[:0])},
+        r"train: got 'data of no client'.*at least one client",
+    ),
     "not finite": ({"hypers": jnp.nan}, r"hypers: got 'NaN or infinity"),
     "a loss per class": ({"outer": lambda x, h, b: jnp.ones(2) * jnp.sum(x)}, r"task\.outer.*shape \(2,\) for 7"),
     "a matrix for a penalty": ({"penalty": lambda x, h: x}, r"task\.penalty.*one real scalar"),
