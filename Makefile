@@ -5,14 +5,14 @@ STAMP := .venv/.installed
 DEMO ?= run quickstart
 PYTEST_ARGS ?=
 
-.PHONY: setup demo test test-faults lint format clean
+.PHONY: setup demo test test-faults lint docs format clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hyperpush needs Python 3.11 or newer; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev,docs]'
 	touch $@
 
 demo: $(STAMP)
@@ -28,12 +28,17 @@ test-faults: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/pyright
+
+# The site, in docs/_build/html. Warnings are errors; nothing is loaded from the network.
+docs: $(STAMP)
+	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx -q -W --keep-going docs docs/_build/html
 
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist docs/_build docs/reference
+	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
