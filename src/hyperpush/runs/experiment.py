@@ -1,5 +1,6 @@
 """What can be run by name: a study, a benchmark or a spec."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,3 +33,13 @@ class Experiment:
     run: Callable[[Any, Any], dict[str, Any]]
     tuning: Tuning | None = None
     check: Callable[[Any], None] | None = None
+
+
+def defer(path: str) -> Callable[..., Any]:
+    """The function `module:name`, imported when it is called: naming it imports no JAX."""
+    module, _, name = path.partition(":")
+
+    def call(*arguments: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*arguments)
+
+    return call

@@ -1,1 +1,1 @@
-"""The papers' figures and tables, each as a configuration and a function in its own module."""
+"""The papers' figures and tables, one folder each: options in `config`, which imports no JAX; the rest in `study`."""

@@ -56,7 +56,7 @@ def run_error_study(config: ErrorStudy, run: Any) -> dict[str, Any]:
     import hyperpush as hp
     from hyperpush.hypergradients import oracles
     from hyperpush.runs.report.figures import Curve, error_curves, panels
-    from hyperpush.studies.estimates import current_value, recorded
+    from hyperpush.studies.common.estimates import current_value, recorded
 
     network = hp.networks.by_name(config.network, config.clients, config.seed, **config.network_options)
     task = hp.tasks.logistic(config.clients, config.seed, examples=config.examples, rate=config.hyper)

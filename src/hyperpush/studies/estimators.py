@@ -91,7 +91,7 @@ class Comparison:
         """The curves of all estimators that the network allows."""
         import hyperpush as hp
         from hyperpush.hypergradients import oracles
-        from hyperpush.studies.estimates import current_value
+        from hyperpush.studies.common.estimates import current_value
 
         config, d = self.config, self.width
         options = {"k": min(config.out_links, self.clients - 1)} if name == "k-out" else {}
@@ -151,7 +151,7 @@ class Comparison:
 
     def recorded(self, network: Any, estimator: Any, loop: str, reader: Any, truth: Any = None) -> dict[str, Any]:
         """The curve of an estimator whose loop is recorded; what came before it is counted, too."""
-        from hyperpush.studies.estimates import run
+        from hyperpush.studies.common.estimates import run
 
         found = run(self.task, estimator, network, self.key, {loop: reader})
         clock = found.clocks[loop]
@@ -160,7 +160,7 @@ class Comparison:
     def tracked(self, network: Any) -> dict[str, Any]:
         """Tracked HGP with its defaults but for the tolerance; votes and the search for settings are counted."""
         import hyperpush as hp
-        from hyperpush.studies.estimates import run
+        from hyperpush.studies.common.estimates import run
 
         def reader(state, ctx):
             return self.implied(state, ctx), state.pushes
@@ -199,7 +199,7 @@ class Comparison:
         import numpy as np
 
         import hyperpush as hp
-        from hyperpush.studies.estimates import current_value, recorded
+        from hyperpush.studies.common.estimates import current_value, recorded
 
         config = self.config
 

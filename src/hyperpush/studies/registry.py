@@ -1,11 +1,12 @@
 """Studies, found by name.
 
-A module of `hyperpush.studies` that defines `EXPERIMENT` is listed. Such a module imports JAX and matplotlib inside
-its run function, so that `hyperpush list` and `hyperpush show` start at once.
+A package of `hyperpush.studies` whose module `config` defines `EXPERIMENT` is listed. That module holds the options and
+imports no JAX, so that `hyperpush list` and `hyperpush show` start at once; what is run stands in the module `study`.
 """
 
 import importlib
 import pkgutil
+from importlib.util import find_spec
 
 import hyperpush.studies
 from hyperpush.runs.experiment import Experiment
@@ -14,9 +15,11 @@ from hyperpush.runs.spec import SPEC
 
 def experiments() -> dict[str, Experiment]:
     """Every study of the package by name, and `spec`, which runs a TOML file with `[task]`."""
-    found = [
-        importlib.import_module(f"{hyperpush.studies.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(hyperpush.studies.__path__)
-    ]
-    listed: list[Experiment] = [module.EXPERIMENT for module in found if hasattr(module, "EXPERIMENT")]
-    return {experiment.name: experiment for experiment in sorted([*listed, SPEC], key=lambda each: each.name)}
+    listed = [SPEC]
+    for package in pkgutil.iter_modules(hyperpush.studies.__path__, f"{hyperpush.studies.__name__}."):
+        module = importlib.import_module(package.name)
+        if package.ispkg and find_spec(f"{package.name}.config"):
+            module = importlib.import_module(f"{package.name}.config")
+        if hasattr(module, "EXPERIMENT"):
+            listed.append(module.EXPERIMENT)
+    return {experiment.name: experiment for experiment in sorted(listed, key=lambda each: each.name)}

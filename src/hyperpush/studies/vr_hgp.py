@@ -270,7 +270,7 @@ def run_vr_hgp(config: VRStudy, run: Any) -> dict[str, Any]:
 
     import hyperpush as hp
     from hyperpush.hypergradients import oracles
-    from hyperpush.studies.estimates import recorded
+    from hyperpush.studies.common.estimates import recorded
 
     network = hp.networks.by_name(config.network, config.clients, config.seed, probability=config.probability)
     made, drawn = two_digits(config)
