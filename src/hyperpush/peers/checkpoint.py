@@ -1,7 +1,6 @@
 """What a peer needs to go on after it was killed, in one file that is either the old one or the new one."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
@@ -9,6 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from hyperpush.errors import HyperpushError, InvalidInput
+from hyperpush.runs.files import write_atomically
 
 VERSION = "2"
 
@@ -27,18 +27,8 @@ class Checkpoint:
 
         header = {"version": VERSION, "digest": self.digest, "facts": json.dumps(facts)}
         data = save({name: np.ascontiguousarray(each).reshape(each.shape) for name, each in arrays.items()}, header)
-        new = self.path.with_name(self.path.name + ".new")
         try:
-            with new.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)  # the rename, too
-            finally:
-                os.close(folder)
+            write_atomically(self.path, data)
         except OSError as error:
             raise HyperpushError(
                 f"the checkpoint {self.path} cannot be written ({error.strerror}); the one before is still there"

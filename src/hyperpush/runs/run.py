@@ -26,6 +26,7 @@ from hyperpush.runs import saved
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.config import load_config, to_toml
 from hyperpush.runs.experiment import Experiment
+from hyperpush.runs.files import write_atomically
 from hyperpush.runs.locks import alone
 from hyperpush.runs.report.tables import table
 
@@ -177,7 +178,7 @@ def execute(
     with _locked(path, work):
         try:
             if _first():
-                (work / saved.CONFIG).write_text(to_toml(experiment.name, config), encoding="utf-8")
+                write_atomically(work / saved.CONFIG, to_toml(experiment.name, config))
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
@@ -232,10 +233,7 @@ def _perform(
         if (several := _several()) is not None:
             several.barrier("all models are written")
         if _first():
-            with (work / saved.RESULT).open("w", encoding="utf-8") as file:
-                file.write(saved.to_json(result) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            write_atomically(work / saved.RESULT, saved.to_json(result) + "\n")
             work.rename(path)  # what is needed to go on is there until the result is
             shutil.rmtree(path / CHECKPOINTS, ignore_errors=True)
             (path / LOCK).unlink(missing_ok=True)
@@ -348,9 +346,7 @@ def _tidy(work: Path) -> None:
             if not line.endswith(b"\n"):
                 break
             lines.append(line)
-    whole = work / f"{saved.METRICS}.new"
-    whole.write_bytes(b"".join(lines))
-    whole.replace(work / saved.METRICS)
+    write_atomically(work / saved.METRICS, b"".join(lines))
 
 
 def _locked(path: Path, work: Path) -> AbstractContextManager[None]:

@@ -25,6 +25,7 @@ from hyperpush.runs import saved
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import Journal, values_digest
 from hyperpush.runs.checkpoints.store import Store
+from hyperpush.runs.files import write_atomically
 from hyperpush.runs.fingerprint import fingerprint
 from hyperpush.runs.locks import alone
 from hyperpush.status import Status
@@ -87,7 +88,7 @@ def keep(folder: str | Path, call: Mapping[str, Any], task: Task, compute: Calla
     with alone(work / "lock", "save", path, "a folder that no other process is writing"):
         if (work / CALL).is_file():
             _refuse_other(path, work / CALL, written)
-        (work / CALL).write_text(json.dumps(call, indent=1), encoding="utf-8")
+        write_atomically(work / CALL, json.dumps(call, indent=1))
         return _computed(path, work, compute)
 
 
@@ -155,7 +156,7 @@ def write(folder: Path, result: Result) -> None:
     history = getattr(result, "history", None)
     if isinstance(history, History):
         save_file(_history_arrays(history), folder / HISTORY)
-    (folder / saved.RESULT).write_text(json.dumps(about, indent=1), encoding="utf-8")
+    write_atomically(folder / saved.RESULT, json.dumps(about, indent=1))
 
 
 def _history_arrays(history: History) -> dict[str, np.ndarray]:

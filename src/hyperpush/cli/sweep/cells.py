@@ -17,6 +17,7 @@ from hyperpush.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.runs import saved
 from hyperpush.runs.config import to_toml
 from hyperpush.runs.experiment import Tuning
+from hyperpush.runs.files import write_atomically as write
 from hyperpush.runs.locks import alone
 from hyperpush.runs.run import execute
 
@@ -187,10 +188,3 @@ def _refuse_change(path: Path, before: dict[str, Any], now: dict[str, Any]) -> N
     if changed:
         allowed = f"the folder of a sweep with the same options, or a new one ({'; '.join(changed)})"
         raise InvalidInput("--out", str(path), allowed)
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.new")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
