@@ -50,16 +50,7 @@ def from_csv(path: str | Path, *, client: str = "client", label: str = "label", 
         raise InvalidInput(
             "path", str(path), f"a CSV file in UTF-8 ({getattr(error, 'strerror', None) or error})"
         ) from None
-    for name, given in (("client", client), ("label", label)):
-        if header.count(given) != 1:
-            raise InvalidInput(name, given, f"one of the columns {', '.join(header) or '(there are none)'}")
-    if client == label:
-        raise InvalidInput("label", label, "another column than that of the clients")
-    name, times = Counter(header).most_common(1)[0]
-    if times > 1:
-        raise InvalidInput(
-            f"{path}, column {name}", f"{times} columns of this name", "a name of its own for each column"
-        )
+    _check_header(path, header, client, label)
     columns = [place for place, name in enumerate(header) if name not in (client, label)]
     if not lines or not columns:
         raise InvalidInput("path", str(path), "at least one row, and one column of inputs")
@@ -80,6 +71,18 @@ def from_csv(path: str | Path, *, client: str = "client", label: str = "label", 
         labels[place] = _label(f"{where}, column {label}", row[answer], most, allowed)
     names, owners = np.unique([row[whose] for _, row in lines], return_inverse=True)
     return _dataset(path, numbers, labels, classes, owners.astype(np.int64), names.tolist())
+
+
+def _check_header(path: Path, header: list[str], client: str, label: str) -> None:
+    for name, given in (("client", client), ("label", label)):
+        if header.count(given) != 1:
+            raise InvalidInput(name, given, f"one of the columns {', '.join(header) or '(there are none)'}")
+    if client == label:
+        raise InvalidInput("label", label, "another column than that of the clients")
+    name, times = Counter(header).most_common(1)[0]
+    if times > 1:
+        allowed = "a name of its own for each column"
+        raise InvalidInput(f"{path}, column {name}", f"{times} columns of this name", allowed)
 
 
 def _limit(classes: int | None) -> tuple[int, str]:
