@@ -29,7 +29,7 @@ class Accuracy(Losses):
 
     def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
         inputs, labels = batch
-        right = jnp.argmax(self.recipe.log_chances(self.model, params, hyper, inputs), axis=1) == labels
+        right = jnp.argmax(self.recipe.log_probs(self.model, params, hyper, inputs), axis=1) == labels
         return right.astype(jnp.zeros(()).dtype)
 
 
