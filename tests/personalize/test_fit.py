@@ -195,6 +195,9 @@ def test_a_baseline_refuses_what_it_would_ignore(option):
     server = hp.networks.FullyConnected(4)
     with pytest.raises(InvalidInput, match=f"^{option}: got .*FedProx does the fitting.*epochs.*penalty"):
         fit(Plain(), baseline, server, train=SETS["train"], key=0, **{option: given[option]})
+    method = {"method": hp.SGP(3, 0.5), option: given[option]}
+    with pytest.raises(InvalidInput, match=f"^{option}: got .*SGP does the fitting"):
+        fit(Plain(), "pl", server, train=SETS["train"], key=0, **method)
     if option != "steps":  # of a baseline by its name, these are its rounds
         with pytest.raises(InvalidInput, match=f"^{option}: got .*FedProx does the fitting"):
             fit(Plain(), "fedprox", server, train=SETS["train"], key=0, **{option: given[option]})

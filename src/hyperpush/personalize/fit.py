@@ -177,12 +177,11 @@ def fit(
         >>> fitted.client("3").predict(jnp.array([[2.0, 0.0], [-2.0, 0.0]]))
         Array([1, 0], dtype=int32)
     """
-    named = isinstance(recipe, str)
+    by_name = isinstance(recipe, str) and method is None
     recipe, method = _choose(recipe, method, steps)
     if method is not None:
-        taken = named and isinstance(method, InnerSolver)  # the rounds of a baseline that is given by its name
-        given = {"inner": inner, "hypergradient": hypergradient, "outer": outer, "steps": None if taken else steps}
-        _refuse_unused(method, given)
+        unused = None if by_name else steps  # of a baseline that is given by its name, these are its rounds
+        _refuse_unused(method, {"inner": inner, "hypergradient": hypergradient, "outer": outer, "steps": unused})
         if outer_on is None and validation is None:
             outer_on = "train"  # a baseline fits nothing else
     sets: dict[str, Any] = {"train": train, "validation": validation, "holdout": holdout, "test": test}

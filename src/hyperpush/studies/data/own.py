@@ -19,7 +19,12 @@ _FINITE = "finite numbers, at most 3.4e38 in size (float32)"
 def from_folder(folder: str | Path, *, classes: int | None = None) -> Dataset:
     """A `.npz` for each client, named after it, with arrays `inputs` [m, …] and `labels` [m], whole numbers from 0.
 
-    Without `classes` the largest label says how many there are; it is below `CLASSES` then.
+    Args:
+        folder: Where the files are; other files in it are left alone.
+        classes: How many classes there are, at least 1; None takes the largest label, which is below `CLASSES` then.
+
+    Raises:
+        InvalidInput: A file cannot be used; the message names it and what is wrong.
     """
     folder = Path(folder)
     paths = sorted(folder.glob("*.npz")) if folder.is_dir() else []
@@ -39,7 +44,14 @@ def from_folder(folder: str | Path, *, classes: int | None = None) -> Dataset:
 def from_csv(path: str | Path, *, client: str = "client", label: str = "label", classes: int | None = None) -> Dataset:
     """A table with a header: `client` says whose a row is, `label` is a whole number from 0, the rest are inputs.
 
-    Without `classes` the largest label says how many there are; it is below `CLASSES` then.
+    Args:
+        path: A CSV file in UTF-8.
+        client: The column with the owners' names.
+        label: The column with the labels.
+        classes: How many classes there are, at least 1; None takes the largest label, which is below `CLASSES` then.
+
+    Raises:
+        InvalidInput: A row cannot be used; the message names it, its column and what is wrong.
     """
     path = Path(path)
     try:

@@ -49,8 +49,24 @@ def dirichlet(
 ) -> Owned:
     """Each label's examples in proportions ~ Dirichlet(concentration·1) over the clients, drawn anew for each label.
 
-    A client that would own fewer than `least` gets random examples from whoever owns most at the time. After Wang,
-    Yurochkin, Sun, Papailiopoulos, Khazaeni 2020.
+    After Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni 2020.
+
+    Args:
+        labels: Of all examples.
+        clients: How many clients there are, at least 1.
+        concentration: Above 0. Near 0 a client has few labels; at 100 and more all have nearly the same mixture.
+        generator: All draws come from it.
+        least: Examples that every client owns at least; one with fewer gets random ones from whoever owns most.
+
+    Raises:
+        InvalidInput: There are too few examples for so many clients, or an option is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from hyperpush.studies.data.partition import dirichlet
+        >>> owned = dirichlet(np.repeat([0, 1], 50), 4, 0.4, np.random.default_rng(0))
+        >>> sum(map(len, owned)), min(map(len, owned)) >= 10
+        (100, True)
     """
     check_positive("concentration", concentration)
     _enough(len(labels), clients, check_integer("least", least, 0))
@@ -155,7 +171,15 @@ def split(
 ) -> Split:
     """Each client's examples in three: a share `test`, and of the rest a share `validation`.
 
-    At random, or with `in_order` as they come: training first, testing last. A share above 0 is at least one example.
+    Args:
+        owned: The numbers of each client's examples.
+        generator: All draws come from it.
+        test: Share of a client's examples, from 0 to 1; above 0 it is at least one example.
+        validation: Share of what is left, from 0 to 1, likewise.
+        in_order: Take examples as they come, training first and testing last, instead of at random.
+
+    Raises:
+        InvalidInput: A client has too few examples for the parts that are asked for.
     """
     check_probability("test", test)
     check_probability("validation", validation)
