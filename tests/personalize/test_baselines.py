@@ -8,7 +8,7 @@ import pytest
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
 from hyperpush.personalize.baselines import ClusteredFL, FedAvgPlus, FedEM, FedProx, PFedMe
-from hyperpush.personalize.baselines.clustered import parted
+from hyperpush.personalize.baselines.clustered import part_groups
 from hyperpush.personalize.recipes import MTL, Shared
 from hyperpush.studies.models.dense import MLP
 
@@ -78,12 +78,12 @@ def test_groups_part_by_the_norm_and_the_direction_of_changes():
     sizes, far = np.array([1.0, 1, 1, 1]), 2.0
     changes = far * np.array([[1, 0], [1, 0.1], [-1, 0], [-1, 0.1]])  # no entry is above 2, the norms are
     one = np.zeros(4, np.int32)
-    halves = parted(sizes, changes, one, still=0.4, moving=2.005)
+    halves = part_groups(sizes, changes, one, still=0.4, moving=2.005)
     assert halves.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
-    assert parted(sizes, changes, one, still=0.4, moving=2.02).tolist() == [0] * 4  # all stand still
-    assert parted(sizes, changes, one, still=0.05, moving=1.0).tolist() == [0] * 4  # the group still moves
-    assert parted(np.array([3.0, 3, 1, 1]), changes, one, 0.4, 1.0).tolist() == [0] * 4  # large clients move it
-    assert parted(sizes, changes, halves, 0.4, 1.0).tolist() == halves.tolist()  # like-minded ones stay together
+    assert part_groups(sizes, changes, one, still=0.4, moving=2.02).tolist() == [0] * 4  # all stand still
+    assert part_groups(sizes, changes, one, still=0.05, moving=1.0).tolist() == [0] * 4  # the group still moves
+    assert part_groups(np.array([3.0, 3, 1, 1]), changes, one, 0.4, 1.0).tolist() == [0] * 4  # large clients move it
+    assert part_groups(sizes, changes, halves, 0.4, 1.0).tolist() == halves.tolist()  # like-minded ones stay together
 
 
 def test_clustered_learning_finds_the_clusters():

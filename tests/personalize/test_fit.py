@@ -11,7 +11,7 @@ import pytest
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
 from hyperpush.personalize import MTL, PL, FedEM, FedProx, Head, Interpolation, Shared, fit
-from hyperpush.personalize.fit import _chosen as chosen
+from hyperpush.personalize.fit import _choose as choose
 from hyperpush.studies.models.dense import MLP
 
 NETWORK = hp.networks.Ring(4)
@@ -155,7 +155,7 @@ def wrong(field, said, **changes: Any):
 def test_what_does_not_fit_is_named():
     wrong("recipe", "did you mean", recipe="fedprx")
     with pytest.raises(InvalidInput, match=r"recipe: got 'the class PL'; allowed: an object such as .*PL\(\)"):
-        chosen(PL, None, None)
+        choose(PL, None, None)
     wrong("recipe", "method=hp.SGP(…)", recipe=Shared())
     wrong("recipe", "no layer before", recipe=Head())
     wrong("method", "None: SGP is the method", recipe=hp.SGP(1, 0.1), method=hp.SGP(1, 0.1))
@@ -171,3 +171,33 @@ def test_what_does_not_fit_is_named():
     wrong("validation, labels", "0 to 1", validation=[(x, y + 1) for x, y in SETS["validation"]])
     wrong("train, labels", "whole numbers", train=[(x, x[:, 0]) for x, _ in SETS["train"]])
     wrong("validation", "the examples that the outer level fits", validation=None)
+
+
+class TooFewLogits(MLP):
+    """Says that it has three classes, and gives two logits."""
+
+    def apply(self, params, inputs):
+        return super().apply(params, inputs)[:, :2]
+
+
+def test_a_model_that_does_not_keep_its_word_is_named():
+    wrong("model", "2 logits per input", model=TooFewLogits(2, 3))
+    wrong("inputs", "with 3 numbers each", model=MLP(3, 2))
+    own = fit(Plain(), PL(), NETWORK, **SETS, **SHORT).client(0)
+    with pytest.raises(InvalidInput, match=r"^inputs: got .*\(5, 3\).* fails with TypeError"):
+        own.predict(np.ones((5, 3), np.float32))
+
+
+@pytest.mark.parametrize("option", ["inner", "hypergradient", "outer", "steps"])
+def test_a_baseline_refuses_what_it_would_ignore(option):
+    given: Any = {"outer": hp.optimizer("adam", learning_rate=0.1), **SHORT}
+    baseline = FedProx(3, 0.5, penalty=0.1)
+    server = hp.networks.FullyConnected(4)
+    with pytest.raises(InvalidInput, match=f"^{option}: got .*FedProx does the fitting.*epochs.*penalty"):
+        fit(Plain(), baseline, server, train=SETS["train"], key=0, **{option: given[option]})
+    method = {"method": hp.SGP(3, 0.5), option: given[option]}
+    with pytest.raises(InvalidInput, match=f"^{option}: got .*SGP does the fitting"):
+        fit(Plain(), "pl", server, train=SETS["train"], key=0, **method)
+    if option != "steps":  # of a baseline by its name, these are its rounds
+        with pytest.raises(InvalidInput, match=f"^{option}: got .*FedProx does the fitting"):
+            fit(Plain(), "fedprox", server, train=SETS["train"], key=0, **{option: given[option]})

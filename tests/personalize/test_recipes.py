@@ -89,7 +89,7 @@ def test_costs_are_those_of_numpy(recipe, truth):
     hyper = jax.tree.map(lambda leaf: leaf + jnp.linspace(-1, 1, leaf.size).reshape(leaf.shape), hyper)
     chances, weights, penalty = truth(params, jax.tree.map(np.asarray, hyper))
     each = -np.log(chances[np.arange(7), LABELS])
-    np.testing.assert_allclose(jnp.exp(recipe.log_chances(MODEL, params, hyper, BATCH[0])), chances, rtol=1e-5)
+    np.testing.assert_allclose(jnp.exp(recipe.log_probs(MODEL, params, hyper, BATCH[0])), chances, rtol=1e-5)
     problem = posed(recipe, L2).problem
     inner = np.mean(weights[LABELS] * each) + 0.5 * L2 * square(params)
     np.testing.assert_allclose(problem.inner_cost(params, hyper, BATCH), inner, rtol=1e-5)
@@ -118,7 +118,7 @@ def test_what_is_not_to_move_has_no_gradient():
     assert square(along["weights"]) > 0
     own = recipe.with_own(hyper, lambda: params)
     np.testing.assert_allclose(
-        recipe.log_chances(MODEL, params, own, BATCH[0]), np.log(softmax(logits(params))), rtol=1e-4, atol=1e-5
+        recipe.log_probs(MODEL, params, own, BATCH[0]), np.log(softmax(logits(params))), rtol=1e-4, atol=1e-5
     )
     # λ of DA changes training only.
     da = DA(l2=2)

@@ -9,7 +9,10 @@ import pytest
 from hyperpush.cli.app import main
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
-from hyperpush.studies.big_fed import BigFed, best_of, club, functions, methods, place_at_edge, rewired
+from hyperpush.studies.big_fed import study
+from hyperpush.studies.big_fed.config import BigFed
+from hyperpush.studies.big_fed.study import draw_club, draw_functions, methods, rewire
+from hyperpush.studies.big_fed.tuning import best_of
 from hyperpush.studies.registry import experiments
 
 WEIGHTS = (nx.to_numpy_array(nx.karate_club_graph()) > 0).astype(float)
@@ -17,8 +20,8 @@ WEIGHTS = (nx.to_numpy_array(nx.karate_club_graph()) > 0).astype(float)
 
 def test_examples_are_of_the_functions():
     config = BigFed(examples=20)
-    made = club(config, WEIGHTS, 4)
-    amplitude, multiplier = functions(WEIGHTS, config.multipliers, np.random.default_rng(4))
+    made = draw_club(config, WEIGHTS, 4)
+    amplitude, multiplier = draw_functions(WEIGHTS, config.multipliers, np.random.default_rng(4))
     assert (multiplier.min(), multiplier.max()) == pytest.approx((0.1, 0.6))
     for inputs, outputs in (made.train, made.validation, made.test):
         assert inputs.shape == (34, 20, 1)
@@ -26,13 +29,13 @@ def test_examples_are_of_the_functions():
         np.testing.assert_allclose(outputs, amplitude[:, None] * np.sin(multiplier[:, None] * inputs[..., 0]))
     assert not np.array_equal(made.train[0], made.test[0])
     assert np.ptp(made.params, axis=0).max() == 0
-    assert np.ptp(club(BigFed(same_start=False), WEIGHTS, 4).params, axis=0).max() > 0
-    raw = functions(WEIGHTS, "raw", np.random.default_rng(4))[1]
+    assert np.ptp(draw_club(BigFed(same_start=False), WEIGHTS, 4).params, axis=0).max() > 0
+    raw = draw_functions(WEIGHTS, "raw", np.random.default_rng(4))[1]
     np.testing.assert_allclose(multiplier, 0.1 + 0.5 * (raw - raw.min()) / np.ptp(raw))
 
 
 def test_rewiring_keeps_everybodys_number_of_neighbors():
-    other = rewired(WEIGHTS, np.random.default_rng(0))
+    other = rewire(WEIGHTS, np.random.default_rng(0))
     np.testing.assert_array_equal(other.sum(0), WEIGHTS.sum(0))
     assert np.sum((other > 0) & (WEIGHTS > 0)) < 0.6 * np.sum(WEIGHTS > 0)
 
@@ -45,17 +48,15 @@ def test_every_method_has_as_many_choices():
     errors[0, 0, 3, 1], errors[1, :, :, 1] = np.nan, 0.5
     errors[2, :, :, 2] = 0  # what test losses say does not count
     assert best_of(errors) == 1
-    assert place_at_edge([(0.1, 1.0), (0.2, 1.0), (0.3, 2.0)], 2)
-    assert not place_at_edge([(0.1, 1.0), (0.2, 1.0), (0.3, 2.0)], 1)
+    some = everyone[0]._replace(steps=[(0.1, 1.0), (0.2, 1.0), (0.3, 2.0)])
+    assert [some.at_edge(place) for place in range(3)] == [True, False, True]
 
 
 def test_in_small_private_models_win(tmp_path, monkeypatch):
     """The least-squares slope of every client is what private models end at; one slope for all does worse."""
-    from hyperpush.studies import big_fed as module
-
     chosen = ("BiG-Fed", "Local", "FedAvg")
-    everyone = module.methods
-    monkeypatch.setattr(module, "methods", lambda *a: [each for each in everyone(*a) if each.name in chosen])
+    everyone = study.methods
+    monkeypatch.setattr(study, "methods", lambda *a: [each for each in everyone(*a) if each.name in chosen])
     some = ("rounds=80", "seeds=2", "examples=30", "rates=[0.05, 0.2]", "outer_steps=[0.01]", "seed=3")
     experiment, config = load_config("big-fed", some, experiments())
     assert isinstance(config, BigFed)
@@ -65,7 +66,7 @@ def test_in_small_private_models_win(tmp_path, monkeypatch):
     assert all(len(row["test_loss"]) == 80 and row["test_loss"][-1] == row["final"] for row in found["rows"])
     final = {(row["method"], row["seed"]): row["final"] for row in found["rows"]}
     for seed in (3, 4):
-        made = club(config, WEIGHTS, seed)
+        made = draw_club(config, WEIGHTS, seed)
         (x, y), (u, v) = ((inputs[..., 0], outputs) for inputs, outputs in (made.train, made.test))
         own = (x * y).mean(1) / (x * x).mean(1)
         common = (x * y).mean() / (x * x).mean()

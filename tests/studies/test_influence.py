@@ -11,7 +11,8 @@ from hyperpush.errors import InvalidInput
 from hyperpush.runs import saved
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
-from hyperpush.studies.influence import Hunt, noisy_digits, share_found
+from hyperpush.studies.influence.config import Hunt
+from hyperpush.studies.influence.wrong_labels import noisy_digits
 from hyperpush.studies.registry import experiments
 
 SMALL = (
@@ -104,11 +105,6 @@ def test_wrong_labels_are_where_they_are_said_to_be(kind):
             assert not wrong.any()
     given, true = (np.asarray(each.validation.examples[1]) for each in (made, clean))
     np.testing.assert_array_equal(given, true)
-
-
-def test_shares_by_hand():
-    scores, flipped = np.array([3.0, -1.0, 0.0, -5.0, 2.0]), np.array([False, True, True, True, False])
-    assert share_found(scores, flipped, 0.4) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from hyperpush.runs import saved
 from hyperpush.runs.run import execute
-from hyperpush.studies import personalize
-from hyperpush.studies.quickstart import EXPERIMENT
+from hyperpush.studies.personalize import study as personalize
+from hyperpush.studies.quickstart.config import EXPERIMENT
 
 SCORES = {  # validation, test, each client's
     "local": (0.9, 0.50, [0.5, 0.5]),

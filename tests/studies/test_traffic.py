@@ -11,7 +11,7 @@ from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
 from hyperpush.studies.data.traffic import DAY, synthetic, traffic
 from hyperpush.studies.registry import experiments
-from hyperpush.studies.traffic import condensed, examples, scores
+from hyperpush.studies.traffic.study import condense, examples, scores
 
 
 def test_examples_look_back_an_hour_and_ahead_an_hour():
@@ -29,7 +29,7 @@ def test_examples_look_back_an_hour_and_ahead_an_hour():
 def test_condensed_examples_have_the_same_errors():
     made = synthetic(3, 3, 0)
     given = examples(made.speeds, 0, DAY, 2, made.speeds.mean(0), made.speeds.std(0), DAY)
-    inputs, targets = condensed(given)
+    inputs, targets = condense(given)
     assert inputs.shape == (3, 18, 17)
     any_forecast = np.random.default_rng(0).normal(size=(3, 17))
     errors = [

@@ -80,7 +80,7 @@ def run_training(config: Training, run: Any) -> dict[str, Any]:
 
 def operations_of(model: Any) -> int:
     """Additions and multiplications of one image's logits in convolutions and dense layers: 2 per weight and place."""
-    total, side, depth = 0, model.size, model.colours
+    total, side, depth = 0, model.size, model.colors
     for channels in model.channels:
         side = side - model.kernel + 1
         total += 2 * side**2 * model.kernel**2 * depth * channels

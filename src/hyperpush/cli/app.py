@@ -14,7 +14,7 @@ import hyperpush
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.config import default_toml, load_config
-from hyperpush.runs.experiment import Experiment
+from hyperpush.runs.experiment import Experiment, import_with_extras
 from hyperpush.runs.report.tables import table
 from hyperpush.runs.run import Run, cut_off, execute, planned
 from hyperpush.runs.run import resume as resume_run
@@ -202,11 +202,11 @@ def data(
     """List the data sets and which of their files are in HYPERPUSH_DATA, or download one."""
     if action is None:
         columns = ("name", "data", "files in $HYPERPUSH_DATA, plain, .gz or .xz", "there", "download")
-        _print_table("data sets", columns, importlib.import_module("hyperpush.studies.data.catalogue").entries())
+        _print_table("data sets", columns, import_with_extras("hyperpush.studies.data.catalogue").entries())
     elif action != "get":
         raise unknown("data", action, ["get"])
     else:
-        for path in importlib.import_module("hyperpush.studies.data.download").get(name or "", to):
+        for path in import_with_extras("hyperpush.studies.data.download").get(name or "", to):
             print(path)
 
 

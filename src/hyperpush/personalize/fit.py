@@ -24,14 +24,13 @@ from hyperpush.inner.local_sgd import LocalSGD
 from hyperpush.inner.sgp import SGP
 from hyperpush.networks import Network
 from hyperpush.optimizers import Optimizer, optimizer
-from hyperpush.personalize.methods import RECIPES
-from hyperpush.personalize.model import Model
+from hyperpush.personalize.model import Model, attempt
 from hyperpush.personalize.recipe import Losses, Recipe
 from hyperpush.personalize.recipes import Shared
 from hyperpush.personalize.scores import Scores, accuracy, scores
 from hyperpush.recording import Metrics
-from hyperpush.registry import find, registered
-from hyperpush.results import Result, Solution, Training
+from hyperpush.registry import plain_name, registered
+from hyperpush.results import Result, Solution, Training, own
 from hyperpush.task import Task
 from hyperpush.verbs import solve
 from hyperpush.verbs import train as train_params
@@ -39,7 +38,6 @@ from hyperpush.verbs import train as train_params
 INNER = SGP(200, 0.1)
 # A short series stays bounded where a model's Hessian is indefinite, for step sizes below 1 / λ_max.
 HYPERGRADIENT = HGP(10, 10, 0.1, keep_mass=True)
-RATE = 0.1  # of Adam, for recipes that name none
 STEPS = 8  # of the hypers
 ROUNDS = 100  # of a baseline that is given by its name
 
@@ -63,38 +61,46 @@ class PersonalModel:
     model: Model
 
     def log_probabilities(self, inputs: Any) -> Float[Array, "b classes"]:
-        """The logarithm of every class's probability, for each input."""
-        return self.recipe.log_chances(self.model, self.params, self.hyper, jnp.asarray(inputs))
+        """The logarithm of every class's probability, for each input.
+
+        Raises:
+            InvalidInput: The inputs are not like those in training, or not on axis 0.
+        """
+        array = jnp.asarray(inputs)
+
+        def compute() -> Array:
+            return self.recipe.log_probs(self.model, self.params, self.hyper, array)
+
+        return attempt(compute, "inputs", f"an array {array.shape}", "inputs on axis 0, each as in training")
 
     def predict(self, inputs: Any) -> Int[Array, " b"]:
         """The most probable class of each input."""
         return jnp.argmax(self.log_probabilities(inputs), axis=1)
 
 
-@dataclass(frozen=True, repr=False)
-class PersonalTraining(Training):
-    """A `Training` of a recipe's task."""
+class _Personal(Result):
+    """What results of a recipe's task have in common."""
 
-    def client(self, name: str | int) -> PersonalModel:
-        """One client's own model, by its name or number."""
-        return _personal(self.task, *super().client(name))
-
-    def scores(self, on: str = "test") -> Scores:
-        """The accuracy of every client's model on its own examples of a data set."""
-        return _scores(self.task, self.params, self.task.hypers, on)
-
-
-@dataclass(frozen=True, repr=False)
-class PersonalSolution(Solution):
-    """A `Solution` of a recipe's task."""
-
-    def client(self, name: str | int) -> PersonalModel:
-        """One client's own model, by its name or number."""
-        return _personal(self.task, *super().client(name))
+    def client(self, name: str | int) -> Any:
+        """One client's own `PersonalModel`, by its name or number."""
+        recipe, model = _parts(self.task)
+        return PersonalModel(*own(self.task, name, self.task.params, self.task.hypers), recipe, model)
 
     def scores(self, on: str = "test") -> Scores:
         """The accuracy of every client's model on its own examples of a data set."""
-        return _scores(self.task, self.params, self.hypers, on)
+        if on not in self.task.data.sets:
+            raise unknown("on", on, self.task.data.sets)
+        return scores(*_parts(self.task), self.task.params, self.task.hypers, self.task.data.sets[on])
+
+
+@dataclass(frozen=True, repr=False)
+class PersonalTraining(_Personal, Training):
+    """A `Training` of a recipe's task; `.client(name)` is an owner's model, `.scores("test")` everybody's accuracy."""
+
+
+@dataclass(frozen=True, repr=False)
+class PersonalSolution(_Personal, Solution):
+    """A `Solution` of a recipe's task; `.client(name)` is an owner's model, `.scores("test")` everybody's accuracy."""
 
 
 def fit(
@@ -109,8 +115,8 @@ def fit(
     holdout: PyTree = None,
     outer_on: str | None = None,
     method: InnerSolver | Algorithm | None = None,
-    inner: InnerSolver = INNER,
-    hypergradient: HypergradientEstimator = HYPERGRADIENT,
+    inner: InnerSolver | None = None,
+    hypergradient: HypergradientEstimator | None = None,
     outer: Optimizer | Any = None,
     steps: int | None = None,
     l2: float = 1e-3,
@@ -141,8 +147,9 @@ def fit(
         outer_on: The data set that the personal parts are fitted to, `"validation"` if left out. With `"train"`, as in
             the papers, `validation` takes the place of `holdout`.
         method: Another algorithm or inner solver for the recipe's task, instead of `PDBO` with the next four.
-        inner: Trains the shared part, before the first and after every step of the personal parts.
-        hypergradient: The estimator.
+        inner: Trains the shared part, before the first and after every step of the personal parts; None is
+            `hp.SGP(200, 0.1)`. Baselines train by themselves and take none of these four.
+        hypergradient: The estimator; None is `hp.HGP(10, 10, 0.1, keep_mass=True)`, a short series.
         outer: What moves the personal parts; None is Adam at the recipe's own rate.
         steps: Steps of the personal parts, 8 if left out; of a baseline given by its name, rounds.
         l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more. Estimators converge faster with more.
@@ -171,39 +178,40 @@ def fit(
         >>> fitted.client("3").predict(jnp.array([[2.0, 0.0], [-2.0, 0.0]]))
         Array([1, 0], dtype=int32)
     """
-    own_method = method is not None
-    recipe, method = _chosen(recipe, method, steps)
-    if own_method:
-        given = {"inner": inner is not INNER, "hypergradient": hypergradient is not HYPERGRADIENT}
-        for name, is_given in {**given, "outer": outer is not None, "steps": steps is not None}.items():
-            if is_given:
-                raise InvalidInput(name, "an option of the default method", "nothing where method= says how to fit")
-    if method is not None and outer_on is None and validation is None:
-        outer_on = "train"  # a baseline fits nothing else
+    by_name = isinstance(recipe, str) and method is None
+    recipe, method = _choose(recipe, method, steps)
+    if method is not None:
+        unused = None if by_name else steps  # of a baseline that is given by its name, these are its rounds
+        _refuse_unused(method, {"inner": inner, "hypergradient": hypergradient, "outer": outer, "steps": unused})
+        if outer_on is None and validation is None:
+            outer_on = "train"  # a baseline fits nothing else
     sets: dict[str, Any] = {"train": train, "validation": validation, "holdout": holdout, "test": test}
-    task = recipe.task(model, **sets, outer_on=outer_on, key=key, l2=l2, classes=classes, names=names)
+    posed: dict[str, Any] = {**sets, "outer_on": outer_on, "key": key, "l2": l2, "classes": classes, "names": names}
+    task = recipe.task(model, **posed)
     _check_labels(task)
     options: dict[str, Any] = {"key": key, "metrics": metrics, "every": every, "engine": engine}
     if isinstance(method, InnerSolver):
         return _as(PersonalTraining, train_params(task, method, network, **options))
 
-    def alone() -> PyTree:
-        start = Shared().task(model, **sets, outer_on=outer_on, key=key, l2=l2, classes=classes, names=names)
-        return train_params(start, _alone(inner), network, key=key, engine=engine).params
+    def train_alone() -> PyTree:
+        alone = _train_alone(INNER if inner is None else inner)
+        return train_params(Shared().task(model, **posed), alone, network, key=key, engine=engine).params
 
     if method is None:
-        moves = optimizer("adam", learning_rate=_rate(recipe)) if outer is None else outer
         count = STEPS if steps is None else check_integer("steps", steps, minimum=0)
-        parts: dict[str, Any] = {"inner": inner, "hypergradient": hypergradient, "outer": moves}
-        method = PDBO(**parts, steps=count, restart=False, stop=_stop(task, count))
-    task = task.at(hypers=recipe.with_own(task.hypers, alone))
+        method = PDBO(
+            inner=INNER if inner is None else inner,
+            hypergradient=HYPERGRADIENT if hypergradient is None else hypergradient,
+            outer=optimizer("adam", learning_rate=recipe.rate) if outer is None else outer,
+            steps=count,
+            restart=False,
+            stop=_stop(task, count),
+        )
+    task = task.at(hypers=recipe.with_own(task.hypers, train_alone))
     return _as(PersonalSolution, solve(task, method, network, **options))
 
 
-# ------------------------------------------------------------------------ what is fitted
-
-
-def _chosen(recipe: Any, method: Any, steps: int | None) -> tuple[Recipe, InnerSolver | Algorithm | None]:
+def _choose(recipe: Any, method: Any, steps: int | None) -> tuple[Recipe, InnerSolver | Algorithm | None]:
     """The recipe, and what is to be run on its task; None: PDBO."""
     if isinstance(recipe, str):
         recipe = _by_name(recipe, steps)
@@ -224,29 +232,30 @@ def _chosen(recipe: Any, method: Any, steps: int | None) -> tuple[Recipe, InnerS
 
 def _by_name(name: str, steps: int | None) -> Recipe | InnerSolver:
     """A recipe with its own options, or a baseline with those of its example."""
-    if name in RECIPES:
-        make, own = RECIPES[name]
-        return make(own)
-    for kind in ("recipes", "baselines"):
-        try:
-            found = find(kind, name.replace("+", "plus"), "recipe")
-        except InvalidInput:
-            continue
-        return _longer(found.example(), ROUNDS if steps is None else steps) if kind == "baselines" else found()
-    raise unknown("recipe", name, (*RECIPES, *registered("recipes"), *registered("baselines")))
+    recipes, baselines = registered("recipes"), registered("baselines")
+    known = {plain_name(each): made for each, made in {**recipes, **baselines}.items()}
+    found: Any = known.get(plain_name(name.replace("+", "plus")))
+    if found is None:
+        raise unknown("recipe", name, (*recipes, *baselines))
+    if found in recipes.values():
+        return found()
+    return _with_steps(found.example(), ROUNDS if steps is None else steps)
 
 
-def _longer(solver: Any, steps: int) -> Any:
+def _with_steps(solver: InnerSolver, steps: int) -> InnerSolver:
     """The same solver with so many steps, its own or those of the one that it begins with."""
     if "steps" in solver.options():
         return solver.with_options(steps=steps)
-    inside = {name: _longer(part, steps) for name, part in solver.options().items() if isinstance(part, InnerSolver)}
-    return solver.with_options(**inside)
+    parts = {name: each for name, each in solver.options().items() if isinstance(each, InnerSolver)}
+    return solver.with_options(**{name: _with_steps(each, steps) for name, each in parts.items()})
 
 
-def _rate(recipe: Recipe) -> float:
-    """Adam's rate for a recipe's hypers, as its own file has it."""
-    return next((own.rate for make, own in RECIPES.values() if type(make(own)) is type(recipe)), RATE)
+def _refuse_unused(method: InnerSolver | Algorithm, given: dict[str, Any]) -> None:
+    """Refuse options of the default method where another one is used."""
+    for option, value in given.items():
+        if value is not None:
+            name, options = type(method).__name__, ", ".join(method.options())
+            raise InvalidInput(option, value, f"nothing: {name} does the fitting, with options of its own ({options})")
 
 
 def _stop(task: Task, steps: int) -> EarlyStopping | None:
@@ -255,16 +264,15 @@ def _stop(task: Task, steps: int) -> EarlyStopping | None:
     return None if on is None else EarlyStopping(accuracy(task), on, steps + 1, "max", weighted=True)
 
 
-def _alone(inner: Any) -> LocalSGD:
+def _train_alone(inner: InnerSolver) -> LocalSGD:
     """What everybody trains alone with, as long and as fast as together."""
-    own = inner.options()
-    return LocalSGD(**{name: own[name] for name in ("steps", "step_size", "batch_size", "optimizer") if name in own})
+    shared = ("steps", "step_size", "batch_size", "optimizer")
+    return LocalSGD(**{name: value for name, value in inner.options().items() if name in shared})
 
 
 def _check_labels(task: Task) -> None:
     """Refuse labels that are not the numbers of classes."""
-    assert isinstance(task.inner, Losses)
-    classes = task.inner.model.classes
+    classes = _parts(task)[1].classes
     for name, given in task.data.sets.items():
         labels = processes.visible((given.examples if isinstance(given, Ragged) else given)[1])
         if not jnp.issubdtype(labels.dtype, jnp.integer):
@@ -274,20 +282,10 @@ def _check_labels(task: Task) -> None:
             raise InvalidInput(f"{name}, labels", given, f"0 to {classes - 1}, as the model has {classes} logits")
 
 
-# ------------------------------------------------------------------------------- results
+def _parts(task: Task) -> tuple[Recipe, Model]:
+    assert isinstance(task.inner, Losses)
+    return task.inner.recipe, task.inner.model
 
 
 def _as(kind: type, found: Result) -> Any:
     return kind(**{each.name: getattr(found, each.name) for each in fields(found)})
-
-
-def _personal(task: Task, name: str, params: PyTree, hyper: PyTree) -> PersonalModel:
-    assert isinstance(task.inner, Losses)
-    return PersonalModel(name, params, hyper, task.inner.recipe, task.inner.model)
-
-
-def _scores(task: Task, params: PyTree, hypers: PyTree, on: str) -> Scores:
-    assert isinstance(task.inner, Losses)
-    if on not in task.data.sets:
-        raise unknown("on", on, task.data.sets)
-    return scores(task.inner.recipe, task.inner.model, params, hypers, task.data.sets[on])

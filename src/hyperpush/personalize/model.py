@@ -3,17 +3,19 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from hyperpush import processes
 from hyperpush.data.batches import open_batch
 from hyperpush.data.sets import DataSet
 from hyperpush.errors import InvalidInput
 
+T = TypeVar("T")
 KINDS = (
     "an Equinox module that takes one input, a function key -> such a module, an object with init(key) and "
     "apply(params, inputs), or a pair of these two functions"
@@ -49,8 +51,8 @@ class OwnModel(eqx.Module):
         assert self.start is not None
         return self.start(key)
 
-    def apply(self, params: PyTree, inputs: Array) -> Float[Array, "b classes"]:
-        """The logits of each input."""
+    def apply(self, params: PyTree, inputs: Array) -> Any:
+        """The logits of each input; of whatever shape, since the function is a user's."""
         return self.function(params, inputs)
 
 
@@ -63,7 +65,7 @@ class _ByInput(eqx.Module):
         return jax.vmap(eqx.combine(params, self.rest))(inputs)
 
 
-def several(model: Model, key: PRNGKeyArray, count: int) -> PyTree:
+def draw_several(model: Model, key: PRNGKeyArray, count: int) -> PyTree:
     """Params of several models to start from, which are on axis 0; they differ."""
     draw = model.fresh if isinstance(model, OwnModel) and model.fresh is not None else model.init
     return jax.vmap(draw)(jax.random.split(key, count))
@@ -90,16 +92,25 @@ def as_model(given: Any, train: PyTree, classes: int | None = None) -> Model:
     Raises:
         InvalidInput: It is none of these, or its output is not one row of logits per input.
     """
-    if isinstance(given, Model) and isinstance(given.classes, int) and not isinstance(given, type):
-        return _checked(given, given.classes, classes)
-    inputs = _inputs(train)
-    made = _made(given, inputs)
-    return _checked(made, _count_classes(made, inputs), classes)
-
-
-def _made(given: Any, inputs: Array) -> OwnModel:
     if isinstance(given, type):
         raise InvalidInput("model", f"the class {given.__name__}", f"an object: {KINDS}")
+    if isinstance(given, Model) and isinstance(given.classes, int):
+        # Examples that are spread over processes cannot be looked at one by one.
+        found = _count_classes(given, _inputs(train)) if processes.count() == 1 else given.classes
+        if found != given.classes:
+            raise InvalidInput("model", f"{found} logits per input", f"{given.classes}, the classes that it names")
+    else:
+        inputs = _inputs(train)
+        given = _adapt(given, inputs)
+        found = _count_classes(given, inputs)
+        given = replace(given, classes=found)
+    if classes is not None and classes != found:
+        raise InvalidInput("classes", classes, f"{found}, as many logits as the model has; or None")
+    return given
+
+
+def _adapt(given: Any, inputs: Array) -> OwnModel:
+    """A user's model as pure functions; how many classes it has is not known yet."""
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
         return _of_functions(*given, inputs)
     init, apply = getattr(given, "init", None), getattr(given, "apply", None)
@@ -107,7 +118,7 @@ def _made(given: Any, inputs: Array) -> OwnModel:
         return _of_functions(init, apply, inputs)
     if isinstance(given, eqx.Module) and callable(given):
         numbers, rest = eqx.partition(given, eqx.is_inexact_array)
-        return OwnModel(_ByInput(rest), 0, lambda key: numbers, lambda key: _shuffled(numbers, key))
+        return OwnModel(_ByInput(rest), 0, lambda key: numbers, lambda key: _shuffle(numbers, key))
     if callable(given):
         return _of_constructor(given)
     raise InvalidInput("model", f"a {type(given).__name__}", KINDS)
@@ -118,7 +129,7 @@ def _of_functions(init: Callable[..., Any], apply: Callable[..., Any], inputs: A
 
 
 def _of_constructor(make: Callable[[PRNGKeyArray], Any]) -> OwnModel:
-    shape = _attempt(lambda: eqx.filter_eval_shape(make, jax.random.key(0)))
+    shape = _try_model(lambda: eqx.filter_eval_shape(make, jax.random.key(0)))
     if not isinstance(shape, eqx.Module) or not callable(shape):
         raise InvalidInput("model", f"a function that returns a {type(shape).__name__}", KINDS)
     rest = eqx.filter(shape, lambda leaf: not isinstance(leaf, jax.ShapeDtypeStruct))
@@ -135,7 +146,7 @@ def _takes_inputs(init: Callable[..., Any]) -> bool:
     return len(needed) > 1
 
 
-def _shuffled(numbers: PyTree, key: PRNGKeyArray) -> PyTree:
+def _shuffle(numbers: PyTree, key: PRNGKeyArray) -> PyTree:
     """Each array's numbers in another order: as good a start, if they were drawn alike."""
     leaves, structure = jax.tree.flatten(numbers)
     keys = jax.random.split(key, len(leaves))
@@ -154,10 +165,10 @@ def _inputs(train: PyTree) -> Array:
     return jnp.asarray(examples[0])
 
 
-def _count_classes(model: OwnModel, inputs: Array) -> int:
+def _count_classes(model: Model, inputs: Array) -> int:
     """The length of a row of logits."""
-    params = _attempt(lambda: jax.eval_shape(model.init, jax.random.key(0)))
-    logits = _attempt(lambda: jax.eval_shape(model.function, params, inputs))
+    params = _try_model(lambda: jax.eval_shape(model.init, jax.random.key(0)))
+    logits = _try_model(lambda: jax.eval_shape(model.apply, params, inputs))
     shape = getattr(logits, "shape", None)
     if shape is None or len(shape) != 2 or shape[0] != len(inputs) or not jnp.issubdtype(logits.dtype, jnp.floating):
         said = f"a model that returns {logits} for {len(inputs)} inputs"
@@ -165,16 +176,16 @@ def _count_classes(model: OwnModel, inputs: Array) -> int:
     return shape[1]
 
 
-def _checked(model: Any, found: int, asked: int | None) -> Model:
-    if asked is not None and asked != found:
-        raise InvalidInput("classes", asked, f"{found}, as many logits as the model has; or None")
-    return replace(model, classes=found) if isinstance(model, OwnModel) else model
+def _try_model(compute: Callable[[], T]) -> T:
+    return attempt(compute, "model", "a model", f"{KINDS}, for the inputs in train")
 
 
-def _attempt(compute: Callable[[], Any]) -> Any:
+def attempt(compute: Callable[[], T], field: str, given: str, allowed: str) -> T:
     """What a user's functions give; whatever they raise becomes one line."""
     try:
         return compute()
+    except InvalidInput:
+        raise
     except Exception as error:  # the model is the user's: say what it raised
-        said = f"a model that fails with {type(error).__name__}: {error}".splitlines()[0]
-        raise InvalidInput("model", said, f"{KINDS}, for the inputs in train") from error
+        said = f"{given} that fails with {type(error).__name__}: {error}".splitlines()[0]
+        raise InvalidInput(field, said, allowed) from error

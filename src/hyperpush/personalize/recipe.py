@@ -2,12 +2,11 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.arguments import check_key
@@ -20,64 +19,58 @@ from hyperpush.problem import L2
 from hyperpush.task import Task
 
 
-class Outer(NamedTuple):
-    """How the hypers of a method move: Adam's rate, and the rate of the penalty.
-
-    The other two are those of weights of labels, where they are learnt beside something else.
-    """
-
-    rate: float
-    l2: float
-    label_rate: float | None = None
-    label_l2: float | None = None
-
-
 class Recipe(Configured):
-    """A frozen module whose fields are its options; a new recipe is one file with the first five of these methods.
+    """A frozen module whose fields are its options: what is shared, what is personal, and how both predict.
 
-    A dict `METHODS` in the file makes methods of it: by name, the recipe for an `Outer`, and the one to take if nothing
-    else is asked for.
+    A new recipe is one file with a class that has an option `l2`, `hyper` and `log_probs`. What else there is
+    has a default: params of one model, all labels alike in training, the penalty ½·l2·‖hyper‖².
     """
 
-    @abc.abstractmethod
-    def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
-        """What is shared, to start from; all clients start from the same."""
+    rate: ClassVar[float] = 0.1  # Adam's for the hypers, unless `fit` is given another optimizer
+    l2: eqx.AbstractVar[Number]  # rate of the outer penalty
+
+    def __check_init__(self):
+        check_nonnegative(f"{type(self).__name__}.l2", self.l2)
 
     @abc.abstractmethod
     def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
         """What is personal, to start from."""
 
     @abc.abstractmethod
-    def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
+    def log_probs(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
         """The logarithm of every class's probability."""
 
-    @abc.abstractmethod
+    def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
+        """What is shared, to start from; all clients start from the same."""
+        return model.init(key)
+
     def label_weights(self, model: Model, hyper: PyTree) -> Float[Array, " classes"] | None:
         """How much an example of each label counts in training; None: all alike."""
+        return None
 
-    @abc.abstractmethod
     def penalty(self, params: PyTree, hyper: PyTree) -> Float[Array, ""]:
         """What is added to the outer cost to keep the hyper small."""
+        return L2(self.l2)(hyper, None)
 
     @property
-    def several(self) -> bool:
+    def is_ensemble(self) -> bool:
         """Whether several models are trained, which are on axis 0 of the params."""
         return False
 
-    def shown(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
+    def weights(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
         """What the hypers of all clients mean: weights of "models" or of "labels"."""
         return {}
 
-    def with_own(self, hypers: PyTree, alone: Callable[[], PyTree]) -> PyTree:
-        """The hypers to start from; `alone()` gives every client's params of a model that it has trained alone."""
+    def with_own(self, hypers: PyTree, train_alone: Callable[[], PyTree]) -> PyTree:
+        """The hypers to start from; `train_alone()` gives every client's params of a model that it trained alone."""
         return hypers
 
-    def continued(self, model: Model, params: PyTree, hypers: PyTree) -> tuple[PyTree, PyTree]:
-        """Params and hypers that go on from params that were trained with nothing personal."""
+    def continue_from(self, model: Model, params: PyTree, hypers: PyTree) -> tuple[PyTree, PyTree]:
+        """Params and hypers that continue from params that were trained with nothing personal."""
         return params, hypers
 
-    def unfit(self, model: Model) -> str | None:
-        """Why it cannot do with a model; None if it can."""
+    def why_unfit(self, model: Model) -> str | None:
+        """Why it cannot work with a model; None if it can."""
         return None
 
     def task(
@@ -108,7 +101,7 @@ class Recipe(Configured):
         """
         check_nonnegative("l2", l2)
         made = as_model(model, train, classes)
-        reason = self.unfit(made)
+        reason = self.why_unfit(made)
         if reason is not None:
             raise InvalidInput("recipe", type(self).__name__, f"another recipe: {reason}")
         shared, own = jax.random.split(check_key(key))
@@ -119,31 +112,14 @@ class Recipe(Configured):
         return Task(**{**costs, **penalties, **start, "train": train, **more})
 
 
-class Even(Recipe):
-    """Recipes in whose training all labels count alike, with the penalty ½·l2·‖hyper‖²."""
-
-    l2: eqx.AbstractVar[Number]
-
-    def label_weights(self, model: Model, hyper: PyTree) -> None:
-        return None
-
-    def penalty(self, params: PyTree, hyper: PyTree) -> Float[Array, ""]:
-        return half_square(self.l2, hyper)
-
-
-def half_square(rate: Number, tree: PyTree) -> Float[Array, ""]:
-    """½·rate·‖tree‖²."""
-    return 0.5 * rate * jnp.asarray(optax.tree.norm(tree, squared=True))
-
-
-def scaled(scores: Float[Array, "n k"]) -> Float[Array, "n k"]:
-    """K·softmax of every client's scores: weights that are 1 if nothing was learnt."""
+def relative_weights(scores: Float[Array, "n k"]) -> Float[Array, "n k"]:
+    """K·softmax of every client's scores: weights that are 1 if nothing was learned."""
     return scores.shape[1] * jax.nn.softmax(scores, axis=1)
 
 
-def losses(log_chances: Float[Array, "b classes"], labels: Int[Array, " b"]) -> Float[Array, " b"]:
+def losses(log_probs: Float[Array, "b classes"], labels: Int[Array, " b"]) -> Float[Array, " b"]:
     """The cross-entropy of each example."""
-    return -jnp.take_along_axis(log_chances, labels[:, None], axis=1)[:, 0]
+    return -jnp.take_along_axis(log_probs, labels[:, None], axis=1)[:, 0]
 
 
 class Losses(eqx.Module):
@@ -154,7 +130,7 @@ class Losses(eqx.Module):
 
     def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
         inputs, labels = batch
-        return losses(self.recipe.log_chances(self.model, params, hyper, inputs), labels)
+        return losses(self.recipe.log_probs(self.model, params, hyper, inputs), labels)
 
 
 class WeightedLosses(Losses):

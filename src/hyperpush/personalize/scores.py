@@ -29,20 +29,55 @@ class Accuracy(Losses):
 
     def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
         inputs, labels = batch
-        right = jnp.argmax(self.recipe.log_chances(self.model, params, hyper, inputs), axis=1) == labels
+        right = jnp.argmax(self.recipe.log_probs(self.model, params, hyper, inputs), axis=1) == labels
         return right.astype(jnp.zeros(()).dtype)
 
 
 def accuracy(task: Task) -> Accuracy:
-    """The metric of a recipe's task, for `metrics=` and `hp.EarlyStopping`."""
+    """The accuracy of a recipe's task, for `metrics=` and `hp.EarlyStopping`.
+
+    Args:
+        task: A task that a recipe made, such as `hp.personalize.PL().task(…)`.
+
+    Returns:
+        A metric f(params, hyper, batch) that is 1 for every example whose most probable class is right, else 0.
+
+    Raises:
+        InvalidInput: The task's costs are not a recipe's.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> model = (lambda key: jnp.eye(2), lambda params, inputs: inputs @ params)
+        >>> train = (jnp.eye(2)[None], jnp.array([[0, 0]]))  # one client, two examples, both of class 0
+        >>> task = hp.personalize.Shared().task(model, train=train, outer_on="train", key=0)
+        >>> hp.personalize.accuracy(task)(jnp.eye(2), jnp.zeros(1), (jnp.eye(2), jnp.array([0, 0])))
+        Array([1., 0.], dtype=float32)
+    """
     if not isinstance(task.inner, Losses):
         raise InvalidInput("task", "a task of other costs", "one that a recipe made: hp.personalize.PL().task(…)")
     return Accuracy(task.inner.recipe, task.inner.model)
 
 
 def scores(recipe: Recipe, model: Model, params: PyTree, hypers: PyTree, data: PyTree, batch: int = 1) -> Scores:
-    """Of personal models (clients on axis 0) on examples of their own; `batch` clients are computed at a time."""
+    """Accuracies of personal models on examples of their owners.
 
+    `hp.personalize.fit(…).scores("test")` calls it with what was fitted.
+
+    Args:
+        recipe: How params and hypers make a classifier.
+        model: The classifier.
+        params: The shared part, clients on axis 0.
+        hypers: The personal part, clients on axis 0.
+        data: Examples (inputs, labels) with clients on axis 0, ragged or not.
+        batch: Clients computed at a time, at least 1; more are faster and take more memory.
+
+    Returns:
+        `Scores`: of each client, the average by numbers of examples, and that of the 10 % client.
+
+    Raises:
+        InvalidInput: A client has no examples.
+    """
     metric = Accuracy(recipe, model)
     problem = Problem(metric, metric)
 

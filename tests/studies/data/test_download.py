@@ -13,8 +13,6 @@ from hyperpush.cli import app as cli
 from hyperpush.errors import InvalidInput
 from hyperpush.studies.data import catalogue, download
 
-pytest.importorskip("pooch")
-
 
 def record(label):
     return bytes([label]) + bytes(3072)
@@ -77,9 +75,9 @@ def test_another_content_is_refused_and_not_kept(archive, monkeypatch):
 
 
 def test_a_zipped_set_is_unpacked_and_not_fetched_twice(archive, no_network, monkeypatch, tmp_path):
-    from hyperpush.studies.data.sources import wanted
+    from hyperpush.studies.data.sources import published_files
 
-    names = wanted()["emnist"][1]
+    names = published_files()["emnist"][1]
     with zipfile.ZipFile(tmp_path / "gzip.zip", "w") as made:
         for name in (*names, "emnist-letters-train-images-idx3-ubyte"):
             made.writestr(f"gzip/{name}.gz", name.encode())

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hyperpush.data.batches import ragged
 from hyperpush.errors import InvalidInput
+from hyperpush.runs.run import Run
 from hyperpush.studies.data import partition
 from hyperpush.studies.data.sources import Dataset
 from hyperpush.studies.data.summary import describe, show
@@ -180,8 +181,11 @@ def test_stacked_data_are_the_examples_and_zeros():
         partition.stack(data, [np.array([1]), np.zeros(0, np.int64)])
 
 
-class Printed:
+class Printed(Run):
     """What a run would print and draw."""
+
+    def __init__(self):
+        """Nothing is written."""
 
     def table(self, title, columns, rows):
         self.title, self.rows = title, {row[0]: row[1:] for row in rows}

@@ -12,7 +12,7 @@ from hyperpush.studies.models.cnn import CNN, EMNIST, INFLUENCE
 TINY = CNN(channels=(2, 3), hidden=(4,), classes=3, size=13, kernel=3)  # its maps: 11 to 5, then 3 to 1
 
 
-COLOURED = CNN(channels=(2,), hidden=(), classes=2, size=6, kernel=3, colours=3)
+COLOURED = CNN(channels=(2,), hidden=(), classes=2, size=6, kernel=3, colors=3)
 
 
 def reference(params, images, convolutions, dense):
@@ -42,10 +42,10 @@ def test_the_papers_models_have_their_numbers_of_parameters():
     assert emnist["dense1"]["weight"].shape == (4 * 4 * 64, 2048)
 
 
-@pytest.mark.parametrize("model", [TINY, INFLUENCE, COLOURED], ids=["odd maps, a hidden layer", "influence", "colours"])
+@pytest.mark.parametrize("model", [TINY, INFLUENCE, COLOURED], ids=["odd maps, a hidden layer", "influence", "colors"])
 def test_logits_are_those_of_plain_convolutions(model):
     params = model.init(jax.random.key(1))
-    shape = (3, model.size, model.size, *([model.colours] if model.colours > 1 else []))
+    shape = (3, model.size, model.size, *([model.colors] if model.colors > 1 else []))
     images = np.random.default_rng(2).normal(size=shape).astype(np.float32)
     expected = reference(params, images, len(model.channels), 1 + len(model.hidden))
     assert np.std(expected) > 1e-3
@@ -104,7 +104,7 @@ def test_derivatives_are_those_of_finite_differences():
         ({"channels": (3, 0)}, "CNN.channels: got 0; allowed: "),
         ({"hidden": (2.5,)}, "CNN.hidden: got 2.5; allowed: "),
         ({"classes": True}, "CNN.classes: got True; allowed: "),
-        ({"colours": 0}, "CNN.colours: got 0; allowed: "),
+        ({"colors": 0}, "CNN.colors: got 0; allowed: "),
     ],
 )
 def test_bad_options_are_named(options, field):

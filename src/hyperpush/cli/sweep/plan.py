@@ -14,6 +14,7 @@ from hyperpush.errors import InvalidInput
 from hyperpush.runs.config import Config, load_config, to_toml, validate
 from hyperpush.runs.experiment import Experiment, Tuning
 
+Phase = Literal["tuning", "reported"]
 # 10^-0.5 to 10^-3 in half steps, for every method alike: the learning rates that Terashita and Hara, "Decentralized
 # hyper-gradient computation over time-varying directed networks", choose from.
 RATES = tuple(float(f"{10 ** (-half / 2):.3g}") for half in range(1, 7))
@@ -46,8 +47,9 @@ class Choice(NamedTuple):
 class Cell(NamedTuple):
     """One run."""
 
-    method: int
-    point: int
+    phase: Phase
+    method: Choice
+    point: Choice
     seed: int
     name: str  # of its folder
     config: BaseModel
@@ -60,29 +62,25 @@ class Plan:
     experiment: Experiment
     config: BaseModel  # with `sweep`, as it is written down
     values: dict[str, Any]  # the experiment's options
+    seed_option: str  # the option that decides every draw: `seed` of studies, `key` of specs
     rule: Tuning
     methods: tuple[Choice, ...]
     points: tuple[Choice, ...]
     tuning_seeds: tuple[int, ...]
     seeds: tuple[int, ...]
 
-    def cell(self, method: int, point: int, seed: int) -> Cell:
+    def cell(self, phase: Phase, method: Choice, point: Choice, seed: int) -> Cell:
         """The run of a method with a setting and a seed."""
-        chosen = self.methods[method], self.points[point]
-        options = {**chosen[0].options, **chosen[1].options, self.seed_option: seed}
-        config = _changed(self.experiment, self.values, options)
-        label = ",".join(part for part in (chosen[0].label, chosen[1].label, f"seed={seed}") if part)
+        options = {**method.options, **point.options, self.seed_option: seed}
+        config = _with_options(self.experiment, self.values, options)
+        label = ",".join(part for part in (method.label, point.label, f"seed={seed}") if part)
         readable = re.sub(r"[^\w=.,+-]+", "", label)[:80].strip(".,")
-        return Cell(method, point, seed, f"{readable}-{_digest(to_toml(self.experiment.name, config))}", config)
+        name = f"{readable}-{_digest(to_toml(self.experiment.name, config))}"
+        return Cell(phase, method, point, seed, name, config)
 
-    @property
-    def seed_option(self) -> str:
-        """The option that decides every draw: `seed` of studies, `key` of specs."""
-        return _seed_option(self.values)
-
-    def tuning(self, method: int) -> list[Cell]:
-        """The runs that a method's setting is chosen by."""
-        return [self.cell(method, point, seed) for point in range(len(self.points)) for seed in self.tuning_seeds]
+    def scores(self, phase: Phase) -> tuple[str, ...]:
+        """The fields of a row that a phase looks at: tuning runs show nobody their test scores."""
+        return (self.rule.validation,) if phase == "tuning" else self.rule.test
 
     def identity(self) -> str:
         """The same for sweeps that differ in nothing but the number of reported seeds."""
@@ -106,56 +104,57 @@ def load(source: str, overrides: Sequence[str], known: Mapping[str, Experiment])
 def plan(experiment: Experiment, config: BaseModel) -> Plan:
     """Every run that a sweep may need, or an error that names what is wrong."""
     values = config.model_dump(mode="json", exclude_none=True)
-    asked = validate(Sweep, values.pop("sweep"), "sweep")
-    assert isinstance(asked, Sweep)
-    if _seed_option(values) not in values:
+    asked = Sweep.model_validate(values.pop("sweep"))
+    seed_option = "key" if "key" in values and "seed" not in values else "seed"
+    if seed_option not in values:
         raise InvalidInput("experiment", experiment.name, "an experiment with an option seed")
-    if values.get("seeds", 1) not in (1, experiment.config().model_dump().get("seeds")):
-        raise InvalidInput("seeds", values["seeds"], "1, or left out: sweep.seeds says how many runs are reported")
     if "seeds" in values:
+        if values["seeds"] not in (1, experiment.config().model_dump()["seeds"]):
+            raise InvalidInput("seeds", values["seeds"], "1, or left out: sweep.seeds says how many runs are reported")
         values["seeds"] = 1
     rule = _rule(experiment, asked)
-    if asked.tuning_seeds == 0 and asked.grid:
-        raise InvalidInput("sweep.tuning_seeds", 0, "at least 1 with a grid to choose from")
-    grid = asked.grid
-    if not grid and asked.tuning_seeds:
-        if experiment.tuning is None or not experiment.tuning.rates:
-            raise InvalidInput("sweep.grid", {}, "at least one option with its values, or sweep.tuning_seeds = 0")
-        grid = {",".join(experiment.tuning.rates): list(RATES)}
-    compare = asked.compare
-    named = experiment.tuning.methods if experiment.tuning else None
-    if not compare and named is not None and values.get(named):
-        compare = {named: list(values[named])}
-    points, methods = _choices(experiment, values, "grid", grid), _choices(experiment, values, "compare", compare)
-    both = sorted(set(points[0].options) & set(methods[0].options))
-    if both:
+    points = _choices(experiment, values, "grid", _grid(experiment, asked))
+    methods = _choices(experiment, values, "compare", _compare(experiment, asked, values))
+    if both := sorted(set(points[0].options) & set(methods[0].options)):
         raise InvalidInput(f"sweep.grid.{both[0]}", both[0], "options that sweep.compare does not set")
-    first = values[_seed_option(values)]
+    if len(methods) == 1 and not methods[0].label:
+        methods = (Choice(experiment.name, {}),)
+    first = values[seed_option]
     tuning_seeds = tuple(range(asked.tuning_seed, asked.tuning_seed + asked.tuning_seeds)) if len(points) > 1 else ()
     seeds = tuple(range(first, first + asked.seeds))
     if set(seeds) & set(tuning_seeds):
         raise InvalidInput("sweep.tuning_seed", asked.tuning_seed, f"seeds that are not reported ({seeds})")
-    if len(methods) == 1 and not methods[0].label:
-        methods = (Choice(experiment.name, {}),)
-    made = Plan(experiment, config, values, rule, methods, points, tuning_seeds, seeds)
-    for method, point in product(range(len(methods)), range(len(points))):
-        cell = made.cell(method, point, first)
+    made = Plan(experiment, config, values, seed_option, rule, methods, points, tuning_seeds, seeds)
+    for method, point in product(methods, points):
+        cell = made.cell("reported", method, point, first)
         if experiment.check is not None:
             experiment.check(cell.config)
     return made
 
 
-def _seed_option(values: Mapping[str, Any]) -> str:
-    return "key" if "key" in values and "seed" not in values else "seed"
+def _grid(experiment: Experiment, asked: Sweep) -> dict[str, Any]:
+    """The options to tune: those asked for, else the learning rates that the experiment declares."""
+    if asked.tuning_seeds == 0 and asked.grid:
+        raise InvalidInput("sweep.tuning_seeds", 0, "at least 1 with a grid to choose from")
+    if asked.grid or not asked.tuning_seeds:
+        return asked.grid
+    if experiment.tuning is None or not experiment.tuning.rates:
+        raise InvalidInput("sweep.grid", {}, "at least one option with its values, or sweep.tuning_seeds = 0")
+    return {",".join(experiment.tuning.rates): list(RATES)}
+
+
+def _compare(experiment: Experiment, asked: Sweep, values: dict[str, Any]) -> dict[str, Any]:
+    """The options to compare: those asked for, else the experiment's methods."""
+    named = experiment.tuning.methods if experiment.tuning else None
+    return asked.compare or ({named: list(values[named])} if named is not None and values.get(named) else {})
 
 
 def _rule(experiment: Experiment, asked: Sweep) -> Tuning:
     """The scores: what is asked for, else what the experiment declares."""
-    declared = experiment.tuning
-    validation = asked.validation or (declared.validation if declared else None)
-    test = asked.test or (declared.test if declared else ())
-    better = asked.better or (declared.better if declared else "higher")
-    if validation is None:
+    declared = experiment.tuning or Tuning("", ())
+    validation = asked.validation or declared.validation
+    test, better = asked.test or declared.test, asked.better or declared.better
+    if not validation:
         raise InvalidInput("sweep.validation", None, f"a field of the rows of {experiment.name}: it declares none")
     if not test:
         raise InvalidInput("sweep.test", [], f"fields of the rows of {experiment.name}: it declares none")
@@ -181,7 +180,7 @@ def _choices(experiment: Experiment, values: dict[str, Any], table: str, axes: d
         lists.append([_choice(values, where, names, value, table == "grid") for value in given])
         for choice in lists[-1]:
             try:
-                _changed(experiment, values, choice.options)
+                _with_options(experiment, values, choice.options)
             except InvalidInput as error:
                 raise InvalidInput(f"sweep.{table}.{error.field}", error.given, error.allowed) from None
     return tuple(
@@ -214,7 +213,7 @@ def _as_in(values: dict[str, Any], name: str, value: Any) -> Any:
     return [value] if isinstance(now, list) and not isinstance(value, list) else value
 
 
-def _changed(experiment: Experiment, values: dict[str, Any], options: Mapping[str, Any]) -> BaseModel:
+def _with_options(experiment: Experiment, values: dict[str, Any], options: Mapping[str, Any]) -> BaseModel:
     """The experiment's options with these in place."""
     values = deepcopy(values)
     for name, value in options.items():

@@ -1,14 +1,15 @@
-"""A sweep's result, tables and figure."""
+"""A sweep's result and tables."""
 
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from hyperpush.cli.sweep.cells import CellResult, Finished, folder_of, run, scores_of, write
+from hyperpush.cli.sweep.cells import CellResult, Finished, folder_of, run, scores_of
 from hyperpush.cli.sweep.plan import Plan
 from hyperpush.cli.sweep.statistics import interval, mean_of
 from hyperpush.runs import saved
+from hyperpush.runs.files import write_atomically
 from hyperpush.runs.report.tables import table
 
 
@@ -18,75 +19,67 @@ def sweep(plan: Plan, out: Path | None = None, console: Console | None = None) -
     folder = folder_of(plan, out)
     found = run(plan, folder, console)
     result = result_of(plan, found)
-    lines = [_record(plan, each, phase) for one in found for phase, each in _phases(one)]
-    write(folder / saved.METRICS, "".join(saved.to_json(line) + "\n" for line in lines))
-    write(folder / saved.RESULT, saved.to_json(result) + "\n")
+    lines = [_record(plan, each) for one in found for each in one.results]
+    write_atomically(folder / saved.METRICS, "".join(saved.to_json(line) + "\n" for line in lines))
+    write_atomically(folder / saved.RESULT, saved.to_json(result) + "\n")
     _show(plan, result, console)
-    _draw(plan, result, folder)
     return result, folder
 
 
 def result_of(plan: Plan, found: list[Finished]) -> dict[str, Any]:
     """A row for every method and reported seed, a summary and the tuning scores of every method, and what failed."""
-    rows, summary, tuning, failed = [], [], [], []
+    rows, tuning = [], []
     for one in found:
-        label = plan.methods[one.method].label
-        setting = None if one.chosen is None else plan.points[one.chosen].options
-        done = [each for each in one.reported if each.state == "done"]
+        label, setting = one.method.label, None if one.chosen is None else plan.points[one.chosen].options
+        done = [each for each in one.of("reported") if each.state == "done"]
         rows += [{**each.row, "method": label, "seed": each.cell.seed, "setting": setting} for each in done]
-        reasons = [each.reason for each in (*one.tuning, *one.reported) if each.state == "n/a"]
-        summary.append(
-            {
-                "method": label,
-                "setting": setting,
-                "point": None if one.chosen is None else plan.points[one.chosen].label,
-                "at_the_end_of_the_grid": _at_the_end(plan, one.chosen),
-                "seeds": [each.cell.seed for each in done],
-                "not_applicable": reasons[0] if reasons else None,
-                **{name: interval([each.row[name] for each in done])._asdict() for name in plan.rule.test if done},
-            }
-        )
-        if one.tuning:
-            states = [[each.state for each in one.tuning if each.cell.point == p] for p in range(len(plan.points))]
-            tuning.append(
-                {"method": label, "scores": scores_of(plan, one.tuning), "states": states, "chosen": one.chosen}
-            )
-        failed += [_record(plan, each, phase) for phase, each in _phases(one) if _is_failure(phase, each)]
+        if tried := one.of("tuning"):
+            states = [[each.state for each in tried if each.cell.point is point] for point in plan.points]
+            scores = scores_of(plan, tried)
+            tuning.append({"method": label, "scores": scores, "states": states, "chosen": one.chosen})
     return {
         "experiment": plan.experiment.name,
         "rows": rows,
-        "summary": summary,
+        "summary": [_summarize(plan, one) for one in found],
         "chosen_by": {"field": plan.rule.validation, "better": plan.rule.better, "seeds": plan.tuning_seeds},
         "grid": [each.options for each in plan.points],
         "tuning": tuning,
-        "failed": failed,
+        "failed": [_record(plan, each) for one in found for each in one.results if _is_failure(each)],
     }
 
 
-def _phases(one: Finished) -> list[tuple[str, CellResult]]:
-    return [*(("tuning", each) for each in one.tuning), *(("reported", each) for each in one.reported)]
-
-
-def _is_failure(phase: str, each: CellResult) -> bool:
-    """A setting that diverges is an answer of the tuning; a reported run has to end well."""
-    return each.state == "failed" or (phase == "reported" and each.state == "diverged")
-
-
-def _record(plan: Plan, each: CellResult, phase: str) -> dict[str, Any]:
+def _summarize(plan: Plan, one: Finished) -> dict[str, Any]:
+    """What was chosen for a method, and its scores over the reported seeds."""
+    point = None if one.chosen is None else plan.points[one.chosen]
+    done = [each for each in one.of("reported") if each.state == "done"]
     return {
-        "phase": phase,
-        "method": plan.methods[each.cell.method].label,
-        "setting": plan.points[each.cell.point].options,
-        "seed": each.cell.seed,
+        "method": one.method.label,
+        "setting": None if point is None else point.options,
+        "point": None if point is None else point.label,
+        "at_the_end_of_the_grid": _at_the_end(plan, one.chosen),
+        "seeds": [each.cell.seed for each in done],
+        "not_applicable": next((each.reason for each in one.results if each.state == "n/a"), None),
+        **{name: interval([each.row[name] for each in done])._asdict() for name in plan.rule.test if done},
+    }
+
+
+def _is_failure(each: CellResult) -> bool:
+    """A setting that diverges is an answer of the tuning; a reported run has to end well."""
+    return each.state == "failed" or (each.cell.phase == "reported" and each.state == "diverged")
+
+
+def _record(plan: Plan, each: CellResult) -> dict[str, Any]:
+    cell = each.cell
+    names = (*plan.scores(cell.phase), plan.rule.validation)
+    return {
+        "phase": cell.phase,
+        "method": cell.method.label,
+        "setting": cell.point.options,
+        "seed": cell.seed,
         "state": each.state,
         "reason": each.reason or None,
-        "cell": each.cell.name,
-        # A tuning run's test scores are nobody's business.
-        **{
-            name: each.row[name]
-            for name in (*(plan.rule.test if phase == "reported" else ()), plan.rule.validation)
-            if name in each.row
-        },
+        "cell": cell.name,
+        **{name: each.row[name] for name in names if name in each.row},
     }
 
 
@@ -140,35 +133,3 @@ def _score(found: dict[str, Any] | None) -> tuple[str, str]:
     if found["sd"] is None:
         return f"{found['mean']:.4g}", "–"
     return f"{found['mean']:.4g} ± {found['sd']:.2g}", f"{found['low']:.4g} … {found['high']:.4g}"
-
-
-def _draw(plan: Plan, result: dict[str, Any], folder: Path) -> None:
-    """Validation by setting, and the reported scores with their intervals and the runs behind them."""
-    from hyperpush.runs.report.figures import panels
-
-    figure, axes = panels(1 + len(plan.rule.test) if result["tuning"] else len(plan.rule.test))
-    if result["tuning"]:
-        left = axes.pop(0)
-        for each in result["tuning"]:
-            known = [(place, mean) for place, own in enumerate(each["scores"]) if (mean := mean_of(own)) is not None]
-            if known:
-                left.plot([place for place, _ in known], [mean for _, mean in known], ".-", label=each["method"])
-        left.set_xticks(range(len(plan.points)), [point.label for point in plan.points], rotation=60, fontsize=6)
-        left.set_ylabel(plan.rule.validation)
-        if left.lines:
-            left.legend(fontsize=6)
-    shown = [each for each in result["summary"] if each["seeds"]]
-    for name, panel in zip(plan.rule.test, axes, strict=True):
-        for place, each in enumerate(shown):
-            runs = [row[name] for row in result["rows"] if row["method"] == each["method"]]
-            panel.plot(runs, [place] * len(runs), ".", color="grey", alpha=0.6)
-            low, high = each[name]["low"], each[name]["high"]
-            if low is not None:
-                panel.plot([low, high], [place, place], color="C0")
-            panel.plot(each[name]["mean"], place, "o", color="C0")
-        panel.set_yticks(range(len(shown)), [each["method"] for each in shown])
-        panel.invert_yaxis()
-        panel.set_xlabel(f"{name}: mean, 95 % interval, runs")
-    path = folder / saved.FIGURES / "sweep.png"
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, format="png")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
+from scipy.stats import t
 
 
 class Interval(NamedTuple):
@@ -18,8 +19,6 @@ class Interval(NamedTuple):
 
 def interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """Student's interval mean ± t_{(1+level)/2, n−1}·sd/√n (Student 1908): exact for normal values."""
-    from scipy.stats import t
-
     n, mean = len(values), float(np.mean(values))
     if n < 2:
         return Interval(mean, None, None, None, n)
@@ -30,9 +29,8 @@ def interval(values: Sequence[float], level: float = 0.95) -> Interval:
 
 def choose(scores: Sequence[Sequence[float | None]], better: Literal["higher", "lower"]) -> int | None:
     """The row with the best mean, the first of equal ones; rows with a missing score are out. None: all are."""
-    sign = 1 if better == "higher" else -1
-    ranked = [(sign * mean, -place) for place, row in enumerate(scores) if (mean := mean_of(row)) is not None]
-    return -max(ranked)[1] if ranked else None
+    means = {place: mean for place, row in enumerate(scores) if (mean := mean_of(row)) is not None}
+    return (max if better == "higher" else min)(means, key=means.__getitem__, default=None)
 
 
 def mean_of(row: Sequence[float | None]) -> float | None:

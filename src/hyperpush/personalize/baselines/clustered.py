@@ -1,20 +1,21 @@
 """Groups of clients that part when their updates disagree."""
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import pdist
 
-from hyperpush.checks import check_integer, check_nonnegative
-from hyperpush.inner.base import InnerSolver, InnerState, Learner
-from hyperpush.inner.fedavg import local_epochs, size
+from hyperpush.checks import check_nonnegative
+from hyperpush.inner.base import InnerState, Learner
+from hyperpush.inner.fedavg import size
 from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
+from hyperpush.personalize.baselines.base import LocalEpochs
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence, Server
 
@@ -25,7 +26,7 @@ class _State(eqx.Module):
     group: Int[Array, ""]
 
 
-class ClusteredFL(InnerSolver):
+class ClusteredFL(LocalEpochs):
     """Clustered federated learning: a group parts in two when it stands still but its members do not.
 
     `FedAvg` within groups, at first one of all. With Δ_i the change of client i's params in a round, a group parts if
@@ -47,6 +48,17 @@ class ClusteredFL(InnerSolver):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> inputs = jax.random.normal(jax.random.key(0), (4, 20, 2))
+        >>> train = (inputs, (inputs[..., 0] > 0).astype(int))
+        >>> model = (lambda key: jnp.zeros((2, 2)), lambda params, inputs: inputs @ params)
+        >>> baseline = hp.personalize.ClusteredFL(50, 0.5)
+        >>> fitted = hp.personalize.fit(model, baseline, hp.networks.FullyConnected(4), train=train, key=0)
+        >>> fitted.client(0).predict(jnp.array([[2.0, 0.0], [-2.0, 0.0]]))
+        Array([1, 0], dtype=int32)
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -58,33 +70,22 @@ class ClusteredFL(InnerSolver):
         example={"steps": 3, "step_size": 0.1},
     )
 
-    steps: int = eqx.field(static=True)
-    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
     # Static, since the server compares them in plain Python.
     still: float = eqx.field(static=True, converter=as_number, default=0.4)
     moving: float = eqx.field(static=True, converter=as_number, default=1.6)
-    epochs: int = eqx.field(static=True, default=1)
-    batch_size: int | None = eqx.field(static=True, default=None)
-    optimizer: Optimizer | optax.GradientTransformation | None = None
 
     def __check_init__(self):
-        check_integer("ClusteredFL.steps", self.steps, minimum=0)
-        check_optimizer("ClusteredFL", self.step_size, self.optimizer)
         check_nonnegative("ClusteredFL.still", self.still)
         check_nonnegative("ClusteredFL.moving", self.moving)
-        check_integer("ClusteredFL.epochs", self.epochs, minimum=1)
-        check_integer("ClusteredFL.batch_size", self.batch_size, minimum=1, optional=True)
 
     def program(self, problem: Problem) -> Node:
-        transform = build(self.step_size, self.optimizer)
-
         def enter(trained: InnerState, ctx: Context):
-            learner = Learner(trained.params, trained.hyper, transform.init(trained.params))
+            learner = Learner(trained.params, trained.hyper, self.transform().init(trained.params))
             still = jnp.zeros_like(ravel_pytree(trained.params)[0])
             return _State(learner, still, jnp.zeros((), jnp.int32))
 
         def train(state: _State, ctx: Context):
-            after = local_epochs(problem, transform, state.learner, ctx, ctx.data.train, self.epochs, self.batch_size)
+            after = self.train(problem, state.learner, ctx, ctx.data.train)
             change = ravel_pytree(after.params)[0] - ravel_pytree(state.learner.params)[0]
             return _State(state.learner.moved(state.learner.params, after.memory), change, state.group)
 
@@ -107,10 +108,10 @@ class ClusteredFL(InnerSolver):
         )
 
 
-def _serve(still: float, moving: float, messages: Any, key: Any) -> tuple[Array, Array]:
+def _serve(still: float, moving: float, messages: PyTree, key: PRNGKeyArray) -> tuple[Array, Array]:
     """Each group's mean change, after those that have to have parted."""
     sizes, changes, groups = (np.asarray(part) for part in messages)
-    groups = parted(sizes, changes, groups, still, moving)
+    groups = part_groups(sizes, changes, groups, still, moving)
     means = np.empty_like(changes)
     for group in np.unique(groups):
         members = groups == group
@@ -118,13 +119,10 @@ def _serve(still: float, moving: float, messages: Any, key: Any) -> tuple[Array,
     return jnp.asarray(means), jnp.asarray(groups)
 
 
-def parted(
+def part_groups(
     sizes: np.ndarray, changes: np.ndarray, groups: np.ndarray, still: float, moving: float
 ) -> Int[np.ndarray, " n"]:
     """The number of everyone's group, after each that stands still while a member moves has parted in two."""
-    from scipy.cluster.hierarchy import fcluster, linkage
-    from scipy.spatial.distance import pdist
-
     groups = groups.copy()
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)

@@ -31,6 +31,17 @@ class FedAvgPlus(InnerSolver):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> inputs = jax.random.normal(jax.random.key(0), (4, 20, 2))
+        >>> train = (inputs, (inputs[..., 0] > 0).astype(int))
+        >>> model = (lambda key: jnp.zeros((2, 2)), lambda params, inputs: inputs @ params)
+        >>> baseline = hp.personalize.FedAvgPlus(hp.FedAvg(50, 0.5), 0.05)
+        >>> fitted = hp.personalize.fit(model, baseline, hp.networks.FullyConnected(4), train=train, key=0)
+        >>> fitted.client(0).predict(jnp.array([[2.0, 0.0], [-2.0, 0.0]]))
+        Array([1, 0], dtype=int32)
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(

@@ -6,23 +6,21 @@ from typing import Any, ClassVar, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.checks import check_integer
 from hyperpush.data.batches import Ragged, everything, open_batch
 from hyperpush.errors import InvalidInput
-from hyperpush.inner.base import InnerSolver, Learner, learning
-from hyperpush.inner.fedavg import averaged, local_epochs
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
+from hyperpush.inner.base import Learner, learning
+from hyperpush.inner.fedavg import averaged
+from hyperpush.method import MethodInfo
+from hyperpush.personalize.baselines.base import LocalEpochs
 from hyperpush.personalize.recipe import Losses, Recipe, losses
-from hyperpush.personalize.recipes.mtl import MTL, each
+from hyperpush.personalize.recipes.mtl import MTL, log_probs_by_model
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Sequence
 
 
-class FedEM(InnerSolver):
+class FedEM(LocalEpochs):
     """Federated expectation and maximization: a mixture of shared models with own proportions.
 
     Client i says Σ_k π_ik · softmax(logits_k). Params are the models, on axis 0; the hyper is log π_i, as in the recipe
@@ -48,6 +46,17 @@ class FedEM(InnerSolver):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> inputs = jax.random.normal(jax.random.key(0), (4, 20, 2))
+        >>> train = (inputs, (inputs[..., 0] > 0).astype(int))
+        >>> model = (lambda key: jnp.zeros((2, 2)), lambda params, inputs: inputs @ params)
+        >>> baseline = hp.personalize.FedEM(50, 0.5)
+        >>> fitted = hp.personalize.fit(model, baseline, hp.networks.FullyConnected(4), train=train, key=0)
+        >>> fitted.client(0).predict(jnp.array([[2.0, 0.0], [-2.0, 0.0]]))
+        Array([1, 0], dtype=int32)
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -60,18 +69,7 @@ class FedEM(InnerSolver):
     )
     recipe: ClassVar[Recipe] = MTL()  # whose task it takes
 
-    steps: int = eqx.field(static=True)
-    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
-    epochs: int = eqx.field(static=True, default=1)
-    batch_size: int | None = eqx.field(static=True, default=None)
     averaging: Literal["server", "gossip"] = eqx.field(static=True, default="server")
-    optimizer: Optimizer | optax.GradientTransformation | None = None
-
-    def __check_init__(self):
-        check_integer("FedEM.steps", self.steps, minimum=0)
-        check_optimizer("FedEM", self.step_size, self.optimizer)
-        check_integer("FedEM.epochs", self.epochs, minimum=1)
-        check_integer("FedEM.batch_size", self.batch_size, minimum=1, optional=True)
 
     def check_task(self, task: Any) -> None:
         super().check_task(task)
@@ -81,10 +79,10 @@ class FedEM(InnerSolver):
 
     def program(self, problem: Problem) -> Node:
         assert isinstance(problem.inner, Losses)  # see `check_task`
-        transform, model = build(self.step_size, self.optimizer), problem.inner.model
+        model = problem.inner.model
 
         def by_model(params: PyTree, inputs: Array, labels: Array) -> Float[Array, "k b"]:
-            return jax.vmap(losses, in_axes=(0, None))(each(model, params, inputs), labels)
+            return jax.vmap(losses, in_axes=(0, None))(log_probs_by_model(model, params, inputs), labels)
 
         def weighted(params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
             inputs, labels, shares = batch
@@ -92,7 +90,7 @@ class FedEM(InnerSolver):
 
         maximized = replace(problem, inner=weighted)
 
-        def train(state: Learner, ctx: Context):
+        def train(state: Learner, ctx: Context) -> Learner:
             batch = everything(ctx.data.train)
             (inputs, labels), mask, _ = open_batch(batch)
             scores = jax.nn.log_softmax(state.hyper)[:, None] - by_model(state.params, inputs, labels)
@@ -102,7 +100,7 @@ class FedEM(InnerSolver):
             if isinstance(ctx.data.train, Ragged):
                 examples = Ragged(examples, ctx.data.train.counts)
             state = replace(state, hyper=jnp.log(jnp.maximum(proportions, jnp.finfo(shares.dtype).tiny)))
-            return local_epochs(maximized, transform, state, ctx, examples, self.epochs, self.batch_size)
+            return self.train(maximized, state, ctx, examples)
 
         body = Sequence(Local(train), averaged(self.averaging, weighted=True))
-        return learning(Repeat(body, self.steps, name="FedEM"), transform)
+        return learning(Repeat(body, self.steps, name="FedEM"), self.transform())

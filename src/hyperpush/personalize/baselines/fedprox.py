@@ -4,19 +4,17 @@ from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
-import optax
 
-from hyperpush.checks import check_integer, check_nonnegative
-from hyperpush.inner.base import InnerSolver, Learner, learning
-from hyperpush.inner.fedavg import averaged, local_epochs
+from hyperpush.checks import check_nonnegative
+from hyperpush.inner.base import Learner, learning
+from hyperpush.inner.fedavg import averaged
 from hyperpush.method import MethodInfo, Number, as_number
-from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
-from hyperpush.personalize.baselines.near import Near
+from hyperpush.personalize.baselines.base import LocalEpochs, Near
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Sequence
 
 
-class FedProx(InnerSolver):
+class FedProx(LocalEpochs):
     """Federated averaging whose clients stay near the common model.
 
     `FedAvg` on f_i(x) + ½·penalty·‖x − x_r‖², x_r the common model at the start of the round (Li et al.,
@@ -39,6 +37,17 @@ class FedProx(InnerSolver):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> inputs = jax.random.normal(jax.random.key(0), (4, 20, 2))
+        >>> train = (inputs, (inputs[..., 0] > 0).astype(int))
+        >>> model = (lambda key: jnp.zeros((2, 2)), lambda params, inputs: inputs @ params)
+        >>> baseline = hp.personalize.FedProx(50, 0.5, penalty=0.1)
+        >>> fitted = hp.personalize.fit(model, baseline, hp.networks.FullyConnected(4), train=train, key=0)
+        >>> fitted.client(0).predict(jnp.array([[2.0, 0.0], [-2.0, 0.0]]))
+        Array([1, 0], dtype=int32)
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -49,26 +58,15 @@ class FedProx(InnerSolver):
         example={"steps": 3, "step_size": 0.1, "penalty": 0.1},
     )
 
-    steps: int = eqx.field(static=True)
-    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
-    epochs: int = eqx.field(static=True, default=1)
-    batch_size: int | None = eqx.field(static=True, default=None)
-    optimizer: Optimizer | optax.GradientTransformation | None = None
     penalty: Number = eqx.field(converter=as_number, kw_only=True)
 
     def __check_init__(self):
-        check_integer("FedProx.steps", self.steps, minimum=0)
-        check_optimizer("FedProx", self.step_size, self.optimizer)
-        check_integer("FedProx.epochs", self.epochs, minimum=1)
-        check_integer("FedProx.batch_size", self.batch_size, minimum=1, optional=True)
         check_nonnegative("FedProx.penalty", self.penalty)
 
     def program(self, problem: Problem) -> Node:
-        transform = build(self.step_size, self.optimizer)
-
-        def train(state: Learner, ctx: Context):
+        def train(state: Learner, ctx: Context) -> Learner:
             near = replace(problem, penalty=Near(self.penalty, state.params, problem.penalty))
-            return local_epochs(near, transform, state, ctx, ctx.data.train, self.epochs, self.batch_size)
+            return self.train(near, state, ctx, ctx.data.train)
 
         body = Sequence(Local(train), averaged("server", weighted=True))
-        return learning(Repeat(body, self.steps, name="FedProx"), transform)
+        return learning(Repeat(body, self.steps, name="FedProx"), self.transform())

@@ -6,6 +6,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import PyTree
 
 from hyperpush.checks import check_integer, check_positive
@@ -13,7 +14,7 @@ from hyperpush.data.batches import draw
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.inner.fedavg import mean_by_size
 from hyperpush.method import MethodInfo, Number, as_number
-from hyperpush.personalize.baselines.near import Near
+from hyperpush.personalize.baselines.base import Near
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence, Server
 
@@ -49,6 +50,17 @@ class PFedMe(InnerSolver):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> inputs = jax.random.normal(jax.random.key(0), (4, 20, 2))
+        >>> train = (inputs, (inputs[..., 0] > 0).astype(int))
+        >>> model = (lambda key: jnp.zeros((2, 2)), lambda params, inputs: inputs @ params)
+        >>> baseline = hp.personalize.PFedMe(20, 0.1, local_steps=2)
+        >>> fitted = hp.personalize.fit(model, baseline, hp.networks.FullyConnected(4), train=train, key=0)
+        >>> fitted.client(0).predict(jnp.array([[2.0, 0.0], [-2.0, 0.0]]))
+        Array([1, 0], dtype=int32)
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -85,16 +97,16 @@ class PFedMe(InnerSolver):
                 pulled = replace(problem, penalty=Near(self.pull, common, problem.penalty))
 
                 def descend(_, own):
-                    return moved(own, pulled.inner_gradient(own, state.hyper, batch), -self.step_size)
+                    return optax.tree.add_scale(own, -self.step_size, pulled.inner_gradient(own, state.hyper, batch))
 
                 own = jax.lax.fori_loop(0, self.inner_steps, descend, own)
-                away = jax.tree.map(jnp.subtract, common, own)
-                return moved(common, away, -self.common_step_size * self.pull), own
+                away = optax.tree.sub(common, own)
+                return optax.tree.add_scale(common, -self.common_step_size * self.pull, away), own
 
             common, own = jax.lax.fori_loop(0, self.local_steps, one, (state.common, state.own))
             # The server mixes with the common model before the round: what it is moved by is as good.
-            step = jax.tree.map(jnp.subtract, common, state.common)
-            return _State(moved(state.common, step, self.mixing), own, state.hyper)
+            step = optax.tree.sub(common, state.common)
+            return _State(optax.tree.add_scale(state.common, self.mixing, step), own, state.hyper)
 
         average = Server(
             send=lambda state, ctx: state.common,
@@ -106,8 +118,3 @@ class PFedMe(InnerSolver):
             enter=lambda trained, ctx: _State(trained.params, trained.params, trained.hyper),
             leave=lambda trained, state, ctx: InnerState(state.own, state.hyper),
         )
-
-
-def moved(tree: PyTree, along: PyTree, length: Number) -> PyTree:
-    """tree + length·along."""
-    return jax.tree.map(lambda a, b: a + length * b, tree, along)

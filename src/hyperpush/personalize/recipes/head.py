@@ -1,31 +1,42 @@
 """The last layer is one's own."""
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_nonnegative
 from hyperpush.errors import InvalidInput
 from hyperpush.method import Number, as_number
-from hyperpush.personalize.recipe import Even, Model, Outer
+from hyperpush.personalize.recipe import Model, Recipe
 
 
-class Head(Even):
+class Head(Recipe):
     """softmax(logits) of a model whose layer that gives the logits is the hyper; all before it is trained together.
 
     One of the uses named in "Personalized decentralized bilevel optimization over stochastic and directed networks".
+
+    **Use it** where clients need classifiers of their own on common features, and have enough examples to fit them.
+    **Avoid it** for models of one layer, which are refused, and for params that are no dict of layers.
 
     Args:
         layer: Name of the own layer in the params, a dict of layers. Empty takes the only one with as many biases as
             there are classes.
         l2: Rate of the outer penalty ½·l2·‖layer‖², 0 or more. 0 has none; larger values keep clients alike.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> from hyperpush.studies.models.dense import MLP
+        >>> train = (jnp.ones((3, 4, 2)), jnp.zeros((3, 4), int))  # three clients, four examples each
+        >>> task = hp.personalize.Head().task(MLP(2, 2, (5,)), train=train, outer_on="train", key=0)
+        >>> sorted(task.params), sorted(task.hypers)
+        (['dense1'], ['bias', 'weight'])
     """
 
+    rate: ClassVar[float] = 0.003
     layer: str = eqx.field(static=True, default="")
     l2: Number = eqx.field(converter=as_number, default=1e-3)
-
-    def __check_init__(self):
-        check_nonnegative("Head.l2", self.l2)
 
     def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
         name, layers = self.name(model), model.init(key)
@@ -34,15 +45,15 @@ class Head(Even):
     def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
         return model.init(key)[self.name(model)]
 
-    def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
+    def log_probs(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
         return jax.nn.log_softmax(model.apply({**params, self.name(model): hyper}, inputs))
 
-    def continued(self, model: Model, params: PyTree, hypers: PyTree) -> tuple[PyTree, PyTree]:
+    def continue_from(self, model: Model, params: PyTree, hypers: PyTree) -> tuple[PyTree, PyTree]:
         rest = dict(params)
         own = rest.pop(self.name(model))
         return rest, own
 
-    def unfit(self, model: Model) -> str | None:
+    def why_unfit(self, model: Model) -> str | None:
         try:
             self.name(model)
         except InvalidInput:
@@ -64,6 +75,3 @@ class Head(Even):
                 "Head.layer", self.layer, f"a layer of the model, which has {sorted(layers)}, and another before it"
             )
         return found[0]
-
-
-METHODS = {"head": (lambda outer: Head(l2=outer.l2), Outer(0.003, 1e-3))}

@@ -5,37 +5,39 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_nonnegative
 from hyperpush.method import Number, as_number
-from hyperpush.personalize.recipe import Even, Model, Outer, scaled
+from hyperpush.personalize.recipe import Model, Recipe, relative_weights
 
 
-class PL(Even):
+class PL(Recipe):
     """softmax(logits ⊙ C·softmax(λ)) with λ ∈ R^C from 0, where all scales are 1.
 
     HGP-PL of Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks",
     arXiv:2210.02129.
 
+    **Use it** where clients see some classes more often than others: it costs C numbers per client. **Avoid it** where
+    the same input has different labels at different clients, which scales of logits cannot express: take `MTL`.
+
     Args:
         l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep clients alike.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> model = (lambda key: jnp.eye(2), lambda params, inputs: inputs @ params)
+        >>> train = (jnp.ones((3, 4, 2)), jnp.zeros((3, 4), int))  # three clients, four examples each
+        >>> task = hp.personalize.PL().task(model, train=train, outer_on="train", key=0)
+        >>> task.hypers.shape
+        (3, 2)
     """
 
     l2: Number = eqx.field(converter=as_number, default=1e-3)
 
-    def __check_init__(self):
-        check_nonnegative("PL.l2", self.l2)
-
-    def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
-        return model.init(key)
-
     def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
         return jnp.zeros(model.classes)
 
-    def log_chances(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
+    def log_probs(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
         return jax.nn.log_softmax(model.apply(params, inputs) * model.classes * jax.nn.softmax(hyper))
 
-    def shown(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
-        return {"labels": scaled(hypers)}
-
-
-METHODS = {"pl": (lambda outer: PL(outer.l2), Outer(0.1, 1e-3))}
+    def weights(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
+        return {"labels": relative_weights(hypers)}

@@ -1,9 +1,13 @@
 """The data sets, where their files lie, and which are there."""
 
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-from hyperpush.studies.data import download, files, shakespeare, sources
+from hyperpush.studies.data import files, shakespeare, sources
+
+# What can be downloaded: checksums by data set and address.
+KNOWN = tomllib.loads(Path(__file__).with_name("downloads.toml").read_text(encoding="utf-8"))
 
 
 class Entry(NamedTuple):
@@ -20,10 +24,10 @@ def entries() -> list[Entry]:
     """Every data set that experiments know by name."""
     base = files.folder()
     found = [Entry("digits", "scikit-learn's digits", "none needed", "yes", "not needed")]
-    for name, (title, wanted) in sources.wanted().items():
+    for name, (title, wanted) in sources.published_files().items():
         here = [base is not None and files.find(base / name / each) is not None for each in wanted]
         shown = ", ".join(f"{name}/{each}" for each in wanted)
-        offered = f"hyperpush data get {name}" if name in download.KNOWN else "by hand"
+        offered = f"hyperpush data get {name}" if name in KNOWN else "by hand"
         found.append(Entry(name, title, shown, _how_many(here), offered))
     plays = "yes" if base is not None and shakespeare.available() else "no"
     found.append(Entry("shakespeare", "Shakespeare's plays", "shakespeare/plays/*.txt", plays, "by hand"))

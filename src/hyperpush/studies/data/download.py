@@ -1,4 +1,4 @@
-"""Published files, downloaded on demand only and checked. Needs pooch: `pip install hyperpush[download]`."""
+"""Published files, downloaded on demand only and checked. The extra `studies` brings pooch."""
 
 import shutil
 import tarfile
@@ -6,33 +6,13 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
+
+import pooch
 
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.studies.data import files, sources
-
-_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-_LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
-_CIFAR = "https://www.cs.toronto.edu/~kriz/"
-_NIST = "https://biometrics.nist.gov/cs_links/EMNIST/"
-# Address and checksum by data set: SHA-256 where no other is named.
-KNOWN = {
-    "emnist": {f"{_NIST}gzip.zip": "md5:58c8d27c78d21e728a6bc7b3cc06412e"},
-    "mnist": {
-        f"{_MNIST}train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        f"{_MNIST}train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        f"{_MNIST}t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        f"{_MNIST}t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-    },
-    "cifar10": {f"{_CIFAR}cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
-    "cifar100": {
-        f"{_CIFAR}cifar-100-binary.tar.gz": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
-    },
-    "a9a": {
-        f"{_LIBSVM}a9a": "f5d5ffd8d865ff41328e7ee043e4b020816914ff6843ff15b98905ddbedce906",
-        f"{_LIBSVM}a9a.t": "1f448a153f0320399a7e40836eb207655b0bde0f21fc941cc472193daa9f5de9",
-    },
-}
+from hyperpush.studies.data.catalogue import KNOWN
 
 
 def get(name: str, to: Path | None = None) -> list[Path]:
@@ -45,16 +25,12 @@ def get(name: str, to: Path | None = None) -> list[Path]:
     base = files.folder() if to is None else to
     if base is None:
         raise InvalidInput(files.FOLDER, None, "a folder to download into: set this environment variable, or --to")
-    try:
-        import pooch
-    except ImportError:
-        raise InvalidInput("pooch", "not installed", "pip install hyperpush[download]") from None
-    folder, wanted = base / name, sources.wanted()[name][1]
+    folder, wanted = base / name, sources.published_files()[name][1]
     try:
         with _aside(folder) as aside:
             for address, checksum in KNOWN[name].items():
-                if not _there(pooch, folder, address, checksum, wanted):
-                    _fetch(pooch, name, address, checksum, wanted, aside)
+                if not _is_there(folder, address, checksum, wanted):
+                    _fetch(name, address, checksum, wanted, aside)
             folder.mkdir(exist_ok=True)
             for each in aside.iterdir():
                 each.replace(folder / each.name)
@@ -78,7 +54,7 @@ def _aside(folder: Path) -> Iterator[Path]:
                 each.rmdir()
 
 
-def _there(pooch: Any, folder: Path, address: str, checksum: str, wanted: Sequence[str]) -> bool:
+def _is_there(folder: Path, address: str, checksum: str, wanted: Sequence[str]) -> bool:
     """Whether a file is there and right; of an archive, whether all that was in it is there."""
     path = folder / _file(address)
     if _is_archive(path):
@@ -86,7 +62,7 @@ def _there(pooch: Any, folder: Path, address: str, checksum: str, wanted: Sequen
     return path.is_file() and pooch.file_hash(str(path)) == checksum
 
 
-def _fetch(pooch: Any, name: str, address: str, checksum: str, wanted: Sequence[str], into: Path) -> None:
+def _fetch(name: str, address: str, checksum: str, wanted: Sequence[str], into: Path) -> None:
     """A file, or the wanted files of an archive, whatever folder they are in there."""
     try:
         path = Path(pooch.retrieve(address, checksum, _file(address), into))

@@ -6,10 +6,9 @@ import math
 import os
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Int64, UInt8
 
 from hyperpush.errors import InvalidInput
 
@@ -28,6 +27,14 @@ def folder() -> Path | None:
     return Path(named)
 
 
+def required_folder(inside: str) -> Path:
+    """The folder that the environment names, where a data set is asked for that lies inside it."""
+    found = folder()
+    if found is None:
+        raise InvalidInput(FOLDER, None, f"a folder that holds {inside}: set this environment variable")
+    return found
+
+
 def find(path: Path) -> Path | None:
     """The file itself or a packed one beside it; None if there is neither."""
     for packing in PACKINGS:
@@ -36,7 +43,7 @@ def find(path: Path) -> Path | None:
     return None
 
 
-def unpacked(path: Path) -> bytes:
+def unpack(path: Path) -> bytes:
     """What is in a file, which may be packed by gzip or xz as its name says."""
     try:
         raw = path.read_bytes()
@@ -46,60 +53,34 @@ def unpacked(path: Path) -> bytes:
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error
         kind = {".gz": "a gzipped file", ".xz": "a file packed by xz"}.get(path.suffix, "a file")
-        raise broken(path, f"{kind} that can be read ({reason})") from None
+        raise file_error(path, f"{kind} that can be read ({reason})") from None
 
 
-def broken(path: Path, allowed: str, found: str = "") -> InvalidInput:
+def file_error(path: Path, allowed: str, found: str = "") -> InvalidInput:
     """The error for a file whose content is not what it should be."""
     return InvalidInput(FOLDER, f"{path}: {found}" if found else str(path), allowed)
 
 
 def idx(path: Path, dimensions: int) -> UInt8[np.ndarray, "..."]:
     """The array in an IDX file: magic number and sizes as big-endian 32-bit words, then one byte per entry."""
-    raw, head = unpacked(path), 4 * (1 + dimensions)
+    raw, head = unpack(path), 4 * (1 + dimensions)
     allowed = f"an IDX file of bytes in {dimensions} dimensions, complete"
     if len(raw) < head:
-        raise broken(path, allowed, f"{len(raw)} bytes")
+        raise file_error(path, allowed, f"{len(raw)} bytes")
     magic, *shape = np.frombuffer(raw[:head], ">u4").tolist()  # Python's numbers: their product does not overflow
     if magic != _MAGIC[dimensions]:
-        raise broken(path, f"{allowed}: magic number {_MAGIC[dimensions]:#x}", f"magic number {magic:#x}")
+        raise file_error(path, f"{allowed}: magic number {_MAGIC[dimensions]:#x}", f"magic number {magic:#x}")
     size = head + math.prod(shape)
     if len(raw) != size or size == head:
         sizes = "×".join(map(str, shape))
-        raise broken(path, f"{allowed}: {size} bytes, {sizes} of them entries, at least 1", f"{len(raw)} bytes")
+        raise file_error(path, f"{allowed}: {size} bytes, {sizes} of them entries, at least 1", f"{len(raw)} bytes")
     return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)
 
 
 def records(path: Path, labels: int) -> tuple[Int64[np.ndarray, "m labels"], UInt8[np.ndarray, "m 32 32 3"]]:
     """Labels and images of CIFAR's binary files: so many bytes of labels, then 32×32 of red, of green, of blue."""
-    raw, size = unpacked(path), labels + 3 * 32 * 32
+    raw, size = unpack(path), labels + 3 * 32 * 32
     if not raw or len(raw) % size:
-        raise broken(path, f"complete records of {size} bytes", f"{len(raw)} bytes")
+        raise file_error(path, f"complete records of {size} bytes", f"{len(raw)} bytes")
     rows = np.frombuffer(raw, np.uint8).reshape(-1, size)
     return rows[:, :labels].astype(np.int64), np.moveaxis(rows[:, labels:].reshape(-1, 3, 32, 32), 1, 3)
-
-
-def libsvm(path: Path, features: int) -> tuple[Float32[np.ndarray, "m features"], Int64[np.ndarray, " m"]]:
-    """Dense inputs and labels 0/1 of a LIBSVM file with labels −1/+1 and features numbered from 1."""
-    from io import BytesIO
-
-    from sklearn.datasets import load_svmlight_file
-
-    raw = unpacked(path)
-    try:
-        # scikit-learn's own annotations are of the defaults only.
-        options: Any = {"n_features": features, "dtype": np.float32, "zero_based": False}
-        found = load_svmlight_file(BytesIO(raw), **options)
-    except (ValueError, OverflowError) as error:
-        allowed = f"lines `label number:value …` with features from 1 to {features} ({error})"
-        raise broken(path, allowed) from None
-    inputs, signs = np.asarray(found[0].todense(), np.float32), np.asarray(found[1])
-    if not len(signs):
-        raise broken(path, "at least one line", "no lines")
-    if not np.all(np.isfinite(inputs)):
-        example, feature = np.argwhere(~np.isfinite(inputs))[0] + 1
-        allowed = "finite numbers only, at most 3.4e38 in size (float32)"
-        raise broken(path, allowed, f"feature {feature} of example {example}")
-    if not np.all(np.abs(signs) == 1):
-        raise broken(path, "labels -1 and +1", f"a label {signs[np.abs(signs) != 1][0]:g}")
-    return inputs, (signs > 0).astype(np.int64)

@@ -19,7 +19,12 @@ _FINITE = "finite numbers, at most 3.4e38 in size (float32)"
 def from_folder(folder: str | Path, *, classes: int | None = None) -> Dataset:
     """A `.npz` for each client, named after it, with arrays `inputs` [m, …] and `labels` [m], whole numbers from 0.
 
-    Without `classes` the largest label says how many there are; it is below `CLASSES` then.
+    Args:
+        folder: Where the files are; other files in it are left alone.
+        classes: How many classes there are, at least 1; None takes the largest label, which is below `CLASSES` then.
+
+    Raises:
+        InvalidInput: A file cannot be used; the message names it and what is wrong.
     """
     folder = Path(folder)
     paths = sorted(folder.glob("*.npz")) if folder.is_dir() else []
@@ -39,7 +44,14 @@ def from_folder(folder: str | Path, *, classes: int | None = None) -> Dataset:
 def from_csv(path: str | Path, *, client: str = "client", label: str = "label", classes: int | None = None) -> Dataset:
     """A table with a header: `client` says whose a row is, `label` is a whole number from 0, the rest are inputs.
 
-    Without `classes` the largest label says how many there are; it is below `CLASSES` then.
+    Args:
+        path: A CSV file in UTF-8.
+        client: The column with the owners' names.
+        label: The column with the labels.
+        classes: How many classes there are, at least 1; None takes the largest label, which is below `CLASSES` then.
+
+    Raises:
+        InvalidInput: A row cannot be used; the message names it, its column and what is wrong.
     """
     path = Path(path)
     try:
@@ -50,16 +62,7 @@ def from_csv(path: str | Path, *, client: str = "client", label: str = "label", 
         raise InvalidInput(
             "path", str(path), f"a CSV file in UTF-8 ({getattr(error, 'strerror', None) or error})"
         ) from None
-    for name, given in (("client", client), ("label", label)):
-        if header.count(given) != 1:
-            raise InvalidInput(name, given, f"one of the columns {', '.join(header) or '(there are none)'}")
-    if client == label:
-        raise InvalidInput("label", label, "another column than that of the clients")
-    name, times = Counter(header).most_common(1)[0]
-    if times > 1:
-        raise InvalidInput(
-            f"{path}, column {name}", f"{times} columns of this name", "a name of its own for each column"
-        )
+    _check_header(path, header, client, label)
     columns = [place for place, name in enumerate(header) if name not in (client, label)]
     if not lines or not columns:
         raise InvalidInput("path", str(path), "at least one row, and one column of inputs")
@@ -80,6 +83,18 @@ def from_csv(path: str | Path, *, client: str = "client", label: str = "label", 
         labels[place] = _label(f"{where}, column {label}", row[answer], most, allowed)
     names, owners = np.unique([row[whose] for _, row in lines], return_inverse=True)
     return _dataset(path, numbers, labels, classes, owners.astype(np.int64), names.tolist())
+
+
+def _check_header(path: Path, header: list[str], client: str, label: str) -> None:
+    for name, given in (("client", client), ("label", label)):
+        if header.count(given) != 1:
+            raise InvalidInput(name, given, f"one of the columns {', '.join(header) or '(there are none)'}")
+    if client == label:
+        raise InvalidInput("label", label, "another column than that of the clients")
+    name, times = Counter(header).most_common(1)[0]
+    if times > 1:
+        allowed = "a name of its own for each column"
+        raise InvalidInput(f"{path}, column {name}", f"{times} columns of this name", allowed)
 
 
 def _limit(classes: int | None) -> tuple[int, str]:

@@ -49,8 +49,24 @@ def dirichlet(
 ) -> Owned:
     """Each label's examples in proportions ~ Dirichlet(concentration·1) over the clients, drawn anew for each label.
 
-    A client that would own fewer than `least` gets random examples from whoever owns most at the time. After Wang,
-    Yurochkin, Sun, Papailiopoulos, Khazaeni 2020.
+    After Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni 2020.
+
+    Args:
+        labels: Of all examples.
+        clients: How many clients there are, at least 1.
+        concentration: Above 0. Near 0 a client has few labels; at 100 and more all have nearly the same mixture.
+        generator: All draws come from it.
+        least: Examples that every client owns at least; one with fewer gets random ones from whoever owns most.
+
+    Raises:
+        InvalidInput: There are too few examples for so many clients, or an option is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from hyperpush.studies.data.partition import dirichlet
+        >>> owned = dirichlet(np.repeat([0, 1], 50), 4, 0.4, np.random.default_rng(0))
+        >>> sum(map(len, owned)), min(map(len, owned)) >= 10
+        (100, True)
     """
     check_positive("concentration", concentration)
     _enough(len(labels), clients, check_integer("least", least, 0))
@@ -98,18 +114,18 @@ def pachinko(
     for _ in range(clients):
         supply = [np.array([len(left[label]) for label in group]) for group in groups]
         chances = generator.dirichlet(np.full(len(groups), coarse_concentration))
-        amounts = _drawn(generator, chances, np.array([own.sum() for own in supply]), each)
+        amounts = _draw_amounts(generator, chances, np.array([own.sum() for own in supply]), each)
         taken = []
         for group, own, amount in zip(groups, supply, amounts, strict=True):
             chances = generator.dirichlet(np.full(len(group), fine_concentration))
-            for label, number in zip(group, _drawn(generator, chances, own, int(amount)), strict=True):
+            for label, number in zip(group, _draw_amounts(generator, chances, own, int(amount)), strict=True):
                 taken.append(left[label][:number])
                 left[label] = left[label][number:]
         owned.append(generator.permutation(np.concatenate(taken)))
     return owned
 
 
-def _drawn(
+def _draw_amounts(
     generator: Generator, chances: Float[np.ndarray, " k"], supply: Int[np.ndarray, " k"], amount: int
 ) -> Int[np.ndarray, " k"]:
     """How often each of k comes up in `amount` draws, none of them oftener than its supply.
@@ -155,7 +171,15 @@ def split(
 ) -> Split:
     """Each client's examples in three: a share `test`, and of the rest a share `validation`.
 
-    At random, or with `in_order` as they come: training first, testing last. A share above 0 is at least one example.
+    Args:
+        owned: The numbers of each client's examples.
+        generator: All draws come from it.
+        test: Share of a client's examples, from 0 to 1; above 0 it is at least one example.
+        validation: Share of what is left, from 0 to 1, likewise.
+        in_order: Take examples as they come, training first and testing last, instead of at random.
+
+    Raises:
+        InvalidInput: A client has too few examples for the parts that are asked for.
     """
     check_probability("test", test)
     check_probability("validation", validation)
@@ -179,7 +203,7 @@ def shifts(clients: int, clusters: int, generator: Generator, *, least_std: floa
     """Clusters of clients, as equal in size as can be, each with a mean ~ U(0, 1) and a std ~ U(least_std, 1) of its
     own.
 
-    The paper draws the std from U(0, 1); near 0 it multiplies inputs so much that training leaves the finite numbers.
+    The paper draws the std from U(0, 1); near 0 it multiplies inputs so much that training diverges.
     Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks".
     """
     check_integer("clients", clients, 1)
@@ -217,25 +241,25 @@ def stack(
         raise InvalidInput(f"data of client {empty}", "0 examples", "at least 1 example per client")
 
     def block(first: int, end: int) -> Any:
-        def padded(array: np.ndarray) -> np.ndarray:
-            out = _aligned((end - first, int(sizes.max()), *array.shape[1:]), array.dtype)
+        def pad(array: np.ndarray) -> np.ndarray:
+            out = _aligned_zeros((end - first, int(sizes.max()), *array.shape[1:]), array.dtype)
             for row, own in zip(out, owned[first:end], strict=True):
                 np.take(array, own, axis=0, out=row[: len(own)], mode="clip")  # the default mode fills a copy first
             return out
 
-        inputs = padded(data.inputs)
+        inputs = pad(data.inputs)
         if shift is not None:
             for row, client in zip(inputs, range(first, end), strict=True):
                 row[: sizes[client]] -= shift.mean[client]
                 row[: sizes[client]] /= shift.std[client]
-        return inputs, padded(data.labels), sizes[first:end]
+        return inputs, pad(data.labels), sizes[first:end]
 
     apart = spread and processes.count() > 1 and len(owned) % jax.device_count() == 0
     made = processes.stack_blocks(block, len(owned)) if apart else jax.device_put(block(0, len(owned)))
     return Ragged(made[:2], made[2])
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Zeros that begin at a multiple of 64 bytes: JAX takes such memory over on CPUs instead of copying it."""
     size = int(np.prod(shape)) * dtype.itemsize
     memory = np.zeros(size + 64, np.uint8)

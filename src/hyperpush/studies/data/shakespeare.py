@@ -46,20 +46,18 @@ def available() -> bool:
 def roles(least: int = 64) -> list[Role]:
     """All roles with at least `least` lines, by play and name."""
     check_integer("least", least, 1)
-    base = files.folder()
-    if base is None:
-        raise InvalidInput(files.FOLDER, None, "a folder that holds shakespeare/plays/: set this environment variable")
-    plays = sorted((base / "shakespeare" / "plays").glob("*.txt"))
+    folder = files.required_folder("shakespeare/plays/") / "shakespeare" / "plays"
+    plays = sorted(folder.glob("*.txt"))
     if not plays:
-        raise files.broken(base / "shakespeare" / "plays", "a folder with plays, *.txt", "no plays")
+        raise files.file_error(folder, "a folder with plays, *.txt", "no plays")
     return [role for play in plays for role in _of_play(play) if len(role.lines) >= least]
 
 
 def _of_play(path: Path) -> list[Role]:
     try:
-        text = files.unpacked(path).decode("utf-8-sig")
+        text = files.unpack(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise files.broken(path, f"text in UTF-8 ({error.reason})") from None
+        raise files.file_error(path, f"text in UTF-8 ({error.reason})") from None
     said: dict[str, list[str]] = {}
     speaker, title, before = None, None, ""
     started = False  # who is who comes before the first act

@@ -4,13 +4,15 @@ from typing import Any
 
 import numpy as np
 
+from hyperpush.runs.report.figures import panels
+from hyperpush.runs.run import Run
 from hyperpush.studies.data.partition import Shift, Split, counts
 from hyperpush.studies.data.sources import Dataset
 
 
 def describe(data: Dataset, split: Split, shift: Shift | None = None) -> dict[str, Any]:
     """Numbers of a partition, as an experiment's result keeps them."""
-    by_label = _by_label(data, split)
+    by_label = _count_labels(data, split)
     found: dict[str, Any] = {
         "data": data.name,
         "note": data.note,
@@ -24,10 +26,8 @@ def describe(data: Dataset, split: Split, shift: Shift | None = None) -> dict[st
     return found
 
 
-def show(run: Any, data: Dataset, split: Split, shift: Shift | None = None) -> dict[str, Any]:
+def show(run: Run, data: Dataset, split: Split, shift: Shift | None = None) -> dict[str, Any]:
     """Print and draw a partition into a run; gives the numbers of `describe`."""
-    from hyperpush.runs.report.figures import panels
-
     found = describe(data, split, shift)
     names = {
         "train": "training examples",
@@ -48,15 +48,13 @@ def show(run: Any, data: Dataset, split: Split, shift: Shift | None = None) -> d
     run.table(title, ("per client", "least", "median", "most", "all"), rows)
 
     figure, (axes,) = panels()
-    drawn = axes.imshow(_by_label(data, split), aspect="auto", interpolation="nearest", cmap="viridis")
+    drawn = axes.imshow(_count_labels(data, split), aspect="auto", interpolation="nearest", cmap="viridis")
     axes.grid(visible=False)
-    axes.set_xlabel("label")
-    axes.set_ylabel("client")
-    axes.set_title(f"{data.name}: examples by client and label")
+    axes.set(xlabel="label", ylabel="client", title=f"{data.name}: examples by client and label")
     figure.colorbar(drawn, ax=axes)
     run.figure("clients", figure)
     return found
 
 
-def _by_label(data: Dataset, split: Split) -> np.ndarray:
+def _count_labels(data: Dataset, split: Split) -> np.ndarray:
     return sum(counts(data.labels, data.classes, owned) for owned in split)  # pyright: ignore[reportReturnType]

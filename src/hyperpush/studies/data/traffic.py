@@ -1,12 +1,13 @@
 """Speeds on roads: a week of 207 sensors in Los Angeles where it is at hand, otherwise generated ones."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from hyperpush.checks import check_integer
-from hyperpush.errors import InvalidInput, unknown
+from hyperpush.errors import unknown
 from hyperpush.studies.data import files
 
 SOURCES = ("auto", "los-loop", "synthetic")
@@ -30,35 +31,29 @@ def traffic(source: str = "auto", *, sensors: int = 40, days: int = 7, seed: int
     """
     if source not in SOURCES:
         raise unknown("data", source, SOURCES)
-    base = None if source == "synthetic" else files.folder()
-    folder = None if base is None else base / "traffic" / "los-loop"
+    base = files.required_folder("traffic/los-loop/, or data=synthetic") if source == "los-loop" else files.folder()
+    folder = None if base is None or source == "synthetic" else base / "traffic" / "los-loop"
     if folder is not None and (source == "los-loop" or folder.is_dir()):
         speeds, near = _table(folder / "los_speed.csv", 1), _table(folder / "los_adj.csv", 0)
         n = speeds.shape[1]
         if near.shape != (n, n) or not np.array_equal(near, near.T) or near.min() < 0:
-            raise files.broken(folder / "los_adj.csv", f"a symmetric table of {n}×{n} numbers, 0 or more")
+            raise files.file_error(folder / "los_adj.csv", f"a symmetric table of {n}×{n} numbers, 0 or more")
         if len(speeds) < 3 * DAY or speeds.min() < 0:
-            raise files.broken(folder / "los_speed.csv", f"at least {3 * DAY} rows of speeds, 0 or more")
+            raise files.file_error(folder / "los_speed.csv", f"at least {3 * DAY} rows of speeds, 0 or more")
         return Traffic("los-loop", speeds, near * (1 - np.eye(n)))
-    if source == "los-loop":
-        raise InvalidInput(
-            files.FOLDER,
-            None,
-            "a folder that holds traffic/los-loop/: set this environment variable, or data=synthetic",
-        )
     return synthetic(sensors, days, seed)
 
 
-def _table(path, header: int) -> Float[np.ndarray, "rows columns"]:
-    rows = files.unpacked(path).decode("utf-8", "replace").splitlines()[header:]
+def _table(path: Path, header: int) -> Float[np.ndarray, "rows columns"]:
+    rows = files.unpack(path).decode("utf-8", "replace").splitlines()[header:]
     if not any(row.strip() for row in rows):  # of which numpy would warn
-        raise files.broken(path, "at least one row of numbers", "none")
+        raise files.file_error(path, "at least one row of numbers", "none")
     try:
         found = np.loadtxt(rows, delimiter=",", ndmin=2)
     except ValueError as error:
-        raise files.broken(path, f"numbers with commas between them ({error})") from None
+        raise files.file_error(path, f"numbers with commas between them ({error})") from None
     if not found.size or not np.isfinite(found).all():
-        raise files.broken(path, "finite numbers")
+        raise files.file_error(path, "finite numbers")
     return found
 
 

@@ -6,13 +6,13 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
-from hyperpush.studies.models.layers import affine, convolution, drawn, largest
+from hyperpush.studies.models.layers import convolution, dense, dense_shapes, draw_layers, max_pool
 
 
 class CNN(eqx.Module):
     """A convolution, ReLU and 2×2 max-pooling for each of `channels`, then dense layers.
 
-    Images are squares of `size` pixels a side, grey, or with `colours` above 1 as the last axis. Convolutions are
+    Images are squares of `size` pixels a side, grey, or with `colors` above 1 as the last axis. Convolutions are
     `kernel` pixels wide and do not pad; pooling leaves out the last row and column of odd ones. A dense layer with ReLU
     for each of `hidden` precedes the one that gives `classes` logits.
     """
@@ -22,13 +22,13 @@ class CNN(eqx.Module):
     classes: int = eqx.field(static=True)
     size: int = eqx.field(static=True, default=28)
     kernel: int = eqx.field(static=True, default=5)
-    colours: int = eqx.field(static=True, default=1)
+    colors: int = eqx.field(static=True, default=1)
 
     def __check_init__(self):
         for name in ("channels", "hidden"):
             for width in getattr(self, name):
                 check_integer(f"CNN.{name}", width, minimum=1)
-        for name in ("classes", "size", "kernel", "colours"):
+        for name in ("classes", "size", "kernel", "colors"):
             check_integer(f"CNN.{name}", getattr(self, name), minimum=1)
         if self._side() < 1:
             layers = f"{len(self.channels)} convolutions of {self.kernel} pixels, each followed by pooling"
@@ -43,29 +43,23 @@ class CNN(eqx.Module):
 
     def init(self, key: PRNGKeyArray) -> PyTree:
         """Weights and biases uniform in ±1/√(inputs of a unit), as PyTorch draws them by default."""
-        window = (self.kernel, self.kernel)
-        depths = (self.colours, *self.channels)
+        depths = (self.colors, *self.channels)
+        convolutions = {f"conv{i}": (self.kernel, self.kernel, *depths[i - 1 : i + 1]) for i in range(1, len(depths))}
         units = (self._side() ** 2 * depths[-1], *self.hidden, self.classes)
-        shapes = {f"conv{i}": (*window, *depths[i - 1 : i + 1]) for i in range(1, len(depths))}
-        shapes |= {f"dense{i}": units[i - 1 : i + 1] for i in range(1, len(units))}
-        keys = jax.random.split(key, len(shapes))
-        return {name: drawn(own, shape) for own, (name, shape) in zip(keys, shapes.items(), strict=True)}
+        return draw_layers(key, convolutions | dense_shapes(units))
 
-    def apply(self, params: PyTree, images: Float[Array, "b height width *colours"]) -> Float[Array, "b classes"]:
+    def apply(self, params: PyTree, images: Float[Array, "b height width *colors"]) -> Float[Array, "b classes"]:
         """The logits of each image."""
-        shape = (self.size, self.size) if self.colours == 1 else (self.size, self.size, self.colours)
+        shape = (self.size, self.size) if self.colors == 1 else (self.size, self.size, self.colors)
         if images.shape[1:] != shape:
             raise InvalidInput("images", images.shape, f"[any number, {', '.join(map(str, shape))}]")
-        x = images[..., None] if self.colours == 1 else images
+        x = images[..., None] if self.colors == 1 else images
         for i in range(1, len(self.channels) + 1):
             # ReLU of the largest is the largest ReLU, on a quarter of the numbers.
-            x = jax.nn.relu(largest(convolution(params[f"conv{i}"], x)))
-        x = x.reshape(x.shape[0], -1)
-        for i in range(1, len(self.hidden) + 1):
-            x = jax.nn.relu(affine(params[f"dense{i}"], x))
-        return affine(params[f"dense{len(self.hidden) + 1}"], x)
+            x = jax.nn.relu(max_pool(convolution(params[f"conv{i}"], x)))
+        return dense(params, x.reshape(x.shape[0], -1), len(self.hidden) + 1)
 
 
 # Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks".
-EMNIST = CNN(channels=(32, 64), hidden=(2048,), classes=62)  # personalisation: 2,278,334 parameters
+EMNIST = CNN(channels=(32, 64), hidden=(2048,), classes=62)  # personalization: 2,278,334 parameters
 INFLUENCE = CNN(channels=(20, 20), hidden=(), classes=10)  # influence of single examples: 13,750 parameters

@@ -3,12 +3,11 @@
 from math import prod
 
 import equinox as eqx
-import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
-from hyperpush.studies.models.layers import affine, drawn
+from hyperpush.studies.models.layers import dense, dense_shapes, draw_layers
 
 
 class MLP(eqx.Module):
@@ -29,15 +28,10 @@ class MLP(eqx.Module):
 
     def init(self, key: PRNGKeyArray) -> PyTree:
         """Weights and biases uniform in ±1/√(inputs of a unit), as PyTorch draws them by default."""
-        units = (self.inputs, *self.hidden, self.classes)
-        keys = jax.random.split(key, len(units) - 1)
-        return {f"dense{i}": drawn(own, units[i - 1 : i + 1]) for i, own in enumerate(keys, start=1)}
+        return draw_layers(key, dense_shapes((self.inputs, *self.hidden, self.classes)))
 
     def apply(self, params: PyTree, inputs: Float[Array, "b ..."]) -> Float[Array, "b classes"]:
         """The logits of each example."""
         if prod(inputs.shape[1:]) != self.inputs:
             raise InvalidInput("inputs", inputs.shape, f"[any number, …] with {self.inputs} numbers each")
-        x = inputs.reshape(inputs.shape[0], -1)
-        for i in range(1, len(self.hidden) + 1):
-            x = jax.nn.relu(affine(params[f"dense{i}"], x))
-        return affine(params[f"dense{len(self.hidden) + 1}"], x)
+        return dense(params, inputs.reshape(inputs.shape[0], -1), len(self.hidden) + 1)

@@ -1,5 +1,6 @@
 """Layers that are fast on CPUs when many clients are computed at once, derivatives included."""
 
+from collections.abc import Mapping, Sequence
 from math import prod, sqrt
 
 import jax
@@ -9,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 Layer = dict[str, Array]
 
 
-def drawn(key: PRNGKeyArray, shape: tuple[int, ...]) -> Layer:
+def draw_layer(key: PRNGKeyArray, shape: tuple[int, ...]) -> Layer:
     """Weights and biases uniform in ±1/√(inputs of a unit), as PyTorch draws them by default."""
     bound = 1 / sqrt(prod(shape[:-1]))
     first, second = jax.random.split(key)
@@ -22,6 +23,24 @@ def affine(layer: Layer, x: Float[Array, "... i"]) -> Float[Array, "... o"]:
     weight = layer["weight"]
     product = x @ weight.reshape(-1, weight.shape[-1])
     return product + layer["bias"] if "bias" in layer else product
+
+
+def draw_layers(key: PRNGKeyArray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Layer]:
+    """A layer of each of these shapes, by name."""
+    keys = jax.random.split(key, len(shapes))
+    return {name: draw_layer(own, shape) for own, (name, shape) in zip(keys, shapes.items(), strict=True)}
+
+
+def dense_shapes(units: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Shapes of dense layers between so many units: `dense1`, `dense2`, …."""
+    return {f"dense{i}": tuple(units[i - 1 : i + 1]) for i in range(1, len(units))}
+
+
+def dense(layers: Mapping[str, Layer], x: Float[Array, "b i"], count: int) -> Float[Array, "b o"]:
+    """`count` dense layers with ReLU between them."""
+    for i in range(1, count):
+        x = jax.nn.relu(affine(layers[f"dense{i}"], x))
+    return affine(layers[f"dense{count}"], x)
 
 
 def windows(x: Float[Array, "b h w c"], kernel: int, stride: int, pad: int) -> list[Float[Array, "b i j c"]]:
@@ -48,7 +67,7 @@ def depthwise(
     return sum((part * own for part, own in parts), jnp.zeros((), x.dtype))
 
 
-def largest(x: Float[Array, "b h w c"]) -> Float[Array, "b i j c"]:
+def max_pool(x: Float[Array, "b h w c"]) -> Float[Array, "b i j c"]:
     """The largest number in each 2×2 window; the last row and column of odd ones are left out."""
     b, h, w, c = x.shape
     x = x[:, : h // 2 * 2, : w // 2 * 2]

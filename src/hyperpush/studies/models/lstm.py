@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
 from hyperpush.checks import check_integer
-from hyperpush.studies.models.layers import Layer, affine, drawn
+from hyperpush.studies.models.layers import Layer, affine, draw_layer
 
 
 class LSTM(eqx.Module):
@@ -39,7 +39,7 @@ class LSTM(eqx.Module):
                 "weight": jax.random.uniform(weight, (entering, 4 * self.hidden), minval=-bound, maxval=bound),
                 "bias": jax.random.uniform(bias, (4 * self.hidden,), minval=-bound, maxval=bound),
             }
-        return {**params, "dense": drawn(keys[-1], (self.hidden, self.classes))}
+        return {**params, "dense": draw_layer(keys[-1], (self.hidden, self.classes))}
 
     def apply(self, params: PyTree, text: Integer[Array, "b length"]) -> Float[Array, "b classes"]:
         """The logits of the character after each text; characters are numbers from 0 to classes − 1."""

@@ -35,11 +35,11 @@ STAGES = (
 
 
 class MobileNetV2(eqx.Module):
-    """Colour images to logits: a 3×3 convolution, the stages, a 1×1 convolution, the mean over places, a dense layer.
+    """Color images to logits: a 3×3 convolution, the stages, a 1×1 convolution, the mean over places, a dense layer.
 
     The paper's strides divide the side of an image by 32: 32×32 pixels end as one place, as with TorchVision's model.
     Instead of batch norm, which makes an example's cost depend on its batch and keeps running means that clients would
-    have to agree on, groups of channels of one example are normalised (Wu, He 2018), in `groups` groups; with None,
+    have to agree on, groups of channels of one example are normalized (Wu, He 2018), in `groups` groups; with None,
     channels are only scaled and moved. The number of parameters is that of the published model either way.
     """
 
@@ -80,38 +80,38 @@ class MobileNetV2(eqx.Module):
         def normal(shape: tuple[int, ...], reached: int) -> Float[Array, "..."]:
             return sqrt(2 / reached) * jax.random.normal(next(keys), shape)
 
-        def normed(weight: Array) -> Layer:
+        def with_scale(weight: Array) -> Layer:
             width = weight.shape[-1:]
             return {"weight": weight, "scale": jnp.ones(width), "move": jnp.zeros(width)}
 
-        params: dict[str, PyTree] = {"stem": normed(normal((3, 3, 3, self.stem), 9 * self.stem))}
+        params: dict[str, PyTree] = {"stem": with_scale(normal((3, 3, 3, self.stem), 9 * self.stem))}
         for i, (entering, inside, leaving, _) in enumerate(self._blocks(), start=1):
-            block = {"widen": normed(normal((entering, inside), inside))} if inside != entering else {}
-            block["places"] = normed(normal((3, 3, inside), 9))
-            block["narrow"] = normed(normal((inside, leaving), leaving))
+            block = {"widen": with_scale(normal((entering, inside), inside))} if inside != entering else {}
+            block["places"] = with_scale(normal((3, 3, inside), 9))
+            block["narrow"] = with_scale(normal((inside, leaving), leaving))
             params[f"block{i}"] = block
         leaving = self._blocks()[-1][2] if self.stages else self.stem
-        params["last"] = normed(normal((leaving, self.last), self.last))
+        params["last"] = with_scale(normal((leaving, self.last), self.last))
         head = 0.01 * jax.random.normal(next(keys), (self.last, self.classes))
         return {**params, "dense": {"weight": head, "bias": jnp.zeros(self.classes)}}
 
-    def apply(self, params: PyTree, images: Float[Array, "b height width colours"]) -> Float[Array, "b classes"]:
+    def apply(self, params: PyTree, images: Float[Array, "b height width colors"]) -> Float[Array, "b classes"]:
         """The logits of each image."""
         if images.shape[3] != 3:
             raise InvalidInput("images", images.shape, "[any number, height, width, 3]")
-        x = self._bounded(params["stem"], convolution(_only(params["stem"]), images, self.stem_stride, 1))
+        x = self._activate(params["stem"], convolution(_only(params["stem"]), images, self.stem_stride, 1))
         for i, (entering, _, leaving, stride) in enumerate(self._blocks(), start=1):
             block, inside = params[f"block{i}"], x
             if "widen" in block:
-                inside = self._bounded(block["widen"], affine(_only(block["widen"]), inside))
+                inside = self._activate(block["widen"], affine(_only(block["widen"]), inside))
             places = block["places"]
-            inside = self._bounded(places, depthwise(places["weight"], inside, stride, 1))
-            inside = self._normed(block["narrow"], affine(_only(block["narrow"]), inside))
+            inside = self._activate(places, depthwise(places["weight"], inside, stride, 1))
+            inside = self._normalize(block["narrow"], affine(_only(block["narrow"]), inside))
             x = x + inside if stride == 1 and entering == leaving else inside
-        x = self._bounded(params["last"], affine(_only(params["last"]), x))
+        x = self._activate(params["last"], affine(_only(params["last"]), x))
         return affine(params["dense"], jnp.mean(x, axis=(1, 2)))
 
-    def _normed(self, layer: Layer, x: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
+    def _normalize(self, layer: Layer, x: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
         if self.groups is not None:
             b, h, w, c = x.shape
             grouped = x.reshape(b, h, w, self.groups, c // self.groups)
@@ -120,9 +120,9 @@ class MobileNetV2(eqx.Module):
             x = ((grouped - mean) * jax.lax.rsqrt(spread + 1e-5)).reshape(x.shape)
         return x * layer["scale"] + layer["move"]
 
-    def _bounded(self, layer: Layer, x: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
-        """Normalised, then ReLU6."""
-        return jax.nn.relu6(self._normed(layer, x))
+    def _activate(self, layer: Layer, x: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
+        """Normalized, then ReLU6."""
+        return jax.nn.relu6(self._normalize(layer, x))
 
 
 def _only(layer: Layer) -> Layer:

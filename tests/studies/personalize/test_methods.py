@@ -8,15 +8,14 @@ import pytest
 
 import hyperpush as hp
 from hyperpush import networks
-from hyperpush.personalize import methods
 from hyperpush.personalize.recipes import MTL, Shared
-from hyperpush.personalize.scenarios import scenario
-from hyperpush.personalize.settings import small
 from hyperpush.studies.models.dense import MLP
+from hyperpush.studies.personalize import methods
+from hyperpush.studies.personalize.scenarios import scenario
+from hyperpush.studies.personalize.settings import small
 
-SETTING = small("digits")._replace(
-    clients=6, steps=12, again=4, outer_steps=2, rounds=2, batch=16, rate=0.2, ensemble_rate=0.5, order=2
-)
+SIZES = {"clients": 6, "steps": 12, "again": 4, "outer_steps": 2, "rounds": 2, "batch": 16, "order": 2}
+SETTING = small("digits").model_copy(update={**SIZES, "rate": 0.2, "ensemble_rate": 0.5})
 
 
 def fitting(network, hidden=(), setting=SETTING):
@@ -52,7 +51,7 @@ def test_the_best_outer_step_is_taken_and_what_is_sent_is_counted(pushed):
         assert each.best_step == int(np.argmax(each.curve)), name
         assert len(each.curve) == 3
         assert (each.floats > 0) == (name != "local")
-    assert pushed["pl"].floats > pushed["sgp"].floats  # the hyper-gradient's
+    assert pushed["pl"].floats > pushed["sgp"].floats  # the hypergradient's
     assert pushed["head"].floats < pushed["pl"].floats  # a layer stays at home
 
 
@@ -82,7 +81,7 @@ def test_blocks_of_hypers_move_at_their_own_rates():
     ],
 )
 def test_methods_with_local_epochs_learn(network, names):
-    made = fitting(network, setting=SETTING._replace(rounds=20))
+    made = fitting(network, setting=SETTING.model_copy(update={"rounds": 20}))
     for name, each in fitted(made, *names).items():
         found = hp.personalize.scores(each.recipe, made.scenario.model, each.params, each.hypers, made.scenario.test)
         assert found.average > 0.2, name  # a guess is right once in ten

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from hyperpush.errors import InvalidInput
-from hyperpush.personalize.methods import NAMES, RECIPES, recipe_of
-from hyperpush.personalize.recipe import Outer
 from hyperpush.personalize.recipes import DA, MTL, PL
-from hyperpush.personalize.settings import of_paper, small
+from hyperpush.studies.personalize.config import Outer
+from hyperpush.studies.personalize.methods import NAMES, RECIPES, recipe_of
+from hyperpush.studies.personalize.settings import of_paper, small
 
 
 # Table 2 of "Personalized decentralized bilevel optimization over stochastic and directed networks": (rate, L2).
@@ -87,5 +87,5 @@ def test_recipes_are_found_and_made_with_the_settings_penalties():
     recipe, outer, _ = recipe_of("mtl-da", of_paper("personalized", "emnist", "static-undirected", "gossip"))
     assert recipe == DA(0.0005, MTL(l2=0.01))
     assert outer == (1.0, 0.01, 0.1, 0.0005)
-    assert recipe_of("mtl-da", small("emnist")._replace(outer_rate=0.7))[1] == (0.7, 0.01, 0.7, 0.0005)
+    assert recipe_of("mtl-da", small("emnist").model_copy(update={"outer_rate": 0.7}))[1] == (0.7, 0.01, 0.7, 0.0005)
     assert recipe_of("local-mtl", setting)[1:] == (None, True)

@@ -1,13 +1,13 @@
-"""Twenty clients with digits turned three ways: what a model of one's own wins, in a table, a figure and a sentence."""
+"""The comparison of four methods on digits, in a table, a figure and a sentence."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
+from hyperpush.runs.report.figures import panels
+from hyperpush.runs.run import Run
+from hyperpush.studies.personalize import study as personalize
+from hyperpush.studies.personalize.config import Personalize
+from hyperpush.studies.quickstart.config import Quickstart
 
-from hyperpush.runs.config import Config
-from hyperpush.runs.experiment import Experiment
-
-METHODS = ("local", "sgp", "pl", "mtl")
 TITLES = {
     "local": "everyone alone",
     "sgp": "one model for all",
@@ -16,22 +16,18 @@ TITLES = {
 }
 
 
-class Quickstart(Config):
-    """Options of the first thing to run."""
-
-    clients: Annotated[int, Field(ge=3)] = Field(default=20, description="Number of clients, in three clusters.")
-    outer_steps: Annotated[int, Field(ge=1)] = Field(default=8, description="Steps of the personal part.")
-    steps: Annotated[int, Field(ge=1)] = Field(default=150, description="Steps of training before each of them.")
-    seed: int = Field(default=0, ge=0, description="Decides who has what, the network and the models.")
-
-
-def run_quickstart(config: Quickstart, run: Any) -> dict[str, Any]:
+def run_quickstart(config: Quickstart, run: Run) -> dict[str, Any]:
     """scikit-learn's digits, a random directed network."""
-    from hyperpush.studies.personalize import Personalize, run_personalize
-
-    sizes: Any = {"steps": config.steps, "again": config.steps, "outer_steps": config.outer_steps}
-    asked = Personalize(methods=METHODS, clients=config.clients, seed=config.seed, estimator="tracked", **sizes)
-    result = run_personalize(asked, run)
+    asked = Personalize(
+        methods=tuple(TITLES),
+        clients=config.clients,
+        seed=config.seed,
+        estimator="tracked",
+        steps=config.steps,
+        again=config.steps,
+        outer_steps=config.outer_steps,
+    )
+    result = personalize.run_personalize(asked, run)
     rows = {row["method"]: row for row in result["rows"]}
     clients = {detail["method"]: detail["clients"] for detail in result["details"]}
     best = max(("pl", "mtl"), key=lambda name: rows[name]["validation_accuracy"])
@@ -50,31 +46,20 @@ def sentence(rows: dict[str, Any], clients: dict[str, list[float]], best: str) -
     verdict = "wins" if own > max(together, alone) else "does not win"
     name = TITLES[best][0].upper() + TITLES[best][1:]
     return (
-        f"{name} {verdict}: {own:.1f} % of all test digits are recognised, against {together:.1f} % by "
+        f"{name} {verdict}: {own:.1f} % of all test digits are recognized, against {together:.1f} % by "
         f"{TITLES['sgp']} and {alone:.1f} % with {TITLES['local']}; against one model for all, {better} clients gain, "
         f"{worse} lose, and the 10 % client goes from {before:.1f} % to {worst:.1f} %."
     )
 
 
-def _draw(run: Any, clients: dict[str, list[float]], best: str) -> None:
+def _draw(run: Run, clients: dict[str, list[float]], best: str) -> None:
     """Each client's accuracy with one model for all, and with its own."""
-    from hyperpush.runs.report.figures import panels
-
     figure, (axes,) = panels()
     order = sorted(range(len(clients["sgp"])), key=lambda client: clients["sgp"][client])
     for place, client in enumerate(order):
         axes.plot([place, place], [clients["sgp"][client], clients[best][client]], color="grey", linewidth=0.8)
     for name, marker in (("local", "x"), ("sgp", "o"), (best, "^")):
         axes.plot([clients[name][client] for client in order], marker, markersize=4, label=TITLES[name])
-    axes.set_xlabel("clients, from the worst with one model for all")
-    axes.set_ylabel("test accuracy")
+    axes.set(xlabel="clients, from the worst with one model for all", ylabel="test accuracy")
     axes.legend(fontsize=6)
     run.figure("before-and-after", figure)
-
-
-EXPERIMENT = Experiment(
-    "quickstart",
-    "Start here: what personal models win for twenty clients, in a minute or two.",
-    Quickstart,
-    run_quickstart,
-)

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, PyTree
+from numpy.random import Generator
 
-from hyperpush.errors import InvalidInput, unknown
+from hyperpush.errors import InvalidInput
 from hyperpush.personalize.model import Model
 from hyperpush.studies.data import partition, shakespeare, sources
 from hyperpush.studies.data.own import from_csv, from_folder
@@ -19,9 +20,16 @@ from hyperpush.studies.models.dense import MLP
 from hyperpush.studies.models.lstm import LSTM, SHAKESPEARE
 from hyperpush.studies.models.mobilenet import MobileNetV2
 
-NAMES = ("digits", "emnist", "cifar10", "cifar100", "shakespeare")
 CLUSTERS = 3  # of clients, for images of characters
 CONCENTRATION = 0.4  # of labels; after Marfoq, Neglia, Bellet, Kameni, Vidal 2021
+_SMALL_CNN = {"channels": (16, 32), "hidden": (128,), "size": 32, "kernel": 3, "colors": 3}
+MODELS: dict[str, tuple[Model, Model]] = {  # a small one, and the papers'
+    "digits": (MLP(64, 10), MLP(64, 10, (32,))),
+    "emnist": (CNN(channels=(8, 16), hidden=(128,), classes=62, kernel=3), EMNIST_CNN),
+    "cifar10": (CNN(**_SMALL_CNN, classes=10), MobileNetV2(10)),
+    "cifar100": (CNN(**_SMALL_CNN, classes=100), MobileNetV2(100)),
+    "shakespeare": (LSTM(classes=len(shakespeare.CHARACTERS), hidden=64), SHAKESPEARE),
+}
 
 
 class Scenario(NamedTuple):
@@ -38,25 +46,7 @@ class Scenario(NamedTuple):
     names: tuple[str, ...] | None = None  # the owners', where data have some
 
 
-def model_of(name: str, large: bool) -> Model:
-    """The papers' model for a data set, or a small one."""
-    if name == "digits":
-        return MLP(64, 10, (32,) if large else ())
-    if name == "emnist":
-        return EMNIST_CNN if large else CNN(channels=(8, 16), hidden=(128,), classes=62, kernel=3)
-    if name in ("cifar10", "cifar100"):
-        classes = 10 if name == "cifar10" else 100
-        return (
-            MobileNetV2(classes)
-            if large
-            else CNN(channels=(16, 32), hidden=(128,), classes=classes, size=32, kernel=3, colours=3)
-        )
-    if name == "shakespeare":
-        return SHAKESPEARE if large else LSTM(classes=len(shakespeare.CHARACTERS), hidden=64)
-    raise unknown("data", name, NAMES)
-
-
-def read(path: str, client: str = "client", label: str = "label", classes: int | None = None) -> Dataset:
+def read_own(path: str, client: str = "client", label: str = "label", classes: int | None = None) -> Dataset:
     """Your own examples: a CSV table, or a folder with a file for each client (see `hyperpush.studies.data.own`)."""
     if not path:
         raise InvalidInput("path", path, "a folder of .npz files or a .csv file")
@@ -88,43 +78,48 @@ def scenario(
     std, or without `clusters` all alike. cifar10: Dirichlet(0.4). cifar100: Pachinko. shakespeare: a speaking role
     each, in time order.
     """
-    model, generator = model_of(name, large), np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     shift = cluster = None
     if name == "shakespeare":
-        data, split = shakespeare.load(clients, generator, length=200 if large else 40, stride=1 if large else 5)
-        if examples is not None:
-            most = max(1, examples // clients)
-            split = Split(
-                *(
-                    [own[: max(1, round(share * most))] for own in part]
-                    for share, part in zip((0.6, 0.2, 0.2), split, strict=True)
-                )
-            )
+        data, split = _deal_plays(clients, generator, examples, large)
     else:
-        data = sources.load(name)
-        if examples is not None and examples > len(data.labels):
-            raise InvalidInput("examples", examples, f"at most {len(data.labels)}, all there are")
-        if clients > (len(data.labels) if examples is None else examples):
-            raise InvalidInput("clients", clients, f"at most {examples or len(data.labels)}, the examples")
-        data = data.rows(generator.permutation(len(data.labels))[:examples])
-        if name == "cifar100":
-            assert data.coarse is not None
-            owned = partition.pachinko(data.coarse, data.labels, clients, generator)
-        else:
-            spread = 5 if name == "digits" else CONCENTRATION
-            owned = partition.dirichlet(data.labels, clients, spread, generator, least=5)
+        data, owned = _deal(name, clients, generator, examples)
         split = partition.split(owned, generator, test=0.6 if name.startswith("cifar") else 0.2)
         if name == "digits":
             cluster = generator.permutation(np.arange(clients) % CLUSTERS)
-            data = data._replace(inputs=turned(data.inputs, owned, cluster))
+            data = data._replace(inputs=turn_images(data.inputs, owned, cluster))
         elif name == "emnist" and clusters:
             shift = partition.shifts(clients, min(CLUSTERS, clients), generator)
             cluster = shift.cluster
     train, validation, test = (partition.stack(data, part, shift, spread=True) for part in split)
-    return Scenario(data, split, shift, cluster, model, train, validation, test)
+    return Scenario(data, split, shift, cluster, MODELS[name][large], train, validation, test)
 
 
-def turned(images: np.ndarray, owned: partition.Owned, quarters: Int[np.ndarray, " n"]) -> np.ndarray:
+def _deal_plays(clients: int, generator: Generator, examples: int | None, large: bool) -> tuple[Dataset, Split]:
+    """Roles' lines; of `examples`, each client has its share, the first of every part."""
+    data, split = shakespeare.load(clients, generator, length=200 if large else 40, stride=1 if large else 5)
+    if examples is None:
+        return data, split
+    most = [max(1, round(share * max(1, examples // clients))) for share in (0.6, 0.2, 0.2)]
+    return data, Split(*([own[:count] for own in part] for count, part in zip(most, split, strict=True)))
+
+
+def _deal(name: str, clients: int, generator: Generator, examples: int | None) -> tuple[Dataset, partition.Owned]:
+    """Random examples of a data set, and who owns which."""
+    data = sources.load(name)
+    if examples is not None and examples > len(data.labels):
+        raise InvalidInput("examples", examples, f"at most {len(data.labels)}, all there are")
+    data = data.rows(generator.permutation(len(data.labels))[:examples])
+    if clients > len(data.labels):
+        raise InvalidInput("clients", clients, f"at most {len(data.labels)}, the examples")
+    if name == "cifar100":
+        assert data.coarse is not None
+        return data, partition.pachinko(data.coarse, data.labels, clients, generator)
+    spread = 5 if name == "digits" else CONCENTRATION
+    return data, partition.dirichlet(data.labels, clients, spread, generator, least=5)
+
+
+def turn_images(images: np.ndarray, owned: partition.Owned, quarters: Int[np.ndarray, " n"]) -> np.ndarray:
     """Every client's images turned by its number of quarters, anticlockwise."""
     images = images.copy()
     for own, turns in zip(owned, quarters, strict=True):

@@ -12,15 +12,15 @@ from hyperpush import networks
 from hyperpush.bench.training import operations_of
 from hyperpush.cli.sweep import plan
 from hyperpush.errors import Diverged, InvalidInput
-from hyperpush.personalize import methods
-from hyperpush.personalize.published import published
-from hyperpush.personalize.scenarios import scenario, turned
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
 from hyperpush.studies.data.files import folder
 from hyperpush.studies.models import cnn
-from hyperpush.studies.personalize import check, estimator_of, setting_of
-from hyperpush.studies.quickstart import sentence
+from hyperpush.studies.personalize import methods
+from hyperpush.studies.personalize.published import published
+from hyperpush.studies.personalize.scenarios import scenario, turn_images
+from hyperpush.studies.personalize.study import check, estimator_of, setting_of
+from hyperpush.studies.quickstart.study import sentence
 from hyperpush.studies.registry import experiments
 
 SMALL = ("clients=6", "examples=400", "steps=8", "again=4", "outer_steps=2", "rounds=2", "batch=16", "order=2")
@@ -32,7 +32,7 @@ def asked(*overrides):
 
 def test_images_are_turned_once_by_their_owner():
     images = np.arange(12.0).reshape(3, 2, 2)
-    made = turned(images, [np.array([2]), np.array([0, 1])], np.array([1, 2]))
+    made = turn_images(images, [np.array([2]), np.array([0, 1])], np.array([1, 2]))
     assert made[2].tolist() == [[9, 11], [8, 10]]  # a quarter, anticlockwise
     assert made[0].tolist() == [[3, 2], [1, 0]]  # a half
     assert images[2].tolist() == [[8, 9], [10, 11]]

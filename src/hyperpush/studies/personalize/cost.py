@@ -8,17 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from hyperpush.networks import Network
-from hyperpush.personalize import methods
-from hyperpush.personalize.baselines import PFedMe
-from hyperpush.personalize.recipe import Recipe
-from hyperpush.personalize.scenarios import model_of
-from hyperpush.personalize.settings import Setting
+from hyperpush.personalize import PFedMe, Recipe
 from hyperpush.studies.data.catalogue import entries
+from hyperpush.studies.personalize import methods
+from hyperpush.studies.personalize.config import Setting
+from hyperpush.studies.personalize.scenarios import MODELS
 
 # Examples of each data set, for those of which all are taken; 60 % of them are trained on, of CIFAR 30 %.
 EXAMPLES = {"digits": 1_797, "emnist": 814_255, "cifar10": 60_000, "cifar100": 60_000, "shakespeare": None}
+SHAPES = {"digits": (8, 8), "emnist": (28, 28), "cifar10": (32, 32, 3), "cifar100": (32, 32, 3)}
 PRODUCTS = {"vr-hgp": 6}  # gradients that one order of an estimator takes, about; others: 3, one product
 
 
@@ -28,14 +29,13 @@ def costs(data: str, network: Network, setting: Setting, chosen: Sequence[tuple[
     From measured gradients on inputs of zeros. Where training is by local epochs, every client is taken to have as
     many examples as the mean.
     """
-    model, rows, seconds = model_of(data, setting.large), [], {}
-    for name, shown in chosen:
+    examples, seconds, rows = _zeros(data, setting), {}, []
+    for name, title in chosen:
         recipe, outer, _ = methods.recipe_of(name, setting)
-        examples = _zeros(data, setting)
-        posed = recipe.task(model, train=[examples], outer_on="train", key=0, l2=setting.l2)
-        params, hypers = jax.tree.map(lambda leaf: leaf[0], (posed.params, posed.hypers))
+        task = recipe.task(MODELS[data][setting.large], train=[examples], outer_on="train", key=0, l2=setting.l2)
+        params, hypers = jax.tree.map(lambda leaf: leaf[0], (task.params, task.hypers))
         if recipe not in seconds:
-            seconds[recipe] = _seconds(partial(jax.jit(posed.problem.inner_gradient), params, hypers, examples))
+            seconds[recipe] = _seconds(partial(jax.jit(task.problem.inner_gradient), params, hypers, examples))
         gradients = _steps(name, data, network, setting, outer is not None)
         if name in methods.RECIPES:
             gradients += PRODUCTS.get(setting.estimator, 3) * setting.order * setting.outer_steps
@@ -43,7 +43,7 @@ def costs(data: str, network: Network, setting: Setting, chosen: Sequence[tuple[
             gradients += setting.steps
         rows.append(
             {
-                "method": shown,
+                "method": title,
                 "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
                 "gradients_per_client": gradients,
                 "hours": gradients * setting.clients * seconds[recipe] / 3600,
@@ -72,14 +72,14 @@ def _steps(name: str, data: str, network: Network, setting: Setting, moves: bool
     return rounds * -(-round(own) // setting.batch)
 
 
-def _needs_own(recipe: Recipe, hypers: Any) -> bool:
+def _needs_own(recipe: Recipe, hypers: PyTree) -> bool:
     """Whether a recipe starts from a model that everyone has trained alone."""
     asked = []
     recipe.with_own(hypers, lambda: asked.append(True))
     return bool(asked)
 
 
-def _seconds(compute: Callable[[], Any]) -> float:
+def _seconds(compute: Callable[[], PyTree]) -> float:
     """The median of three, after one that compiles."""
     times = []
     for _ in range(4):
@@ -90,13 +90,13 @@ def _seconds(compute: Callable[[], Any]) -> float:
 
 
 def _zeros(data: str, setting: Setting) -> tuple[jax.Array, jax.Array]:
-    shapes = {"digits": (8, 8), "emnist": (28, 28), "shakespeare": (200 if setting.large else 40,)}
-    shape = (setting.batch, *shapes.get(data, (32, 32, 3)))
-    inputs = jnp.zeros(shape, jnp.uint8 if data == "shakespeare" else jnp.float32)
-    return inputs, jnp.zeros(setting.batch, jnp.int32)
+    labels = jnp.zeros(setting.batch, jnp.int32)
+    if data == "shakespeare":
+        return jnp.zeros((setting.batch, 200 if setting.large else 40), jnp.uint8), labels
+    return jnp.zeros((setting.batch, *SHAPES[data])), labels
 
 
-def here(data: str) -> str:
+def describe_files(data: str) -> str:
     """Which files of a data set are there, in words."""
     found = {entry.name: entry for entry in entries()}[data]
     if found.here == "yes":

@@ -2,37 +2,25 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
 import jax
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush.algorithms.pdbo import PDBO
-from hyperpush.algorithms.stopping import EarlyStopping
+import hyperpush as hp
 from hyperpush.data.batches import capacity
-from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import unknown
 from hyperpush.hypergradients.base import HypergradientEstimator
-from hyperpush.hypergradients.direct_gradient import DirectGradient
 from hyperpush.inner.base import InnerSolver
-from hyperpush.inner.fedavg import FedAvg
-from hyperpush.inner.local_sgd import LocalSGD
-from hyperpush.inner.sgp import SGP
 from hyperpush.networks import Network
-from hyperpush.optimizers import Optimizer, optimizer, schedule
-from hyperpush.personalize import recipes
-from hyperpush.personalize.baselines import ClusteredFL, FedAvgPlus, FedEM, FedProx, PFedMe
-from hyperpush.personalize.recipe import Model, Outer, Recipe
-from hyperpush.personalize.recipes import MTL, Shared
-from hyperpush.personalize.scenarios import Scenario
-from hyperpush.personalize.scores import accuracy
-from hyperpush.personalize.settings import Kind, Setting
-from hyperpush.results import Training
-from hyperpush.task import Task, one_client
-from hyperpush.verbs import solve, train
+from hyperpush.optimizers import Optimizer, Schedule
+from hyperpush.personalize import DA, MTL, ClusteredFL, FedAvgPlus, FedEM, FedProx, Model, PFedMe, Recipe, Shared
+from hyperpush.registry import registered
+from hyperpush.studies.personalize.config import Outer, Setting
+from hyperpush.studies.personalize.scenarios import Scenario
+from hyperpush.studies.personalize.settings import Kind
+from hyperpush.task import one_client
 
 
 class Fitted(NamedTuple):
@@ -47,21 +35,37 @@ class Fitted(NamedTuple):
     floats: int  # sent by each client
 
 
-def _found() -> dict[str, tuple[Callable[[Outer], Recipe], Outer]]:
-    """`METHODS` of every module of `hyperpush.personalize.recipes`, after what they are called there."""
-    modules = [import_module(f"{recipes.__name__}.{each.name}") for each in iter_modules(recipes.__path__)]
-    return {name: made for module in modules for name, made in getattr(module, "METHODS", {}).items()}
-
-
-RECIPES = _found()
+PULLS = 4  # pFedMe's local rounds
 PLAIN: dict[str, tuple[Recipe, bool]] = {  # recipe, whether everyone is alone
     "local": (Shared(), True),
     "sgp": (Shared(), False),
     "local-mtl": (MTL(), True),
     "sgp-mtl": (MTL(), False),
 }
-PULLS = 4  # pFedMe's local rounds
-FEDERATED = ("fedprox", "fedavg+", "clustered-fl", "pfedme", "fedem")
+# Every registered recipe, and one of two; each moves as it says itself unless a setting knows better.
+RECIPES: dict[str, tuple[Callable[[Outer], Recipe], Outer]] = {
+    **{
+        name.lower(): (lambda outer, recipe=recipe: recipe(l2=outer.l2), Outer(recipe.rate, recipe().l2))
+        for name, recipe in registered("recipes").items()
+        if recipe is not Shared
+    },
+    "mtl-da": (lambda outer: DA(outer.label_l2, MTL(l2=outer.l2)), Outer(0.1, 1e-2, 0.1, 5e-4)),
+}
+# From a setting, rounds, and the rates of one and of several models by mini-batches.
+FEDERATED: dict[str, Callable[[Setting, int, Schedule, Schedule, Kind], InnerSolver]] = {
+    "fedprox": lambda made, rounds, rate, _, by: FedProx(rounds, rate, batch_size=made.batch, penalty=made.prox),
+    "fedavg+": lambda made, rounds, rate, _, by: FedAvgPlus(
+        hp.FedAvg(rounds, rate, batch_size=made.batch), made.rate / 10
+    ),
+    "clustered-fl": lambda made, rounds, rate, _, by: ClusteredFL(rounds, rate, batch_size=made.batch),
+    # From 2 / pull on, steps towards the common model diverge.
+    "pfedme": lambda made, rounds, rate, _, by: PFedMe(
+        rounds, min(made.rate, 1.5 / made.pull), made.pull, local_steps=PULLS, batch_size=made.batch
+    ),
+    "fedem": lambda made, rounds, _, rate, by: FedEM(
+        rounds, rate, averaging="server" if by == "server" else "gossip", batch_size=made.batch
+    ),
+}
 NAMES = (*PLAIN, *RECIPES, *(f"{name}-direct" for name in RECIPES), *FEDERATED)
 
 
@@ -81,8 +85,7 @@ def recipe_of(name: str, setting: Setting) -> tuple[Recipe, Outer | None, bool]:
     make, own = RECIPES[name.removesuffix("-direct")]
     outer = setting.outer.get(name.removesuffix("-direct"), own)
     if setting.outer_rate:
-        outer = outer._replace(rate=setting.outer_rate)
-        outer = outer if outer.label_rate is None else outer._replace(label_rate=setting.outer_rate)
+        outer = outer._replace(rate=setting.outer_rate, label_rate=outer.label_rate and setting.outer_rate)
     return make(outer), outer, False
 
 
@@ -91,7 +94,7 @@ def why_not(name: str, network: Network, model: Model | None = None) -> str | No
     plain = name.removesuffix("-direct")
     if plain in RECIPES and model is not None:
         make, outer = RECIPES[plain]
-        return make(outer).unfit(model)
+        return make(outer).why_unfit(model)
     if name not in FEDERATED or network.name == "fully-connected":
         return None
     if name != "fedem":
@@ -108,9 +111,9 @@ def kind(network: Network) -> Kind:
     return "push" if network.directed or network.varying else "gossip"
 
 
-def falling(rate: float, steps: int, at: tuple[float, float]) -> Any:
+def falling_rate(rate: float, steps: int, at: tuple[float, float]) -> Schedule:
     """A tenth of the rate from each of these shares of the steps on; where both are one step, it falls once."""
-    return schedule("milestones", rate, tuple(dict.fromkeys(max(1, round(share * steps)) for share in at)))
+    return hp.schedule("milestones", rate, tuple(dict.fromkeys(max(1, round(share * steps)) for share in at)))
 
 
 class Fitting:
@@ -121,83 +124,79 @@ class Fitting:
     ):
         # A client that owns fewer examples than a batch takes all of them.
         batch = min(setting.batch, capacity(one_client(scenario.train)))
-        self.scenario, self.network, self.setting, self.key = scenario, network, setting._replace(batch=batch), key
-        self.engine = Simulate(clients_per_batch=at_a_time)
-        self._started: dict[tuple[Recipe, bool], Training] = {}
+        self.scenario, self.network, self.key = scenario, network, key
+        self.setting = setting.model_copy(update={"batch": batch})
+        self.engine = hp.Simulate(clients_per_batch=at_a_time)
+        self._started: dict[tuple[Recipe, bool], hp.Training] = {}
 
     def solver(self, recipe: Recipe, alone: bool, *, again: bool = False) -> InnerSolver:
         """What trains the params: all of it, or what follows an outer step."""
         made = self.setting
         steps = made.again if again and made.again is not None else made.steps
-        rate = made.ensemble_rate if recipe.several else made.rate
+        rate = made.ensemble_rate if recipe.is_ensemble else made.rate
         by = kind(self.network)
         if alone:
-            return LocalSGD(steps, falling(rate, steps, made.falls), made.batch)
+            return hp.LocalSGD(steps, falling_rate(rate, steps, made.falls), made.batch)
         if by == "push":
-            return SGP(steps, falling(rate, steps, made.falls), "gradient-after", made.batch)
+            return hp.SGP(steps, falling_rate(rate, steps, made.falls), "gradient-after", made.batch)
         rounds = max(1, round(made.rounds * steps / max(made.steps, 1)))
-        return FedAvg(rounds, self.by_epochs(rate, rounds), batch_size=made.batch, averaging=by)
+        return hp.FedAvg(rounds, self.rate_by_epochs(rate, rounds), batch_size=made.batch, averaging=by)
 
-    def by_epochs(self, rate: float, rounds: int) -> Any:
+    def rate_by_epochs(self, rate: float, rounds: int) -> Schedule:
         """The rate of so many local epochs, falling at half and three quarters of them."""
-        return falling(rate, rounds * -(-capacity(one_client(self.scenario.train)) // self.setting.batch), (0.5, 0.75))
+        batches = -(-capacity(one_client(self.scenario.train)) // self.setting.batch)
+        return falling_rate(rate, rounds * batches, (0.5, 0.75))
 
-    def task(self, recipe: Recipe) -> Task:
+    def task(self, recipe: Recipe) -> hp.Task:
         """A recipe's task: both levels fit the training examples, and the validation examples choose the step."""
         made = self.scenario
-        return recipe.task(
-            made.model,
-            train=made.train,
-            validation=made.validation,
-            outer_on="train",
-            key=self.key,
-            l2=self.setting.l2,
-        )
+        sets = {"train": made.train, "validation": made.validation}
+        return recipe.task(made.model, **sets, outer_on="train", key=self.key, l2=self.setting.l2)
 
-    def trained(self, solver: InnerSolver, recipe: Recipe) -> Training:
+    def train(self, solver: InnerSolver, recipe: Recipe) -> hp.Training:
         """A recipe's task, trained from the start."""
-        return train(self.task(recipe), solver, self.network, key=self.key, engine=self.engine)
+        return hp.train(self.task(recipe), solver, self.network, key=self.key, engine=self.engine)
 
-    def started(self, recipe: Recipe, alone: bool) -> Training:
-        """Training with nothing personal, from the start."""
+    def first_training(self, recipe: Recipe, alone: bool) -> hp.Training:
+        """hp.Training with nothing personal, from the start."""
         if (recipe, alone) not in self._started:
-            self._started[recipe, alone] = self.trained(self.solver(recipe, alone), recipe)
+            self._started[recipe, alone] = self.train(self.solver(recipe, alone), recipe)
         return self._started[recipe, alone]
 
-    def start(self, recipe: Recipe, alone: bool) -> tuple[Task, int, int]:
+    def start(self, recipe: Recipe, alone: bool) -> tuple[hp.Task, int, int]:
         """The task at the start of a recipe's outer loop, and the rounds and floats that it took to get there."""
         task = self.task(recipe)
-        hypers = recipe.with_own(task.hypers, lambda: self.started(Shared(), True).params)
+        hypers = recipe.with_own(task.hypers, lambda: self.first_training(Shared(), True).params)
         if self.setting.again is None or self.setting.again >= self.setting.steps:
             return task.at(hypers=hypers), 0, 0  # the outer loop begins with a solve that is as long
-        first = self.started(MTL() if recipe.several else Shared(), alone)
-        params, hypers = recipe.continued(self.scenario.model, first.params, hypers)
+        first = self.first_training(MTL() if recipe.is_ensemble else Shared(), alone)
+        params, hypers = recipe.continue_from(self.scenario.model, first.params, hypers)
         return task.at(params, hypers), first.costs.rounds, first.costs.floats
 
     def fit(self, name: str, estimator: HypergradientEstimator) -> Fitted:
         """A method by its name; `estimator` is for the recipes that cooperate."""
         check(name)
         if name in FEDERATED:
-            return self.federated(name)
+            return self.fit_federated(name)
         recipe, outer, alone = recipe_of(name, self.setting)
         # Plain ones take as many steps as the recipes, and are chosen among them alike; only the hypers stay.
         direct = name in PLAIN or name.endswith("-direct")
-        return self.improved(recipe, alone, DirectGradient() if direct else estimator, outer)
+        return self.fit_recipe(recipe, alone, hp.hypergradients.DirectGradient() if direct else estimator, outer)
 
-    def improved(self, recipe: Recipe, alone: bool, estimator: HypergradientEstimator, outer: Outer | None) -> Fitted:
+    def fit_recipe(self, recipe: Recipe, alone: bool, estimator: HypergradientEstimator, outer: Outer | None) -> Fitted:
         """The outer loop; what was best on the validation examples is kept."""
         setting = self.setting
         task, rounds, floats = self.start(recipe, alone)
         steps = setting.outer_steps if outer is not None or setting.again is not None else 0
-        method = PDBO(
+        method = hp.PDBO(
             inner=self.solver(recipe, alone, again=True),
             hypergradient=estimator,
             outer=_adam(outer, setting.betas),
             steps=steps,
             restart=setting.again is None,
-            stop=EarlyStopping(accuracy(task), "validation", steps + 1, "max", weighted=True),
+            stop=hp.EarlyStopping(hp.personalize.accuracy(task), "validation", steps + 1, "max", weighted=True),
         )
-        found = solve(task, method, self.network, key=jax.random.fold_in(self.key, 1), engine=self.engine)
+        found = hp.solve(task, method, self.network, key=jax.random.fold_in(self.key, 1), engine=self.engine)
         assert found.history.watched is not None
         curve = found.history.watched[:, 0].tolist()  # the same at all clients
         sent = found.costs.rounds + rounds, found.costs.floats + floats
@@ -205,36 +204,27 @@ class Fitting:
             sent = 0, 0
         return Fitted(recipe, found.params, found.hypers, curve, found.best_step, *sent)
 
-    def federated(self, name: str) -> Fitted:
+    def fit_federated(self, name: str) -> Fitted:
         """Methods that train by local epochs and a server's mean, or neighbors'."""
         made = self.setting
         more = made.outer_steps * (made.again or 0) / max(made.steps, 1)
         rounds = max(1, round(made.rounds * (1 + more)))  # as many as the recipes take in all
-        rate, several = self.by_epochs(made.rate, rounds), self.by_epochs(made.ensemble_rate, rounds)
-        epochs: Any = {"batch_size": made.batch}
+        rate, several = (self.rate_by_epochs(rate, rounds) for rate in (made.rate, made.ensemble_rate))
         recipe, _, _ = recipe_of(name, made)
-        pulled = min(made.rate, 1.5 / made.pull)  # from 2 / pull on, steps towards the common model diverge
-        by = "server" if kind(self.network) == "server" else "gossip"
-        solver: InnerSolver = {
-            "fedprox": lambda: FedProx(rounds, rate, penalty=made.prox, **epochs),
-            "fedavg+": lambda: FedAvgPlus(FedAvg(rounds, rate, **epochs), 0.1 * made.rate),
-            "clustered-fl": lambda: ClusteredFL(rounds, rate, **epochs),
-            "pfedme": lambda: PFedMe(rounds, pulled, made.pull, local_steps=PULLS, **epochs),
-            "fedem": lambda: FedEM(rounds, several, averaging=by, **epochs),
-        }[name]()
-        done = self.trained(solver, recipe)
+        done = self.train(FEDERATED[name](made, rounds, rate, several, kind(self.network)), recipe)
         return Fitted(recipe, done.params, done.task.hypers, [], 0, done.costs.rounds, done.costs.floats)
 
 
 @lru_cache(maxsize=16)
 def _adam(outer: Outer | None, betas: tuple[float, float]) -> Optimizer | optax.GradientTransformation:
+    """What moves the hypers; kept, since raw Optax transformations are compiled by identity."""
     if outer is None:
         return optax.set_to_zero()
     if outer.label_rate is None:
-        return optimizer("adam", learning_rate=outer.rate, b1=betas[0], b2=betas[1])
+        return hp.optimizer("adam", learning_rate=outer.rate, b1=betas[0], b2=betas[1])
     rates = {"labels": outer.label_rate, "of": outer.rate}
 
-    def scaled(updates: PyTree, _: Any) -> PyTree:
+    def scale(updates: PyTree, _: Any) -> PyTree:
         return {name: jax.tree.map(lambda leaf, rate=rates[name]: -rate * leaf, part) for name, part in updates.items()}
 
-    return optax.chain(optax.scale_by_adam(*betas), optax.stateless(scaled))
+    return optax.chain(optax.scale_by_adam(*betas), optax.stateless(scale))

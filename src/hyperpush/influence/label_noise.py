@@ -1,0 +1,51 @@
+"""Where to look first for wrong labels."""
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from hyperpush.checks import check_probability
+from hyperpush.influence.scores import Influence
+
+
+def suspects(scores: Influence, share: float = 0.1) -> dict[str, Int[np.ndarray, " _"]]:
+    """Every client's examples to look at first for wrong labels: those whose removal helps everyone most.
+
+    Wrong labels hurt the others' validation loss, so they have the lowest scores. On digits of which two clients
+    labeled a tenth wrongly, 92 % of random and all systematic errors were among the worst fifth (docs/influence.md).
+
+    **Use it** where a client may mislabel systematically: a model that has seen such errors gives them a small loss.
+    **Avoid it** for random errors alone, of which the loss under the shared model finds more, and where validation
+    labels are wrong, too.
+
+    Args:
+        scores: What `hp.influence.scores` returns.
+        share: The share of a client's examples to list, from 0 (none) to 1 (all, worst first). Begin with the share
+            of wrong labels that you expect, and look further while you find some.
+
+    Returns:
+        The numbers of the examples by the client's name, the most harmful first.
+
+    Raises:
+        InvalidInput: `share` is not from 0 to 1.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> from hyperpush.influence.label_noise import suspects
+        >>> network = hp.networks.Ring(3)
+        >>> task = hp.tasks.logistic(3, seed=0, examples=20)
+        >>> trained = hp.train(task, hp.SGP(200, 1.0), network, key=0)
+        >>> found = hp.influence.scores(trained.task, hp.TrackedHGP(), network, key=0, curvature_steps=0)
+        >>> {name: len(own) for name, own in suspects(found, 0.2).items()}
+        {'0': 4, '1': 4, '2': 4}
+    """
+    check_probability("share", share)
+    return {
+        name: scores.ranking(name)[: round(share * len(own))]
+        for name, own in zip(scores.names, scores.examples, strict=True)
+    }
+
+
+def share_found(scores: Float[np.ndarray, " m"], wrong: Bool[np.ndarray, " m"], share: float) -> float:
+    """The share of the wrong labels that is among the `share` of a client's examples with the lowest scores."""
+    worst = np.argsort(scores, kind="stable")[: round(share * len(scores))]
+    return float(np.sum(wrong[worst]) / np.sum(wrong))

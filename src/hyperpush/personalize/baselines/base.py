@@ -1,0 +1,59 @@
+"""What baselines share: options of local epochs, and the penalty that draws params to another model."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from hyperpush.checks import check_integer
+from hyperpush.inner.base import InnerSolver, Learner, check_training
+from hyperpush.inner.fedavg import local_epochs
+from hyperpush.method import Number, as_number
+from hyperpush.optimizers import Optimizer, StepSize, build
+from hyperpush.problem import L2, Penalty, Problem
+from hyperpush.programs import Context
+
+
+class LocalEpochs(InnerSolver):
+    """A baseline whose clients pass over their own examples between two averages.
+
+    Args:
+        steps: Rounds. With 0 nothing moves.
+        step_size: η, above 0; a number or a schedule by mini-batches, for plain SGD. None needs an `optimizer`.
+        epochs: Local passes over the own examples per round, at least 1.
+        batch_size: Examples per mini-batch; None takes one step on all examples per epoch.
+        optimizer: `hp.optimizer(…)` or an Optax transformation instead of `step_size`. It keeps its memory between
+            rounds.
+    """
+
+    steps: int = eqx.field(static=True)
+    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
+    epochs: int = eqx.field(static=True, default=1)
+    batch_size: int | None = eqx.field(static=True, default=None)
+    optimizer: Optimizer | optax.GradientTransformation | None = None
+
+    def __check_init__(self):
+        check_training(self)
+        check_integer(f"{type(self).__name__}.epochs", self.epochs, minimum=1)
+
+    def transform(self) -> optax.GradientTransformation:
+        """What moves the params."""
+        return build(self.step_size, self.optimizer)
+
+    def train(self, problem: Problem, state: Learner, ctx: Context, examples: PyTree) -> Learner:
+        """A client after its local epochs."""
+        return local_epochs(problem, self.transform(), state, ctx, examples, self.epochs, self.batch_size)
+
+
+class Near(eqx.Module):
+    """The penalty ½·rate·‖params − center‖², beside another one if there is one."""
+
+    rate: Number
+    center: PyTree
+    beside: Penalty | None = None
+
+    def __call__(self, params: PyTree, hyper: PyTree) -> Float[Array, ""]:
+        numbers = eqx.filter(params, eqx.is_inexact_array)
+        own = L2(self.rate)(jax.tree.map(jnp.subtract, numbers, self.center), hyper)
+        return own if self.beside is None else own + self.beside(params, hyper)

@@ -1,0 +1,1 @@
+"""BiG-Fed on the karate club."""

@@ -1,0 +1,1 @@
+"""Personal models over a network: recipes, baselines, and what cooperation adds."""

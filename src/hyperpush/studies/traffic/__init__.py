@@ -1,0 +1,1 @@
+"""Speeds an hour ahead at road sensors."""

@@ -1,0 +1,19 @@
+"""What an experiment needs and is not installed."""
+
+import sys
+
+import pytest
+
+from hyperpush.errors import InvalidInput
+from hyperpush.runs.experiment import defer
+
+
+def test_a_package_that_is_missing_names_its_extra(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "pooch", None)  # as if it were not installed
+    (tmp_path / "needs_pooch.py").write_text("import pooch")
+    with pytest.raises(InvalidInput, match=r"^pooch: got 'not installed'; allowed: pip install hyperpush\[studies\]$"):
+        defer("needs_pooch:run")()
+    (tmp_path / "needs_another.py").write_text("import one_that_is_nowhere")
+    with pytest.raises(ModuleNotFoundError, match="one_that_is_nowhere"):  # not ours: a bug, or the user's
+        defer("needs_another:run")()
