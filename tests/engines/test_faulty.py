@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
-from hyperpush.engines import peer, wire
+from hyperpush.engines import peer
 from hyperpush.engines.simulate import Simulate
 from hyperpush.engines.threads import Threads, run_peers
-from hyperpush.engines.transport import Memory
+from hyperpush.engines.transport import Memory, wire
 from hyperpush.programs import Exchange, Local, Repeat, Scope, Server
 from hyperpush.tasks.quadratic import quadratic
 

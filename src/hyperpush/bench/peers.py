@@ -37,8 +37,8 @@ def run_peers(config: PeersBench, run: Any) -> dict[str, Any]:
     import numpy as np
 
     from hyperpush.bench.timing import machine
-    from hyperpush.peers.certificates import make
-    from hyperpush.peers.swarm import Processes, free_ports
+    from hyperpush.deploy.certificates import make
+    from hyperpush.deploy.swarm import Processes, free_ports
 
     where = machine()
     with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +81,7 @@ def party(name: str, config: PeersBench, base: str, ports: list[int]) -> None:
     """One side of it."""
     import json
 
-    from hyperpush.peers.session import Address, Identity
+    from hyperpush.engines.transport.zenoh.session import Address, Identity
 
     folder, me = Path(base), NAMES.index(name)
     who = Identity(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key") if config.secure else None
@@ -107,12 +107,12 @@ def _bare(name: str, config: PeersBench, here: Any, there: Any, who: Any) -> Any
 
     import zenoh
 
-    from hyperpush.peers import session
+    from hyperpush.engines.transport.zenoh import session
 
     other = NAMES[1 - NAMES.index(name)]
     made = session.settings("bare", name, here, {other: _dial(name, there)}, who)
     del made["transport"]["link"]["rx"]  # whole messages, as long as they are
-    opened = session.opened(made)
+    opened = session.open_session(made)
     got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     key = session.message_key("bare", other, name, "data")
     heard = opened.declare_subscriber(key, lambda sample: got.put(sample.payload.to_bytes()))
@@ -143,8 +143,8 @@ def _bare(name: str, config: PeersBench, here: Any, there: Any, who: Any) -> Any
 def _peers(name: str, config: PeersBench, here: Any, there: Any, who: Any) -> Any:
     import numpy as np
 
-    from hyperpush.engines.wire import Header, Template, decode, encode
-    from hyperpush.peers.zenoh import Zenoh
+    from hyperpush.engines.transport.wire import Header, Template, decode, encode
+    from hyperpush.engines.transport.zenoh.transport import Zenoh
 
     me = NAMES.index(name)
     transport = Zenoh("peers", NAMES, me, {NAMES[1 - me]: _dial(name, there)}, listen=here, identity=who)

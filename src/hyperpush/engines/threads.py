@@ -3,17 +3,19 @@
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import equinox as eqx
 import jax
+import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.engines import keys
 from hyperpush.engines.base import Engine
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.layout import check_clients
-from hyperpush.engines.peer.leaves import row, stacked
-from hyperpush.engines.peer.walk import Peer
+from hyperpush.engines.peer.functions import row, stack
+from hyperpush.engines.peer.peer import Peer
 from hyperpush.engines.result import Progress, Record, RunResult
 from hyperpush.engines.transport import Memory
 from hyperpush.networks import Network
@@ -74,18 +76,16 @@ def run_peers(
         Peer(client, network, hub.endpoint(client), key, tolerant=tolerant, step=step)
         for client in range(network.clients)
     ]
-    results: list[PyTree] = [None] * network.clients
+    results: list[RunResult | None] = [None] * network.clients
     failures: list[BaseException] = []
     wide = jax.config.read("jax_enable_x64")  # a thread does not inherit what was switched on for a block only
 
     def work(peer: Peer) -> None:
         try:
             with jax.enable_x64(wide):
-                own_state, own_data = (
-                    jax.tree.map(lambda leaf: row(leaf, peer.client), tree) for tree in (states, data)
-                )
+                state, own = jax.tree.map(lambda leaf: row(leaf, peer.client), (states, data))
                 shown = progress if peer.client == 0 else None
-                results[peer.client] = peer.run(program, own_state, own_data, record, every, shown)
+                results[peer.client] = peer.result(peer.run(program, state, own, record, every, shown))
         except BaseException as failure:
             failures.append(failure)
             hub.abort(failure)
@@ -97,17 +97,17 @@ def run_peers(
         thread.join()
     if failures:
         raise failures[0]
+    return _all_clients([result for result in results if result is not None])
 
-    def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
-        return jax.tree.map(lambda *leaves: stacked(leaves, axis), *trees)
 
-    history = {
-        name: stack([stack(peer.history[name]) for peer in peers], 1) for name in record or {} if peers[0].history[name]
-    }
-    rejected = Counter()
-    for peer in peers:
-        rejected.update(peer.counts.rejections.counts())
-    late = sum(peer.counts.late for peer in peers)
-    sent = [peer.counts.bytes for peer in peers]
-    one = peers[0]
-    return one.counts.outcome(stack(results), one.step, history, one.clocks, sent, late, dict(rejected))
+def _all_clients(results: list[RunResult]) -> RunResult:
+    """What a run leaves behind, of the results of its clients."""
+    one = results[0]
+    return replace(
+        one,
+        states=stack([each.states for each in results]),
+        history={name: stack([each.history[name] for each in results], 1) for name in one.history},
+        late=sum(each.late for each in results),
+        rejected=dict(sum((Counter(each.rejected) for each in results), Counter())),
+        bytes=np.concatenate([each.bytes for each in results]),
+    )
