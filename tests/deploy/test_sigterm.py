@@ -81,7 +81,7 @@ def test_in_step_it_stops_and_comes_back(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     other, found = beside(config)
     told_at(tmp_path, 10)
-    with pytest.raises(HyperpushError, match=r"peer-0: ended by SIGTERM; started again, it goes on"):
+    with pytest.raises(HyperpushError, match=r"peer-0: ended by SIGTERM; started again, it continues"):
         run_peer(config, FIRST, say=lambda line: None)
     assert signal.getsignal(signal.SIGTERM) is before
     assert files(tmp_path) == {"checkpoint.safetensors"}
@@ -148,7 +148,7 @@ address = "127.0.0.1:{ports[1]}"
 @pytest.mark.parametrize(
     ("mode", "times", "code", "says"),
     [
-        ("synchronous", 1, 2, "error: peer peer-0: ended by SIGTERM; started again, it goes on from its checkpoint"),
+        ("synchronous", 1, 2, "error: peer peer-0: ended by SIGTERM; started again, it continues from its checkpoint"),
         ("asynchronous", 1, 0, "done: "),
         ("asynchronous", 2, 2, "error: peer peer-0: ended by SIGTERM"),
     ],

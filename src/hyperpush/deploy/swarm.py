@@ -20,6 +20,7 @@ from hyperpush.deploy.party import STATUS, run_peer
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.runs import saved
 
+Show = Callable[[Mapping[str, dict[str, Any]]], None]  # gets every party's status
 PRELOADED = ["hyperpush.verbs", "hyperpush.engines.peers", "hyperpush.engines.transport.zenoh.transport"]
 
 
@@ -76,10 +77,9 @@ class Processes:
 
     def kill(self, name: str) -> None:
         """SIGKILL, as a power cut would."""
-        process = self.running.get(name)
-        if process is not None:
-            process.kill()
-            process.join(10)
+        if name in self.running:
+            self.running[name].kill()
+            self.running[name].join(10)
             self.reap()
 
     def stop(self) -> None:
@@ -94,39 +94,39 @@ class Processes:
         except (OSError, ValueError):
             return {}
 
-    def watch(
-        self,
-        names: list[str],
-        kills: list[Kill],
-        seconds: float,
-        show: Callable[[Mapping[str, dict[str, Any]]], None] | None = None,
-    ) -> None:
-        """Wait until all have ended, killing and restarting on the way; all are ended after `seconds`."""
-        until = time.monotonic() + seconds
-        waiting, again = list(kills), list[tuple[float, str]]()
-        while True:
-            self.reap()
-            now = time.monotonic()
-            for name in [name for when, name in again if when <= now]:
+    def run(self, names: list[str], kills: list[Kill], seconds: float, show: Show | None = None) -> None:
+        """Start all and wait until all have ended, killing and restarting on the way; at most so many seconds."""
+        until, again = time.monotonic() + seconds, list[tuple[float, str]]()
+        try:
+            for name in names:
                 self.start(name)
-            again = [(when, name) for when, name in again if when > now]
-            if waiting or show is not None:
-                seen = {name: self.status(name) for name in names}
-                for kill in [kill for kill in waiting if seen[kill.name].get("round", 0) >= kill.round]:
-                    waiting.remove(kill)
-                    if kill.name in self.running:
-                        self.kill(kill.name)
-                        if kill.again_after is not None:
-                            again.append((time.monotonic() + kill.again_after, kill.name))
-                if show is not None:
-                    show(seen)
-            if not self.running and not again:
-                return
-            if now > until:
-                left = ", ".join(sorted(self.running))
-                self.stop()
-                raise HyperpushError(f"not done after {seconds:g} s: {left}; they were ended")
-            time.sleep(0.05)
+            while self.running or again:
+                if time.monotonic() > until:
+                    left = ", ".join(sorted(self.running))
+                    raise HyperpushError(f"not done after {seconds:g} s: {left}; they were ended")
+                if kills or show is not None:
+                    seen = {name: self.status(name) for name in names}
+                    due = [kill for kill in kills if seen[kill.name].get("round", 0) >= kill.round]
+                    kills = [kill for kill in kills if kill not in due]
+                    again += self._kill_all(due)
+                    if show is not None:
+                        show(seen)
+                for name in [name for when, name in again if when <= time.monotonic()]:
+                    self.start(name)
+                again = [(when, name) for when, name in again if name not in self.running]
+                time.sleep(0.05)
+                self.reap()
+        finally:
+            self.stop()
+
+    def _kill_all(self, kills: list[Kill]) -> list[tuple[float, str]]:
+        """Kill those who run; when to start whom again."""
+        again = []
+        for kill in [kill for kill in kills if kill.name in self.running]:
+            self.kill(kill.name)
+            if kill.again_after is not None:
+                again.append((time.monotonic() + kill.again_after, kill.name))
+        return again
 
 
 def on_loopback(config: Deployment, count: int, base: Path, secure: bool = True) -> Deployment:
@@ -181,7 +181,7 @@ def swarm(
     restart: int = 0,
     kill_before: int = 100,
     seconds: float = 3600.0,
-    show: Callable[[Mapping[str, dict[str, Any]]], None] | None = None,
+    show: Show | None = None,
 ) -> dict[str, Any]:
     """Run `count` parties to their end; what each of them found."""
     if count < 2:
@@ -199,12 +199,7 @@ def swarm(
     os.environ.setdefault("PYTHONWARNINGS", "ignore::RuntimeWarning")  # JAX warns of forks, which come before it starts
     kills = schedule(names, kill, restart, kill_before, config.faults.seed)
     processes = Processes(base, run_one, (made,))
-    try:
-        for name in names:
-            processes.start(name)
-        processes.watch(names, kills, seconds, show)
-    finally:
-        processes.stop()
+    processes.run(names, kills, seconds, show)
     results = {}
     for name in names:
         path = base / name / saved.RESULT

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, final
 
 import equinox as eqx
 import jax
@@ -155,7 +155,6 @@ class Peers(Engine):
 
     def connect(self, program: Node, network: Network) -> "Connection":
         """Whom this party dials, and how; refuses what cannot run, before anything is written or sent."""
-        # Only here: without the extra, all else of the library works.
         from hyperpush.engines.transport.zenoh.session import settings
 
         if self.asynchronous:
@@ -181,7 +180,7 @@ class Peers(Engine):
         return Address.parse(f"Peers.addresses.{other}", str(there)) if dials else None
 
     def _identity(self) -> "Identity | None":
-        from hyperpush.engines.transport.zenoh.identity import Identity  # as above
+        from hyperpush.engines.transport.zenoh.identity import Identity
 
         given = {"authority": self.authority, "certificate": self.certificate, "key": self.key}
         if all(path is None for path in given.values()):
@@ -205,6 +204,9 @@ class Peers(Engine):
         progress: Progress | None = None,
     ) -> RunResult:
         """See `Engine.run`; states, data and results are this party's own, without a client axis."""
+        # Only here, and in `connect`: without the extra, all else of the library works.
+        from hyperpush.engines.transport.zenoh.transport import Zenoh
+
         recipe = as_recipe(program)
         states, data = jax.tree.map(jnp.asarray, (states, data))
         connection, session, digest = self.connect(recipe.program(), network), self.session, self.digest
@@ -215,7 +217,20 @@ class Peers(Engine):
         store = None if self.checkpoint is None else Checkpoint(Path(self.checkpoint), digest)
         stored = None if store is None else store.load()
         secret = None if self.secret is None else read_secret(Path(self.secret), digest)
-        transport = self._open(connection, session, digest, {} if stored is None else stored[1])
+        before = {} if stored is None else stored[1]
+        transport = Zenoh(
+            session,
+            list(self.addresses),
+            *connection,
+            digest=digest,
+            mode=self.mode,
+            patience=self.patience,
+            close_after=self.close_after,
+            longest_wait=self.longest_wait,
+            durable=store is not None,
+            closed=before.get("closed", ()),
+            left=before.get("left", ()),
+        )
         try:
             lossy = transport
             if self.faults is not None:
@@ -232,7 +247,7 @@ class Peers(Engine):
                 secret=secret,
                 repeats=self.repeats,
             )
-            running = PeerSession(transport, peer, None if stored is None else stored[1]["step"])
+            running = PeerSession(transport, peer, before.get("step"))
             if self.on_start is not None:
                 self.on_start(running)
             transport.ready(running.resumed_at or 0, everyone=stored is None)
@@ -244,30 +259,8 @@ class Peers(Engine):
             store.remove()
         return result
 
-    def _open(self, connection: "Connection", session: str, digest: bytes, stored: Mapping[str, Any]) -> "Zenoh":
-        from hyperpush.engines.transport.zenoh.transport import Zenoh  # as above
 
-        return Zenoh(
-            session,
-            list(self.addresses),
-            connection.client,
-            connection.links,
-            listen=connection.listen,
-            identity=connection.identity,
-            digest=digest,
-            mode=self.mode,
-            patience=self.patience,
-            close_after=self.close_after,
-            longest_wait=self.longest_wait,
-            durable=self.checkpoint is not None,
-            closed=stored.get("closed", ()),
-            left=stored.get("left", ()),
-        )
-
-
-@final
-@dataclass(frozen=True)
-class Connection:
+class Connection(NamedTuple):
     """How a party reaches the others."""
 
     client: int

@@ -52,31 +52,27 @@ class Threads(Engine):
     ) -> RunResult:
         """See `Engine.run`."""
         hub = Memory(network.clients, self.faults, keys.faults_key(key), self.deadline)
-        tolerant = self.faults is not None
-        return run_peers(hub, tolerant, program, network, states, data, key, step, record or {}, every, progress)
+        peers = [
+            Peer(client, network, hub.endpoint(client), key, tolerant=self.faults is not None, step=step)
+            for client in range(network.clients)
+        ]
+        return run_peers(hub, peers, program, states, data, record, every, progress)
 
 
 def run_peers(
     hub: Memory,
-    tolerant: bool,
+    peers: list[Peer],
     program: Node | Recipe,
-    network: Network,
     states: PyTree,
     data: PyTree,
-    key: PRNGKeyArray,
-    step: int = 0,
     record: Mapping[str, Record] | None = None,
     every: int = 1,
     progress: Progress | None = None,
 ) -> RunResult:
-    """Peers that talk through `hub`; `tolerant` of messages that get lost."""
-    check_clients("states", states, network.clients)
-    check_clients("data", data, network.clients)
-    peers = [
-        Peer(client, network, hub.endpoint(client), key, tolerant=tolerant, step=step)
-        for client in range(network.clients)
-    ]
-    results: list[RunResult | None] = [None] * network.clients
+    """A thread for each of the peers, who talk through `hub`."""
+    check_clients("states", states, len(peers))
+    check_clients("data", data, len(peers))
+    results: list[RunResult | None] = [None] * len(peers)
     failures: list[BaseException] = []
     wide = jax.config.read("jax_enable_x64")  # a thread does not inherit what was switched on for a block only
 

@@ -16,12 +16,7 @@ def run(base, clients, seed, kill, restart, close_after=15.0):
     options = {"close_after": close_after, "longest_wait": 0.5}
     processes = Processes(base, averaging, (str(base), names, free_ports(clients), ROUNDS, options))
     kills = schedule(names, kill, restart, ROUNDS, seed)
-    try:
-        for name in names:
-            processes.start(name)
-        processes.watch(names, kills, 300)
-    finally:
-        processes.stop()
+    processes.run(names, kills, 300)
     found = {}
     for name in names:
         path = base / name / "found.json"

@@ -77,24 +77,31 @@ def drain(messenger: Messenger, lasting: list[Channel], save: Save) -> None:
         _reach(state, Stage.ENDED, save)
     while True:
         wait.look()
-        if members.closed - state.closed:
-            if lasting:
-                messenger.check_view()
+        if lasting:
+            messenger.check_view()
+        if members.closed != state.closed:  # nothing here depends on them
             state.closed, told = members.closed, False
         unheard = [(channel, t) for channel in lasting for t in channel.unacknowledged(state.closed | members.left)]
         if wait.again():
-            messenger.say_farewell()
-            for channel, target in unheard:
-                messenger.send_total(channel, target, Kind.LAST_TOTAL)
+            _send_last(messenger, unheard)
         if not unheard and not told:
             _reach(state, Stage.DONE, save)
             members.done(again=before, view=state.closed)
             told = True
-        if told and members.everyone_done() and not members.closed - state.closed:
+        if told and members.everyone_done() and members.closed == state.closed:
             return _reach(state, Stage.OVER, save)
-        targets = sorted({target for _, target in unheard})
-        what = f"{targets} to take in what was sent to them" if targets else "the others to be done"
-        wait.rest(what, told, [(channel.number, target) for channel, target in unheard])
+        wait.rest(_awaited(unheard), told, [(channel.number, target) for channel, target in unheard])
+
+
+def _send_last(messenger: Messenger, unheard: list[tuple[Channel, int]]) -> None:
+    messenger.say_farewell()
+    for channel, target in unheard:
+        messenger.send_total(channel, target, Kind.LAST_TOTAL)
+
+
+def _awaited(unheard: list[tuple[Channel, int]]) -> str:
+    targets = sorted({target for _, target in unheard})
+    return f"{targets} to take in what was sent to them" if targets else "the others to be done"
 
 
 def _reach(state: PeerState, stage: Stage, save: Save) -> None:

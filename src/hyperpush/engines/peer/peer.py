@@ -29,25 +29,11 @@ from hyperpush.engines.result import Progress, Record, RunResult, recorders_of
 from hyperpush.engines.transport import Transport
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.networks import Network, Weights
-from hyperpush.programs import (
-    Exchange,
-    Inbox,
-    Local,
-    Node,
-    Path,
-    Profile,
-    Recipe,
-    Repeat,
-    Role,
-    Scope,
-    Sequence,
-    Server,
-    as_recipe,
-    contains,
-    profile,
-    stepwise,
-)
-from hyperpush.programs import at as node_at
+from hyperpush.programs import contains, stepwise
+from hyperpush.programs.nodes import Exchange, Inbox, Local, Node, Path, Repeat, Role, Scope, Sequence, Server
+from hyperpush.programs.profile import Profile, profile
+from hyperpush.programs.recipe import Recipe, as_recipe
+from hyperpush.programs.recipe import at as node_at
 
 SERVER = 0  # the peer that plays the server
 LATE = (1 << 31) - 1  # part of the key of what takes in late mass: no loop gets there
