@@ -100,7 +100,7 @@ def require(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        raise InvalidInput(package, "not installed", f"it installed: pip install 'hyperpush[{extra}]'") from error
+        raise InvalidInput(package, "not installed", f"the extra {extra}: pip install 'hyperpush[{extra}]'") from error
 
 
 def check_arguments(

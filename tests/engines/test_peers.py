@@ -1,11 +1,15 @@
 """`hp.Peers`: parties with their own data only, over real links, reach what the simulator reaches."""
 
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
 from engines.peer.parties import together
 
 import hyperpush as hp
+from hyperpush.cli.app import main
 from hyperpush.deploy.certificates import make
 from hyperpush.deploy.swarm import free_ports
 from hyperpush.registry import registered
@@ -90,14 +94,44 @@ def test_parties_with_another_number_are_told_so(engines):
     together(2, party)
 
 
-def test_it_is_registered():
+def test_it_is_registered_and_shown(capsys):
     assert registered("engines")["Peers"] is hp.Peers
+    main(["show", "Peers"])
+    said = capsys.readouterr().out
+    assert all(option in said for option in ("addresses", "patience", "certificate", "mutual TLS"))
+
+
+WITHOUT = """
+import sys
+sys.modules["zenoh"] = sys.modules["cryptography"] = None  # as if the extra were not installed
+import hyperpush as hp
+from hyperpush.cli.app import main
+from hyperpush.registry import registered
+from hyperpush.tasks.logistic import logistic
+task = logistic(2, 0)
+hp.train(task, hp.SGP(steps=2, step_size=0.1), hp.networks.FullyConnected(2), key=0, engine=hp.Threads())
+assert "Peers" in registered("engines")
+engine = hp.Peers("0", {"0": "127.0.0.1:1", "1": None})
+try:
+    hp.train(task.for_client(0), hp.SGP(steps=2, step_size=0.1), hp.networks.FullyConnected(2), key=0, engine=engine)
+except hp.InvalidInput as error:
+    print(error)
+main(["certificates", sys.argv[1], "alice"])
+"""
+
+
+def test_without_the_extra_all_else_works_and_one_line_names_it(tmp_path):
+    found = subprocess.run([sys.executable, "-c", WITHOUT, str(tmp_path / "keys")], capture_output=True, text=True)
+    assert "pip install 'hyperpush[peers]'" in found.stdout
+    assert "Traceback" not in found.stderr
+    assert "pip install 'hyperpush[peers]'" in found.stderr.splitlines()[-1]
+    assert (found.returncode, list(tmp_path.iterdir())) == (2, [])
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"name": "eve"}, "Peers.name: got 'eve'"),
+        ({"party": "eve"}, "Peers.party: got 'eve'"),
         ({"addresses": {"Ann": None}}, "Peers.addresses: got 'Ann'"),
         ({"addresses": {"ann": "nowhere"}}, r"Peers.addresses.ann: got 'nowhere'"),
         ({"session": "a/b"}, "Peers.session"),
@@ -109,7 +143,7 @@ def test_it_is_registered():
 )
 def test_options_out_of_range_are_named(options, says):
     with pytest.raises(hp.InvalidInput, match=says):
-        hp.Peers(**{"name": "ann", "addresses": {"ann": "127.0.0.1:1", "ben": None}, **options})
+        hp.Peers(**{"party": "ann", "addresses": {"ann": "127.0.0.1:1", "ben": None}, **options})
 
 
 def test_tasks_that_are_not_this_partys_are_refused(tmp_path):

@@ -179,5 +179,6 @@ def dotted_keys(name: str) -> Iterator[None]:
         if table != "Peers":
             raise
         key = f"peers.{whose}.address" if option == "addresses" else f"deploy.{option}"
-        key = f"peers.{name}.{option}" if option in ("certificate", "key") else key
+        own = {"certificate": "certificate", "private_key": "key"}
+        key = f"peers.{name}.{own[option]}" if option in own else key
         raise InvalidInput(key, error.given, error.allowed) from None

@@ -85,7 +85,7 @@ def rehearse(sentence: Spec, engine: Peers) -> None:
         allowed = f"nothing: {type(sentence.method).__name__} trains itself"
         raise InvalidInput("train", type(sentence.trainer).__name__, allowed)
     for each in (sentence, as_one_program(sentence)):
-        with suppress(Rehearsed), dotted_keys(engine.name):
+        with suppress(Rehearsed), dotted_keys(engine.party):
             each.run(engine=Rehearsal(**vars(engine)))
 
 
@@ -211,7 +211,7 @@ def _run(sentence: Spec, engine: Peers, watch: Watch) -> Result | None:
     try:
         return sentence.run(engine=replace(engine, on_start=watch.start))
     except Left:
-        watch.say(f"{engine.name}: left, and transferred its mass")
+        watch.say(f"{engine.party}: left, and transferred its mass")
         return None
     finally:
         watch.end()

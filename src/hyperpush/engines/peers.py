@@ -25,7 +25,7 @@ from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.engines.transport.zenoh.addresses import Address, check_name
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.networks import Network
-from hyperpush.programs import Average, Node, Recipe, Repeat, Server, as_recipe, contains, sendings
+from hyperpush.programs import Average, Node, Recipe, Server, as_recipe, contains, profile
 from hyperpush.programs.recipe import is_number
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Peers(Engine):
 
     Every party calls the same verb with the same method, network and key, on its own task:
 
-        engine = hp.Peers("hospital-3", addresses, authority="ca.pem", certificate="h3.pem", key="h3.key")
+        engine = hp.Peers("hospital-3", addresses, authority="ca.pem", certificate="h3.pem", private_key="h3.key")
         hp.solve(task.for_client("hospital-3", data), method, network, key=0, engine=engine)
 
     Use it when data must stay where they are. To try a method out use `hp.Simulate`, and for the code path of peers
@@ -53,13 +53,13 @@ class Peers(Engine):
     of different programs do not disturb each other. If the same call follows itself, give each a `session` of its own.
 
     Args:
-        name: Who this party is: the name of its client, as in `task.for_client(name)`.
+        party: Who this party is: the name of its client, as in `task.for_client(name)`.
         addresses: All parties in the order of their clients, each with its `host:port`. None: it listens to nobody and
             dials all its neighbors, which is enough behind a NAT. Of two that listen the later one dials.
         authority: The PEM file of the authority that signs certificates. None (as for the two below): no TLS, which is
             allowed among loopback addresses only.
-        certificate: The PEM file of this party's certificate, whose common name is `name`.
-        key: The PEM file of its private key.
+        certificate: The PEM file of this party's certificate, whose common name is `party`.
+        private_key: The PEM file of the certificate's private key.
         session: The name of the run, part of every message's key. Runs of different names do not hear each other.
         mode: "synchronous": in step, so that results are the simulator's. "asynchronous": everybody at its own pace,
             which survives losses and crashes, for programs that send only what is conserved (`SGP`, `TrackedHGP`).
@@ -91,11 +91,11 @@ class Peers(Engine):
 
     hosts_one: ClassVar[bool] = True
 
-    name: str = eqx.field(static=True)
+    party: str = eqx.field(static=True)
     addresses: Mapping[str, str | None] = eqx.field(static=True)
     authority: str | Path | None = eqx.field(static=True, default=None)
     certificate: str | Path | None = eqx.field(static=True, default=None)
-    key: str | Path | None = eqx.field(static=True, default=None)
+    private_key: str | Path | None = eqx.field(static=True, default=None)
     session: str = eqx.field(static=True, default="run")
     mode: Mode = eqx.field(static=True, default="synchronous")
     patience: float = eqx.field(static=True, default=120.0)
@@ -115,8 +115,8 @@ class Peers(Engine):
         check_name("Peers.session", self.session)
         for name in self.addresses:
             check_name("Peers.addresses", name)
-        if self.name not in self.addresses:
-            raise unknown("Peers.name", self.name, self.addresses)
+        if self.party not in self.addresses:
+            raise unknown("Peers.party", self.party, self.addresses)
         for name, text in self.addresses.items():
             if text is not None:
                 Address.parse(f"Peers.addresses.{name}", text)
@@ -141,10 +141,10 @@ class Peers(Engine):
 
     def check_task(self, task: "Task") -> None:
         """Refuse a task of all clients or of another party, and a private one that would not be."""
-        if task.owner is None or task.names[task.owner] != self.name or task.names != tuple(self.addresses):
+        if task.owner is None or task.names[task.owner] != self.party or task.names != tuple(self.addresses):
             whose = "all clients'" if task.owner is None else f"{task.names[task.owner]}'s, of {', '.join(task.names)}"
             parties = ", ".join(self.addresses)
-            allowed = f"task.for_client({self.name!r}, data) of a task with these parties as names: {parties}"
+            allowed = f"task.for_client({self.party!r}, data) of a task with these parties as names: {parties}"
             raise InvalidInput("task", whose, allowed)
         if task.privacy is not None and self.secret is None:
             allowed = "a file, for a private task: whoever knows the key can draw the noise again and take it off"
@@ -160,35 +160,35 @@ class Peers(Engine):
         if self.asynchronous:
             check_conserved(program)
         names = list(self.addresses)
-        client = names.index(self.name)
+        client = names.index(self.party)
         links = {
             names[other]: self._dialed(names[other])
             for other in neighbors(network, client, everyone=needs_server(program))
         }
-        own = self.addresses[self.name]
+        own = self.addresses[self.party]
         made = Connection(client, links, None if own is None else Address.parse("", own), self._identity())
-        settings(self.session, self.name, made.listen, links, made.identity)
+        settings(self.session, self.party, made.listen, links, made.identity)
         return made
 
     def _dialed(self, other: str) -> Address | None:
         """The address of a neighbor that this party dials: of two that listen, the later one dials."""
-        names, there, here = list(self.addresses), self.addresses[other], self.addresses[self.name]
+        names, there, here = list(self.addresses), self.addresses[other], self.addresses[self.party]
         if there is None and here is None:
-            allowed = f"host:port, or one for {self.name}: one of both must listen"
+            allowed = f"host:port, or one for {self.party}: one of both must listen"
             raise InvalidInput(f"Peers.addresses.{other}", None, allowed)
-        dials = there is not None and (here is None or names.index(other) < names.index(self.name))
+        dials = there is not None and (here is None or names.index(other) < names.index(self.party))
         return Address.parse(f"Peers.addresses.{other}", str(there)) if dials else None
 
     def _identity(self) -> "Identity | None":
         from hyperpush.engines.transport.zenoh.identity import Identity
 
-        given = {"authority": self.authority, "certificate": self.certificate, "key": self.key}
+        given = {"authority": self.authority, "certificate": self.certificate, "private_key": self.private_key}
         if all(path is None for path in given.values()):
             return None
         for field, path in given.items():
             if path is None:
                 raise InvalidInput(f"Peers.{field}", None, "a PEM file, as others of the certificate are given")
-        return Identity(*(Path(str(path)) for path in given.values())).check(self.name)
+        return Identity(*(Path(str(path)) for path in given.values())).check(self.party)
 
     def run(
         self,
@@ -351,9 +351,9 @@ def _described(
     recipe: Recipe, network: Network, state: PyTree, data: PyTree, key: PRNGKeyArray, step: int
 ) -> tuple[list[Any], list[Any]]:
     """What a program sends and repeats, and the numbers that all parties must have the same."""
-    sent = [(place.path, repr(place.message)) for place in sendings(recipe, state, data, network.clients)]
-    loops: list[Any] = []
-    contains(recipe.program(), lambda node: bool(isinstance(node, Repeat) and loops.append((node.name, node.at_most))))
+    found = profile(recipe, state, data, network.clients)
+    sent = [(place.path, repr(place.message)) for place in found.sendings]
+    loops = [(path, loop.name, loop.at_most) for path, _, loop in found.loops]
     numbers = [float(leaf) for leaf in jax.tree.leaves(recipe) if is_number(leaf)]
     arrays = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(network) if eqx.is_array_like(leaf)]
     shown = re.sub(" at 0x[0-9a-f]+", "", repr(network))  # where a function is differs from process to process
