@@ -23,7 +23,7 @@ test: $(STAMP)
 
 # Peers under faults, one after the other: they start many processes.
 test-faults: $(STAMP)
-	$(BIN)/python -m pytest -m faults -n 0 tests/peers tests/runs/checkpoints tests/processes $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m faults -n 0 tests/engines tests/deploy tests/test_extend.py tests/runs/checkpoints tests/processes $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

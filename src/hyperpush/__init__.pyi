@@ -13,6 +13,7 @@ from .algorithms.pdbo import PDBO as PDBO
 from .algorithms.stopping import EarlyStopping as EarlyStopping
 from .data.batches import Batch as Batch
 from .engines.faults import Faults as Faults
+from .engines.peers import Peers as Peers
 from .engines.shard import Shard as Shard
 from .engines.simulate import Simulate as Simulate
 from .engines.threads import Threads as Threads

@@ -53,8 +53,9 @@ def check_engine(given: Any, task: Task) -> None:
         raise InvalidInput("engine", _shown(given), "an object such as hp.Simulate(), hp.Shard() or hp.Threads()")
     if task.owner is not None and not given.hosts_one:
         name = task.names[task.owner]
-        allowed = f"an engine that hosts one client, as `hyperpush peer --name {name}` does, for one party's task"
+        allowed = f"hp.Peers({name!r}, …), which hosts one client, for one party's task"
         raise InvalidInput("engine", type(given).__name__, allowed)
+    given.check_task(task)
 
 
 def check_batch_size(method: Method, task: Task) -> None:

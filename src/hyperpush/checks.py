@@ -3,6 +3,7 @@
 Numbers that JAX holds (traced, abstract or concrete) pass: they were checked when they were Python's.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, overload
@@ -91,6 +92,15 @@ def check_boolean(field: str, given: object) -> bool:
     if isinstance(given, bool):
         return given
     raise InvalidInput(field, given, "true or false")
+
+
+def require(module: str, extra: str) -> Any:
+    """A module of a package that an extra of hyperpush installs; without it, one line says which."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        raise InvalidInput(package, "not installed", f"the extra {extra}: pip install 'hyperpush[{extra}]'") from error
 
 
 def check_arguments(

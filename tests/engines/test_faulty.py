@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
-from hyperpush.engines import peer, wire
+from hyperpush.engines import peer
 from hyperpush.engines.simulate import Simulate
 from hyperpush.engines.threads import Threads, run_peers
-from hyperpush.engines.transport import Memory
+from hyperpush.engines.transport import Memory, wire
 from hyperpush.programs import Exchange, Local, Repeat, Scope, Server
 from hyperpush.tasks.quadratic import quadratic
 
@@ -130,7 +130,8 @@ def test_hostile_bytes_do_not_change_a_run():
     for payload in hostile:
         hub.inject(0, 3, 1, payload)
     hub.inject(0, 5, 1, message(1, step=1))  # well-formed, but of a round long gone
-    outcome = run_peers(hub, False, program, network, start, jnp.zeros((4, 1)), KEY)
+    peers = [peer.Peer(client, network, hub.endpoint(client), KEY) for client in range(4)]
+    outcome = run_peers(hub, peers, program, start, jnp.zeros((4, 1)))
     np.testing.assert_array_equal(outcome.states, clean.states)
     assert sum(outcome.rejected.values()) == len(hostile)
     assert {"wrong-sender", "wrong-node", "wrong-view", "wrong-weight", "not-finite"} <= set(outcome.rejected)

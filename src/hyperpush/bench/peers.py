@@ -5,7 +5,12 @@ hands them to Python. Peers encode a pytree, send it in parts, check and decode 
 whatever else the machine does meets both.
 """
 
+import json
+import queue
+import tempfile
 import time
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +21,7 @@ from hyperpush.runs.config import Config
 from hyperpush.runs.experiment import Experiment
 
 Count = Annotated[int, Field(ge=1)]
+Side = tuple[Callable[[], None], Callable[[], None]]
 NAMES = ("left", "right")
 ASKED = 0.7  # the share of bare Zenoh's rounds that peers are to reach, with messages of 9 MB and mutual TLS
 
@@ -31,38 +37,19 @@ class PeersBench(Config):
 
 def run_peers(config: PeersBench, run: Any) -> dict[str, Any]:
     """Measure both and compare."""
-    import json
-    import tempfile
-
+    # Here, as in the functions below, so that the command line does not wait for them.
     import numpy as np
 
     from hyperpush.bench.timing import machine
-    from hyperpush.peers.certificates import make
-    from hyperpush.peers.swarm import Processes, free_ports
 
-    where = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder)
-        if config.secure:
-            make(base, NAMES, ["127.0.0.1"])
-        processes = Processes(base, party, (config, str(base), free_ports(4)))
-        try:
-            for name in NAMES:
-                processes.start(name)
-            processes.watch(list(NAMES), [], 1800)
-        finally:
-            processes.stop()
-        if any(processes.ends[name] for name in NAMES):
-            raise HyperpushError("a peer of the benchmark failed; see above")
-        seconds = json.loads((base / "left.json").read_text())
+    where, seconds = machine(), _measure(config)
     rows, found = [], {}
-    size = int(config.megabytes * 1e6)
     for kind, times in seconds.items():
         rate = config.rounds / float(np.median(times))
-        # Each side sends and receives a message a round.
-        found[kind] = {"rounds_per_second": rate, "megabytes_per_second": 2 * rate * size / 1e6}
-        spread = [config.rounds / max(times), config.rounds / min(times)]
-        rows.append((kind, rate, 2 * rate * size / 1e6, f"{spread[0]:.1f} to {spread[1]:.1f}"))
+        both_ways = 2 * rate * int(config.megabytes * 1e6) / 1e6
+        name = kind.replace(" ", "_").lower()
+        found[name] = {"rounds_per_second": rate, "megabytes_per_second": both_ways}
+        rows.append((kind, rate, both_ways, f"{config.rounds / max(times):.1f} to {config.rounds / min(times):.1f}"))
         for block, each in enumerate(times):
             run.record(kind=kind, block=block, seconds=each)
     ratios = np.asarray(seconds["bare Zenoh"]) / np.asarray(seconds["peers"])
@@ -70,52 +57,62 @@ def run_peers(config: PeersBench, run: Any) -> dict[str, Any]:
     met = share >= ASKED
     judged = f"asked {ASKED:g}: {'met' if met else 'not met'}"
     rows.append(("share", share, None, f"{ratios.min():.2f} to {ratios.max():.2f}; {judged}"))
-    how = "mutual TLS" if config.secure else "plain TCP"
-    title = f"messages of {config.megabytes:g} MB, {how}"
+    title = f"messages of {config.megabytes:g} MB, {'mutual TLS' if config.secure else 'plain TCP'}"
     run.table(title, ("kind", "rounds/s", "MB/s, both ways", "blocks"), rows)
-    rates = {key.replace(" ", "_").lower(): value for key, value in found.items()}
-    return {**rates, "share": share, "asked": ASKED, "met": met, "machine": where}
+    return {**found, "share": share, "asked": ASKED, "met": met, "machine": where}
+
+
+def _measure(config: PeersBench) -> dict[str, list[float]]:
+    """Seconds of each block of each kind."""
+    from hyperpush.deploy.certificates import make
+    from hyperpush.deploy.swarm import Processes, free_ports
+
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        if config.secure:
+            make(base, NAMES, ["127.0.0.1"])
+        processes = Processes(base, party, (config, str(base), free_ports(4)))
+        processes.run(list(NAMES), [], 1800)
+        if any(processes.ends[name] for name in NAMES):
+            raise HyperpushError("a peer of the benchmark failed; see above")
+        return json.loads((base / f"{NAMES[0]}.json").read_text())
 
 
 def party(name: str, config: PeersBench, base: str, ports: list[int]) -> None:
     """One side of it."""
-    import json
-
-    from hyperpush.peers.session import Address, Identity
+    from hyperpush.engines.transport.zenoh.addresses import Address
+    from hyperpush.engines.transport.zenoh.identity import Identity
 
     folder, me = Path(base), NAMES.index(name)
     who = Identity(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key") if config.secure else None
     here, there = ([Address("127.0.0.1", ports[pair + side]) for pair in (0, 2)] for side in (me, 1 - me))
-    bare, peers = _bare(name, config, here[0], there[0], who), _peers(name, config, here[1], there[1], who)
-    seconds: dict[str, list[float]] = {"bare Zenoh": [], "peers": []}
-    for side in (bare, peers):
-        next(side)
+    dialed = there if me else [None, None]  # the second one dials
+    size = int(config.megabytes * 1e6)
+    sides = {"bare Zenoh": _bare(me, size, here[0], dialed[0], who), "peers": _peers(me, size, here[1], dialed[1], who)}
+    seconds: dict[str, list[float]] = {kind: [] for kind in sides}
     for _ in range(config.blocks + 1):  # the first block of each warms up
-        for kind, block in (("bare Zenoh", bare), ("peers", peers)):
-            seconds[kind].append(next(block))
-    for side in (bare, peers):
-        side.close()
+        for kind, (exchange, _) in sides.items():
+            start = time.perf_counter()
+            for _ in range(config.rounds):
+                exchange()
+            seconds[kind].append(time.perf_counter() - start)
+    for _, close in sides.values():
+        close()
     (folder / f"{name}.json").write_text(json.dumps({kind: times[1:] for kind, times in seconds.items()}))
 
 
-def _dial(name: str, address: Any) -> Any:
-    return address if name == NAMES[1] else None
-
-
-def _bare(name: str, config: PeersBench, here: Any, there: Any, who: Any) -> Any:
-    import queue
-
+def _bare(me: int, size: int, here: Any, dialed: Any, who: Any) -> Side:
+    """A round of bare Zenoh, and its end."""
     import zenoh
 
-    from hyperpush.peers import session
+    from hyperpush.engines.transport.zenoh import session
 
-    other = NAMES[1 - NAMES.index(name)]
-    made = session.settings("bare", name, here, {other: _dial(name, there)}, who)
+    name, other = NAMES[me], NAMES[1 - me]
+    made = session.settings("bare", name, here, {other: dialed}, who)
     del made["transport"]["link"]["rx"]  # whole messages, as long as they are
-    opened = session.opened(made)
-    got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    opened, got, payload = session.open_session(made), queue.SimpleQueue[bytes](), bytes(size)
     key = session.message_key("bare", other, name, "data")
-    heard = opened.declare_subscriber(key, lambda sample: got.put(sample.payload.to_bytes()))
+    heard = [opened.declare_subscriber(key, lambda sample: got.put(sample.payload.to_bytes()))]
     publisher = opened.declare_publisher(
         session.message_key("bare", name, other, "data"),
         congestion_control=zenoh.CongestionControl.BLOCK,
@@ -123,48 +120,43 @@ def _bare(name: str, config: PeersBench, here: Any, there: Any, who: Any) -> Any
     )
     while not publisher.matching_status.matching:
         time.sleep(0.01)
-    payload = bytes(int(config.megabytes * 1e6))
-    yield None
-    while True:
-        start = time.perf_counter()
-        for _ in range(config.rounds):
-            publisher.put(payload)
-            if len(got.get(timeout=120)) != len(payload):
-                raise HyperpushError("bare Zenoh lost bytes")
-        try:
-            yield time.perf_counter() - start
-        except GeneratorExit:
-            time.sleep(0.5)  # the other side may still be reading
-            del heard
-            opened.close()
-            return
+
+    def exchange() -> None:
+        publisher.put(payload)
+        if len(got.get(timeout=120)) != size:
+            raise HyperpushError("bare Zenoh lost bytes")
+
+    def close() -> None:
+        time.sleep(0.5)  # the other side may still be reading
+        heard.clear()
+        opened.close()
+
+    return exchange, close
 
 
-def _peers(name: str, config: PeersBench, here: Any, there: Any, who: Any) -> Any:
+def _peers(me: int, size: int, here: Any, dialed: Any, who: Any) -> Side:
+    """A round of peers, and their end."""
     import numpy as np
 
-    from hyperpush.engines.wire import Header, Template, decode, encode
-    from hyperpush.peers.zenoh import Zenoh
+    from hyperpush.engines.transport.wire import Header, Template, decode, encode
+    from hyperpush.engines.transport.zenoh.transport import Zenoh
 
-    me = NAMES.index(name)
-    transport = Zenoh("peers", NAMES, me, {NAMES[1 - me]: _dial(name, there)}, listen=here, identity=who)
+    transport = Zenoh("peers", NAMES, me, {NAMES[1 - me]: dialed}, listen=here, identity=who)
     transport.ready()
-    tree = {"params": np.random.default_rng(me).normal(size=int(config.megabytes * 1e6 / 4)).astype(np.float32)}
-    template, step = Template(tree), 0
-    yield None
-    while True:
-        start = time.perf_counter()
-        for _ in range(config.rounds):
-            transport.send(1 - me, step, encode(Header(0, 0, step, me), tree))
-            ((sender, payload),) = transport.collect(step, [1 - me])
-            decode(payload, template, expect_sender=sender)
-            step += 1
-        try:
-            yield time.perf_counter() - start
-        except GeneratorExit:
-            transport.finish()
-            transport.close()
-            return
+    tree = {"params": np.random.default_rng(me).normal(size=size // 4).astype(np.float32)}
+    template, steps = Template(tree), count()
+
+    def exchange() -> None:
+        step = next(steps)
+        transport.send(1 - me, step, encode(Header(0, 0, step, me), tree))
+        ((sender, payload),) = transport.collect(step, [1 - me])
+        decode(payload, template, expect_sender=sender)
+
+    def close() -> None:
+        transport.finish()
+        transport.close()
+
+    return exchange, close
 
 
 BENCH = Experiment("peers", "Long messages between two peers, against bare Zenoh.", PeersBench, run_peers)

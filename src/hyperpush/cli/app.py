@@ -232,7 +232,7 @@ def certificates(
     days: Annotated[int, typer.Option(help="Days until the certificates expire.")] = 365,
 ) -> None:
     """Make a private authority and certificates for peers, for trials."""
-    made = importlib.import_module("hyperpush.peers.certificates").make(
+    made = importlib.import_module("hyperpush.deploy.certificates").make(
         folder, names, host or ["127.0.0.1", "localhost"], days
     )
     for files in made:
@@ -246,9 +246,9 @@ def peer(
     as_json: AsJson = False,
 ) -> None:
     """Run one peer of a spec, next to its own data."""
-    party = importlib.import_module("hyperpush.peers.party")
+    party = importlib.import_module("hyperpush.deploy.party")
     read = party.read(config)
-    result = party.take_part(read, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
+    result = party.run_peer(read, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
     print("done:", config.parent / (read.peers[name].out or name), file=sys.stderr)
     if as_json:
         print(to_json(result))
@@ -271,7 +271,7 @@ def swarm(
     as_json: AsJson = False,
 ) -> None:
     """Run all peers of a spec as processes on this machine, over loopback, with faults if asked."""
-    party, swarms = (importlib.import_module(f"hyperpush.peers.{name}") for name in ("party", "swarm"))
+    party, swarms = (importlib.import_module(f"hyperpush.deploy.{name}") for name in ("party", "swarm"))
     faults = {"loss": loss, "duplicate": duplicate, "delay": delay, "seed": seed}
     read = party.read(config, count, {name: value for name, value in faults.items() if value is not None})
     folder = swarms.folder(out)

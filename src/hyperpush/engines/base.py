@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 from jaxtyping import PRNGKeyArray, PyTree
@@ -29,6 +29,9 @@ class Engine(eqx.Module):
     def without_faults(self) -> "Engine":
         """The same engine on links that lose nothing."""
         return self if self.lossy is None else replace(self, faults=None)
+
+    def check_task(self, task: Any) -> None:
+        """Refuse a task that this engine cannot host; those that host all clients take any that is not one party's."""
 
     @abc.abstractmethod
     def run(

@@ -3,17 +3,19 @@
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import equinox as eqx
 import jax
+import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.engines import keys
 from hyperpush.engines.base import Engine
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.layout import check_clients
-from hyperpush.engines.peer.leaves import row, stacked
-from hyperpush.engines.peer.walk import Peer
+from hyperpush.engines.peer.functions import row, stack
+from hyperpush.engines.peer.peer import Peer
 from hyperpush.engines.result import Progress, Record, RunResult
 from hyperpush.engines.transport import Memory
 from hyperpush.networks import Network
@@ -50,42 +52,36 @@ class Threads(Engine):
     ) -> RunResult:
         """See `Engine.run`."""
         hub = Memory(network.clients, self.faults, keys.faults_key(key), self.deadline)
-        tolerant = self.faults is not None
-        return run_peers(hub, tolerant, program, network, states, data, key, step, record or {}, every, progress)
+        peers = [
+            Peer(client, network, hub.endpoint(client), key, tolerant=self.faults is not None, step=step)
+            for client in range(network.clients)
+        ]
+        return run_peers(hub, peers, program, states, data, record, every, progress)
 
 
 def run_peers(
     hub: Memory,
-    tolerant: bool,
+    peers: list[Peer],
     program: Node | Recipe,
-    network: Network,
     states: PyTree,
     data: PyTree,
-    key: PRNGKeyArray,
-    step: int = 0,
     record: Mapping[str, Record] | None = None,
     every: int = 1,
     progress: Progress | None = None,
 ) -> RunResult:
-    """Peers that talk through `hub`; `tolerant` of messages that get lost."""
-    check_clients("states", states, network.clients)
-    check_clients("data", data, network.clients)
-    peers = [
-        Peer(client, network, hub.endpoint(client), key, tolerant=tolerant, step=step)
-        for client in range(network.clients)
-    ]
-    results: list[PyTree] = [None] * network.clients
+    """A thread for each of the peers, who talk through `hub`."""
+    check_clients("states", states, len(peers))
+    check_clients("data", data, len(peers))
+    results: list[RunResult | None] = [None] * len(peers)
     failures: list[BaseException] = []
     wide = jax.config.read("jax_enable_x64")  # a thread does not inherit what was switched on for a block only
 
     def work(peer: Peer) -> None:
         try:
             with jax.enable_x64(wide):
-                own_state, own_data = (
-                    jax.tree.map(lambda leaf: row(leaf, peer.client), tree) for tree in (states, data)
-                )
+                state, own = jax.tree.map(lambda leaf: row(leaf, peer.client), (states, data))
                 shown = progress if peer.client == 0 else None
-                results[peer.client] = peer.run(program, own_state, own_data, record, every, shown)
+                results[peer.client] = peer.result(peer.run(program, state, own, record, every, shown))
         except BaseException as failure:
             failures.append(failure)
             hub.abort(failure)
@@ -97,17 +93,17 @@ def run_peers(
         thread.join()
     if failures:
         raise failures[0]
+    return _all_clients([result for result in results if result is not None])
 
-    def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
-        return jax.tree.map(lambda *leaves: stacked(leaves, axis), *trees)
 
-    history = {
-        name: stack([stack(peer.history[name]) for peer in peers], 1) for name in record or {} if peers[0].history[name]
-    }
-    rejected = Counter()
-    for peer in peers:
-        rejected.update(peer.counts.rejections.counts())
-    late = sum(peer.counts.late for peer in peers)
-    sent = [peer.counts.bytes for peer in peers]
-    one = peers[0]
-    return one.counts.outcome(stack(results), one.step, history, one.clocks, sent, late, dict(rejected))
+def _all_clients(results: list[RunResult]) -> RunResult:
+    """What a run leaves behind, of the results of its clients."""
+    one = results[0]
+    return replace(
+        one,
+        states=stack([each.states for each in results]),
+        history={name: stack([each.history[name] for each in results], 1) for name in one.history},
+        late=sum(each.late for each in results),
+        rejected=dict(sum((Counter(each.rejected) for each in results), Counter())),
+        bytes=np.concatenate([each.bytes for each in results]),
+    )

@@ -4,19 +4,29 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes | str) -> None:
-    """Write a file so that others, and whoever comes after a crash, find the old contents or the new ones.
+def write_atomically(path: Path, data: bytes | str, durable: bool = True, mode: int = 0o666) -> None:
+    """Write a file so that others find the old contents or the new ones, never a part.
+
+    Args:
+        path: The file.
+        data: Its contents.
+        durable: Whether this holds after a power cut, too; without it, writing does not wait for the disk.
+        mode: Its permissions, less the process's mask.
 
     Raises:
         OSError: It could not be written; the old file is as it was.
     """
     new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    new.touch(mode)
     with new.open("wb") as file:
         file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     new.replace(path)
-    sync(path.parent)
+    if durable:
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

@@ -1,16 +1,17 @@
-"""One client per process or thread: it walks the program around its own jitted leaves and talks through a transport.
+"""One client per process or thread: it runs the program around its own jitted functions and talks through a transport.
 
-Everything that arrives is bytes from outside: it is decoded and checked before it touches the state, and what does not
+Everything that arrives is bytes from outside. It is decoded and checked before it touches the state, and what does not
 fit is counted and dropped. On links that lose messages, conserved quantities travel as running sums per link.
 
-A peer with a `Store` writes where it is in the program, its state and the totals of its links before it sends: killed
-at any moment, it goes on from there, sends the same again, and no mass is lost or doubled.
+A peer with a `Store` writes where it is in the program, its state and the totals of its links before it sends. Killed
+at any moment, it continues from there and sends the same again: no mass is lost or doubled.
 """
 
+from hyperpush.engines.peer.checkpoint import Checkpoint as Checkpoint
 from hyperpush.engines.peer.durable import Store as Store
-from hyperpush.engines.peer.leaves import row as row
+from hyperpush.engines.peer.functions import row as row
 from hyperpush.engines.peer.members import Left as Left
 from hyperpush.engines.peer.members import Members as Members
-from hyperpush.engines.peer.walk import SERVER as SERVER
-from hyperpush.engines.peer.walk import Peer as Peer
-from hyperpush.engines.peer.walk import check_conserved as check_conserved
+from hyperpush.engines.peer.peer import SERVER as SERVER
+from hyperpush.engines.peer.peer import Peer as Peer
+from hyperpush.engines.peer.peer import check_conserved as check_conserved

@@ -10,20 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from hyperpush.engines.peer.leaves import is_key
-from hyperpush.engines.peer.places import Places
-from hyperpush.engines.peer.walked import Frame, Moment, Stage, Walked
+from hyperpush.engines.peer.channels import Channels
+from hyperpush.engines.peer.functions import is_key
+from hyperpush.engines.peer.state import Frame, PeerState, Row, Stage
 from hyperpush.engines.result import Recorder
 from hyperpush.errors import HyperpushError
 from hyperpush.programs import Exchange, Local, Node, Repeat, Scope, Sequence, children
 
 Arrays = Mapping[str, np.ndarray]
 Shapes = Callable[[Callable[..., Any], PyTree], PyTree]  # those of f(state, context)
+PLAIN = ("first", "step", "own", "leaving", "heir", "stage")  # fields of a `PeerState` that JSON holds as they are
+COUNTED = ("rounds", "floats", "bytes", "late")
 
 
 @runtime_checkable
 class Store(Protocol):
-    """Where a peer keeps what it needs to go on after it was killed."""
+    """Where a peer keeps what it needs to continue after it was killed."""
 
     def save(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         """Make both durable, together, in place of what was saved before."""
@@ -34,44 +36,37 @@ class Store(Protocol):
         ...
 
 
-def packed(state: PyTree, walked: Walked, places: Places) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The state, the totals and the place of a peer that is about to send."""
+def pack(client_state: PyTree, state: PeerState, channels: Channels) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The client's state, the totals and the place of a peer that is about to send."""
     arrays: dict[str, np.ndarray] = {}
 
     def put(name: str, tree: PyTree) -> None:
         for place, leaf in enumerate(jax.tree.leaves(tree)):
             arrays[f"{name}/{place}"] = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
-    put("state", state)
-    for depth, frame in enumerate(walked.frames):
+    put("state", client_state)
+    for depth, frame in enumerate(state.frames):
         put(f"frame{depth}", frame.outer)
-    for name, rows in walked.history.items():
+    for name, rows in state.records.items():
         for number, row in enumerate(rows):
-            put(f"history/{name}/{number}", row)
+            put(f"history/{name}/{number}", row.value)
     sums = []
-    for number, place in enumerate(places.tolerant()):
-        arrays[f"place{number}/pending"] = place.pending
-        for way, each in (("out", place.outgoing), ("in", place.incoming)):
+    for number, channel in enumerate(channels.tolerant()):
+        arrays[f"channel{number}/pending"] = channel.pending
+        for way, each in (("out", channel.outgoing), ("in", channel.incoming)):
             for other, total in each.totals.items():
-                arrays[f"place{number}/{way}/{other}"] = total
-        counters = {"out": place.outgoing.counters, "in": place.incoming.counters, "kept": place.acknowledged}
-        sums.append({"path": place.path, "epoch": place.epoch, **counters})
-    counts = walked.counts
+                arrays[f"channel{number}/{way}/{other}"] = total
+        counters = {"out": channel.outgoing.counters, "in": channel.incoming.counters, "kept": channel.acknowledged}
+        sums.append({"path": channel.path, "epoch": channel.epoch, **counters})
     return arrays, {
-        "first": walked.first,
-        "step": walked.step,
-        "closed": sorted(walked.closed),
-        "left": sorted(walked.left),
-        "own": walked.own,
-        "leaving": walked.leaving,
-        "heir": walked.heir,
-        "stage": walked.stage,
-        "frames": [(frame.at, frame.times, frame.outer is not None, frame.rows) for frame in walked.frames],
-        "places": sums,
-        "history": {name: len(rows) for name, rows in walked.history.items()},
-        "passes": list(walked.passes.items()),
-        "moments": walked.moments,
-        "counts": [counts.rounds, counts.floats, counts.bytes, counts.late],
+        **{name: getattr(state, name) for name in PLAIN},
+        "closed": sorted(state.closed),
+        "left": sorted(state.left),
+        "frames": [(frame.at, frame.times, frame.outer is not None, frame.rows) for frame in state.frames],
+        "channels": sums,
+        "rows": {n: [(r.step, r.floats, list(r.passes.items())) for r in rows] for n, rows in state.records.items()},
+        "passes": list(state.passes.items()),
+        "counts": [getattr(state.counts, name) for name in COUNTED],
     }
 
 
@@ -83,14 +78,15 @@ class Saved:
     arrays: Arrays
     facts: Mapping[str, Any]
 
-    def set_back(self, walked: Walked) -> None:
-        """Be where it was stored, apart from the nodes, which the walk goes into again."""
-        facts, counts = self.facts, walked.counts
-        walked.step, walked.first, walked.closed = facts["step"], facts["first"], frozenset(facts["closed"])
-        walked.left, walked.own = frozenset(facts["left"]), facts["own"]
-        walked.leaving, walked.heir, walked.stage = facts["leaving"], facts["heir"], Stage(facts["stage"])
-        walked.passes = Counter({tuple(path): times for path, times in facts["passes"]})
-        counts.rounds, counts.floats, counts.bytes, counts.late = facts["counts"]
+    def restore(self, state: PeerState) -> None:
+        """Be where it was stored, apart from the nodes, which the peer enters again."""
+        for name in PLAIN:
+            setattr(state, name, self.facts[name])
+        state.stage = Stage(state.stage)
+        state.closed, state.left = frozenset(self.facts["closed"]), frozenset(self.facts["left"])
+        state.passes = Counter(_passes(self.facts["passes"]))
+        for name, count in zip(COUNTED, self.facts["counts"], strict=True):
+            setattr(state.counts, name, count)
 
     def frames(self, program: Node, state: PyTree, shapes: Shapes) -> list[Frame]:
         """The nodes on the way to the exchange that was stored, outermost first."""
@@ -111,32 +107,28 @@ class Saved:
             raise HyperpushError("the checkpoint is of another program")
         return found
 
-    def totals(self, places: Places) -> None:
+    def restore_totals(self, channels: Channels) -> None:
         """The running sums as they were."""
-        for number, saved in enumerate(self.facts["places"]):
-            old = places.current[tuple(saved["path"])]
-            del places.numbered[old.number]
-            place = places.renew(old, tuple(saved["epoch"]))
-            place.pending = self.arrays[f"place{number}/pending"]
-            for way, sums in (("out", place.outgoing), ("in", place.incoming)):
+        for number, saved in enumerate(self.facts["channels"]):
+            channel = channels.renew(tuple(saved["path"]), tuple(saved["epoch"]))
+            channel.pending = self.arrays[f"channel{number}/pending"]
+            for way, sums in (("out", channel.outgoing), ("in", channel.incoming)):
                 sums.counters = {int(other): counter for other, counter in saved[way].items()}
-                sums.totals = {other: self.arrays[f"place{number}/{way}/{other}"] for other in sums.counters}
-            place.acknowledged = {int(other): counter for other, counter in saved["kept"].items()}
+                sums.totals = {other: self.arrays[f"channel{number}/{way}/{other}"] for other in sums.counters}
+            channel.acknowledged = {int(other): counter for other, counter in saved["kept"].items()}
 
-    def moments(self) -> dict[str, list[Moment]]:
-        """When it was recorded."""
-        return {
-            name: [Moment(step, floats, [(tuple(path), n) for path, n in passes]) for step, floats, passes in rows]
-            for name, rows in self.facts["moments"].items()
-        }
-
-    def history(self, record: Mapping[str, Recorder], program: Node, start: PyTree, shapes: Shapes) -> dict[str, list]:
+    def rows(
+        self, record: Mapping[str, Recorder], program: Node, start: PyTree, shapes: Shapes
+    ) -> dict[str, list[Row]]:
         """What was recorded until then."""
         found = {}
-        for name, rows in self.facts["history"].items():
+        for name, rows in self.facts["rows"].items():
             if rows and name in record:
                 like = shapes(record[name].f, _looped(name, program, start, shapes))
-                found[name] = [self.tree(f"history/{name}/{number}", like) for number in range(rows)]
+                found[name] = [
+                    Row(self.tree(f"history/{name}/{number}", like), step, floats, _passes(passes))
+                    for number, (step, floats, passes) in enumerate(rows)
+                ]
         return found
 
     def tree(self, name: str, like: PyTree) -> PyTree:
@@ -153,15 +145,19 @@ class Saved:
         return structure.unflatten([read(place, leaf) for place, leaf in enumerate(leaves)])
 
 
-def shaped_after(node: Node, state: PyTree, shapes: Shapes) -> PyTree:
+def _passes(stored: list[Any]) -> dict[tuple[int, ...], int]:
+    return {tuple(path): times for path, times in stored}
+
+
+def shapes_after(node: Node, state: PyTree, shapes: Shapes) -> PyTree:
     """The shapes of the state after a node; what is repeated, and messages, keep those of before."""
     if isinstance(node, Local):
         return shapes(node.f, state)
     if isinstance(node, Sequence):
         for child in node.nodes:
-            state = shaped_after(child, state, shapes)
+            state = shapes_after(child, state, shapes)
     if isinstance(node, Scope):
-        inner = shaped_after(node.body, shapes(node.enter, state), shapes)
+        inner = shapes_after(node.body, shapes(node.enter, state), shapes)
         return shapes(lambda both, ctx: node.leave(both[0], both[1], ctx), (state, inner))
     return state
 

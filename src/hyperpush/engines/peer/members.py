@@ -1,4 +1,4 @@
-"""Who takes part in a run: what a transport has to know of it, and what becomes of a walk when it changes."""
+"""Who takes part in a run: what a transport has to know of it, and what a change of it means."""
 
 from typing import Protocol, runtime_checkable
 
@@ -37,7 +37,7 @@ class Members(Transport, Protocol):
         ...
 
     def leave(self, left: bool) -> None:
-        """Tell everybody that this peer leaves for good, or that it has handed over all that it held."""
+        """Tell everybody that this peer leaves for good, or that it has transferred all that it held."""
         ...
 
     def present(self, clients: list[int]) -> list[int]:
@@ -47,7 +47,7 @@ class Members(Transport, Protocol):
     def missing(self) -> bool:
         """Whether somebody is gone who is not closed out, and cannot have ended.
 
-        Who is done ends only when its neighbours are: before this peer is, whoever is gone has been killed.
+        Who is done ends only when its neighbors are: before this peer is, whoever is gone has been killed.
         """
         ...
 
@@ -57,4 +57,4 @@ class NewView(Exception):
 
 
 class Left(HyperpushError):
-    """This peer has left the run, as it was asked to, and handed its mass over."""
+    """This peer has left the run, as it was asked to, and transferred its mass."""

@@ -1,0 +1,69 @@
+"""A party's own examples, from its file or its function, checked against the shapes of the task."""
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from hyperpush.errors import HyperpushError, InvalidInput
+from hyperpush.imports import load_function
+
+
+def read_own_data(given: str, base: Path, name: str, like: dict[str, Any]) -> dict[str, Any]:
+    """A party's examples by data set, in the shape of the task's: from an .npz file, or from `module:function(name)`.
+
+    Arrays of a file are called as the leaves are: `train/0`, …. Only the first axis, the examples, may be of another
+    length than in the task.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    names, field = [leaf_name(where) for where, _ in leaves], f"peers.{name}.data"
+    if ":" in given and not (base / given).exists():
+        arrays = _call_loader(field, given, name)
+    else:
+        arrays = _read_arrays(field, base / given, names)
+    if set(arrays) != set(names):
+        raise InvalidInput(field, sorted(arrays), f"arrays named {', '.join(names)}, in {given}")
+    checked = [_check(f"{field} {key}", arrays[key], leaf) for key, (_, leaf) in zip(names, leaves, strict=True)]
+    return structure.unflatten(checked)
+
+
+def leaf_name(where: Any) -> str:
+    """What files call a leaf of a pytree."""
+    return jax.tree_util.keystr(where, simple=True, separator="/")
+
+
+def _call_loader(field: str, given: str, name: str) -> dict[str, np.ndarray]:
+    """The arrays that the party's own function returns."""
+    function = load_function(field, given)
+    try:
+        found = jax.tree_util.tree_flatten_with_path(function(name))[0]
+        return {leaf_name(where): np.asarray(leaf) for where, leaf in found}
+    except HyperpushError:
+        raise
+    except Exception as error:  # the function is the user's: whatever it raises, say so
+        said = f"{given}, which fails with {type(error).__name__}: {error}"
+        raise InvalidInput(field, said, "a function of the party's name that returns its examples") from error
+
+
+def _read_arrays(field: str, path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise InvalidInput(field, str(path), f"an .npz file with {', '.join(names)} ({error})") from None
+
+
+def _check(field: str, array: np.ndarray, like: Any) -> np.ndarray:
+    """One array of a party's examples, in the type of the task's."""
+    if array.ndim != like.ndim or array.shape[1:] != like.shape[1:]:
+        raise InvalidInput(field, array.shape, f"examples of shape {like.shape[1:]}")
+    if array.dtype.kind not in "biuf":
+        raise InvalidInput(field, str(array.dtype), "numbers")
+    if array.ndim and not len(array):
+        raise InvalidInput(field, "no examples", "at least 1")
+    if not np.all(np.isfinite(array)):
+        raise InvalidInput(field, "a number that is not finite", "finite numbers")
+    return np.asarray(array, like.dtype)

@@ -1,0 +1,58 @@
+"""Count the TLS handshakes that Zenoh refuses: the one place that replaces a file descriptor of the process.
+
+Zenoh tells nobody that it has refused a handshake, except for its log. Its Python package (1.10) offers no callback for
+the log, and writes it to file descriptor 1. So, in a process that hosts one party, that descriptor becomes a pipe. The
+lines about refused handshakes are counted by reason, and all others are passed on to where it led before. The reasons
+are Zenoh's words: one that is not known counts as a bad handshake.
+"""
+
+import os
+import sys
+import threading
+from functools import cache
+
+from hyperpush.checks import require
+from hyperpush.engines.transport.wire import Rejections
+
+zenoh = require("zenoh", "peers")
+
+_REASONS = (
+    ("no certificates", "no-certificate"),
+    ("certificate expired", "expired-certificate"),
+    ("not valid yet", "expired-certificate"),
+    ("invalid peer certificate", "foreign-certificate"),
+)
+BAD = "bad-handshake"
+
+
+def reason(line: str) -> str | None:
+    """Why a handshake was refused, if that is what a line of Zenoh's log says."""
+    if "zenoh_link_tls" not in line or "WARN" not in line:
+        return None
+    return next((name for words, name in _REASONS if words in line), BAD)
+
+
+@cache  # once per process
+def count_handshakes() -> Rejections:
+    """Start Zenoh's log and count what it refuses from now on, for the rest of the process."""
+    counts = Rejections()
+    sys.stdout.flush()
+    real = os.dup(1)
+    read, write = os.pipe()
+    os.dup2(write, 1)
+    os.close(write)
+    sys.stdout = os.fdopen(os.dup(real), "w", encoding="utf-8", buffering=1)
+
+    def watch() -> None:
+        with os.fdopen(read, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                found = reason(line)
+                if found is None:
+                    os.write(real, line.encode())
+                else:
+                    counts.add(found)
+
+    threading.Thread(target=watch, name="handshakes", daemon=True).start()
+    os.environ.pop("RUST_LOG", None)  # it would win over what is asked for here
+    zenoh.init_log_from_env_or("off,zenoh_link_tls=warn")
+    return counts

@@ -1,0 +1,272 @@
+"""One party of a run among peers: from its configuration to its own model."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from safetensors.numpy import save
+
+from hyperpush import spec
+from hyperpush.deploy.data import leaf_name, read_own_data
+from hyperpush.deploy.handshakes import count_handshakes
+from hyperpush.deploy.options import CHECKPOINT, Deployment, check_draws, digest, dotted_keys, engine_of, folder_of
+from hyperpush.deploy.options import read as read
+from hyperpush.deploy.train_first import TrainFirst
+from hyperpush.engines.peer import Checkpoint, Left
+from hyperpush.engines.peers import Peers, PeerSession
+from hyperpush.engines.result import RunResult
+from hyperpush.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.hypergradients.tracked import TrackedHGP
+from hyperpush.method import Method
+from hyperpush.networks import Network
+from hyperpush.privacy.budget import Budget
+from hyperpush.privacy.mechanisms import Laplace
+from hyperpush.programs import Node, Recipe, as_recipe
+from hyperpush.results import History, Result
+from hyperpush.runs import saved
+from hyperpush.runs.config import to_toml
+from hyperpush.runs.files import write_atomically
+from hyperpush.runs.run import _jax
+from hyperpush.spec import Spec
+
+MODEL, HYPERS, HYPERGRADIENT = "params.safetensors", "hypers.safetensors", "hypergradient.safetensors"
+STATUS = "status.json"
+DELTA = 1e-5  # δ at which a result says what Gaussian noise costs
+
+
+def own_sentence(config: Deployment, name: str, base: Path) -> Spec:
+    """What this party runs: the sentence of all, on its own data and start."""
+    sentence, names = spec.read(config.spec.sentence()), list(config.peers)
+    if sentence.task.clients != len(names):
+        raise InvalidInput("task.clients", sentence.task.clients, f"{len(names)}, as many as peers")
+    check_draws(config, sentence.task.privacy is not None)
+    task, given, own = sentence.task.replace(names=tuple(names)), config.peers[name].data, None
+    if given is not None:
+        like = {key: each.of(names.index(name)) for key, each in task._sets.items()}
+        own = read_own_data(given, base, name, like)
+    method = without_votes(sentence.method) if config.mode == "asynchronous" else sentence.method
+    return replace(sentence, task=task.for_client(name, own), method=method)
+
+
+def without_votes(method: Any) -> Any:
+    """The method with estimators that take all their steps: asynchronously nobody can vote on an end."""
+    if isinstance(method, TrackedHGP):
+        return replace(method, tolerance=None)
+    changes = {key: without_votes(each) for key, each in method.options().items() if isinstance(each, Method)}
+    return replace(method, **changes) if changes else method
+
+
+class Rehearsed(Exception):
+    """A run got to its first program: all that is checked before has passed."""
+
+
+class Rehearsal(Peers):
+    """Takes the place of a party's engine before anything is sent: all is checked, and nothing runs."""
+
+    def run(self, program: Node | Recipe, network: Network, *args: Any, **options: Any) -> RunResult:
+        """Refuse what cannot run, and end."""
+        self.connect(as_recipe(program).program(), network)
+        raise Rehearsed
+
+
+def rehearse(sentence: Spec, engine: Peers) -> None:
+    """Refuse what the verbs and the engine would refuse, before anything is written or sent."""
+    if sentence.trainer is not None and getattr(sentence.method, "trains", False):
+        allowed = f"nothing: {type(sentence.method).__name__} trains itself"
+        raise InvalidInput("train", type(sentence.trainer).__name__, allowed)
+    for each in (sentence, as_one_program(sentence)):
+        with suppress(Rehearsed), dotted_keys(engine.party):
+            each.run(engine=Rehearsal(**vars(engine)))
+
+
+def as_one_program(sentence: Spec) -> Spec:
+    """The sentence with its training as part of its method, so that there is one program to run."""
+    if sentence.trainer is None:
+        return sentence
+    return replace(sentence, trainer=None, method=TrainFirst(sentence.trainer, sentence.method))
+
+
+class StatusFile(threading.Thread):
+    """Writes what a peer sees to a file, a few times a second, for whoever watches."""
+
+    def __init__(self, path: Path, look: Callable[[], Mapping[str, Any]], every: float = 0.2):
+        super().__init__(daemon=True)
+        self.path, self.look, self.every = path, look, every
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        while not self._end.wait(self.every):
+            self.write()
+
+    def write(self) -> None:
+        with suppress(OSError):
+            write_atomically(self.path, saved.to_json(dict(self.look())), durable=False)
+
+    def end(self) -> None:
+        self._end.set()
+        self.join(5)
+        self.write()
+
+
+class Watch:
+    """What `hyperpush peer` does around the engine: it shows the running session, and ends it when it is told to."""
+
+    def __init__(self, config: Deployment, name: str, out: Path, say: Callable[[str], None]):
+        self.config, self.name, self.say = config, name, say
+        self.session: PeerSession | None = None
+        self.handshakes = count_handshakes()
+        self._file = StatusFile(out / STATUS, self.look)
+
+    def start(self, session: PeerSession) -> None:
+        """The engine's `on_start`."""
+        self.session = session
+        secure = "mutual TLS" if self.config.authority else "no certificate: loopback only"
+        self.say(f"{self.name}: {secure}; configuration {digest(self.config).hex()[:16]}…")
+        if session.resumed_at is not None:
+            self.say(f"{self.name}: continues from step {session.resumed_at}")
+        self._file.start()
+
+    def look(self) -> dict[str, Any]:
+        """What the status file says."""
+        assert self.session is not None
+        seen = self.session.status()
+        seen["rejected_by_transport"] = seen["rejected_by_transport"] | self.handshakes.counts()
+        return {"name": self.name, "pid": os.getpid(), **seen}
+
+    def end(self) -> None:
+        """The run has ended."""
+        if self.session is not None:
+            self._file.end()
+
+    def end_by_signal(self) -> None:
+        """Leave, asynchronously and the first time; else stop."""
+        session, checkpoints = self.session, self.config.checkpoint
+        how = "started again, it continues from its checkpoint" if checkpoints else "without checkpoints it is lost"
+        if session is None:
+            raise HyperpushError(f"peer {self.name}: ended by SIGTERM before it began")
+        if self.config.mode == "asynchronous" and session.begun and not session.leaves:
+            session.leave()
+        else:
+            session.stop(f"ended by SIGTERM; {how}")
+
+
+@contextmanager
+def on_sigterm(act: Callable[[], None]) -> Iterator[None]:
+    """Do this when the process is told to end, instead of ending it; only a main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: act())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Be the party `name`: run the sentence with the others, write the own model; returns the result."""
+    if name not in config.peers:
+        raise unknown("--name", name, config.peers)
+    out = folder_of(config, name, base)
+    left_over = Checkpoint(out / CHECKPOINT, digest(config))
+    if (out / saved.RESULT).exists():
+        if left_over.load() is None:
+            raise InvalidInput(f"peers.{name}.out", str(out), "a folder without the result of an earlier run")
+        left_over.remove()  # killed when all was written
+        return json.loads((out / saved.RESULT).read_text(encoding="utf-8"))
+    with _jax(config.spec.precision):
+        sentence = own_sentence(config, name, base)
+        engine = engine_of(config, name, base, sentence.task.privacy is not None)
+        rehearse(sentence, engine)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            allowed = f"a folder that can be written ({error.strerror})"
+            raise InvalidInput(f"peers.{name}.out", str(out), allowed) from None
+        watch, began = Watch(config, name, out, say), time.monotonic()
+        with on_sigterm(watch.end_by_signal):
+            result = _run(as_one_program(sentence), engine, watch)
+            summary = _summary(config, name, result, watch) | {"seconds": round(time.monotonic() - began, 3)}
+            if result is not None:
+                summary |= _write_result(out, result)
+                write_atomically(out / saved.CONFIG, to_toml("spec", config.spec).encode())
+            # Last: it says that all is there.
+            write_atomically(out / saved.RESULT, (saved.to_json(summary) + "\n").encode())
+            left_over.remove()
+    return summary
+
+
+def _run(sentence: Spec, engine: Peers, watch: Watch) -> Result | None:
+    """The result; None if this party has left."""
+    try:
+        return sentence.run(engine=replace(engine, on_start=watch.start))
+    except Left:
+        watch.say(f"{engine.party}: left, and transferred its mass")
+        return None
+    finally:
+        watch.end()
+
+
+def _summary(config: Deployment, name: str, result: Result | None, watch: Watch) -> dict[str, Any]:
+    """What a run cost a party, and what it saw."""
+    session, names = watch.session, list(config.peers)
+    assert session is not None
+    seen = watch.look()
+    return {
+        "name": name,
+        "mode": config.mode,
+        "left": result is None,
+        "resumed_at": session.resumed_at,
+        "rounds": seen["round"],
+        "floats": None if result is None else result.costs.floats,
+        "bytes": None if result is None else result.costs.bytes,
+        "late": seen["late"],
+        "rejected": seen["rejected"] | seen["rejected_by_transport"],
+        "closed_out": [names[other] for other in sorted(session.transport.closed)],
+    }
+
+
+def _write_result(out: Path, result: Any) -> dict[str, Any]:
+    """A party's own model, hypers, hypergradient and history; what its summary says of them."""
+    found: dict[str, Any] = {"status": str(result.status)}
+    history = getattr(result, "history", None)
+    if isinstance(history, History) and len(history):
+        columns = history.columns()
+        rows = [
+            {key: float(column[row]) for key, column in columns.items() if np.isfinite(column[row])}
+            for row in range(len(history))
+        ]
+        write_atomically(out / saved.METRICS, "".join(saved.to_json(row) + "\n" for row in rows).encode())
+        if history.recorded_cost is not None:
+            found["outer_costs"] = np.asarray(history.recorded_cost, np.float64).tolist()
+    for name, file in (("params", MODEL), ("hypers", HYPERS), ("value", HYPERGRADIENT)):
+        if getattr(result, name, None) is not None:
+            save_tree(out / file, jax.tree.map(np.asarray, eqx.filter(getattr(result, name), eqx.is_array)))
+    if hasattr(result, "examples"):
+        found |= {"scores": result.examples[0].tolist(), "client": float(result.clients[0])}
+    if result.privacy is not None:
+        found |= _spent(result.privacy)
+    return found
+
+
+def _spent(budget: Budget) -> dict[str, Any]:
+    """What was released of a party's data, and what it costs: pure ε of Laplace noise, else that at `DELTA`."""
+    pure = all(isinstance(part.mechanism, Laplace) for part in budget.parts)
+    epsilon, delta = (budget.epsilon(), 0.0) if pure else (budget.epsilon(DELTA), DELTA)
+    return {"epsilon": epsilon, "delta": delta, "releases": dict(budget.releases), "assumes": budget.assumes}
+
+
+def save_tree(path: Path, tree: Any) -> None:
+    """The arrays of a pytree in one safetensors file, by their paths."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    write_atomically(path, save({leaf_name(where): np.array(leaf, order="C") for where, leaf in leaves}))

@@ -1,0 +1,245 @@
+"""Many parties on this machine, for trials: processes on loopback, faults by seed, and a table of who is where."""
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from hyperpush.deploy.certificates import make
+from hyperpush.deploy.options import Deployment, Where
+from hyperpush.deploy.party import STATUS, run_peer
+from hyperpush.errors import HyperpushError, InvalidInput
+from hyperpush.runs import saved
+
+Show = Callable[[Mapping[str, dict[str, Any]]], None]  # gets every party's status
+PRELOADED = ["hyperpush.verbs", "hyperpush.engines.peers", "hyperpush.engines.transport.zenoh.transport"]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on."""
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for each in held:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in held]
+    finally:
+        for each in held:
+            each.close()
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A peer that is killed (SIGKILL) when it gets to a round, and perhaps started again."""
+
+    name: str
+    round: int
+    again_after: float | None = None  # seconds; None: never
+
+
+@final
+@dataclass
+class Processes:
+    """A process for each of several parties: `target(name, *arguments)`, each with a folder under `base`.
+
+    The processes are forked from one that has imported JAX already; they share nothing else.
+    """
+
+    base: Path
+    target: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+    running: dict[str, Any] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)  # exit codes; −9 for the killed
+
+    def start(self, name: str) -> None:
+        """Start a party, again if it has ended."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        process = context.Process(target=self.target, args=(name, *self.arguments), name=name, daemon=True)
+        process.start()
+        self.running[name] = process
+        self.ends.pop(name, None)
+
+    def reap(self) -> None:
+        """Note who has ended."""
+        for name, process in list(self.running.items()):
+            if process.exitcode is not None:
+                self.ends[name] = process.exitcode
+                del self.running[name]
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, as a power cut would."""
+        if name in self.running:
+            self.running[name].kill()
+            self.running[name].join(10)
+            self.reap()
+
+    def stop(self) -> None:
+        """End all that is left."""
+        for name in list(self.running):
+            self.kill(name)
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What a party says of itself."""
+        try:
+            return json.loads((self.base / name / STATUS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+
+    def run(self, names: list[str], kills: list[Kill], seconds: float, show: Show | None = None) -> None:
+        """Start all and wait until all have ended, killing and restarting on the way; at most so many seconds."""
+        until, again = time.monotonic() + seconds, list[tuple[float, str]]()
+        try:
+            for name in names:
+                self.start(name)
+            while self.running or again:
+                if time.monotonic() > until:
+                    left = ", ".join(sorted(self.running))
+                    raise HyperpushError(f"not done after {seconds:g} s: {left}; they were ended")
+                if kills or show is not None:
+                    seen = {name: self.status(name) for name in names}
+                    due = [kill for kill in kills if seen[kill.name].get("round", 0) >= kill.round]
+                    kills = [kill for kill in kills if kill not in due]
+                    again += self._kill_all(due)
+                    if show is not None:
+                        show(seen)
+                for name in [name for when, name in again if when <= time.monotonic()]:
+                    self.start(name)
+                again = [(when, name) for when, name in again if name not in self.running]
+                time.sleep(0.05)
+                self.reap()
+        finally:
+            self.stop()
+
+    def _kill_all(self, kills: list[Kill]) -> list[tuple[float, str]]:
+        """Kill those who run; when to start whom again."""
+        again = []
+        for kill in [kill for kill in kills if kill.name in self.running]:
+            self.kill(kill.name)
+            if kill.again_after is not None:
+                again.append((time.monotonic() + kill.again_after, kill.name))
+        return again
+
+
+def on_loopback(config: Deployment, count: int, base: Path, secure: bool = True) -> Deployment:
+    """The configuration for `count` peers on loopback, with ports and certificates of their own."""
+    if config.peers:
+        raise InvalidInput("peers", list(config.peers), "none: a swarm makes its own")
+    names = [f"peer-{number}" for number in range(count)]
+    ports = free_ports(count)
+    certificates = base / "certificates"
+    if secure:
+        make(certificates, names, ["127.0.0.1"])
+    peers = {
+        name: Where(
+            address=f"127.0.0.1:{port}",
+            certificate=str(certificates / f"{name}.pem") if secure else None,
+            key=str(certificates / f"{name}.key") if secure else None,
+            out=str(base / name),
+        )
+        for name, port in zip(names, ports, strict=True)
+    }
+    authority = str(certificates / "ca.pem") if secure else None
+    return config.model_copy(update={"peers": peers, "authority": authority})
+
+
+def run_one(name: str, config: Deployment) -> None:
+    """A party in a process of a swarm."""
+    try:
+        run_peer(config, name, say=lambda line: print(line, file=sys.stderr, flush=True))
+    except HyperpushError as error:
+        print(f"error: {name}:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def schedule(names: list[str], kill: int, restart: int, rounds: int, seed: int, pause: float = 0.5) -> list[Kill]:
+    """`kill` different peers at random rounds before `rounds`, the first `restart` of them started again."""
+    random = np.random.default_rng([seed, 7])
+    victims = random.permutation(names)[:kill].tolist()
+    when = random.integers(1, max(rounds, 2), kill).tolist()
+    return [
+        Kill(str(name), int(at), pause if number < restart else None)
+        for number, (name, at) in enumerate(zip(victims, when, strict=True))
+    ]
+
+
+def swarm(
+    config: Deployment,
+    count: int,
+    base: Path,
+    *,
+    secure: bool = True,
+    kill: int = 0,
+    restart: int = 0,
+    kill_before: int = 100,
+    seconds: float = 3600.0,
+    show: Show | None = None,
+) -> dict[str, Any]:
+    """Run `count` parties to their end; what each of them found."""
+    if count < 2:
+        raise InvalidInput("-n", count, "2 or more")
+    if not 0 <= restart <= kill < count:
+        raise InvalidInput("--kill, --restart", (kill, restart), f"0 ≤ restart ≤ kill < {count}")
+    if kill and not config.checkpoint and restart:
+        raise InvalidInput("deploy.checkpoint", config.checkpoint, "1 or more, to restart peers")
+    if base.exists() and any(base.iterdir()):
+        raise InvalidInput("--out", str(base), "a new or empty folder")
+    base.mkdir(parents=True, exist_ok=True)
+    base = base.resolve()
+    made = on_loopback(config, count, base, secure)
+    names = list(made.peers)
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::RuntimeWarning")  # JAX warns of forks, which come before it starts
+    kills = schedule(names, kill, restart, kill_before, config.faults.seed)
+    processes = Processes(base, run_one, (made,))
+    processes.run(names, kills, seconds, show)
+    results = {}
+    for name in names:
+        path = base / name / saved.RESULT
+        results[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    killed = {kill.name for kill in kills if kill.again_after is None}
+    failed = [name for name in names if processes.ends.get(name) != 0 and name not in killed]
+    if failed:
+        raise HyperpushError(f"ended without a result: {', '.join(failed)}; their files are in {base}")
+    return {"peers": results, "exit_codes": {name: processes.ends.get(name) for name in names}, "out": str(base)}
+
+
+def folder(out: Path | None) -> Path:
+    """Where a swarm's files go: `out`, by default a new folder under `runs/`."""
+    return out or Path("runs", f"swarm-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
+
+
+def rows(seen: Mapping[str, dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """A line for each peer: round, lag behind the foremost, last seen by another, bytes, rejected messages."""
+    foremost = max((each.get("round", 0) for each in seen.values()), default=0)
+    lines = []
+    for name, own in seen.items():
+        ages = [other["links"][name]["last_seen"] for other in seen.values() if name in other.get("links", {})]
+        ages = [age for age in ages if age is not None]
+        alive = any(other["links"][name]["alive"] for other in seen.values() if name in other.get("links", {}))
+        rejected = sum(own.get("rejected", {}).values()) + sum(own.get("rejected_by_transport", {}).values())
+        lines.append(
+            (
+                name,
+                "here" if alive else "gone",
+                own.get("round", 0),
+                foremost - own.get("round", 0),
+                own.get("loop", ""),
+                f"{min(ages):.1f} s" if ages else "never",
+                own.get("sent_bytes", 0),
+                own.get("received_bytes", 0),
+                own.get("late", 0),
+                rejected,
+            )
+        )
+    return lines
+
+
+COLUMNS = ("peer", "state", "round", "lag", "loop", "last seen", "bytes sent", "received", "late", "rejected")

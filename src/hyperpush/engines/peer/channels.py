@@ -1,0 +1,128 @@
+"""The places of a program that send: what their messages look like, and the running sums of their links."""
+
+import zlib
+from typing import final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from hyperpush.averaging.running_sums import Incoming, Outgoing
+from hyperpush.engines.transport import wire
+from hyperpush.errors import HyperpushError
+from hyperpush.programs import Path
+
+
+def _number(path: Path, epoch: Path = ()) -> int:
+    return zlib.crc32(repr((path, epoch or 0)).encode())
+
+
+@final
+class Channel:
+    """One place of a program that sends.
+
+    Args:
+        path: Where it stands in the program.
+        message: The shapes of what it sends.
+        tolerant: Whether its messages travel as running sums, which survive losses.
+        infinite: Whether ±inf may be sent, the neutral element of a maximum.
+        epoch: What tells one beginning of its sums from another.
+        lasting: Whether what is averaged here is part of no stage, and so of use in all of them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        message: PyTree,
+        tolerant: bool = False,
+        infinite: bool = False,
+        epoch: Path = (),
+        lasting: bool = False,
+    ):
+        self.path, self.message, self.tolerant, self.epoch, self.lasting = path, message, tolerant, epoch, lasting
+        self.number = _number(path, epoch)  # its name on the wire
+        example = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
+        self.floats = sum(leaf.size for leaf in jax.tree.leaves(example))
+        self.bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(example))
+        self.template = wire.Template(np.zeros(self.floats) if tolerant else example, infinite)
+        self.outgoing, self.incoming = Outgoing(self.floats), Incoming(self.floats)
+        self.pending = np.zeros(self.floats)  # taken in since the last exchange here
+        self.seen: dict[int, int] = {}  # the newest counter that each target has said to have seen
+        self.acknowledged: dict[int, int] = {}  # and that it will not forget
+        self.last: set[int] = set()  # senders that have put their last total on the link
+        self.elsewhere: set[int] = set()  # those of them that are in another stage of the run, without this channel
+
+    def check(self, header: wire.Header) -> None:
+        """Refuse a message that is not of the kind that travels here."""
+        if self.tolerant == (header.kind == wire.Kind.MESSAGE):
+            raise wire.Rejected(wire.Reason.WRONG_KIND, f"{header.kind.name} where others are sent")
+        if not self.tolerant and not 0 < header.weight <= 1:
+            raise wire.Rejected(wire.Reason.WRONG_WEIGHT, f"{header.weight} is not in (0, 1]")
+
+    def unseen(self, targets: list[int]) -> list[int]:
+        """Those of the targets that have not said to have seen the last share."""
+        return [target for target in targets if self.outgoing.counters.get(target, 0) > self.seen.get(target, 0)]
+
+    def unacknowledged(self, gone: frozenset[int] | set[int]) -> list[int]:
+        """Who may still forget what was put on its link, apart from those who are gone."""
+        counters = self.outgoing.counters
+        return [t for t, counter in counters.items() if t not in gone and self.acknowledged.get(t, 0) < counter]
+
+    def take_flat(self) -> np.ndarray:
+        """What has come in since the last time."""
+        flat, self.pending = self.pending, np.zeros_like(self.pending)
+        return flat
+
+    def take(self) -> PyTree:
+        """What has come in since the last time, in the shapes and types of the message."""
+        leaves, structure = jax.tree.flatten(self.message)
+        parts = np.split(self.take_flat(), np.cumsum([leaf.size for leaf in leaves])[:-1])
+        shaped = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+        return structure.unflatten([jnp.asarray(part) for part in shaped])
+
+
+def flatten(message: PyTree) -> np.ndarray:
+    """A message as the flat vector that running sums are made of."""
+    return np.concatenate([np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(message)], dtype=np.float64)
+
+
+@final
+class Channels:
+    """All channels of a program, by path and by number on the wire."""
+
+    def __init__(self):
+        self.numbered: dict[int, Channel] = {}
+        self.current: dict[Path, Channel] = {}
+        self.past: set[int] = set()  # numbers of channels that have started anew
+
+    def add(self, channel: Channel) -> None:
+        if channel.number in self.numbered:
+            raise HyperpushError(f"two places of the program have the same number {channel.number} on the wire")
+        self.numbered[channel.number] = self.current[channel.path] = channel
+
+    def number(self, path: Path) -> int:
+        """The name on the wire of the channel at a path, also of one that only others listen to."""
+        return self.current[path].number if path in self.current else _number(path)
+
+    def tolerant(self, below: Path = ()) -> list[Channel]:
+        """Those with running sums, below a path."""
+        return [each for each in self.numbered.values() if each.tolerant and each.path[: len(below)] == below]
+
+    def restart(self, below: Path, epoch: Path) -> None:
+        """A new state begins below a path: running sums start anew, and what is still under way for the old is late.
+
+        `epoch` tells one beginning from another, also in a new view; the same at all peers whatever happened before.
+        """
+        for old in self.tolerant(below):
+            self.past.add(old.number)
+            self.renew(old.path, epoch)
+
+    def renew(self, path: Path, epoch: Path) -> Channel:
+        """Running sums from nothing in place of those at a path."""
+        old = self.current[path]
+        del self.numbered[old.number]
+        new = Channel(path, old.message, True, False, epoch, old.lasting)
+        self.past.discard(new.number)
+        self.numbered[new.number] = self.current[path] = new
+        return new

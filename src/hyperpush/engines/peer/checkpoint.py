@@ -1,0 +1,57 @@
+"""What a peer needs to continue after it was killed, in one file that is either the old one or the new one."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from hyperpush.errors import HyperpushError, InvalidInput
+from hyperpush.runs.files import write_atomically
+
+VERSION = "3"
+
+
+@final
+class Checkpoint:
+    """A `Store` in a file: safetensors, with the facts as JSON in its header. Written, synced, then renamed."""
+
+    def __init__(self, path: Path, digest: bytes):
+        self.path = path
+        self.digest = digest.hex()
+
+    def save(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+        """See `Store.save`."""
+        header = {"version": VERSION, "digest": self.digest, "facts": json.dumps(facts)}
+        data = save({name: np.ascontiguousarray(each).reshape(each.shape) for name, each in arrays.items()}, header)
+        try:
+            write_atomically(self.path, data)
+        except OSError as error:
+            raise HyperpushError(
+                f"the checkpoint {self.path} cannot be written ({error.strerror}); the one before is still there"
+            ) from None
+
+    def load(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        """See `Store.load`."""
+        if not self.path.exists():
+            return None
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                header = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if header.get("version") != VERSION:
+                raise ValueError(f"version {header.get('version')}, not {VERSION}")
+            facts = json.loads(header["facts"])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise InvalidInput("checkpoint", str(self.path), f"a checkpoint that can be read ({error})") from None
+        if header["digest"] != self.digest:
+            given = f"one of configuration {header['digest'][:16]}…"
+            raise InvalidInput("checkpoint", given, f"one of configuration {self.digest[:16]}…: {self.path}")
+        return arrays, facts
+
+    def remove(self) -> None:
+        """Forget it: the run is over."""
+        self.path.unlink(missing_ok=True)

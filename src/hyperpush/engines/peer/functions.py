@@ -1,0 +1,166 @@
+"""One client's functions, jitted, and its links of a step: peers of one process compile them once for all."""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray, PyTree
+
+from hyperpush.engines import keys
+from hyperpush.engines.peer.state import Cursor
+from hyperpush.engines.placement import alive_rows, weight_rows
+from hyperpush.engines.result import RecordFunction
+from hyperpush.networks import Network, Weights, lowest
+from hyperpush.programs import Context, Recipe, Role, at, leaf_key, leaf_of, stepwise
+from hyperpush.programs.recipe import with_kinds
+
+compiling = threading.RLock()  # held by whoever traces or compiles what others will want too
+
+
+@lru_cache(maxsize=4096)
+def _first(what: Any) -> threading.Event:
+    """Whether `what` has been compiled."""
+    return threading.Event()
+
+
+def _shared(what: Any, call: Callable[[], Any]) -> Any:
+    """`call()`, the first time for `what` by one thread alone: peers of one process wait for it to compile, once."""
+    compiled = _first(what)
+    if compiled.is_set():
+        return call()
+    with compiling:
+        result = call()
+        compiled.set()
+        return result
+
+
+def _kind(tree: PyTree) -> tuple[Any, ...]:
+    """What has to be the same for what is compiled to serve again."""
+    leaves, structure = jax.tree.flatten(with_kinds(tree))
+    return structure, *leaves
+
+
+@eqx.filter_jit
+def _leaf(recipe, path, record, role, args, client, clients, round, root, address, data):
+    f = leaf_of(at(stepwise(recipe.program()), path), role) if record is None else record
+    return f(*args, Context(client, clients, round, leaf_key(_key_at(root, address), role, client), data))
+
+
+@eqx.filter_jit
+def compute_key(root, address):
+    """The key of a server's computation."""
+    return leaf_key(_key_at(root, address), Role.COMPUTE, 0)
+
+
+def _key_at(root, address):
+    key = keys.program_key(root)
+    for place in range(address.shape[0]):
+        key = jax.random.fold_in(key, address[place])
+    return key
+
+
+@eqx.filter_jit
+def _schedule(network, root, step, client, weights):
+    everyone = network.links(keys.network_key(root), step, jnp.arange(network.clients), weights)
+    rows, alive = weight_rows(everyone, network.clients), alive_rows(everyone, network.clients)
+    return everyone.own[client], rows[client], alive[client], alive[:, client]
+
+
+class ClientLinks(NamedTuple):
+    """One client's links at one step."""
+
+    own: np.ndarray  # the weight of what it keeps
+    weights: np.ndarray  # of what it sends, by receiver
+    to: np.ndarray  # who hears it
+    heard: np.ndarray  # whom it hears
+
+    def without(self, out: list[int]) -> "ClientLinks":
+        """The same where nobody talks to those in `out`: what would go to them stays here."""
+        own = np.asarray(self.own + self.weights[out].sum(dtype=self.weights.dtype))
+        weights, to, heard = self.weights.copy(), self.to.copy(), self.heard.copy()
+        weights[out], to[out], heard[out] = 0, False, False
+        return ClientLinks(own, weights, to, heard)
+
+    def keep_shares(self, late: list[int]) -> "ClientLinks":
+        """The same where those in `late`, and those who hear nothing, are given no new share."""
+        weights = np.where(self.to, self.weights, 0)
+        own = np.asarray(self.own + weights[late].sum(dtype=weights.dtype))
+        weights[late] = 0
+        return self._replace(own=own, weights=weights)
+
+
+def links_at(network: Network, key: PRNGKeyArray, step: int, client: int, weights: Weights) -> ClientLinks:
+    """The links of one client at one step of network time."""
+    at, me = np.asarray(step, np.int32), np.asarray(client, np.int32)
+    found = _shared(type(network), lambda: _schedule(network, key, at, me, weights))
+    return ClientLinks(*(np.asarray(part) for part in found))
+
+
+@final
+class ClientFunctions:
+    """The functions of a program as one client calls them: with its number, its data and keys of its own."""
+
+    def __init__(self, recipe: Recipe, client: int, clients: int, draws: PRNGKeyArray, data: PyTree):
+        self.client, self.clients, self.draws, self.data = client, clients, draws, data
+        self._recipe = recipe.traceable()
+        self._kind = _kind(self._recipe)
+
+    def apply(self, at: Cursor, role: Role, *args: PyTree, record: RecordFunction | None = None) -> Any:
+        """What the function of that role at a place returns (or a record, which is none of it): f(*args, context)."""
+        address = np.asarray(at.address, np.uint32)
+        me, round = np.asarray(self.client, np.int32), np.asarray(at.round, np.int32)
+        given = (args, me, self.clients, round, self.draws, address, self.data)
+        what = (at.path, role, _kind(record), len(address), self._kind)
+        return _shared(what, lambda: _leaf(self._recipe, at.path, record, role, *given))
+
+    def shapes(self, f: Callable[..., Any], state: PyTree) -> PyTree:
+        """The shapes of `f(state, context)`."""
+        me, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
+
+        def call(state, client, round, key, data):
+            return f(state, Context(client, self.clients, round, key, data))
+
+        return jax.eval_shape(call, state, me, me, key, self.data)
+
+
+def combine(like: PyTree, arrived: list[tuple[int, PyTree, float]], reduce: str, clients: int) -> PyTree:
+    """What an inbox holds: the weighted sum, the maximum, or the stack of the others' messages."""
+
+    def total(leaf, *others):
+        if reduce == "max":
+            return jnp.asarray(np.max([np.full_like(leaf, lowest(leaf.dtype)), *others], axis=0))
+        if reduce == "stack":
+            rows = np.zeros((clients, *np.shape(leaf)), np.asarray(leaf).dtype)
+            for (sender, _, _), other in zip(arrived, others, strict=True):
+                rows[sender] = other
+            return jnp.asarray(rows)
+        wide = np.zeros(leaf.shape, np.float64)
+        for (_, _, weight), other in zip(arrived, others, strict=True):
+            wide += weight * np.asarray(other, np.float64)
+        return jnp.asarray(wide, leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.result_type(float))
+
+    return jax.tree.map(total, like, *(value for _, value, _ in arrived))
+
+
+def row(leaf: Any, client: int) -> Any:
+    """One client's part of a stacked array. NumPy takes it without compiling anything, but does not know keys."""
+    return leaf[client] if is_key(leaf) else jnp.asarray(np.asarray(leaf)[client])
+
+
+def stack(trees: Sequence[PyTree], axis: int = 0) -> PyTree:
+    """Trees stacked leaf by leaf, by NumPy where it can."""
+
+    def one(*rows: Any) -> Any:
+        return jnp.stack(rows, axis) if is_key(rows[0]) else jnp.asarray(np.stack(rows, axis))
+
+    return jax.tree.map(one, *trees)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether an array holds random keys."""
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,228 @@
+"""What a peer sends and takes in: headers, checks, running sums and their acknowledgments."""
+
+from typing import final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from hyperpush.engines.peer.channels import Channel, Channels
+from hyperpush.engines.peer.members import Members, NewView
+from hyperpush.engines.peer.state import PeerState
+from hyperpush.engines.result import OUTSIDE
+from hyperpush.engines.transport import Transport, wire
+from hyperpush.engines.transport.wire import Header, Kind, Reason, Rejected
+from hyperpush.errors import Diverged, HyperpushError
+from hyperpush.programs import Path
+
+NOTHING = np.zeros(0)
+NO_CONTENT = wire.Template(NOTHING)
+
+Arrived = tuple[Header, PyTree, Channel]
+
+
+@final
+class Messenger:
+    """The messages of one client. What comes in is bytes from outside: what does not fit is counted and dropped."""
+
+    def __init__(self, client: int, transport: Transport, tolerant: bool, state: PeerState):
+        self.client, self.transport, self.tolerant, self.state = client, transport, tolerant, state
+        self.channels = Channels()
+        self.heard: dict[int, int] = {}  # how far others have come, wherever that is
+        self._owed: set[tuple[int, int]] = set()  # (channel, sender) of last totals that are not durable yet
+
+    @property
+    def leaving(self) -> frozenset[int]:
+        """Who leaves or has left."""
+        return self.transport.leaving if isinstance(self.transport, Members) else frozenset()
+
+    def check_view(self) -> None:
+        """Raise `NewView` if somebody has been closed out."""
+        if isinstance(self.transport, Members) and self.transport.closed - self.state.closed:
+            raise NewView
+
+    def check_finite(self, tree: PyTree) -> None:
+        """Raise `Diverged` if not all of it is."""
+        for leaf in jax.tree.leaves(tree):
+            if jnp.issubdtype(leaf.dtype, jnp.inexact) and not np.all(np.isfinite(np.asarray(leaf))):
+                name, i = self.state.loops[-1] if self.state.loops else (OUTSIDE, 0)
+                raise Diverged(name, i + 1, "a smaller step size may help")
+
+    # -------------------------------------------------------------------- out
+
+    def send(self, path: Path, message: PyTree, targets: np.ndarray, weights: np.ndarray) -> None:
+        """The same message to all targets, with the weight of each."""
+        channel = self.channels.current[path]
+        if not channel.template.allow_infinite:
+            self.check_finite(message)
+        for target in targets.tolist():
+            self._send(target, Kind.MESSAGE, channel.number, message, weight=float(weights[target]))
+
+    def send_one(self, path: Path, target: int, message: PyTree) -> None:
+        """A message to one."""
+        self._send(target, Kind.MESSAGE, self.channels.number(path), message)
+
+    def send_total(self, channel: Channel, target: int, kind: Kind = Kind.TOTAL) -> None:
+        """The total of all that was ever put on a link."""
+        if target not in self.state.closed:
+            counter = channel.outgoing.counters.get(target, 0)
+            self._send(target, kind, channel.number, channel.outgoing.total(target), counter)
+
+    @property
+    def owes(self) -> bool:
+        """Whether somebody waits to hear that its last total is durable."""
+        return bool(self._owed)
+
+    def acknowledge_owed(self) -> None:
+        """What was taken in is durable: say so to those who wait for it."""
+        for number, sender in self._owed:
+            if number in self.channels.numbered and sender not in self.state.closed:
+                self._acknowledge(self.channels.numbered[number], sender, Kind.DURABLE)
+        self._owed.clear()
+
+    def _acknowledge(self, channel: Channel, sender: int, kind: Kind) -> None:
+        self._send(sender, kind, channel.number, NOTHING, channel.incoming.counters.get(sender, 0))
+
+    def say_farewell(self) -> None:
+        """To who leaves: the last totals, again and again until it is gone.
+
+        One who leaves itself lets those with a lower number go first. Once it has transferred its mass, it lets nobody
+        go: so no two neighbors ever transfer at once (the mutual exclusion of Ricart and Agrawala 1981, by number).
+        """
+        if not isinstance(self.transport, Members) or not self.leaving or self.state.heir is not None:
+            return
+        going = [each for each in self.leaving if not self.state.leaving or each < self.client]
+        for target in self.transport.present(sorted(set(going) - self.state.closed)):
+            for channel in self.channels.tolerant():
+                self.send_total(channel, target, Kind.LAST_TOTAL)
+
+    def _send(self, target: int, kind: Kind, number: int, tree: PyTree, counter: int = 0, weight: float = 1.0) -> None:
+        header = Header(self.state.view, number, self.state.clock, self.client, counter, weight, kind)
+        # An acknowledgment belongs to no round, and must not be taken for the message of one.
+        step = 0 if kind.acknowledges else self.state.clock
+        self.transport.send(target, step, wire.encode(header, tree))
+
+    # --------------------------------------------------------------------- in
+
+    def arrived(self, step: int, expected: list[int]) -> list[Arrived]:
+        """What has arrived and fits; running sums are credited to the channel that they belong to."""
+        found = []
+        for sender, payload in self.transport.collect(step, expected):
+            try:
+                taken = self._take(sender, payload)
+            except Rejected as rejected:
+                self.state.counts.rejections.add(rejected.reason)
+                continue
+            if taken is not None:
+                found.append(taken)
+        return found
+
+    def _take(self, sender: int, payload: bytes | bytearray) -> Arrived | None:
+        """One message, credited to its channel; None if it is none that an exchange may wait for."""
+        claimed = wire.peek(payload)
+        channel = self.channels.numbered.get(claimed.node)
+        if claimed.kind.acknowledges:
+            return self._take_acknowledgment(sender, payload)
+        if claimed.node in self.channels.past:
+            return self._take_late(sender, payload)
+        if channel is None:
+            return self._take_unknown(sender, payload)
+        header, tree = wire.decode(payload, channel.template, expect_sender=sender)
+        self._check_membership(header)
+        channel.check(header)
+        if channel.tolerant:
+            self._credit(channel, header, tree)
+        self._hear(header)
+        return header, tree, channel
+
+    def _take_acknowledgment(self, sender: int, payload: bytes | bytearray) -> None:
+        header, _ = wire.decode(payload, NO_CONTENT, expect_sender=sender)
+        channel = self.channels.numbered.get(header.node)
+        if channel is None or not channel.tolerant:
+            if header.node not in self.channels.past:
+                raise Rejected(Reason.WRONG_NODE, f"no totals of {header.node} in this program")
+        elif header.view == self.state.view:
+            channel.seen[sender] = max(channel.seen.get(sender, 0), header.counter)
+            if header.kind == Kind.DURABLE:
+                channel.acknowledged[sender] = max(channel.acknowledged.get(sender, 0), header.counter)
+
+    def _take_late(self, sender: int, payload: bytes | bytearray) -> None:
+        """A message of a channel that has started anew since."""
+        header = self._hear(wire.sealed(payload, sender))
+        self.state.counts.late += 1
+        if sender in self.leaving:  # it will not come here any more
+            self._note_elsewhere(header)
+        if header.kind.last:  # nothing that is still held came of it
+            self._send(sender, Kind.DURABLE, header.node, NOTHING, header.counter)
+
+    def _take_unknown(self, sender: int, payload: bytes | bytearray) -> None:
+        """A message of no channel here: of use only to a leaver, if it is the last of who is in another stage."""
+        if not (self.state.leaving and wire.peek(payload).kind.last):
+            raise Rejected(Reason.WRONG_NODE, "no such place in this program")
+        header = self._hear(wire.sealed(payload, sender))
+        self._check_membership(header)
+        # It has continued without us, or leaves where it is; else it will come, or be gone.
+        if header.step > self.state.clock or sender in self.leaving:
+            self._note_elsewhere(header)
+
+    def _check_membership(self, header: Header) -> None:
+        if header.view != self.state.view:
+            raise Rejected(Reason.WRONG_VIEW, f"{header.view} instead of {self.state.view}")
+
+    def _credit(self, channel: Channel, header: Header, total: np.ndarray) -> None:
+        """Take in what a total adds to what came before."""
+        sender = header.sender
+        increment = channel.incoming.take(sender, header.counter, total)
+        if increment is not None:
+            channel.pending = channel.pending + increment
+        if isinstance(self.transport, Members):
+            self._acknowledge(channel, sender, Kind.SEEN)
+        if header.kind == Kind.LAST_TOTAL:
+            channel.last.add(sender)
+        if header.kind.last:
+            self._owed.add((channel.number, sender))
+
+    def _hear(self, header: Header) -> Header:
+        self.heard[header.sender] = max(self.heard.get(header.sender, 0), header.step)
+        return header
+
+    def _note_elsewhere(self, header: Header) -> None:
+        """To a leaver: the sender gave its newest last total in another stage, and puts nothing more on a link here."""
+        newest = header.view == self.state.view and header.step == self.heard[header.sender]
+        if self.state.leaving and header.kind == Kind.LAST_TOTAL and newest:
+            for channel in self.channels.tolerant():
+                if not channel.lasting:
+                    channel.last.add(header.sender)
+                    channel.elsewhere.add(header.sender)
+
+    def collect(self, path: Path, expected: np.ndarray) -> list[tuple[Header, PyTree]]:
+        """What has arrived for this exchange; running sums that were late for another are credited there."""
+        found, missing = [], np.flatnonzero(expected).tolist()
+        while True:
+            for header, tree, channel in self.arrived(self.state.clock, missing):
+                if channel.path == path and header.step == self.state.clock:
+                    found.append((header, tree))
+                elif not channel.tolerant:
+                    self.state.counts.late += 1
+            if not isinstance(self.transport, Members):
+                return found
+            self.check_view()
+            # In step with each other, what did not fit does not stand for the message.
+            missing = sorted(set(missing) - {header.sender for header, _ in found})
+            if self.tolerant or not missing:
+                return found
+
+    def receive(self, path: Path, expected: np.ndarray) -> list[tuple[int, PyTree, float]]:
+        """(sender, message, weight) of this exchange, each sender once, in the order of senders."""
+        first: dict[int, tuple[int, PyTree, float]] = {}
+        for header, tree in self.collect(path, expected):
+            first.setdefault(header.sender, (header.sender, tree, header.weight))
+        return [first[sender] for sender in sorted(first)]
+
+    def receive_all(self, path: Path, expected: np.ndarray) -> dict[int, PyTree]:
+        """The messages of this exchange by sender; that somebody's is missing is an error."""
+        arrived = {sender: tree for sender, tree, _ in self.receive(path, expected)}
+        if missing := sorted(set(np.flatnonzero(expected).tolist()) - set(arrived)):
+            raise HyperpushError(f"peer {self.client}: no message from {missing}; a server needs every message")
+        return arrived

@@ -1,0 +1,516 @@
+"""One client of a run: it goes through the program, node by node."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, NoReturn, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
+
+from hyperpush.engines.layout import check_recording, check_repairable
+from hyperpush.engines.peer.channels import Channel, flatten
+from hyperpush.engines.peer.durable import Saved, Store, pack, shapes_after
+from hyperpush.engines.peer.ending import drain, transfer_mass
+from hyperpush.engines.peer.functions import (
+    ClientFunctions,
+    ClientLinks,
+    combine,
+    compiling,
+    compute_key,
+    links_at,
+    stack,
+)
+from hyperpush.engines.peer.members import Members, NewView
+from hyperpush.engines.peer.messenger import Messenger
+from hyperpush.engines.peer.state import Counts, Cursor, Frame, PeerState, Stage
+from hyperpush.engines.result import Progress, Record, RunResult, recorders_of
+from hyperpush.engines.transport import Transport
+from hyperpush.errors import HyperpushError, InvalidInput
+from hyperpush.networks import Network, Weights
+from hyperpush.programs import contains, stepwise
+from hyperpush.programs.nodes import Exchange, Inbox, Local, Node, Path, Repeat, Role, Scope, Sequence, Server
+from hyperpush.programs.profile import Profile, profile
+from hyperpush.programs.recipe import Recipe, as_recipe
+from hyperpush.programs.recipe import at as node_at
+
+SERVER = 0  # the peer that plays the server
+LATE = (1 << 31) - 1  # part of the key of what takes in late mass: no loop gets there
+
+
+class _Taken(NamedTuple):
+    """What an exchange brings: the total, the weight of one's own, who sent, and the weights of what was sent."""
+
+    total: PyTree
+    own: ArrayLike
+    senders: list[int]
+    weights: np.ndarray
+
+
+@final
+class Peer:
+    """One client of a run.
+
+    Args:
+        client: Its number.
+        network: Who can send to whom, and when.
+        transport: How it reaches the others.
+        key: Decides every draw that is no secret, the same at all peers.
+        tolerant: Whether links may lose messages, so that conserved quantities are sent as running sums. All peers of a
+            run must say the same.
+        step: Network time at the start.
+        store: Makes the peer durable: killed and started again, it continues where it was.
+        store_every: Exchanges between two savings. Those with running sums are saved every time.
+        secret: The key of its own draws, such as noise for privacy, in place of one that follows from `key`, which all
+            peers know. A peer that is restarted must have the same; a new view draws anew.
+        repeats: Whether it may start anew in a new view. If not, it ends with an error: what is private was paid for
+            once.
+    """
+
+    def __init__(
+        self,
+        client: int,
+        network: Network,
+        transport: Transport,
+        key: PRNGKeyArray,
+        *,
+        tolerant: bool = False,
+        step: int = 0,
+        store: Store | None = None,
+        store_every: int = 1,
+        secret: PRNGKeyArray | None = None,
+        repeats: bool = True,
+    ):
+        self.client, self.network, self.transport, self.key = client, network, transport, key
+        self.tolerant, self.store, self.store_every = tolerant, store, store_every
+        self._secret, self._repeats = secret, repeats
+        self._state = PeerState(step)
+        self._messenger = Messenger(client, transport, tolerant, self._state)
+        self._channels = self._messenger.channels
+        self._ahead: list[Frame] = []  # where it has yet to come back to, outermost first
+        self._resumed: Saved | None = None
+        self._asked_to_leave = False
+        self._run: dict[type, Callable[..., PyTree]] = {
+            Local: lambda node, state, at: self._apply(at, Role.LOCAL, state),
+            Sequence: self._run_sequence,
+            Scope: self._run_scope,
+            Repeat: self._run_repeat,
+            Exchange: self._run_exchange,
+            Server: self._run_server,
+        }
+
+    @property
+    def step(self) -> int:
+        """Network time."""
+        return self._state.step
+
+    @property
+    def closed(self) -> frozenset[int]:
+        """Who is out of the view."""
+        return self._state.closed
+
+    @property
+    def counts(self) -> Counts:
+        """What it has seen of its network."""
+        return self._state.counts
+
+    @property
+    def history(self) -> dict[str, list[PyTree]]:
+        """What was recorded of each loop, row by row."""
+        return {name: [row.value for row in rows] for name, rows in self._state.records.items()}
+
+    def leave(self) -> None:
+        """Leave the run for good at the next exchange of mass, and transfer it; `run` then raises `Left`."""
+        if not self.tolerant or not isinstance(self.transport, Members):
+            raise InvalidInput("mode", "synchronous", "asynchronous, to leave without stopping the others")
+        self._asked_to_leave = True
+
+    def run(
+        self,
+        program: Node | Recipe,
+        state: PyTree,
+        data: PyTree,
+        record: Mapping[str, Record] | None = None,
+        every: int = 1,
+        progress: Progress | None = None,
+    ) -> PyTree:
+        """Go through the program from `state`; the state at its end."""
+        recipe, where = as_recipe(program), self._state
+        program = recipe.program()
+        self._record, self._every, self._progress = recorders_of(record), every, progress
+        check_recording(self._record, every, program)
+        check_repairable(program, self.tolerant)
+        self._program, self._start = stepwise(program), state
+        self._functions = ClientFunctions(recipe, self.client, self.network.clients, self.key, data)
+        self._apply = self._functions.apply
+        with compiling:  # peers of one process wait for one to trace the program
+            found = profile(Recipe(_stepwise, (recipe,)), state, data, self.network.clients)
+        votes = any(loop.until is not None for _, _, loop in found.loops)
+        self._agreement = self.network.flood_rounds() if votes else 1
+        self._open_channels(found)
+        where.first = where.step
+        if self.store is not None and (stored := self.store.load()) is not None:
+            self._resumed = Saved(*stored)
+            self._ahead = self._resumed.frames(self._program, state, self._functions.shapes)
+            self._resumed.restore(where)
+        self._draw()
+        while True:
+            where.begin(self._record)
+            try:
+                state = self._finish(self._run_program())
+                break
+            except NewView:
+                where.frames, where.loops = [], []
+                self._go_back(where.first)
+                self._channels.restart((), self._epoch(()))
+        where.counts.work = found.total(where.passes)
+        return state
+
+    def result(self, state: PyTree) -> RunResult:
+        """What the run leaves behind, of this client alone: nothing has a client axis."""
+        counts = self.counts
+        return RunResult(
+            states=state,
+            step=self.step,
+            rounds=counts.rounds,
+            floats=counts.floats,
+            work=counts.work,
+            history={name: stack(rows) for name, rows in self.history.items() if rows},
+            late=counts.late,
+            rejected=counts.rejections.counts(),
+            clocks=self._state.clocks,
+            bytes=np.asarray([counts.bytes], np.int64),
+        )
+
+    def _open_channels(self, found: Profile) -> None:
+        for place in found.sendings:
+            tolerant = self.tolerant and isinstance(place.node, Exchange) and place.node.conserved
+            infinite = isinstance(place.node, Exchange) and place.node.reduce == "max"
+            lasting = _scope_around(self._program, place.path) is None
+            self._channels.add(Channel(place.path, place.message, tolerant, infinite, lasting=lasting))
+
+    # ------------------------------------------------------------------ nodes
+
+    def _run_program(self) -> PyTree:
+        """The state at the end of the program, or the one that was stored there."""
+        if self._resumed is not None and self._state.stage and not self._state.leaving:
+            state = self._restored(shapes_after(self._program, self._start, self._functions.shapes))
+            self._resumed = None
+            return state
+        state = self._run_node(self._program, self._start, Cursor())
+        self._messenger.check_finite(state)
+        return state
+
+    def _run_node(self, node: Node, state: PyTree, at: Cursor) -> PyTree:
+        run = self._run.get(type(node))
+        if run is None:
+            raise HyperpushError(f"a peer cannot run {type(node).__name__}")
+        return run(node, state, at)
+
+    def _run_sequence(self, node: Sequence, state: PyTree, at: Cursor) -> PyTree:
+        frame = self._enter(Frame(0))
+        for position in range(frame.at, len(node.nodes)):
+            frame.at = position
+            state = self._run_node(node.nodes[position], state, at.child(position))
+        self._state.frames.pop()
+        return state
+
+    def _run_scope(self, node: Scope, state: PyTree, at: Cursor) -> PyTree:
+        where = self._state
+        rows = {name: len(recorded) for name, recorded in where.records.items()}
+        frame = self._enter(Frame(where.step, outer=state, rows=rows))
+        state, depth, loops = frame.outer, len(where.frames), len(where.loops)
+        while True:
+            try:
+                if self._resumed is None:
+                    self._channels.restart(at.path, self._epoch(at.address))
+                    inner = self._apply(at, Role.ENTER, state)
+                else:
+                    inner = self._functions.shapes(node.enter, state)
+                inner = self._run_node(node.body, inner, at.body)
+                self._wait_for_the_missing(at.path)
+                break
+            except NewView:
+                if self._has_sums_around(at.path):  # those that began before it are of the old view, too
+                    raise
+                del where.frames[depth:], where.loops[loops:]
+                where.keep_rows(frame.rows)
+                self._go_back(frame.at)
+        where.frames.pop()
+        return self._apply(at, Role.LEAVE, state, inner)
+
+    def _run_repeat(self, node: Repeat, state: PyTree, at: Cursor) -> PyTree:
+        where, frame = self._state, self._enter(Frame(0, -1))
+        if frame.times < 0:
+            frame.times = self._times(node, state, at)
+        record = self._record.get(node.name)
+        if record is not None and record.entry and frame.at == 0 and self._resumed is None:
+            where.record(node.name, self._apply(at._replace(round=0), Role.RECORD, state, record=record.f))
+        for i in range(frame.at, frame.times):
+            frame.at, now = i, at.iteration(i)
+            where.loops.append((node.name, i))
+            state = self._run_node(node.body, state, now.body)
+            self._messenger.check_finite(state)
+            where.loops.pop()
+            if node.agreed:
+                where.passes[at.body.path] += 1
+            ended = node.until is not None and self._agree(bool(self._apply(now, Role.UNTIL, state)), at.path)
+            if record is not None and (i + 1) % self._every == 0:
+                where.record(node.name, self._apply(now, Role.RECORD, state, record=record.f))
+            if self._progress is not None:
+                self._progress(node.name, frame.times if ended else i + 1, frame.times)
+            if ended:
+                break
+        where.frames.pop()
+        return state
+
+    def _times(self, node: Repeat, state: PyTree, at: Cursor) -> int:
+        if node.times is None:
+            return node.at_most
+        return min(node.at_most, int(self._apply(at, Role.TIMES, state)))
+
+    def _agree(self, content: bool, path: Path) -> bool:
+        objection = np.asarray(not content, np.float32)
+        for _ in range(self._agreement):
+            links = self._links("ones")
+            self._messenger.send(path, objection, np.flatnonzero(links.to), np.ones(self.network.clients))
+            for _, other, _ in self._messenger.receive(path, links.heard):
+                objection = np.asarray(np.maximum(objection, other))
+            self._tick(path, links.to)
+        return bool(objection == 0)
+
+    def _enter(self, fresh: Frame) -> Frame:
+        """Go into a node: for the first time, or to where it was when it was stored."""
+        frame = self._ahead.pop(0) if self._ahead else fresh
+        self._state.frames.append(frame)
+        return frame
+
+    # --------------------------------------------------------------- messages
+
+    def _run_exchange(self, node: Exchange, state: PyTree, at: Cursor) -> PyTree:
+        resumed = self._resumed is not None
+        if resumed:
+            state = self._restored(state)
+        channel, links = self._channels.current[at.path], self._links(node.link_weights)
+        message = jax.tree.map(np.asarray, self._apply(at, Role.SEND, state))
+        if channel.tolerant:
+            if self._state.leaving or (self._asked_to_leave and not resumed):
+                self._leave(node, channel, state, at)
+            taken = self._exchange_totals(channel, message, state, links, resumed)
+        else:
+            taken = self._exchange_messages(node, message, state, links, at)
+        self._tick(at.path, links.to)
+        return self._receive(node, at, state, taken)
+
+    def _exchange_totals(
+        self, channel: Channel, message: PyTree, state: PyTree, links: ClientLinks, resumed: bool
+    ) -> _Taken:
+        targets, messenger = np.flatnonzero(links.to).tolist(), self._messenger
+        if resumed:  # the totals hold this exchange's shares already
+            links = links._replace(own=np.asarray(self._state.own, links.own.dtype))
+            targets = list(channel.outgoing.totals)
+        else:
+            if isinstance(self.transport, Members):
+                # The total that those get again who have not seen the last share is all they need. Else whoever is not
+                # heard, and hears nothing, would soon have pushed away all of its mass ω, and x = z/ω would move by
+                # rate·∇f/ω. Any weights that add up to 1 do for push-sum.
+                links = links.keep_shares(channel.unseen(targets))
+            flat = flatten(message)
+            messenger.check_finite(flat)
+            for target in np.flatnonzero(links.weights).tolist():
+                channel.outgoing.add(target, np.float64(links.weights[target]) * flat)
+            self._state.own = float(links.own)
+        self._save(state, True)
+        messenger.acknowledge_owed()
+        for target in targets:
+            messenger.send_total(channel, target)
+        messenger.say_farewell()
+        senders = [header.sender for header, _ in messenger.collect(channel.path, links.heard)]
+        return _Taken(channel.take(), links.own, senders, links.weights)
+
+    def _exchange_messages(
+        self, node: Exchange, message: PyTree, state: PyTree, links: ClientLinks, at: Cursor
+    ) -> _Taken:
+        self._save(state, False)
+        self._messenger.send(at.path, message, np.flatnonzero(links.to), links.weights)
+        arrived, own = self._messenger.receive(at.path, links.heard), links.own
+        weights = links.weights if node.weights == "reverse" else None
+        if callable(node.weights):
+            weights = np.asarray(self._apply(at, Role.WEIGHTS, state))
+            own = weights[self.client]
+        if weights is not None:  # the receiver's own, not those that senders name
+            arrived = [(sender, value, float(weights[sender])) for sender, value, _ in arrived]
+        total = combine(message, arrived, node.reduce, self.network.clients)
+        return _Taken(total, own, [sender for sender, _, _ in arrived], links.weights)
+
+    def _receive(self, node: Exchange, at: Cursor, state: PyTree, taken: _Taken) -> PyTree:
+        """The state after an inbox."""
+        inbox = Inbox(taken.total, jnp.asarray(taken.own))
+        if node.observe:
+            heard = np.zeros(self.network.clients, bool)
+            heard[taken.senders] = True
+            inbox = Inbox(inbox.total, inbox.own, jnp.asarray(heard), jnp.asarray(taken.weights))
+        return self._apply(at, Role.RECEIVE, state, inbox)
+
+    def _receive_late(self, node: Exchange, channel: Channel, at: Cursor, state: PyTree) -> PyTree:
+        """The state with what came late: an exchange in which one keeps all of one's own, and nobody is heard."""
+        late = Cursor(channel.path, (*at.address, LATE), at.round)
+        nobody = np.asarray(jnp.zeros(self.network.clients))
+        return self._receive(node, late, state, _Taken(channel.take(), 1.0, [], nobody))
+
+    def _run_server(self, node: Server, state: PyTree, at: Cursor) -> PyTree:
+        n = self.network.clients
+        message = jax.tree.map(np.asarray, self._apply(at, Role.SEND, state))
+        key = compute_key(self.key, np.asarray(at.address, np.uint32))
+        down, messenger = (*at.path, 1), self._messenger
+        others = np.arange(n) != SERVER
+        if self.client == SERVER:
+            everyone = messenger.receive_all(at.path, others) | {SERVER: message}
+            answers = node.compute(jax.tree.map(lambda *rows: jnp.stack(rows), *(everyone[k] for k in range(n))), key)
+            answers = jax.tree.map(np.asarray, answers)
+            for other in np.flatnonzero(others).tolist():
+                messenger.send_one(down, other, jax.tree.map(lambda rows, k=other: rows[k], answers))
+            answer = jax.tree.map(lambda rows: rows[SERVER], answers)
+        else:
+            messenger.send_one(at.path, SERVER, message)
+            if down not in self._channels.current:
+                self._channels.add(Channel(down, _answer_shapes(node, message, key, n)))
+            answer = messenger.receive_all(down, ~others)[SERVER]
+        self._tick(at.path, np.ones(1, bool))
+        return self._apply(at, Role.RECEIVE, state, jax.tree.map(jnp.asarray, answer))
+
+    def _links(self, weights: Weights) -> ClientLinks:
+        links = links_at(self.network, self.key, self.step, self.client, weights)
+        out = sorted(self.closed | self._messenger.leaving)
+        return links.without(out) if out else links
+
+    def _tick(self, path: Path, links: np.ndarray) -> None:
+        """An exchange has taken place, in which a message went over those of the links."""
+        channel, counts = self._channels.current[path], self.counts
+        self._state.step += 1
+        counts.rounds += 1
+        counts.floats += channel.floats
+        counts.bytes += channel.bytes * int(links.sum())
+
+    # ---------------------------------------------------------------- members
+
+    def _wait_for_the_missing(self, path: Path) -> None:
+        """Before an average ends, who is gone comes back or is closed out: part of its mass would be in it for ever."""
+        if not isinstance(self.transport, Members) or not self._channels.tolerant(path):
+            return
+        while self.transport.missing():
+            time.sleep(0.05)
+        self._messenger.check_view()
+
+    def _go_back(self, step: int) -> None:
+        """What began at `step` begins anew, in the view of those who are left."""
+        assert isinstance(self.transport, Members)
+        where = self._state
+        if not self._repeats:
+            gone = sorted(self.transport.closed - self.closed)
+            raise HyperpushError(
+                f"peer {self.client}: {gone} are closed out, and to start anew would cost more than the ε of the run"
+            )
+        where.closed, where.step, where.stage, where.heir = self.transport.closed, step, Stage.RUNNING, None
+        self._draw()
+        self.transport.done(False)
+
+    def _epoch(self, address: tuple[int, ...]) -> Path:
+        """What tells running sums that begin here from all others: where, and in which view."""
+        return (*address, self._state.view) if self.closed else address
+
+    def _has_sums_around(self, path: Path) -> bool:
+        """Whether the state around a `Scope` has running sums of its own."""
+        outside = [channel.path for channel in self._channels.tolerant() if channel.path[: len(path)] != path]
+        scopes = [_scope_around(self._program, each) for each in outside]
+        return any(scope is None or path[: len(scope)] == scope for scope in scopes)
+
+    def _draw(self) -> None:
+        """Draw from the secret, in every view other numbers: the same noise on two values would give both away."""
+        if self._secret is not None:
+            view = self._state.view
+            self._functions.draws = jax.random.fold_in(self._secret, view) if self.closed else self._secret
+
+    def _finish(self, state: PyTree) -> PyTree:
+        """The end of a run among members: everybody has taken in what was sent to it, and nobody needs anything more.
+
+        What is still on its way on channels whose state lives on is taken in as an exchange in which one keeps all.
+        """
+        if not isinstance(self.transport, Members):
+            return state
+        if not self.tolerant:
+            self.transport.finish()
+            return state
+        lasting = [channel for channel in self._channels.tolerant() if channel.lasting]
+        drain(self._messenger, lasting, lambda: self._save(state, True))
+        for channel in lasting:
+            if np.any(channel.pending):
+                at_channel = Cursor(channel.path, channel.path)
+                state = self._receive_late(node_at(self._program, channel.path), channel, at_channel, state)
+        return state
+
+    def _leave(self, node: Exchange, channel: Channel, state: PyTree, at: Cursor) -> NoReturn:
+        """Transfer everything. Killed meanwhile, it continues to leave."""
+        self._state.leaving = True
+        self._save(state, True)
+
+        def held() -> PyTree:
+            return self._apply(at, Role.SEND, self._receive_late(node, channel, at, state))
+
+        def save() -> None:
+            empty = self._state.heir is not None
+            self._save(jax.tree.map(jnp.zeros_like, state) if empty else state, True)
+
+        others = [other for other in range(self.network.clients) if other != self.client]
+        transfer_mass(self._messenger, channel, others, held, save)
+
+    # ---------------------------------------------------------------- durable
+
+    def _save(self, state: PyTree, always: bool) -> None:
+        """Make durable that this exchange is about to be sent."""
+        if self._resumed is not None:  # it is what we come from
+            self._resumed = None
+            return
+        if self.store is None or not (always or (self.step - self._state.first) % self.store_every == 0):
+            return
+        if isinstance(self.transport, Members):
+            self._state.left = self.transport.left
+        self.store.save(*pack(state, self._state, self._channels))
+        if isinstance(self.transport, Members):
+            self.transport.acknowledge(self._state.clock)
+
+    def _restored(self, state: PyTree) -> PyTree:
+        """The state, totals and records of the exchange that was stored."""
+        assert self._resumed is not None
+        self._resumed.restore_totals(self._channels)
+        self._state.records |= self._resumed.rows(self._record, self._program, self._start, self._functions.shapes)
+        return self._resumed.tree("state", state)
+
+
+def _answer_shapes(node: Server, message: PyTree, key: PRNGKeyArray, clients: int) -> PyTree:
+    """The shapes of a server's answer to one client."""
+    if node.host:
+        raise HyperpushError("a server that computes in plain Python runs on simulate and shard only")
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((clients, *leaf.shape), leaf.dtype), message)
+    answers = jax.eval_shape(node.compute, shapes, key)
+    return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape[1:], each.dtype), answers)
+
+
+def _stepwise(recipe: Recipe) -> Node:
+    return stepwise(recipe.program())
+
+
+def _scope_around(program: Node, path: Path) -> Path | None:
+    """The innermost `Scope` around a place, whose state ends with it; None if there is none."""
+    around = [path[:depth] for depth in range(len(path)) if isinstance(node_at(program, path[:depth]), Scope)]
+    return around[-1] if around else None
+
+
+def check_conserved(program: Node) -> None:
+    """Refuse, where every peer goes at its own pace, programs whose messages must come in time."""
+    check_repairable(program, True)
+    if contains(program, lambda node: isinstance(node, Exchange) and not node.conserved):
+        raise InvalidInput(
+            "mode", "asynchronous", "synchronous: this program has messages that cannot come late (not conserved)"
+        )

@@ -1,0 +1,132 @@
+"""How far a peer has come in its program."""
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from jaxtyping import PyTree
+
+from hyperpush.engines.result import RowClock
+from hyperpush.engines.transport.wire import Rejections
+from hyperpush.programs import Path
+from hyperpush.programs.counting import Work
+
+
+class Stage(IntEnum):
+    """How far a peer is with the whole of its program."""
+
+    RUNNING = 0
+    ENDED = 1  # it is at the end, but for what is on its way to it
+    DONE = 2  # others hold, for good, all that it sent
+    OVER = 3  # nobody needs anything of it any more
+
+
+class Cursor(NamedTuple):
+    """A place in a program, and how often the loops around it have run: what the key of a draw follows from."""
+
+    path: Path = ()
+    address: tuple[int, ...] = ()  # positions and iterations on the way
+    round: int = 0  # of the innermost loop around it
+
+    def child(self, position: int) -> "Cursor":
+        """That place of a sequence."""
+        return Cursor((*self.path, position), (*self.address, position), self.round)
+
+    def iteration(self, number: int) -> "Cursor":
+        """The same node, in that iteration."""
+        return Cursor(self.path, (*self.address, number), number)
+
+    @property
+    def body(self) -> "Cursor":
+        """What a loop or a scope is around of."""
+        return Cursor((*self.path, 0), self.address, self.round)
+
+
+@final
+@dataclass
+class Frame:
+    """A node that the peer is inside of, and what it takes to come back to that place."""
+
+    at: int  # the position in a sequence, the iteration of a loop; the step at which a `Scope` was entered
+    times: int = 0  # of a loop
+    outer: PyTree = None  # the state around a `Scope`
+    rows: dict[str, int] = field(default_factory=dict)  # how long each record was when a `Scope` was entered
+
+
+@final
+@dataclass
+class Counts:
+    """What a peer has seen of its network."""
+
+    rounds: int = 0
+    floats: int = 0
+    bytes: int = 0  # of messages, for every link that they went over
+    late: int = 0
+    work: Work = field(default_factory=Work)  # once the program has ended
+    rejections: Rejections = field(default_factory=Rejections)
+
+
+class Row(NamedTuple):
+    """A record of a loop, and what had happened when it was made."""
+
+    value: Any
+    step: int
+    floats: int
+    passes: dict[Path, int]
+
+
+@final
+@dataclass
+class PeerState:
+    """Where a peer is, apart from its client's state and its running sums."""
+
+    step: int  # of network time
+    first: int = 0  # the step at which it began
+    closed: frozenset[int] = frozenset()  # who is out of the view
+    left: frozenset[int] = frozenset()  # who has left for good
+    own: float = 1.0  # the share that it keeps in the exchange it is in
+    leaving: bool = False  # for good: its mass is to go to others
+    heir: int | None = None  # who was given it
+    stage: Stage = Stage.RUNNING
+    frames: list[Frame] = field(default_factory=list)  # the nodes it is in
+    loops: list[tuple[str, int]] = field(default_factory=list)  # names and rounds of the loops it is in
+    passes: Counter[Path] = field(default_factory=Counter)  # how often bodies of loops of an agreed length have run
+    records: dict[str, list[Row]] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+
+    def begin(self, names: Iterable[str]) -> None:
+        """Forget what was recorded."""
+        self.records = {name: [] for name in names}
+
+    def record(self, name: str, value: PyTree) -> None:
+        """Keep a row."""
+        self.records[name].append(Row(value, self.step, self.counts.floats, dict(self.passes)))
+
+    def keep_rows(self, rows: Mapping[str, int]) -> None:
+        """Forget all but so many rows of each loop."""
+        for name, recorded in self.records.items():
+            del recorded[rows.get(name, 0) :]
+
+    @property
+    def clocks(self) -> dict[str, RowClock]:
+        """When the rows were made."""
+        return {name: self._clock(rows) for name, rows in self.records.items() if rows}
+
+    def _clock(self, rows: list[Row]) -> RowClock:
+        step, floats = (np.array(column, np.int64) for column in zip(*((r.step, r.floats) for r in rows), strict=True))
+        passes = {path: np.array([row.passes.get(path, 0) for row in rows], np.int64) for path in self.passes}
+        return RowClock(step, floats, passes, self.first)
+
+    @property
+    def view(self) -> int:
+        """The name of the membership on the wire."""
+        return zlib.crc32(repr(sorted(self.closed)).encode()) if self.closed else 0
+
+    @property
+    def clock(self) -> int:
+        """The step as others see it: every new view starts after all steps of the old."""
+        return (len(self.closed) << 32) + self.step

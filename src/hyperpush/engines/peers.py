@@ -1,0 +1,364 @@
+"""One party's client on a real network: an engine that hosts it alone, next to its own data."""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray, PyTree
+
+from hyperpush.checks import check_integer, check_positive
+from hyperpush.engines.base import Engine
+from hyperpush.engines.faults import Faults
+from hyperpush.engines.peer import SERVER, Checkpoint, Peer, check_conserved
+from hyperpush.engines.result import Progress, Record, RunResult
+from hyperpush.engines.transport.faulty import Faulty
+from hyperpush.engines.transport.zenoh.addresses import Address, check_name
+from hyperpush.errors import InvalidInput, unknown
+from hyperpush.networks import Network
+from hyperpush.programs import Average, Node, Recipe, Server, as_recipe, contains, profile
+from hyperpush.programs.recipe import is_number
+from hyperpush.runs.files import write_atomically
+
+if TYPE_CHECKING:
+    from hyperpush.engines.transport.zenoh.identity import Identity
+    from hyperpush.engines.transport.zenoh.transport import Zenoh
+    from hyperpush.task import Task
+
+Mode = Literal["synchronous", "asynchronous"]
+SECRET_BYTES = 32
+
+
+class Peers(Engine):
+    """Runs one party's client and talks to the processes of the others, over mutual TLS: nobody is in between.
+
+    Every party calls the same verb with the same method, network and key, on its own task:
+
+        engine = hp.Peers("hospital-3", addresses, authority="ca.pem", certificate="h3.pem", private_key="h3.key")
+        hp.solve(task.for_client("hospital-3", data), method, network, key=0, engine=engine)
+
+    Use it when data must stay where they are. To try a method out use `hp.Simulate`, and for the code path of peers
+    without a network `hp.Threads`. Parties are trusted for the values they send: nothing detects false ones.
+    `hyperpush peer` runs it from a TOML file, `hyperpush swarm` runs all parties on one machine.
+
+    Results have no client axis: `params` are this party's own. They chain: pass `trained.task` to the next verb. Calls
+    of different programs do not disturb each other. If the same call follows itself, give each a `session` of its own.
+
+    Args:
+        party: Who this party is: the name of its client, as in `task.for_client(name)`.
+        addresses: All parties in the order of their clients, each with its `host:port`. None: it listens to nobody and
+            dials all its neighbors, which is enough behind a NAT. Of two that listen the later one dials.
+        authority: The PEM file of the authority that signs certificates. None (as for the two below): no TLS, which is
+            allowed among loopback addresses only.
+        certificate: The PEM file of this party's certificate, whose common name is `party`.
+        private_key: The PEM file of the certificate's private key.
+        session: The name of the run, part of every message's key. Runs of different names do not hear each other.
+        mode: "synchronous": in step, so that results are the simulator's. "asynchronous": everybody at its own pace,
+            which survives losses and crashes, for programs that send only what is conserved (`SGP`, `TrackedHGP`).
+        patience: Seconds to wait for somebody before it is an error. Longer than a restart of a party takes.
+        close_after: Seconds after which, asynchronously, a party that has vanished is closed out.
+        longest_wait: Seconds to wait for one message at most, asynchronously. Deadlines adapt below it.
+        checkpoint: A file to continue from after a crash. None: a party that crashes cannot come back.
+        checkpoint_every: Exchanges between two checkpoints, at least 1. Asynchronously every exchange is saved.
+        keep_checkpoint: Whether the file stays when the run has ended, for a caller that still has to save the result.
+        secret: A file with 32 secret bytes, written if missing, that this party's own draws come from: mini-batches and
+            noise. None: they follow from `key=`, which all parties know. A private task requires it.
+        repeats: Whether the run may start anew when somebody is closed out. A private task requires False: what ε
+            pays for once cannot be sent again.
+        faults: Faults on top of the network, for trials in asynchronous mode. None: none.
+        fault_seed: Decides which messages they hit.
+        digest: 32 bytes that all parties compare before they start. None: made of the program's messages, loops and
+            numbers, the network and the key; functions are not compared.
+        on_start: Called with the running `PeerSession`, to watch it, to leave or to stop.
+
+    Raises:
+        InvalidInput: An option is out of range; the extra `peers` is not installed; or the task is another party's.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> engine = hp.Peers("alice", {"alice": "127.0.0.1:7800", "bob": None}, patience=30.0)
+        >>> engine.mode
+        'synchronous'
+    """
+
+    hosts_one: ClassVar[bool] = True
+
+    party: str = eqx.field(static=True)
+    addresses: Mapping[str, str | None] = eqx.field(static=True)
+    authority: str | Path | None = eqx.field(static=True, default=None)
+    certificate: str | Path | None = eqx.field(static=True, default=None)
+    private_key: str | Path | None = eqx.field(static=True, default=None)
+    session: str = eqx.field(static=True, default="run")
+    mode: Mode = eqx.field(static=True, default="synchronous")
+    patience: float = eqx.field(static=True, default=120.0)
+    close_after: float = eqx.field(static=True, default=30.0)
+    longest_wait: float = eqx.field(static=True, default=2.0)
+    checkpoint: str | Path | None = eqx.field(static=True, default=None)
+    checkpoint_every: int = eqx.field(static=True, default=1)
+    keep_checkpoint: bool = eqx.field(static=True, default=False)
+    secret: str | Path | None = eqx.field(static=True, default=None)
+    repeats: bool = eqx.field(static=True, default=True)
+    faults: Faults | None = None
+    fault_seed: int = eqx.field(static=True, default=0)
+    digest: bytes | None = eqx.field(static=True, default=None)
+    on_start: Callable[["PeerSession"], None] | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        check_name("Peers.session", self.session)
+        for name in self.addresses:
+            check_name("Peers.addresses", name)
+        if self.party not in self.addresses:
+            raise unknown("Peers.party", self.party, self.addresses)
+        for name, text in self.addresses.items():
+            if text is not None:
+                Address.parse(f"Peers.addresses.{name}", text)
+        if self.mode not in ("synchronous", "asynchronous"):
+            raise unknown("Peers.mode", self.mode, ("synchronous", "asynchronous"))
+        for field in ("patience", "close_after", "longest_wait"):
+            check_positive(f"Peers.{field}", getattr(self, field))
+        check_integer("Peers.checkpoint_every", self.checkpoint_every, minimum=1)
+        check_integer("Peers.fault_seed", self.fault_seed, minimum=0)
+        self.check_faults(self.faults)
+        if self.faults is not None and not self.asynchronous:
+            raise InvalidInput("Peers.faults", self.faults, "none, or mode='asynchronous', which survives them")
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether everybody goes at its own pace."""
+        return self.mode == "asynchronous"
+
+    @property
+    def lossy(self) -> Faults | None:
+        return Faults() if self.asynchronous else None
+
+    def check_task(self, task: "Task") -> None:
+        """Refuse a task of all clients or of another party, and a private one that would not be."""
+        if task.owner is None or task.names[task.owner] != self.party or task.names != tuple(self.addresses):
+            whose = "all clients'" if task.owner is None else f"{task.names[task.owner]}'s, of {', '.join(task.names)}"
+            parties = ", ".join(self.addresses)
+            allowed = f"task.for_client({self.party!r}, data) of a task with these parties as names: {parties}"
+            raise InvalidInput("task", whose, allowed)
+        if task.privacy is not None and self.secret is None:
+            allowed = "a file, for a private task: whoever knows the key can draw the noise again and take it off"
+            raise InvalidInput("Peers.secret", None, allowed)
+        if task.privacy is not None and self.repeats:
+            allowed = "False, for a private task: what ε pays for once cannot be sent again with other noise"
+            raise InvalidInput("Peers.repeats", True, allowed)
+
+    def connect(self, program: Node, network: Network) -> "Connection":
+        """Whom this party dials, and how; refuses what cannot run, before anything is written or sent."""
+        from hyperpush.engines.transport.zenoh.session import settings
+
+        if self.asynchronous:
+            check_conserved(program)
+        names = list(self.addresses)
+        client = names.index(self.party)
+        links = {
+            names[other]: self._dialed(names[other])
+            for other in neighbors(network, client, everyone=needs_server(program))
+        }
+        own = self.addresses[self.party]
+        made = Connection(client, links, None if own is None else Address.parse("", own), self._identity())
+        settings(self.session, self.party, made.listen, links, made.identity)
+        return made
+
+    def _dialed(self, other: str) -> Address | None:
+        """The address of a neighbor that this party dials: of two that listen, the later one dials."""
+        names, there, here = list(self.addresses), self.addresses[other], self.addresses[self.party]
+        if there is None and here is None:
+            allowed = f"host:port, or one for {self.party}: one of both must listen"
+            raise InvalidInput(f"Peers.addresses.{other}", None, allowed)
+        dials = there is not None and (here is None or names.index(other) < names.index(self.party))
+        return Address.parse(f"Peers.addresses.{other}", str(there)) if dials else None
+
+    def _identity(self) -> "Identity | None":
+        from hyperpush.engines.transport.zenoh.identity import Identity
+
+        given = {"authority": self.authority, "certificate": self.certificate, "private_key": self.private_key}
+        if all(path is None for path in given.values()):
+            return None
+        for field, path in given.items():
+            if path is None:
+                raise InvalidInput(f"Peers.{field}", None, "a PEM file, as others of the certificate are given")
+        return Identity(*(Path(str(path)) for path in given.values())).check(self.party)
+
+    def run(
+        self,
+        program: Node | Recipe,
+        network: Network,
+        states: PyTree,
+        data: PyTree,
+        key: PRNGKeyArray,
+        *,
+        step: int = 0,
+        record: Mapping[str, Record] | None = None,
+        every: int = 1,
+        progress: Progress | None = None,
+    ) -> RunResult:
+        """See `Engine.run`; states, data and results are this party's own, without a client axis."""
+        # Only here, and in `connect`: without the extra, all else of the library works.
+        from hyperpush.engines.transport.zenoh.transport import Zenoh
+
+        recipe = as_recipe(program)
+        states, data = jax.tree.map(jnp.asarray, (states, data))
+        connection, session, digest = self.connect(recipe.program(), network), self.session, self.digest
+        if digest is None:
+            structure, numbers = _described(recipe, network, states, data, key, step)
+            session = f"{session}-{_hash(structure, 4).hex()}"  # the next verb's messages are not this one's
+            digest = _hash([structure, numbers, self.mode, list(self.addresses), self.secret is not None], 32)
+        store = None if self.checkpoint is None else Checkpoint(Path(self.checkpoint), digest)
+        stored = None if store is None else store.load()
+        secret = None if self.secret is None else read_secret(Path(self.secret), digest)
+        before = {} if stored is None else stored[1]
+        transport = Zenoh(
+            session,
+            list(self.addresses),
+            *connection,
+            digest=digest,
+            mode=self.mode,
+            patience=self.patience,
+            close_after=self.close_after,
+            longest_wait=self.longest_wait,
+            durable=store is not None,
+            closed=before.get("closed", ()),
+            left=before.get("left", ()),
+        )
+        try:
+            lossy = transport
+            if self.faults is not None:
+                lossy = Faulty(transport, self.faults, self.fault_seed, connection.client)
+            peer = Peer(
+                connection.client,
+                network,
+                lossy,
+                key,
+                tolerant=self.asynchronous,
+                step=step,
+                store=store,
+                store_every=self.checkpoint_every,
+                secret=secret,
+                repeats=self.repeats,
+            )
+            running = PeerSession(transport, peer, before.get("step"))
+            if self.on_start is not None:
+                self.on_start(running)
+            transport.ready(running.resumed_at or 0, everyone=stored is None)
+            running.begun = True
+            result = peer.result(peer.run(program, states, data, record, every, running.watch(progress)))
+        finally:
+            transport.close()
+        if store is not None and not self.keep_checkpoint:
+            store.remove()
+        return result
+
+
+class Connection(NamedTuple):
+    """How a party reaches the others."""
+
+    client: int
+    links: Mapping[str, Address | None]  # its neighbors, with the address of each that it dials
+    listen: Address | None
+    identity: "Identity | None"
+
+
+@final
+@dataclass
+class PeerSession:
+    """A party's running client: to watch it, to have it leave, or to stop it."""
+
+    transport: "Zenoh"
+    peer: Peer
+    resumed_at: int | None  # the step of the checkpoint that it continues from
+    begun: bool = False  # whether all have said hello
+    leaves: bool = False  # whether it was asked to
+    loop: str = ""
+
+    def leave(self) -> None:
+        """Leave the run for good, as soon as its program allows it."""
+        self.leaves = True
+        self.peer.leave()
+
+    def stop(self, why: str) -> None:
+        """End the run with an error; with a checkpoint it can be started again."""
+        self.transport.stop(why)
+
+    def watch(self, progress: Progress | None) -> Progress:
+        """A progress that is noted here, too."""
+
+        def show(name: str, done: int, total: int) -> None:
+            self.loop = f"{name} {done}/{total}"
+            if progress is not None:
+                progress(name, done, total)
+
+        return show
+
+    def status(self) -> dict[str, Any]:
+        """Where the client is, and what it sees of the others."""
+        counts, links = self.peer.counts, self.transport.status()
+        return {
+            "round": counts.rounds,
+            "loop": self.loop,
+            "late": counts.late,
+            "rejected": counts.rejections.counts(),
+            "links": links,
+            "rejected_by_transport": self.transport.rejections.counts(),
+            "received_bytes": sum(link["received_bytes"] for link in links.values()),
+            "sent_bytes": sum(link["sent_bytes"] for link in links.values()),
+        }
+
+
+def needs_server(program: Node) -> bool:
+    """Whether somebody has to gather everybody's messages."""
+    return contains(
+        program, lambda node: isinstance(node, Server) or (isinstance(node, Average) and node.by == "exact")
+    )
+
+
+def neighbors(network: Network, client: int, everyone: bool = False) -> list[int]:
+    """Whom a client ever talks to or hears; with `everyone`, which a server needs, also the server or all."""
+    possible = network.possible()
+    linked = np.asarray((possible + possible.T).todense())[client] > 0
+    if everyone:
+        linked = linked | (np.arange(network.clients) == SERVER) | (client == SERVER)
+    linked[client] = False
+    return np.flatnonzero(linked).tolist()
+
+
+def read_secret(path: Path, digest: bytes) -> PRNGKeyArray:
+    """A random key of this party's own: of a secret in a file, so that it is the same after a restart, and of the run.
+
+    Another configuration draws other noise, though the secret is still there.
+    """
+    if not path.exists():
+        write_atomically(path, secrets.token_bytes(SECRET_BYTES), mode=0o600)
+    own = path.read_bytes()
+    if len(own) != SECRET_BYTES:
+        allowed = f"{SECRET_BYTES}, as it was written; remove it to start anew"
+        raise InvalidInput(str(path), f"{len(own)} bytes", allowed)
+    made = blake2b(digest, key=own, digest_size=8).digest()
+    return jax.random.wrap_key_data(jnp.frombuffer(made, jnp.uint32))
+
+
+def _described(
+    recipe: Recipe, network: Network, state: PyTree, data: PyTree, key: PRNGKeyArray, step: int
+) -> tuple[list[Any], list[Any]]:
+    """What a program sends and repeats, and the numbers that all parties must have the same."""
+    found = profile(recipe, state, data, network.clients)
+    sent = [(place.path, repr(place.message)) for place in found.sendings]
+    loops = [(path, loop.name, loop.at_most) for path, _, loop in found.loops]
+    numbers = [float(leaf) for leaf in jax.tree.leaves(recipe) if is_number(leaf)]
+    arrays = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(network) if eqx.is_array_like(leaf)]
+    shown = re.sub(" at 0x[0-9a-f]+", "", repr(network))  # where a function is differs from process to process
+    return [sent, loops, step], [numbers, shown, arrays, np.asarray(jax.random.key_data(key)).tolist()]
+
+
+def _hash(given: Any, size: int) -> bytes:
+    return blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=size).digest()

@@ -1,0 +1,328 @@
+"""The bytes of one message: a fixed header, the leaves of a pytree and a checksum.
+
+    header    64 bytes: magic, version, kind, view, node, step, sender, counter, weight, digest of the tree's structure
+    table     per leaf: dtype code (u8), number of axes (u8), axes (u64 each)
+    leaves    per leaf: its elements in C order
+    checksum  CRC32 of everything before it (u32); of more than 64 KiB, of the sums of its columns (see `checksum`)
+
+All numbers are little-endian; the leaves start at multiples of 8 bytes, so that they are read in place. The receiver
+knows what it waits for (`Template`): nothing that a message says about its own sizes is believed, only compared.
+"""
+
+import math
+import struct
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hyperpush.errors import HyperpushError, InvalidInput
+
+VERSION = 2
+
+_MAGIC = b"hpsh"
+_HEADER = struct.Struct("<4sHBxIIQI4xQd16s")
+_CHECKSUM_BYTES = 4
+_ALIGNMENT = 8
+_SHORT, _WIDTH = 1 << 16, 1021  # bytes; words in a row
+# A code is the place in this list: append, never reorder.
+_DTYPES = tuple(
+    np.dtype(dtype)
+    for dtype in (
+        *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
+        *(np.float16, jnp.bfloat16, np.float32, np.float64),
+    )
+)
+_CODES = {dtype.name: code for code, dtype in enumerate(_DTYPES)}
+_FIRST_FLOAT = _CODES["float16"]
+
+
+class Kind(IntEnum):
+    """What a message is for. It is a field of the header: no number that is sent has a second meaning."""
+
+    MESSAGE = 0  # of one round: it counts with its weight, in that round only
+    TOTAL = 1  # the running sum of a link
+    LAST_TOTAL = 2  # the same from a sender that puts nothing more on this link for now
+    TRANSFER = 3  # the same from a sender that has given away all that it held, and must be given nothing
+    SEEN = 4  # the receiver has taken in the total with this counter
+    DURABLE = 5  # the same, and it will not forget it
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the last total of a link, for now."""
+        return self in (Kind.LAST_TOTAL, Kind.TRANSFER)
+
+    @property
+    def acknowledges(self) -> bool:
+        """Whether it says what has become of a total."""
+        return self in (Kind.SEEN, Kind.DURABLE)
+
+
+class Reason(StrEnum):
+    """Why a message is refused, in the order in which it is checked."""
+
+    OVERSIZED = "oversized"
+    TOO_SHORT = "too-short"
+    BAD_MAGIC = "bad-magic"
+    WRONG_VERSION = "wrong-version"
+    WRONG_KIND = "wrong-kind"
+    BAD_CHECKSUM = "bad-checksum"
+    WRONG_SENDER = "wrong-sender"
+    WRONG_STRUCTURE = "wrong-structure"
+    WRONG_DTYPE = "wrong-dtype"
+    WRONG_SHAPE = "wrong-shape"
+    NOT_BOOLEAN = "not-boolean"
+    NOT_FINITE = "not-finite"
+    # The rest only a peer can tell, who knows the program and where in it it is.
+    WRONG_NODE = "wrong-node"
+    WRONG_VIEW = "wrong-view"
+    WRONG_WEIGHT = "wrong-weight"
+    # And these only a transport, before there is a message.
+    BAD_PART = "bad-part"
+    BAD_CONTROL = "bad-control"
+    OVERFLOW = "overflow"
+
+
+class Rejected(HyperpushError):
+    """A message that must not touch the state: to be counted and dropped."""
+
+    def __init__(self, reason: Reason, detail: str):
+        self.reason = reason
+        super().__init__(f"message rejected, {reason}: {detail}")
+
+
+_KINDS = frozenset(Kind)
+
+
+@final
+class Rejections:
+    """How many messages were refused, by reason: a `Reason`, or a word of the caller's own, such as "late"."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, reason: str) -> None:
+        with self._lock:
+            self._counts[str(reason)] += 1
+
+    def __getitem__(self, reason: str) -> int:
+        return self._counts[str(reason)]
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts().values())
+
+    def counts(self) -> dict[str, int]:
+        """A copy: reason to number, most frequent first."""
+        with self._lock:
+            return dict(self._counts.most_common())
+
+
+@final
+@dataclass(frozen=True)
+class Header:
+    """What a message says about itself.
+
+    It belongs to a `view` of the membership and a `node` of the program and was sent by `sender` at `step`. Running
+    sums add the `counter` of the link. A message of one round has the `weight` with which the receiver counts it.
+    """
+
+    view: int
+    node: int
+    step: int
+    sender: int
+    counter: int = 0
+    weight: float = 1.0
+    kind: Kind = Kind.MESSAGE
+
+    def __post_init__(self) -> None:
+        for name, bits in (("view", 32), ("node", 32), ("step", 64), ("sender", 32), ("counter", 64)):
+            value = getattr(self, name)
+            if not 0 <= value < 2**bits:
+                raise InvalidInput(f"header.{name}", value, f"an integer from 0 to 2^{bits} - 1")
+
+
+@final
+class Template:
+    """What a receiver expects: a tree like `example`, whose leaves are arrays, numbers or `jax.ShapeDtypeStruct`s.
+
+    Floats must be finite; `allow_infinite` lets ±inf through (the neutral element of a maximum), never NaN. The
+    structure is the sequence of key paths to the leaves: it does not depend on the process or on the version of JAX.
+    """
+
+    def __init__(self, example: Any, allow_infinite: bool = False):
+        leaves, self.treedef = jax.tree.flatten(example)
+        self.allow_infinite = allow_infinite
+        self.digest = _digest(self.treedef)
+        described = [_describe(leaf) for leaf in leaves]
+        self.entries = tuple(_entry(code, shape) for code, shape in described)
+        offset = _aligned(_HEADER.size + sum(map(len, self.entries)))
+        fields = []
+        for code, shape in described:
+            fields.append((code, shape, offset))
+            offset += _aligned(math.prod(shape) * _DTYPES[code].itemsize)
+        self.leaves: tuple[tuple[int, tuple[int, ...], int], ...] = tuple(fields)
+        self.size = offset + _CHECKSUM_BYTES
+        """The length of every valid message, in bytes."""
+
+
+def checksum(data: bytes | bytearray | memoryview) -> int:
+    """Tells damage, not malice: CRC32 of up to 64 KiB.
+
+    Longer data are laid out in rows of 1021 words of 64 bits; it is the CRC32 of the sums of the columns (mod 2⁶⁴) and
+    of what is left over. That takes a tenth of the time, and a changed word, or any change within a row, still shows;
+    the width is prime, so that parts of the usual sizes that change places do, too.
+    """
+    view = memoryview(data)
+    if len(view) <= _SHORT:
+        return zlib.crc32(view)
+    rows = len(view) // (_WIDTH * 8)
+    words = np.frombuffer(view, "<u8", rows * _WIDTH).reshape(rows, _WIDTH)
+    columns = np.add.reduce(words, axis=0, dtype=np.uint64).astype("<u8")
+    return zlib.crc32(view[rows * _WIDTH * 8 :], zlib.crc32(columns.data))
+
+
+def encode(header: Header, tree: Any) -> bytearray:
+    """The message that carries `tree`, a pytree of arrays or numbers."""
+    leaves, treedef = jax.tree.flatten(tree)
+    described = [_describe(leaf) for leaf in leaves]
+    table = b"".join(_entry(code, shape) for code, shape in described)
+    parts: list[Any] = [
+        _HEADER.pack(
+            *(_MAGIC, VERSION, header.kind, header.view, header.node, header.step),
+            *(header.sender, header.counter, header.weight, _digest(treedef)),
+        ),
+        table,
+        _padding(_HEADER.size + len(table)),
+    ]
+    for (code, _), leaf in zip(described, leaves, strict=True):
+        raw = _to_bytes(np.asarray(leaf, dtype=_DTYPES[code]))
+        parts += (raw, _padding(raw.nbytes))
+    data = bytearray().join((*parts, bytes(_CHECKSUM_BYTES)))
+    found = checksum(memoryview(data)[:-_CHECKSUM_BYTES])
+    data[-_CHECKSUM_BYTES:] = found.to_bytes(_CHECKSUM_BYTES, "little")
+    return data
+
+
+def peek(data: bytes | bytearray | memoryview) -> Header:
+    """The header alone, to choose the template for `decode`, which alone looks at the checksum."""
+    return _read_header(memoryview(data))[0]
+
+
+def decode(
+    data: bytes | bytearray | memoryview, template: Template, expect_sender: int | None = None
+) -> tuple[Header, Any]:
+    """The header and the pytree of a message, as read-only arrays on top of `data`; raises `Rejected` and nothing else.
+
+    `expect_sender` is who sent it according to the transport, which a sender cannot forge.
+    """
+    view = memoryview(data).toreadonly()
+    if len(view) > template.size:
+        raise Rejected(Reason.OVERSIZED, f"{len(view)} bytes, at most {template.size} expected")
+    header, digest = _sealed(view, expect_sender)
+    if digest != template.digest:
+        raise Rejected(Reason.WRONG_STRUCTURE, "another tree of leaves than expected")
+    _check_table(view, template.entries)
+    if len(view) < template.size:
+        raise Rejected(Reason.TOO_SHORT, f"{len(view)} bytes, {template.size} expected")
+    if not math.isfinite(header.weight):
+        raise Rejected(Reason.NOT_FINITE, f"weight {header.weight}")
+    leaves = [_read_leaf(view, index, template) for index in range(len(template.leaves))]
+    return header, jax.tree.unflatten(template.treedef, leaves)
+
+
+def sealed(data: bytes | bytearray | memoryview, expect_sender: int) -> Header:
+    """The header of a message that is whole and from whom it says, whatever it holds; raises `Rejected`."""
+    return _sealed(memoryview(data).toreadonly(), expect_sender)[0]
+
+
+def _sealed(view: memoryview, expect_sender: int | None) -> tuple[Header, bytes]:
+    header, digest = _read_header(view)
+    if checksum(view[:-_CHECKSUM_BYTES]) != int.from_bytes(view[-_CHECKSUM_BYTES:], "little"):
+        raise Rejected(Reason.BAD_CHECKSUM, "damaged on the way")
+    if expect_sender is not None and header.sender != expect_sender:
+        raise Rejected(Reason.WRONG_SENDER, f"{expect_sender} sent it and it names {header.sender}")
+    return header, digest
+
+
+def _read_header(view: memoryview) -> tuple[Header, bytes]:
+    if len(view) < _HEADER.size + _CHECKSUM_BYTES:
+        raise Rejected(Reason.TOO_SHORT, f"{len(view)} bytes do not hold a header and a checksum")
+    magic, version, kind, *fields, digest = _HEADER.unpack_from(view)
+    if magic != _MAGIC:
+        raise Rejected(Reason.BAD_MAGIC, f"it starts with {magic!r} instead of {_MAGIC!r}")
+    if version != VERSION:
+        raise Rejected(Reason.WRONG_VERSION, f"version {version}; this is version {VERSION}")
+    if kind not in _KINDS:
+        raise Rejected(Reason.WRONG_KIND, f"kind {kind}")
+    return Header(*fields, kind=Kind(kind)), digest
+
+
+def _check_table(view: memoryview, entries: Iterable[bytes]) -> None:
+    offset = _HEADER.size
+    for index, expected in enumerate(entries):
+        given = bytes(view[offset : min(offset + len(expected), len(view) - _CHECKSUM_BYTES)])
+        if given[:1] != expected[:1]:
+            if not given:
+                raise Rejected(Reason.TOO_SHORT, f"it ends before the description of leaf {index}")
+            raise Rejected(Reason.WRONG_DTYPE, f"leaf {index} is not {_DTYPES[expected[0]].name}")
+        if given != expected:
+            raise Rejected(Reason.WRONG_SHAPE, f"leaf {index} has another shape than expected")
+        offset += len(expected)
+
+
+def _read_leaf(view: memoryview, index: int, template: Template) -> np.ndarray:
+    code, shape, offset = template.leaves[index]
+    dtype = _DTYPES[code]
+    bits = np.frombuffer(view, f"<u{dtype.itemsize}", math.prod(shape), offset)
+    if dtype == np.bool_ and (bits > 1).any():
+        raise Rejected(Reason.NOT_BOOLEAN, f"leaf {index} holds bytes other than 0 and 1")
+    array = bits.astype(f"=u{dtype.itemsize}", copy=False).view(dtype).reshape(shape)
+    if code >= _FIRST_FLOAT:
+        bad = np.isnan(array).any() if template.allow_infinite else not np.isfinite(array).all()
+        if bad:
+            raise Rejected(Reason.NOT_FINITE, f"leaf {index} holds values that are not finite")
+    return array
+
+
+def _to_bytes(array: np.ndarray) -> np.ndarray:
+    # Through unsigned integers, because bfloat16 has no byte order of its own.
+    bits = np.ascontiguousarray(array).reshape(-1).view(f"=u{array.dtype.itemsize}")
+    return bits.astype(f"<u{array.dtype.itemsize}", copy=False).view(np.uint8)
+
+
+def _describe(leaf: Any) -> tuple[int, tuple[int, ...]]:
+    shaped = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
+    code = _CODES.get(shaped.dtype.name)
+    if code is None:
+        raise InvalidInput("message dtype", shaped.dtype.name, ", ".join(_CODES))
+    return code, tuple(shaped.shape)
+
+
+def _entry(code: int, shape: tuple[int, ...]) -> bytes:
+    return struct.pack(f"<BB{len(shape)}Q", code, len(shape), *shape)
+
+
+def _aligned(size: int) -> int:
+    return size + -size % _ALIGNMENT
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _ALIGNMENT)
+
+
+@lru_cache(maxsize=256)
+def _digest(treedef: Any) -> bytes:
+    # Key paths rather than the text of the treedef, which may print addresses and changes between versions of JAX.
+    paths, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(treedef, range(treedef.num_leaves)))
+    return blake2b("\n".join(jax.tree_util.keystr(path) for path, _ in paths).encode(), digest_size=16).digest()

@@ -1,0 +1,47 @@
+"""Names and addresses of peers, checked."""
+
+import re
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from hyperpush.errors import InvalidInput
+
+# Names become parts of key expressions, where /, *, $, ? and # mean something, and of file names.
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+
+
+def check_name(field: str, name: str) -> str:
+    """A name that can stand in certificates, keys and file names."""
+    if not NAME.fullmatch(name):
+        raise InvalidInput(field, name, "1 to 32 of a-z, 0-9, - and _, a letter or digit first")
+    return name
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    @staticmethod
+    def parse(field: str, text: str) -> "Address":
+        """The address that a text names; an error names the field."""
+        host, _, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or any(c in host for c in "/?#;= ") or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise InvalidInput(field, text, "host:port, such as 127.0.0.1:7800")
+        return Address(host, int(port))
+
+    @property
+    def loopback(self) -> bool:
+        """Whether it is of this machine alone."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def endpoint(self, secure: bool) -> str:
+        """What Zenoh calls it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tls' if secure else 'tcp'}/{host}:{self.port}"

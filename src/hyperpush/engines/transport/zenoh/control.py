@@ -1,0 +1,89 @@
+"""What peers say to each other besides the messages of their program: who is there, what is needed, and how fast.
+
+header    80 bytes: magic, topic, whether the sender leaves, step, incarnations of both ends, pace, time, digest
+closed    a bit for each peer that is closed out
+left      a bit for each peer that has left for good
+checksum  CRC32 of everything before it
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import final
+
+from hyperpush.engines.transport.wire import Reason, Rejected
+
+_HEADER = struct.Struct("<4sBBxxQQQQQ32s")
+_CHECKSUM = struct.Struct("<I")
+_MAGIC = b"hpc3"
+
+
+class Topic(IntEnum):
+    """Why a control message is sent."""
+
+    HELLO = 1  # I am here; I need your messages from `step` on
+    ACKNOWLEDGE = 2  # I need nothing before `step`
+    DONE = 3  # I am done and need nothing more
+    MEMBERS = 4  # somebody is closed out, leaves or has left
+    ASK = 5  # how far are you, and how long does a round take you?
+    ANSWER = 6  # I am at `step`, and a round takes me `pace`
+
+
+class Departure(IntEnum):
+    """Whether the sender stays."""
+
+    NO = 0
+    LEAVING = 1  # for good: send me your last totals
+    LEFT = 2  # all that I held is in other hands
+
+
+@final
+@dataclass(frozen=True)
+class ControlMessage:
+    """One of them."""
+
+    topic: Topic
+    departure: Departure
+    step: int  # see `Topic`
+    incarnation: int  # of the sender
+    known: int  # the incarnation of the receiver, as the sender knows it
+    digest: bytes  # of the sender's configuration
+    closed: frozenset[int]
+    left: frozenset[int]
+    pace: int = 0  # microseconds of a round; 0: it has not begun, and `step` of a question or answer says nothing
+    sent: int = 0  # when a question was sent, by the clock of who asked
+
+    def pack(self, clients: int) -> bytes:
+        """Its bytes, in a run of so many clients."""
+        numbers = self.topic, self.departure, self.step, self.incarnation, self.known, self.pace, self.sent
+        head = _HEADER.pack(_MAGIC, *numbers, bytes(self.digest))
+        data = head + _mask(self.closed, clients) + _mask(self.left, clients)
+        return data + _CHECKSUM.pack(zlib.crc32(data))
+
+
+def unpack(data: bytes, clients: int) -> ControlMessage:
+    """The message that some bytes are; raises `Rejected`."""
+    mask = -(-clients // 8)
+    if len(data) != _HEADER.size + 2 * mask + _CHECKSUM.size:
+        raise Rejected(Reason.BAD_CONTROL, f"{len(data)} bytes")
+    body = data[: -_CHECKSUM.size]
+    magic, topic, departure, step, incarnation, known, pace, sent, digest = _HEADER.unpack_from(body)
+    if magic != _MAGIC or topic not in tuple(Topic) or departure not in tuple(Departure) or any(body[6:8]):
+        raise Rejected(Reason.BAD_CONTROL, f"it starts with {body[:8]!r}")
+    if data[-_CHECKSUM.size :] != _CHECKSUM.pack(zlib.crc32(body)):
+        raise Rejected(Reason.BAD_CONTROL, "damaged on the way")
+    closed, left = (_members(each, clients) for each in (body[_HEADER.size : -mask], body[-mask:]))
+    about = Topic(topic), Departure(departure), step, incarnation, known, digest, closed, left
+    return ControlMessage(*about, pace, sent)
+
+
+def _mask(members: frozenset[int], clients: int) -> bytes:
+    return sum(1 << each for each in members).to_bytes(-(-clients // 8), "little")
+
+
+def _members(mask: bytes, clients: int) -> frozenset[int]:
+    bits = int.from_bytes(mask, "little")
+    if bits >> clients:
+        raise Rejected(Reason.BAD_CONTROL, "it names peers that do not exist")
+    return frozenset(each for each in range(clients) if bits >> each & 1)

@@ -1,0 +1,60 @@
+"""A long payload in parts, each a message of its own, and together again.
+
+Every part says the same of the whole: its number, step and length; and its own place. Parts have one size, so nothing
+else needs to be believed. What is put together is bounded, in bytes and in open payloads, for each sender.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import final
+
+from hyperpush.engines.transport.wire import Reason, Rejected
+
+PART_BYTES = 4 << 20  # of one message of Zenoh: longer payloads come in parts
+OPEN = 4  # payloads of one sender that may be incomplete at a time
+
+_HEADER = struct.Struct("<4sIQQQ")
+_MAGIC = b"hpt1"
+
+
+def split(number: int, step: int, payload: bytes | bytearray) -> Iterator[tuple[bytes, memoryview]]:
+    """(header, part) of each part of payload `number`."""
+    view = memoryview(payload)
+    for place, start in enumerate(range(0, max(len(view), 1), PART_BYTES)):
+        yield _HEADER.pack(_MAGIC, place, number, step, len(view)), view[start : start + PART_BYTES]
+
+
+@final
+class Assembly:
+    """The parts of one sender; payloads longer than `limit` bytes are refused."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self._open: dict[int, tuple[int, int, dict[int, bytes]]] = {}  # number: step, length, parts by place
+
+    def add(self, header: bytes, part: bytes) -> tuple[int, bytes] | None:
+        """(step, payload) if this part was the last one missing; raises `Rejected` for what does not fit."""
+        if len(header) != _HEADER.size:
+            raise Rejected(Reason.BAD_PART, f"a header of {len(header)} bytes")
+        magic, place, number, step, length = _HEADER.unpack(header)
+        if magic != _MAGIC:
+            raise Rejected(Reason.BAD_PART, f"it starts with {magic!r}")
+        if length > self.limit:
+            raise Rejected(Reason.OVERSIZED, f"{length} bytes, at most {self.limit} expected")
+        start = place * PART_BYTES
+        if start > max(length - 1, 0) or len(part) != min(PART_BYTES, length - start):
+            raise Rejected(Reason.BAD_PART, f"part {place} of {len(part)} bytes, of a payload of {length}")
+        if length <= PART_BYTES:
+            return step, part
+        if number in self._open and self._open[number][:2] != (step, length):
+            del self._open[number]  # the sender was killed between its parts, and counts from 0 again
+        if number not in self._open:
+            while len(self._open) >= OPEN:  # the oldest will not be completed any more
+                del self._open[next(iter(self._open))]
+            self._open[number] = step, length, {}
+        parts = self._open[number][2]
+        parts[place] = part
+        if len(parts) * PART_BYTES < length:
+            return None
+        del self._open[number]
+        return step, b"".join(parts[place] for place in sorted(parts))

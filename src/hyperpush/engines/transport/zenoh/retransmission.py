@@ -1,0 +1,65 @@
+"""One link's messages: sent ones until they are acknowledged, received ones until their step comes.
+
+In step with each other, peers keep what they sent until the receiver says that it needs nothing before some step, and
+send it again to a receiver that comes back. At their own pace they keep nothing: totals make up for what is lost.
+"""
+
+from collections import deque
+from typing import final
+
+from hyperpush.engines.transport.wire import Reason, Rejected
+from hyperpush.engines.transport.zenoh.parts import Assembly
+
+HELD = 1 << 30  # bytes of payloads of one sender that may wait for their step
+
+Payload = bytes | bytearray
+
+
+@final
+class Link:
+    """What was sent to one neighbor, and what has come from it.
+
+    Args:
+        limit: Bytes of the longest payload.
+        in_step: Whether messages count in their own step only, and are sent again to a neighbor that comes back.
+    """
+
+    def __init__(self, limit: int, in_step: bool):
+        self.in_step = in_step
+        self.assembly = Assembly(limit)
+        self.mail: list[tuple[int, Payload]] = []
+        self.kept: deque[tuple[int, Payload]] = deque()  # sent, and perhaps to be sent again
+
+    def keep(self, step: int, payload: Payload) -> None:
+        """Keep what is sent, if it may have to be sent again."""
+        if self.in_step:
+            self.kept.append((step, payload))
+
+    def forget(self, step: int) -> None:
+        """Nothing before `step` will have to be sent again."""
+        while self.kept and self.kept[0][0] < step:
+            self.kept.popleft()
+
+    def add(self, header: bytes, part: bytes, needed: int) -> int | None:
+        """Take a part; the step of the payload that it completes. What was sent again and is known is dropped."""
+        complete = self.assembly.add(header, part)
+        if complete is None:
+            return None
+        step, payload = complete
+        if self.in_step and (step < needed or complete in self.mail):
+            return None
+        waiting = sum(len(each) for _, each in self.mail)
+        if waiting + len(payload) > HELD:
+            raise Rejected(Reason.OVERFLOW, f"{waiting} bytes wait for their step")
+        self.mail.append(complete)
+        return step
+
+    def has(self, step: int) -> bool:
+        """Whether a message of that step has come."""
+        return any(at == step for at, _ in self.mail)
+
+    def take(self, step: int) -> list[Payload]:
+        """What is due by `step`, in the order of steps; in step with each other, only what is of it."""
+        due = sorted((mail for mail in self.mail if mail[0] <= step), key=lambda mail: mail[0])
+        self.mail = [mail for mail in self.mail if mail[0] > step]
+        return [payload for at, payload in due if at == step or not self.in_step]

@@ -1,0 +1,487 @@
+"""A `Transport` on Eclipse Zenoh: sessions, threads and waits.
+
+Messages go out reliably and wait where a link is congested (Zenoh's DROP would lose every long message on a slow link),
+in parts of one size. Who sent one is the name in its key, which access control compares with the certificate.
+
+On a second channel (`control`) peers say hello (who they are in this run, which configuration they hold, from which
+step on they need messages), acknowledge what they need no more, announce that they are done, and who is closed out or
+has left. Liveliness tells who is there. On a third (`pace`), asynchronously, they ask each other how fast they are;
+that never waits for a congested link.
+"""
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import count
+from typing import Any, Literal, final
+
+from hyperpush.checks import require
+from hyperpush.engines.transport.memory import LAST
+from hyperpush.engines.transport.wire import Reason, Rejected, Rejections
+from hyperpush.engines.transport.zenoh.addresses import Address
+from hyperpush.engines.transport.zenoh.control import ControlMessage, Topic, unpack
+from hyperpush.engines.transport.zenoh.deadlines import Deadline, Rounds, microseconds
+from hyperpush.engines.transport.zenoh.identity import Identity
+from hyperpush.engines.transport.zenoh.membership import Membership, Neighbor
+from hyperpush.engines.transport.zenoh.parts import split
+from hyperpush.engines.transport.zenoh.retransmission import Link
+from hyperpush.engines.transport.zenoh.session import CHANNELS, alive_key, message_key, open_session, settings
+from hyperpush.errors import HyperpushError, InvalidInput, unknown
+
+zenoh = require("zenoh", "peers")
+
+Mode = Literal["synchronous", "asynchronous"]
+
+LIMIT = 256 << 20  # bytes of the longest payload, unless told otherwise
+ACKNOWLEDGE = 8  # steps between acknowledgments
+OVERTAKES = 10.0  # seconds by which the news that somebody is done may come before its last message
+ASK_EVERY, ASK_BEHIND = 0.1, 0.02  # seconds between questions for a neighbor's pace; while it is waited for
+_AGAIN = "again"  # a task like the topics of control messages: send what is kept again
+
+
+@final
+class Zenoh:
+    """One peer's access to the network.
+
+    Synchronous: `collect` waits `patience` seconds for everybody expected, then it is an error. What was sent is kept
+    until acknowledged, and sent again to a peer that comes back. A step may be collected again, for those whose message
+    turned out not to fit. Asynchronous: it waits as long as a neighbor needs for a round and a message for the way, and
+    not for those that are gone. Whoever is more than LEAD rounds ahead of a neighbor waits for it, `longest_wait`
+    seconds a round at most. Who is gone for `close_after` seconds is closed out.
+
+    Args:
+        run: The name of the run: part of every message's key.
+        names: The peers of the run in the order of their clients.
+        client: Which of them this one is.
+        links: Those that it ever talks to, with the address of each that is to be dialed.
+        listen: The address that it listens on; None: nobody dials it.
+        identity: Its certificate; None: no TLS, and loopback addresses only.
+        digest: Stands for the configuration: peers that hold another are refused.
+        mode: Whether peers go in step.
+        patience: Seconds after which a wait is an error.
+        close_after: Seconds after which, asynchronously, a peer that is gone is closed out.
+        longest_wait: Seconds that one waits for a neighbor's message at most, asynchronously.
+        durable: Whether the caller calls `acknowledge` itself, as it may be restarted from what it has stored.
+        closed: Those who were closed out before.
+        left: Those who had left before.
+        limit: Bytes of the longest payload, which is refused by who would send it and by who gets it.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        names: Sequence[str],
+        client: int,
+        links: Mapping[str, Address | None],
+        listen: Address | None = None,
+        identity: Identity | None = None,
+        *,
+        digest: bytes = bytes(32),
+        mode: Mode = "synchronous",
+        patience: float = 60.0,
+        close_after: float = 10.0,
+        longest_wait: float = 2.0,
+        durable: bool = False,
+        closed: Collection[int] = (),
+        left: Collection[int] = (),
+        limit: int = LIMIT,
+    ):
+        if mode not in ("synchronous", "asynchronous"):
+            raise unknown("mode", mode, ("synchronous", "asynchronous"))
+        if not 0 <= client < len(names):
+            raise InvalidInput("client", client, f"a client from 0 to {len(names) - 1}")
+        for name in links:
+            if name not in names or name == names[client]:
+                raise unknown("links", name, set(names) - {names[client]})
+        for option, value in (("patience", patience), ("close_after", close_after), ("longest_wait", longest_wait)):
+            if not value > 0:
+                raise InvalidInput(option, value, "a positive number of seconds")
+        self.run, self.names, self.client = run, tuple(names), client
+        self.patience, self.durable, self.limit = patience, durable, limit
+        self.asynchronous = mode == "asynchronous"
+        self.rejections, self.sent_messages = Rejections(), 0
+        places = [self.names.index(name) for name in links]
+        self.neighbors = {place: Neighbor(names[place], Deadline(most=longest_wait)) for place in places}
+        self.links = {place: Link(limit, not self.asynchronous) for place in places}
+        self._changed = threading.Condition()
+        self._numbers = count()
+        self._collecting = -1, 0.0  # a step, and since when it is waited for
+        self._rounds = Rounds()
+        self._open = True
+        self._tasks: queue.SimpleQueue[tuple[Topic | str, int, int] | None] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[tuple[int, int | None] | None] = queue.SimpleQueue()
+        self.members = Membership(
+            self.names,
+            client,
+            self.neighbors,
+            digest=digest,
+            asynchronous=self.asynchronous,
+            close_after=close_after,
+            closed=closed,
+            left=left,
+            tell=lambda topic, place: self._tasks.put((topic, place, self.members.needed)),
+            forget=lambda place, step: self.links[place].forget(step),
+            send_again=lambda place: self._tasks.put((_AGAIN, place, 0)),
+        )
+        self._session = open_session(settings(run, names[client], listen, links, identity))
+        self._publishers: dict[tuple[int, str], Any] = {}
+        self._held: list[Any] = []  # Zenoh forgets what nobody holds
+        self._workers = [
+            threading.Thread(target=work, name=f"{names[client]} {channel}", daemon=True)
+            for channel, work in (("control", self._work), ("pace", self._tell_paces))
+        ]
+        try:
+            self._declare()
+        except BaseException:
+            self._session.close()
+            raise
+        for worker in self._workers:
+            worker.start()
+
+    def _declare(self) -> None:
+        me = self.names[self.client]
+        takes = {"data": self._on_data, "control": self._on_control, "pace": self._on_pace}
+        for place, other in self.neighbors.items():
+            for channel in CHANNELS if self.asynchronous else ("data", "control"):
+                full = zenoh.CongestionControl.DROP if channel == "pace" else zenoh.CongestionControl.BLOCK
+                self._publishers[place, channel] = self._session.declare_publisher(
+                    message_key(self.run, me, other.name, channel),
+                    congestion_control=full,
+                    reliability=zenoh.Reliability.RELIABLE,
+                    express=channel != "data",
+                )
+                key, take = message_key(self.run, other.name, me, channel), self._guard(takes[channel], place)
+                self._held.append(self._session.declare_subscriber(key, take))
+            watch = self._session.liveliness().declare_subscriber(
+                alive_key(self.run, other.name), lambda sample, place=place: self._on_life(place, sample), history=True
+            )
+            self._held.append(watch)
+        self._held.append(self._session.info.declare_link_events_listener(self._on_link, history=True))
+        # Last: who sees the token knows that the subscribers are there.
+        self._held.append(self._session.liveliness().declare_token(alive_key(self.run, me)))
+
+    # -------------------------------------------------------------- transport
+
+    def send(self, to: int, step: int, payload: bytes | bytearray) -> None:
+        """See `Transport.send`."""
+        self._check_neighbor("to", to)
+        if len(payload) > self.limit:
+            allowed = f"at most {self.limit} bytes: smaller messages, or a larger `limit` of every peer's transport"
+            raise InvalidInput("message", f"{len(payload)} bytes", allowed)
+        with self._changed:
+            self._check()
+            self.links[to].keep(step, payload)
+        self._put(to, step, payload)
+        self.sent_messages += 1
+
+    def collect(self, step: int, expected: Collection[int]) -> list[tuple[int, bytes | bytearray]]:
+        """See `Transport.collect`."""
+        for sender in expected:
+            self._check_neighbor("expected", sender)
+        with self._changed:
+            if self.asynchronous:
+                self._wait_at_own_pace(step, expected)
+            else:
+                self._wait_in_step(step, expected)
+            found = [(sender, payload) for sender in sorted(self.links) for payload in self.links[sender].take(step)]
+            self.members.needed = max(self.members.needed, step)
+            self._rounds.begins()
+        if not self.asynchronous and not self.durable and step % ACKNOWLEDGE == 0:
+            self.acknowledge(step)
+        return found
+
+    def _wait_in_step(self, step: int, expected: Collection[int]) -> None:
+        """Wait until everybody's message is there; too long is an error."""
+        if self._collecting[0] != step:  # patience does not begin anew with what did not fit
+            self._collecting = step, time.monotonic()
+        while True:
+            self._check()
+            waiting = [self.neighbors[sender] for sender in expected if not self.links[sender].has(step)]
+            if not waiting:
+                return
+            left = self._collecting[1] + self.patience - time.monotonic()
+            self._complain(step, waiting, left <= 0)
+            self._changed.wait(min(left, 1.0))
+
+    def _wait_at_own_pace(self, step: int, expected: Collection[int]) -> None:
+        """Wait for each message until its deadline, and for who is far behind as long as is allowed."""
+        start = time.monotonic()
+        if step < LAST:
+            self._rounds.ends(step)
+            self._ask(self.neighbors, ASK_EVERY)
+        while True:
+            self._check()
+            self.members.close_out()
+            now = time.monotonic()
+            until = {sender: start + self.neighbors[sender].deadline.seconds for sender in expected}
+            until = {s: end for s, end in until.items() if end > now and not self._is_settled(s, step)}
+            unheard = {sender for sender in until if not self.neighbors[sender].deadline.known}
+            for place in self.members.behind(step) if expected else ():
+                if (end := start + self.neighbors[place].deadline.most) > now:
+                    until[place] = end
+                    unheard.add(place)
+            if not until:
+                return
+            self._ask(unheard, ASK_BEHIND)  # their messages may be lost
+            end = min(max(until.values()), now + ASK_BEHIND) if unheard else max(until.values())
+            self._changed.wait(min(end - now, 1.0))
+
+    def _is_settled(self, sender: int, step: int) -> bool:
+        """Whether a message is there, or will not come."""
+        return self.links[sender].has(step) or self.members.is_hopeless(sender)
+
+    def _ask(self, places: Collection[int], every: float) -> None:
+        """Ask those who take part for their pace, if that was some time ago."""
+        now = time.monotonic()
+        for place in places:
+            other = self.neighbors[place]
+            if self.members.takes_part(place) and other.agreed and other.deadline.due(every, now):
+                self._questions.put((place, None))
+
+    def acknowledge(self, step: int) -> None:
+        """Tell the neighbors that nothing before `step` will be needed again, even after a restart."""
+        for place in self.neighbors:
+            self._tasks.put((Topic.ACKNOWLEDGE, place, step))
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        with self._changed:
+            if not self._open:
+                return
+            self._open = False
+            self._changed.notify_all()
+        self._tasks.put(None)
+        self._questions.put(None)
+        for worker in self._workers:
+            worker.join(10)
+        self._held.clear()
+        self._session.close()
+
+    # ---------------------------------------------------------------- members
+
+    def ready(self, step: int = 0, everyone: bool = True) -> None:
+        """Say hello and wait for the neighbors' hellos: for `patience` seconds, or with `everyone=False`, a moment."""
+        with self._changed:
+            self.members.needed = step
+            for place in self.neighbors:
+                self._tasks.put((Topic.HELLO, place, step))
+            until = time.monotonic() + (self.patience if everyone else min(self.patience, 2.0))
+            while missing := self.members.absent():
+                self._check()
+                left = until - time.monotonic()
+                if left <= 0 and everyone:
+                    raise HyperpushError(f"{self._me}: no hello within {self.patience:g} s from {', '.join(missing)}")
+                if left <= 0:
+                    self.members.excuse_absent()
+                    break
+                self._changed.wait(min(left, 1.0))
+            self._check()
+            self._rounds.begins()
+
+    @property
+    def closed(self) -> frozenset[int]:
+        """See `Members.closed`."""
+        return self.members.closed
+
+    @property
+    def left(self) -> frozenset[int]:
+        """See `Members.left`."""
+        return self.members.left
+
+    @property
+    def leaving(self) -> frozenset[int]:
+        """See `Members.leaving`."""
+        return self.members.leaving
+
+    @property
+    def settled(self) -> frozenset[int]:
+        """See `Members.settled`."""
+        return frozenset(place for place, other in self.neighbors.items() if other.done)
+
+    def done(self, finished: bool = True, again: bool = False, view: frozenset[int] = frozenset()) -> None:
+        """See `Members.done`; with `finished=False`, this peer needs something again, as the view has changed."""
+        with self._changed:
+            self.members.finish(finished, again, view)
+
+    def everyone_done(self) -> bool:
+        """Whether all neighbors that are not closed out have said that they are done."""
+        return not self._now(lambda: self.members.unfinished)
+
+    def leave(self, left: bool) -> None:
+        """See `Members.leave`."""
+        with self._changed:
+            self.members.leave(left)
+
+    def stop(self, why: str) -> None:
+        """Give up: whoever waits here, or sends, gets an error that says why. Nothing is told to the others."""
+        with self._changed:
+            self.members.failure = self.members.failure or why
+            self._changed.notify_all()
+
+    def present(self, clients: list[int]) -> list[int]:
+        """See `Members.present`."""
+        return self._now(lambda: self.members.present(clients))
+
+    def missing(self) -> bool:
+        """See `Members.missing`."""
+        found = self._now(self.members.missing)
+        if found:  # what is waited for somebody is not part of a round
+            self._rounds.interrupted()
+        return found
+
+    def _now(self, look: Callable[[], Any]) -> Any:
+        """What is so once those who are gone for too long are closed out."""
+        with self._changed:
+            self._check()
+            self.members.close_out()
+            return look()
+
+    def finish(self) -> None:
+        """Be done, and wait until everybody is: until then a neighbor may come back and need what was sent to it."""
+        self.done()
+        until = time.monotonic() + self.patience
+        while late := self._now(lambda: self.members.unfinished):
+            with self._changed:
+                if time.monotonic() > until:
+                    raise HyperpushError(f"{self._me}: done, but not within {self.patience:g} s: {', '.join(late)}")
+                self._changed.wait(0.2)
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """What is known of each neighbor, by name."""
+        now = time.monotonic()
+        with self._changed:
+            return {
+                other.name: {
+                    "alive": other.alive,
+                    "closed": place in self.closed,
+                    "step": other.step,
+                    "last_seen": round(now - other.last_seen, 3) if other.last_seen > -math.inf else None,
+                    "received_bytes": other.received_bytes,
+                    "sent_bytes": other.sent_bytes,
+                }
+                | ({"deadline": round(other.deadline.seconds, 4)} if self.asynchronous else {})
+                for place, other in self.neighbors.items()
+            }
+
+    # --------------------------------------------------------------- incoming
+
+    def _guard(self, take: Callable[[int, bytes, bytes], None], place: int) -> Callable[[Any], None]:
+        """A callback of Zenoh: whatever comes in, nothing but a count may come of it if it does not fit."""
+
+        def guarded(sample: Any) -> None:
+            attached = sample.attachment
+            try:
+                with self._changed:
+                    take(place, b"" if attached is None else attached.to_bytes(), sample.payload.to_bytes())
+                    self._changed.notify_all()
+            except Rejected as rejected:
+                self.rejections.add(rejected.reason)
+
+        return guarded
+
+    def _on_data(self, place: int, header: bytes, part: bytes) -> None:
+        other = self.neighbors[place]
+        other.received_bytes += len(part)
+        other.last_seen = time.monotonic()
+        step = self.links[place].add(header, part, self.members.needed)
+        if step is not None:
+            other.step = max(other.step, step)
+
+    def _on_control(self, place: int, header: bytes, payload: bytes) -> None:
+        said = self._unpack(header, payload)
+        if said.topic in (Topic.ASK, Topic.ANSWER):
+            raise Rejected(Reason.BAD_CONTROL, "it is about a pace")
+        self.members.hear(place, said)
+
+    def _on_pace(self, place: int, header: bytes, payload: bytes) -> None:
+        said = self._unpack(header, payload)
+        if said.topic not in (Topic.ASK, Topic.ANSWER) or said.digest != self.members.digest:
+            raise Rejected(Reason.BAD_CONTROL, "it is not about a pace of this run")
+        if self.members.hear_pace(place, said):
+            self._questions.put((place, said.sent))
+
+    def _unpack(self, header: bytes, payload: bytes) -> ControlMessage:
+        if header:
+            raise Rejected(Reason.BAD_CONTROL, "it has an attachment")
+        return unpack(payload, len(self.names))
+
+    def _on_life(self, place: int, sample: Any) -> None:
+        with self._changed:
+            self.members.hear_life(place, sample.kind == zenoh.SampleKind.PUT)
+            self._changed.notify_all()
+
+    def _on_link(self, event: Any) -> None:
+        """Count links whose certificate names nobody that we know: access control lets nothing through them."""
+        name = event.link.auth_identifier
+        if event.kind == zenoh.SampleKind.PUT and name is not None and name not in self.names:
+            self.rejections.add("stranger")
+
+    # ----------------------------------------------------------------- errors
+
+    def _complain(self, step: int, waiting: Sequence[Neighbor], late: bool) -> None:
+        before = time.monotonic() - min(OVERTAKES, self.patience)
+        left = [other.name for other in waiting if other.done and other.done_since < before]
+        if left:
+            raise HyperpushError(f"{self._me}, step {step}: done before sending: {', '.join(left)}")
+        if late:
+            names = ", ".join(o.name if o.alive else f"{o.name} (gone)" for o in waiting)
+            raise HyperpushError(f"{self._me}, step {step}: no message within {self.patience:g} s from {names}")
+
+    def _check(self) -> None:
+        if self.members.failure is not None:
+            raise HyperpushError(f"{self._me}: {self.members.failure}")
+        if not self._open:
+            raise HyperpushError(f"{self._me}: its transport is closed")
+
+    @property
+    def _me(self) -> str:
+        return f"peer {self.names[self.client]}"
+
+    def _check_neighbor(self, field: str, place: int) -> None:
+        if place not in self.neighbors:
+            raise InvalidInput(field, place, f"one of the neighbors {sorted(self.neighbors)}")
+
+    # --------------------------------------------------------------- outgoing
+
+    def _work(self) -> None:
+        """Send control messages, and messages again: callbacks of Zenoh must not wait for a congested link."""
+        while (task := self._tasks.get()) is not None:
+            topic, place, step = task
+            with self._changed:
+                kept = list(self.links[place].kept)
+                if topic == Topic.DONE and not self.members.says_done:
+                    continue  # it was true of another view
+                said = self.members.message(topic, place, step) if isinstance(topic, Topic) else None
+            if said is not None:
+                self._deliver(place, "control", said.pack(len(self.names)), None)
+                continue
+            for at, payload in kept:
+                self._put(place, at, payload)
+
+    def _tell_paces(self) -> None:
+        """Send questions for a pace, and answers to them."""
+        while (task := self._questions.get()) is not None:
+            place, asked = task
+            with self._changed:
+                if asked is not None:
+                    self.neighbors[place].answering = False
+                step, typical = self._rounds.step, self._rounds.typical.seconds
+                pace = 0 if typical is None or step < 0 else math.ceil(typical * 1e6)
+                topic, sent = (Topic.ASK, microseconds()) if asked is None else (Topic.ANSWER, asked)
+                said = self.members.message(topic, place, max(step, 0), pace, sent)
+            self._deliver(place, "pace", said.pack(len(self.names)), None)
+
+    def _put(self, to: int, step: int, payload: bytes | bytearray) -> None:
+        for header, part in split(next(self._numbers), step, payload):
+            self._deliver(to, "data", bytes(part), header)
+        self.neighbors[to].sent_bytes += len(payload)
+
+    def _deliver(self, to: int, channel: str, payload: bytes, attachment: bytes | None) -> None:
+        try:
+            self._publishers[to, channel].put(payload, attachment=attachment)
+        except zenoh.ZError:  # the session closes; `_check` says why
+            with self._changed:
+                if self._open:
+                    self.members.failure = self.members.failure or f"cannot send to {self.names[to]}"

@@ -1,0 +1,416 @@
+"""`hyperpush peer` and `hyperpush swarm`: whole runs, and what is refused before they start."""
+
+import errno
+import json
+import os
+
+import jax
+import numpy as np
+import pytest
+from deploy.deployed import deployed
+from safetensors.numpy import load_file
+
+import hyperpush as hp
+from hyperpush import spec
+from hyperpush.cli.app import main
+from hyperpush.deploy.data import read_own_data
+from hyperpush.deploy.options import digest, read
+from hyperpush.deploy.party import own_sentence, run_peer
+from hyperpush.deploy.swarm import rows, schedule, swarm
+from hyperpush.engines.peer.checkpoint import Checkpoint
+from hyperpush.engines.peers import read_secret
+from hyperpush.engines.transport.zenoh.addresses import Address
+from hyperpush.errors import HyperpushError, InvalidInput
+from hyperpush.privacy.accountant import composed
+from hyperpush.programs import Local
+
+
+def solving(estimator="HGP", steps=2):
+    """A spec of 12 inner steps, 4 steps of the estimator and two outer steps."""
+    return {
+        "task": {"name": "logistic", "seed": 0, "log_rates": True},
+        "network": {"name": "random-directed"},
+        "method": {
+            "name": "PDBO",
+            "steps": steps,
+            "inner": {"name": "SGP", "steps": 12, "step_size": 0.5},
+            "hypergradient": {"name": estimator, "steps": 4, "pushes": 2, "step_size": 0.5},
+            "outer": {"name": "adam", "learning_rate": 0.1},
+        },
+    }
+
+
+def compare(config, base, found):
+    truth, names = spec.read(config.spec.sentence()).run(), list(found["peers"])
+    assert isinstance(truth, hp.Solution)
+    models = {
+        file: np.stack([load_file(base / name / f"{file}.safetensors")[""] for name in names])
+        for file in ("params", "hypers")
+    }
+    assert np.abs(truth.hypers - np.log(0.01)).max() > 0.1  # two steps of Adam
+    np.testing.assert_allclose(models["params"], truth.params, atol=1e-5)
+    np.testing.assert_allclose(models["hypers"], truth.hypers, atol=1e-5)
+    norms, costs = truth.history.hypergradient_norm, truth.history.cost
+    assert norms is not None
+    assert costs is not None
+    for client, name in enumerate(names):
+        result = found["peers"][name]
+        assert (result["rounds"], result["late"], result["rejected"]) == (truth.costs.rounds, 0, {})
+        np.testing.assert_allclose(result["outer_costs"], costs[:, client], rtol=1e-5)
+        lines = [json.loads(line) for line in (base / name / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines] == truth.history.steps.tolist()
+        assert [line["rounds"] for line in lines] == truth.history.rounds.tolist()
+        assert [line["cost"] for line in lines] == result["outer_costs"]
+        scale = norms[1:].max()
+        found_norms = [line["hypergradient_norm"] for line in lines[1:]]
+        np.testing.assert_allclose(found_norms / scale, norms[1:, client] / scale, atol=1e-5)
+        assert not (base / name / "checkpoint.safetensors").exists()
+    assert truth.task.clients == len(names)
+
+
+def test_in_step_peers_find_what_the_simulator_finds_though_one_was_killed(tmp_path):
+    config = deployed(tmp_path / "run.toml", solving(), 3)
+    shown = []
+    base = tmp_path / "run"
+    found = swarm(config, 3, base, kill=1, restart=1, kill_before=20, seconds=300, show=shown.append)
+    assert set(found["exit_codes"].values()) == {0}
+    victim = schedule(list(found["peers"]), 1, 1, 20, 0)[0].name
+    assert [name for name, result in found["peers"].items() if result["resumed_at"] is not None] == [victim]
+    compare(config, base, found)
+    assert any(len(rows(seen)) == 3 for seen in shown)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("method", ["HGP", "TrackedHGP"])
+def test_eight_peers_with_mutual_tls_find_what_the_simulator_finds(method, tmp_path):
+    config = deployed(tmp_path / "run.toml", solving(method), 8)
+    compare(config, tmp_path / "run", swarm(config, 8, tmp_path / "run", seconds=600))
+
+
+def test_killed_when_its_result_was_written_it_ends_with_that(tmp_path):
+    spec = {**solving(), "peers": {"alice": {"address": "127.0.0.1:1"}, "bob": {}}}
+    config = deployed(tmp_path / "run.toml", spec)
+    (tmp_path / "alice").mkdir()
+    (tmp_path / "alice" / "result.json").write_text('{"name": "alice"}')
+    with pytest.raises(InvalidInput, match=r"peers\.alice\.out: got .*without the result of an earlier run"):
+        run_peer(config, "alice", tmp_path)
+    file = tmp_path / "alice" / "checkpoint.safetensors"
+    Checkpoint(file, bytes(32)).save({}, {})
+    with pytest.raises(InvalidInput, match="checkpoint: got 'one of configuration 0000"):  # of another run
+        run_peer(config, "alice", tmp_path)
+    Checkpoint(file, digest(config)).save({}, {})
+    assert run_peer(config, "alice", tmp_path) == {"name": "alice"}
+    assert not file.exists()
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_error_and_the_last_one_is_good(tmp_path, monkeypatch):
+    store = Checkpoint(tmp_path / "checkpoint.safetensors", bytes(32))
+    store.save({"x": np.ones(3)}, {"step": 1})
+
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(HyperpushError, match=r"cannot be written \(No space left on device\)"):
+        store.save({"x": np.zeros(3)}, {"step": 2})
+    stored = store.load()
+    assert stored is not None
+    assert (stored[0]["x"].tolist(), stored[1]) == ([1, 1, 1], {"step": 1})
+
+
+# ------------------------------------------------------------- configurations
+
+TWO = """
+[task]
+name = "logistic"
+seed = 0
+[network]
+name = "random-directed"
+[method]
+name = "SGP"
+steps = 5
+step_size = 0.5
+[deploy]
+run = "demo"
+patience = 3
+[peers.alice]
+address = "127.0.0.1:7800"
+[peers.bob]
+"""
+
+
+def refused(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([str(each) for each in arguments])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert len(said.splitlines()) == 1
+    return said
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "says"),
+    [
+        (("", ""), "carol", "--name: got 'carol'"),
+        (("[peers.bob]", "[peers.bob]\nport = 3"), "bob", "peers.bob.port"),
+        (("[peers.bob]", "[peers.Bob]"), "alice", "peers: got 'Bob'"),
+        (('run = "demo"', 'run = "a/b"'), "alice", "deploy.run: got 'a/b'"),
+        (("patience = 3", "patience = 0"), "alice", "deploy.patience: got 0"),
+        (('run = "demo"', "patiense = 9"), "alice", "deploy.patiense: got 'patiense'"),
+        (('run = "demo"', "spec = 9"), "alice", "deploy.spec: got 'spec'"),
+        (("127.0.0.1:7800", "127.0.0.1"), "alice", "peers.alice.address: got '127.0.0.1'"),
+        (("127.0.0.1:7800", "192.0.2.1:7800"), "bob", "certificate: got None"),
+        (("[peers.bob]", '[peers.bob]\ncertificate = "bob.pem"'), "bob", "deploy.authority: got None"),
+        (('address = "127.0.0.1:7800"', ""), "bob", "peers.alice.address: got None"),
+        (("[task]", "[task]\nclients = 5"), "alice", "task.clients: got 5"),
+        (("[peers.alice]", "[deploy.faults]\nloss = 0.2\n[peers.alice]"), "alice", "deploy.faults: got"),
+        (("[peers.alice]", "[deploy.faults]\nloss = 1.5\n[peers.alice]"), "alice", "deploy.faults.loss: got 1.5"),
+        (("[peers.bob]", '[peers.bob]\ndata = "none.npz"'), "bob", "peers.bob.data: got"),
+        (("[peers.bob]", '[peers.bob]\ndata = "no_such:thing"'), "bob", "peers.bob.data: got 'no_such:thing'"),
+        (('name = "logistic"', 'name = "no_such:thing"'), "alice", "task.name: got 'no_such:thing'"),
+        (("seed = 0", "seed = 0\nexamples = 0"), "alice", "train: got"),
+        (("step_size = 0.5", "step_size = -1.0"), "alice", "method.step_size: got -1"),
+        (("step_size = 0.5", "steq_size = 1.0"), "alice", "method.steq_size"),
+        (('name = "random-directed"', 'name = "randm"'), "alice", "network.name: got 'randm'"),
+        (("[task]", "[tusk]"), "alice", "task: got None"),
+    ],
+)
+def test_bad_configurations_are_one_line_and_leave_nothing(change, name, says, tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text(TWO.replace(*change) if change[0] else TWO)
+    assert says in refused(["peer", file, "--name", name], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_bad_swarms_are_one_line_and_leave_nothing(tmp_path, capsys):
+    file, out = tmp_path / "run.toml", tmp_path / "out"
+    alone = TWO[: TWO.index("[peers.alice]")]
+    file.write_text(alone)
+    for arguments, says in (
+        (["-n", "1"], "-n: got 1"),
+        (["-n", "3", "--kill", "3"], "--kill"),
+        (["-n", "3", "--restart", "1"], "--kill, --restart"),
+        (["-n", "3", "--loss", "0.3"], "deploy.faults: got"),
+        (["-n", "3", "--loss", "1.5"], "deploy.faults.loss: got 1.5"),
+    ):
+        assert says in refused(["swarm", file, *arguments, "--out", out], capsys)
+        assert not out.exists()
+    file.write_text(TWO)
+    assert "peers: got" in refused(["swarm", file, "-n", "2", "--out", out], capsys)
+    assert not (out / "certificates").exists()
+
+
+def test_the_digest_is_of_what_has_to_agree_and_of_nothing_else(tmp_path):
+    file = tmp_path / "run.toml"
+
+    def of(text):
+        file.write_text(text)
+        return digest(read(file))
+
+    same = of(TWO)
+    assert of(TWO.replace("127.0.0.1:7800", "127.0.0.1:9")) == same
+    assert of(TWO + 'out = "elsewhere"\n') == same
+    for other in (
+        TWO.replace("demo", "demo2"),
+        TWO.replace("seed = 0", "seed = 1"),
+        TWO.replace("[task]", "key = 1\n[task]"),
+        TWO.replace("steps = 5", "steps = 6"),
+        TWO.replace("random-directed", "fully-connected"),
+        TWO.replace("[peers.bob]", "[peers.carol]"),
+        TWO.replace("[deploy]", '[deploy]\nmode = "asynchronous"'),
+        TWO.replace("[deploy]", "[deploy]\nprivate_draws = true"),
+    ):
+        assert of(other) != same
+
+
+def private(scale, kind, steps):
+    """A spec with noise."""
+    noise = {"clip": 0.5, "curvature": 0.25, "coupling": 3.0, "noise": {"name": kind, "scale": scale}}
+    made = solving("TrackedHGP", steps)
+    made["method"]["hypergradient"]["tolerance"] = "none"
+    return {**made, "task": {**made["task"], "private": noise}}
+
+
+def test_a_private_spec_is_every_partys_own_task_with_this_noise(tmp_path):
+    peers = {"alice": {"address": "127.0.0.1:7800"}, "bob": {}}
+    # Pure ε: every release costs 1/σ. Three solves of 12 gradients; two estimates of 4 products and one more release.
+    scale = (3 * 12 + 2 * (4 + 1)) / 2.0
+    for kind, steps, epsilon in (
+        ("Laplace", 2, 2.0),
+        ("Laplace", 0, 12 / scale),  # training only
+        ("Gaussian", 2, None),
+    ):
+        config = deployed(tmp_path / "run.toml", {**private(scale, kind, steps), "peers": peers}, private_draws=True)
+        for name in peers:
+            made = own_sentence(config, name, tmp_path)
+            noise = made.task.privacy
+            assert noise is not None
+            assert type(noise.mechanism).__name__ == kind
+            assert (noise.clip, noise.curvature, noise.coupling) == (0.5, 0.25, 3.0)
+            spent = hp.privacy.budget(made.task, made.method)
+            if epsilon is not None:
+                assert spent.epsilon() == pytest.approx(epsilon, rel=1e-6)
+            else:
+                losses = np.full(3 * 12 + 2 * (4 + 1), 1 / scale)
+                mu = float(np.sqrt(np.sum(losses**2)))
+                assert spent.epsilon(1e-5) == pytest.approx(composed(np.zeros(0), mu, 1e-5, None), rel=1e-6)
+
+
+PRIVATE = """
+[task]
+name = "logistic"
+seed = 0
+[task.private]
+clip = 1.0
+curvature = 0.35
+coupling = 0.3
+noise = { name = "Gaussian", scale = 50.0 }
+[network]
+name = "fully-connected"
+[method]
+name = "PDBO"
+steps = 1
+inner = { name = "SGP", steps = 5, step_size = 0.5 }
+hypergradient = { name = "HGP", steps = 5, pushes = 1, step_size = 0.5 }
+outer = { name = "adam", learning_rate = 0.1 }
+[deploy]
+patience = 3
+private_draws = true
+[peers.alice]
+address = "127.0.0.1:7800"
+[peers.bob]
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("private_draws = true", ""), "deploy.private_draws: got False"),
+        (("scale = 50.0", "scale = 0.0"), "task.private"),
+        (("clip = 1.0", "clip = 0.0"), "task.private.clip: got 0"),
+        (('"Gaussian"', '"Gausian"'), "task.private.noise.name: got 'Gausian'"),
+        (("curvature = 0.35", ""), "curvature"),
+        (('name = "HGP", steps = 5, pushes = 1, step_size = 0.5', 'name = "TrackedHGP"'), "TrackedHGP.step_size"),
+        (("steps = 1\n", 'steps = 1\nstop = { metric = "cost", on = "validation", patience = 2 }\n'), "PDBO.stop"),
+    ],
+)
+def test_privacy_that_cannot_hold_is_refused(change, says, tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text(PRIVATE.replace(*change))
+    assert says in refused(["peer", file, "--name", "alice"], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_of_two_that_listen_the_later_one_dials():
+    addresses = {"alice": "127.0.0.1:1", "bob": "127.0.0.1:2", "carol": None}
+    program, network = Local(lambda state, ctx: state), hp.networks.FullyConnected(3)
+
+    def links(name, **more):
+        return hp.Peers(name, {**addresses, **more}).connect(program, network).links
+
+    assert links("alice") == {"bob": None, "carol": None}
+    assert links("bob") == {"alice": Address("127.0.0.1", 1), "carol": None}
+    with pytest.raises(InvalidInput, match=r"Peers\.addresses\.carol: got None"):
+        links("bob", bob=None)
+
+
+def test_own_data_have_the_shape_of_the_problem_and_any_number_of_examples(tmp_path):
+    like = {
+        "train": (np.zeros((4, 3), np.float32), np.zeros(4, np.float32)),
+        "validation": np.zeros((2, 3), np.float32),
+    }
+    arrays = {"train/0": np.ones((9, 3)), "train/1": np.ones(9), "validation": np.ones((5, 3))}
+    file = tmp_path / "own.npz"
+    np.savez(file, **arrays)
+    found = read_own_data("own.npz", tmp_path, "bob", like)
+    assert jax.tree.map(np.shape, found) == {"train": ((9, 3), (9,)), "validation": (5, 3)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype("float32")}
+    for change, says in (
+        ({"validation": np.ones((5, 4))}, "peers.bob.data validation"),
+        ({"validation": np.array(["a"])}, "peers.bob.data validation"),
+        ({"other": np.ones(3)}, "arrays named train/0"),
+        ({"validation": np.array([{}], object)}, "npz"),
+        ({"validation": np.ones((0, 3))}, r"peers\.bob\.data validation: got 'no examples'"),
+        ({"validation": np.full((2, 3), np.nan)}, r"peers\.bob\.data validation: got .*not finite"),
+    ):
+        np.savez(file, **{**arrays, **change})
+        with pytest.raises(InvalidInput, match=says):
+            read_own_data("own.npz", tmp_path, "bob", like)
+    np.savez(file, **arrays)
+    whole = file.read_bytes()
+    for broken in (b"", whole[: len(whole) // 2], b"\x93NUMPY" + whole):
+        file.write_bytes(broken)
+        with pytest.raises(InvalidInput, match="npz file with train/0"):
+            read_own_data("own.npz", tmp_path, "bob", like)
+    with file.open("wb") as one:
+        np.save(one, np.ones(3))
+    with pytest.raises(InvalidInput, match="npz file with train/0"):
+        read_own_data("own.npz", tmp_path, "bob", like)
+
+
+def test_own_data_can_come_from_a_loader(tmp_path):
+    like = {name: (np.zeros((1, 4), np.float32), np.zeros(1, np.int32)) for name in ("train", "validation")}
+    for name, size in (("alice", 5), ("bob", 7)):
+        found = read_own_data("deploy.tasks:own", tmp_path, name, like)
+        assert jax.tree.map(np.shape, found) == {"train": ((size, 4), (size,)), "validation": ((3, 4), (3,))}
+        assert found["train"][1].dtype == np.int32
+    for given, says in (
+        ("deploy.tasks:own", r"peers\.carol\.data: got .*fails with KeyError"),
+        ("deploy.tasks:spoiled", r"peers\.carol\.data: got .*arrays named train/0, train/1, validation/0"),
+        ("deploy.tasks:nothing", r"peers\.carol\.data: got 'deploy.tasks:nothing'"),
+    ):
+        with pytest.raises(InvalidInput, match=says):
+            read_own_data(given, tmp_path, "carol", like)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ((("step_size = 0.5", "step_size = 0.5\nbatch_size = 1000"),), "SGP.batch_size: got 1000"),
+        ((('"SGP"', '"DSGD"'),), "network: got 'random-directed, which is directed'"),
+        (
+            (("[deploy]", '[deploy]\nmode = "asynchronous"'), ('"random-directed"', '"ring"'), ('"SGP"', '"DSGD"')),
+            "asynchronous",
+        ),
+        (
+            (
+                ('name = "SGP"\nsteps = 5', 'name = "ITDBackward"\nsolver = { name = "SGP", steps = 5 }'),
+                ("step_size = 0.5\n", "[train]\nname = 'SGP'\nsteps = 5\nstep_size = 0.5\n"),
+                ("steps = 5 }", "steps = 5, step_size = 0.5 }"),
+            ),
+            "train: got 'SGP'",
+        ),
+    ],
+    ids=["batch", "network", "mode", "trains"],
+)
+def test_what_verbs_refuse_is_refused_before_anything_is_sent(change, says, tmp_path, capsys):
+    text, file = TWO, tmp_path / "run.toml"
+    for each in change:
+        text = text.replace(*each)
+    file.write_text(text)
+    assert says in refused(["peer", file, "--name", "alice"], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_the_secret_stays_and_draws_other_noise_for_another_run(tmp_path):
+    path = tmp_path / "secret.key"
+    first = jax.random.key_data(read_secret(path, b"a run"))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (jax.random.key_data(read_secret(path, b"a run")) == first).all()
+    assert (jax.random.key_data(read_secret(path, b"another run")) != first).any()
+    path.write_bytes(b"")
+    with pytest.raises(InvalidInput, match="0 bytes"):
+        read_secret(path, b"a run")
+
+
+def test_schedules_follow_the_seed():
+    names = [f"p{k}" for k in range(8)]
+    assert schedule(names, 2, 1, 100, 3) == schedule(names, 2, 1, 100, 3)
+    assert len({tuple(schedule(names, 2, 1, 100, seed)) for seed in range(20)}) == 20
+    for seed in range(20):
+        first, second = schedule(names, 2, 1, 100, seed)
+        assert first.name != second.name
+        assert 1 <= min(first.round, second.round) <= max(first.round, second.round) < 100
+        assert first.again_after is not None
+        assert second.again_after is None

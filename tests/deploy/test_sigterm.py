@@ -1,0 +1,186 @@
+"""A party that is told to end: in step it can come back, at its own pace it leaves; nothing is half-written."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from deploy.deployed import deployed
+from safetensors.numpy import load_file
+
+from hyperpush.deploy.party import STATUS, run_peer
+from hyperpush.deploy.swarm import free_ports, on_loopback
+from hyperpush.errors import HyperpushError
+
+STEPS = 150
+FIRST, SECOND = "peer-0", "peer-1"
+
+
+def made(base, mode):
+    spec = {
+        "task": {"name": "quadratic", "seed": 0},
+        "network": {"name": "fully-connected"},
+        "method": {
+            "name": "PDBO",
+            "steps": 1,
+            "inner": {"name": "SGP", "steps": STEPS, "step_size": 0.01},
+            "hypergradient": {"name": "TrackedHGP", "steps": 3, "pushes": 1, "step_size": 0.01},
+            "outer": {"name": "adam", "learning_rate": 0.1},
+        },
+    }
+    base.mkdir(exist_ok=True)
+    config = deployed(base / "run.toml", spec, 2, mode=mode, longest_wait=0.2)
+    return on_loopback(config, 2, base, secure=False)
+
+
+def beside(config):
+    """The second party in a thread; what it returned or raised, once the thread has ended."""
+    found = []
+
+    def work():
+        try:
+            found.append(run_peer(config, SECOND, say=lambda line: None))
+        except HyperpushError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread, found
+
+
+def told_at(base, round, times=1):
+    """Send this process SIGTERM as soon as the first party, in its main thread, has got to a round."""
+
+    def work():
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            try:
+                if json.loads((base / FIRST / STATUS).read_text())["round"] >= round:
+                    for _ in range(times):
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    return
+            except (OSError, ValueError):
+                pass
+            time.sleep(0.002)
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def files(base):
+    return {path.name for path in (base / FIRST).iterdir()} - {STATUS}
+
+
+def test_in_step_it_stops_and_comes_back(tmp_path):
+    config = made(tmp_path, "synchronous")
+    before = signal.getsignal(signal.SIGTERM)
+    other, found = beside(config)
+    told_at(tmp_path, 10)
+    with pytest.raises(HyperpushError, match=r"peer-0: ended by SIGTERM; started again, it continues"):
+        run_peer(config, FIRST, say=lambda line: None)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert files(tmp_path) == {"checkpoint.safetensors"}
+    result = run_peer(config, FIRST, say=lambda line: None)
+    other.join(120)
+    assert result["resumed_at"] >= 9
+    assert found[0]["rounds"] == result["rounds"]
+    assert not list(tmp_path.rglob("*.new"))
+    # In step, a run repeats bit for bit, and so does one in which a party was away.
+    again = made(tmp_path / "again", "synchronous")
+    other, _ = beside(again)
+    run_peer(again, FIRST, say=lambda line: None)
+    other.join(120)
+    for name in (FIRST, SECOND):
+        for file in ("params", "hypers"):
+            one, two = (load_file(base / name / f"{file}.safetensors")[""] for base in (tmp_path, tmp_path / "again"))
+            assert np.abs(one).max() > 0
+            np.testing.assert_array_equal(one, two)
+        one, two = ((base / name / "metrics.jsonl").read_text() for base in (tmp_path, tmp_path / "again"))
+        assert "hypergradient_norm" in one
+        assert one == two
+
+
+def test_at_its_own_pace_it_leaves_and_the_other_ends(tmp_path):
+    config = made(tmp_path, "asynchronous")
+    other, found = beside(config)
+    told_at(tmp_path, 10)
+    result = run_peer(config, FIRST, say=lambda line: None)
+    assert result["left"]
+    assert result["rounds"] < STEPS
+    assert files(tmp_path) == {"result.json"}
+    other.join(120)
+    assert not found[0]["left"]
+    assert found[0]["closed_out"] == []
+    assert json.loads((tmp_path / SECOND / "result.json").read_text())["rounds"] > STEPS
+    assert not list(tmp_path.rglob("*.new"))
+    with pytest.raises(HyperpushError, match=r"peers\.peer-0\.out"):  # it has left for good
+        run_peer(config, FIRST)
+
+
+RUN = """
+[task]
+name = "quadratic"
+seed = 0
+[network]
+name = "fully-connected"
+[method]
+name = "PDBO"
+steps = 1
+inner = {{ name = "SGP", steps = 100000, step_size = 0.001 }}
+hypergradient = {{ name = "TrackedHGP", steps = 3, pushes = 1, step_size = 0.01 }}
+outer = {{ name = "adam", learning_rate = 0.1 }}
+[deploy]
+mode = "{mode}"
+longest_wait = 0.2
+[peers.{first}]
+address = "127.0.0.1:{ports[0]}"
+[peers.{second}]
+address = "127.0.0.1:{ports[1]}"
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("mode", "times", "code", "says"),
+    [
+        ("synchronous", 1, 2, "error: peer peer-0: ended by SIGTERM; started again, it continues from its checkpoint"),
+        ("asynchronous", 1, 0, "done: "),
+        ("asynchronous", 2, 2, "error: peer peer-0: ended by SIGTERM"),
+    ],
+)
+def test_exit_codes_of_the_command(mode, times, code, says, tmp_path):
+    """`hyperpush peer` that is told to end while it trains: one line on stderr and no traceback."""
+    text = RUN.format(mode=mode, first=FIRST, second=SECOND, ports=free_ports(2))
+    (tmp_path / "run.toml").write_text(text)
+    command = [str(Path(sys.executable).with_name("hyperpush")), "peer", str(tmp_path / "run.toml"), "--name"]
+    running = {name: subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in (FIRST, SECOND)}
+    try:
+        until = time.monotonic() + 240
+        while time.monotonic() < until:
+            try:
+                if json.loads((tmp_path / FIRST / STATUS).read_text())["round"] >= 5:
+                    break
+            except (OSError, ValueError):
+                pass
+            time.sleep(0.05)
+        if times == 2:  # nobody answers it, so that it cannot have left before it is told again
+            running[SECOND].send_signal(signal.SIGSTOP)
+        for _ in range(times):
+            running[FIRST].send_signal(signal.SIGTERM)
+            time.sleep(1.0)
+        _, said = running[FIRST].communicate(timeout=120)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.communicate()
+    lines = said.splitlines()
+    assert running[FIRST].returncode == code
+    assert "Traceback" not in said
+    assert lines[-1].startswith(says)
+    assert (tmp_path / FIRST / "result.json").exists() == (code == 0)
+    assert (tmp_path / FIRST / "checkpoint.safetensors").exists() == (code == 2)

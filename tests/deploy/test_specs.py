@@ -1,0 +1,94 @@
+"""Parties deploy any spec: personalization, other algorithms, estimates and influence, each as simulated."""
+
+import jax
+import numpy as np
+import pytest
+from deploy.deployed import deployed
+from engines.peer.parties import together
+from safetensors.numpy import load_file
+
+import hyperpush as hp
+from hyperpush import spec
+from hyperpush.deploy.party import leaf_name, run_peer
+from hyperpush.deploy.swarm import on_loopback
+
+CLIENTS = 3
+SGP = {"name": "SGP", "steps": 20, "step_size": 0.3}
+HGP = {"name": "HGP", "steps": 4, "pushes": 2, "step_size": 0.3}
+PDBO = {"name": "PDBO", "steps": 2, "inner": SGP, "hypergradient": HGP, "outer": {"name": "adam", "learning_rate": 0.1}}
+
+
+def both(base, sentence):
+    """What the parties of a spec return, and what the simulator does."""
+    config = on_loopback(deployed(base / "run.toml", sentence, CLIENTS, patience=100.0), CLIENTS, base, secure=False)
+    names = list(config.peers)
+    results = together(CLIENTS, lambda client: run_peer(config, names[client], say=lambda line: None))
+    truth: hp.results.Result = spec.read(config.spec.sentence()).run()
+    assert [result["rounds"] for result in results] == [results[0]["rounds"]] * CLIENTS
+    return [base / name for name in names], results, truth
+
+
+def same_files(folders, file, truth):
+    """Whether the parties' files hold their parts of a stacked tree."""
+    for client, folder in enumerate(folders):
+        found = load_file(folder / file)
+        leaves = jax.tree_util.tree_flatten_with_path(truth)[0]
+        assert set(found) == {leaf_name(where) for where, _ in leaves}
+        for where, leaf in leaves:
+            np.testing.assert_allclose(found[leaf_name(where)], leaf[client], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "network", "method"),
+    [
+        ({"name": "deploy.tasks:personal", "seed": 0}, "random-directed", PDBO),
+        ({"name": "deploy.tasks:weighted_labels", "seed": 0}, "random-directed", PDBO),
+        ({"name": "quadratic", "seed": 0, "common": True}, "ring", {"name": "MDBO", "steps": 12}),
+        ({"name": "quadratic", "seed": 0, "common": True}, "random-directed", {**PDBO, "name": "CDBO", "pushes": 2}),
+    ],
+    ids=["recipe", "own labels", "MDBO", "CDBO"],
+)
+def test_algorithms_reach_what_the_simulator_reaches(task, network, method, tmp_path):
+    if method["name"] == "MDBO":
+        method = {**method, "outer_step_size": 0.05, "inner_step_size": 0.1}
+    if task["name"] == "quadratic" and "inner" in method:
+        small = {"step_size": 0.05}
+        method = {**method, "inner": {**SGP, **small}, "hypergradient": {**HGP, **small}}
+    sentence = {"task": task, "network": {"name": network}, "method": method}
+    folders, results, truth = both(tmp_path, sentence)
+    assert isinstance(truth, hp.Solution)
+    same_files(folders, "params.safetensors", truth.params)
+    same_files(folders, "hypers.safetensors", truth.hypers)
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(truth.hypers)) > 1e-3
+    costs = np.asarray(truth.history.cost)
+    for client, result in enumerate(results):
+        assert (result["rounds"], result["floats"]) == (truth.costs.rounds, truth.costs.floats)
+        np.testing.assert_allclose(result["outer_costs"], costs[:, client], rtol=1e-5)
+
+
+@pytest.mark.parametrize("verb", ["hypergradient", "influence"])
+def test_estimates_and_influence_reach_what_the_simulator_reaches(verb, tmp_path):
+    sentence = {
+        "verb": verb,
+        "task": {"name": "deploy.tasks:weighted_labels", "seed": 0},
+        "network": {"name": "random-directed"},
+        "train": SGP,
+        "method": {**HGP, "steps": 20},
+    }
+    folders, results, truth = both(tmp_path, sentence)
+    if verb == "influence":
+        assert isinstance(truth, hp.influence.Influence)
+        for client, result in enumerate(results):
+            own = truth.examples[client]
+            assert len(result["scores"]) == len(own)
+            assert np.abs(own).max() > 1e-3
+            np.testing.assert_allclose(result["scores"], own, atol=1e-5)
+            np.testing.assert_allclose(result["client"], truth.clients[client], atol=1e-5)
+        return
+    assert isinstance(truth, hp.Estimate)
+    assert np.abs(truth.value).max() > 1e-3
+    same_files(folders, "hypergradient.safetensors", truth.value)
+    # Parties train and estimate in one program: it counts both.
+    params = 4 * 3
+    assert [result["rounds"] for result in results] == [20 + truth.costs.rounds] * CLIENTS
+    assert [result["floats"] for result in results] == [20 * (params + 1) + truth.costs.floats] * CLIENTS

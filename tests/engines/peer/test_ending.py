@@ -1,0 +1,286 @@
+"""How members end: leaving at once, while others are away, killed in the middle; nothing lost, no wait without end."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines.peer.hall import Hall, Kept, Seat, walk
+from engines.peer.parties import push_sum, together, values
+
+import hyperpush as hp
+from hyperpush.engines.peer import Left, Peer, ending
+from hyperpush.engines.peer.channels import Channel
+from hyperpush.engines.peer.messenger import Messenger
+from hyperpush.engines.peer.state import PeerState, Stage
+from hyperpush.engines.transport import wire
+from hyperpush.engines.transport.wire import Kind
+from hyperpush.errors import HyperpushError
+from hyperpush.programs import Exchange, Repeat
+
+CLIENTS, ROUNDS = 4, 30
+NETWORK = hp.networks.FullyConnected(CLIENTS)
+PROGRAM = push_sum(ROUNDS)
+START = values(CLIENTS)
+
+
+def start(client):
+    return jnp.asarray(START[client]), jnp.ones(())
+
+
+def held(arrays):
+    """The (w, ω) of a checkpoint, with what was taken in since."""
+    pending = arrays["channel0/pending"]
+    return np.asarray(arrays["state/0"]) + pending[:-1], float(arrays["state/1"]) + pending[-1]
+
+
+def leaving(hall, when, **each):
+    """All walk; those in `when` are asked to leave in that round; what came of each, and their stores."""
+    stores = [Kept() for _ in range(CLIENTS)]
+
+    def ask(peer, client, name, done):
+        if when.get(client) == done:
+            peer.leave()
+
+    def party(client):
+        try:
+            options = {name: given.get(client) for name, given in each.items()}
+            return walk(hall, NETWORK, PROGRAM, start, client, store=stores[client], on_progress=ask, **options)[0]
+        except Left:
+            return "left"
+        except HyperpushError as error:
+            return error
+
+    return together(CLIENTS, party), stores
+
+
+def check_all_of_it(states):
+    """Those who are left hold all values and masses of all."""
+    assert sum(float(mass) for _, mass in states) == pytest.approx(CLIENTS, rel=1e-12)
+    np.testing.assert_allclose(sum(np.asarray(w) for w, _ in states), START.sum(0), atol=1e-11)
+    assert all(mass > 0 for _, mass in states)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3])
+@pytest.mark.parametrize(("gone", "at"), [((2, 3), (5, 5)), ((0, 1), (5, 5)), ((0, 3), (6, 4)), ((1, 2, 3), (5, 6, 5))])
+def test_two_or_more_leave_at_once(gone, at, loss):
+    hall = Hall(CLIENTS, loss=loss, seed=len(gone) + at[0])
+    found, _ = leaving(hall, dict(zip(gone, at, strict=True)))
+    assert [each for each in range(CLIENTS) if isinstance(found[each], str)] == list(gone)
+    check_all_of_it([found[each] for each in range(CLIENTS) if each not in gone])
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(2, 8))])
+def test_if_all_leave_the_last_one_keeps_everything_and_says_so(seed):
+    rounds = 4 + np.random.default_rng(seed).permutation(CLIENTS) % (1 + seed % 4)
+    found, stores = leaving(Hall(CLIENTS, loss=0.2, seed=seed), dict(enumerate(rounds.tolist())))
+    kept = [each for each in range(CLIENTS) if not isinstance(found[each], str)]
+    assert len(kept) == 1
+    last = kept[0]
+    assert f"peer {last}: everybody else has left" in str(found[last])
+    assert "it stays here, in its checkpoint" in str(found[last])
+    w, mass = held(stores[last].arrays)
+    assert mass == pytest.approx(CLIENTS, rel=1e-12)
+    np.testing.assert_allclose(w, START.sum(0), atol=1e-11)
+    for each in set(range(CLIENTS)) - {last}:
+        assert held(stores[each].arrays)[1] == 0
+
+
+def test_nobody_leaves_while_somebody_is_away():
+    """Who is away holds no one's leave to go: it comes back, and only then is the mass transferred."""
+    hall, seen = Hall(CLIENTS), []
+
+    def away(payload, seat):
+        if 3 not in hall.leaving:
+            return False
+        hall.die(0)
+        time.sleep(0.3)
+        seen.append(3 in hall.left)
+        return True
+
+    found, _ = leaving(hall, {3: 4}, dies={0: [away]})
+    assert (seen, found[3], hall.closed) == ([False], "left", frozenset())
+    check_all_of_it(found[:3])
+
+
+@pytest.mark.parametrize("when", ["first", "acknowledging", "done"])
+@pytest.mark.parametrize("loss", [0.0, 0.3])
+def test_killed_while_it_drains_it_ends_with_the_same(when, loss):
+    """At its last totals, at its acknowledgments of others', or when it has said that it is done."""
+    hall = Hall(CLIENTS, loss=loss)
+
+    def dies(payload, seat):
+        kind = wire.peek(payload).kind
+        if when == "first":
+            return kind == Kind.LAST_TOTAL
+        if when == "acknowledging":
+            return kind == Kind.DURABLE
+        return 1 in hall.done
+
+    if when == "done":  # whoever it has not told that it holds their last totals asks for that again
+        hall.drops = lambda payload, seat: (
+            seat.client == 1 and 1 not in hall.lost and wire.peek(payload).kind == Kind.DURABLE
+        )
+    found, stores = leaving(hall, {}, dies={1: [dies]})
+    assert 1 in hall.lost
+    check_all_of_it(found)
+    assert all(hall.alive.values())
+    for store, (w, mass) in zip(stores, found, strict=True):  # the result was durable before anybody was told
+        kept_w, kept_mass = held(store.arrays)
+        assert kept_mass == pytest.approx(float(mass), rel=1e-12)
+        np.testing.assert_allclose(kept_w, w, atol=1e-12)
+
+
+def test_who_vanishes_for_good_after_it_was_done_is_closed_out_by_those_who_are_not():
+    """It has never said that it holds what 0 sent: 0 cannot end with it, and it cannot have ended without 0."""
+    hall = Hall(CLIENTS, patience=20.0, close_after=0.2)
+
+    def unsaid(payload, seat):
+        return (seat.client, seat.to, wire.peek(payload).kind) == (1, 0, Kind.DURABLE)
+
+    hall.drops = unsaid
+
+    def party(client):
+        dies = [lambda payload, seat: 1 in hall.done] if client == 1 else None
+        try:
+            return walk(hall, NETWORK, PROGRAM, start, client, dies=dies)
+        except AssertionError:  # it has no store to come back from
+            assert client == 1
+            return None
+
+    found = together(CLIENTS, party)
+    rest = [found[each] for each in (0, 2, 3)]
+    assert found[1] is None
+    assert all(peer.closed == {1} for _, peer in rest)
+    assert sum(float(mass) for (_, mass), _ in rest) == pytest.approx(3, rel=1e-12)
+    np.testing.assert_allclose(sum(np.asarray(w) for (w, _), _ in rest), START[[0, 2, 3]].sum(0), atol=1e-11)
+
+
+def test_killed_when_all_is_over_it_says_again_that_it_is_done(monkeypatch):
+    """Its new life took that back at whoever has not looked yet."""
+    hall, ended, lives = Hall(CLIENTS, patience=20.0), threading.Event(), []
+    looks = Seat.everyone_done
+
+    def held_back(seat):
+        while seat.client == 2 and looks(seat) and not ended.is_set():
+            time.sleep(0.005)
+        seat.hear()
+        return looks(seat)
+
+    monkeypatch.setattr(Seat, "everyone_done", held_back)
+
+    class Mortal(Kept):
+        def save(self, arrays, facts):
+            super().save(arrays, facts)
+            if facts["stage"] == Stage.OVER:
+                lives.append(facts)
+                hall.die(1)
+                raise ConnectionAbortedError
+
+    def party(client):
+        try:
+            return walk(hall, NETWORK, PROGRAM, start, client, store=Mortal() if client == 1 else Kept())[0]
+        finally:
+            if client == 1:
+                ended.set()
+
+    check_all_of_it(together(CLIENTS, party))
+    assert len(lives) == 1
+
+
+def test_what_is_acknowledged_for_good_is_durable():
+    """Whenever somebody says that a total will not be forgotten, its store holds that total."""
+    hall, wrong, seen = Hall(CLIENTS, loss=0.2), [], []
+    stores = [Kept() for _ in range(CLIENTS)]
+
+    def watch(payload, seat):
+        header = wire.peek(payload)
+        if header.kind == Kind.DURABLE:
+            seen.append(header.counter)
+            durable = stores[seat.client].kept[1]["channels"][0]["in"].get(str(seat.to), 0)
+            if header.counter > durable:
+                wrong.append((seat.client, seat.to, header.counter, durable))
+        return False
+
+    def party(client):
+        return walk(hall, NETWORK, PROGRAM, start, client, store=stores[client], dies=[watch])[0]
+
+    check_all_of_it(together(CLIENTS, party))
+    assert wrong == []
+    assert len(seen) >= CLIENTS * (CLIENTS - 1)
+
+
+def after(state, inbox, ctx):
+    """Push-sum, and a step along −x = −z/ω from where it was, as SGP with `order="gradient-after"` does."""
+    z, mass = inbox.mix(state)
+    return z - 0.01 * state[0] / state[1], mass
+
+
+@pytest.mark.parametrize("lives", [1, 3])
+def test_a_transfer_that_divides_by_the_mass_continues_after_a_kill(lives):
+    """An empty state has no mass to divide by: what was transferred is not transferred again."""
+    program = Repeat(Exchange(lambda state, ctx: state, after, conserved=True), 30, name="descent")
+    hall = Hall(CLIENTS, patience=20.0)
+    store = Kept()
+
+    def dies(payload, seat):
+        return wire.peek(payload).kind == Kind.TRANSFER
+
+    def ask(peer, client, name, done):
+        if (client, done) == (3, 6):
+            peer.leave()
+
+    def party(client):
+        mine = {"store": store, "dies": [dies] * lives, "on_progress": ask} if client == 3 else {}
+        try:
+            return walk(hall, NETWORK, program, start, client, **mine)[0]
+        except Left:
+            return "left"
+
+    *rest, gone = together(CLIENTS, party)
+    assert gone == "left"
+    for w, mass in rest:
+        assert np.isfinite(w).all()
+        assert mass > 0
+    assert sum(float(mass) for _, mass in rest) == pytest.approx(CLIENTS, rel=1e-12)
+
+
+def test_who_is_far_behind_is_waited_for_as_long_as_it_gets_on(monkeypatch):
+    """A stage behind, at places that are long past here, slower in all than patience: that is news."""
+    hall, now = Hall(2, patience=10.0), [0.0]
+    monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    messenger = Messenger(0, Seat(hall, 0), True, PeerState(0))
+    messenger.channels.add(Channel((0,), jnp.zeros(3), tolerant=True))
+    past = messenger.channels.number((0,))
+    messenger.channels.restart((), (1,))
+    waiting = ending._Wait(messenger, lambda: None)
+
+    def wait(seconds):
+        waiting.look()
+        waiting.rest("the others")
+        now[0] += seconds
+        waiting.rest("the others")
+
+    for step in range(1, 6):
+        hall.mail[0].append((1, wire.encode(wire.Header(0, past, step, 1, step), np.zeros(3))))
+        wait(9.0)
+    hall.done[1] = frozenset()  # that it is done is, too
+    wait(9.0)
+    hall.mail[0].append((1, wire.encode(wire.Header(0, past, 5, 1, 5), np.zeros(3))))  # the same again is none
+    with pytest.raises(HyperpushError, match=r"peer 0: no news within 10 s, waiting for the others"):
+        wait(2.0)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_who_hears_nothing_gives_up_after_its_patience(leaves):
+    """The others are there, and never say that they have it."""
+    hall = Hall(2, patience=0.3)
+    peer = Peer(0, hp.networks.FullyConnected(2), Seat(hall, 0), jax.random.key(0), tolerant=True)
+    if leaves:
+        peer.leave()
+    says = r"the last totals of \[1\]" if leaves else r"\[1\] to take in what was sent to them"
+    with pytest.raises(HyperpushError, match=rf"peer 0: no news within 0\.3 s, waiting for {says}"):
+        peer.run(push_sum(3), (jnp.ones(3), jnp.ones(())), None)

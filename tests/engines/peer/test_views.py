@@ -1,0 +1,173 @@
+"""Who vanishes for good is closed out, and what was being averaged starts anew among the rest."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines.peer.hall import Kept
+from engines.peer.parties import Places, push_sum, together, values
+
+import hyperpush as hp
+from hyperpush.engines.faults import Faults
+from hyperpush.engines.peer import Left, Peer, check_conserved
+from hyperpush.engines.transport import Memory, wire
+from hyperpush.engines.transport.faulty import Faulty
+from hyperpush.errors import InvalidInput
+from hyperpush.programs import Exchange, Repeat, Scope, Sequence
+
+CLIENTS, ROUNDS = 3, 80
+
+
+class Mortal:
+    """A transport that dies at its n-th message."""
+
+    def __init__(self, transport, messages):
+        self.transport, self.remaining = transport, messages
+
+    def send(self, to, step, payload):
+        self.remaining -= 1
+        if self.remaining < 0:
+            self.transport.close()
+            raise ConnectionAbortedError
+        self.transport.send(to, step, payload)
+
+    def collect(self, step, expected):
+        return self.transport.collect(step, expected)
+
+    def close(self):
+        self.transport.close()
+
+    def __getattr__(self, name):
+        return getattr(self.transport, name)
+
+
+def averages(times):
+    """Average, and average the averages, each time with mass of its own."""
+    ratio = Scope(
+        push_sum(ROUNDS),
+        enter=lambda value, ctx: (value, jnp.ones(())),
+        leave=lambda value, held, ctx: held[0] / held[1],
+    )
+    return Repeat(ratio, times, name="outer")
+
+
+@pytest.mark.parametrize(("program", "survivors"), [(averages(2), "inside"), (push_sum(ROUNDS), "outside")])
+def test_the_rest_have_the_average_of_the_rest(program, survivors):
+    places = Places(CLIENTS)
+    network = hp.networks.RandomDirected(CLIENTS, probability=(0.4, 0.8))
+    start = values(CLIENTS)
+
+    def party(client):
+        transport = places.open(client, mode="asynchronous", close_after=1.0, longest_wait=0.2)
+        mortal = Mortal(transport, 12 if client == 2 else 10**9)
+        try:
+            transport.ready()
+            with jax.enable_x64(True):
+                peer = Peer(client, network, mortal, jax.random.key(3), tolerant=True)
+                own = jnp.asarray(start[client])
+                state = peer.run(program, own if survivors == "inside" else (own, jnp.ones(())), None)
+            return state, peer.closed, peer.counts.rounds
+        except ConnectionAbortedError:
+            return None
+        finally:
+            transport.close()
+
+    *left, dead = together(CLIENTS, party)
+    assert dead is None
+    for state, closed, rounds in left:
+        assert closed == {2}
+        assert rounds > ROUNDS * (2 if survivors == "inside" else 1)  # some were walked twice
+        value = state if survivors == "inside" else state[0] / state[1]
+        np.testing.assert_allclose(value, start[:2].mean(0), atol=1e-6)
+    if survivors == "outside":
+        assert sum(float(state[1]) for state, *_ in left) == pytest.approx(2, rel=1e-12)
+
+
+class Killed(Mortal):
+    """A transport that dies when its peer hands its mass over, at the n-th message that says so."""
+
+    def send(self, to, step, payload):
+        self.remaining -= wire.peek(payload).kind == wire.Kind.TRANSFER
+        if self.remaining < 0:
+            self.transport.close()
+            raise ConnectionAbortedError
+        self.transport.send(to, step, payload)
+
+
+def leavers(program, start_of, at, faults, dies_at=None):
+    """All walk `program`, and client 2 is asked to leave at (loop, iteration); what the others hold at the end."""
+    places = Places(CLIENTS)
+    network = hp.networks.RandomDirected(CLIENTS, probability=(0.4, 0.8))
+
+    def party(client, store=None, dies=dies_at):
+        transport = places.open(client, mode="asynchronous", close_after=100.0, longest_wait=0.2)
+        lossy = Faulty(transport, faults, 4, client)
+        if client == 2 and dies is not None:
+            store = Kept()
+            lossy = Killed(lossy, dies)
+        try:
+            transport.ready(everyone=store is None or store.kept is None)
+            with jax.enable_x64(True):
+                peer = Peer(client, network, lossy, jax.random.key(3), tolerant=True, store=store)
+
+                def leave(name, done, total):
+                    if client == 2 and (name, done) == at:
+                        peer.leave()
+
+                return peer.run(program, start_of(client), None, progress=leave), peer.closed
+        except Left:
+            return None
+        except ConnectionAbortedError:
+            return party(client, store, None)  # the same peer, started again
+        finally:
+            transport.close()
+
+    return together(CLIENTS, party)
+
+
+@pytest.mark.parametrize("dies_at", [None, 0])
+def test_who_leaves_hands_its_mass_over_even_if_it_is_killed_while_it_does(dies_at):
+    start = values(CLIENTS)
+    *left, gone = leavers(
+        push_sum(150),
+        lambda client: (jnp.asarray(start[client]), jnp.ones(())),
+        ("average", 7),
+        Faults(loss=0.3, duplicate=0.2, delay=2),
+        dies_at,
+    )
+    assert gone is None
+    assert sum(float(mass) for (_, mass), _ in left) == pytest.approx(CLIENTS, rel=1e-12)
+    np.testing.assert_allclose(sum(np.asarray(w) for (w, _), _ in left), start.sum(0), atol=1e-11)
+    for (w, mass), closed in left:
+        assert closed == set()
+        np.testing.assert_allclose(w / mass, start.mean(0), atol=1e-6)
+
+
+def test_who_leaves_at_the_end_of_a_stage_does_not_stop_the_next():
+    """However far the others are by then, they agree in the end, on something between what all began with."""
+    start = values(CLIENTS)
+    *left, gone = leavers(averages(2), lambda client: jnp.asarray(start[client]), ("average", ROUNDS - 1), Faults())
+    assert gone is None
+    for value, closed in left:
+        assert closed == set()
+        np.testing.assert_allclose(value, left[0][0], atol=1e-6)
+        assert np.all(value >= start.min(0) - 1e-9)
+        assert np.all(value <= start.max(0) + 1e-9)
+        # Not what the two would find without the third: by then its value had been mixed in for a whole stage.
+        assert np.abs(value - start[:2].mean(0)).max() > 0.1 * np.abs(start.mean(0) - start[:2].mean(0)).max()
+
+
+def test_nobody_leaves_in_step():
+    peer = Peer(0, hp.networks.Ring(3), Memory(3).endpoint(0), jax.random.key(0))
+    with pytest.raises(InvalidInput, match="mode: got 'synchronous'"):
+        peer.leave()
+
+
+def test_programs_that_cannot_wait_are_refused_at_ones_own_pace():
+    check_conserved(averages(2))
+    gossip = Exchange(lambda state, ctx: state, lambda state, inbox, ctx: state, weights="gossip")
+    for program in (Repeat(gossip, 3), Sequence(push_sum(2), gossip)):
+        with pytest.raises(InvalidInput, match=r"mode: got 'asynchronous'; allowed: synchronous"):
+            check_conserved(program)
+    with pytest.raises(InvalidInput, match="faults"):
+        check_conserved(Repeat(push_sum(2), 3, until=lambda state, ctx: jnp.ones((), bool)))

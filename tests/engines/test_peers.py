@@ -1,0 +1,161 @@
+"""`hp.Peers`: parties with their own data only, over real links, reach what the simulator reaches."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from engines.peer.parties import together
+
+import hyperpush as hp
+from hyperpush.cli.app import main
+from hyperpush.deploy.certificates import make
+from hyperpush.deploy.swarm import free_ports
+from hyperpush.registry import registered
+from hyperpush.tasks.logistic import logistic
+
+NAMES = ("ann", "ben", "cleo", "dora")
+NETWORK = hp.networks.RandomDirected(len(NAMES), probability=(0.4, 0.8))
+SGP = hp.SGP(steps=20, step_size=0.5)
+HGP = hp.HGP(steps=4, pushes=3, step_size=0.5)
+
+
+def everyone():
+    return logistic(len(NAMES), 0, log_rates=True).replace(names=NAMES)
+
+
+def own(client):
+    """What one party holds: the shape of the task, and its own examples."""
+    task = everyone()
+    mine = jax.tree.map(lambda leaf: leaf[client], {"train": task.train, "validation": task.validation})
+    return task.for_client(NAMES[client], mine)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    make(folder, NAMES, ["127.0.0.1"])
+    addresses = {name: f"127.0.0.1:{port}" for name, port in zip(NAMES, free_ports(len(NAMES)), strict=True)}
+    return [
+        hp.Peers(name, addresses, folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key", patience=60.0)
+        for name in NAMES
+    ]
+
+
+def stacked(found):
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+
+
+def test_four_parties_train_and_estimate_one_after_the_other(engines):
+    """Over mutual TLS; the result of one verb goes into the next, and nothing has a client axis."""
+    truth = hp.train(everyone(), SGP, NETWORK, key=0)
+    estimate = hp.hypergradient(truth.task, HGP, NETWORK, key=1)
+
+    def party(client):
+        engine = engines[client]
+        trained = hp.train(own(client), SGP, NETWORK, key=0, engine=engine)
+        found = hp.hypergradient(trained.task, HGP, NETWORK, key=1, engine=engine)
+        return trained.params, found.value, trained.names, trained.costs.rounds
+
+    found = together(len(NAMES), party)
+    np.testing.assert_allclose(stacked([params for params, *_ in found]), truth.params, atol=1e-5)
+    values = np.asarray(estimate.value)
+    np.testing.assert_allclose(stacked([value for _, value, *_ in found]), values, atol=1e-5 * np.abs(values).max())
+    assert [(names, rounds) for *_, names, rounds in found] == [((name,), truth.costs.rounds) for name in NAMES]
+
+
+def test_four_parties_solve_without_certificates_on_loopback(engines):
+    method = hp.PDBO(inner=SGP, hypergradient=HGP, outer=hp.optimizer("adam", learning_rate=0.1), steps=2)
+    truth = hp.solve(everyone(), method, NETWORK, key=0)
+
+    def party(client):
+        engine = hp.Peers(NAMES[client], engines[client].addresses, session="plain", patience=60.0)
+        return hp.solve(own(client), method, NETWORK, key=0, engine=engine)
+
+    found = together(len(NAMES), party)
+    np.testing.assert_allclose(stacked([each.params for each in found]), truth.params, atol=1e-5)
+    np.testing.assert_allclose(stacked([each.hypers for each in found]), truth.hypers, atol=1e-5)
+    assert truth.history.cost is not None
+    np.testing.assert_allclose(np.stack([each.history.cost for each in found], axis=1), truth.history.cost, rtol=1e-5)
+
+
+def test_parties_with_another_number_are_told_so(engines):
+    """The same program with another step size: both errors name both configurations."""
+    addresses = dict(list(engines[0].addresses.items())[:2])
+    network = hp.networks.FullyConnected(2)
+
+    def party(client):
+        task = logistic(2, 0).replace(names=NAMES[:2]).for_client(NAMES[client])
+        engine = hp.Peers(NAMES[client], addresses, session="differ", patience=30.0)
+        with pytest.raises(hp.HyperpushError, match=r"ann.*configuration|configuration.*ann"):
+            hp.train(task, hp.SGP(steps=3, step_size=0.1 * (client + 1)), network, key=0, engine=engine)
+
+    together(2, party)
+
+
+def test_it_is_registered_and_shown(capsys):
+    assert registered("engines")["Peers"] is hp.Peers
+    main(["show", "Peers"])
+    said = capsys.readouterr().out
+    assert all(option in said for option in ("addresses", "patience", "certificate", "mutual TLS"))
+
+
+WITHOUT = """
+import sys
+sys.modules["zenoh"] = sys.modules["cryptography"] = None  # as if the extra were not installed
+import hyperpush as hp
+from hyperpush.cli.app import main
+from hyperpush.registry import registered
+from hyperpush.tasks.logistic import logistic
+task = logistic(2, 0)
+hp.train(task, hp.SGP(steps=2, step_size=0.1), hp.networks.FullyConnected(2), key=0, engine=hp.Threads())
+assert "Peers" in registered("engines")
+engine = hp.Peers("0", {"0": "127.0.0.1:1", "1": None})
+try:
+    hp.train(task.for_client(0), hp.SGP(steps=2, step_size=0.1), hp.networks.FullyConnected(2), key=0, engine=engine)
+except hp.InvalidInput as error:
+    print(error)
+main(["certificates", sys.argv[1], "alice"])
+"""
+
+
+def test_without_the_extra_all_else_works_and_one_line_names_it(tmp_path):
+    found = subprocess.run([sys.executable, "-c", WITHOUT, str(tmp_path / "keys")], capture_output=True, text=True)
+    assert "pip install 'hyperpush[peers]'" in found.stdout
+    assert "Traceback" not in found.stderr
+    assert "pip install 'hyperpush[peers]'" in found.stderr.splitlines()[-1]
+    assert (found.returncode, list(tmp_path.iterdir())) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"party": "eve"}, "Peers.party: got 'eve'"),
+        ({"addresses": {"Ann": None}}, "Peers.addresses: got 'Ann'"),
+        ({"addresses": {"ann": "nowhere"}}, r"Peers.addresses.ann: got 'nowhere'"),
+        ({"session": "a/b"}, "Peers.session"),
+        ({"mode": "sometimes"}, "Peers.mode"),
+        ({"patience": 0.0}, "Peers.patience"),
+        ({"checkpoint_every": 0}, "Peers.checkpoint_every"),
+        ({"faults": hp.Faults(loss=0.1)}, "Peers.faults"),
+    ],
+)
+def test_options_out_of_range_are_named(options, says):
+    with pytest.raises(hp.InvalidInput, match=says):
+        hp.Peers(**{"party": "ann", "addresses": {"ann": "127.0.0.1:1", "ben": None}, **options})
+
+
+def test_tasks_that_are_not_this_partys_are_refused(tmp_path):
+    addresses = {name: f"127.0.0.1:{number + 1}" for number, name in enumerate(NAMES)}
+    engine = hp.Peers("ann", addresses, patience=1.0)
+    for task in (everyone(), own(1), logistic(4, 0).for_client(0)):
+        with pytest.raises(hp.InvalidInput, match=r"task: got .*task\.for_client\('ann', data\)"):
+            hp.train(task, SGP, NETWORK, key=0, engine=engine)
+    with pytest.raises(hp.InvalidInput, match=r"engine: got 'Simulate'; allowed: hp\.Peers\('ben', …\)"):
+        hp.train(own(1), SGP, NETWORK, key=0)
+    private = own(0).private(clip=1.0, noise=hp.privacy.Laplace(50.0), curvature=0.35, coupling=0.3)
+    with pytest.raises(hp.InvalidInput, match=r"Peers\.secret: got None"):
+        hp.train(private, SGP, NETWORK, key=0, engine=engine)
+    with pytest.raises(hp.InvalidInput, match=r"Peers\.repeats: got True"):
+        hp.train(private, SGP, NETWORK, key=0, engine=hp.Peers("ann", addresses, secret=tmp_path / "secret.key"))

@@ -1,0 +1,308 @@
+import contextlib
+import dataclasses
+import struct
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from hyperpush.engines.transport import wire
+from hyperpush.engines.transport.wire import Header, Reason, Rejected, Rejections, Template, decode, encode, peek
+from hyperpush.errors import HyperpushError, InvalidInput
+
+BFLOAT16 = np.dtype(jnp.bfloat16)
+INTEGERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
+FLOATS = [np.dtype(f"f{size}") for size in (2, 4, 8)]
+HEADER = Header(view=1, node=2, step=3, sender=4, counter=5, weight=0.25)
+TREE = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": (np.int32(7), np.array([True, False, True]))}
+MESSAGE = encode(HEADER, TREE)
+TEMPLATE = Template(TREE)
+
+headers = st.builds(
+    Header,
+    view=st.integers(0, 2**32 - 1),
+    node=st.integers(0, 2**32 - 1),
+    step=st.integers(0, 2**64 - 1),
+    sender=st.integers(0, 2**32 - 1),
+    counter=st.integers(0, 2**64 - 1),
+    weight=st.floats(allow_nan=False, allow_infinity=False),
+    kind=st.sampled_from(wire.Kind),
+)
+
+
+@st.composite
+def arrays(draw):
+    shape = draw(npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+    dtype = draw(st.sampled_from([np.dtype(bool), *INTEGERS, *FLOATS, BFLOAT16]))
+    if dtype == BFLOAT16:
+        return draw(npst.arrays(np.int8, shape)).astype(BFLOAT16)
+    finite = {"allow_nan": False, "allow_infinity": False} if dtype.kind == "f" else None
+    return draw(npst.arrays(dtype, shape, elements=finite))
+
+
+trees = st.recursive(
+    arrays(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.none()
+    ),
+    max_leaves=6,
+)
+
+
+def reason(data, template=TEMPLATE, **options) -> Reason:
+    with pytest.raises(Rejected) as caught:
+        decode(data, template, **options)
+    return caught.value.reason
+
+
+def resealed(data) -> bytes:
+    """The bytes with a checksum that fits them, as a malicious sender would make it."""
+    return bytes(data[:-4]) + zlib.crc32(data[:-4]).to_bytes(4, "little")
+
+
+def assert_same(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.tobytes() == other.tobytes()
+
+
+@given(headers, trees)
+@settings(deadline=None, max_examples=200)
+def test_round_trip(header, tree):
+    data = encode(header, tree)
+    template = Template(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree))
+    assert len(data) == template.size
+    got, leaves = decode(data, template, expect_sender=header.sender)
+    assert got == header == peek(data)
+    assert_same(leaves, tree)
+
+
+def test_jax_arrays_numbers_and_foreign_byte_order():
+    tree = {
+        "jax": jnp.ones((2, 2), jnp.bfloat16),
+        "number": 1.5,
+        "strided": np.arange(6.0)[::2],
+        "big": np.ones(2, ">i4"),
+    }
+    _, got = decode(encode(HEADER, tree), Template(tree))
+    assert_same(
+        got,
+        {
+            "jax": np.ones((2, 2), BFLOAT16),
+            "number": np.float64(1.5),
+            "strided": np.array([0.0, 2, 4]),
+            "big": np.ones(2, "i4"),
+        },
+    )
+
+
+def test_byte_layout_is_fixed():
+    """Two machines of different make must agree: the bytes themselves are the promise."""
+    digest = Template([np.float32(0)]).digest
+    expected = struct.pack("<4sHBxIIQIIQd16s", b"hpsh", 2, 0, 1, 2, 3, 4, 0, 5, 0.25, digest)
+    expected += bytes([11, 1]) + struct.pack("<Q", 2) + bytes(6) + struct.pack("<2f", 1, 2)
+    expected += struct.pack("<I", zlib.crc32(expected))
+    assert encode(HEADER, [np.array([1, 2], np.float32)]) == expected
+    assert digest.hex() == "1731a34e81e6ae74ad1bbab77e211163"
+
+
+def test_decoded_leaves_are_read_in_place_aligned_and_read_only():
+    data = bytearray(MESSAGE)
+    _, tree = decode(data, TEMPLATE)
+    for leaf in jax.tree.leaves(tree):
+        assert (leaf.flags.owndata, leaf.flags.aligned, leaf.flags.writeable) == (False, True, False)
+        assert np.shares_memory(leaf, np.frombuffer(data, np.uint8))
+
+
+def test_every_truncation_is_rejected():
+    for length in range(len(MESSAGE)):
+        assert reason(MESSAGE[:length]) in {Reason.TOO_SHORT, Reason.BAD_CHECKSUM}
+        if length >= 4:
+            assert reason(resealed(MESSAGE[:length])) in {
+                *(Reason.TOO_SHORT, Reason.WRONG_SHAPE),
+                *([Reason.BAD_CHECKSUM] if length < 68 else []),
+            }
+
+
+def test_every_bit_flip_is_rejected():
+    for place in range(len(MESSAGE) * 8):
+        data = bytearray(MESSAGE)
+        data[place // 8] ^= 1 << place % 8
+        expected = {0: Reason.BAD_MAGIC, 1: Reason.WRONG_VERSION}.get(place // 32, Reason.BAD_CHECKSUM)
+        if 48 <= place < 64:  # the kind, of which there are six, and a byte that means nothing
+            expected = Reason.WRONG_KIND if 51 <= place < 56 else Reason.BAD_CHECKSUM
+        assert reason(data) == expected
+
+
+def test_the_checksum_of_long_messages():
+    rows, rest = 11, 5
+    data = np.random.default_rng(0).integers(0, 256, 1021 * 8 * rows + rest, dtype=np.uint8)
+    columns = [0] * 1021
+    for place, word in enumerate(np.frombuffer(data[:-rest].tobytes(), "<u8").tolist()):
+        columns[place % 1021] = (columns[place % 1021] + word) % 2**64
+    expected = zlib.crc32(struct.pack("<1021Q", *columns) + data[-rest:].tobytes())
+    assert wire.checksum(data.tobytes()) == expected
+    assert wire.checksum(data[: 1 << 16].tobytes()) == zlib.crc32(data[: 1 << 16].tobytes())
+    random = np.random.default_rng(1)
+    for place in [0, len(data) - 1, *random.integers(0, len(data), 200)]:
+        changed = data.copy()
+        changed[place] ^= 1 << random.integers(8)
+        assert wire.checksum(changed.tobytes()) != expected
+    half = np.roll(data[:65536], 32768)
+    assert wire.checksum(np.concatenate([half, data[65536:]]).tobytes()) != expected
+
+
+def test_foreign_bytes_and_versions():
+    assert reason(b"") == Reason.TOO_SHORT
+    assert reason(b"\x00" * 100) == Reason.BAD_MAGIC
+    for version in (0, wire.VERSION + 1, 2**16 - 1):
+        data = bytearray(MESSAGE)
+        struct.pack_into("<H", data, 4, version)
+        assert reason(data) == reason(resealed(data)) == Reason.WRONG_VERSION
+
+
+def test_oversized_is_refused_before_anything_is_read():
+    assert reason(MESSAGE + b"\x00") == Reason.OVERSIZED
+    assert reason(resealed(MESSAGE + b"\x00" * 8)) == Reason.OVERSIZED
+    assert reason(bytes(TEMPLATE.size + 1)) == Reason.OVERSIZED
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": TREE["a"], "c": TREE["b"]},
+        {"a": TREE["a"], "b": [*TREE["b"], np.float32(0)]},
+        {"a": TREE["a"]},
+        [TREE["a"], *TREE["b"]],
+        None,
+    ],
+)
+def test_wrong_structure(other):
+    template = Template(other)
+    data = encode(HEADER, other)
+    assert reason(data, TEMPLATE) in {Reason.WRONG_STRUCTURE, Reason.OVERSIZED}
+    assert reason(MESSAGE, template) in {Reason.WRONG_STRUCTURE, Reason.OVERSIZED}
+    assert Reason.WRONG_STRUCTURE in {reason(data, TEMPLATE), reason(MESSAGE, template)}
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (6,), (1, 2, 3), (), (2, 2), (0, 3)])
+def test_wrong_shape(shape):
+    data = encode(HEADER, TREE | {"a": np.zeros(shape, np.float32)})
+    assert reason(data) == (Reason.OVERSIZED if len(data) > TEMPLATE.size else Reason.WRONG_SHAPE)
+
+
+@pytest.mark.parametrize("dtype", ["i4", "u4", "f2", BFLOAT16, "f8"])
+def test_wrong_dtype(dtype):
+    data = encode(HEADER, TREE | {"a": np.zeros((2, 3), dtype)})
+    assert reason(data) == (Reason.OVERSIZED if len(data) > TEMPLATE.size else Reason.WRONG_DTYPE)
+
+
+def test_sizes_in_a_message_are_never_believed():
+    """A shape of 2^64 - 1 in the table costs nothing: it is compared, not used."""
+    data = bytearray(MESSAGE)
+    struct.pack_into("<Q", data, 66, 2**64 - 1)
+    assert reason(resealed(data)) == Reason.WRONG_SHAPE
+
+
+def test_wrong_sender():
+    assert reason(MESSAGE, expect_sender=3) == Reason.WRONG_SENDER
+    assert decode(MESSAGE, TEMPLATE, expect_sender=4)[0] == HEADER
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, BFLOAT16])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_floats_must_be_finite(dtype, value):
+    tree = np.array([0, value, 1]).astype(dtype)
+    data = encode(HEADER, tree)
+    assert reason(data, Template(tree)) == Reason.NOT_FINITE
+    if np.isnan(value):
+        assert reason(data, Template(tree, allow_infinite=True)) == Reason.NOT_FINITE
+    else:
+        assert_same(decode(data, Template(tree, allow_infinite=True))[1], tree)
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf])
+def test_weight_must_be_finite(weight):
+    data = encode(dataclasses.replace(HEADER, weight=weight), TREE)
+    assert reason(data) == reason(data, Template(TREE, allow_infinite=True)) == Reason.NOT_FINITE
+
+
+def test_booleans_must_be_0_or_1():
+    data = bytearray(encode(HEADER, np.array([True, False])))
+    data[-12] = 2
+    assert reason(resealed(data), Template(np.array([True, False]))) == Reason.NOT_BOOLEAN
+
+
+def test_random_mutations_raise_nothing_but_rejected():
+    random = np.random.default_rng(0)
+    rejections = Rejections()
+    accepted = 0
+    for trial in range(20_000):
+        data = bytearray(MESSAGE)
+        for _ in range(random.integers(1, 4)):
+            place, length = int(random.integers(len(data) + 1)), int(random.integers(1, 9))
+            noise = random.bytes(length)
+            match random.integers(4):
+                case 0:
+                    data[place : place + length] = noise[: len(data) - place]
+                case 1:
+                    data[place:place] = noise
+                case 2:
+                    del data[place : place + length]
+                case _:
+                    data = data[:place] or bytearray(noise)
+        if trial % 2 and len(data) >= 4:
+            data = bytearray(resealed(data))
+        try:
+            _, tree = decode(data, TEMPLATE, expect_sender=4)
+        except Rejected as rejected:
+            rejections.add(rejected.reason)
+        else:
+            accepted += data != MESSAGE
+            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
+        with contextlib.suppress(Rejected):
+            peek(data)
+    # A sound checksum around changed values or header fields is a valid message; most mutations are not that.
+    assert 0 < accepted < 5_000
+    assert rejections.total > 15_000
+    assert set(rejections.counts()) >= {
+        *(
+            Reason.OVERSIZED,
+            Reason.TOO_SHORT,
+            Reason.BAD_MAGIC,
+            Reason.WRONG_VERSION,
+            Reason.WRONG_KIND,
+            Reason.BAD_CHECKSUM,
+        ),
+        *(Reason.WRONG_SENDER, Reason.WRONG_STRUCTURE, Reason.WRONG_DTYPE, Reason.WRONG_SHAPE, Reason.NOT_BOOLEAN),
+    }
+
+
+def test_rejections_count_by_reason():
+    rejections = Rejections()
+    for each in (Reason.TOO_SHORT, Reason.OVERSIZED, Reason.TOO_SHORT, "late"):
+        rejections.add(each)
+    assert (rejections.total, rejections[Reason.TOO_SHORT], rejections[Reason.BAD_MAGIC]) == (4, 2, 0)
+    assert rejections.counts() == {"too-short": 2, "oversized": 1, "late": 1}
+
+
+def test_what_cannot_be_sent_is_named():
+    assert issubclass(Rejected, HyperpushError)
+    for leaf in (np.array(["text"]), np.array([object()]), np.complex64(1), jax.random.key(0)):
+        with pytest.raises(InvalidInput, match="dtype"):
+            encode(HEADER, leaf)
+        with pytest.raises(InvalidInput, match="dtype"):
+            Template(leaf)
+    with pytest.raises(InvalidInput, match=r"header\.node"):
+        Header(view=0, node=2**32, step=0, sender=0)
+    with pytest.raises(InvalidInput, match=r"header\.step"):
+        Header(view=0, node=0, step=-1, sender=0)
