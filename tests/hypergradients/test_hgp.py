@@ -36,8 +36,6 @@ def test_everything_agrees_on_directed_time_varying_networks(clients, seed):
     found = hp.hypergradient(task, hp.HGP(600, 100, 1 / largest), network, key=seed)
     for name, value in {
         "dense": oracles.dense(*whole),
-        "conjugate gradient": oracles.conjugate_gradient(*whole),
-        "Neumann": oracles.neumann(*whole, 600, 1 / largest),
         "HGP": found.value,
     }.items():
         np.testing.assert_allclose(value, truth, rtol=1e-6, atol=1e-6, err_msg=name)

@@ -1,9 +1,11 @@
-"""What every hyper-gradient program starts from and ends with."""
+"""What every hypergradient estimator starts from and ends with."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from hyperpush.data.batches import everything
@@ -14,7 +16,7 @@ from hyperpush.programs import Context
 
 
 class HypergradientState(eqx.Module):
-    """A client's side of a hyper-gradient: the point (params, hyper) and the estimate of d_{λ_i} F̄ there."""
+    """A client's side of a hypergradient: the point (params, hyper) and the estimate of d_{λ_i} F̄ there."""
 
     params: PyTree
     hyper: PyTree
@@ -43,7 +45,19 @@ def reverses_links(method: Method) -> bool:
     return any(part.info.network in ("two-way", "undirected") for part in estimators)
 
 
+def outer_gradients(problem: Problem, state: HypergradientState, ctx: Context) -> tuple[PyTree, PyTree]:
+    """∂_x F_i and ∂_λ F_i on all of the client's examples."""
+    return problem.outer_gradients(state.params, state.hyper, everything(ctx.data.outer))
+
+
 def outer_gradient_shares(problem: Problem, state: HypergradientState, ctx: Context) -> tuple[PyTree, PyTree]:
     """(1/n)∂_x F_i and (1/n)∂_λ F_i: the client's part of the gradients of the mean outer cost."""
-    gradients = problem.outer_gradients(state.params, state.hyper, everything(ctx.data.outer))
-    return jax.tree.map(lambda g: g / ctx.clients, gradients)
+    return jax.tree.map(lambda g: g / ctx.clients, outer_gradients(problem, state, ctx))
+
+
+def subtract_indirect(
+    problem: Problem, state: HypergradientState, direct: PyTree, q: PyTree, ctx: Context
+) -> HypergradientState:
+    """The state with the estimate `direct` − B_i q."""
+    product = problem.jacobian_product(state.params, state.hyper, everything(ctx.data.train), q)
+    return replace(state, value=jax.tree.map(jnp.subtract, direct, product))

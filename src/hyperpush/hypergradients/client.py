@@ -2,19 +2,17 @@
 
 from typing import ClassVar
 
-import equinox as eqx
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from hyperpush.data.batches import everything
-from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
-from hyperpush.hypergradients.implicit_cg import Solving, check_solving, conjugate_gradients, implicit, start_solving
-from hyperpush.method import MethodInfo, Number, as_number
+from hyperpush.hypergradients.base import HypergradientState, outer_gradients, subtract_indirect
+from hyperpush.hypergradients.implicit import Implicit, Solving, solve_together, start_solving
+from hyperpush.method import MethodInfo
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Node, Scope
 
 
-class ClientGradient(HypergradientEstimator):
+class ClientGradient(Implicit):
     """Each client's derivative of its own outer cost at the inner solution that all share.
 
         d F_i(x*(λ), λ_i) / dλ_i = ∂_λ F_i − B_i (Σ_k H_k)⁻¹ ∂_x F_i
@@ -26,12 +24,23 @@ class ClientGradient(HypergradientEstimator):
     **Use it** for clients that care for themselves alone, on a shared model. **Avoid it** with many clients: it sends
     n·d numbers per step.
 
+    Departures from the paper:
+        1. All clients' systems are solved together by conjugate gradients with exact averages; the paper solves them
+           by decentralized steps with gossip.
+
     Args:
-        steps: Iterations at most, at least 1. But for rounding as many as there are eigenvalues suffice.
-        damping: Added to the diagonal of the mean Hessian, 0 or more, so that it is positive definite.
+        steps: Iterations at most, at least 1. But for rounding as many as there are different eigenvalues suffice.
+        damping: Added to the diagonal of the mean Hessian, 0 or more. Above 0 it makes a singular Hessian positive
+            definite, and biases the result.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(5, seed=0), hp.networks.RandomDirected(5)
+        >>> hp.check(task, hp.hypergradients.ClientGradient(steps=4), network, key=0).passed
+        True
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -42,22 +51,15 @@ class ClientGradient(HypergradientEstimator):
         example={"steps": 10},
     )
 
-    steps: int = eqx.field(static=True)
-    damping: Number = eqx.field(converter=as_number, default=0.0)
-
-    def __check_init__(self):
-        check_solving(self)
-
     def program(self, problem: Problem) -> Node:
-        def outer_gradients(state: HypergradientState, ctx: Context):
-            return problem.outer_gradients(state.params, state.hyper, everything(ctx.data.outer))
-
-        def enter(state: HypergradientState, ctx: Context):
-            own, _ = ravel_pytree(outer_gradients(state, ctx)[0])
+        def start(state: HypergradientState, ctx: Context) -> Solving:
+            own, _ = ravel_pytree(outer_gradients(problem, state, ctx)[0])
             # The mean over clients is everyone's (1/n)∂_xF_i, as Σ_k H_k is n times the mean Hessian.
-            return start_solving(state, jnp.zeros((ctx.clients, own.size), own.dtype).at[ctx.client].set(own))
+            rights = jnp.zeros((ctx.clients, own.size), own.dtype).at[ctx.client].set(own)
+            return start_solving(state.params, state.hyper, rights)
 
-        def leave(before: HypergradientState, state: Solving, ctx: Context):
-            return implicit(problem, before, outer_gradients(before, ctx)[1], state.q[ctx.client], ctx)
+        def finish(before: HypergradientState, state: Solving, ctx: Context) -> HypergradientState:
+            _, direct = outer_gradients(problem, before, ctx)
+            return subtract_indirect(problem, before, direct, ravel_pytree(before.params)[1](state.q[ctx.client]), ctx)
 
-        return Scope(conjugate_gradients(problem, self.steps, self.damping, None, "ClientGradient"), enter, leave)
+        return Scope(solve_together(problem, self), start, finish)

@@ -1,10 +1,10 @@
 """The gradient of the own outer cost by the own hypers, with fixed params."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from hyperpush.data.batches import everything
 from hyperpush.errors import InvalidInput
-from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradients
 from hyperpush.method import MethodInfo
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node
@@ -16,7 +16,20 @@ class DirectGradient(HypergradientEstimator):
     The baseline "PDBO (local)" of "Cooperative personalized bilevel optimization over random directed networks".
 
     **Use it** as the baseline that ignores the inner problem. **Avoid it** where the outer cost does not contain the
-    hypers: it is zero there.
+    hypers: it is zero there, and such a task is refused.
+
+    Raises:
+        InvalidInput: The task's outer cost and outer penalty do not contain the hypers.
+
+    Example:
+        The outer cost ½‖λ − g‖² + … of these quadratics has the gradient λ − g.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(5, seed=0), hp.networks.RandomDirected(5)
+        >>> found = hp.hypergradient(task, hp.hypergradients.DirectGradient(), network, key=0)
+        >>> bool(jnp.allclose(found.value, task.hypers - task.validation["hyper_target"]))
+        True
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -34,8 +47,7 @@ class DirectGradient(HypergradientEstimator):
             raise InvalidInput("task.outer", "a cost without hypers, for DirectGradient", allowed)
 
     def program(self, problem: Problem) -> Node:
-        def estimate(state: HypergradientState, ctx: Context):
-            _, along_hyper = problem.outer_gradients(state.params, state.hyper, everything(ctx.data.outer))
-            return HypergradientState(state.params, state.hyper, along_hyper, state.links)
+        def estimate(state: HypergradientState, ctx: Context) -> HypergradientState:
+            return replace(state, value=outer_gradients(problem, state, ctx)[1])
 
         return Local(estimate)

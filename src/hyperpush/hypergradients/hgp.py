@@ -6,24 +6,30 @@ from typing import Any, ClassVar, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush.checks import check_integer, check_positive
-from hyperpush.data.batches import draw, everything
+from hyperpush.data.batches import draw
 from hyperpush.errors import InvalidInput
-from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradient_shares
+from hyperpush.hypergradients.base import (
+    HypergradientEstimator,
+    HypergradientState,
+    outer_gradient_shares,
+    subtract_indirect,
+)
 from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.problem import Problem
-from hyperpush.programs import Average, Local, Node, Repeat, Scope, Sequence
+from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
 
 
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    u: PyTree
-    value: PyTree  # v; on a private task, what will be of it without the product
+    u: PyTree  # this client's term of the series; after averaging, the mean term û
+    value: PyTree  # v, the estimate so far; on a private task (1/n) ∂_λ F_i alone
     q: PyTree  # η Σ û on a private task; else None
-    mass: Float[Array, ""]  # ω of the push-sum, if it is kept between steps
+    mass: Float[Array, ""]  # ω of the push-sum
 
 
 class HGP(HypergradientEstimator):
@@ -51,22 +57,43 @@ class HGP(HypergradientEstimator):
     averaging is slow: a directed ring of 50 clients takes thousands of pushes. `TrackedHGP` has no such bias. Some
     papers call `DirectedRB` HGP, too.
 
-    On a private task the gradients of F and the products H_i û are clipped and noisy. As û is known to others, v is
-    taken in the end, (1/n) ∂_λ F_i − B_i (η Σ û), by one product with all examples: steps + 1 releases.
+    Departures from the paper:
+        1. Averages can also be gossip's or exact.
+        2. One mini-batch serves both products of a step, unless `independent_batches` asks for two.
+        3. The push-sum weight ω can be carried over between steps (`keep_mass`).
+        4. On a private task the gradients of F and the products H_i û are clipped and noisy. As û is known to others,
+           v is taken in the end, (1/n) ∂_λ F_i − B_i (η Σ û), by one product with all examples: steps + 1 releases.
 
     Args:
-        steps: Terms of the series. With 0 the result is the direct gradient (1/n) ∂_λ F_i.
-        pushes: Rounds of averaging per step, at least 1.
-        step_size: η. With exact averages any 0 < η < 2 / λ_max(H̄) converges; 1 / λ_max(H̄) is a safe choice. It is
-            unrelated to the step size of training.
-        batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
+        steps: Terms of the series. With 0 the result is the direct gradient (1/n) ∂_λ F_i. About κ·ln(1/ε) reach a
+            relative error ε at condition number κ.
+        pushes: Rounds of averaging per step, at least 1. Double them until the estimate stops changing.
+        step_size: η. With exact averages any 0 < η < 2 / λ_max(H̄) converges; 1 / λ_max(H̄) is a safe choice, which
+            `hp.check` suggests. It is unrelated to the step size of training.
+        batch_size: Training examples per mini-batch, drawn anew in each step, at least 1; None uses all.
         averaging: `"push"` (push-sum, any network), `"gossip"` (doubly stochastic weights, undirected networks) or
             `"exact"` (the true mean, as a server would compute it).
-        independent_batches: Draw one mini-batch for B_i û_i and another for H_i û_i.
+        independent_batches: Draw one mini-batch for B_i û_i and another for H_i û_i. Not for private tasks.
         keep_mass: Carry the push-sum weight ω over to the next step instead of restarting at 1.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        Four clients share x = 1, the inner solution. The true hypergradient of each is −1/4.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> task = hp.Task(
+        ...     inner=lambda x, log_rate, a: (x - a) ** 2,
+        ...     penalty=lambda x, log_rate: jnp.exp(log_rate) * x**2,
+        ...     outer=lambda x, log_rate, b: (x - b) ** 2, params=1.0, hypers=0.0,
+        ...     train=jnp.array([[1.0], [2.0], [3.0], [2.0]]), validation=jnp.zeros((4, 1)),
+        ... )
+        >>> network = hp.networks.RandomDirected(4)
+        >>> method = hp.HGP(steps=20, pushes=30, step_size=0.2)
+        >>> print(hp.hypergradient(task, method, network, key=0).value.round(3))
+        [-0.25 -0.25 -0.25 -0.25]
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -99,43 +126,55 @@ class HGP(HypergradientEstimator):
             raise InvalidInput("HGP.independent_batches", True, allowed)
 
     def program(self, problem: Problem) -> Node:
-        def enter(state: HypergradientState, ctx):
+        def start(state: HypergradientState, ctx: Context) -> _State:
             u, v = outer_gradient_shares(problem, state, ctx)
-            q = jax.tree.map(jnp.zeros_like, u) if problem.private else None
+            q = optax.tree.zeros_like(u) if problem.private else None
             return _State(state.params, state.hyper, u, v, q, jnp.ones(()))
 
-        def put(state: _State, average, mass, ctx):
-            return replace(state, u=average, mass=mass if self.keep_mass else jnp.ones(()))
+        def get_term(state: _State, ctx: Context) -> tuple[PyTree, Float[Array, ""]]:
+            # Push-sum starts from u, not from u·ω, even where ω is kept: all ω sum to n, so the result is the plain
+            # mean. From u·ω it would weight clients unequally.
+            return state.u, state.mass
 
-        def gather(state: _State, ctx):
-            return replace(state, q=jax.tree.map(lambda q, u: q + self.step_size * u, state.q, state.u))
+        def set_mean(state: _State, mean: PyTree, mass: Float[Array, ""], ctx: Context) -> _State:
+            return replace(state, u=mean, mass=mass if self.keep_mass else jnp.ones(()))
 
-        def multiply(state: _State, ctx):
-            first, second = jax.random.split(ctx.key)
-            batch = draw(ctx.data.train, self.batch_size, first)
-            if problem.private:
-                along_x = problem.hessian_product(state.params, state.hyper, batch, state.u)
-                u = jax.tree.map(lambda u, h: u - self.step_size * h, state.u, along_x)
-                return replace(gather(state, ctx), u=u)
-            along_x, along_hyper = problem.products(state.params, state.hyper, batch, state.u)
-            if self.independent_batches:
-                batch = draw(ctx.data.train, self.batch_size, second)
-                along_x = problem.hessian_product(state.params, state.hyper, batch, state.u)
-            u = jax.tree.map(lambda u, h: u - self.step_size * h, state.u, along_x)
-            v = jax.tree.map(lambda v, b: v - self.step_size * b, state.value, along_hyper)
-            return replace(state, u=u, value=v)
+        def add_term(state: _State, ctx: Context) -> _State:
+            along_x, along_hyper = self._products(problem, state, ctx)
+            u = optax.tree.add_scale(state.u, -self.step_size, along_x)
+            return replace(state, u=u, value=optax.tree.add_scale(state.value, -self.step_size, along_hyper))
 
-        def leave(before: HypergradientState, state: _State, ctx):
-            value = state.value
-            if problem.private and self.steps:
-                product = problem.jacobian_product(state.params, state.hyper, everything(ctx.data.train), state.q)
-                value = jax.tree.map(jnp.subtract, value, product)
-            return HypergradientState(state.params, state.hyper, value, before.links)
+        def finish(before: HypergradientState, state: _State, ctx: Context) -> HypergradientState:
+            return replace(before, value=state.value)
 
-        average = Average(get=lambda state, ctx: (state.u, state.mass), put=put, rounds=self.pushes, by=self.averaging)
-        body = Sequence(average, Local(multiply))
-        if problem.private and self.steps:  # nobody needs the last product
-            loop = Sequence(Repeat(body, self.steps - 1, name="HGP"), average, Local(gather))
-        else:
-            loop = Repeat(body, self.steps, name="HGP")
-        return Scope(loop, enter, leave)
+        average = Average(get_term, set_mean, rounds=self.pushes, by=self.averaging)
+        if problem.private and self.steps:
+            return self._private_program(problem, average, start)
+        return Scope(Repeat(Sequence(average, Local(add_term)), self.steps, name="HGP"), start, finish)
+
+    def _products(self, problem: Problem, state: _State, ctx: Context) -> tuple[PyTree, PyTree]:
+        """(H_i û_i, B_i û_i) on mini-batches of this step."""
+        batch, other = (draw(ctx.data.train, self.batch_size, key) for key in jax.random.split(ctx.key))
+        at = state.params, state.hyper
+        if self.independent_batches:
+            along_hyper = problem.jacobian_product(*at, batch, state.u)
+            return problem.hessian_product(*at, other, state.u), along_hyper
+        # Sharing one batch adds no bias: û depends only on the batches of earlier steps.
+        return problem.products(*at, batch, state.u)
+
+    def _private_program(self, problem: Problem, average: Average, start: Any) -> Node:
+        """The series with η Σ û in place of v, so that B_i is applied once; nobody needs the last H_i û."""
+
+        def gather(state: _State, ctx: Context) -> _State:
+            return replace(state, q=optax.tree.add_scale(state.q, self.step_size, state.u))
+
+        def add_term(state: _State, ctx: Context) -> _State:
+            batch = draw(ctx.data.train, self.batch_size, jax.random.split(ctx.key)[0])
+            along_x = problem.hessian_product(state.params, state.hyper, batch, state.u)
+            return replace(gather(state, ctx), u=optax.tree.add_scale(state.u, -self.step_size, along_x))
+
+        def finish(before: HypergradientState, state: _State, ctx: Context) -> HypergradientState:
+            return subtract_indirect(problem, before, state.value, state.q, ctx)
+
+        series = Repeat(Sequence(average, Local(add_term)), self.steps - 1, name="HGP")
+        return Scope(Sequence(series, average, Local(gather)), start, finish)

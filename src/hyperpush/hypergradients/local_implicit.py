@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
 
+from hyperpush.hypergradients.implicit import System
 from hyperpush.method import Number
 from hyperpush.problem import Problem
 
@@ -17,29 +19,19 @@ def own_hypergradient(
     steps: int,
     damping: Number = 0.0,
 ) -> PyTree:
-    """h_i = ∂_λF_i − B_i (H_i + damping·I)^{-1} ∂_xF_i at any (params, hyper), by `steps` of conjugate gradients.
+    """h_i = ∂_λF_i − B_i (H_i + damping·I)⁻¹ ∂_xF_i at any (params, hyper), by `steps` of conjugate gradients.
 
     Directions in which the matrix is not positive are left alone.
     """
     along_x, along_hyper = problem.outer_gradients(params, hyper, outer_batch)
+    right, back = ravel_pytree(along_x)
 
-    def step(_, held):
-        q, residual, direction, size = held
-        product = problem.hessian_product(params, hyper, inner_batch, direction)
-        product = jax.tree.map(lambda h, p: h + damping * p, product, direction)
-        bend = dot(direction, product)
-        length = jnp.where(bend > 0, size / jnp.where(bend > 0, bend, 1), 0)
-        q = jax.tree.map(lambda q, p: q + length * p, q, direction)
-        residual = jax.tree.map(lambda r, h: r - length * h, residual, product)
-        after = dot(residual, residual)
-        turn = jnp.where(size > 0, after / jnp.where(size > 0, size, 1), 0)
-        return q, residual, jax.tree.map(lambda r, p: r + turn * p, residual, direction), after
+    def multiply(vector: Float[Array, " d"]) -> Float[Array, " d"]:
+        product = problem.hessian_product(params, hyper, inner_batch, back(vector))
+        return ravel_pytree(product)[0] + damping * vector
 
-    zero = jax.tree.map(jnp.zeros_like, along_x)
-    q, *_ = jax.lax.fori_loop(0, steps, step, (zero, along_x, along_x, dot(along_x, along_x)))
-    product = problem.jacobian_product(params, hyper, inner_batch, q)
-    return jax.tree.map(jnp.subtract, along_hyper, product)
+    def step(_, system: System) -> System:
+        return system.advance(multiply(system.direction), only_convex=True)
 
-
-def dot(a: PyTree, b: PyTree):
-    return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    q = jax.lax.fori_loop(0, steps, step, System.start(right)).q
+    return jax.tree.map(jnp.subtract, along_hyper, problem.jacobian_product(params, hyper, inner_batch, back(q)))

@@ -10,21 +10,25 @@ links of SGP: a client weighs what it hears from j with p̄_{i→j}/δ̄_{j→i}
 heard at all. The target is O(γ) away from the hypergradient of the exact consensus solution.
 """
 
-from typing import Any, Literal
+import abc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush.checks import check_integer, check_positive
 from hyperpush.data.batches import draw
 from hyperpush.errors import InvalidInput
-from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradient_shares
 from hyperpush.inner.base import LinkEstimates
-from hyperpush.method import Number
+from hyperpush.method import Number, as_number
 from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node, Repeat, Scope, Sequence
+from hyperpush.programs import Context, Exchange, Inbox, Node, Repeat, Scope
 
 Variant = Literal["gradient-first", "gradient-after"]
 
@@ -40,75 +44,78 @@ class Backward(eqx.Module):
     value: PyTree  # v
 
 
-def check_recurrent(estimator: Any) -> None:
-    """Refuse options that make no sense, naming the field."""
-    name = type(estimator).__name__
-    check_integer(f"{name}.steps", estimator.steps, minimum=0)
-    check_positive(f"{name}.step_size", estimator.step_size)
-    check_integer(f"{name}.batch_size", estimator.batch_size, minimum=1, optional=True)
+class Recurrent(HypergradientEstimator):
+    """An estimator that goes `steps` steps back through SGP, whose step size was `step_size` in the end."""
 
+    steps: int = eqx.field(static=True)
+    step_size: Number = eqx.field(converter=as_number)
+    variant: eqx.AbstractVar[Variant]
+    batch_size: eqx.AbstractVar[int | None]
 
-def enter(problem: Problem, state: HypergradientState, ctx: Context) -> tuple[Backward, PyTree]:
-    """Where the way back starts (with v = 0), and c_λ."""
-    if state.links is None:
-        raise InvalidInput("links", None, "estimates of the links (train with SGP(observe=True), or network means)")
-    along_x, along_hyper = outer_gradient_shares(problem, state, ctx)
-    mass = state.links.mass
-    source = jax.tree.map(lambda g: g / mass, along_x)
-    zero = jax.tree.map(jnp.zeros_like, along_hyper)
-    return Backward(state.params, state.hyper, state.links, source, source, zero), along_hyper
+    def __check_init__(self):
+        name = type(self).__name__
+        check_integer(f"{name}.steps", self.steps, minimum=0)
+        check_positive(f"{name}.step_size", self.step_size)
+        check_integer(f"{name}.batch_size", self.batch_size, minimum=1, optional=True)
+
+    @abc.abstractmethod
+    def step(self, problem: Problem) -> Node:
+        """One step back, on `Backward` states or what `begin` makes of them."""
+
+    def begin(self, back: Backward) -> PyTree:
+        """The state that steps work on, where the way back starts."""
+        return back
+
+    def found(self, state: PyTree) -> PyTree:
+        """The series so far, without c_λ."""
+        return state.value
+
+    def program(self, problem: Problem) -> Node:
+        def start(state: HypergradientState, ctx: Context) -> PyTree:
+            if state.links is None:
+                allowed = "estimates of the links (train with SGP(observe=True), or network means)"
+                raise InvalidInput("links", None, allowed)
+            along_x, along_hyper = outer_gradient_shares(problem, state, ctx)
+            mass = state.links.mass
+            source = jax.tree.map(lambda g: g / mass, along_x)
+            zero = jax.tree.map(jnp.zeros_like, along_hyper)
+            return self.begin(Backward(state.params, state.hyper, state.links, source, source, zero))
+
+        def finish(before: HypergradientState, state: PyTree, ctx: Context) -> HypergradientState:
+            _, direct = outer_gradient_shares(problem, before, ctx)
+            return replace(before, value=optax.tree.add(self.found(state), direct))
+
+        return Scope(Repeat(self.step(problem), self.steps, name=type(self).__name__), start, finish)
+
+    def maps(
+        self, problem: Problem, state: Backward, vector: PyTree, mixed: PyTree, ctx: Context
+    ) -> tuple[PyTree, PyTree]:
+        """(A u, B u) of one client for u = `vector`, once the reversed messages have been mixed."""
+        at = vector if self.variant == "gradient-after" else mixed
+        batch = draw(ctx.data.train, self.batch_size, ctx.key)
+        along_x, along_hyper = problem.products(state.params, state.hyper, batch, at)
+        onward = optax.tree.add_scale(mixed, -self.step_size / state.links.mass, along_x)
+        return onward, optax.tree.scale(-self.step_size, along_hyper)
+
+    def exchange(
+        self,
+        problem: Problem,
+        weights: Literal["reverse"] | Callable[[Backward, Context], Float[Array, " n"]],
+        *,
+        move: bool = True,
+        collect: bool = True,
+    ) -> Exchange:
+        """A round in which clients hear each other's u. It moves u ← A u, collects v ← v + B u, or does both."""
+
+        def receive(state: Backward, inbox: Inbox, ctx: Context) -> Backward:
+            onward, added = self.maps(problem, state, state.u, inbox.mix(state.u), ctx)
+            value = optax.tree.add(state.value, added) if collect else state.value
+            return replace(state, u=onward if move else state.u, value=value)
+
+        return Exchange(send=lambda state, ctx: state.u, receive=receive, weights=weights)
 
 
 def reversed_weights(state: Backward, ctx: Context) -> Float[Array, " n"]:
     """p̃_{j→i} = p̄_{i→j}/δ̄_{j→i} for what is heard from j; the own entry is p̄_{i→i}."""
     links = state.links
     return jnp.where(links.heard > 0, links.sent / jnp.where(links.heard > 0, links.heard, 1), 0)
-
-
-def maps(
-    problem: Problem,
-    state: Backward,
-    ctx: Context,
-    vector: PyTree,
-    mixed: PyTree,
-    step_size: Number,
-    variant: Variant,
-    batch_size: int | None,
-) -> tuple[PyTree, PyTree]:
-    """(A u, B u) of one client for u = `vector`, once the reversed messages have been mixed."""
-    at = vector if variant == "gradient-after" else mixed
-    along_x, along_hyper = problem.products(state.params, state.hyper, draw(ctx.data.train, batch_size, ctx.key), at)
-    onward = jax.tree.map(lambda m, h: m - step_size / state.links.mass * h, mixed, along_x)
-    return onward, jax.tree.map(lambda b: -step_size * b, along_hyper)
-
-
-def add(a: PyTree, b: PyTree, scale: Number = 1.0) -> PyTree:
-    """a + scale · b."""
-    return jax.tree.map(lambda x, y: x + scale * y, a, b)
-
-
-def recurrent_program(problem: Problem, estimator: Any, weights: Any, independent: bool = False) -> Node:
-    """The way back, with the given weights for what is heard; u and v may take `independent` rounds and batches."""
-
-    def step(state: Backward, inbox: Inbox, ctx, move: bool, collect: bool) -> Backward:
-        options = estimator.step_size, estimator.variant, estimator.batch_size
-        onward, along = maps(problem, state, ctx, state.u, inbox.mix(state.u), *options)
-        value = add(state.value, along) if collect else state.value
-        return Backward(state.params, state.hyper, state.links, state.source, onward if move else state.u, value)
-
-    def exchange(move: bool, collect: bool) -> Exchange:
-        return Exchange(
-            send=lambda state, ctx: state.u,
-            receive=lambda state, inbox, ctx: step(state, inbox, ctx, move, collect),
-            weights=weights,
-        )
-
-    body = Sequence(exchange(False, True), exchange(True, False)) if independent else exchange(True, True)
-
-    def leave(before: HypergradientState, state: Backward, ctx) -> HypergradientState:
-        return HypergradientState(
-            before.params, before.hyper, add(state.value, enter(problem, before, ctx)[1]), before.links
-        )
-
-    back = Repeat(body, estimator.steps, name=type(estimator).__name__)
-    return Scope(back, lambda state, ctx: enter(problem, state, ctx)[0], leave)
