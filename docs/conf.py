@@ -51,7 +51,7 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
     "header_links_before_dropdown": 8,
 }
-html_sidebars = dict.fromkeys(["index", "start", "choose", "architecture", "stability"], [])  # they have no subpages
+html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "start", "choose", "architecture", "stability")}
 
 NAMESPACES = ("networks", "tasks", "algorithms", "hypergradients", "personalize", "influence", "privacy", "big_fed")
 NAMESPACES += ("hooks", "programs")
