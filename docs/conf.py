@@ -36,6 +36,8 @@ napoleon_use_rtype = False
 # Looks. Everything that a page needs is in the theme's package: nothing is loaded from outside.
 html_theme = "pydata_sphinx_theme"
 html_title = "hyperpush"
+html_context = {"default_mode": "auto"}  # else the theme complains on the console
+html_show_search_summary = False  # it would fetch pages, which a browser refuses for a site opened from files
 html_show_sourcelink = False
 html_copy_source = False
 html_static_path = ["_static"]
@@ -47,8 +49,9 @@ html_theme_options = {
     "footer_end": [],
     "show_prev_next": False,
     "secondary_sidebar_items": ["page-toc"],
-    "show_nav_level": 2,
+    "header_links_before_dropdown": 8,
 }
+html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "start", "choose", "architecture", "stability")}
 
 NAMESPACES = ("networks", "tasks", "algorithms", "hypergradients", "personalize", "influence", "privacy", "big_fed")
 NAMESPACES += ("hooks", "programs")

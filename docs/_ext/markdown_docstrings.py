@@ -120,18 +120,18 @@ def translate_inline(line: str, open_code: bool) -> tuple[str, bool]:
     parts = re.split(r"(`+)", line)
     inside = open_code
     out = []
-    for part in parts:
-        if part.startswith("`"):
-            inside = not inside
-            out.append("``")
-        else:
+    for place, part in enumerate(parts):
+        if not part.startswith("`"):
             out.append(part if inside else escape(part))
-    return separate("".join(out)), inside
-
-
-def separate(line: str) -> str:
-    """Letters that directly follow inline code (`step`s) need an escaped space in reStructuredText."""
-    return re.sub(r"(``[^`]+``)(?=\w)", r"\1\\ ", line)
+            continue
+        inside = not inside
+        follows_letters = re.search(r"\w$", parts[place - 1])
+        before_letters = re.match(r"\w", parts[place + 1])
+        if inside:
+            out.append(r"\ ``" if follows_letters else "``")
+        else:  # letters that directly follow code (`step`s) need an escaped space
+            out.append(r"``\ " if before_letters else "``")
+    return "".join(out), inside
 
 
 def escape(text: str) -> str:
