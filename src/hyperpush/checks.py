@@ -3,6 +3,7 @@
 Numbers that JAX holds (traced, abstract or concrete) pass: they were checked when they were Python's.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, overload
@@ -91,6 +92,16 @@ def check_boolean(field: str, given: object) -> bool:
     if isinstance(given, bool):
         return given
     raise InvalidInput(field, given, "true or false")
+
+
+def require(module: str, extra: str) -> Any:
+    """A module that an extra of this package installs, imported now; one line that names the extra if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        raise InvalidInput(module, "no such package", f"pip install 'hyperpush[{extra}]'") from None
 
 
 def check_arguments(

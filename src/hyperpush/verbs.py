@@ -27,7 +27,7 @@ from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
 from hyperpush.method import Method
 from hyperpush.networks import Network
 from hyperpush.privacy.budget import Budget, budget
-from hyperpush.privacy.flow import without_data
+from hyperpush.privacy.noising import without_data
 from hyperpush.problem import Cost, Problem
 from hyperpush.programs import Context, program_of
 from hyperpush.results import AnyResult, Costs, Estimate, History, Result, Solution, Training, over_seeds

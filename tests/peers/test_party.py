@@ -19,7 +19,7 @@ from hyperpush.peers.options import Peers, addresses, digest, read
 from hyperpush.peers.party import own_data, own_sentence, secret, take_part
 from hyperpush.peers.session import Address
 from hyperpush.peers.swarm import rows, schedule, swarm
-from hyperpush.privacy.accountant import composed
+from hyperpush.privacy.accountant import compose
 from hyperpush.runs.config import validate
 
 
@@ -252,7 +252,7 @@ def test_a_private_spec_is_every_partys_own_task_with_this_noise(tmp_path):
             else:
                 losses = np.full(3 * 12 + 2 * (4 + 1), 1 / scale)
                 mu = float(np.sqrt(np.sum(losses**2)))
-                assert spent.epsilon(1e-5) == pytest.approx(composed(np.zeros(0), mu, 1e-5, None), rel=1e-6)
+                assert spent.epsilon(1e-5) == pytest.approx(compose(np.zeros(0), mu, 1e-5, None), rel=1e-6)
 
 
 PRIVATE = """
