@@ -1,4 +1,5 @@
 import math
+import sys
 
 import dp_accounting
 import numpy as np
@@ -223,3 +224,10 @@ def test_questions_without_an_answer_are_refused(ask, message):
 def test_a_client_that_forgets_nothing_has_no_limit():
     with pytest.raises(InvalidInput, match=r"others.*above 0"):
         Accountant(LoopSensitivity(LINEAR, Power(0.1, 0.8), 1, 1, others=0.0), Laplace(Power(1, 0.6))).limit()
+
+
+def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch):
+    account, count = releases(2, 0.1, Gaussian)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(InvalidInput, match=r"dp_accounting.*pip install 'hyperpush\[privacy\]'"):
+        account.epsilon(count, 1e-5)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import numpy as np
@@ -16,6 +16,7 @@ from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from hyperpush.privacy.sensitivity import LoopSensitivity, Use, by_variable
 
 PerClient = Float[np.ndarray, "*clients"]
+Losses = dict[str, Float[np.ndarray, " rounds *clients"]]
 
 # Composing more distributions than this, or of a larger range, takes minutes; Rényi's bound is a few per cent above.
 MOST_DISTRIBUTIONS, MOST_RANGE = 64, 100.0
@@ -70,7 +71,7 @@ class Accountant(eqx.Module):
                         f"at most {least}, the least exponent of the steps: else samples cost the more the later",
                     )
 
-    def losses(self, rounds: int) -> dict[str, Float[np.ndarray, " rounds *clients"]]:
+    def losses(self, rounds: int) -> Losses:
         """Sensitivity over noise scale of each variable in each round: ε of a Laplace release, μ of a Gaussian one."""
         t = np.arange(check_integer("rounds", rounds, minimum=1))
         found = {}
@@ -98,7 +99,7 @@ class Accountant(eqx.Module):
         """
         if delta is None:
             return np.asarray(self.epsilon_by_round(rounds)[-1])
-        return self._with_delta(self.losses(rounds), delta, by, 0.0, 0.0)
+        return self._with_delta(self.losses(rounds), delta, by)
 
     def limit(self, delta: float | None = None, rounds: int = 100_000, by: str | None = None) -> PerClient:
         """An upper bound on ε however long it runs: `rounds` of it, and a bound on all that follow.
@@ -112,8 +113,8 @@ class Accountant(eqx.Module):
             self._only_laplace()
         sender = self.sender
         _finite_budget(sender.steps, self.noise, sender.use)
-        if sender.others.ndim == 2 or not np.all(sender.others > 0):
-            raise InvalidInput("LoopSensitivity.others", sender.others, "weights above 0 that hold in every round")
+        if not np.all(sender.others > 0):
+            raise InvalidInput("LoopSensitivity.others", sender.others, "weights above 0")
         for count in (check_integer("rounds", rounds, minimum=1), 10 * rounds):
             losses = self.losses(count + 1)
             last = {name: found[-1] * self._scale(name)(count) for name, found in losses.items()}
@@ -161,12 +162,7 @@ class Accountant(eqx.Module):
             raise InvalidInput("delta", None, "a number in (0, 1): Gaussian noise has no pure ε")
 
     def _with_delta(
-        self,
-        losses: dict[str, Any],
-        delta: float,
-        by: str | None,
-        pure: Float[np.ndarray, "*clients"] | float,
-        normal: Float[np.ndarray, "*clients"] | float,
+        self, losses: Losses, delta: float, by: str | None, pure: PerClient | float = 0, normal: PerClient | float = 0
     ) -> PerClient:
         """ε at δ of these losses, further pure ones and further squared Gaussian ones."""
         shape = next(iter(losses.values())).shape[1:]

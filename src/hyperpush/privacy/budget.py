@@ -281,23 +281,20 @@ def refuse_copies(task: Task, held: Iterable[tuple[str, Any]]) -> None:
     Whatever is computed of them has no noise. Only equal rows are found: a mean of examples is a number like any other.
     """
     arrays = [(where, np.asarray(each)) for where, each in held if eqx.is_array(each) and not isinstance(each, Tracer)]
-    arrays = [(where, each) for where, each in arrays if each.ndim and each.dtype.kind == "f"]
-    if not arrays:
-        return
     for leaf in jax.tree.leaves(task.data):
-        if not (leaf.dtype.kind == "f" and leaf.is_fully_addressable):
+        # Of single numbers only all of a client's together are telling.
+        row = leaf.shape[2 if task.owner is None else 1 :] or leaf.shape[-1:]
+        alike = [(where, each) for where, each in arrays if each.shape[each.ndim - len(row) :] == row]
+        if not alike or leaf.dtype.kind != "f" or not getattr(leaf, "is_fully_addressable", True):
             continue
-        examples = np.asarray(leaf).reshape(-1, *leaf.shape[1 if task.owner is not None else 2 :])
-        if examples.ndim == 1:  # of single numbers only all of a client's together are telling
-            examples = examples.reshape(1 if task.owner is not None else task.clients, -1)
-        rows = examples.reshape(len(examples), -1)
-        rows = {row.tobytes() for row in rows[np.ptp(rows, axis=1) > 0]}  # a constant row may be anything
-        for where, array in arrays:
-            if array.shape[array.ndim - examples.ndim + 1 :] == examples.shape[1:] and array.ndim >= examples.ndim - 1:
-                copies = array.astype(leaf.dtype).reshape(-1, math.prod(examples.shape[1:]))
-                if any(row.tobytes() in rows for row in copies):
-                    allowed = "functions that get data through their arguments alone, where noise is added"
-                    raise InvalidInput(f"task.private: {where}", "an array that holds the task's own examples", allowed)
+        rows = np.asarray(leaf).reshape(-1, math.prod(row))
+        # A constant row may be anything, and so may one of zeros and ones.
+        telling = (np.ptp(rows, axis=1) > 0) & ~np.isin(rows, (0, 1)).all(axis=1)
+        examples = {each.tobytes() for each in rows[telling]}
+        for where, each in alike:
+            if any(copy.tobytes() in examples for copy in each.astype(rows.dtype).reshape(-1, math.prod(row))):
+                allowed = "functions that get data through their arguments alone, where noise is added"
+                raise InvalidInput(f"task.private: {where}", "an array that holds the task's own examples", allowed)
 
 
 def first_state(task: Task, method: Method) -> PyTree:

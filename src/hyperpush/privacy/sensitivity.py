@@ -6,14 +6,14 @@ although the others react to what they hear. All bounds are ℓ2 norms; rounds c
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from hyperpush.checks import check_integer, check_positive
 from hyperpush.errors import InvalidInput
@@ -105,6 +105,21 @@ class Constants(eqx.Module):
         return np.array([[self.C_H, 0, self.C_J], [z, self.C_H, z], [x, self.C_J, x]], float)
 
 
+def _as_steps(given: Power | Mapping[str, Power]) -> dict[str, Power]:
+    return by_variable("LoopSensitivity.steps", given, VARIABLES, Power)
+
+
+def _at_least_one(name: str) -> Callable[[int], int]:
+    return lambda given: check_integer(f"LoopSensitivity.{name}", given, minimum=1)
+
+
+def _as_weights(given: ArrayLike) -> Float[np.ndarray, "*clients"]:
+    weights = np.asarray(given, float)
+    if weights.ndim > 1 or not np.all((weights >= 0) & (weights <= 1)):
+        raise InvalidInput("LoopSensitivity.others", given, "weights from 0 to 1: one, or one per client")
+    return weights
+
+
 class LoopSensitivity(eqx.Module):
     """How much one example can change what LDP-DSBO sends: the single loop whose message is (x, y, z) and noise.
 
@@ -129,8 +144,8 @@ class LoopSensitivity(eqx.Module):
         hypers: Numbers in x, at least 1.
         use: `"running averages"` over all samples so far, each re-evaluated at the current point: s_t = 2C/(t + 1).
             `"once"`: every sample in its own round, s_t = 2C there. `"reused"`: a fixed data set, s_t = 2C always.
-        others: 1 − κ, the weight of others' messages, from 0 to 1: a number, one per client, or rounds × clients. 0 is
-            always a valid bound.
+        others: 1 − κ, the weight of others' messages, from 0 to 1: a number, or one per client. 0 is always a valid
+            bound.
         examples: Examples per round, at least 1; they divide s_t.
 
     Raises:
@@ -145,64 +160,36 @@ class LoopSensitivity(eqx.Module):
     """
 
     constants: Constants
-    steps: dict[str, Power]
-    params: int
-    hypers: int
-    use: Use
-    others: Float[np.ndarray, "..."]
-    examples: int
+    steps: dict[str, Power] = eqx.field(converter=_as_steps)
+    params: int = eqx.field(converter=_at_least_one("params"))
+    hypers: int = eqx.field(converter=_at_least_one("hypers"))
+    use: Use = "running averages"
+    others: Float[np.ndarray, "*clients"] = eqx.field(converter=_as_weights, default=0.0)
+    examples: int = eqx.field(converter=_at_least_one("examples"), default=1)
 
-    def __init__(
-        self,
-        constants: Constants,
-        steps: Power | Mapping[str, Power],
-        params: int,
-        hypers: int,
-        use: Use = "running averages",
-        others: Any = 0.0,
-        examples: int = 1,
-    ):
-        self.constants = constants
-        self.steps = by_variable("LoopSensitivity.steps", steps, VARIABLES, Power)
-        self.params = check_integer("LoopSensitivity.params", params, minimum=1)
-        self.hypers = check_integer("LoopSensitivity.hypers", hypers, minimum=1)
-        if use not in get_args(Use):
-            raise InvalidInput("LoopSensitivity.use", use, ", ".join(map(repr, get_args(Use))))
-        self.use = use
-        self.others = np.asarray(others, float)
-        if self.others.ndim > 2 or not np.all((self.others >= 0) & (self.others <= 1)):
-            raise InvalidInput(
-                "LoopSensitivity.others", others, "weights from 0 to 1: one, one per client, or rounds × clients"
-            )
-        self.examples = check_integer("LoopSensitivity.examples", examples, minimum=1)
+    def __check_init__(self):
+        if self.use not in get_args(Use):
+            raise InvalidInput("LoopSensitivity.use", self.use, ", ".join(map(repr, get_args(Use))))
 
     @property
     def dims(self) -> dict[str, int]:
         return {"y": self.params, "z": self.params, "x": self.hypers}
 
-    def sensitivities(self, rounds: int, changed: int | None = None) -> dict[str, Numbers]:
+    def sensitivities(self, rounds: int, changed: int = 0) -> dict[str, Numbers]:
         """The recursion above, if the example of round `changed` differs, which is first used then.
 
-        None stands for the worst change, that of round 0: in running averages later ones have smaller s_t; used once,
-        they meet smaller steps, and cost less if no noise falls faster than a step and the weights are constant, for
-        which the least ones are taken.
+        Round 0 is the worst: in running averages later changes have smaller s_t; used once, they meet smaller steps,
+        and cost less if no noise falls faster than a step.
         """
-        check_integer("rounds", rounds, minimum=1)
-        others = self.others
-        if others.ndim == 2 and len(others) != rounds:
-            raise InvalidInput("LoopSensitivity.others", others.shape, f"{rounds} rounds on axis 0")
-        if changed is None and self.use == "once" and others.ndim == 2:
-            others = others.min(axis=0)
-        changed = 0 if changed is None else check_integer("changed", changed, minimum=0)
-        t = np.arange(rounds)
+        t = np.arange(check_integer("rounds", rounds, minimum=1))
+        check_integer("changed", changed, minimum=0)
         share = {"running averages": 1 / (t + 1), "once": t == changed, "reused": np.ones(rounds)}[self.use]
         clips = self._most()
         sources = np.where(t >= changed, share / self.examples, 0)[:, None] * clips
         steps = np.stack([self.steps[name](t) for name in VARIABLES], axis=1)
-        keep = 1 - others if others.ndim == 2 else 1 - others[None]
         widest = np.array([np.inf, 2 * self.constants.R, np.inf])
         with jax.enable_x64(True):
-            found = np.asarray(_recursion(sources, steps, keep, self.constants.slopes, clips, widest))
+            found = np.asarray(_recursion(sources, steps, 1 - self.others, self.constants.slopes, clips, widest))
         return {name: found[:, number] for number, name in enumerate(VARIABLES)}
 
     def tail(self, start: int, deltas: Mapping[str, Any], noise: Mapping[str, Power], order: Literal[1, 2]) -> Any:
@@ -213,8 +200,6 @@ class LoopSensitivity(eqx.Module):
         which grow at most by a factor r per round, this bounds the sum E of m^p: E(1 − rq) ≤ its first term + r·(the
         sum of the sources).
         """
-        if self.use == "reused" or self.others.ndim == 2:
-            return np.full(self.others.shape[self.others.ndim // 2 :], np.inf)
         at, clips, slopes = start + 1, self._most(), self.constants.slopes
         v, size = (np.array([getattr(self.steps[name], of) for name in VARIABLES]) for of in ("exponent", "scale"))
         u = size * np.maximum(clips, 1e-3 * clips.max()) / self.examples
@@ -246,26 +231,23 @@ class LoopSensitivity(eqx.Module):
 def _recursion(
     sources: Float[Array, "rounds 3"],
     steps: Float[Array, "rounds 3"],
-    keep: Float[Array, " times *clients"],
+    keep: Float[Array, "*clients"],
     slopes: Float[Array, "3 3"],
     clips: Float[Array, " 3"],
     widest: Float[Array, " 3"],
 ) -> Float[Array, "rounds 3 *clients"]:
-    ones = (1,) * (keep.ndim - 1)
-
     def column(values: Array) -> Array:
-        return values.reshape(*values.shape, *ones)
+        return values.reshape(*values.shape, *(1,) * keep.ndim)
 
     slopes, clips, widest = column(slopes), column(clips), column(widest)
 
-    def advance(delta, now):
-        source, step, kept = now
+    def advance(delta: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        source, step = now
         spread = jnp.where(delta == 0, 0, slopes * delta)  # not ∞·0
         difference = jnp.minimum(column(source) + jnp.sum(spread, axis=1), clips)
-        return jnp.minimum((keep[0] if kept is None else kept) * delta + column(step) * difference, widest), delta
+        return jnp.minimum(keep * delta + column(step) * difference, widest), delta
 
-    varying = keep if keep.shape[0] == sources.shape[0] else None
-    return jax.lax.scan(advance, jnp.zeros((3, *keep.shape[1:])), (sources, steps, varying))[1]
+    return jax.lax.scan(advance, jnp.zeros((3, *keep.shape)), (sources, steps))[1]
 
 
 def by_variable(field: str, given: Any, names: Any, kind: type | tuple[type, ...]) -> dict[str, Any]:
