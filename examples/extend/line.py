@@ -2,7 +2,6 @@
 
 from typing import ClassVar
 
-import equinox as eqx
 import numpy as np
 
 import hyperpush as hp
@@ -12,14 +11,9 @@ class Line(hp.networks.Listed):
     """i ↔ i + 1, without closing the circle."""
 
     name: ClassVar[str] = "line"
-    directed: ClassVar[bool] = False
-    varying: ClassVar[bool] = False
-
-    clients: int = eqx.field(static=True)
-    table: hp.networks.Table
 
     def __init__(self, clients: int):
         self.clients = clients
         left, right = np.arange(clients - 1), np.arange(1, clients)
         graph = hp.networks.adjacency(clients, np.concatenate([left, right]), np.concatenate([right, left]))
-        self.table = hp.networks.Table("clients", [graph], [hp.networks.doubly_stochastic(graph, "metropolis")])
+        self.table = hp.networks.Table("clients", [graph])

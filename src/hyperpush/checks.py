@@ -95,12 +95,13 @@ def check_boolean(field: str, given: object) -> bool:
 
 
 def require(module: str, extra: str) -> Any:
-    """A module of a package that an extra of hyperpush installs; without it, one line says which."""
+    """A module that an extra of this package installs, imported now; one line that names the extra if it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
-        raise InvalidInput(package, "not installed", f"the extra {extra}: pip install 'hyperpush[{extra}]'") from error
+        if error.name != module.partition(".")[0]:
+            raise
+        raise InvalidInput(error.name, "not installed", f"the extra {extra}: pip install 'hyperpush[{extra}]'") from None
 
 
 def check_arguments(

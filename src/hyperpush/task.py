@@ -190,7 +190,11 @@ class Task:
         plain = Problem(
             self.inner, self.outer, self.penalty, self.outer_penalty, self.fixed, self.by_example, self.outer_on
         )
-        return plain if self.privacy is None else PrivateProblem.of(plain, self.privacy)
+        return (
+            plain
+            if self.privacy is None
+            else PrivateProblem.of(plain, self.privacy, 0 if self.spent is None else sum(self.spent.releases.values()))
+        )
 
     # ------------------------------------------------------- tasks made of it
 
@@ -261,7 +265,10 @@ class Task:
         """
         if self.privacy is not None:
             raise InvalidInput("task.private", "a private task", "a task that is not private yet")
-        made = Noise.checked(noise, clip, curvature, coupling, hypers)
+        if self.point is not None:
+            allowed = "a task before training, or one with a start that no data led to: training had no noise"
+            raise InvalidInput("task.private", "a trained task", allowed)
+        made = Noise.from_options(noise, clip, curvature, coupling, hypers)
         if made.hypers == "per example" and not all(self.by_example):
             allowed = "'shared'; 'per example' is for hypers=hp.per_example(train), each of which is one example's"
             raise InvalidInput("task.private.hypers", hypers, allowed)

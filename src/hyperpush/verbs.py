@@ -26,7 +26,7 @@ from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientS
 from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
 from hyperpush.networks import Network
 from hyperpush.privacy.budget import Budget, budget
-from hyperpush.privacy.flow import without_data
+from hyperpush.privacy.noising import without_data
 from hyperpush.problem import Problem
 from hyperpush.programs import program_of
 from hyperpush.recording import Metrics, history_of, recorder, rows_apart

@@ -12,7 +12,7 @@ from hyperpush.algorithms.base import LOOP, BilevelState
 from hyperpush.data.batches import Data
 from hyperpush.optimizers import Power
 from hyperpush.privacy.mechanisms import Gaussian, Laplace
-from hyperpush.privacy.sensitivity import Constants, SingleLoop
+from hyperpush.privacy.sensitivity import Constants, LoopSensitivity
 from hyperpush.problem import Problem
 from hyperpush.tasks.quadratic import outer_fixed_points, quadratic
 
@@ -170,7 +170,7 @@ def test_the_accountant_gets_what_the_algorithm_does():
     noise = Laplace(Power(1.0, 0.55))
     algorithm = hp.algorithms.LDPDSBO(ROUNDS, STEPS, noise, BOUNDS, "once", examples=2, checked=False)
     sender = algorithm.accountant(networks.Ring(CLIENTS), params, hypers).sender
-    assert isinstance(sender, SingleLoop)
+    assert isinstance(sender, LoopSensitivity)
     # After the changed round: a step along 2C, shared by two examples.
     first = {name: sender.sensitivities(2)[name][1] for name in "yzx"}
     clips = {"y": 0.8, "z": 2 * 0.05 / STEPS["z"].scale, "x": 0.9 + 0.04}  # z never leaves its ball
@@ -179,7 +179,7 @@ def test_the_accountant_gets_what_the_algorithm_does():
     np.testing.assert_allclose(sender.others, 1 - np.diag(W), atol=1e-12)
     assert sender.dims == {"y": SIZE, "z": SIZE, "x": 3}
     varying = algorithm.accountant(networks.RandomUndirected(CLIENTS, probability=0.5), params, hypers).sender
-    assert isinstance(varying, SingleLoop)
+    assert isinstance(varying, LoopSensitivity)
     assert np.all(varying.others == 0)
     reused = hp.algorithms.LDPDSBO(ROUNDS, STEPS, noise, BOUNDS, "reused", checked=False)
     with pytest.raises(hp.InvalidInput, match="rows"):

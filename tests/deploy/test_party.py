@@ -21,7 +21,7 @@ from hyperpush.engines.peer.checkpoint import Checkpoint
 from hyperpush.engines.peers import read_secret
 from hyperpush.engines.transport.zenoh.addresses import Address
 from hyperpush.errors import HyperpushError, InvalidInput
-from hyperpush.privacy.accountant import composed
+from hyperpush.privacy.accountant import compose
 from hyperpush.programs import Local
 
 
@@ -254,7 +254,7 @@ def test_a_private_spec_is_every_partys_own_task_with_this_noise(tmp_path):
             else:
                 losses = np.full(3 * 12 + 2 * (4 + 1), 1 / scale)
                 mu = float(np.sqrt(np.sum(losses**2)))
-                assert spent.epsilon(1e-5) == pytest.approx(composed(np.zeros(0), mu, 1e-5, None), rel=1e-6)
+                assert spent.epsilon(1e-5) == pytest.approx(compose(np.zeros(0), mu, 1e-5, None), rel=1e-6)
 
 
 PRIVATE = """

@@ -11,7 +11,6 @@ import pytest
 from hyperpush import networks
 from hyperpush.checks import check_integer, check_probability_range
 from hyperpush.errors import InvalidInput
-from hyperpush.registry import registered
 
 KEY = jax.random.key(0)
 
@@ -188,17 +187,6 @@ def test_probabilities_only(given):
         check_probability_range("probability", given)
 
 
-def test_every_family_is_found_by_name():
-    options = {"k-out": {"k": 2}, "trace": {"steps": [[(0, 1), (1, 2), (2, 3), (3, 0)]]}}
-    for name, family in registered("networks").items():
-        network = networks.by_name(name, 4, **options.get(name, {}))
-        assert type(network) is family
-        assert (network.name, network.clients) == (name, 4)
-    given = networks.by_name("random-directed", 4, probability=[0.2, 0.3])
-    assert isinstance(given, networks.RandomDirected)
-    assert given.probability == (0.2, 0.3)
-
-
 def test_wrong_names_get_a_suggestion():
     with pytest.raises(InvalidInput, match="did you mean 'random-directed'"):
         networks.by_name("random-direct", 4)
@@ -206,4 +194,4 @@ def test_wrong_names_get_a_suggestion():
         networks.by_name("random-directed", 4, probabilty=0.3)
     with pytest.raises(InvalidInput) as refused:
         networks.by_name("k-out", 4)
-    assert refused.value.field == "k"
+    assert refused.value.field == "network.k"

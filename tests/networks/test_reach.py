@@ -2,8 +2,6 @@
 
 import itertools
 
-import jax
-import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
@@ -28,44 +26,6 @@ def test_a_network_that_never_joins_all_clients_is_refused(build, field, named):
     with pytest.raises(InvalidInput, match=named) as refused:
         build()
     assert refused.value.field == field
-
-
-@jax.jit
-def up(network, step):
-    return networks.matrix(network, jax.random.key(0), step, "ones") > 0
-
-
-def flooded_after(network, start: int) -> int:
-    """Rounds until everybody knows what each client knew at a step, by matrix products."""
-    knows = np.eye(network.clients, dtype=bool)
-    for rounds in itertools.count():
-        if knows.all():
-            return rounds
-        knows = np.asarray(up(network, start + rounds)) @ knows
-    raise AssertionError
-
-
-@pytest.mark.parametrize(
-    "network",
-    [
-        networks.FullyConnected(5),
-        networks.StaticUndirected(30, 0.15),
-        networks.Ring(11),
-        networks.DirectedRing(12),
-        networks.Torus(30),
-        networks.Star(9),
-        networks.Exponential(20),
-        networks.OnePeerExponential(8),
-        networks.OnePeerExponential(11),
-        networks.KOut(40, 4, varying=False),
-        networks.FromGraph(nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 0), (1, 0)])),
-        networks.Trace(4, [[(0, 1)], [(2, 3), (1, 2)], [], [(3, 0)]]),
-        networks.Trace(4, np.random.default_rng(5).random((6, 4, 4)) < 0.3),
-    ],
-    ids=lambda network: f"{network.name}-{network.clients}",
-)
-def test_floods_take_exactly_as_long_as_said(network):
-    assert network.flood_rounds() == max(flooded_after(network, start) for start in range(12))
 
 
 def test_large_networks_get_a_bound():
@@ -102,25 +62,6 @@ def test_random_floods_fail_hardly_ever(network):
     assert worst < 1e-7
     # Not absurdly generous: half of the rounds would not do.
     assert max(failure(network.probabilities(), rounds // 2, source) for source in range(network.clients)) > 1e-7
-
-
-@pytest.mark.parametrize(
-    "network",
-    [networks.RandomDirected(20), networks.RandomUndirected(10, 0.1), networks.KOut(60, 2), networks.KOut(5, 4)],
-    ids=lambda network: f"{network.name}-{network.clients}",
-)
-def test_random_floods_end_in_time(network):
-    promised = network.flood_rounds()
-    assert promised == network.flood_rounds()
-
-    def knows(key):
-        def spread(knows, step):
-            links = network.links(key, step, jnp.arange(network.clients), "ones")
-            return knows | (networks.combine(links, knows.astype(jnp.float32), network.clients) > 0), None
-
-        return jax.lax.scan(spread, jnp.eye(network.clients, dtype=bool), jnp.arange(promised))[0].all()
-
-    assert jax.jit(jax.vmap(knows))(jax.random.split(jax.random.key(99), 200)).all()
 
 
 def test_floods_that_hardly_spread_are_refused():

@@ -1,5 +1,7 @@
 """Doubly stochastic weights of fixed graphs."""
 
+import sys
+
 import jax
 import networkx as nx
 import numpy as np
@@ -76,3 +78,9 @@ def test_too_large_and_unknown_mixing_are_refused():
         doubly_stochastic(networks.Ring(3).possible(), "metropoli")
     with pytest.raises(InvalidInput, match="directed"):
         networks.FromGraph(nx.cycle_graph(3, create_using=nx.DiGraph), mixing="fastest-mixing")
+
+
+def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cvxpy", None)
+    with pytest.raises(InvalidInput, match=r"cvxpy.*pip install 'hyperpush\[fastest-mixing\]'"):
+        networks.Ring(5, mixing="fastest-mixing")

@@ -8,7 +8,7 @@ from hyperpush.optimizers import Power
 from hyperpush.privacy.accountant import Accountant
 from hyperpush.privacy.audit import audit, clopper_pearson
 from hyperpush.privacy.mechanisms import Laplace
-from hyperpush.privacy.sensitivity import Constants, SingleLoop
+from hyperpush.privacy.sensitivity import Constants, LoopSensitivity
 
 TRIALS = 100_000
 
@@ -64,7 +64,7 @@ def test_a_delta_explains_a_part():
 ROUNDS, CLIP, STEP, OTHERS = 12, 1.0, Power(0.5, 0.8), 0.5
 NOISE = Laplace(Power(6, 0.6))
 CLAIM = Accountant(
-    SingleLoop(
+    LoopSensitivity(
         Constants(C_y=CLIP, C_b=0, C_x=0, R=1, C_H=1, C_J=0, L_H=0, L_J=0, L_b=0, L_fx=0), STEP, 1, 1, others=OTHERS
     ),
     NOISE,

@@ -11,8 +11,6 @@ from scipy.stats import norm
 
 import hyperpush as hp
 from hyperpush.privacy import Gaussian, Laplace, budget, within
-from hyperpush.privacy.release import release_tree
-from hyperpush.programs import InnerSolver, InnerState, Local, MethodInfo, Repeat
 from hyperpush.registry import registered
 
 OUTER, STEPS, ORDER, SIZE, EXAMPLES = 7, 20, 4, 9, 50
@@ -137,15 +135,6 @@ def test_mixed_releases_compose_by_dp_accounting():
     assert both.epsilon(1e-5, "pld") == pytest.approx(direct.get_epsilon(1e-5), rel=2e-3)
 
 
-def test_the_accountant_of_a_client_that_adopts_its_messages_agrees():
-    """In its terms SGP's noise has the scale σ·√dim·2C/N, and steps are 1 as the gradient is what is released."""
-    sender = hp.privacy.Descent(clip=0.5, examples=EXAMPLES, size=SIZE)
-    account = hp.privacy.Accountant(sender, Laplace(3.0 * math.sqrt(SIZE) * 2 * 0.5 / EXAMPLES))
-    found = budget(task(Laplace(3.0)), SOLVER)
-    assert found.epsilon() == pytest.approx(float(account.epsilon(STEPS)))
-    assert found.epsilon(1e-3) == pytest.approx(float(account.epsilon(STEPS, 1e-3)))
-
-
 @pytest.mark.parametrize("target", [0.3, 1.0, 7.7])
 def test_noise_for_a_pure_budget_never_exceeds_it_and_wastes_nothing(target):
     found: Any = within(target, None, task(Laplace(3.0)), PDBO)
@@ -168,24 +157,14 @@ def test_accountants_do_not_exceed_what_they_were_asked_for_either():
     steps: Any = hp.schedule("power", 0.3, 0.8)
     laplace = Laplace(hp.schedule("power", 1, 0.6))
     constants = hp.privacy.Constants(C_y=1, C_b=1, C_x=1, R=2, C_H=1, C_J=0.5, L_H=0.2, L_J=0.1, L_b=1, L_fx=0.3)
-    account = hp.privacy.Accountant(hp.privacy.SingleLoop(constants, steps, 3, 2, others=np.array([0.4, 0.7])), laplace)
+    account = hp.privacy.Accountant(
+        hp.privacy.LoopSensitivity(constants, steps, 3, 2, others=np.array([0.4, 0.7])), laplace
+    )
     for target in (0.7, 8.0):
         limited = hp.privacy.Accountant(account.sender, account.noise_for(target)).limit()
         assert target * (1 - 1e-12) < np.max(limited) <= target
         after = hp.privacy.Accountant(account.sender, account.noise_for(target, 100)).epsilon(100)
         assert target * (1 - 1e-12) < np.max(after) <= target
-
-
-class OwnRelease(InnerSolver):
-    """A method that releases with noise of its own."""
-
-    info = MethodInfo(network="any", target="inner", sends="nothing", paper="")
-
-    def program(self, problem):
-        def step(state, ctx):
-            return InnerState(release_tree(state.params, 1.0, Gaussian(1.0)), state.hyper)
-
-        return Repeat(Local(step), 3, name="OwnRelease")
 
 
 STOP = hp.EarlyStopping("cost", on="holdout", patience=2)
@@ -215,11 +194,6 @@ def test_questions_without_an_answer_are_refused(ask, field, said):
         ask()
     assert caught.value.field == field
     assert said in caught.value.allowed
-
-
-def test_noise_of_ones_own_is_no_part_of_a_budget():
-    with pytest.raises(hp.InvalidInput, match=r"test_budget.py:.*OwnRelease.program.step"):
-        budget(task(Laplace(1.0)), OwnRelease())
 
 
 def test_consensus_on_noisy_hypers_costs_nothing_more():

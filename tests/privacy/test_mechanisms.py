@@ -31,7 +31,8 @@ def test_noise_has_its_law_and_scale_and_is_independent(mechanism, law):
     for leaf in noise.values():
         assert stats.kstest(np.ravel(leaf) / 2, law.cdf).pvalue > 1e-3  # 4/√4 = 2
     assert abs(np.corrcoef(np.ravel(noise["a"]), noise["b"])[0, 1]) < 0.05
-    assert {Laplace: "l1", Gaussian: "l2"}[mechanism] == mechanism.norm
+    # The ℓ1 norm of nine equal numbers of ℓ2 norm 1 is 3.
+    assert mechanism(1.0).norm_of_unit(9) == {Laplace: 3, Gaussian: 1}[mechanism]
 
 
 def test_a_number_is_a_constant_scale_and_nothing_else_is_one():

@@ -15,8 +15,8 @@ from hyperpush.data.batches import Numbered
 from hyperpush.privacy import Gaussian, Laplace
 from hyperpush.privacy.audit import audit
 from hyperpush.privacy.noise import Noise
+from hyperpush.privacy.noising import Noising
 from hyperpush.privacy.private_problem import PrivateProblem
-from hyperpush.privacy.release import noised
 from hyperpush.programs import Context, Data, InnerState, Problem, evaluate, program_of
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -245,7 +245,7 @@ def changes():
     """The ℓ2 norms by which releases of client 0 change when its first row does, at random points."""
     hidden = PrivateProblem.of(Problem(inner, outer), Noise(Gaussian(1.0), CLIP, CURVATURE, COUPLING))
 
-    @noised
+    @Noising(hidden.noise.mechanism, hidden.noise.hypers == "per example").add
     def leaf(x, h, v, ctx):
         at = x, h, hp.Batch(ctx.data, jnp.ones(COUNTS[0]))
         return {
@@ -295,14 +295,14 @@ def test_hypers_of_examples_betray_nothing_of_the_others():
     hidden = PrivateProblem.of(problem, Noise(Gaussian(1.0), CLIP, CURVATURE, hypers="per example"))
     rows = {"a": FIRST[0]["a"], "b": FIRST[0]["b"]}
 
-    @noised
+    @Noising(hidden.noise.mechanism, hidden.noise.hypers == "per example").add
     def leaf(h, ctx):
-        at = START[0], h, Numbered(jnp.arange(COUNTS[0]), ctx.data)
+        at = START[0], h, Numbered(jnp.arange(COUNTS[0]), ctx.data.train)
         return hidden.inner_gradient(*at), hidden.jacobian_product(*at, START[1]), hidden.outer_gradients(*at)[1]
 
     @jax.jit
     def both(rows, h):
-        return leaf(h, Context(jnp.int32(0), 1, jnp.int32(0), jax.random.key(0), rows))
+        return leaf(h, Context(jnp.int32(0), 1, jnp.int32(0), jax.random.key(0), Data.pair(rows, rows)))
 
     h = np.linspace(-1, 1, COUNTS[0])
     changed = rows | {name: np.concatenate([[far(40.0)[name]], rows[name][1:]]) for name in "ab"}

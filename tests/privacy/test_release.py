@@ -1,5 +1,7 @@
 """Noise at the releases of a leaf: how much, how often, never twice the same; and what a private problem releases."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +11,10 @@ from jax.experimental import io_callback
 import hyperpush as hp
 from hyperpush.data.batches import Numbered
 from hyperpush.privacy import Gaussian, Laplace
+from hyperpush.privacy.budget import program_releases
 from hyperpush.privacy.noise import Noise
+from hyperpush.privacy.noising import Noising, count_releases
 from hyperpush.privacy.private_problem import PrivateProblem
-from hyperpush.privacy.release import ReleaseCount, noised, noised_program, release_tree, releases_of
 from hyperpush.programs import (
     Context,
     Data,
@@ -24,7 +27,6 @@ from hyperpush.programs import (
     profile,
     program_of,
     trace_leaf,
-    visit_leaves,
 )
 from hyperpush.programs.counting import accesses, repeated, work_of
 
@@ -62,6 +64,11 @@ def examples(ctx):
 
 X, HYPER = jnp.zeros(SIZE), jnp.zeros(SIZE)
 FLAT = private(flat)
+
+
+def noised(f, noise=FLAT.noise):
+    """The leaf with this noise, whatever problem it uses."""
+    return Noising(noise.mechanism, noise.hypers == "per example").add(f)
 
 
 def gradient(x, ctx, problem=FLAT):
@@ -130,14 +137,14 @@ def in_lazy_map(x, ctx):
 # ------------------------------------------------------------------ independent noise
 
 
-def drawn(leaf, number, round=0):
+def drawn(leaf, number, round=0, noise=FLAT.noise):
     """The leaf's results on data of zeros under so many keys."""
     rows = jnp.zeros((ROWS, SIZE))
 
     @jax.jit
     @jax.vmap
     def run(key):
-        return noised(leaf)(X, Context(jnp.int32(0), 1, jnp.int32(round), key, Data.pair(rows, rows)))
+        return noised(leaf, noise)(X, Context(jnp.int32(0), 1, jnp.int32(round), key, Data.pair(rows, rows)))
 
     return jax.tree.map(np.asarray, run(jax.random.split(jax.random.key(3), number)))
 
@@ -157,9 +164,8 @@ def drawn(leaf, number, round=0):
         (in_lazy_map, 5, Gaussian),
     ],
 )
-def test_noise_of_zero_gradients_adds_up_as_independent_draws_do(leaf, releases, mechanism, monkeypatch):
-    monkeypatch.setattr(gradient, "__defaults__", (private(flat, mechanism=mechanism),))
-    found = drawn(leaf, 4000)
+def test_noise_of_zero_gradients_adds_up_as_independent_draws_do(leaf, releases, mechanism):
+    found = drawn(leaf, 4000, noise=private(flat, mechanism=mechanism).noise)
     # The ℓ1 sensitivity is √SIZE times the ℓ2 one; Laplace noise of scale ν has the variance 2ν².
     once = SIGMA**2 if mechanism is Gaussian else 2 * SIZE * SIGMA**2
     assert np.var(found) == pytest.approx(releases * once, rel=0.06)
@@ -223,8 +229,8 @@ def test_scale_falls_with_the_number_of_the_release():
         gradient(2 * x, ctx, falling)
         return leaf(x, ctx)
 
-    np.testing.assert_array_equal(drawn(wasteful, 10, round=2), drawn(leaf, 10, round=2))
-    found = drawn(leaf, 3000, round=2).std(axis=(0, 2))
+    np.testing.assert_array_equal(drawn(wasteful, 10, 2, falling.noise), drawn(leaf, 10, 2, falling.noise))
+    found = drawn(leaf, 3000, 2, falling.noise).std(axis=(0, 2))
     np.testing.assert_allclose(found, 8 / np.array([7, 8, 9]), rtol=0.05)
 
 
@@ -349,7 +355,7 @@ def test_private_problem_is_the_problem_when_nothing_is_clipped_and_noise_is_not
             problem.with_l2(0.3).inner_gradient(*at),
         )
 
-    found, right = jax.jit(noised(everything(hidden)))(context()), everything(plain)(context())
+    found, right = jax.jit(noised(everything(hidden), hidden.noise))(context()), everything(plain)(context())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), found, right)
 
 
@@ -357,7 +363,7 @@ def test_examples_are_clipped_and_penalties_are_not():
     rows = jnp.zeros((ROWS, SIZE)).at[0].set(1e6)
     x = jnp.full(SIZE, 100.0)
     hidden = PrivateProblem.of(Problem(fitted, fitted, l2), Noise(Gaussian(1e-9), 1.0))
-    found = noised(lambda x, ctx: hidden.inner_gradient(x, HYPER, examples(ctx)))(x, context(rows=rows))
+    found = noised(lambda x, ctx: hidden.inner_gradient(x, HYPER, examples(ctx)), hidden.noise)(x, context(rows=rows))
     # nine examples pull with norm 1, one with norm 1 to the other side; the penalty pulls with all of x
     np.testing.assert_allclose(found, x + (9 - 1) / ROWS / np.sqrt(SIZE), rtol=1e-5)
 
@@ -382,18 +388,17 @@ def test_accesses_count_once_and_releases_by_data_set():
             accesses("train"): 10,
             accesses("validation"): 1,
         }
-        assert releases_of(jaxpr) == {"train": 1 + 7 + 2, "validation": 1}
+        assert count_releases(jaxpr) == {"train": 1 + 7 + 2, "validation": 1}
     mapped = of_leaf(lambda x, ctx: jax.vmap(lambda s: gradient(s * x, ctx))(jnp.arange(4.0)), X)
-    assert releases_of(mapped) == {"train": 4}
+    assert count_releases(mapped) == {"train": 4}
 
 
 def counted(program, state):
-    data, count = context().data, ReleaseCount()
-    leaves = count.leaves(visit_leaves(program, state, data, CLIENTS, count.visit))
+    leaves, _ = program_releases(program, state, context().data, CLIENTS)
     return {on: sum(leaf.total for leaf in leaves if leaf.on == on) for on in ("train", "validation")}
 
 
-@pytest.mark.parametrize("add_noise", [lambda program: program, noised_program])
+@pytest.mark.parametrize("add_noise", [lambda program: program, FLAT.protect])
 @pytest.mark.parametrize(
     ("method", "state", "train", "validation"),
     [
@@ -423,10 +428,10 @@ def test_conjugate_gradients_release_every_product():
                 lambda v: hidden.hessian_product(x, HYPER, examples(ctx), v), x + 1, tol=0.0, maxiter=3
             )[0]
 
-    found = noised(leaf)(X, context())
+    found = noised(leaf, hidden.noise)(X, context())
     np.testing.assert_allclose(found, 1, rtol=1e-2)  # the Hessian is the identity
-    assert np.any(np.asarray(found) != noised(leaf)(X, context(seed=1)))
-    assert releases_of(of_leaf(leaf, X)) == {"train": 1 + 3}
+    assert np.any(np.asarray(found) != noised(leaf, hidden.noise)(X, context(seed=1)))
+    assert count_releases(of_leaf(leaf, X)) == {"train": 1 + 3}
 
 
 def test_profile_of_a_noised_program_counts_what_the_program_does():
@@ -435,7 +440,7 @@ def test_profile_of_a_noised_program_counts_what_the_program_does():
 
     program = Repeat(Sequence(Local(step), Local(step)), 3)
     data = context().data
-    counts = [profile(p, X, data, CLIENTS).total({}) for p in (program, noised_program(program))]
+    counts = [profile(p, X, data, CLIENTS).total({}) for p in (program, FLAT.protect(program))]
     assert counts[0] == counts[1] == {"gradients": 3 * 2 * 5, accesses("train"): 3 * 2 * 5}
 
 
@@ -451,11 +456,11 @@ def test_hypers_of_examples_get_no_noise_and_are_no_release():
     def leaf(x, ctx):
         return hidden.jacobian_product(x, hyper, ctx.data.train, x), hidden.outer_gradients(x, hyper, ctx.data.train)
 
-    product, (_, direct) = noised(leaf)(jnp.full(SIZE, 2.0), context(rows=rows))
+    product, (_, direct) = noised(leaf, noise)(jnp.full(SIZE, 2.0), context(rows=rows))
     np.testing.assert_allclose(product, np.full(ROWS, SIZE * 2.0 / ROWS), rtol=1e-6)
     assert np.all(np.asarray(direct) == 0)
     shapes = Data.pair(rows, rows)
-    assert releases_of(trace_leaf(leaf, 1, shapes, X)[1].jaxpr) == {"validation": 1}
+    assert count_releases(trace_leaf(leaf, 1, shapes, X)[1].jaxpr) == {"validation": 1}
 
 
 # ------------------------------------------------------------------ what is refused
@@ -522,11 +527,25 @@ def test_bounds_that_are_missing_are_named():
     refused(lambda: PrivateProblem.of(hidden, hidden.noise), "no noise yet")
 
 
-def test_release_of_ones_own():
-    """A method may bound what it lets others know by itself."""
+def test_noise_is_the_tasks_whatever_a_method_makes_of_its_problem():
+    """A problem with less noise, or with another norm, still gets the noise that the budget counts."""
 
     def leaf(x, ctx):
-        return release_tree({"mean": jnp.mean(jnp.tanh(examples(ctx)))}, 2 / ROWS, Gaussian(1.0), on="validation")
+        quiet = replace(FLAT, noise=Noise(Gaussian(1e-9), ROWS / 2))
+        return quiet.inner_gradient(x, HYPER, examples(ctx))
 
-    found = drawn(leaf, 4000)
-    assert np.std(found["mean"]) == pytest.approx(2 / ROWS, rel=0.05)
+    assert np.std(drawn(leaf, 4000)) == pytest.approx(SIGMA, rel=0.05)
+    found = drawn(leaf, 4000, noise=Noise(Laplace(SIGMA), 1.0))
+    assert np.std(found) == pytest.approx(np.sqrt(2 * SIZE) * SIGMA, rel=0.05)
+
+
+def test_runs_that_follow_each_other_draw_other_noise_with_the_same_key():
+    """Else the difference of two releases would have no noise."""
+    network = hp.networks.FullyConnected(CLIENTS)
+    task = zero_task(CLIENTS).private(noise=Gaussian(SIGMA), clip=ROWS / 2)
+    first = hp.train(task, hp.LocalSGD(1, 1.0), network, key=0)
+    second = hp.train(first.task, hp.LocalSGD(1, 1.0), network, key=0)
+    third = hp.train(second.task, hp.LocalSGD(1, 1.0), network, key=0)
+    moves = np.stack([first.params, second.params - first.params, third.params - second.params])
+    assert np.unique(moves).size == moves.size
+    np.testing.assert_array_equal(hp.train(task, hp.LocalSGD(1, 1.0), network, key=0).params, first.params)

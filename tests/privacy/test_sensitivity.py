@@ -7,7 +7,7 @@ import pytest
 
 from hyperpush.errors import InvalidInput
 from hyperpush.optimizers import Power
-from hyperpush.privacy.sensitivity import Constants, Descent, SingleLoop
+from hyperpush.privacy.sensitivity import Constants, LoopSensitivity
 
 ROUNDS = 40
 STEPS = {"y": Power(0.6, 0.7), "z": Power(0.5, 0.8), "x": Power(0.4, 0.75)}
@@ -72,7 +72,7 @@ def changes(use, changed, dim, examples, seed):
     [("running averages", 1, 1), ("running averages", 3, 3), ("once", 2, 2), ("reused", 1, 5)],
 )
 def test_no_change_is_larger_than_its_bound(use, examples, total):
-    sender = SingleLoop(CONSTANTS, STEPS, 2, 2, use=use, others=OTHERS, examples=total)
+    sender = LoopSensitivity(CONSTANTS, STEPS, 2, 2, use=use, others=OTHERS, examples=total)
     worst = sender.sensitivities(ROUNDS)
     for dim in (1, 2):
         for changed in (0, 3) if use == "reused" else (0, 3, 20):
@@ -92,7 +92,7 @@ def test_no_change_is_larger_than_its_bound(use, examples, total):
 def test_the_slopes_are_needed():
     """Without them the bound is wrong: what the test above can see."""
     flat = Constants(C_y=0.9, C_b=1.5, C_x=0.7, R=1.2, C_H=0, C_J=0, L_H=0, L_J=0, L_b=0, L_fx=0, C_Hz=1.2, C_Jz=0.6)
-    bounds = SingleLoop(flat, STEPS, 2, 2, use="once", others=OTHERS).sensitivities(ROUNDS, 0)
+    bounds = LoopSensitivity(flat, STEPS, 2, 2, use="once", others=OTHERS).sensitivities(ROUNDS, 0)
     true = [changes("once", 0, 1, 1, seed) for seed in range(20)]
     assert any((change[name] > bounds[name] * (1 + 1e-9)).any() for change in true for name in "yzx")
 
@@ -107,61 +107,26 @@ def plain_recursion(keep, rounds, slopes, clips):
     return np.array(found)
 
 
-def test_the_recursion_for_every_client_and_round():
+def test_the_recursion_for_every_client():
     """Δ⁺ = (1 − |w_ii|)Δ + λ(2C/(t + 1) + AΔ), written out."""
     third = 4 / 3 / math.sqrt(3)
     z, x = third * 1.2 + 0.4, 0.5 * 1.2 + 0.3
     slopes, clips = np.array([[1, 0, 0.5], [z, 1, z], [x, 0.5, x]]), np.array([0.9, 1.2 + 1.5, 0.7 + 0.6])
     others = np.array([0.3, 0.9])
-    found = SingleLoop(CONSTANTS, STEPS, 1, 1, others=others).sensitivities(ROUNDS)
-    by_round = SingleLoop(CONSTANTS, STEPS, 1, 1, others=np.tile(others, (ROUNDS, 1))).sensitivities(ROUNDS)
+    found = LoopSensitivity(CONSTANTS, STEPS, 1, 1, others=others).sensitivities(ROUNDS)
     for client, weight in enumerate(others):
         truth = plain_recursion(1 - weight, ROUNDS, slopes, clips)
         for number, name in enumerate("yzx"):
             np.testing.assert_allclose(found[name][:, client], truth[:, number], rtol=1e-12)
-            np.testing.assert_allclose(by_round[name][:, client], truth[:, number], rtol=1e-12)
 
 
 def test_without_smoothness_only_clipping_counts():
     """Every round may then differ by two whole clips, after the first."""
     unknown = Constants(C_y=1, C_b=1, C_x=1, R=5, C_Hz=2, C_Jz=0)
-    found = SingleLoop(unknown, Power(0.1), 1, 1, others=0.5).sensitivities(ROUNDS)
+    found = LoopSensitivity(unknown, Power(0.1), 1, 1, others=0.5).sensitivities(ROUNDS)
     t = np.arange(ROUNDS)
     np.testing.assert_allclose(found["y"], 0.1 * 2 * (1 - 0.5**t) / 0.5, rtol=1e-12)
     np.testing.assert_allclose(found["z"], 0.1 * 6 * (1 - 0.5**t) / 0.5, rtol=1e-12)
-
-
-@pytest.mark.parametrize(("keep", "smooth"), [(0.0, math.inf), (0.6, 1.0), (0.6, math.inf)])
-def test_steps_on_data_that_are_reused(keep, smooth):
-    """s = keep·r + heard, r = s − γ·mean of clipped tanh(s − ξ): the bound holds, and is attained at first."""
-    sender = Descent(clip=0.8, examples=4, size=2, step=Power(0.5, 0.3), keep=keep, smoothness=smooth)
-    bound = sender.sensitivities(ROUNDS)["message"]
-    for seed in range(5):
-        rng = np.random.default_rng(seed)
-        heard, examples = rng.laplace(size=(ROUNDS, 2)), rng.normal(size=(4, 2)) * 2
-        other = examples.copy()
-        examples[1], other[1] = 40.0, -40.0
-        runs = []
-        for data in (examples, other):
-            s, sent = np.zeros(2), []
-            for t in range(ROUNDS):
-                r = s - 0.5 / (t + 1) ** 0.3 * clip(np.tanh(s - data), 0.8).mean(0)
-                sent.append(r)
-                s = keep * r + heard[t]
-            runs.append(np.array(sent))
-        true = np.linalg.norm(runs[0] - runs[1], axis=1)
-        assert (true <= bound * (1 + 1e-12)).all()
-        assert true[0] == pytest.approx(bound[0])
-    assert bound[0] == pytest.approx(0.5 * 2 * 0.8 / 4)
-
-
-def test_trackers_first_releases_and_unsent_state():
-    tracked = Descent(clip=1, examples=10, size=3, tracked=True).sensitivities(3)["message"]
-    np.testing.assert_allclose(tracked, [0.2, 0.4, 0.4])
-    hgp = Descent(clip=1, examples=10, size=3, step=Power(0.5), start=0.7).sensitivities(3)["message"]
-    np.testing.assert_allclose(hgp, [0.7, 0.1, 0.1])
-    personal = Descent(clip=1, examples=10, size=3, drift=math.inf).sensitivities(2)["message"]
-    np.testing.assert_allclose(personal, [2, 2])
 
 
 FINE = Constants(C_y=1, C_b=1, C_x=1, R=1, C_H=1, C_J=1)
@@ -175,15 +140,12 @@ FINE = Constants(C_y=1, C_b=1, C_x=1, R=1, C_H=1, C_J=1)
         (lambda: Constants(C_y=1, C_b=1, C_x=1, R=0, C_H=1, C_J=1), r"Constants\.R"),
         (lambda: Constants(C_y=1, C_b=1, C_x=1, R=1, C_H=1, C_J=1, L_H=-1), r"Constants\.L_H"),
         (lambda: Constants(C_y=1, C_b=1, C_x=1, R=1, C_J=1), r"Constants\.C_Hz.*C_H is not known"),
-        (lambda: SingleLoop(FINE, {"x": Power(1)}, 1, 1), r"SingleLoop\.steps.*each of y, z, x"),
-        (lambda: SingleLoop(FINE, Power(1), 0, 1), r"SingleLoop\.params"),
-        (lambda: SingleLoop(FINE, Power(1), 1, 1, others=1.5), r"SingleLoop\.others.*0 to 1"),
-        (lambda: SingleLoop(FINE, Power(1), 1, 1, others=np.ones((3, 2))).sensitivities(4), "4 rounds on axis 0"),
-        (lambda: SingleLoop(FINE, Power(1), 1, 1).sensitivities(0), "rounds"),
-        (lambda: Descent(clip=0, examples=1, size=1), r"Descent\.clip"),
-        (lambda: Descent(clip=1, examples=1, size=1, keep=2), r"Descent\.keep"),
-        (lambda: Descent(clip=1, examples=1, size=1, drift=-1), r"Descent\.drift"),
-        (lambda: Descent(clip=1, examples=1, size=1, keep=0.5, tracked=True), r"Descent\.tracked.*keep=0"),
+        (lambda: LoopSensitivity(FINE, {"x": Power(1)}, 1, 1), r"LoopSensitivity\.steps.*each of y, z, x"),
+        (lambda: LoopSensitivity(FINE, Power(1), 0, 1), r"LoopSensitivity\.params"),
+        (lambda: LoopSensitivity(FINE, Power(1), 1, 1, others=1.5), r"LoopSensitivity\.others.*0 to 1"),
+        (lambda: LoopSensitivity(FINE, Power(1), 1, 1, others=np.ones((3, 2))), "one per client"),
+        (lambda: LoopSensitivity(FINE, Power(1), 1, 1, examples=0), r"LoopSensitivity\.examples"),
+        (lambda: LoopSensitivity(FINE, Power(1), 1, 1).sensitivities(0), "rounds"),
     ],
 )
 def test_what_makes_no_sense_is_refused(build, message):

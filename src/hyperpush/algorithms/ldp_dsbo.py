@@ -19,7 +19,7 @@ from hyperpush.networks import Network, matrix
 from hyperpush.optimizers import Power
 from hyperpush.privacy.accountant import Accountant, check_schedules
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism, mean_of, one_by_one, project
-from hyperpush.privacy.sensitivity import VARIABLES, Constants, SingleLoop, Use, by_variable
+from hyperpush.privacy.sensitivity import VARIABLES, Constants, LoopSensitivity, Use, by_variable
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Exchange, Inbox, Node, Repeat, Scope
 
@@ -220,5 +220,5 @@ class LDPDSBO(Algorithm):
         if not network.varying:
             others = 1 - np.diag(np.asarray(matrix(network, jax.random.key(0), 0, "gossip"), np.float64))
         examples = check_integer("rows", rows, minimum=1) if self.use == "reused" else self.examples
-        sender = SingleLoop(self.constants, self._powers(), params_size, hypers_size, self.use, others, examples)
+        sender = LoopSensitivity(self.constants, self._powers(), params_size, hypers_size, self.use, others, examples)
         return Accountant(sender, self._mechanisms())

@@ -87,7 +87,8 @@ def list_(
     else:
         listed = registry.experiments().values()
         _print_table("studies", ("name", "summary"), [(each.name, each.summary) for each in listed])
-        exported = vars(importlib.import_module("hyperpush.networks")).values()
+        networks = importlib.import_module("hyperpush.networks")
+        exported = [getattr(networks, name) for name in networks.__all__]
         named = [each for each in exported if isinstance(each, type) and isinstance(getattr(each, "name", None), str)]
         lines = [(each.name, each.__name__, (each.__doc__ or "").partition("\n")[0]) for each in named]
         _print_table("networks", ("name", "class", "summary"), lines)

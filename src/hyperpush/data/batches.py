@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from hyperpush.data.promise import promise_single
 from hyperpush.errors import InvalidInput
 
 
@@ -165,8 +166,12 @@ def rows(data: PyTree, order: Int[Array, " b"], start: Int[Array, ""] | int = 0)
     """The examples at `order`, the `start`-th and following of a shuffle."""
     if isinstance(data, Ragged):
         real = start + jnp.arange(order.shape[0]) < data.counts
-        return Batch(jax.tree.map(lambda leaf: leaf[order], data.examples), real.astype(jnp.zeros(()).dtype))
-    return jax.tree.map(lambda leaf: leaf[order], data)
+        return Batch(_pick(data.examples, order), real.astype(jnp.zeros(()).dtype))
+    return _pick(data, order)
+
+
+def _pick(examples: PyTree, order: Int[Array, " b"]) -> PyTree:
+    return promise_single(jax.tree.map(lambda leaf: leaf[order], examples))  # `order` is part of a shuffle
 
 
 def draw(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:

@@ -1,7 +1,8 @@
 """The interface of every network: a pure function from (key, step) to who sends to whom, and with which weight."""
 
 import abc
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax
@@ -15,15 +16,31 @@ from hyperpush.networks.links import Links, dense_is_cheaper, densify
 from hyperpush.networks.means import Means
 
 Weights = Literal["push", "gossip", "ones"]
+Step = Int[ArrayLike, ""]
+Senders = Int[Array, " b"]
+Slots = tuple[Bool[Array, "b k"], Int[Array, "b k"] | None]  # which are up, and whom they lead to (None: slot i to i)
+Shares = tuple[Float[Array, "b k"], Float[Array, " b"]]  # the weights of slots, and of the senders themselves
 
 
 class Network(eqx.Module):
-    """Who can talk to whom, and when.
+    """Who can talk to whom, and when: the base class of all networks.
 
-    The structure (which links exist, how probable they are) is fixed when the network is built; `key` decides the
-    realisation of random links. The links of a sender depend on (key, step, sender) alone, so that every client can
-    compute its own without the others, and gets the same numbers as a simulation of all of them.
+    The structure (which links exist, how probable they are) is fixed when the network is built. The run's key decides
+    which random links are up. The links of a sender depend on (key, step, sender) alone. So every client can compute
+    its own links without the others, and gets the same numbers as a simulation of all of them.
+
+    **To write one**, derive from `hp.networks.Listed` if the links can be listed (`examples/extend/line.py` does).
+    Else define `_slots`, `flood_rounds` and `possible`, and `means` if links are random. Every network names itself
+    (`name`), and says whether its links are `directed` and whether they change (`varying`).
+
+    Example:
+        >>> import hyperpush as hp
+        >>> network = hp.networks.RandomDirected(5)
+        >>> print(network.name, network.clients, network.directed, network.varying)
+        random-directed 5 True True
     """
+
+    example: ClassVar[Mapping[str, Any]] = {}  # options besides `clients` that have no default, for 6 clients
 
     name: eqx.AbstractClassVar[str]
     clients: eqx.AbstractVar[int]
@@ -31,34 +48,26 @@ class Network(eqx.Module):
     varying: eqx.AbstractVar[bool]
 
     @abc.abstractmethod
-    def _slots(
-        self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"]
-    ) -> tuple[Bool[Array, "b k"], Int[Array, "b k"] | None]:
-        """Which slots are up, and whom they lead to (None: slot i leads to client i). Senders are valid clients."""
+    def _slots(self, key: PRNGKeyArray, step: Step, senders: Senders) -> Slots:
+        """Which slots of the senders are up, and whom they lead to. Senders are valid clients."""
 
-    def _gossip(
-        self,
-        key: PRNGKeyArray,
-        step: Int[ArrayLike, ""],
-        senders: Int[Array, " b"],
-        alive: Bool[Array, "b k"],
-        targets: Int[Array, "b k"] | None,
-    ) -> tuple[Float[Array, "b k"], Float[Array, " b"]]:
+    def _gossip(self, key: PRNGKeyArray, step: Step, senders: Senders, slots: Slots) -> Shares:
         """Symmetric doubly stochastic weights of the live slots and of the sender itself: Metropolis, unless replaced.
 
-        P[i, j] = 1 / (1 + max(deg_i, deg_j)) on the links of this step (Xiao & Boyd 2004), rounded down to a multiple
+        P[i, j] = 1 / (1 + max(deg_i, deg_j)) on the links of this step (Xiao and Boyd 2004), rounded down to a multiple
         of the float type's resolution below 1. Sums of such numbers up to 1 are exact in any order, so rows and columns
         sum to 1 without error, and a client alone gets the same own weight as all together.
         """
         everyone, _ = self._slots(key, step, jnp.arange(self.clients))
         degrees = jnp.sum(everyone, axis=1)
+        alive, targets = slots
         theirs = degrees[None, :] if targets is None else degrees[targets]
         weights = round_down(1 / (1 + jnp.maximum(degrees[senders][:, None], theirs)).astype(jnp.result_type(float)))
         return weights, 1 - jnp.sum(jnp.where(alive, weights, 0), axis=1)
 
     @abc.abstractmethod
     def flood_rounds(self) -> int:
-        """Rounds after which a maximum, started by any client at any step, is known to all (computed on the host)."""
+        """Rounds after which a maximum that any client starts at any step is known to all; computed on the host."""
 
     @abc.abstractmethod
     def possible(self) -> scipy.sparse.csr_array:
@@ -86,28 +95,29 @@ class Network(eqx.Module):
         return Means(push / self.period(), up / self.period())
 
     def links(
-        self,
-        key: PRNGKeyArray,
-        step: Int[ArrayLike, ""],
-        senders: Int[Array, " b"],
-        weights: Weights = "push",
-        padded: bool = True,
+        self, key: PRNGKeyArray, step: Step, senders: Senders, weights: Weights = "push", padded: bool = True
     ) -> Links:
         """The links of a block of senders at a step.
 
-        push: P[i, j] = δ_{j→i} / Σ_k δ_{j→k}, the sender itself included: column stochastic. Shares are rounded down to
-            what leaves the sender an exact rest, so that no mass is made or lost by rounding.
-        gossip: symmetric and doubly stochastic, undirected networks only.
-        ones: 1 on every live link and for the sender itself.
-        Senders beyond the last client (padding of a block) send nothing and keep all; `padded=False` promises that
-        there are none.
+        Args:
+            key: Decides random links; fixed networks ignore it.
+            step: The network's time, from 0.
+            senders: Numbers of the clients that send. Those beyond the last client (padding of a block) send nothing
+                and keep all.
+            weights: `"push"`: P[i, j] = δ_{j→i} / Σ_k δ_{j→k}, the sender itself included: column stochastic. Shares
+                are rounded down to what leaves the sender an exact rest, so that rounding makes or loses no mass.
+                `"gossip"`: symmetric and doubly stochastic, for undirected networks only. `"ones"`: 1 on every live
+                link and for the sender itself.
+            padded: False promises that no sender is beyond the last client.
+
+        Raises:
+            InvalidInput: There are no such weights, or the network is directed and they are gossip weights.
         """
         if weights not in get_args(Weights):
             raise unknown("weights", weights, get_args(Weights))
         if weights == "gossip" and self.directed:
-            raise InvalidInput(
-                "weights", weights, f"push on {self.name}: its links are directed, gossip needs both ways"
-            )
+            allowed = f"push on {self.name}: its links are directed, and gossip needs links that run both ways"
+            raise InvalidInput("weights", weights, allowed)
         real = senders < self.clients if padded else jnp.ones(senders.shape, bool)
         within = jnp.minimum(senders, self.clients - 1) if padded else senders
         alive, targets = self._slots(key, step, within)
@@ -119,7 +129,7 @@ class Network(eqx.Module):
             own = 1 - receivers * share
             shares = jnp.broadcast_to(share[:, None], alive.shape)
         elif weights == "gossip":
-            shares, own = self._gossip(key, step, within, alive, targets)
+            shares, own = self._gossip(key, step, within, (alive, targets))
             own = jnp.where(real, own, 1).astype(dtype)
         else:
             own = jnp.ones(senders.shape, dtype)

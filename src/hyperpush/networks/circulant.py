@@ -7,66 +7,102 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jaxtyping import Array, ArrayLike, Bool, Int, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from hyperpush.checks import check_integer
-from hyperpush.networks.base import Network
-from hyperpush.networks.table import Listed, Table, adjacency
-from hyperpush.networks.weights import doubly_stochastic
+from hyperpush.networks.base import Network, Senders, Slots, Step
+from hyperpush.networks.table import FixedGraph, adjacency
 
 
-class Ring(Listed):
-    """i ↔ i + 1 (mod n). `mixing` chooses the gossip weights: "metropolis" or "fastest-mixing"."""
+class Ring(FixedGraph):
+    """A ring: i ↔ i + 1 (mod n), at every step.
+
+    **Use it** as the sparsest undirected network without a hub. **Avoid it** with many clients: averages need about
+    n² rounds, because 1 − |λ₂| of its weights is about (2π/n)²/3.
+
+    Args:
+        clients: n, at least 2.
+        mixing: Gossip weights: `"metropolis"`, or `"fastest-mixing"` for up to 200 clients.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it.
+
+    Example:
+        >>> import jax
+        >>> import hyperpush as hp
+        >>> print(hp.networks.matrix(hp.networks.Ring(4), jax.random.key(0), 0, "ones"))
+        [[1. 1. 0. 1.]
+         [1. 1. 1. 0.]
+         [0. 1. 1. 1.]
+         [1. 0. 1. 1.]]
+    """
 
     name: ClassVar[str] = "ring"
-    directed: ClassVar[bool] = False
-    varying: ClassVar[bool] = False
-
-    clients: int = eqx.field(static=True)
-    mixing: str = eqx.field(static=True)
-    table: Table
 
     def __init__(self, clients: int, mixing: str = "metropolis"):
-        self.clients = check_integer("clients", clients, minimum=2)
-        self.mixing = mixing
-        graph = _circulant(clients, (1, -1))
-        self.table = Table("clients", [graph], [doubly_stochastic(graph, mixing)])
+        super().__init__("clients", _circulant(check_integer("clients", clients, minimum=2), (1, -1)), mixing)
 
 
-class DirectedRing(Listed):
-    """i → i + 1 (mod n)."""
+class DirectedRing(FixedGraph):
+    """A directed ring: i → i + 1 (mod n), at every step.
+
+    **Use it** as the hardest connected case: one link per client, and n − 1 rounds until everybody has heard of
+    everybody. **Avoid it** for work: averages need about n² rounds.
+
+    Args:
+        clients: n, at least 2.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> print(hp.networks.DirectedRing(5).flood_rounds())
+        4
+    """
 
     name: ClassVar[str] = "directed-ring"
     directed: ClassVar[bool] = True
-    varying: ClassVar[bool] = False
-
-    clients: int = eqx.field(static=True)
-    table: Table
 
     def __init__(self, clients: int):
-        self.clients = check_integer("clients", clients, minimum=2)
-        self.table = Table("clients", [_circulant(clients, (1,))])
+        super().__init__("clients", _circulant(check_integer("clients", clients, minimum=2), (1,)))
 
 
-class Exponential(Listed):
-    """i → i + 2^k (mod n) for every 2^k < n, at every step (Assran et al. 2019; Ying et al. 2021)."""
+class Exponential(FixedGraph):
+    """The static exponential graph: i → i + 2^k (mod n) for every 2^k < n, at every step.
+
+    Assran et al., arXiv:1811.10792; Ying et al., arXiv:2110.13363. **Use it** where log₂ n messages per round are
+    affordable: its spectral gap falls only like 1/log₂ n. **Avoid it** where each client can send one message:
+    `OnePeerExponential` averages as fast.
+
+    Args:
+        clients: n, at least 2.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> print(hp.networks.Exponential(8).possible().sum(axis=1))
+        [3 3 3 3 3 3 3 3]
+    """
 
     name: ClassVar[str] = "exponential"
     directed: ClassVar[bool] = True
-    varying: ClassVar[bool] = False
-
-    clients: int = eqx.field(static=True)
-    table: Table
 
     def __init__(self, clients: int):
-        self.clients = check_integer("clients", clients, minimum=2)
-        self.table = Table("clients", [_circulant(clients, _powers(clients))])
+        clients = check_integer("clients", clients, minimum=2)
+        super().__init__("clients", _circulant(clients, _powers(clients)))
 
 
 class OnePeerExponential(Network):
-    """i → i + 2^(t mod ⌈log₂ n⌉) (mod n) at step t: one message per client and step (Assran et al. 2019).
+    """The one-peer exponential graph: i → i + 2^(t mod ⌈log₂ n⌉) (mod n) at step t.
 
-    When n is a power of two, ⌈log₂ n⌉ steps average exactly (Ying et al. 2021).
+    Assran et al., arXiv:1811.10792. If n is a power of two, ⌈log₂ n⌉ steps average exactly (Ying et al.,
+    arXiv:2110.13363). **Use it** where clients agree on the step and can reach anybody: one message per client and
+    step. **Avoid it** if steps may differ between clients, or links are given.
+
+    Args:
+        clients: n, from 2 to 2³⁰.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> print(hp.networks.OnePeerExponential(8).flood_rounds())
+        3
     """
 
     name: ClassVar[str] = "one-peer-exponential"
@@ -78,12 +114,9 @@ class OnePeerExponential(Network):
     def __init__(self, clients: int):
         self.clients = check_integer("clients", clients, minimum=2, maximum=2**30)
 
-    def _slots(
-        self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"]
-    ) -> tuple[Bool[Array, "b 1"], Int[Array, "b 1"]]:
-        distance = jnp.asarray(_powers(self.clients))[jnp.asarray(step) % len(_powers(self.clients))]
-        targets = (senders + distance) % self.clients
-        return jnp.ones((senders.shape[0], 1), bool), targets[:, None]
+    def _slots(self, key: PRNGKeyArray, step: Step, senders: Senders) -> Slots:
+        distance = jnp.asarray(_powers(self.clients))[jnp.asarray(step) % self.period()]
+        return jnp.ones((senders.shape[0], 1), bool), ((senders + distance) % self.clients)[:, None]
 
     def period(self) -> int:
         return len(_powers(self.clients))
@@ -91,7 +124,7 @@ class OnePeerExponential(Network):
     def flood_rounds(self) -> int:
         # Any ⌈log₂ n⌉ steps in a row use each power once, and their sums give every distance below n; fewer steps reach
         # at most half as many distances, which is less than n.
-        return len(_powers(self.clients))
+        return self.period()
 
     def possible(self) -> scipy.sparse.csr_array:
         return _circulant(self.clients, _powers(self.clients))

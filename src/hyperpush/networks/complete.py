@@ -6,15 +6,28 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from hyperpush.checks import check_integer
-from hyperpush.networks.base import Network
-from hyperpush.networks.table import adjacency
+from hyperpush.networks.base import Network, Senders, Slots, Step
 
 
 class FullyConnected(Network):
-    """All links at every step: P = 11ᵀ/n, with which SGP becomes FedAvg."""
+    """All links at every step: P = 11ᵀ/n, so that one round averages exactly.
+
+    **Use it** to see a method without the effects of a network: SGP becomes FedAvg. **Avoid it** where messages cost:
+    every client sends n − 1 of them per round.
+
+    Args:
+        clients: n, at least 1.
+
+    Example:
+        >>> import jax
+        >>> import hyperpush as hp
+        >>> print(hp.networks.matrix(hp.networks.FullyConnected(2), jax.random.key(0), 0))
+        [[0.5 0.5]
+         [0.5 0.5]]
+    """
 
     name: ClassVar[str] = "fully-connected"
     directed: ClassVar[bool] = False
@@ -25,29 +38,16 @@ class FullyConnected(Network):
     def __init__(self, clients: int):
         self.clients = check_integer("clients", clients, minimum=1)
 
-    def _slots(
-        self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"]
-    ) -> tuple[Bool[Array, "b k"], None]:
+    def _slots(self, key: PRNGKeyArray, step: Step, senders: Senders) -> Slots:
         return senders[:, None] != jnp.arange(self.clients), None
-
-    def _gossip(
-        self,
-        key: PRNGKeyArray,
-        step: Int[ArrayLike, ""],
-        senders: Int[Array, " b"],
-        alive: Bool[Array, "b k"],
-        targets: Int[Array, "b k"] | None,
-    ) -> tuple[Float[Array, "b k"], Float[Array, " b"]]:
-        return jnp.full(alive.shape, 1 / self.clients), jnp.full(senders.shape, 1 / self.clients)
 
     def flood_rounds(self) -> int:
         return min(1, self.clients - 1)
 
     def possible(self) -> scipy.sparse.csr_array:
-        return everyone(self.clients)
+        return all_pairs(self.clients)
 
 
-def everyone(clients: int) -> scipy.sparse.csr_array:
-    """The links from all to all."""
-    senders, receivers = np.divmod(np.arange(clients * clients), clients)
-    return adjacency(clients, senders, receivers)
+def all_pairs(clients: int) -> scipy.sparse.csr_array:
+    """The links from all to all others."""
+    return scipy.sparse.csr_array(~np.eye(clients, dtype=bool))

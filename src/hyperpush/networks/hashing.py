@@ -15,11 +15,11 @@ def words(key: PRNGKeyArray, step: Int[ArrayLike, ""], index: UInt32[Array, "...
     random networks: half the time that 13 rounds of Threefry take there, and jax.random's own cannot be fused on CPU.
     """
     root, step = jax.random.key_data(key), jnp.asarray(step).astype(jnp.uint32)
-    first, second = mixed(mixed(step ^ root[0]) ^ root[1]), mixed(mixed(step ^ root[1]) ^ ~root[0])
-    return mixed(mixed(index ^ first) ^ second)
+    first, second = mix_bits(mix_bits(step ^ root[0]) ^ root[1]), mix_bits(mix_bits(step ^ root[1]) ^ ~root[0])
+    return mix_bits(mix_bits(index ^ first) ^ second)
 
 
-def mixed(word: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+def mix_bits(word: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     """A fixed permutation of the 32-bit words in which every bit depends on every other: `triple32` (Wellons 2018).
 
     The constants come from a search for the least bias of how often each output bit flips with each input bit.

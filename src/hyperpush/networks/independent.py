@@ -7,37 +7,49 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Float, PRNGKeyArray, UInt32
 
 from hyperpush.checks import check_integer, check_probability_range
-from hyperpush.networks.base import Network
+from hyperpush.networks.base import Network, Senders, Slots, Step
 from hyperpush.networks.hashing import words
 from hyperpush.networks.means import Means, of_independent
 from hyperpush.networks.reach import random_flood, require_connected
-
-Probability = float | Sequence[float]
 
 _UNIT = 2**24
 _MOST = 2**16 - 1  # so that the index of every link fits a 32-bit word
 
 
 class _Independent(Network):
-    """Each link is up at each step with its own probability, drawn once from its seed if a range is given.
+    """Each link is up at each step with its own probability, drawn once from the seed if a range is given.
 
     A link is up when the first 24 bits of its random word, as a fraction u of 2^24, are below its probability. The
     comparison is one of whole numbers, so it gives the same answer in every float precision.
     """
 
-    thresholds: eqx.AbstractVar[UInt32[np.ndarray, "..."]]
+    varying: ClassVar[bool] = True
+
+    clients: int = eqx.field(static=True)
+    probability: tuple[float, float] = eqx.field(static=True)
+    seed: int = eqx.field(static=True)
+    thresholds: UInt32[np.ndarray, "..."]  # a single one if all are equal: no table is needed then
+
+    def __init__(self, clients: int, probability: float | Sequence[float], seed: int):
+        self.clients = check_integer("clients", clients, minimum=2, maximum=_MOST)
+        self.probability = low, high = check_probability_range("probability", probability)
+        self.seed = check_integer("seed", seed, minimum=0)
+        drawn = np.random.default_rng(seed).uniform(low, high, () if low == high else (self.clients, self.clients))
+        if drawn.ndim and not self.directed:
+            drawn = np.triu(drawn) + np.triu(drawn, 1).T
+        self.thresholds = np.asarray(np.rint(drawn * _UNIT), np.uint32)
+        if not self.thresholds.all():  # otherwise every link can be up, and no search is needed
+            require_connected("probability", self.possible())
 
     def probabilities(self) -> Float[np.ndarray, "n n"]:
         """How often each link j → i (row j, column i) is up; 0 from a client to itself."""
         everyone = np.broadcast_to(self.thresholds / _UNIT, (self.clients, self.clients))
         return np.where(np.eye(self.clients, dtype=bool), 0, everyone)
 
-    def _slots(
-        self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"]
-    ) -> tuple[Bool[Array, "b k"], None]:
+    def _slots(self, key: PRNGKeyArray, step: Step, senders: Senders) -> Slots:
         sender, receiver = senders.astype(jnp.uint32)[:, None], jnp.arange(self.clients, dtype=jnp.uint32)
         if self.directed:
             index = sender * self.clients + receiver
@@ -59,59 +71,61 @@ class _Independent(Network):
 
 
 class RandomDirected(_Independent):
-    """Each direction of each link is up independently at each step, with its own probability."""
+    """Each direction of each link is up at each step with a probability of its own, independently of all others.
+
+    **Use it** as a model of directed links that come and go (Terashita and Hara, arXiv:2210.02129, use ranges like the
+    default). **Avoid it** for many clients with few links: n² numbers are drawn per step; see `KOut`.
+
+    Args:
+        clients: n, from 2 to 65,535.
+        probability: From 0 to 1, of all links alike; or a range (low, high), from which each link draws its own once.
+            At 0 no link is ever up, which is refused; 1 is a fixed network.
+        seed: Of the links' probabilities, 0 or more. The run's key decides which links are up.
+
+    Raises:
+        InvalidInput: An option is out of range, or some clients can never be reached.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> network = hp.networks.RandomDirected(3, probability=0.5)
+        >>> print(network.means().up)
+        [[1.  0.5 0.5]
+         [0.5 1.  0.5]
+         [0.5 0.5 1. ]]
+    """
 
     name: ClassVar[str] = "random-directed"
     directed: ClassVar[bool] = True
-    varying: ClassVar[bool] = True
 
-    clients: int = eqx.field(static=True)
-    probability: tuple[float, float] = eqx.field(static=True)
-    seed: int = eqx.field(static=True)
-    thresholds: UInt32[np.ndarray, "..."]
-
-    def __init__(self, clients: int, probability: Probability = (0.4, 0.8), seed: int = 0):
-        self.clients = check_integer("clients", clients, minimum=2, maximum=_MOST)
-        self.probability = check_probability_range("probability", probability)
-        self.seed = check_integer("seed", seed, minimum=0)
-        self.thresholds = _thresholds(_drawn(self.clients, self.probability, self.seed))
-        _require_connected(self)
+    def __init__(self, clients: int, probability: float | Sequence[float] = (0.4, 0.8), seed: int = 0):
+        super().__init__(clients, probability, seed)
 
 
 class RandomUndirected(_Independent):
-    """Each link is up, both ways at once, independently at each step with its own probability.
+    """Each link is up at each step, both ways at once, with a probability of its own.
 
-    Gossip weights are Metropolis weights of the links of the step.
+    Gossip weights are Metropolis weights of the links of the step. **Use it** as a model of undirected links that come
+    and go, also for methods that need an undirected network. **Avoid it** for many clients with few links: n² numbers
+    are drawn per step.
+
+    Args:
+        clients: n, from 2 to 65,535.
+        probability: As in `RandomDirected`.
+        seed: As in `RandomDirected`.
+
+    Raises:
+        InvalidInput: An option is out of range, or some clients can never be reached.
+
+    Example:
+        >>> import jax
+        >>> import hyperpush as hp
+        >>> weights = hp.networks.matrix(hp.networks.RandomUndirected(4), jax.random.key(0), 0, "gossip")
+        >>> print((weights == weights.T).all(), weights.sum(axis=0))
+        True [1. 1. 1. 1.]
     """
 
     name: ClassVar[str] = "random-undirected"
     directed: ClassVar[bool] = False
-    varying: ClassVar[bool] = True
 
-    clients: int = eqx.field(static=True)
-    probability: tuple[float, float] = eqx.field(static=True)
-    seed: int = eqx.field(static=True)
-    thresholds: UInt32[np.ndarray, "..."]
-
-    def __init__(self, clients: int, probability: Probability = (0.4, 0.8), seed: int = 0):
-        self.clients = check_integer("clients", clients, minimum=2, maximum=_MOST)
-        self.probability = check_probability_range("probability", probability)
-        self.seed = check_integer("seed", seed, minimum=0)
-        drawn = _drawn(self.clients, self.probability, self.seed)
-        self.thresholds = _thresholds(np.triu(drawn) + np.triu(drawn, 1).T if drawn.ndim else drawn)
-        _require_connected(self)
-
-
-def _drawn(clients: int, probability: tuple[float, float], seed: int) -> Float[np.ndarray, "..."]:
-    """The probability of every link, or a single one if all are equal: no table is needed then."""
-    low, high = probability
-    return np.random.default_rng(seed).uniform(low, high, () if low == high else (clients, clients))
-
-
-def _thresholds(probabilities: Float[np.ndarray, "..."]) -> UInt32[np.ndarray, "..."]:
-    return np.asarray(np.rint(probabilities * _UNIT), np.uint32)
-
-
-def _require_connected(network: _Independent) -> None:
-    if not network.thresholds.all():  # otherwise every link can be up, and no search is needed
-        require_connected("probability", network.possible())
+    def __init__(self, clients: int, probability: float | Sequence[float] = (0.4, 0.8), seed: int = 0):
+        super().__init__(clients, probability, seed)

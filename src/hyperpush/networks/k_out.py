@@ -1,19 +1,20 @@
 """Each client sends to k others, picked at random: few links for many clients."""
 
 import functools
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jaxtyping import Array, ArrayLike, Bool, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
 from hyperpush.checks import check_boolean, check_integer
 from hyperpush.errors import InvalidInput
-from hyperpush.networks.base import Network
-from hyperpush.networks.complete import everyone
+from hyperpush.networks.base import Network, Senders, Slots, Step
+from hyperpush.networks.complete import all_pairs
 from hyperpush.networks.hashing import words
 from hyperpush.networks.means import Means
 from hyperpush.networks.reach import is_connected, periodic_flood, random_flood
@@ -23,12 +24,28 @@ _DRAWS = 100
 
 
 class KOut(Network):
-    """Each client picks k distinct others uniformly, anew at each step or, with `varying=False`, once.
+    """Each client sends to k others, picked uniformly: anew at each step, or once.
 
-    Time and memory are O(n·k) per step. A fixed draw comes from `seed` and is repeated until strongly connected, which
-    needs k of the order of log n; picks that vary join all clients over time for every k.
+    Time and memory are O(n·k) per step. **Use it** for many clients: 100,000 are no problem. **Avoid it** with
+    `varying=False` and small k: a fixed draw is strongly connected only if k is of the order of ln n. Picks that vary
+    join all clients over time for every k.
+
+    Args:
+        clients: n, at least 2.
+        k: Links per client, from 1 to n − 1.
+        varying: Whether clients pick anew at each step (True) or once (False).
+        seed: Of a fixed draw, 0 or more. The run's key decides picks that vary.
+
+    Raises:
+        InvalidInput: An option is out of range, or none of 100 fixed draws was strongly connected.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> print(hp.networks.KOut(5, k=2).means().up[0])
+        [1.  0.5 0.5 0.5 0.5]
     """
 
+    example: ClassVar[Mapping[str, Any]] = {"k": 2}
     name: ClassVar[str] = "k-out"
     directed: ClassVar[bool] = True
 
@@ -43,11 +60,9 @@ class KOut(Network):
         self.k = check_integer("k", k, minimum=1, maximum=min(clients - 1, (2**32 - 1) // clients))
         self.varying = check_boolean("varying", varying)
         self.seed = check_integer("seed", seed, minimum=0)
-        self.table = None if varying else Table("k", [_connected(clients, k, seed)])
+        self.table = None if varying else Table("k", [_draw_connected(self.clients, self.k, self.seed)])
 
-    def _slots(
-        self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"]
-    ) -> tuple[Bool[Array, "b k"], Int[Array, "b k"] | None]:
+    def _slots(self, key: PRNGKeyArray, step: Step, senders: Senders) -> Slots:
         if self.table is not None:
             return self.table.slots(step, senders)
         targets = _picks(key, step, senders, self.clients, self.k)
@@ -71,14 +86,12 @@ class KOut(Network):
 
     def possible(self) -> scipy.sparse.csr_array:
         """The links that can ever be up: n² of them if picks vary."""
-        return everyone(self.clients) if self.table is None else self.table.frames()[0]
+        return all_pairs(self.clients) if self.table is None else self.table.frames()[0]
 
 
 @functools.partial(jax.jit, inline=True, static_argnames=("clients", "k"))
-def _picks(
-    key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"], clients: int, k: int
-) -> Int[Array, "b k"]:
-    """k distinct others of each sender, uniform over sets of k (Floyd's sampling: Bentley & Floyd 1987).
+def _picks(key: PRNGKeyArray, step: Step, senders: Senders, clients: int, k: int) -> Int[Array, "b k"]:
+    """k distinct others of each sender, uniform over sets of k (Floyd's sampling: Bentley and Floyd 1987).
 
     Pick r takes a random one of the first m = n − k + r others, or the m-th itself if that one is already taken.
     """
@@ -87,7 +100,7 @@ def _picks(
 
     def pick(r: Int[Array, ""], picks: UInt32[Array, "k b"]) -> UInt32[Array, "k b"]:
         last = (clients - 1 - k + r).astype(jnp.uint32)
-        # The remainder favours small numbers by less than n / 2^32.
+        # The remainder favors small numbers by less than n / 2^32.
         one = bits[r] % (last + 1)
         return picks.at[r].set(jnp.where((picks == one).any(axis=0), last, one))
 
@@ -96,7 +109,7 @@ def _picks(
     return (senders[:, None] + 1 + others.T.astype(senders.dtype)) % clients
 
 
-def _connected(clients: int, k: int, seed: int) -> scipy.sparse.csr_array:
+def _draw_connected(clients: int, k: int, seed: int) -> scipy.sparse.csr_array:
     senders = np.repeat(np.arange(clients), k)
     for attempt in range(_DRAWS):
         receivers = np.asarray(_picks(jax.random.key(seed), attempt, jnp.arange(clients), clients, k)).ravel()
@@ -105,6 +118,5 @@ def _connected(clients: int, k: int, seed: int) -> scipy.sparse.csr_array:
             graph = adjacency(clients, senders, receivers)
             if is_connected(graph):
                 return graph
-    raise InvalidInput(
-        "k", k, f"larger for {clients} clients, or varying picks: none of {_DRAWS} draws was strongly connected"
-    )
+    allowed = f"larger for {clients} clients, or varying picks: none of {_DRAWS} draws was strongly connected"
+    raise InvalidInput("k", k, allowed)

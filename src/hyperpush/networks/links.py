@@ -6,16 +6,24 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Links(eqx.Module):
-    """The links on which a block of senders sends in one step (sender-major).
+    """The links on which a block of b senders sends in one step, as `network.links` gives them.
 
-    `own` is the weight each sender keeps for itself, `weights[j, s]` the weight of slot s of sender j, 0 where the link
-    is down. `targets[j, s]` is the receiver of that slot; without targets the links are dense: slot i is client i.
+    They are dense, one slot per client, or sparse, with k slots that say whom they lead to.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> links = hp.networks.Ring(30).links(jax.random.key(0), 0, jnp.arange(2))
+        >>> print(links.targets)  # whom clients 0 and 1 send to
+        [[ 1 29]
+         [ 0  2]]
     """
 
-    own: Float[Array, " b"]
-    weights: Float[Array, "b k"]
-    alive: Bool[Array, "b k"]
-    targets: Int[Array, "b k"] | None
+    own: Float[Array, " b"]  # the weight that each sender keeps for itself
+    weights: Float[Array, "b k"]  # of each slot; 0 where the link is down
+    alive: Bool[Array, "b k"]  # whether the link is up
+    targets: Int[Array, "b k"] | None  # the receiver of each slot; None: slot i leads to client i
 
 
 def dense_is_cheaper(clients: int, slots: int, prepared: bool) -> bool:

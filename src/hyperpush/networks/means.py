@@ -7,7 +7,15 @@ from jaxtyping import Float
 
 
 class Means(NamedTuple):
-    """Averages over steps, sender-major: row j is what client j sends."""
+    """What a network does on average over steps, sender-major: row j is what client j sends; `network.means()`.
+
+    Estimators that reverse links use it where training has not observed them.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> print(hp.networks.DirectedRing(3).means().stationary().round(3))
+        [1. 1. 1.]
+    """
 
     push: Float[np.ndarray, "n n"]  # E of the push weight j → i; the sender's own share on the diagonal
     up: Float[np.ndarray, "n n"]  # how often j → i is up; 1 on the diagonal

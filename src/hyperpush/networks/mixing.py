@@ -1,5 +1,6 @@
 """What everybody receives from a block of senders, and the mixing matrix of a step."""
 
+from collections.abc import Callable
 from typing import Literal, TypeVar
 
 import jax
@@ -21,8 +22,23 @@ SMALL = 1 << 18
 def combine(links: Links, values: Values, clients: int, reduce: Literal["sum", "max"] = "sum") -> Values:
     """What each of n clients receives from this block of senders, without what it keeps for itself.
 
-    sum: out_i = Σ_j P[i, j] v_j. max: the largest v_j among the live links j → i, and the lowest value of the type
-    (-inf) where nothing is heard. `values` is a pytree with leaves [b, ...]; the result has leaves [n, ...].
+    Args:
+        links: The links of b senders.
+        values: A pytree with leaves [b, ...].
+        clients: n.
+        reduce: `"sum"`: out_i = Σ_j P[i, j] v_j. `"max"`: the largest v_j among the live links j → i, and the lowest
+            value of the type (-inf) where nothing is heard.
+
+    Returns:
+        A pytree with leaves [n, ...].
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> links = hp.networks.DirectedRing(3).links(jax.random.key(0), 0, jnp.arange(3))
+        >>> print(hp.networks.combine(links, jnp.array([2.0, 4.0, 6.0]), 3))
+        [3. 1. 2.]
     """
     if reduce not in ("sum", "max"):
         raise unknown("reduce", reduce, ("sum", "max"))
@@ -42,7 +58,16 @@ def combine(links: Links, values: Values, clients: int, reduce: Literal["sum", "
 def matrix(
     network: Network, key: PRNGKeyArray, step: Int[ArrayLike, ""], weights: Weights = "push"
 ) -> Float[Array, "n n"]:
-    """The mixing matrix of a step: P[i, j] is the weight of what i receives from j, P[i, i] what i keeps."""
+    """The mixing matrix of a step: P[i, j] is the weight of what i receives from j, P[i, i] what i keeps.
+
+    Example:
+        >>> import jax
+        >>> import hyperpush as hp
+        >>> print(hp.networks.matrix(hp.networks.DirectedRing(3), jax.random.key(0), 0))
+        [[0.5 0.  0.5]
+         [0.5 0.5 0. ]
+         [0.  0.5 0.5]]
+    """
     links = network.links(key, step, jnp.arange(network.clients), weights, padded=False)
     return mixing_matrix(links, network.clients)
 
@@ -64,12 +89,8 @@ def _sum(links: Links, leaf: Array, clients: int) -> Array:
     elif links.targets is None:
         out = jnp.einsum("ji,jd->id", weights, flat, precision=jax.lax.Precision.HIGHEST)
     else:
-        # Slot by slot: memory stays at n·d, and it is faster than one scatter of all b·k·d messages once d is large.
-        def slot(out, arriving):
-            target, weight = arriving
-            return out.at[target].add(weight[:, None] * flat), None
-
-        out, _ = jax.lax.scan(slot, jnp.zeros((clients, flat.shape[1]), wide), (links.targets.T, weights.T))
+        empty = jnp.zeros((clients, flat.shape[1]), wide)
+        out = _by_slot("add", links, weights, lambda weight: weight[:, None] * flat, empty)
     return out.reshape(clients, *leaf.shape[1:]).astype(narrow)
 
 
@@ -79,18 +100,33 @@ def _max(links: Links, leaf: Array, clients: int) -> Array:
     if links.targets is None:
         out = jnp.max(jnp.where(links.alive[:, :, None], flat[:, None], low), axis=0, initial=low)
     else:
-
-        def slot(out, arriving):
-            target, alive = arriving
-            return out.at[target].max(jnp.where(alive[:, None], flat, low)), None
-
         empty = jnp.full((clients, flat.shape[1]), low, leaf.dtype)
-        out, _ = jax.lax.scan(slot, empty, (links.targets.T, links.alive.T))
+        out = _by_slot("max", links, links.alive, lambda alive: jnp.where(alive[:, None], flat, low), empty)
     return out.reshape(clients, *leaf.shape[1:])
 
 
+def _by_slot(
+    update: Literal["add", "max"], links: Links, by_slot: Array, message: Callable[[Array], Array], empty: Array
+) -> Array:
+    """Scatter slot after slot: memory stays at n·d, and for large d one scatter of all b·k·d messages is slower."""
+
+    def slot(out: Array, arriving: tuple[Array, Array]) -> tuple[Array, None]:
+        target, own = arriving
+        return getattr(out.at[target], update)(message(own)), None
+
+    assert links.targets is not None
+    return jax.lax.scan(slot, empty, (links.targets.T, by_slot.T))[0]
+
+
 def lowest(dtype: jnp.dtype) -> Array:
-    """What every number of the type is at least."""
+    """What every number of the type is at least: what `combine` gives with "max" where nothing is heard.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> print(hp.networks.lowest(jnp.dtype("float32")))
+        -inf
+    """
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.array(-jnp.inf, dtype)
     return jnp.array(False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min, dtype)

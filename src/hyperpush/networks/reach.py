@@ -29,12 +29,9 @@ def require_connected(field: str, possible: scipy.sparse.csr_array) -> None:
         reached = breadth_first_order(links, 0, return_predecessors=False)
         left_out = np.setdiff1d(np.arange(len(possible.indptr) - 1), reached)
         if left_out.size:
-            names = ", ".join(map(str, left_out[:10])) + (
-                f" and {left_out.size - 10} more" if left_out.size > 10 else ""
-            )
-            raise InvalidInput(
-                field, f"a network where clients {names} cannot {trouble}", "links that join all clients over time"
-            )
+            more = f" and {left_out.size - 10} more" if left_out.size > 10 else ""
+            given = f"a network where clients {', '.join(map(str, left_out[:10]))}{more} cannot {trouble}"
+            raise InvalidInput(field, given, "links that join all clients over time")
 
 
 def is_connected(possible: scipy.sparse.csr_array) -> bool:
@@ -79,9 +76,8 @@ def random_flood(network: Network, stall: float) -> int:
     sources = jnp.asarray(np.linspace(0, network.clients - 1, min(network.clients, _SOURCES)).astype(np.int32))
     typical = max(int(_simulated_flood(network, sources, flood)) for flood in range(_FLOODS))
     if typical >= _LONGEST:
-        raise InvalidInput(
-            "probability", network, f"links so probable that a flood reaches all clients within {_LONGEST} rounds"
-        )
+        allowed = f"links so probable that a flood reaches all clients within {_LONGEST} rounds"
+        raise InvalidInput("probability", network, allowed)
     margin = math.log(network.clients**2 / _FAILURE) / -math.log(stall) if stall > 0 else 0
     return typical + math.ceil(margin)
 

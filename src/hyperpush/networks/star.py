@@ -2,28 +2,29 @@
 
 from typing import ClassVar
 
-import equinox as eqx
-import numpy as np
+import networkx as nx
 
 from hyperpush.checks import check_integer
-from hyperpush.networks.table import Listed, Table, adjacency
-from hyperpush.networks.weights import doubly_stochastic
+from hyperpush.networks.table import FixedGraph
 
 
-class Star(Listed):
-    """0 ↔ i for every other client i. `mixing` chooses the gossip weights: "metropolis" or "fastest-mixing"."""
+class Star(FixedGraph):
+    """A star: 0 ↔ i for every other client i, at every step.
+
+    **Use it** to model a hub. **Avoid it** for averages: with n − 1 links at one client, 1 − |λ₂| is about 1/n. A
+    server that computes the mean itself is `averaging="exact"`.
+
+    Args:
+        clients: n, at least 2.
+        mixing: Gossip weights: `"metropolis"`, or `"fastest-mixing"` for up to 200 clients.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> print(hp.networks.Star(9).flood_rounds())
+        2
+    """
 
     name: ClassVar[str] = "star"
-    directed: ClassVar[bool] = False
-    varying: ClassVar[bool] = False
-
-    clients: int = eqx.field(static=True)
-    mixing: str = eqx.field(static=True)
-    table: Table
 
     def __init__(self, clients: int, mixing: str = "metropolis"):
-        self.clients = check_integer("clients", clients, minimum=2)
-        self.mixing = mixing
-        leaves, hub = np.arange(1, clients), np.zeros(clients - 1, int)
-        graph = adjacency(clients, np.concatenate([hub, leaves]), np.concatenate([leaves, hub]))
-        self.table = Table("clients", [graph], [doubly_stochastic(graph, mixing)])
+        super().__init__("clients", nx.star_graph(check_integer("clients", clients, minimum=2) - 1), mixing)

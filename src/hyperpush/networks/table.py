@@ -1,70 +1,79 @@
 """Networks whose links are listed once: fixed graphs, and graphs that repeat after a number of steps."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import scipy.sparse
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hyperpush.errors import InvalidInput
-from hyperpush.networks.base import Network
+from hyperpush.networks.base import Network, Senders, Shares, Slots, Step
 from hyperpush.networks.links import dense_is_cheaper
 from hyperpush.networks.reach import periodic_flood, require_connected
+from hyperpush.networks.weights import doubly_stochastic
 
 _LARGEST_TABLE = 2**26
 
 
 class Table(eqx.Module):
-    """The links of T steps: who is up, whom the slots lead to (None: slot i is client i), doubly stochastic weights."""
+    """The links of T steps, as a `Listed` network keeps them.
 
-    alive: Bool[np.ndarray, "t n k"]
-    targets: Int[np.ndarray, "t n k"] | None
-    gossip: Float[np.ndarray, "t n k"] | None
+    Args:
+        field: The option that an error names if the links never join all clients.
+        frames: `frames[t]` has an entry [j, i] where j sends to i at step t; `hp.networks.adjacency` makes one.
+        mixing: Gossip weights, which a table has if all links of each step run both ways.
+
+    Raises:
+        InvalidInput: The links of all steps together are not strongly connected, or there are too many.
+
+    Example:
+        >>> import numpy as np
+        >>> import hyperpush as hp
+        >>> there = hp.networks.adjacency(3, np.array([0, 1, 2]), np.array([1, 2, 0]))
+        >>> table = hp.networks.Table("clients", [there])
+        >>> print(table.gossip is None)  # links in one direction have no gossip weights
+        True
+    """
+
+    alive: Bool[np.ndarray, "t n k"]  # which slots are up
+    targets: Int[np.ndarray, "t n k"] | None  # whom they lead to; None: slot i leads to client i
+    gossip: Float[np.ndarray, "t n k"] | None  # doubly stochastic weights of the slots, and of the client itself
     own: Float[np.ndarray, "t n"] | None
 
-    def __init__(
-        self,
-        field: str,
-        frames: Sequence[scipy.sparse.csr_array],
-        gossip: Sequence[Float[np.ndarray, " e"]] | None = None,
-    ):
-        """`frames[t]` has an entry [j, i] where j sends to i, `gossip[t]` the weights of these entries.
-
-        A network that is not strongly connected is refused in the name of `field`.
-        """
+    def __init__(self, field: str, frames: Sequence[scipy.sparse.csr_array], mixing: str = "metropolis"):
         clients = len(frames[0].indptr) - 1
-        require_connected(field, union(frames))
+        require_connected(field, _union(frames))
         slots = max(int(np.diff(frame.indptr).max()) for frame in frames)
         dense = dense_is_cheaper(clients, slots, prepared=True)
         shape = (len(frames), clients, clients if dense else slots)
         if np.prod(shape, dtype=float) > _LARGEST_TABLE:
-            raise InvalidInput(
-                "clients", clients, f"fewer: with up to {slots} links for one client the table of links grows too large"
-            )
+            allowed = f"fewer: with up to {slots} links for one client the table of links grows too large"
+            raise InvalidInput("clients", clients, allowed)
+        undirected = all((frame != frame.T).nnz == 0 for frame in frames)
         self.alive = np.zeros(shape, bool)
-        self.targets = None if dense else np.tile(np.arange(clients, dtype=np.int32)[:, None], (len(frames), 1, slots))
-        self.gossip = None if gossip is None else np.zeros(shape)
+        targets = np.tile(np.arange(clients, dtype=np.int32)[:, None], (len(frames), 1, shape[2]))
+        gossip = np.zeros(shape)
         for step, frame in enumerate(frames):
             senders = np.repeat(np.arange(clients), np.diff(frame.indptr))
-            position = frame.indices if dense else np.arange(frame.nnz) - frame.indptr[senders]
-            self.alive[step, senders, position] = True
-            if self.targets is not None:
-                self.targets[step, senders, position] = frame.indices
-            if self.gossip is not None and gossip is not None:
-                self.gossip[step, senders, position] = gossip[step]
-        self.own = None if self.gossip is None else 1 - self.gossip.sum(axis=2)
+            at = step, senders, frame.indices if dense else np.arange(frame.nnz) - frame.indptr[senders]
+            self.alive[at] = True
+            targets[at] = frame.indices
+            if undirected:
+                gossip[at] = doubly_stochastic(frame, mixing)
+        self.targets = None if dense else targets
+        self.gossip, self.own = (gossip, 1 - gossip.sum(axis=2)) if undirected else (None, None)
 
-    def rows(self, listed: Array | np.ndarray, step: Int[ArrayLike, ""], senders: Int[Array, " b"]) -> Array:
+    def rows(self, listed: Array | np.ndarray, step: Step, senders: Senders) -> Array:
         """The rows of a block of senders at step modulo T."""
         # A fixed graph needs no look-up by step.
         frame = jnp.asarray(listed[0]) if len(listed) == 1 else jnp.asarray(listed)[jnp.asarray(step) % len(listed)]
         return frame[senders]
 
-    def slots(
-        self, step: Int[ArrayLike, ""], senders: Int[Array, " b"]
-    ) -> tuple[Bool[Array, "b k"], Int[Array, "b k"] | None]:
+    def slots(self, step: Step, senders: Senders) -> Slots:
         """Which slots are up at step modulo T, and whom they lead to."""
         targets = None if self.targets is None else self.rows(self.targets, step, senders)
         return self.rows(self.alive, step, senders), targets
@@ -80,24 +89,28 @@ class Table(eqx.Module):
 
 
 class Listed(Network):
-    """A network that reads its links from a table."""
+    """A network that reads its links from a table: the base class of fixed and periodic networks.
 
-    table: eqx.AbstractVar[Table]
+    **To write one**, set `clients` and `table` in `__init__`, and `name` and `directed` in the class.
+    `examples/extend/line.py` is one.
 
-    def _slots(
-        self, key: PRNGKeyArray, step: Int[ArrayLike, ""], senders: Int[Array, " b"]
-    ) -> tuple[Bool[Array, "b k"], Int[Array, "b k"] | None]:
+    Example:
+        >>> import hyperpush as hp
+        >>> print(isinstance(hp.networks.Ring(5), hp.networks.Listed))
+        True
+    """
+
+    directed: ClassVar[bool] = False
+    varying: ClassVar[bool] = False
+
+    clients: int = eqx.field(static=True)
+    table: Table
+
+    def _slots(self, key: PRNGKeyArray, step: Step, senders: Senders) -> Slots:
         return self.table.slots(step, senders)
 
-    def _gossip(
-        self,
-        key: PRNGKeyArray,
-        step: Int[ArrayLike, ""],
-        senders: Int[Array, " b"],
-        alive: Bool[Array, "b k"],
-        targets: Int[Array, "b k"] | None,
-    ) -> tuple[Float[Array, "b k"], Float[Array, " b"]]:
-        assert self.table.gossip is not None  # undirected networks build their table with weights
+    def _gossip(self, key: PRNGKeyArray, step: Step, senders: Senders, slots: Slots) -> Shares:
+        assert self.table.gossip is not None  # the tables of undirected networks have weights
         assert self.table.own is not None
         return self.table.rows(self.table.gossip, step, senders), self.table.rows(self.table.own, step, senders)
 
@@ -108,19 +121,40 @@ class Listed(Network):
         return periodic_flood(self.table.frames())
 
     def possible(self) -> scipy.sparse.csr_array:
-        return union(self.table.frames())
+        return _union(self.table.frames())
 
 
-def union(frames: Sequence[scipy.sparse.csr_array]) -> scipy.sparse.csr_array:
-    """The links that are up in any of the frames."""
-    return sum(frames[1:], start=frames[0])
+class FixedGraph(Listed):
+    """The same links at every step, from a networkx graph or a matrix; `field` is what an error names."""
+
+    mixing: str = eqx.field(static=True)
+
+    def __init__(self, field: str, graph: nx.Graph | scipy.sparse.csr_array, mixing: str = "metropolis"):
+        links = _links_of(graph) if isinstance(graph, nx.Graph) else graph
+        self.clients, self.mixing = len(links.indptr) - 1, mixing
+        self.table = Table(field, [links], mixing)
 
 
 def adjacency(clients: int, senders: np.ndarray, receivers: np.ndarray) -> scipy.sparse.csr_array:
-    """The matrix of the links senders[e] → receivers[e], each once, without those from a client to itself."""
+    """The matrix of the links senders[e] → receivers[e], each once, without those from a client to itself.
+
+    Example:
+        >>> import numpy as np
+        >>> import hyperpush as hp
+        >>> print(hp.networks.adjacency(2, np.array([0, 0, 1]), np.array([1, 1, 1])).toarray())
+        [[False  True]
+         [False False]]
+    """
     apart = senders != receivers
-    graph = scipy.sparse.csr_array(
-        (np.ones(int(apart.sum()), bool), (senders[apart], receivers[apart])), shape=(clients, clients)
-    )
-    graph.sum_duplicates()
-    return graph
+    ones = np.ones(int(apart.sum()), bool)
+    return scipy.sparse.csr_array((ones, (senders[apart], receivers[apart])), shape=(clients, clients))
+
+
+def _links_of(graph: nx.Graph) -> scipy.sparse.csr_array:
+    numbers = {node: number for number, node in enumerate(graph)}
+    ends = np.array([(numbers[sender], numbers[receiver]) for sender, receiver in graph.to_directed(True).edges()])
+    return adjacency(len(numbers), *ends.reshape(-1, 2).T)
+
+
+def _union(frames: Sequence[scipy.sparse.csr_array]) -> scipy.sparse.csr_array:
+    return sum(frames[1:], start=frames[0])

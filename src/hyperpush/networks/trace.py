@@ -1,33 +1,44 @@
 """Links as they were recorded, or as a schedule sets them."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import equinox as eqx
 import numpy as np
-import scipy.sparse
 from jaxtyping import Bool
 
 from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
 from hyperpush.networks.table import Listed, Table, adjacency
-from hyperpush.networks.weights import metropolis
 
 
 class Trace(Listed):
     """The links of T steps, repeated: step t has those of step t mod T.
 
-    `steps` is an array [T, n, n] that is true at [t, j, i] where j sends to i, or a list with the pairs (j, i) of each
-    step. Each step may be disconnected if all together join the clients: a B-strongly-connected schedule is a trace. If
-    every step has its links both ways the trace is undirected, with Metropolis weights for gossip.
+    Each step may be disconnected if all together join the clients: a B-strongly-connected schedule is a trace. If every
+    step has its links both ways, the trace is undirected, with Metropolis weights for gossip. **Use it** to replay a
+    recording, or for a schedule of your own. **Avoid it** for long recordings of many clients: T·n² bits are kept.
+
+    Args:
+        clients: n, at least 2.
+        steps: An array bool[T, n, n] that is true at [t, j, i] where j sends to i; or a list with the pairs (j, i) of
+            each step.
+
+    Raises:
+        InvalidInput: The steps are of another shape, or never join all clients; the message names the step or clients.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> network = hp.networks.Trace(3, [[(0, 1)], [(1, 2), (2, 0)]])
+        >>> print(network.directed, network.varying, network.flood_rounds())
+        True True 4
     """
 
+    example: ClassVar[Mapping[str, Any]] = {"steps": [[[0, 1], [1, 2], [3, 4]], [], [[2, 3], [4, 5], [5, 0]]]}
     name: ClassVar[str] = "trace"
 
-    clients: int = eqx.field(static=True)
     directed: bool = eqx.field(static=True)
     varying: bool = eqx.field(static=True)
-    table: Table
 
     def __init__(self, clients: int, steps: Bool[np.ndarray, "t n n"] | Sequence):
         self.clients = check_integer("clients", clients, minimum=2)
@@ -36,14 +47,17 @@ class Trace(Listed):
             raise InvalidInput("steps", steps, "a list with the pairs (j, i) of each step")
         if len(steps) == 0 or (recorded and (steps.dtype != bool or steps.shape[1:] != (clients, clients))):
             given = f"an array {steps.dtype}{list(steps.shape)}" if recorded else steps
-            raise InvalidInput(
-                "steps", given, f"an array bool[T, {clients}, {clients}] or a list of lists of pairs (j, i)"
-            )
+            allowed = f"an array bool[T, {clients}, {clients}] or a list of lists of pairs (j, i)"
+            raise InvalidInput("steps", given, allowed)
         pairs = [np.argwhere(links) if recorded else _pairs(clients, step, links) for step, links in enumerate(steps)]
-        frames = [adjacency(clients, ends[:, 0], ends[:, 1]) for ends in pairs]
-        self.directed = any(_one_way(frame) for frame in frames)
-        self.varying = len(frames) > 1
-        self.table = Table("steps", frames, None if self.directed else [metropolis(frame) for frame in frames])
+        self.table = Table("steps", [adjacency(clients, *ends.T) for ends in pairs])
+        self.directed = self.table.gossip is None
+        self.varying = len(pairs) > 1
+
+    @property
+    def steps(self) -> list[list[list[int]]]:
+        """The pairs (j, i) of each step."""
+        return [np.argwhere(frame.toarray()).tolist() for frame in self.table.frames()]
 
 
 def _pairs(clients: int, step: int, links: Sequence) -> np.ndarray:
@@ -54,7 +68,3 @@ def _pairs(clients: int, step: int, links: Sequence) -> np.ndarray:
     if links and (ends.dtype.kind not in "iu" or ends.min() < 0 or ends.max() >= clients):
         raise InvalidInput(f"steps[{step}]", links, f"pairs (j, i) of clients from 0 to {clients - 1}")
     return ends.astype(int)
-
-
-def _one_way(frame: scipy.sparse.csr_array) -> bool:
-    return (frame != frame.T).nnz > 0

@@ -1,14 +1,11 @@
 """Doubly stochastic weights of a fixed undirected graph, in float64 on the host."""
 
-from typing import Literal, get_args
-
 import numpy as np
 import scipy.sparse
 from jaxtyping import Float
 
+from hyperpush.checks import require
 from hyperpush.errors import InvalidInput, unknown
-
-Mixing = Literal["metropolis", "fastest-mixing"]
 
 _LARGEST_SDP = 200
 _INTERIOR_POINT = 30
@@ -18,31 +15,40 @@ def doubly_stochastic(graph: scipy.sparse.csr_array, mixing: str) -> Float[np.nd
     """The weight P[i, j] of every link of an undirected graph, in the order of its entries.
 
     Weights are symmetric, not negative, and sum to at most 1 for each client; the rest of 1 is the client's own weight.
+    `"metropolis"` takes 1 / (1 + max(deg_i, deg_j)). `"fastest-mixing"` minimizes |λ₂| by a semidefinite program, for
+    up to 200 clients.
+
+    Raises:
+        InvalidInput: There are no such weights, the graph is too large, or cvxpy is not installed.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> print(hp.networks.doubly_stochastic(hp.networks.Star(4).possible(), "metropolis"))
+        [0.25 0.25 0.25 0.25 0.25 0.25]
     """
-    if mixing not in get_args(Mixing):
-        raise unknown("mixing", mixing, get_args(Mixing))
-    return metropolis(graph) if mixing == "metropolis" else fastest_mixing(graph)
+    kinds = {"metropolis": metropolis, "fastest-mixing": fastest_mixing}
+    if mixing not in kinds:
+        raise unknown("mixing", mixing, kinds)
+    return kinds[mixing](graph)
 
 
 def metropolis(graph: scipy.sparse.csr_array) -> Float[np.ndarray, " e"]:
-    """P[i, j] = 1 / (1 + max(deg_i, deg_j)) (Metropolis–Hastings; Xiao & Boyd 2004)."""
+    """P[i, j] = 1 / (1 + max(deg_i, deg_j)) (Metropolis–Hastings; Xiao and Boyd 2004)."""
     degrees = np.diff(graph.indptr)
     return 1 / (1 + np.maximum(np.repeat(degrees, degrees), degrees[graph.indices]))
 
 
 def fastest_mixing(graph: scipy.sparse.csr_array) -> Float[np.ndarray, " e"]:
-    """The symmetric Markov chain on the graph that mixes fastest (Boyd, Diaconis & Xiao 2004).
+    """The symmetric Markov chain on the graph that mixes fastest (Boyd, Diaconis and Xiao 2004).
 
-    minimise ‖P − 11ᵀ/n‖₂ over P = Pᵀ ≥ 0, P1 = 1, P[i, j] = 0 off the graph: a semidefinite programme in the weights w
+    Minimize ‖P − 11ᵀ/n‖₂ over P = Pᵀ ≥ 0, P1 = 1, P[i, j] = 0 off the graph: a semidefinite program in the weights w
     of the undirected links. With P = I − Σ_e w_e (e_i − e_j)(e_i − e_j)ᵀ symmetry and row sums hold by construction.
     """
-    import cvxpy as cp  # takes two seconds, which only those who choose these weights should wait
-
     clients = len(graph.indptr) - 1
     if clients > _LARGEST_SDP:
-        raise InvalidInput(
-            "mixing", "fastest-mixing", f"metropolis beyond {_LARGEST_SDP} clients: the SDP is too large"
-        )
+        allowed = f"metropolis beyond {_LARGEST_SDP} clients: the SDP is too large"
+        raise InvalidInput("mixing", "fastest-mixing", allowed)
+    cp = require("cvxpy", "fastest-mixing")
     first, second = np.nonzero(np.triu(graph.toarray()))
     edge = np.arange(len(first))
     places = np.concatenate([end * clients + other for end in (first, second) for other in (first, second)])

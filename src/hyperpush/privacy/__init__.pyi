@@ -11,5 +11,4 @@ from .mechanisms import Laplace as Laplace
 from .mechanisms import clipped_mean as clipped_mean
 from .mechanisms import project as project
 from .sensitivity import Constants as Constants
-from .sensitivity import Descent as Descent
-from .sensitivity import SingleLoop as SingleLoop
+from .sensitivity import LoopSensitivity as LoopSensitivity

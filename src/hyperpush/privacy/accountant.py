@@ -2,42 +2,66 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from hyperpush.checks import check_integer, check_positive
+from hyperpush.checks import check_integer, check_positive, require
 from hyperpush.errors import InvalidInput
 from hyperpush.optimizers import Power
 from hyperpush.privacy import ASSUMPTION
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from hyperpush.privacy.sensitivity import Sender, SingleLoop, Use, by_variable
+from hyperpush.privacy.sensitivity import LoopSensitivity, Use, by_variable
 
 PerClient = Float[np.ndarray, "*clients"]
+Losses = dict[str, Float[np.ndarray, " rounds *clients"]]
 
 # Composing more distributions than this, or of a larger range, takes minutes; Rényi's bound is a few per cent above.
 MOST_DISTRIBUTIONS, MOST_RANGE = 64, 100.0
 
 
 class Accountant(eqx.Module):
-    """The budget of what `sender` sends with `noise`, a mechanism for all its variables or one for each.
+    """What LDP-DSBO's noisy messages cost every client: ε after some rounds, and in the limit.
 
-    A release of sensitivity Δ (in the mechanism's norm; ℓ1 ≤ √dim·ℓ2) costs Δ/ν with Laplace noise, and these add up to
-    a pure ε. Gaussian noise has no pure ε: there, and wherever `delta` is given, the answer is the ε of (ε, δ).
-    Numbers are one per client of the sender. They are upper bounds for ideal real-valued noise only: see `assumes`.
+    A message of sensitivity Δ_t (ℓ1 ≤ √dim·ℓ2 for Laplace noise) with noise of scale ν_t loses Δ_t/ν_t. With Laplace
+    noise these add up to a pure ε (Chen and Wang, ICML 2024):
+
+        ε = Σ_t Σ_v √dim_v Δ_{v,t} / ν_{v,t}
+
+    Gaussian noise has no pure ε: there, and wherever `delta` is given, the answer is the ε of (ε, δ). Numbers are one
+    per client of the sender. They are upper bounds for ideal real-valued noise only: see `assumes`.
+
+    **Use it** for messages that are not releases of a private task; `LDPDSBO.accountant` makes it. **Avoid it** for
+    private tasks: `hp.privacy.budget` counts their releases.
+
+    Args:
+        sender: What one example can change.
+        noise: A mechanism for all of its variables, or one for each of "y", "z", "x".
+
+    Raises:
+        InvalidInput: The noise is no such thing, or falls so fast that samples used once cost more the later they come.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> constants = hp.privacy.Constants(C_y=1, C_b=1, C_x=1, R=2, C_H=1, C_J=0.5, L_H=0, L_J=0, L_b=1, L_fx=0)
+        >>> steps = hp.schedule("power", 0.1, 0.8)
+        >>> sender = hp.privacy.LoopSensitivity(constants, steps, params=10, hypers=10, others=0.5, examples=100)
+        >>> account = hp.privacy.Accountant(sender, hp.privacy.Laplace(hp.schedule("power", 1, 0.6)))
+        >>> print(account.epsilon(1000).round(3), account.limit().round(3))
+        0.486 0.581
     """
 
     assumes: ClassVar[str] = ASSUMPTION
 
-    sender: Sender
+    sender: LoopSensitivity
     noise: dict[str, Mechanism]
 
-    def __init__(self, sender: Sender, noise: Mechanism | Mapping[str, Mechanism]):
+    def __init__(self, sender: LoopSensitivity, noise: Mechanism | Mapping[str, Mechanism]):
         self.sender = sender
         self.noise = by_variable("Accountant.noise", noise, tuple(sender.dims), (Laplace, Gaussian))
-        if isinstance(sender, SingleLoop) and sender.use == "once":
+        if sender.use == "once":
             least = min(step.exponent for step in sender.steps.values())
             for name, mechanism in self.noise.items():
                 if mechanism.scale.exponent > least:
@@ -47,7 +71,7 @@ class Accountant(eqx.Module):
                         f"at most {least}, the least exponent of the steps: else samples cost the more the later",
                     )
 
-    def losses(self, rounds: int) -> dict[str, Float[np.ndarray, " rounds *clients"]]:
+    def losses(self, rounds: int) -> Losses:
         """Sensitivity over noise scale of each variable in each round: ε of a Laplace release, μ of a Gaussian one."""
         t = np.arange(check_integer("rounds", rounds, minimum=1))
         found = {}
@@ -56,36 +80,41 @@ class Accountant(eqx.Module):
             found[name] = delta / scale.reshape(-1, *(1,) * (delta.ndim - 1))
         return found
 
-    def spent(self, rounds: int) -> Float[np.ndarray, " rounds *clients"]:
+    def epsilon_by_round(self, rounds: int) -> Float[np.ndarray, " rounds *clients"]:
         """Pure ε after each of the rounds; Laplace noise only."""
         self._only_laplace()
         return np.cumsum(np.sum(list(self.losses(rounds).values()), axis=0), axis=0)
 
     def epsilon(self, rounds: int, delta: float | None = None, by: str | None = None) -> PerClient:
-        """ε after so many rounds: pure, or that of (ε, δ) by dp-accounting.
+        """ε after a number of rounds: pure, or that of (ε, δ) by dp-accounting.
 
-        Gaussian releases compose to one. With Laplace ones, `by` composes privacy loss distributions ("pld") or Rényi
-        divergences ("rdp"); None takes the first if they are few. Many releases are put into groups of about equal
-        loss, and count as the largest of their group.
+        Gaussian releases compose to one. Many Laplace ones are put into groups of about equal loss, and count as the
+        largest of their group.
+
+        Args:
+            rounds: At least 1.
+            delta: δ, in (0, 1); None asks for pure ε, which Laplace noise alone has.
+            by: What Laplace releases compose by: `"pld"` (privacy loss distributions, tight) or `"rdp"` (Rényi
+                divergences, quick). None takes the first if they are few.
         """
         if delta is None:
-            return np.asarray(self.spent(rounds)[-1])
-        return self._with_delta(self.losses(rounds), delta, by, 0.0, 0.0)
+            return np.asarray(self.epsilon_by_round(rounds)[-1])
+        return self._with_delta(self.losses(rounds), delta, by)
 
     def limit(self, delta: float | None = None, rounds: int = 100_000, by: str | None = None) -> PerClient:
         """An upper bound on ε however long it runs: `rounds` of it, and a bound on all that follow.
 
-        It exists where noise falls more slowly than what it hides, and is refused elsewhere: always for a data set that
-        is reused, whose ε grows without end.
+        It exists where noise falls more slowly than what it hides.
+
+        Raises:
+            InvalidInput: There is no limit. A data set that is reused never has one: its ε grows without end.
         """
         if delta is None:
             self._only_laplace()
         sender = self.sender
-        if not isinstance(sender, SingleLoop) or sender.use == "reused":
-            raise InvalidInput("use", sender.use, "no limit for reused data: ask for epsilon(rounds) instead")
         _finite_budget(sender.steps, self.noise, sender.use)
-        if sender.others.ndim == 2 or not np.all(sender.others > 0):
-            raise InvalidInput("SingleLoop.others", sender.others, "weights above 0 that hold in every round")
+        if not np.all(sender.others > 0):
+            raise InvalidInput("LoopSensitivity.others", sender.others, "weights above 0")
         for count in (check_integer("rounds", rounds, minimum=1), 10 * rounds):
             losses = self.losses(count + 1)
             last = {name: found[-1] * self._scale(name)(count) for name, found in losses.items()}
@@ -96,15 +125,16 @@ class Accountant(eqx.Module):
                 if delta is None:
                     return np.asarray(sum(np.sum(found, axis=0) for found in before.values()) + pure)
                 return self._with_delta(before, delta, by, pure, normal)
-        raise InvalidInput(
-            "rounds", rounds, "more, until the steps times the slopes of the constants are below `others`"
-        )
+        allowed = "more, until the steps times the slopes of the constants are below `others`"
+        raise InvalidInput("rounds", rounds, allowed)
 
     def noise_for(self, epsilon: float, rounds: int | None = None, delta: float | None = None) -> dict[str, Mechanism]:
         """The noise, all scales multiplied by one factor, at which no client's ε is above `epsilon`.
 
-        After `rounds`, or however long it runs for None. Without `delta` the factor is exact but for rounding, which
-        is upwards: asked again, `epsilon(rounds)` or `limit()` of this noise is never above `epsilon`.
+        Args:
+            epsilon: Above 0. Asked again, `epsilon(rounds)` or `limit()` of this noise is never above it.
+            rounds: How long it runs; None: however long.
+            delta: δ, in (0, 1); None asks for pure ε.
         """
         check_positive("epsilon", epsilon)
 
@@ -115,14 +145,14 @@ class Accountant(eqx.Module):
             return float(np.max(found))
 
         def times(factor: float) -> dict[str, Mechanism]:
-            return {name: type(noise)(noise.scale.times(factor)) for name, noise in self.noise.items()}
+            return {name: noise.times(factor) for name, noise in self.noise.items()}
 
         return times(least_factor(lambda factor: cost(times(factor)), epsilon, exact=delta is None))
 
     def _scale(self, name: str) -> Power:
         """The noise's schedule, divided by the mechanism's norm of a unit ℓ2 change."""
         mechanism = self.noise[name]
-        return mechanism.scale.times(self.sender.dims[name] ** -0.5) if mechanism.norm == "l1" else mechanism.scale
+        return mechanism.scale.times(1 / mechanism.norm_of_unit(self.sender.dims[name]))
 
     def _with(self, kind: type) -> list[str]:
         return [name for name, mechanism in self.noise.items() if isinstance(mechanism, kind)]
@@ -132,12 +162,7 @@ class Accountant(eqx.Module):
             raise InvalidInput("delta", None, "a number in (0, 1): Gaussian noise has no pure ε")
 
     def _with_delta(
-        self,
-        losses: dict[str, Any],
-        delta: float,
-        by: str | None,
-        pure: Float[np.ndarray, "*clients"] | float,
-        normal: Float[np.ndarray, "*clients"] | float,
+        self, losses: Losses, delta: float, by: str | None, pure: PerClient | float = 0, normal: PerClient | float = 0
     ) -> PerClient:
         """ε at δ of these losses, further pure ones and further squared Gaussian ones."""
         shape = next(iter(losses.values())).shape[1:]
@@ -150,19 +175,18 @@ class Accountant(eqx.Module):
         for own, square in zip(laplace.T, squares, strict=True):
             key = own.tobytes() + square.tobytes()
             if key not in known:
-                known[key] = composed(own, math.sqrt(square), delta, by)
+                known[key] = compose(own, math.sqrt(square), delta, by)
             found.append(known[key])
         return np.asarray(np.reshape(found, shape) + pure)
 
 
-def composed(laplace: np.ndarray, mu: float, delta: float, by: str | None) -> float:
+def compose(laplace: np.ndarray, mu: float, delta: float, by: str | None) -> float:
     """ε at δ of Laplace releases of these ε, and a Gaussian one of mean `mu` and deviation 1."""
     if not (isinstance(delta, float) and 0 < delta < 1):
         raise InvalidInput("delta", delta, "a number in (0, 1)")
     if by not in (None, "pld", "rdp"):
         raise InvalidInput("by", by, "'pld', 'rdp' or None")
-    import dp_accounting as dp  # takes seconds to load
-
+    dp = require("dp_accounting", "privacy")  # takes seconds to load
     total = float(laplace.sum())
     laplace = np.sort(laplace)
     slight = np.cumsum(laplace) <= 1e-4 * total  # these count in full, so that few distributions are left
@@ -171,7 +195,7 @@ def composed(laplace: np.ndarray, mu: float, delta: float, by: str | None) -> fl
         return dp.get_epsilon_gaussian(1 / mu, delta) if mu > 0 else 0.0
     levels, counts = np.unique(laplace, return_counts=True)
     if len(levels) > MOST_DISTRIBUTIONS:
-        levels, counts = _grouped(laplace, 1.01 if by == "rdp" else 1.05)
+        levels, counts = _group(laplace, 1.01 if by == "rdp" else 1.05)
     if by is None:
         by = "pld" if len(levels) <= MOST_DISTRIBUTIONS and total <= MOST_RANGE else "rdp"
     if by == "pld":
@@ -186,7 +210,7 @@ def composed(laplace: np.ndarray, mu: float, delta: float, by: str | None) -> fl
     return min(found, total) if mu == 0 else found
 
 
-def _grouped(values: np.ndarray, ratio: float) -> tuple[np.ndarray, np.ndarray]:
+def _group(values: np.ndarray, ratio: float) -> tuple[np.ndarray, np.ndarray]:
     """Levels above the values, by less than a factor `ratio`, and how many values each stands for."""
     largest = values.max()
     steps, counts = np.unique(np.floor(np.log(largest / values) / math.log(ratio)), return_counts=True)
@@ -216,17 +240,26 @@ def least_factor(cost: Callable[[float], float], target: float, exact: bool) -> 
 
 
 def check_schedules(
-    steps: Power | Mapping[str, Power],
-    noise: Mechanism | Mapping[str, Mechanism],
-    use: Use = "running averages",
-    rates: bool = False,
+    steps: Power | Mapping[str, Power], noise: Mechanism | Mapping[str, Mechanism], use: Use = "running averages"
 ) -> None:
     """Refuse schedules whose noise prevents convergence, or whose budget is not finite.
 
     With steps ~ t^−v and noise ~ t^−ς, the mean square error from noise is ~ t^(v − 2ς): ς > v/2. Steps must add up to
     infinity: v ≤ 1. A finite budget needs ς < v with Laplace noise and running averages, ς < v + 1/2 with Gaussian
-    noise, ς ≤ v where samples are used once, and does not exist for reused data. `rates` asks for
-    1/2 < ς < v < 1 besides, for which rates of convergence are known.
+    noise, ς ≤ v where samples are used once, and does not exist for reused data (Chen and Wang, ICML 2024).
+
+    Args:
+        steps: Of all variables, or by variable.
+        noise: Of all variables, or by variable.
+        use: As in `LoopSensitivity`.
+
+    Raises:
+        InvalidInput: It names the exponent and the bound that it breaks.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> noise = hp.privacy.Laplace(hp.schedule("power", 1, 0.6))
+        >>> hp.privacy.check_schedules(hp.schedule("power", 0.1, 0.8), noise)  # 0.4 < 0.6 < 0.8
     """
     names = tuple(steps) if isinstance(steps, Mapping) else tuple(noise) if isinstance(noise, Mapping) else ("all",)
     steps = by_variable("steps", steps, names, Power)
@@ -234,15 +267,10 @@ def check_schedules(
     for name in names:
         v, decay = steps[name].exponent, noise[name].scale.exponent
         if v > 1:
-            raise InvalidInput(
-                f"steps[{name!r}].exponent", v, "at most 1: steps that add up to a finite way stop short"
-            )
+            raise InvalidInput(f"steps[{name!r}].exponent", v, "at most 1: steps with a finite sum stop short")
         if decay <= v / 2:
-            raise InvalidInput(
-                f"noise[{name!r}].scale.exponent", decay, f"above {v / 2}, half that of the steps: else noise stays"
-            )
-        if rates and not 0.5 < decay < v < 1:
-            raise InvalidInput(f"noise[{name!r}], steps[{name!r}]: exponents", (decay, v), "1/2 < noise < steps < 1")
+            allowed = f"above {v / 2}, half that of the steps: else noise stays"
+            raise InvalidInput(f"noise[{name!r}].scale.exponent", decay, allowed)
     _finite_budget(steps, noise, use)
 
 

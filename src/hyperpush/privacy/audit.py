@@ -21,9 +21,9 @@ THRESHOLDS = 400
 
 @dataclass(frozen=True)
 class Audit:
-    """A lower bound on ε, true with probability `confidence`, and the event that shows it.
+    """A lower bound on ε, true with probability `confidence`, and the event that shows it; `hp.privacy.audit` makes it.
 
-    `assumes` is what the claims that it judges rest on. The attack does not list representable draws. So it does not
+    `assumes` is what the claims that it judges rest on. The attack does not list representable draws, so it does not
     see what they betray.
     """
 
@@ -49,14 +49,41 @@ def audit(
     seed: int = 0,
     chunk: int | None = None,
 ) -> Audit:
-    """ε ≥ log((P(event | a) − δ)/P(event | b)) for an event chosen on one half of the trials, judged on the other.
+    """Attack a claim of privacy: bound ε from below by how well two adjacent data sets can be told apart.
 
-    `run_a` and `run_b` take an array of random keys, one per trial, and give one score per trial, or a vector of all
-    that was observed; they differ in one example of one client. Vectors are turned into a score Σ log(p_a/p_b) whose
-    densities are histograms of the first half, one per observable. The event is that the score is above or below a
-    threshold, under either data set, whichever shows most on the first half. The second half sees this one event: its
-    two probabilities are bounded after Clopper and Pearson (1934), each with half of 1 − `confidence`. Runs get `chunk`
-    keys at a time (None: all). After Jagielski, Ullman and Oprea, "Auditing differentially private machine learning".
+        ε ≥ log((P(event | a) − δ) / P(event | b))
+
+    for an event that is chosen on one half of the trials and judged on the other. The event is that a score is above or
+    below a threshold, under either data set, whichever shows most on the first half. The two probabilities are bounded
+    after Clopper and Pearson (1934), each with half of 1 − `confidence` (Jagielski, Ullman and Oprea,
+    arXiv:2006.07709).
+
+    **Use it** to find mistakes: noise that is missing, reused or too small. **Avoid it** as a proof: a bound below the
+    claim does not show that the claim is true.
+
+    Args:
+        run_a: Takes an array of keys, one per trial, and gives one score per trial, or a vector of all that was
+            observed. Vectors become a score Σ log(p_a/p_b) whose densities are histograms of the first half.
+        run_b: The same on data that differ in one example of one client.
+        trials: At least 100. The largest ε that can be shown is about log of a quarter of them.
+        confidence: From 0.5 to 1, without 1.
+        delta: δ of the claim; 0 for pure ε.
+        seed: Of the keys.
+        chunk: Keys per call; None takes all at once.
+
+    Raises:
+        InvalidInput: An option is out of range, or runs give other things than scores.
+
+    Example:
+        Laplace noise of scale 1 on numbers that differ by 1 has ε = 1.
+
+        >>> import jax
+        >>> import hyperpush as hp
+        >>> def run(mean):
+        ...     return lambda keys: mean + jax.vmap(jax.random.laplace)(keys)
+        >>> found = hp.privacy.audit(run(0.0), run(1.0), trials=20_000)
+        >>> print(0.8 < found.lower < 1.0, found.refutes(0.5), found.refutes(1.0))
+        True True False
     """
     half = check_integer("trials", trials, minimum=100) // 2
     for field, given, least in (("confidence", confidence, 0.5), ("delta", delta, 0.0)):

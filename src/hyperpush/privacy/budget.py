@@ -1,8 +1,9 @@
 """What a private run costs, and the noise at which it costs no more than it may, counted from the program's trace."""
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -10,6 +11,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr
 from jaxtyping import PyTree
 
 from hyperpush.algorithms.base import Algorithm, BilevelState
@@ -20,12 +23,33 @@ from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
 from hyperpush.method import Method
 from hyperpush.optimizers import Power
 from hyperpush.privacy import ASSUMPTION
-from hyperpush.privacy.accountant import composed, least_factor
-from hyperpush.privacy.flow import LeakSearch, refuse_leaks
+from hyperpush.privacy.accountant import compose, least_factor
+from hyperpush.privacy.flow import Held, refuse_leaks
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from hyperpush.privacy.release import DataSet, LeafReleases, ReleaseCount
-from hyperpush.programs import Recipe, visit_leaves
+from hyperpush.privacy.noising import count_releases
+from hyperpush.privacy.release import DataSet
+from hyperpush.privacy.traces import place
+from hyperpush.programs import Node, Path, Recipe, Role, program_of, visit_leaves
+from hyperpush.programs.counting import Work
 from hyperpush.task import Task, client_shapes
+
+
+@dataclass(frozen=True)
+class LeafReleases:
+    """What one leaf of a program releases: `count` of `often` releases in each pass, numbered from 0 in each run.
+
+    `passes` of them are a run of the innermost loop around it.
+    """
+
+    on: DataSet
+    count: int
+    often: int
+    passes: int
+    runs: int
+
+    @property
+    def total(self) -> int:
+        return self.count * self.passes * self.runs
 
 
 class Spending(eqx.Module):
@@ -45,9 +69,10 @@ class Spending(eqx.Module):
 
 
 class Budget(eqx.Module):
-    """What is released of each client's data at most, and what it costs: release t costs 1/noise(t), and all compose.
+    """What is released of each client's data at most, and what it costs; `hp.privacy.budget` makes it.
 
-    It is the cost with ideal real-valued noise: see `assumes`.
+    Release t costs 1/noise(t), and all compose: pure ε adds up, ε at δ is composed by dp-accounting. It is the cost
+    with ideal real-valued noise: see `assumes`. Results hold the budget of the runs that led to them (`.privacy`).
     """
 
     assumes: ClassVar[str] = ASSUMPTION
@@ -70,6 +95,9 @@ class Budget(eqx.Module):
             by: How Laplace releases compose with δ, as in `Accountant.epsilon`.
             on: The data set whose examples are hidden. None hides whoever is in several of them, with one example in
                 each.
+
+        Raises:
+            InvalidInput: There is no such data set, δ is out of range, or Gaussian noise has no pure ε.
         """
         if on is not None and on not in self.releases:
             raise unknown("on", on, self.releases)
@@ -78,7 +106,7 @@ class Budget(eqx.Module):
             raise InvalidInput("delta", None, "a number in (0, 1): Gaussian noise has no pure ε")
         if delta is None:
             return float(laplace.sum())
-        return composed(laplace, float(np.sqrt(np.sum(gaussian**2))), delta, by)
+        return compose(laplace, float(np.sqrt(np.sum(gaussian**2))), delta, by)
 
     def factor(self, epsilon: float, delta: float | None = None) -> float:
         """The least factor by which all noise must be multiplied for the run to cost at most `epsilon`."""
@@ -87,11 +115,7 @@ class Budget(eqx.Module):
 
     def times(self, factor: float) -> "Budget":
         """The same releases with `factor` times as much noise."""
-        return Budget(
-            tuple(
-                replace(part, mechanism=type(part.mechanism)(part.mechanism.scale.times(factor))) for part in self.parts
-            )
-        )
+        return Budget(tuple(replace(part, mechanism=part.mechanism.times(factor)) for part in self.parts))
 
     def __add__(self, other: "Budget") -> "Budget":
         """Both, one after the other on the same data."""
@@ -121,16 +145,12 @@ class Budget(eqx.Module):
         )
 
     def __str__(self) -> str:
-        said = [f"{count:,} of {on}" for on, count in self.releases.items()]
-        return f"private releases per client: {', '.join(said) if said else 'none'}"
+        listed = ", ".join(f"{count:,} of {on}" for on, count in self.releases.items())
+        return f"private releases per client: {listed or 'none'}"
 
     def _losses(self, kind: type, on: DataSet | None) -> np.ndarray:
-        found = [
-            part.losses
-            for part in self.parts
-            if isinstance(part.mechanism, kind) and (on is None or part.releases.on == on)
-        ]
-        return np.concatenate(found) if found else np.zeros(0)
+        parts = [part for part in self.parts if isinstance(part.mechanism, kind) and on in (None, part.releases.on)]
+        return np.concatenate([np.zeros(0), *(part.losses for part in parts)])
 
 
 @no_type_check
@@ -142,6 +162,9 @@ def budget(task: Task, method: Method, network: Any = None) -> Budget:
         method: An inner solver, an estimator or an algorithm.
         network: For methods whose length depends on it.
 
+    Returns:
+        A `Budget`: loops that clients may end early count as long as they may run.
+
     Raises:
         InvalidInput: The task is not private, or the method lets data out other than through releases.
 
@@ -152,7 +175,7 @@ def budget(task: Task, method: Method, network: Any = None) -> Budget:
         >>> task = hp.Task(inner=lambda x, hyper, a: ((x - a) ** 2).sum(-1), outer=lambda x, hyper, a: a.sum(-1) * x[0],
         ...                params=jnp.zeros(2), hypers=0.0, train=rows, validation=rows)
         >>> private = task.private(clip=1.0, noise=hp.privacy.Laplace(40.0))
-        >>> print(hp.privacy.budget(private, hp.SGP(steps=20, step_size=0.1)).epsilon())
+        >>> print(round(hp.privacy.budget(private, hp.SGP(steps=20, step_size=0.1)).epsilon(), 6))
         0.5
     """
     noise = _noise_of(task)
@@ -173,7 +196,22 @@ def within(epsilon: float, delta: float | None, task: Task, method: Method, netw
         method: As in `budget`.
         network: As in `budget`.
 
-    What this ε assumes is in `Budget.assumes`.
+    Returns:
+        The same task with other noise. What this ε assumes is in `Budget.assumes`.
+
+    Raises:
+        InvalidInput: As in `budget`; or no noise reaches this ε.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> rows = jnp.ones((3, 50, 2))
+        >>> task = hp.Task(inner=lambda x, hyper, a: ((x - a) ** 2).sum(-1), outer=lambda x, hyper, a: a.sum(-1) * x[0],
+        ...                params=jnp.zeros(2), hypers=0.0, train=rows, validation=rows)
+        >>> private, method = task.private(clip=1.0, noise=hp.privacy.Laplace(1.0)), hp.SGP(steps=20, step_size=0.1)
+        >>> private = hp.privacy.within(2.0, None, private, method)
+        >>> print(round(private.privacy.mechanism.scale.scale, 6))  # 20 releases of 1/10 each
+        10.0
     """
     noise = _noise_of(task)
     return task.replace(privacy=noise.times(budget(task, method, network).factor(epsilon, delta)))
@@ -193,24 +231,70 @@ def releases(task: Task, method: Method, state: PyTree) -> tuple[LeafReleases, .
 
     `state` is what one client starts from (arrays or shapes). What was found is remembered by structure and shapes.
     """
-    recipe = Recipe(_bare_program, (method, task.problem))
+    recipe = program_of(method, task.problem)
     shapes = jax.eval_shape(lambda *trees: trees, state, client_shapes(task, task.data))
     leaves, structure = jax.tree.flatten((recipe.shapes(), *shapes))
-    return _releases(structure, tuple(leaves), task.clients, jax.config.read("jax_enable_x64"))
+    found, constants = _releases(structure, tuple(leaves), task.clients, jax.config.read("jax_enable_x64"))
+    refuse_copies(task, [("a method or a cost", leaf) for leaf in jax.tree.leaves(recipe)] + constants)
+    return found
 
 
 @lru_cache(maxsize=256)
-def _releases(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool) -> tuple[LeafReleases, ...]:
+def _releases(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool) -> tuple[Any, Any]:
     recipe, state, data = structure.unflatten(leaves)
-    search, count = LeakSearch(data), ReleaseCount()
+    return program_releases(recipe, state, data, clients)
 
-    def visit(*found: Any) -> None:
-        search.visit(*found)
-        count.visit(*found)
 
-    profile = visit_leaves(recipe, state, data, clients, visit)
-    refuse_leaks(search.found)
-    return count.leaves(profile)
+def program_releases(
+    program: Node | Recipe, state: PyTree, data: PyTree, clients: int
+) -> tuple[tuple[LeafReleases, ...], list[tuple[str, Any]]]:
+    """The releases of a program's leaves at most, and the arrays that they close over with the place of each.
+
+    Leaves of a private problem's program check themselves when they are traced. Loops of an agreed length count as long
+    as they may run.
+    """
+    found: list[tuple[Path, Work]] = []
+    constants: list[tuple[str, Any]] = []
+
+    def visit(path: Path, role: Role, f: Callable[..., Any], jaxpr: ClosedJaxpr | None, shapes: PyTree) -> None:
+        if jaxpr is None:  # it receives what a host computes, so there is nothing to check before it has run
+            refuse_leaks(f, {"": Held.MIXED})
+            return
+        # A loop asks whether to end after each pass, so that is in its body.
+        found.append(((*path, 0) if role is Role.UNTIL else path, count_releases(jaxpr.jaxpr)))
+        constants.extend((place(f), value) for value in jaxpr.consts)
+
+    profile = visit_leaves(program, state, data, clients, visit)
+    passes: dict[Path, tuple[int, int]] = {(): (1, 1)}  # of a body: in one run of its loop, and runs
+    for body, around, loop in profile.loops:
+        passes[body] = loop.at_most, math.prod(passes[around])
+    made = []
+    for path, counts in found:
+        body = max((body for body in passes if path[: len(body)] == body), key=len)
+        made += [LeafReleases(on, count, counts.total(), *passes[body]) for on, count in counts.items()]
+    return tuple(each for each in made if each.total), constants
+
+
+def refuse_copies(task: Task, held: Iterable[tuple[str, Any]]) -> None:
+    """Refuse arrays that a method, a cost or a penalty holds beside its arguments if they hold examples of the task.
+
+    Whatever is computed of them has no noise. Only equal rows are found: a mean of examples is a number like any other.
+    """
+    arrays = [(where, np.asarray(each)) for where, each in held if eqx.is_array(each) and not isinstance(each, Tracer)]
+    for leaf in jax.tree.leaves(task.data):
+        # Of single numbers only all of a client's together are telling.
+        row = leaf.shape[2 if task.owner is None else 1 :] or leaf.shape[-1:]
+        alike = [(where, each) for where, each in arrays if each.shape[each.ndim - len(row) :] == row]
+        if not alike or leaf.dtype.kind != "f" or not getattr(leaf, "is_fully_addressable", True):
+            continue
+        rows = np.asarray(leaf).reshape(-1, math.prod(row))
+        # A constant row may be anything, and so may one of zeros and ones.
+        telling = (np.ptp(rows, axis=1) > 0) & ~np.isin(rows, (0, 1)).all(axis=1)
+        examples = {each.tobytes() for each in rows[telling]}
+        for where, each in alike:
+            if any(copy.tobytes() in examples for copy in each.astype(rows.dtype).reshape(-1, math.prod(row))):
+                allowed = "functions that get data through their arguments alone, where noise is added"
+                raise InvalidInput(f"task.private: {where}", "an array that holds the task's own examples", allowed)
 
 
 def first_state(task: Task, method: Method) -> PyTree:
@@ -228,10 +312,6 @@ def first_state(task: Task, method: Method) -> PyTree:
         raise InvalidInput("method", method, "an inner solver, a hypergradient estimator or an algorithm")
 
     return jax.eval_shape(start, client_shapes(task, task.params), client_shapes(task, task.hypers))
-
-
-def _bare_program(method: Method, problem: Any) -> Any:
-    return method.program(problem)
 
 
 def _noise_of(task: Any) -> Any:

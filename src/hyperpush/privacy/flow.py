@@ -1,310 +1,293 @@
-"""What of a client's data reaches its state and its messages, read off the traces of a program's leaves.
+"""What of a client's data reaches its state and its messages, read off the trace of a leaf.
 
 States and messages are clean: this is what the check establishes leaf by leaf, so every leaf may assume it of what it
-gets. In a leaf, whatever depends on data is not clean until it has passed a release. How many examples a client owns
-(`Ragged.counts`) is public.
+gets. In a leaf, whatever depends on data is not clean until it has passed an access and its release. How many examples
+a client owns (`Ragged.counts`) is public.
 
-Not seen are arrays that a function closes over, rows drawn twice into one batch, and leaves of a batch whose rows
-belong to different examples.
+A private task with hypers of single examples has one exception: arrays with one number per example may hold what is
+each example's own. They may be moved number by number and used by their own rows, and are never sent.
+
+Not seen are numbers that a function closes over; `budget.py` compares closed-over arrays with the data.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from enum import Enum
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as Constant
 from jaxtyping import PyTree
 
-from hyperpush.data.batches import Ragged
+from hyperpush.data.batches import Ragged, capacity
+from hyperpush.data.promise import single
 from hyperpush.errors import InvalidInput
-from hyperpush.privacy.release import access, called, location, refuse_callbacks, release
-from hyperpush.programs import Context, Node, Path, Recipe, Role, State, trace_leaf, visit_leaves
+from hyperpush.privacy.traces import inner_trace, place, refuse_host_calls, split
+from hyperpush.programs import Context
 from hyperpush.programs.counting import is_mark
-
-# How much of the data an array holds: nothing (None); one example in each slice along an axis (its number); anything
-# (MIXED); anything, in a way that no release repairs (SPOILED).
-Taint = int | None
-MIXED, SPOILED = -1, -2
-
-CONTEXT = 3  # inputs of a leaf's trace before the data: client, round and key
 
 
 @dataclass(frozen=True)
-class Leak:
-    """A leaf that lets data through, and where it does."""
+class Rows:
+    """One example in each slice along an axis, and none in two."""
 
-    file: str
-    line: int
-    function: str
-    path: Path
-    role: str
-    fields: tuple[str, ...]  # of what it returns; "" is all of it
-    spoiled: bool = False  # a release is there, but its bound does not hold
-
-    @property
-    def place(self) -> str:
-        return f"{self.file}:{self.line} {self.function}"
+    axis: int
+    order: tuple[Any, ...] = ()  # how rows were moved: arrays of the same order have the same example in the same row
 
 
-class LeakSearch:
-    """Finds leaks in the leaves that it visits (`visit_leaves`).
+class Held(Enum):
+    """How an array depends on data otherwise."""
 
-    Data stop at releases, or with `private=False` at any gradient or product of the problem. A leaf of a private task
-    that calls back to the host is refused at once.
+    OWN = "one number of each example"
+    INSIDE = "rows of one access, each by itself"
+    MIXED = "anything"
+    SPOILED = "anything, in a way that no release repairs"
+
+
+Taint = Rows | Held | None  # None: not at all
+
+
+def check_leaf(
+    f: Callable[..., PyTree], *args: PyTree, own: bool = False, sends: bool = False
+) -> tuple[ClosedJaxpr, Any]:
+    """The trace of a leaf f(*arguments, context), and the structure of what it returns.
+
+    A leaf that lets data through or calls the host is refused.
+
+    Args:
+        f: The leaf.
+        args: What it gets; the last is its context.
+        own: Whether arrays with one number per example may hold what is the examples' own.
+        sends: Whether others see what it returns.
+
+    Raises:
+        InvalidInput: It names the leaf's file and line, and the fields that data reach.
     """
+    flat, structure = jax.tree.flatten(args)
+    # A function of its own for each call: JAX remembers traces by function, and `f` may close over tracers.
+    closed, shapes = jax.make_jaxpr(lambda *flat: f(*structure.unflatten(flat)), return_shape=True)(*flat)
+    refuse_host_calls(closed.jaxpr, f)
+    ctx: Context = args[-1]
+    per_example = (capacity(ctx.data.train),) if own else None
 
-    def __init__(self, data: PyTree, private: bool = True):
-        self.data, self.private = data, private
-        self.found: list[Leak] = []
+    def may_hold_own(leaf: Any) -> bool:
+        return leaf.shape == per_example and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
-    def visit(self, path: Path, role: Role, f: Callable[..., Any], jaxpr: ClosedJaxpr | None, shapes: PyTree) -> None:
-        if jaxpr is not None:
-            self.found += _leaks(path, role.name.lower(), f, jaxpr, shapes, self.data, self.private)
-        elif self.private:
-            self.found.append(Leak(*location(f), path, role.name.lower(), ("",)))
-
-
-def leaks(program: Node | Recipe, state: State, data: PyTree, clients: int, private: bool = True) -> list[Leak]:
-    """Every leaf of a program that lets data through, from one client's state and data (arrays or shapes)."""
-    search = LeakSearch(data, private)
-    visit_leaves(program, state, data, clients, search.visit)
-    return search.found
-
-
-def leaf_leaks(
-    f: Callable[..., Any], clients: int, data: PyTree, *args: PyTree, role: Role = Role.RECORD, private: bool = True
-) -> list[Leak]:
-    """The same for one function f(*arguments, context) outside a program, such as one that records."""
-    shapes, jaxpr = trace_leaf(f, clients, *jax.eval_shape(lambda *trees: trees, data, *args))
-    return _leaks((), role.name.lower(), f, jaxpr, shapes, data, private)
+    data = _taints(ctx.data)  # the last leaves of a context
+    state: list[Taint] = [Held.OWN if may_hold_own(leaf) else None for leaf in flat[: len(flat) - len(data)]]
+    outputs = zip(jax.tree_util.tree_leaves_with_path(shapes), flow(closed.jaxpr, state + data), strict=True)
+    refuse_leaks(
+        f,
+        {
+            jax.tree_util.keystr(path): taint
+            for (path, leaf), taint in outputs
+            if taint is not None and not (taint is Held.OWN and may_hold_own(leaf) and not sends)
+        },
+    )
+    return closed, jax.tree.structure(shapes)
 
 
-def without_data(f: Callable[[State, Context], PyTree]) -> Callable[[State, Context], PyTree]:
-    """A function that records, the same; refused where it is traced if it lets data through."""
-
-    @wraps(f)
-    def recorded(state: State, ctx: Context) -> PyTree:
-        refuse_leaks(leaf_leaks(f, ctx.clients, ctx.data, state))
-        return f(state, ctx)
-
-    return recorded
-
-
-def refuse_leaks(found: Sequence[Leak]) -> None:
-    """Refuse what leaks were found in, naming the first."""
-    if not found:
+def refuse_leaks(f: Callable[..., Any], reached: dict[str, Taint]) -> None:
+    """Refuse a leaf if data reach fields of what it returns."""
+    if not reached:
         return
-    leak = found[0]
-    fields = ", ".join(field or "its result" for field in leak.fields)
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    if leak.spoiled:
-        given = f"private data in {fields}, at a point or in a batch made of data without noise{more}"
+    fields = ", ".join(field or "its result" for field in reached)
+    if all(taint is Held.SPOILED for taint in reached.values()):
+        given = f"private data in {fields}, at a point or in a batch made of data without noise"
         allowed = (
             "problem.inner_gradient and the like at params, hypers and vectors that were released, "
-            "on rows that hold one example each"
+            "on rows that hold one example each, drawn by programs.draw, with costs that see these rows alone"
         )
+    elif Held.OWN in reached.values():
+        given = f"hypers of single examples in {fields}, which others would see"
+        allowed = "hypers='shared', or a method that never sends arrays with one number per example"
     else:
-        given = f"private data in {fields}, without noise{more}"
+        given = f"private data in {fields}, without noise"
         allowed = (
             "what comes of data through problem.inner_gradient, outer_gradients, hessian_product, jacobian_product or "
             "products; take gradients through them, not through the cost"
         )
-    raise InvalidInput(f"task.private: {leak.place}", given, allowed)
-
-
-def _leaks(
-    path: Path,
-    role: str,
-    f: Callable[..., Any],
-    closed: ClosedJaxpr,
-    shapes: PyTree,
-    data: PyTree,
-    private: bool,
-) -> list[Leak]:
-    if private:
-        refuse_callbacks(closed.jaxpr, f)
-    own = _taints(data)
-    rest = len(closed.jaxpr.invars) - CONTEXT - len(own)
-    made = Flow(private).outputs(closed.jaxpr, [None] * CONTEXT + own + [None] * rest)
-    outputs = jax.tree_util.tree_leaves_with_path(shapes)
-    reached = [(jax.tree_util.keystr(key), t) for (key, _), t in zip(outputs, made, strict=True) if t is not None]
-    if not reached:
-        return []
-    fields = tuple(field for field, _ in reached)
-    return [Leak(*location(f), path, role, fields, all(t == SPOILED for _, t in reached))]
+    raise InvalidInput(f"task.private: {place(f)}", given, allowed)
 
 
 def _taints(data: PyTree) -> list[Taint]:
     """What each leaf of one client's data holds: one example per row, and nothing that counts examples."""
 
-    def of(part: PyTree) -> PyTree:
-        if isinstance(part, Ragged):
-            return [*jax.tree.leaves(jax.tree.map(rows, part.examples)), "public"]
-        return [rows(part)]
-
-    def rows(leaf: Any) -> int:
-        return 0 if len(leaf.shape) else MIXED
+    def rows(tree: PyTree) -> list[Taint]:
+        return [Rows(0) if leaf.shape else Held.MIXED for leaf in jax.tree.leaves(tree)]
 
     parts = jax.tree.leaves(data, is_leaf=lambda part: isinstance(part, Ragged))
-    return [None if taint == "public" else taint for part in parts for taint in of(part)]
+    return [
+        taint for part in parts for taint in ([*rows(part.examples), None] if isinstance(part, Ragged) else rows(part))
+    ]
+
+
+# ------------------------------------------------------------------ through a trace
 
 
 def join(*taints: Taint) -> Taint:
     """What an array holds that is sometimes one, sometimes another of these."""
-    known = {taint for taint in taints if taint is not None}
-    if SPOILED in known:
-        return SPOILED
-    return None if not known else known.pop() if len(known) == 1 else MIXED
+    known = set(taints) - {None}
+    if Held.SPOILED in known:
+        return Held.SPOILED
+    return known.pop() if len(known) == 1 else Held.MIXED if known else None
 
 
-def combined(taints: Sequence[Taint]) -> Taint:
+def combine(taints: Sequence[Taint]) -> Taint:
     """What an array holds that is computed from arrays of these."""
-    return SPOILED if SPOILED in taints else None if all(taint is None for taint in taints) else MIXED
+    joint = join(*taints)
+    return joint if joint in (None, Held.INSIDE, Held.SPOILED) else Held.MIXED
 
 
-class Flow:
-    """Carries taints through a trace."""
+def flow(jaxpr: Jaxpr, given: Sequence[Taint]) -> list[Taint]:
+    """What the outputs of a trace hold, if its inputs hold this."""
+    known: dict[Any, Taint] = dict(zip(jaxpr.invars, given, strict=True))
 
-    def __init__(self, private: bool = True):
-        self.private = private
+    def read(var: Any) -> Taint:
+        return None if isinstance(var, Constant) else known.get(var)
 
-    def outputs(self, jaxpr: Jaxpr, given: Sequence[Taint]) -> list[Taint]:
-        """What the outputs of a trace hold, if its inputs hold this."""
-        known = dict(zip(jaxpr.invars, given, strict=True))
-
-        def read(var: Any) -> Taint:
-            return None if isinstance(var, Constant) else known.get(var)
-
-        for eqn in jaxpr.eqns:
-            known.update(zip(eqn.outvars, self._step(eqn, [read(var) for var in eqn.invars]), strict=True))
-        return [read(var) for var in jaxpr.outvars]
-
-    def _step(self, eqn: JaxprEqn, given: list[Taint]) -> list[Taint]:
-        name, params = eqn.primitive.name, eqn.params
-        if all(taint is None for taint in given):
-            return [None] * len(eqn.outvars)
-        if eqn.primitive is release:
-            return _released(given, params["count"])
-        if eqn.primitive is access:
-            return _accessed(given, params["public"], params["lead"])
-        if is_mark(eqn.primitive):
-            return given if self.private else [None] * len(given)
-        if name == "scan":
-            return self._scan(given, params["jaxpr"].jaxpr, params["num_consts"], params["num_carry"])
-        if name == "while":
-            return self._while(given, params)
-        if name == "cond":
-            made = [self.outputs(branch.jaxpr, given[1:]) for branch in params["branches"]]
-            return [join(*branches, combined(given[:1])) for branches in zip(*made, strict=True)]
-        if name == "custom_linear_solve":  # its other functions serve derivatives
-            lengths = params["const_lengths"]
-            begin = lengths.matvec + lengths.vecmat
-            inside = [*given[begin : begin + lengths.solve], *given[sum(lengths) :]]
-            return self.outputs(params["jaxprs"].solve.jaxpr, inside)
-        inside = called(eqn)
-        if inside is not None:
-            return self.outputs(inside.jaxpr, given)
-        return [_moved(eqn, given)] * len(eqn.outvars)
-
-    def _scan(self, given: list[Taint], body: Jaxpr, num_consts: int, num_carry: int) -> list[Taint]:
-        held, carry, rows = (
-            given[:num_consts],
-            given[num_consts : num_consts + num_carry],
-            given[num_consts + num_carry :],
-        )
-        # A row of a scan has lost the first axis; if that was the examples', one example is all it holds.
-        row = [t if t is None or t < 0 else t - 1 if t > 0 else MIXED for t in rows]
-        while True:
-            made = self.outputs(body, [*held, *carry, *row])
-            after = [join(*pair) for pair in zip(carry, made[:num_carry], strict=True)]
-            if after == carry:
-                return carry + [t if t is None or t < 0 else t + 1 for t in made[num_carry:]]
-            carry = after
-
-    def _while(self, given: list[Taint], params: dict[str, Any]) -> list[Taint]:
-        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        of_test, of_body, carry = given[:first], given[first:second], given[second:]
-        while True:
-            made = self.outputs(params["body_jaxpr"].jaxpr, [*of_body, *carry])
-            # How often the loop runs is known from everything it carries.
-            test = combined(self.outputs(params["cond_jaxpr"].jaxpr, [*of_test, *carry]))
-            after = [join(*pair, test) for pair in zip(carry, made, strict=True)]
-            if after == carry:
-                return carry
-            carry = after
+    for eqn in jaxpr.eqns:
+        known.update(zip(eqn.outvars, _step(eqn, [read(var) for var in eqn.invars]), strict=True))
+    return [read(var) for var in jaxpr.outvars]
 
 
-def _released(given: list[Taint], count: int) -> list[Taint]:
-    # Noise whose scale depends on data betrays them.
-    wrong = any(taint is not None for taint in given[count:])
-    return [SPOILED if wrong or taint == SPOILED else None for taint in given[:count]]
-
-
-def _accessed(given: list[Taint], public: int, lead: int) -> list[Taint]:
-    clean = all(taint is None for taint in given[:public])
-    single = all(taint is None or taint == lead for taint in given[public:])
-    if clean and single:
+def _step(eqn: JaxprEqn, given: list[Taint]) -> list[Taint]:
+    special = {
+        "hyperpush_release": _release,
+        "hyperpush_access": _access,
+        "scan": _scan,
+        "while": _while,
+        "cond": _cond,
+    }
+    if all(taint is None for taint in given):
+        return [None] * len(eqn.outvars)
+    if is_mark(eqn.primitive) or eqn.primitive.name == "optimization_barrier":
         return given
-    return [None if taint is None else SPOILED for taint in given]
+    if eqn.primitive is single:  # a promise of those who drew the rows
+        rows = Rows(eqn.params["lead"], (eqn.outvars[0],))
+        return [taint if taint in (None, Held.SPOILED) else rows for taint in given]
+    if eqn.primitive.name in special:
+        return special[eqn.primitive.name](given, **eqn.params)
+    inside = inner_trace(eqn)
+    if inside is not None:
+        return flow(inside[0].jaxpr, [given[number] for number in inside[1]])
+    return [_compute(eqn, given)] * len(eqn.outvars)
+
+
+def _release(given: list[Taint], kept: bool, **_: Any) -> list[Taint]:
+    *values, change = given  # noise whose scale depends on data betrays them
+    fine = Held.OWN if kept else None
+    return [
+        None if taint is None and change is None else fine if taint is Held.INSIDE and change is None else Held.SPOILED
+        for taint in values
+    ]
+
+
+def _access(given: list[Taint], public: int, own: tuple[int, ...], lead: int) -> list[Taint]:
+    clean = all(t is None or (t is Held.OWN and number in own) for number, t in enumerate(given[:public]))
+    rows = set(given[public:]) - {None}
+    single = not rows or (len(rows) == 1 and isinstance(each := rows.pop(), Rows) and each.axis == lead)
+    return [None if taint is None else Held.INSIDE if clean and single else Held.SPOILED for taint in given]
+
+
+def _cond(given: list[Taint], branches: Sequence[ClosedJaxpr], **_: Any) -> list[Taint]:
+    made = [flow(branch.jaxpr, given[1:]) for branch in branches]
+    return [join(*each, combine(given[:1])) for each in zip(*made, strict=True)]
+
+
+def _scan(given: list[Taint], jaxpr: ClosedJaxpr, num_consts: int, num_carry: int, **_: Any) -> list[Taint]:
+    held, carry, rows = split(given, num_consts, num_carry)
+    row = [_move(taint, -1) for taint in rows]
+    while True:
+        made = flow(jaxpr.jaxpr, [*held, *carry, *row])
+        after = [join(*pair) for pair in zip(carry, made[:num_carry], strict=True)]
+        if after == carry:
+            return carry + [_move(taint, 1) for taint in made[num_carry:]]
+        carry = after
+
+
+def _move(taint: Taint, by: int) -> Taint:
+    """What a row of such an array holds (by −1), or an array of such rows (by 1)."""
+    if isinstance(taint, Rows):
+        return Rows(taint.axis + by, taint.order) if taint.axis + by >= 0 else Held.MIXED
+    return Held.MIXED if taint is Held.OWN else taint
+
+
+def _while(given: list[Taint], cond_jaxpr: ClosedJaxpr, body_jaxpr: ClosedJaxpr, **lengths: int) -> list[Taint]:
+    of_test, of_body, carry = split(given, lengths["cond_nconsts"], lengths["body_nconsts"])
+    while True:
+        made = flow(body_jaxpr.jaxpr, [*of_body, *carry])
+        # How often the loop runs is known from everything it carries.
+        test = combine(flow(cond_jaxpr.jaxpr, [*of_test, *carry]))
+        after = [join(*pair, test) for pair in zip(carry, made, strict=True)]
+        if after == carry:
+            return carry
+        carry = after
 
 
 # ------------------------------------------------------------------ examples that stay in their rows
 
-SAME_AXIS = {"convert_element_type", "copy", "copy_p", "rev", "slice", "dynamic_slice", "pad", "reduce_precision"}
-SAME_AXIS |= {
+ELEMENTWISE = {"convert_element_type", "copy", "copy_p", "reduce_precision", "stop_gradient", "select_n", "clamp"}
+ELEMENTWISE |= {
     "add",
+    "add_any",
     "sub",
     "mul",
     "div",
     "neg",
     "max",
     "min",
-    "select_n",
-    "integer_pow",
-    "square",
-    "sqrt",
-    "exp",
-    "log",
+    "abs",
+    "sign",
+    "is_finite",
+    "not",
+    "and",
+    "or",
 }
-SAME_AXIS |= {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "abs", "sign", "clamp", "stop_gradient"}
+ELEMENTWISE |= {"eq", "ne", "lt", "le", "gt", "ge", "pow", "integer_pow", "square", "sqrt", "rsqrt", "exp", "expm1"}
+ELEMENTWISE |= {"log", "log1p", "tanh", "logistic"}
+# Operations that move rows, and how; what a dynamic slice starts from is taken to be the same for all parts of a batch.
+MOVES: dict[str, Callable[[dict[str, Any], int], Any]] = {
+    "rev": lambda params, axis: (),
+    "slice": lambda params, axis: (params["start_indices"][axis], (params["strides"] or {axis: 1})[axis]),
+    "dynamic_slice": lambda params, axis: "dynamic",
+    "pad": lambda params, axis: params["padding_config"][axis],
+}
 
 
-def _moved(eqn: JaxprEqn, given: list[Taint]) -> Taint:
+def _compute(eqn: JaxprEqn, given: list[Taint]) -> Taint:
     """What a plain operation makes of examples: they stay apart if it takes one array of them and moves rows alone."""
-    tainted = [place for place, taint in enumerate(given) if taint is not None]
-    taint = given[tainted[0]]
-    if len(tainted) > 1 or taint is None or taint < 0:
-        return combined(given)
-    before, after = (getattr(var.aval, "shape", ()) for var in (eqn.invars[tainted[0]], eqn.outvars[0]))
-    found = _new_axis(eqn.primitive.name, eqn.params, taint, tainted[0], before, after)
-    return MIXED if found is None else found
+    name, out = eqn.primitive.name, eqn.outvars[0].aval
+    tainted = [number for number, taint in enumerate(given) if taint is not None]
+    taint, shape = given[tainted[0]], getattr(eqn.invars[tainted[0]].aval, "shape", ())
+    if join(*given) is Held.OWN:
+        return Held.OWN if name in ELEMENTWISE and getattr(out, "shape", None) == shape else Held.MIXED
+    if len(tainted) > 1 or not isinstance(taint, Rows):
+        return combine(given)
+    axis = _new_axis(name, eqn.params, taint.axis, tainted[0], shape, getattr(out, "shape", ()))
+    if axis is None:
+        return Held.MIXED
+    reversed_rows = name == "rev" and taint.axis in eqn.params["dimensions"]
+    if name in MOVES and (reversed_rows or shape[axis] != getattr(out, "shape", ())[axis]):
+        return Rows(axis, (*taint.order, name, MOVES[name](eqn.params, axis)))
+    return Rows(axis, taint.order)
 
 
 def _new_axis(
-    name: str, params: dict[str, Any], axis: int, place: int, before: tuple[int, ...], after: tuple[int, ...]
+    name: str, params: dict[str, Any], axis: int, input: int, before: tuple[int, ...], after: tuple[int, ...]
 ) -> int | None:
     """The axis of the examples afterwards; None if they do not stay apart."""
-    if name in SAME_AXIS:
+    if name in ELEMENTWISE or name in MOVES:
         return axis if len(before) == len(after) else None
-    if name == "broadcast_in_dim" and place == 0:
-        new = params["broadcast_dimensions"][axis]
-        return int(new) if after[new] == before[axis] else None
     if name == "squeeze":
         return None if axis in params["dimensions"] else axis - sum(d < axis for d in params["dimensions"])
     if name == "transpose":
         return params["permutation"].index(axis)
-    if name == "reshape" and place == 0:
+    if name == "broadcast_in_dim" and input == 0:
+        new = params["broadcast_dimensions"][axis]
+        return int(new) if after[new] == before[axis] else None
+    if name == "reshape" and input == 0:
         return axis if before[: axis + 1] == after[: axis + 1] else None
-    if name == "gather" and place == 0:
-        return _gathered(params["dimension_numbers"], axis, after)
     return None
-
-
-def _gathered(numbers: Any, axis: int, after: tuple[int, ...]) -> int | None:
-    """The last of the axes that picked rows are on; None if it is not the examples that were picked."""
-    rows = [d for d in range(len(after)) if d not in numbers.offset_dims]
-    picked = tuple(numbers.collapsed_slice_dims) == (axis,) == tuple(numbers.start_index_map)
-    return rows[-1] if picked and rows and not numbers.operand_batching_dims else None

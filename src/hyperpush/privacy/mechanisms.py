@@ -1,7 +1,8 @@
 """Noise on what is sent, and clipping that makes the bound on what one example can change true."""
 
+import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
@@ -13,27 +14,31 @@ from hyperpush.checks import check_positive
 from hyperpush.data.batches import Batch
 from hyperpush.optimizers import Power
 
-Norm = Literal["l1", "l2"]
+Kind = TypeVar("Kind", bound="_Mechanism")
 
 
 def _schedule(given: Any) -> Power:
     """A schedule; a number stands for a constant one."""
-    if isinstance(given, Power):
-        return given
-    return Power(check_positive("scale of the noise", given))
+    return given if isinstance(given, Power) else Power(check_positive("scale of the noise", given))
 
 
 class _Mechanism(eqx.Module):
-    norm: ClassVar[Norm]
     draw: ClassVar[Callable[..., Any]]
 
     scale: Power = eqx.field(converter=_schedule)
 
+    def norm_of_unit(self, size: int) -> float:
+        """The largest norm, as this mechanism measures it, of a vector with `size` numbers and ℓ2 norm 1."""
+        return 1.0
+
+    def times(self: Kind, factor: float) -> Kind:
+        """The same with `factor` times as much noise."""
+        return type(self)(self.scale.times(factor))
+
     def noise(self, key: PRNGKeyArray, tree: PyTree, t: Any) -> PyTree:
         """Independent noise for every number of `tree`, at round t."""
         leaves, structure = jax.tree.flatten(tree)
-        keys = jax.random.split(key, max(len(leaves), 1))
-        scale = self.scale(t)
+        keys, scale = jax.random.split(key, max(len(leaves), 1)), self.scale(t)
         drawn = [
             (scale * type(self).draw(k, leaf.shape, leaf.dtype)).astype(leaf.dtype)
             for k, leaf in zip(keys, leaves, strict=False)
@@ -42,29 +47,53 @@ class _Mechanism(eqx.Module):
 
 
 class Laplace(_Mechanism):
-    """Noise of density exp(−|x|/ν)/2ν, ν = scale(t): a change of ℓ1 norm Δ costs ε = Δ/ν (Dwork et al. 2006).
+    """Noise of density exp(−|x|/ν)/2ν with ν = scale(t): a change of ℓ1 norm Δ costs ε = Δ/ν.
 
-    **Use it** for pure ε and few numbers. **Avoid it** for long vectors: their ℓ1 norm grows like √dim.
+    Dwork, McSherry, Nissim and Smith, "Calibrating noise to sensitivity in private data analysis", TCC 2006.
+    **Use it** for pure ε and few numbers. **Avoid it** for long vectors: their ℓ1 norm is up to √dim times the ℓ2 norm
+    that clipping bounds.
 
     Args:
-        scale: ν, above 0: a number, or `hp.schedule("power", scale, exponent)` by round. Numbers are traced.
+        scale: ν, above 0: a number, or `hp.schedule("power", scale, exponent)` by round. In `task.private` it is in
+            units of the most that one example can change: a release then costs 1/ν. Numbers are traced.
+
+    Raises:
+        InvalidInput: The scale is not above 0.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> print(hp.privacy.Laplace(hp.schedule("power", 2.0, 0.5)).scale(3))
+        1.0
     """
 
-    norm: ClassVar[Norm] = "l1"
     draw: ClassVar[Callable[..., Any]] = staticmethod(jax.random.laplace)
+
+    def norm_of_unit(self, size: int) -> float:
+        return math.sqrt(size)
 
 
 class Gaussian(_Mechanism):
     """Normal noise of deviation σ = scale(t): a change of ℓ2 norm Δ is as easy to see as N(Δ/σ, 1) against N(0, 1).
 
-    **Use it** for long vectors and many rounds (Dong, Roth and Su, arXiv:1905.02383). **Avoid it** where δ = 0 is
-    required: it has no pure ε.
+    Dong, Roth and Su, "Gaussian differential privacy", arXiv:1905.02383. **Use it** for long vectors and many rounds.
+    **Avoid it** where δ = 0 is required: it has no pure ε.
 
     Args:
-        scale: σ, above 0: a number, or `hp.schedule("power", scale, exponent)` by round. Numbers are traced.
+        scale: σ, above 0: a number, or `hp.schedule("power", scale, exponent)` by round. In `task.private` it is in
+            units of the most that one example can change. Numbers are traced.
+
+    Raises:
+        InvalidInput: The scale is not above 0.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> drawn = hp.privacy.Gaussian(3.0).noise(jax.random.key(0), jnp.zeros(10_000), t=0)
+        >>> print(drawn.std().round(1))
+        3.0
     """
 
-    norm: ClassVar[Norm] = "l2"
     draw: ClassVar[Callable[..., Any]] = staticmethod(jax.random.normal)
 
 
@@ -75,6 +104,12 @@ def project(tree: PyTree, radius: float | Float[Array, ""]) -> PyTree:
     """The nearest tree of ℓ2 norm at most `radius`; zero for one whose norm is not finite.
 
     It does not expand: ‖project(a) − project(b)‖ ≤ ‖a − b‖ for finite a and b.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> print(hp.privacy.project(jnp.array([3.0, 4.0]), 1.0))
+        [0.6 0.8]
     """
     norm = optax.tree.norm(tree)
     factor = jnp.minimum(1, radius / jnp.where(norm > 0, norm, 1))
@@ -90,8 +125,19 @@ def clipped_mean(
 ) -> PyTree:
     """The mean over examples of `function(example)`, each scaled to an ℓ2 norm of at most `bound`.
 
-    Replacing one of N examples changes it by at most 2·bound/N, whatever the function. `examples` have their axis
-    first; `function` gets one without it. Only those with mask 1 count.
+    Replacing one of N examples changes it by at most 2·bound/N, whatever the function (Abadi et al., arXiv:1607.00133).
+
+    Args:
+        function: Of one example, without the axis of examples.
+        examples: A pytree of examples, on axis 0.
+        bound: C, above 0.
+        mask: Only examples with 1 count; None counts all.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> print(hp.privacy.clipped_mean(lambda x: x, jnp.array([0.5, 100.0]), bound=1.0))
+        0.75
     """
     if isinstance(bound, int | float):
         check_positive("bound", bound)

@@ -1,6 +1,7 @@
 """A problem whose data are reached through private accesses only."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -8,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.interpreters.partial_eval import dce_jaxpr
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree, UInt32
 
 from hyperpush.errors import InvalidInput
 from hyperpush.method import Number
-from hyperpush.privacy.noise import Noise
-from hyperpush.privacy.release import DataSet, access_data, noised_program, release_tree
+from hyperpush.privacy.noise import Noise, bounded_mean
+from hyperpush.privacy.noising import Noising
+from hyperpush.privacy.release import DataSet, access_data, release_tree
 from hyperpush.problem import Penalty, Problem
 from hyperpush.programs import Node
 from hyperpush.programs.counting import Kind, marked, unmarked
@@ -33,14 +35,16 @@ class PrivateProblem(Problem):
     private: ClassVar[bool] = True
 
     noise: Noise = eqx.field(kw_only=True)
+    run: UInt32[Array, ""] | None = eqx.field(kw_only=True, default=None)
 
     @classmethod
-    def of(cls, problem: Problem, noise: Noise) -> "PrivateProblem":
-        """A problem with these bounds and this noise."""
+    def of(cls, problem: Problem, noise: Noise, spent: int = 0) -> "PrivateProblem":
+        """A problem with these bounds and this noise, after `spent` releases in earlier runs on the same data."""
         if problem.private:
             raise InvalidInput("task.private", "a private task", "one whose accesses have no noise yet")
         names = ("inner", "outer", "penalty", "outer_penalty", "fixed", "by_example", "outer_on")
-        return cls(**{name: getattr(problem, name) for name in names}, noise=noise)
+        run = jnp.uint32(spent % 2**32) if spent else None
+        return cls(**{name: getattr(problem, name) for name in names}, noise=noise, run=run)
 
     @property
     def examples(self) -> Problem:
@@ -48,21 +52,22 @@ class PrivateProblem(Problem):
         return Problem(self.inner, self.outer, None, None, self.fixed, self.by_example, self.outer_on)
 
     def protect(self, program: Node) -> Node:
-        return noised_program(program)
+        return Noising(self.noise.mechanism, self._hypers_are_own, self.run).add_everywhere(program)
+
+    @property
+    def _hypers_are_own(self) -> bool:
+        return self.noise.hypers == "per example"
 
     def inner_gradient(self, params: PyTree, hyper: PyTree, batch: PyTree) -> PyTree:
         """∂_x f, released."""
-
-        def gradient(at: tuple[PyTree, PyTree], rows: PyTree) -> PyTree:
-            return self.examples.inner_gradient(*at, rows)
-
-        released = self._release("gradients", "train", gradient, (params, hyper), batch, self.noise.clip)
+        part = partial(_of_rows, self.examples.inner_gradient)
+        released = self._release("gradients", "train", part, (params, hyper), batch, self.noise.clip)
         return self._plus(released, self.penalty, lambda penalty: jax.grad(penalty)(params, hyper))
 
     def outer_gradients(self, params: PyTree, hyper: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """(∂_x F, ∂_λ F), one release; of ∂_x F alone where F does not use the hypers."""
         direct = _uses_hyper(self.examples, params, hyper, batch)
-        if direct and self.noise.hypers == "per example":
+        if direct and self._hypers_are_own:
             allowed = "'shared': the outer cost uses the hypers"
             raise InvalidInput("task.private.hypers", self.noise.hypers, allowed)
 
@@ -81,43 +86,30 @@ class PrivateProblem(Problem):
 
     def hessian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
         """∂²_xx f · vector, released."""
-
-        def product(at: tuple[PyTree, PyTree, PyTree], rows: PyTree) -> PyTree:
-            return self.examples.hessian_product(*at[:2], rows, at[2])
-
-        return self._bent(product, params, hyper, batch, vector)
+        return self._bent(self.examples.hessian_product, params, hyper, batch, vector)
 
     def gauss_newton(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Callable[[PyTree], PyTree]:
         """v ↦ R'ᵀ ℓ'' R' v, released for every v, with the bound of Hessian products."""
 
-        def product(at: tuple[PyTree, PyTree, PyTree], rows: PyTree) -> PyTree:
-            return self.examples.gauss_newton(*at[:2], rows)(at[2])
+        def product(params: PyTree, hyper: PyTree, rows: PyTree, vector: PyTree) -> PyTree:
+            return self.examples.gauss_newton(params, hyper, rows)(vector)
 
         return lambda vector: self._bent(product, params, hyper, batch, vector)
 
     def jacobian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
         """∂²_λx f · vector, released; without noise where every hyper is one example's and stays with its owner."""
-
-        def product(at: tuple[PyTree, PyTree, PyTree], rows: PyTree) -> PyTree:
-            return self.examples.jacobian_product(*at[:2], rows, at[2])
-
-        if self.noise.hypers == "per example":
-            at, rows = access_data((params, hyper, vector), batch)
-            with unmarked():
-                kept = product(at, rows)
-            kept = marked("jacobian_products", kept, "train")
-            released = release_tree(kept, 0.0, None, kind="jacobian_products", on="train")
-        else:
-            bound = self._bound("coupling") * optax.tree.norm(vector)
-            released = self._release("jacobian_products", "train", product, (params, hyper, vector), batch, bound)
+        part = partial(_of_rows, self.examples.jacobian_product)
+        bound = 0.0 if self._hypers_are_own else self._bound("coupling") * optax.tree.norm(vector)
+        released = self._release("jacobian_products", "train", part, (params, hyper, vector), batch, bound)
         return self._plus(released, self.penalty, lambda penalty: _product(penalty, 1, params, hyper, vector))
 
     def _bent(
-        self, product: Callable[[Any, PyTree], PyTree], params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree
+        self, product: Callable[..., PyTree], params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree
     ) -> PyTree:
         """A product with a Hessian of the examples, released, and the penalty's."""
         bound = self._bound("curvature") * optax.tree.norm(vector)
-        released = self._release("hessian_products", "train", product, (params, hyper, vector), batch, bound)
+        part = partial(_of_rows, product)
+        released = self._release("hessian_products", "train", part, (params, hyper, vector), batch, bound)
         return self._plus(released, self.penalty, lambda penalty: _product(penalty, 0, params, hyper, vector))
 
     def _bound(self, name: str) -> Number:
@@ -132,13 +124,20 @@ class PrivateProblem(Problem):
         kind: Kind,
         on: DataSet,
         function: Callable[[Any, PyTree], PyTree],
-        public: PyTree,
+        public: tuple[PyTree, ...],
         batch: PyTree,
         bound: Any,
     ) -> PyTree:
-        at, rows = access_data(public, batch)
-        mean, change = self.noise.bounded(lambda row: function(at, row), rows, bound)
-        return release_tree(marked(kind, mean, on), change, self.noise.mechanism, kind=kind, on=on, counted=True)
+        first = len(jax.tree.leaves(public[0]))
+        own = range(first, first + len(jax.tree.leaves(public[1]))) if self._hypers_are_own else ()
+        at, rows = access_data(public, batch, own)
+        kept = self._hypers_are_own and kind == "jacobian_products"
+        if kept:  # each number is one example's: it is neither clipped nor sent
+            with unmarked():
+                mean, change = function(at, rows), 0.0
+        else:
+            mean, change = bounded_mean(lambda row: function(at, row), rows, bound)
+        return release_tree(marked(kind, mean, on), change, kind=kind, on=on, kept=kept)
 
     def _plus(self, released: PyTree, penalty: Penalty | None, derivative: Callable[[Penalty], PyTree]) -> PyTree:
         """What was released, and the penalty's part of it."""
@@ -146,6 +145,11 @@ class PrivateProblem(Problem):
             return released
         part = derivative(lambda params, hyper: penalty(self.whole(params), hyper))
         return jax.tree.map(lambda r, p: (r + p).astype(r.dtype), released, part)
+
+
+def _of_rows(access: Callable[..., PyTree], at: tuple[PyTree, ...], rows: PyTree) -> PyTree:
+    """`access(params, hyper, rows, …)` for a point (params, hyper, …)."""
+    return access(*at[:2], rows, *at[2:])
 
 
 def _product(penalty: Penalty, by: int, params: PyTree, hyper: PyTree, vector: PyTree) -> PyTree:

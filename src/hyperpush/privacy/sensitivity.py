@@ -6,16 +6,16 @@ although the others react to what they hear. All bounds are ℓ2 norms; rounds c
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
-from hyperpush.checks import check_integer, check_positive, check_probability
+from hyperpush.checks import check_integer, check_positive
 from hyperpush.errors import InvalidInput
 from hyperpush.method import Number, as_number
 from hyperpush.optimizers import Power
@@ -26,31 +26,35 @@ Numbers = Float[np.ndarray, " rounds *clients"]
 VARIABLES = ("y", "z", "x")
 
 
-@runtime_checkable
-class Sender(Protocol):
-    """A client's side of an algorithm: what it sends, under which names, and how much an example changes it."""
-
-    use: Use
-
-    @property
-    def dims(self) -> Mapping[str, int]:
-        """How many numbers each sent variable has."""
-        ...
-
-    def sensitivities(self, rounds: int) -> dict[str, Numbers]:
-        """Bounds on the ℓ2 change of each variable as sent in rounds 0, 1, …"""
-        ...
-
-
 class Constants(eqx.Module):
-    """What holds for every single example of a bilevel problem: x the hypers, y the params, g inner, f outer cost.
+    """Bounds that hold for every single example: x are the hypers, y the params, g is the inner and f the outer cost.
 
-    Bounds, which clipping makes true: ‖∂_y g‖ ≤ `C_y`, ‖∂_y f‖ ≤ `C_b`, ‖∂_x f‖ ≤ `C_x`, ‖∂²_yy g z‖ ≤ `C_Hz` and
-    ‖∂²_xy g z‖ ≤ `C_Jz` (None: C_H·R and C_J·R), ‖z‖ ≤ `R`.
-    Smoothness, which is a property of the costs: ‖∂²_yy g‖ ≤ `C_H`, ‖∂²_xy g‖ ≤ `C_J` as operators, and Lipschitz
-    constants in (x, y): `L_H` and `L_J` of these, `L_b` of ∂_y f, `L_fx` of ∂_x f. Where one is not known, `math.inf`
-    leaves only what clipping guarantees: a client whose state differs may then send a whole clipped gradient of
-    another direction.
+    Clips are made true by the algorithm. Smoothness is a property of the costs. Where a constant of smoothness is not
+    known, `math.inf` leaves only what clipping guarantees: a client whose state differs may then send a whole clipped
+    gradient of another direction.
+
+    Args:
+        C_y: ‖∂_y g‖ ≤ C_y, a clip, above 0.
+        C_b: ‖∂_y f‖ ≤ C_b, a clip, 0 or more.
+        C_x: ‖∂_x f‖ ≤ C_x, a clip, 0 or more.
+        R: ‖z‖ ≤ R, to which z is projected, above 0.
+        C_H: ‖∂²_yy g‖ ≤ C_H as an operator.
+        C_J: ‖∂²_xy g‖ ≤ C_J as an operator.
+        L_H: Lipschitz constant of ∂²_yy g in (x, y).
+        L_J: Lipschitz constant of ∂²_xy g in (x, y).
+        L_b: Lipschitz constant of ∂_y f in (x, y).
+        L_fx: Lipschitz constant of ∂_x f in (x, y).
+        C_Hz: ‖∂²_yy g z‖ ≤ C_Hz, a clip; None: C_H·R.
+        C_Jz: ‖∂²_xy g z‖ ≤ C_Jz, a clip; None: C_J·R.
+
+    Raises:
+        InvalidInput: A constant is negative, or a clip is not finite.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> constants = hp.privacy.Constants(C_y=1, C_b=1, C_x=1, R=2, C_H=1, C_J=0.5)
+        >>> print(constants.clips["z"])  # C_H·R + C_b
+        3.0
     """
 
     C_y: Number = eqx.field(converter=as_number)
@@ -101,82 +105,91 @@ class Constants(eqx.Module):
         return np.array([[self.C_H, 0, self.C_J], [z, self.C_H, z], [x, self.C_J, x]], float)
 
 
-class SingleLoop(eqx.Module):
-    """Sensitivity of the single-loop private bilevel algorithm LDP-DSBO, whose message is (x, y, z) and noise.
+def _as_steps(given: Power | Mapping[str, Power]) -> dict[str, Power]:
+    return by_variable("LoopSensitivity.steps", given, VARIABLES, Power)
 
-    With κ the weight the client keeps for its own value, C the clips and A the slopes of `constants`, per variable
+
+def _at_least_one(name: str) -> Callable[[int], int]:
+    return lambda given: check_integer(f"LoopSensitivity.{name}", given, minimum=1)
+
+
+def _as_weights(given: ArrayLike) -> Float[np.ndarray, "*clients"]:
+    weights = np.asarray(given, float)
+    if weights.ndim > 1 or not np.all((weights >= 0) & (weights <= 1)):
+        raise InvalidInput("LoopSensitivity.others", given, "weights from 0 to 1: one, or one per client")
+    return weights
+
+
+class LoopSensitivity(eqx.Module):
+    """How much one example can change what LDP-DSBO sends: the single loop whose message is (x, y, z) and noise.
+
+    With κ the weight that the client keeps for its own value, C the clips and A the slopes of `constants`, per variable
 
         Δ⁺ = κΔ + λ_t min(s_t + AΔ, 2C),   Δ = 0 at first,   Δ_z ≤ 2R
 
-    as own values enter clean and others' are observed; s_t is what the changed example does by itself: with
-    `use="running averages"` over all samples so far, each re-evaluated at the current point, 2C/(t + 1); with samples
-    used `"once"`, 2C in the round of the changed one; with a fixed data set `"reused"` in every round, 2C.
-    `examples` is the number of examples per round, which divides all three. Mini-batches of a reused data set count as
-    if the changed example were in each.
+    as own values enter clean and others' are observed (Chen and Wang, ICML 2024). s_t is what the changed example does
+    by itself.
 
-    `steps` are λ, one schedule for all or one for each of "x", "y", "z". `others` = 1 − κ is the weight given to
-    others' messages (|w_ii|): a number, one per client, or rounds × clients; 0 is always a valid bound.
+    **Use it** through `LDPDSBO.accountant`, or for a loop of your own of this form. **Avoid it** for private tasks.
+
+    Departures from the paper:
+
+    1. Clips bound every change by 2C, so that smoothness need not be known.
+    2. Mini-batches of a reused data set count as if the changed example were in each.
+
+    Args:
+        constants: Clips and slopes.
+        steps: λ: one schedule `hp.schedule("power", …)` for all variables, or one for each of "x", "y", "z".
+        params: Numbers in y and z each, at least 1.
+        hypers: Numbers in x, at least 1.
+        use: `"running averages"` over all samples so far, each re-evaluated at the current point: s_t = 2C/(t + 1).
+            `"once"`: every sample in its own round, s_t = 2C there. `"reused"`: a fixed data set, s_t = 2C always.
+        others: 1 − κ, the weight of others' messages, from 0 to 1: a number, or one per client. 0 is always a valid
+            bound.
+        examples: Examples per round, at least 1; they divide s_t.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> constants = hp.privacy.Constants(C_y=1, C_b=1, C_x=1, R=2, C_H=0, C_J=0, L_H=0, L_J=0, L_b=0, L_fx=0)
+        >>> sender = hp.privacy.LoopSensitivity(constants, hp.schedule("power", 0.1), params=5, hypers=5, use="once")
+        >>> print(sender.sensitivities(3)["y"])  # the first sample moves y by 2·0.1, and stays in it
+        [0.  0.2 0.2]
     """
 
     constants: Constants
-    steps: dict[str, Power]
-    params: int
-    hypers: int
-    use: Use
-    others: Float[np.ndarray, "..."]
-    examples: int
+    steps: dict[str, Power] = eqx.field(converter=_as_steps)
+    params: int = eqx.field(converter=_at_least_one("params"))
+    hypers: int = eqx.field(converter=_at_least_one("hypers"))
+    use: Use = "running averages"
+    others: Float[np.ndarray, "*clients"] = eqx.field(converter=_as_weights, default=0.0)
+    examples: int = eqx.field(converter=_at_least_one("examples"), default=1)
 
-    def __init__(
-        self,
-        constants: Constants,
-        steps: Power | Mapping[str, Power],
-        params: int,
-        hypers: int,
-        use: Use = "running averages",
-        others: Any = 0.0,
-        examples: int = 1,
-    ):
-        self.constants = constants
-        self.steps = by_variable("SingleLoop.steps", steps, VARIABLES, Power)
-        self.params = check_integer("SingleLoop.params", params, minimum=1)
-        self.hypers = check_integer("SingleLoop.hypers", hypers, minimum=1)
-        if use not in get_args(Use):
-            raise InvalidInput("SingleLoop.use", use, ", ".join(map(repr, get_args(Use))))
-        self.use = use
-        self.others = np.asarray(others, float)
-        if self.others.ndim > 2 or not np.all((self.others >= 0) & (self.others <= 1)):
-            raise InvalidInput(
-                "SingleLoop.others", others, "weights from 0 to 1: one, one per client, or rounds × clients"
-            )
-        self.examples = check_integer("SingleLoop.examples", examples, minimum=1)
+    def __check_init__(self):
+        if self.use not in get_args(Use):
+            raise InvalidInput("LoopSensitivity.use", self.use, ", ".join(map(repr, get_args(Use))))
 
     @property
     def dims(self) -> dict[str, int]:
         return {"y": self.params, "z": self.params, "x": self.hypers}
 
-    def sensitivities(self, rounds: int, changed: int | None = None) -> dict[str, Numbers]:
+    def sensitivities(self, rounds: int, changed: int = 0) -> dict[str, Numbers]:
         """The recursion above, if the example of round `changed` differs, which is first used then.
 
-        None stands for the worst change, that of round 0: in running averages later ones have smaller s_t; used once,
-        they meet smaller steps, and cost less if no noise falls faster than a step and the weights are constant, for
-        which the least ones are taken.
+        Round 0 is the worst: in running averages later changes have smaller s_t; used once, they meet smaller steps,
+        and cost less if no noise falls faster than a step.
         """
-        check_integer("rounds", rounds, minimum=1)
-        others = self.others
-        if others.ndim == 2 and len(others) != rounds:
-            raise InvalidInput("SingleLoop.others", others.shape, f"{rounds} rounds on axis 0")
-        if changed is None and self.use == "once" and others.ndim == 2:
-            others = others.min(axis=0)
-        changed = 0 if changed is None else check_integer("changed", changed, minimum=0)
-        t = np.arange(rounds)
+        t = np.arange(check_integer("rounds", rounds, minimum=1))
+        check_integer("changed", changed, minimum=0)
         share = {"running averages": 1 / (t + 1), "once": t == changed, "reused": np.ones(rounds)}[self.use]
         clips = self._most()
         sources = np.where(t >= changed, share / self.examples, 0)[:, None] * clips
         steps = np.stack([self.steps[name](t) for name in VARIABLES], axis=1)
-        keep = 1 - others if others.ndim == 2 else 1 - others[None]
         widest = np.array([np.inf, 2 * self.constants.R, np.inf])
         with jax.enable_x64(True):
-            found = np.asarray(_recursion(sources, steps, keep, self.constants.slopes, clips, widest))
+            found = np.asarray(_recursion(sources, steps, 1 - self.others, self.constants.slopes, clips, widest))
         return {name: found[:, number] for number, name in enumerate(VARIABLES)}
 
     def tail(self, start: int, deltas: Mapping[str, Any], noise: Mapping[str, Power], order: Literal[1, 2]) -> Any:
@@ -187,8 +200,6 @@ class SingleLoop(eqx.Module):
         which grow at most by a factor r per round, this bounds the sum E of m^p: E(1 − rq) ≤ its first term + r·(the
         sum of the sources).
         """
-        if self.use == "reused" or self.others.ndim == 2:
-            return np.full(self.others.shape[self.others.ndim // 2 :], np.inf)
         at, clips, slopes = start + 1, self._most(), self.constants.slopes
         v, size = (np.array([getattr(self.steps[name], of) for name in VARIABLES]) for of in ("exponent", "scale"))
         u = size * np.maximum(clips, 1e-3 * clips.max()) / self.examples
@@ -220,98 +231,23 @@ class SingleLoop(eqx.Module):
 def _recursion(
     sources: Float[Array, "rounds 3"],
     steps: Float[Array, "rounds 3"],
-    keep: Float[Array, " times *clients"],
+    keep: Float[Array, "*clients"],
     slopes: Float[Array, "3 3"],
     clips: Float[Array, " 3"],
     widest: Float[Array, " 3"],
 ) -> Float[Array, "rounds 3 *clients"]:
-    ones = (1,) * (keep.ndim - 1)
-
     def column(values: Array) -> Array:
-        return values.reshape(*values.shape, *ones)
+        return values.reshape(*values.shape, *(1,) * keep.ndim)
 
     slopes, clips, widest = column(slopes), column(clips), column(widest)
 
-    def advance(delta, now):
-        source, step, kept = now
+    def advance(delta: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        source, step = now
         spread = jnp.where(delta == 0, 0, slopes * delta)  # not ∞·0
         difference = jnp.minimum(column(source) + jnp.sum(spread, axis=1), clips)
-        return jnp.minimum((keep[0] if kept is None else kept) * delta + column(step) * difference, widest), delta
+        return jnp.minimum(keep * delta + column(step) * difference, widest), delta
 
-    varying = keep if keep.shape[0] == sources.shape[0] else None
-    return jax.lax.scan(advance, jnp.zeros((3, *keep.shape[1:])), (sources, steps, varying))[1]
-
-
-class Descent(eqx.Module):
-    """Sensitivity of a client that takes clipped steps on data that it reuses in every round, and sends where it is.
-
-    For algorithms of one's own; `Noise` makes SGP, HGP and TrackedHGP private, whose noise is in units of 2C/N.
-
-    A release is r = s ± γ_t g, with g a mean of N = `examples` parts clipped to C = `clip` (SGP: gradients; HGP:
-    products with the Hessian); then s = `keep`·r + what was heard. With `keep=0` the client goes on from its own
-    *noisy* message, so that nothing of the clean one remains; averaging what was released further costs nothing more.
-
-        Δr_t = keep·Δr_{t−1} + γ_t min(2C/N + L·keep·Δr_{t−1} + drift, 2C)
-
-    `smoothness` L bounds the change of g with s (for push-sum, divided by the least ω). `drift` bounds the change of g
-    by what else differs in the client and is never sent, such as hypers of its own; `math.inf` if nothing is known.
-    `start` is the sensitivity of a first release before any step (HGP: that of the outer gradient). `tracked` releases
-    r = s + g(new) − g(old), as gradient tracking does: two changes after the first release.
-    """
-
-    clip: float = eqx.field(converter=float)
-    examples: int
-    size: int  # numbers in the released vector
-    step: Power = Power(1)
-    keep: float = eqx.field(converter=float, default=0.0)
-    smoothness: float = eqx.field(converter=float, default=math.inf)
-    drift: float = eqx.field(converter=float, default=0.0)
-    start: float | None = None
-    tracked: bool = False
-    use: Use = eqx.field(default="reused", init=False)
-
-    def __check_init__(self):
-        check_positive("Descent.clip", self.clip)
-        check_integer("Descent.examples", self.examples, minimum=1)
-        check_integer("Descent.size", self.size, minimum=1)
-        check_probability("Descent.keep", self.keep)
-        for name in ("smoothness", "drift", "start"):
-            given = getattr(self, name)
-            if given is not None and not given >= 0:
-                raise InvalidInput(f"Descent.{name}", given, "0 or more")
-        if self.tracked and (self.keep > 0 or self.step != Power(1)):
-            raise InvalidInput("Descent.tracked", f"keep {self.keep}, step {self.step}", "keep=0 and step=Power(1)")
-
-    @property
-    def dims(self) -> dict[str, int]:
-        return {"message": self.size}
-
-    def sensitivities(self, rounds: int) -> dict[str, Numbers]:
-        """Bounds on the ℓ2 change of releases 0, 1, …"""
-        check_integer("rounds", rounds, minimum=1)
-        most = 2 * self.clip
-        alone = min(most / self.examples + self.drift, most)
-        t = np.arange(rounds if self.start is None else rounds - 1)
-        first = self.start or 0.0
-        if self.keep:
-            with jax.enable_x64(True):
-                found = np.asarray(_kept(self.step(t), first, self.keep, self.smoothness, alone, most))
-        else:
-            found = self.step(t) * alone
-        found = found if self.start is None else np.append(first, found)
-        if self.tracked:
-            found[1:] *= 2
-        return {"message": found}
-
-
-@jax.jit
-def _kept(steps: Float[Array, " rounds"], first: Any, keep: Any, slope: Any, alone: Any, most: Any) -> Array:
-    def advance(before, step):
-        kept = keep * before
-        release = kept + step * jnp.minimum(alone + jnp.where(kept == 0, 0, slope * kept), most)
-        return release, release
-
-    return jax.lax.scan(advance, jnp.asarray(first, steps.dtype), steps)[1]
+    return jax.lax.scan(advance, jnp.zeros((3, *keep.shape)), (sources, steps))[1]
 
 
 def by_variable(field: str, given: Any, names: Any, kind: type | tuple[type, ...]) -> dict[str, Any]:

@@ -214,20 +214,22 @@ def run_private(config: Private, run: Any) -> dict[str, Any]:
                 runs["constant noise"] = algorithm(constants, still, checked=False)
                 runs["no noise"] = algorithm(constants, None)
                 account = runs["falling noise"].accountant(network, start, start)
-                spent = np.asarray(account.spent(config.rounds)).max(-1)
+                spent = np.asarray(account.epsilon_by_round(config.rounds)).max(-1)
                 result["epsilon_claimed"] = float(spent[-1])
                 # The tail that the limit adds can be smaller than rounding.
                 result["epsilon_limit"] = max(float(account.limit().max()), result["epsilon_claimed"])
                 early = np.unique(np.geomspace(1, config.rounds, 40).astype(int))
                 result["epsilon_by_round"] = {"T": early.tolist(), "epsilon": spent[early - 1].tolist()}
                 growing = runs["constant noise"].accountant(network, start, start)
-                result["epsilon_constant_noise"] = float(np.asarray(growing.spent(config.rounds)[-1]).max())
+                result["epsilon_constant_noise"] = float(np.asarray(growing.epsilon_by_round(config.rounds)[-1]).max())
                 result["noise_scale"] = noise["y"].scale.scale
                 first = algorithm(constants, noise, rounds=config.attacked + 1)
                 found = attack(config, made, first, network)
                 result["epsilon_audited"] = found.lower
                 # What the attacked rounds alone may cost: the most that it could have found.
-                result["epsilon_attacked_rounds"] = float(np.asarray(account.spent(config.attacked + 1)[-1]).max())
+                result["epsilon_attacked_rounds"] = float(
+                    np.asarray(account.epsilon_by_round(config.attacked + 1)[-1]).max()
+                )
                 bar.advance()
             for name, each in runs.items():
                 key = jax.random.key(config.seed)

@@ -1,0 +1,33 @@
+"""A promise in the trace: the rows of these arrays are examples, each of them once.
+
+Privacy rests on it. An example that is in a batch twice changes it twice as much, and so does one whose inputs and
+targets stand in different rows. A trace of a gather does not show that its indices are distinct.
+"""
+
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import PyTree
+
+
+def promise_single(batch: PyTree) -> PyTree:
+    """The same arrays. On axis 0, row i of each of them belongs to one example, which is in no other row."""
+    leaves, structure = jax.tree.flatten(batch)
+    return structure.unflatten(single.bind(*leaves, lead=0))
+
+
+def _map(leaves: Any, axes: Any, *, lead: int) -> tuple[list[Any], list[int]]:
+    wide = next(leaf.shape[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None)
+    every = [batching.bdim_at_front(leaf, axis, wide) for leaf, axis in zip(leaves, axes, strict=True)]
+    return single.bind(*every, lead=lead + 1), [0] * len(every)
+
+
+single = Primitive("hyperpush_single_examples")
+single.multiple_results = True
+single.def_impl(lambda *leaves, **_: list(leaves))
+single.def_abstract_eval(lambda *leaves, **_: list(leaves))
+mlir.register_lowering(single, lambda ctx, *leaves, **_: leaves)
+batching.primitive_batchers[single] = _map
+ad.primitive_jvps[single] = lambda primals, tangents, **params: (single.bind(*primals, **params), tangents)
