@@ -6,7 +6,8 @@ from hyperpush.errors import InvalidInput
 from hyperpush.registry import registered
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
-from hyperpush.studies.bilevel_quadratic import BilevelQuadratic, algorithms
+from hyperpush.studies.bilevel_quadratic.config import BilevelQuadratic
+from hyperpush.studies.bilevel_quadratic.study import algorithms
 from hyperpush.studies.registry import experiments
 
 
@@ -16,7 +17,9 @@ def test_every_declared_algorithm_takes_part():
     assert agreeing == set(registered("algorithms")) - {"PDBO"}
     assert {type(algorithm).__name__ for _, algorithm in made} == agreeing
     assert all(label.replace(",", "").split()[0] == type(algorithm).__name__ for label, algorithm in made)
-    estimators = [type(algorithm.hypergradient).__name__ for label, algorithm in made if label.startswith("CDBO +")]
+    estimators = [
+        type(algorithm.options()["hypergradient"]).__name__ for label, algorithm in made if label.startswith("CDBO +")
+    ]
     assert estimators == ["HGP", "TrackedHGP"]
     assert len({label for label, _ in made}) == len(made)
 

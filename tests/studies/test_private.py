@@ -8,7 +8,7 @@ import pytest
 from hyperpush.privacy import ASSUMPTION
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
-from hyperpush.studies.private import SIZE, constants_of, errors, problem_of, samples, slope, stream
+from hyperpush.studies.private.streams import SIZE, constants_of, errors, problem_of, samples, slope, stream
 from hyperpush.studies.registry import experiments
 
 SMALL = (
