@@ -17,8 +17,8 @@ from hyperpush.tasks.representation import (
     examples,
     few_shot_accuracy,
     fit_head,
-    prepared,
     representation,
+    shrink_images,
 )
 
 CLIENTS, TASKS, WAYS, SHOTS, QUERIES, SIZE, WIDTH, L2 = 3, 2, 3, 4, 3, 5, 4, 0.3
@@ -163,7 +163,7 @@ def test_tasks_that_cannot_be_are_refused(ways, each, count, field):
 
 def test_images_are_shrunk_by_means_of_blocks_and_scaled_each_by_itself():
     images = np.random.default_rng(0).random((3, 7, 7, 2)).astype(np.float32)
-    found = prepared(images, 3)
+    found = shrink_images(images, 3)
     # 7 = 3 blocks of 2 pixels; what is left over is cut off in front and behind, here none in front.
     wanted = np.array(
         [
@@ -176,6 +176,6 @@ def test_images_are_shrunk_by_means_of_blocks_and_scaled_each_by_itself():
     ).reshape(3, -1)
     wanted = (wanted - wanted.mean(1, keepdims=True)) / wanted.std(1, keepdims=True)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    assert np.all(prepared(np.ones((1, 4, 4)), 2) == 0)
+    assert np.all(shrink_images(np.ones((1, 4, 4)), 2) == 0)
     with pytest.raises(InvalidInput, match="side"):
-        prepared(images, 8)
+        shrink_images(images, 8)

@@ -9,7 +9,7 @@ from wide import float64  # noqa: F401  (a fixture)
 
 from hyperpush.errors import InvalidInput
 from hyperpush.tasks import rates
-from hyperpush.tasks.cleaning import Labelled, Slotted, accuracy, cleaning, constants, corrupted, unit_rows
+from hyperpush.tasks.cleaning import Labelled, Slotted, accuracy, cleaning, constants, corrupt_labels, unit_rows
 
 D, C, M, L2 = 3, 4, 6, 0.05
 
@@ -135,18 +135,18 @@ def test_constants_hold_for_single_examples_and_are_not_far_off(which):
         assert values.max() > bound / 12, name
 
 
-def test_corrupted_labels():
+def test_corrupt_labels():
     labels = np.random.default_rng(0).integers(0, 10, (4, 2000))
-    given, wrong = corrupted(labels, 0.3, range(10), 1)
+    given, wrong = corrupt_labels(labels, 0.3, range(10), 1)
     np.testing.assert_array_equal(given != labels, wrong)
     assert abs(wrong.mean() - 0.3) < 4 * np.sqrt(0.21 / labels.size)
     # Every other label is as likely as any.
     counts = np.bincount((given - labels)[wrong] % 10, minlength=10)
     assert counts[0] == 0
     np.testing.assert_allclose(counts[1:], wrong.sum() / 9, atol=5 * np.sqrt(wrong.sum() / 9))
-    given, wrong = corrupted(labels, 0.3, (0, 3, 9), 1)
+    given, wrong = corrupt_labels(labels, 0.3, (0, 3, 9), 1)
     assert set(given[wrong]) == {0, 3, 9}
     np.testing.assert_array_equal(given != labels, wrong)
     for share, into, message in ((1.2, range(10), "share"), (0.5, (3,), "into")):
         with pytest.raises(InvalidInput, match=message):
-            corrupted(labels, share, into, 0)
+            corrupt_labels(labels, share, into, 0)

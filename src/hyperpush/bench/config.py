@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from hyperpush.errors import InvalidInput
 from hyperpush.runs.config import Config
 from hyperpush.runs.experiment import Experiment, defer
-from hyperpush.studies.options import Count, Positive, Several
+from hyperpush.studies.options import Count, Positive, Seed, Several, option
 
 ModelName = Annotated[
     Literal["emnist", "influence"],
@@ -20,41 +20,41 @@ Trained = Literal["sgp", "tracked"]
 class Memory(Config):
     """Options of the benchmark of memory."""
 
-    clients: Several = Field(default=20, description="Number of clients.")
-    examples: Count = Field(default=32, description="Training images per client, and validation images.")
+    clients: Several = option(20, "Number of clients.")
+    examples: Count = option(32, "Training images per client, and validation images.")
     model: ModelName = "emnist"
-    methods: tuple[Estimated, ...] = Field(
-        default=("hgp", "tracked", "automatic"),
+    methods: tuple[Estimated, ...] = option(
+        ("hgp", "tracked", "automatic"),
+        "HGP; TrackedHGP with given settings and one kept change; TrackedHGP as it is by default.",
         min_length=1,
-        description="HGP; TrackedHGP with given settings and one kept change; TrackedHGP as it is by default.",
     )
-    batches: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default=(1, 0), min_length=1, description="Numbers of clients computed at a time; 0 for all at once."
+    batches: tuple[Annotated[int, Field(ge=0)], ...] = option(
+        (1, 0), "Numbers of clients computed at a time; 0 for all at once.", min_length=1
     )
-    steps: Count = Field(default=2, description="HGP's order, and TrackedHGP's steps with given settings.")
-    pushes: Count = Field(default=2, description="Push-sum steps per order of HGP.")
-    automatic_steps: Count = Field(default=10, description="TrackedHGP's steps, at most, as it is by default.")
-    seed: int = Field(default=0, ge=0, description="Decides the model, the images and the network.")
+    steps: Count = option(2, "HGP's order, and TrackedHGP's steps with given settings.")
+    pushes: Count = option(2, "Push-sum steps per order of HGP.")
+    automatic_steps: Count = option(10, "TrackedHGP's steps, at most, as it is by default.")
+    seed: Seed = option(0, "Decides the model, the images and the network.")
 
 
 class Rounds(Config):
     """Options of the benchmark of rounds."""
 
-    clients: tuple[Several, ...] = Field(default=(3, 100, 1000), description="Numbers of clients to compare at.")
-    widths: tuple[Several, ...] = Field(default=(6, 1000), description="Numbers of parameters to compare at.")
-    pushes: tuple[Count, ...] = Field(default=(1, 10), description="Push-sum steps per order of HGP.")
-    examples: tuple[Count, ...] = Field(
-        default=(10, 100),
+    clients: tuple[Several, ...] = option((3, 100, 1000), "Numbers of clients to compare at.")
+    widths: tuple[Several, ...] = option((6, 1000), "Numbers of parameters to compare at.")
+    pushes: tuple[Count, ...] = option((1, 10), "Push-sum steps per order of HGP.")
+    examples: tuple[Count, ...] = option(
+        (10, 100),
+        "Training examples per client; widths above 100 and the growth take the first number only.",
         min_length=1,
-        description="Training examples per client; widths above 100 and the growth take the first number only.",
     )
-    growth_clients: tuple[Annotated[int, Field(ge=12)], ...] = Field(
-        default=(100, 1_000, 10_000, 100_000), description="Numbers of clients on k-out graphs, from few to many."
+    growth_clients: tuple[Annotated[int, Field(ge=12)], ...] = option(
+        (100, 1_000, 10_000, 100_000), "Numbers of clients on k-out graphs, from few to many."
     )
-    growth_width: Several = Field(default=6, description="Number of parameters there.")
-    seconds: Positive = Field(default=0.5, description="How long one measurement lasts, about.")
-    repeats: Count = Field(default=5, description="Measurements of which the median is taken.")
-    seed: int = Field(default=0, ge=0, description="Decides the data and the networks.")
+    growth_width: Several = option(6, "Number of parameters there.")
+    seconds: Positive = option(0.5, "How long one measurement lasts, about.")
+    repeats: Count = option(5, "Measurements of which the median is taken.")
+    seed: Seed = option(0, "Decides the data and the networks.")
 
     @field_validator("growth_clients")
     @classmethod
@@ -67,37 +67,31 @@ class Rounds(Config):
 class Scale(Config):
     """Options of the benchmark of several processes."""
 
-    clients: Count = Field(default=8, description="Clients of the measurement of time; the processes divide them.")
-    batch: Count = Field(default=128, description="Images per client and round, of the measurement of time.")
-    rounds: Count = Field(
-        default=10, description="Rounds of one measurement; what a run does once is spread over them."
-    )
-    repeats: Count = Field(default=2, description="Measurements by the same processes, of which the median is taken.")
-    turns: Count = Field(
-        default=3, description="How often each number of processes is started, in turn; the median is taken."
-    )
-    processes: tuple[Count, ...] = Field(
-        default=(1, 2), min_length=1, description="Numbers of processes, each on one core."
-    )
-    memory_clients: int = Field(default=0, ge=0, description="Clients of the measurement of memory, 100 say; 0: none.")
-    memory_examples: Count = Field(default=8, description="Images per client, of the measurement of memory.")
-    methods: tuple[Trained, ...] = Field(default=("sgp", "tracked"), description="Whose memory: SGP, TrackedHGP.")
+    clients: Count = option(8, "Clients of the measurement of time; the processes divide them.")
+    batch: Count = option(128, "Images per client and round, of the measurement of time.")
+    rounds: Count = option(10, "Rounds of one measurement; what a run does once is spread over them.")
+    repeats: Count = option(2, "Measurements by the same processes, of which the median is taken.")
+    turns: Count = option(3, "How often each number of processes is started, in turn; the median is taken.")
+    processes: tuple[Count, ...] = option((1, 2), "Numbers of processes, each on one core.", min_length=1)
+    memory_clients: int = option(0, "Clients of the measurement of memory, 100 say; 0: none.", ge=0)
+    memory_examples: Count = option(8, "Images per client, of the measurement of memory.")
+    methods: tuple[Trained, ...] = option(("sgp", "tracked"), "Whose memory: SGP, TrackedHGP.")
     model: ModelName = "emnist"
-    seed: int = Field(default=0, ge=0, description="Decides the model, the images and the network.")
+    seed: Seed = option(0, "Decides the model, the images and the network.")
 
 
 class Training(Config):
     """Options of the benchmark of training."""
 
-    clients: tuple[Several, ...] = Field(default=(10, 20, 40), min_length=1, description="Numbers of clients.")
-    batch: Count = Field(default=128, description="Images per client and round.")
+    clients: tuple[Several, ...] = option((10, 20, 40), "Numbers of clients.", min_length=1)
+    batch: Count = option(128, "Images per client and round.")
     model: ModelName = "emnist"
-    pushes: tuple[Count, ...] = Field(default=(1, 10), min_length=1, description="Push-sum steps per order of HGP.")
-    rounds: Count = Field(default=6, description="Rounds of one measurement; what a run does once is spread over them.")
-    repeats: Count = Field(default=3, description="Measurements, of which the median is taken.")
-    product: Count = Field(default=3000, description="Rows and columns of the matrices of the product.")
-    at_a_time: int = Field(default=1, ge=0, description="Clients computed at a time; 0 for all.")
-    seed: int = Field(default=0, ge=0, description="Decides the model, the images and the network.")
+    pushes: tuple[Count, ...] = option((1, 10), "Push-sum steps per order of HGP.", min_length=1)
+    rounds: Count = option(6, "Rounds of one measurement; what a run does once is spread over them.")
+    repeats: Count = option(3, "Measurements, of which the median is taken.")
+    product: Count = option(3000, "Rows and columns of the matrices of the product.")
+    at_a_time: int = option(1, "Clients computed at a time; 0 for all.", ge=0)
+    seed: Seed = option(0, "Decides the model, the images and the network.")
 
 
 SUMMARIES = {

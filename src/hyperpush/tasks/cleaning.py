@@ -64,7 +64,7 @@ def unit_rows(inputs: Float[np.ndarray, "... d"]) -> Float[np.ndarray, "... e"]:
     return with_one / np.linalg.norm(with_one, axis=-1, keepdims=True)
 
 
-def corrupted(
+def corrupt_labels(
     labels: Int[np.ndarray, "*shape"], share: float, into: Sequence[int], seed: int
 ) -> tuple[Int[np.ndarray, "*shape"], Bool[np.ndarray, "*shape"]]:
     """Labels, each replaced with probability `share` by another one of `into`, any alike; and which of them are."""

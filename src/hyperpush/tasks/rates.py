@@ -93,7 +93,7 @@ def l2_rates(
     )
 
 
-def few_matter(
+def sparse_examples(
     clients: int, examples: int, features: int, relevant: int, seed: int
 ) -> tuple[Float[np.ndarray, "clients m d"], Float[np.ndarray, "clients m"]]:
     """Normal inputs and labels that only the first `relevant` of them decide, y ~ Bernoulli(σ(3 aᵀθ/√relevant)).

@@ -248,7 +248,7 @@ def few_shot_accuracy(
     return jax.vmap(one)(support, query)
 
 
-def prepared(images: Float[np.ndarray, "m h w *c"], side: int) -> Float[np.ndarray, "m d"]:
+def shrink_images(images: Float[np.ndarray, "m h w *c"], side: int) -> Float[np.ndarray, "m d"]:
     """Images shrunk to `side` × `side` by means of blocks, then each shifted and scaled by itself: mean 0, variance 1.
 
     Nothing is learnt from other images, so nothing has to be shared for it.

@@ -5,11 +5,8 @@ sizes, TrackedHGP with its defaults. Estimators that go back through SGP are com
 derivative of SGP's expected step, all others with the closed form.
 """
 
-from pydantic import Field
-
 from hyperpush.runs.config import Config
-from hyperpush.runs.experiment import Experiment, defer
-from hyperpush.studies.options import Count, Positive, Precision, Several
+from hyperpush.studies.options import Count, Positive, Precision, Seed, Several, option, study
 
 NETWORKS = ("random-directed", "k-out", "one-peer-exponential", "static-undirected", "directed-ring")
 
@@ -17,30 +14,27 @@ NETWORKS = ("random-directed", "k-out", "one-peer-exponential", "static-undirect
 class Estimators(Config):
     """Options of the comparison of estimators."""
 
-    sizes: tuple[tuple[Several, Several], ...] = Field(
-        default=((3, 6), (50, 100)), min_length=1, description="Pairs of a number of clients and of parameters."
+    sizes: tuple[tuple[Several, Several], ...] = option(
+        ((3, 6), (50, 100)), "Pairs of a number of clients and of parameters.", min_length=1
     )
-    networks: tuple[str, ...] = Field(default=NETWORKS, min_length=1, description="Names of networks.")
-    out_links: Count = Field(default=3, description="Links of each client on k-out graphs, where there are as many.")
-    examples: Count = Field(default=100, description="Training examples per client, and as many for validation.")
-    hyper: Positive = Field(default=0.01, description="Every client's L2 rate on each parameter.")
-    pushes: tuple[Count, ...] = Field(
-        default=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000), description="HGP's grid: pushes per order."
+    networks: tuple[str, ...] = option(NETWORKS, "Names of networks.", min_length=1)
+    out_links: Count = option(3, "Links of each client on k-out graphs, where there are as many.")
+    examples: Count = option(100, "Training examples per client, and as many for validation.")
+    hyper: Positive = option(0.01, "Every client's L2 rate on each parameter.")
+    pushes: tuple[Count, ...] = option(
+        (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000), "HGP's grid: pushes per order."
     )
-    steps: tuple[Positive, ...] = Field(
-        default=(0.5, 1.0, 1.5), description="HGP's grid: step sizes, in units of 1/λ_max of the mean Hessian."
+    steps: tuple[Positive, ...] = option(
+        (0.5, 1.0, 1.5), "HGP's grid: step sizes, in units of 1/λ_max of the mean Hessian."
     )
-    order: Count = Field(default=150, description="Largest order of HGP and of the one-machine estimators.")
-    tolerance: Positive = Field(default=1e-8, description="Where tracked HGP may end.")
-    recurrent: int = Field(default=1000, ge=0, description="Rounds of the estimators that go back through SGP.")
-    recurrent_step: Positive = Field(default=0.5, description="Their step size, in units of 1/λ_max.")
-    seed: int = Field(default=0, ge=0, description="Decides the data, the networks and every draw.")
+    order: Count = option(150, "Largest order of HGP and of the one-machine estimators.")
+    tolerance: Positive = option(1e-8, "Where tracked HGP may end.")
+    recurrent: int = option(1000, "Rounds of the estimators that go back through SGP.", ge=0)
+    recurrent_step: Positive = option(0.5, "Their step size, in units of 1/λ_max.")
+    seed: Seed = option(0, "Decides the data, the networks and every draw.")
     precision: Precision = "float64"
 
 
-EXPERIMENT = Experiment(
-    "estimators",
-    "Every hypergradient estimator on several networks, by rounds and by floats sent.",
-    Estimators,
-    defer("hyperpush.studies.estimators.study:run"),
+EXPERIMENT = study(
+    "estimators", "Every hypergradient estimator on several networks, by rounds and by floats sent.", Estimators
 )

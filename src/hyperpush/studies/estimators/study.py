@@ -29,7 +29,7 @@ def run(config: Estimators, run: Run) -> dict[str, Any]:
         for clients, width in config.sizes:
             comparison = Comparison(config, clients, width)
             for name in config.networks:
-                found = comparison.on(name)
+                found = comparison.curves_on(name)
                 for curve in found:
                     run.record(**curve)
                 curves += found
@@ -61,38 +61,39 @@ class Comparison:
         self.key = jax.random.key(config.seed)
         self.least: int | None = None  # orders that HGP takes with exact averages
 
-    def on(self, name: str) -> list[Row]:
+    def curves_on(self, name: str) -> list[Row]:
         """The curves of all estimators that the network allows."""
         config, known = self.config, hp.hypergradients
         options = {"k": min(config.out_links, self.clients - 1)} if name == "k-out" else {}
         network = hp.networks.by_name(name, self.clients, config.seed, **options)
-        curves = self.grid(network, "push") + ([] if network.directed else self.grid(network, "gossip"))
-        curves += [
-            self.tracked(network),
-            self.recorded(network, known.ImplicitCG(min(config.order, 2 * self.width)), "ImplicitCG", self.implied),
-            self.recorded(network, known.ImplicitNeumann(config.order, self.unit), "HGP", current_value),
+        curves = self.grid_curves(network, "push") + ([] if network.directed else self.grid_curves(network, "gossip"))
+        cases: list[tuple[HypergradientEstimator, str, Any, np.ndarray]] = [
+            (hp.TrackedHGP(tolerance=config.tolerance), "TrackedHGP", self.implied_value_and_pushes, self.truth),
+            (known.ImplicitCG(min(config.order, 2 * self.width)), "ImplicitCG", self.implied_value, self.truth),
+            (known.ImplicitNeumann(config.order, self.unit), "HGP", current_value, self.truth),
         ]
-        if not config.recurrent or not network.two_way():
-            return curves
-        step = config.recurrent_step * self.unit
-        estimators: list[tuple[HypergradientEstimator, Any]] = [
-            (known.DirectedRB(config.recurrent, step), current_value),
-            (known.VRHGP(config.recurrent, step), lambda state, ctx: state.back.value),
-        ]
-        if not network.directed:
-            estimators.append((known.ExactRB(config.recurrent, step), current_value))
-        if self.clients * self.width * config.recurrent <= TAPE:
-            itd = known.ITDBackward(hp.SGP(config.recurrent, step))
-            estimators.append((itd, lambda state, ctx: state.kept.value))
-        target = oracles.recurrent(*self.point, network, step, known.DirectedRB(1, step).variant)
-        for estimator, reader in estimators:
-            curves.append(self.recorded(network, estimator, type(estimator).__name__, reader, target))
-        return curves
+        if config.recurrent and network.two_way():
+            rounds, step = config.recurrent, config.recurrent_step * self.unit
+            target = oracles.recurrent(*self.point, network, step, known.DirectedRB(1, step).variant)
+            cases += [
+                (known.DirectedRB(rounds, step), "DirectedRB", current_value, target),
+                (known.VRHGP(rounds, step), "VRHGP", lambda state, ctx: state.back.value, target),
+            ]
+            if not network.directed:
+                cases.append((known.ExactRB(rounds, step), "ExactRB", current_value, target))
+            if self.clients * self.width * rounds <= TAPE:
+                itd = known.ITDBackward(hp.SGP(rounds, step))
+                cases.append((itd, "ITDBackward", lambda state, ctx: state.kept.value, target))
+        return curves + [self.recorded_curve(network, *case) for case in cases]
 
-    def implied(self, state: Any, ctx: Any) -> Any:
+    def implied_value(self, state: Any, ctx: Any) -> Any:
         """−B_i q: the hypergradient that a solution q implies (these outer costs do not see the hypers)."""
         batch, q = everything(ctx.data.train), state.q.reshape(-1)
         return -self.task.problem.jacobian_product(state.params, state.hyper, batch, q)
+
+    def implied_value_and_pushes(self, state: Any, ctx: Any) -> Any:
+        """The same, and how many pushes TrackedHGP chose."""
+        return self.implied_value(state, ctx), state.pushes
 
     def curve(self, method: str, network: Network, rounds: Any, floats: Any, values: Any, truth: Any, **more: Any):
         """One curve of the result; `values` has the records on axis 0."""
@@ -112,42 +113,33 @@ class Comparison:
             "relative_error": errors[:end].tolist(),
         }
 
-    def recorded(
-        self, network: Network, estimator: HypergradientEstimator, loop: str, reader: Any, truth: Any = None
+    def recorded_curve(
+        self, network: Network, estimator: HypergradientEstimator, loop: str, reader: Any, truth: np.ndarray
     ) -> Row:
         """The curve of an estimator whose loop is recorded; what came before it is counted, too."""
         found = run_recorded(self.task, estimator, network, self.key, {loop: reader})
-        clock, truth = found.clocks[loop], self.truth if truth is None else truth
-        name, values = type(estimator).__name__, found.history[loop]
-        if not isinstance(values, tuple):
-            return self.curve(name, network, clock.rounds, clock.floats, values, truth)
-        return self.curve(name, network, clock.rounds, clock.floats, values[0], truth, pushes=int(values[1][0, 0]))
+        clock, values, more = found.clocks[loop], found.history[loop], {}
+        if isinstance(values, tuple):
+            values, more = values[0], {"pushes": int(values[1][0, 0])}
+        return self.curve(type(estimator).__name__, network, clock.rounds, clock.floats, values, truth, **more)
 
-    def tracked(self, network: Network) -> Row:
-        """TrackedHGP with its defaults but for the tolerance; votes and the search for settings are counted."""
-
-        def reader(state: Any, ctx: Any) -> Any:
-            return self.implied(state, ctx), state.pushes
-
-        return self.recorded(network, hp.TrackedHGP(tolerance=self.config.tolerance), "TrackedHGP", reader)
-
-    def grid(self, network: Network, averaging: Literal["push", "gossip"]) -> list[Row]:
+    def grid_curves(self, network: Network, averaging: Literal["push", "gossip"]) -> list[Row]:
         """HGP's grid of pushes and step sizes.
 
         Once some point of the grid has come below 1e-4, numbers of pushes that would cost more even if their averages
         were exact are left out.
         """
         if self.least is None:
-            self.least = min(orders_until(curve, REACHED[0]) for curve in self.row(network, 1, "exact"))
+            self.least = min(orders_until(curve, REACHED[0]) for curve in self.curves_with(network, 1, "exact"))
         found, best = [], None
         for pushes in self.config.pushes:
             if best is not None and pushes * self.least * self.width >= best:
                 break
-            found += self.row(network, pushes, averaging)
+            found += self.curves_with(network, pushes, averaging)
             best = min((cost for curve in found if (cost := reached(curve, REACHED[0])) is not None), default=None)
         return found
 
-    def row(self, network: Network, pushes: int, by: Literal["push", "gossip", "exact"]) -> list[Row]:
+    def curves_with(self, network: Network, pushes: int, by: Literal["push", "gossip", "exact"]) -> list[Row]:
         """HGP with all step sizes of the grid and one number of pushes."""
 
         @jax.jit

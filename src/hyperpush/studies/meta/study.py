@@ -27,8 +27,8 @@ from hyperpush.tasks.representation import (
     few_shot_accuracy,
     fit_head,
     misfit,
-    prepared,
     representation,
+    shrink_images,
 )
 
 
@@ -105,7 +105,9 @@ def draw_images(config: Meta) -> Drawn:
         "new_classes": new.tolist(),
         "training_images_per_client": config.tasks * ways * each,
     }
-    return Drawn(prepared(found.inputs, config.side), found.labels, known, np.stack(training), new_tasks, described)
+    return Drawn(
+        shrink_images(found.inputs, config.side), found.labels, known, np.stack(training), new_tasks, described
+    )
 
 
 def benchmark(config: Meta, drawn: Drawn) -> Benchmark:

@@ -9,32 +9,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hyperpush.runs.experiment import Experiment, defer
 from hyperpush.studies.common.config import Comparison
-from hyperpush.studies.options import Count, Positive
+from hyperpush.studies.options import Count, Positive, option, study
 
 
 class Tune(Comparison):
     """Options of the comparison on tuning tasks."""
 
-    task: Literal["cleaning", "class-weights", "l2"] = Field(default="cleaning", description="What is tuned.")
-    data: Literal["auto", "mnist", "digits", "a9a", "synthetic"] = Field(
-        default="auto",
-        description="a9a or synthetic for l2, mnist or digits otherwise; auto: the first if HYPERPUSH_DATA has it.",
+    task: Literal["cleaning", "class-weights", "l2"] = option("cleaning", "What is tuned.")
+    data: Literal["auto", "mnist", "digits", "a9a", "synthetic"] = option(
+        "auto", "a9a or synthetic for l2, mnist or digits otherwise; auto: the first if HYPERPUSH_DATA has it."
     )
-    examples: Count | None = Field(default=None, description="Training examples of a client; by task if not set.")
-    validation: Count | None = Field(default=None, description="Validation examples of a client; by task if not set.")
-    corrupted: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.3,
-        description="Share of training labels that are wrong; with class-weights, all those are of every third class.",
+    examples: Count | None = option(None, "Training examples of a client; by task if not set.")
+    validation: Count | None = option(None, "Validation examples of a client; by task if not set.")
+    corrupted: Annotated[float, Field(ge=0, lt=1)] = option(
+        0.3, "Share of training labels that are wrong; with class-weights, all those are of every third class."
     )
-    l2: Positive = Field(default=3e-4, description="L2 rate of the weighted classifiers.")
-    test: Count = Field(default=2000, description="Test examples, at most.")
+    l2: Positive = option(3e-4, "L2 rate of the weighted classifiers.")
+    test: Count = option(2000, "Test examples, at most.")
 
 
-EXPERIMENT = Experiment(
-    "tune",
-    "Tuning of weights or L2 rates by every bilevel algorithm, with and without privacy.",
-    Tune,
-    defer("hyperpush.studies.tune.study:run"),
-)
+EXPERIMENT = study("tune", "Tuning of weights or L2 rates by every bilevel algorithm, with and without privacy.", Tune)

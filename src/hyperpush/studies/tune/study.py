@@ -21,7 +21,7 @@ from hyperpush.studies.common.private_runs import run_privately, tell
 from hyperpush.studies.data.sources import available, load
 from hyperpush.studies.tune.config import Tune
 from hyperpush.tasks import rates
-from hyperpush.tasks.cleaning import Labelled, accuracy, cleaning, constants, corrupted, unit_rows
+from hyperpush.tasks.cleaning import Labelled, accuracy, cleaning, constants, corrupt_labels, unit_rows
 
 FEW = 10  # features of the synthetic data that decide the label
 FEATURES = 60
@@ -102,7 +102,7 @@ def read_examples(config: Tune) -> Examples:
     each = train + validation
     if name == "synthetic":
         total = each + -(-config.test // config.clients)
-        inputs, labels = rates.few_matter(config.clients, total, FEATURES, FEW, config.seed)
+        inputs, labels = rates.sparse_examples(config.clients, total, FEATURES, FEW, config.seed)
         inputs, classes = unit_rows(inputs), 2
         test = Labelled(inputs[:, each:].reshape(-1, inputs.shape[-1]), labels[:, each:].reshape(-1))
         note = f"synthetic: {FEATURES} features of which {FEW} matter"
@@ -168,7 +168,7 @@ def prepare_weights(config: Tune, data: Examples) -> Prepared:
     """A weight for every example or every class; the references train on everything and on what is clean."""
     n, m = data.train.labels.shape
     into = range(data.classes) if config.task == "cleaning" else range(0, data.classes, THIRD)
-    given, wrong = corrupted(np.asarray(data.train.labels), config.corrupted, into, config.seed)
+    given, wrong = corrupt_labels(np.asarray(data.train.labels), config.corrupted, into, config.seed)
     test = Labelled(*map(jnp.asarray, data.test))
 
     def right(params):
