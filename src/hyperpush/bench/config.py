@@ -24,13 +24,9 @@ class Memory(Config):
     examples: Count = option(32, "Training images per client, and validation images.")
     model: ModelName = "emnist"
     methods: tuple[Estimated, ...] = option(
-        ("hgp", "tracked", "automatic"),
-        "HGP; TrackedHGP with given settings and one kept change; TrackedHGP as it is by default.",
-        min_length=1,
+        ("hgp", "tracked", "automatic"), "HGP; TrackedHGP with given settings; with its defaults.", min_length=1
     )
-    batches: tuple[Annotated[int, Field(ge=0)], ...] = option(
-        (1, 0), "Numbers of clients computed at a time; 0 for all at once.", min_length=1
-    )
+    batches: tuple[Annotated[int, Field(ge=0)], ...] = option((1, 0), "Clients at a time; 0: all.", min_length=1)
     steps: Count = option(2, "HGP's order, and TrackedHGP's steps with given settings.")
     pushes: Count = option(2, "Push-sum steps per order of HGP.")
     automatic_steps: Count = option(10, "TrackedHGP's steps, at most, as it is by default.")
@@ -43,11 +39,7 @@ class Rounds(Config):
     clients: tuple[Several, ...] = option((3, 100, 1000), "Numbers of clients to compare at.")
     widths: tuple[Several, ...] = option((6, 1000), "Numbers of parameters to compare at.")
     pushes: tuple[Count, ...] = option((1, 10), "Push-sum steps per order of HGP.")
-    examples: tuple[Count, ...] = option(
-        (10, 100),
-        "Training examples per client; widths above 100 and the growth take the first number only.",
-        min_length=1,
-    )
+    examples: tuple[Count, ...] = option((10, 100), "Examples per client; above width 100 the first.", min_length=1)
     growth_clients: tuple[Annotated[int, Field(ge=12)], ...] = option(
         (100, 1_000, 10_000, 100_000), "Numbers of clients on k-out graphs, from few to many."
     )

@@ -11,6 +11,7 @@ Count = Annotated[int, Field(ge=1)]
 Several = Annotated[int, Field(ge=2)]
 Seed = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+Portion = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["float32", "float64"]
 
 

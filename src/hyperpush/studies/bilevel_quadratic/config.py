@@ -14,10 +14,8 @@ class BilevelQuadratic(Config):
     network: str = option("ring", "Name of the network; it has to be undirected.")
     methods: tuple[str, ...] = option((), "Which to run, by their first word; all if left out.")
     iterations: Count = option(1000, "Iterations of methods that end at a point at constant steps.")
-    steps: tuple[Positive, ...] = option(
-        (0.1, 0.03, 0.01), "Constant steps of methods that are as far off as their steps are large."
-    )
-    passes: Positive = option(40, "Their iterations, times the step: how often they could forget where they started.")
+    steps: tuple[Positive, ...] = option((0.1, 0.03, 0.01), "Constant steps of methods whose error grows with them.")
+    passes: Positive = option(40, "Their iterations, times the step.")
     falling: Count = option(100_000, "Iterations of the same methods with falling steps.")
     outer_steps: Count = option(40, "Outer steps of the methods that solve the inner problem first.")
     seed: Seed = option(0, "Decides the problem and every draw.")

@@ -33,9 +33,7 @@ class Meta(Comparison):
     outer: tuple[Positive, ...] = option(
         (0.3, 1.0, 3.0), "Outer steps to try; rates of the joint classifier too.", min_length=1
     )
-    inner: tuple[Positive, ...] = option(
-        (0.3, 1.0), "Inner steps to try, in units of 1/λ_max of a client's Hessian.", min_length=1
-    )
+    inner: tuple[Positive, ...] = option((0.3, 1.0), "Inner steps, in units of 1/λ_max of a Hessian.", min_length=1)
 
 
 EXPERIMENT = study(

@@ -31,12 +31,8 @@ class Estimation(Config):
 
     method: str = option("HGP", "Name of the estimator, or module:Class.")
     order: Count = option(200, "Order M of the series; steps or rounds of the other methods.")
-    pushes: Count | None = option(
-        None, "Averaging steps S per order: 10 for HGP, found by TrackedHGP itself, if left out."
-    )
-    step: Positive | None = option(
-        None, "Step size, SGP's last rate for methods that reverse SGP; 0.5, or TrackedHGP's own, if left out."
-    )
+    pushes: Count | None = option(None, "Pushes S per order; if left out, 10 for HGP and TrackedHGP's own choice.")
+    step: Positive | None = option(None, "Step size: SGP's last rate where SGP is reversed; if left out, 0.5.")
     batch: Count | None = option(None, "Mini-batch size; all examples if left out.")
     averaging: Literal["push", "gossip", "exact"] = option("push", "How HGP averages.")
     keep_mass: bool = option(False, "Whether HGP keeps push-sum's weights between orders.")
@@ -60,9 +56,7 @@ class Stopping(Config):
 
     patience: Count | None = option(None, "Outer steps without a better mean metric before the end; never if left out.")
     metric: str = option("outer-cost", "outer-cost, or your own module:function of (params, hyper, batch).")
-    data: str | None = option(
-        None, "Its examples: module:function of (clients, seed); those of the outer cost if left out."
-    )
+    data: str | None = option(None, "module:function of (clients, seed); the outer cost's examples if left out.")
     mode: Literal["min", "max"] = option("min", "Which metric is better.")
     rounds: Count = option(30, "Pushes to average it.")
     weighted: bool = option(False, "Whether clients count by their number of examples.")

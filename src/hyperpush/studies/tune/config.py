@@ -5,12 +5,10 @@ Three tasks: weights of training examples of which some have wrong labels (`clea
 differentially private decentralized stochastic bilevel optimization", on their kinds of data.
 """
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from hyperpush.studies.common.config import Comparison
-from hyperpush.studies.options import Count, Positive, option, study
+from hyperpush.studies.options import Count, Portion, Positive, option, study
 
 
 class Tune(Comparison):
@@ -18,13 +16,11 @@ class Tune(Comparison):
 
     task: Literal["cleaning", "class-weights", "l2"] = option("cleaning", "What is tuned.")
     data: Literal["auto", "mnist", "digits", "a9a", "synthetic"] = option(
-        "auto", "a9a or synthetic for l2, mnist or digits otherwise; auto: the first if HYPERPUSH_DATA has it."
+        "auto", "a9a or synthetic for l2, else mnist or digits; auto: the first if it is there."
     )
     examples: Count | None = option(None, "Training examples of a client; by task if not set.")
     validation: Count | None = option(None, "Validation examples of a client; by task if not set.")
-    corrupted: Annotated[float, Field(ge=0, lt=1)] = option(
-        0.3, "Share of training labels that are wrong; with class-weights, all those are of every third class."
-    )
+    corrupted: Portion = option(0.3, "Share of wrong training labels; in class-weights they name every third class.")
     l2: Positive = option(3e-4, "L2 rate of the weighted classifiers.")
     test: Count = option(2000, "Test examples, at most.")
 

@@ -19,17 +19,13 @@ class VRStudy(Config):
     """Options of the study; the defaults are the paper's setting as far as it is told."""
 
     clients: Several = option(3, "Number of clients.")
-    data: Literal["auto", "mnist", "digits"] = option(
-        "auto", "Images: MNIST in $HYPERPUSH_DATA/mnist, scikit-learn's digits; auto: what is there."
-    )
-    examples: Count = option(100, "Training examples per client, and as many for validation; fewer if images run out.")
+    data: Literal["auto", "mnist", "digits"] = option("auto", "auto: MNIST if HYPERPUSH_DATA has it, else digits.")
+    examples: Count = option(100, "Training examples per client, and as many for validation, if there are as many.")
     hyper: Positive = option(0.1, "Every client's L2 rate on each parameter.")
     network: Literal["random-undirected", "random-directed"] = option(
         "random-undirected", "Whether both directions of a link are up together."
     )
-    probability: tuple[Share, Share] = option(
-        (0.4, 0.8), "Range from which each link's probability of being up is drawn."
-    )
+    probability: tuple[Share, Share] = option((0.4, 0.8), "Range of the links' probabilities of being up.")
     inner_steps: Count = option(500, "Steps of stochastic gradient push to the inner solution.")
     step: Positive = option(0.5, "Its rate, which is also the step of the estimator.")
     rounds: Count = option(500, "Rounds M of the estimator.")
