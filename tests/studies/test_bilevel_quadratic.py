@@ -33,7 +33,7 @@ def test_rows_and_curves_of_some(tmp_path):
     local, coarse, fine = rows["INTERACT"], rows["LDPDSBO, step 0.05"], rows["LDPDSBO, step 0.025"]
     assert local["fixed_point"] == "x_L"
     assert local["distance"] < 1e-6
-    # Where its fixed point is, it is that far from the minimiser, of which the result also tells.
+    # Where its fixed point is, it is that far from the minimizer, of which the result also tells.
     assert local["distance_to_global"] == pytest.approx(result["fixed_points_from_global"]["x_L"], rel=1e-6)
     assert local["distance_to_global"] > 0.1
     assert 0.4 < fine["distance"] / coarse["distance"] < 0.6

@@ -25,7 +25,7 @@ SMALL = (
 
 
 @pytest.mark.parametrize("case", ["strongly convex", "convex", "non-convex"])
-def test_costs_gradients_and_minimisers_agree(case):
+def test_costs_gradients_and_minimizers_agree(case):
     made, h = stream(case, 5, 1), 1e-5
     x = np.array([0.3, -0.8])
     differences = [(made.cost(x + h * unit) - made.cost(x - h * unit)) / (2 * h) for unit in np.eye(SIZE)]

@@ -17,7 +17,7 @@ from hyperpush.runs.run import execute
 from hyperpush.studies.data.sources import available
 from hyperpush.studies.registry import experiments
 from hyperpush.studies.tune.study import area, own_weights, refit
-from hyperpush.tasks.cleaning import Labelled, cleaning, unit_rows
+from hyperpush.tasks.cleaning import Labeled, cleaning, unit_rows
 
 D, C, M, L2 = 3, 4, 6, 0.05
 
@@ -41,7 +41,7 @@ def test_a_refit_is_the_common_minimizer(slots):
     generator = np.random.default_rng(0)
     inputs = unit_rows(generator.normal(size=(2, M, D - 1)))
     labels, hypers = generator.integers(0, C, (2, M)), generator.normal(size=(2, M))
-    part = Labelled(inputs, labels)
+    part = Labeled(inputs, labels)
     made = cleaning(part, part, C, slots, L2)
     found = np.asarray(refit(made, jnp.asarray(hypers)))
     weights = 1 / (1 + np.exp(-hypers))

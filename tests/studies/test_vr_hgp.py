@@ -57,11 +57,11 @@ def test_the_result_says_what_was_done(study):
 
 
 def test_clients_own_different_images_of_two_digits(tmp_path, monkeypatch):
-    """200 plain images in MNIST's files, the k-th of grey k and digit k mod 10: all 40 of two digits are used once."""
+    """200 plain images in MNIST's files, the k-th of gray k and digit k mod 10: all 40 of two digits are used once."""
     monkeypatch.setenv("HYPERPUSH_DATA", str(tmp_path))
     (tmp_path / "mnist").mkdir()
-    greys, (height, width) = np.arange(200, dtype=np.uint8), (28, 28)
-    images, labels = np.repeat(greys, height * width).tobytes(), (greys % 10).tobytes()
+    grays, (height, width) = np.arange(200, dtype=np.uint8), (28, 28)
+    images, labels = np.repeat(grays, height * width).tobytes(), (grays % 10).tobytes()
     for name, head, body in (
         ("train-images-idx3-ubyte.gz", (0x803, 200, height, width), images),
         ("train-labels-idx1-ubyte.gz", (0x801, 200), labels),
@@ -78,7 +78,7 @@ def test_clients_own_different_images_of_two_digits(tmp_path, monkeypatch):
     assert training.mean() == pytest.approx(0, abs=1e-6)
     assert training.std() == pytest.approx(1, abs=1e-6)
     order = np.argsort(inputs[..., 0].ravel())
-    used = greys[np.isin(greys % 10, drawn["digits"])]
+    used = grays[np.isin(grays % 10, drawn["digits"])]
     slope, offset = np.polyfit(used, inputs[..., 0].ravel()[order], 1)
     np.testing.assert_allclose(inputs[..., 0].ravel()[order], slope * used + offset, atol=1e-5)
     np.testing.assert_array_equal(targets.ravel()[order], used % 10 == drawn["digits"][1])

@@ -76,7 +76,7 @@ def one_task(seed=3, each=6):
 
 
 @pytest.mark.usefixtures("float64")
-def test_heads_of_new_tasks_minimise_their_cost():
+def test_heads_of_new_tasks_minimize_their_cost():
     hyper, weight, bias, inputs, labels = one_task()
     support = Examples(jnp.asarray(inputs), jnp.asarray(labels), jnp.zeros(len(labels), int))
     phi, wanted = phi_of(weight, bias, inputs)[0], np.eye(WAYS)[labels]

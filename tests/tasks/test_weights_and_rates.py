@@ -9,14 +9,14 @@ from wide import float64  # noqa: F401  (a fixture)
 
 from hyperpush.errors import InvalidInput
 from hyperpush.tasks import rates
-from hyperpush.tasks.cleaning import Labelled, Slotted, accuracy, cleaning, constants, corrupt_labels, unit_rows
+from hyperpush.tasks.cleaning import Labeled, Slotted, accuracy, cleaning, constants, corrupt_labels, unit_rows
 
 D, C, M, L2 = 3, 4, 6, 0.05
 
 
 def weights_problem():
     """The costs of the task with weights, whatever the data."""
-    one = Labelled(np.zeros((1, 1, D)), np.zeros((1, 1), int))
+    one = Labeled(np.zeros((1, 1, D)), np.zeros((1, 1), int))
     return cleaning(one, one, C, np.zeros((1, 1), int), L2).problem
 
 
@@ -48,11 +48,11 @@ def test_derivatives_of_weighted_costs():
     np.testing.assert_allclose(problem.hessian_product(*at, jnp.asarray(vector)), hessian, atol=1e-12)
     jacobian = weights * (1 - weights) * np.einsum("mdc,dc->m", each, vector) / M
     np.testing.assert_allclose(problem.jacobian_product(*at, jnp.asarray(vector)), jacobian, atol=1e-12)
-    outer = problem.outer_gradients(*at[:2], Labelled(*batch[:2]))
+    outer = problem.outer_gradients(*at[:2], Labeled(*batch[:2]))
     np.testing.assert_allclose(outer[0], each.mean(0), atol=1e-12)
     np.testing.assert_array_equal(outer[1], 0)
     chosen = np.mean(np.argmax(inputs @ params, 1) == labels)
-    assert accuracy(at[0], Labelled(*batch[:2])) == pytest.approx(chosen)
+    assert accuracy(at[0], Labeled(*batch[:2])) == pytest.approx(chosen)
 
 
 @pytest.mark.usefixtures("float64")

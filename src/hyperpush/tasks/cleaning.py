@@ -23,7 +23,7 @@ from hyperpush.problem import L2
 from hyperpush.task import Task, per_example
 
 
-class Labelled(NamedTuple):
+class Labeled(NamedTuple):
     """Examples: inputs of ℓ2 norm at most 1, and labels."""
 
     inputs: Float[Array | np.ndarray, "*clients m d"]
@@ -38,7 +38,7 @@ class Slotted(NamedTuple):
     slots: Int[Array, "*clients m"]
 
 
-def losses(params: Float[Array, "d c"], hyper: Float[Array, " s"], batch: Labelled | Slotted) -> Float[Array, " m"]:
+def losses(params: Float[Array, "d c"], hyper: Float[Array, " s"], batch: Labeled | Slotted) -> Float[Array, " m"]:
     """Softmax cross-entropy of each example, whatever the hypers are."""
     return optax.softmax_cross_entropy_with_integer_labels(batch.inputs @ params, batch.labels)
 
@@ -48,12 +48,12 @@ def weighted_losses(params: Float[Array, "d c"], hyper: Float[Array, " s"], batc
     return jax.nn.sigmoid(hyper[batch.slots]) * losses(params, hyper, batch)
 
 
-def own_weighted_losses(params: Float[Array, "d c"], hyper: Float[Array, " m"], batch: Labelled) -> Float[Array, " m"]:
+def own_weighted_losses(params: Float[Array, "d c"], hyper: Float[Array, " m"], batch: Labeled) -> Float[Array, " m"]:
     """The same where every example has a weight of its own, and the hypers of a batch are those of its examples."""
     return jax.nn.sigmoid(hyper) * losses(params, hyper, batch)
 
 
-def accuracy(params: Float[Array, "d c"], batch: Labelled) -> Float[Array, ""]:
+def accuracy(params: Float[Array, "d c"], batch: Labeled) -> Float[Array, ""]:
     """The share of examples whose label has the highest score."""
     return jnp.mean(jnp.argmax(batch.inputs @ params, axis=1) == batch.labels)
 
@@ -86,8 +86,8 @@ def corrupt_labels(
 
 
 def cleaning(
-    train: Labelled,
-    validation: Labelled,
+    train: Labeled,
+    validation: Labeled,
     classes: int,
     slots: Int[np.ndarray, "clients m"] | None = None,
     l2: float = 1e-3,
@@ -115,8 +115,8 @@ def cleaning(
     Example:
         >>> import numpy as np
         >>> import hyperpush as hp
-        >>> from hyperpush.tasks.cleaning import Labelled
-        >>> part = Labelled(np.eye(4)[None].repeat(3, 0), np.array([[0, 1, 0, 1]] * 3))
+        >>> from hyperpush.tasks.cleaning import Labeled
+        >>> part = Labeled(np.eye(4)[None].repeat(3, 0), np.array([[0, 1, 0, 1]] * 3))
         >>> hp.tasks.cleaning(part, part, classes=2)
         Task(3 clients, 8 params each; train 4, validation 4 examples; the outer level fits 'validation')
     """
@@ -124,7 +124,7 @@ def cleaning(
     if slots is not None and slots.shape != train.labels.shape:
         raise InvalidInput("slots", slots.shape, f"one per training example, {train.labels.shape}")
     inputs, labels, dtype = jnp.asarray(train.inputs), jnp.asarray(train.labels), jnp.zeros(()).dtype
-    data = Labelled(inputs, labels) if slots is None else Slotted(inputs, labels, jnp.asarray(slots))
+    data = Labeled(inputs, labels) if slots is None else Slotted(inputs, labels, jnp.asarray(slots))
     return Task(
         inner=own_weighted_losses if slots is None else weighted_losses,
         penalty=L2(l2),
@@ -132,7 +132,7 @@ def cleaning(
         params=jnp.zeros((features, classes), dtype),
         hypers=per_example(data) if slots is None else jnp.zeros(int(slots.max()) + 1, dtype),
         train=data,
-        validation=Labelled(*map(jnp.asarray, validation)),
+        validation=Labeled(*map(jnp.asarray, validation)),
         common=common,
     )
 

@@ -208,7 +208,7 @@ def fit_head(
     """The head of one task: argmin of misfit on the support + ½·rate·‖head‖².
 
     Accelerated gradient steps (Nesterov 2004), as the curvature is at most the mean of c·‖φ‖² + rate (`curvature`).
-    No matrix is factorised: with jaxlib 0.10 two batches of LAPACK calls at once can wait for each other for ever on
+    No matrix is factorized: with jaxlib 0.10 two batches of LAPACK calls at once can wait for each other for ever on
     two cores.
     """
     phi = features(hyper, support.inputs)
@@ -251,7 +251,7 @@ def few_shot_accuracy(
 def shrink_images(images: Float[np.ndarray, "m h w *c"], side: int) -> Float[np.ndarray, "m d"]:
     """Images shrunk to `side` × `side` by means of blocks, then each shifted and scaled by itself: mean 0, variance 1.
 
-    Nothing is learnt from other images, so nothing has to be shared for it.
+    Nothing is learned from other images, so nothing has to be shared for it.
     """
     check_integer("side", side, minimum=1, maximum=min(images.shape[1:3]))
     block = [size // side for size in images.shape[1:3]]

@@ -21,7 +21,7 @@ from hyperpush.studies.common.private_runs import run_privately, tell
 from hyperpush.studies.data.sources import available, load
 from hyperpush.studies.tune.config import Tune
 from hyperpush.tasks import rates
-from hyperpush.tasks.cleaning import Labelled, accuracy, cleaning, constants, corrupt_labels, unit_rows
+from hyperpush.tasks.cleaning import Labeled, accuracy, cleaning, constants, corrupt_labels, unit_rows
 
 FEW = 10  # features of the synthetic data that decide the label
 FEATURES = 60
@@ -37,9 +37,9 @@ class Examples(NamedTuple):
 
     name: str
     note: str
-    train: Labelled
-    validation: Labelled
-    test: Labelled  # without a client axis
+    train: Labeled
+    validation: Labeled
+    test: Labeled  # without a client axis
     classes: int
 
 
@@ -104,7 +104,7 @@ def read_examples(config: Tune) -> Examples:
         total = each + -(-config.test // config.clients)
         inputs, labels = rates.sparse_examples(config.clients, total, FEATURES, FEW, config.seed)
         inputs, classes = unit_rows(inputs), 2
-        test = Labelled(inputs[:, each:].reshape(-1, inputs.shape[-1]), labels[:, each:].reshape(-1))
+        test = Labeled(inputs[:, each:].reshape(-1, inputs.shape[-1]), labels[:, each:].reshape(-1))
         note = f"synthetic: {FEATURES} features of which {FEW} matter"
     else:
         parts = [load(name, part) for part in ("train", "test")]
@@ -117,9 +117,9 @@ def read_examples(config: Tune) -> Examples:
             part.rows(generator.permutation(len(part.labels))[:count])
             for part, count in zip(parts, (wanted, config.test), strict=True)
         ]
-        dealt, test = (Labelled(flat_rows(name, part.inputs), part.labels) for part in drawn)
+        dealt, test = (Labeled(flat_rows(name, part.inputs), part.labels) for part in drawn)
         inputs, labels = (a.reshape(config.clients, each, *a.shape[1:]) for a in dealt)
-    own, held = (Labelled(inputs[:, part], labels[:, part]) for part in (slice(train), slice(train, each)))
+    own, held = (Labeled(inputs[:, part], labels[:, part]) for part in (slice(train), slice(train, each)))
     return Examples(name, note, own, held, test, classes)
 
 
@@ -169,7 +169,7 @@ def prepare_weights(config: Tune, data: Examples) -> Prepared:
     n, m = data.train.labels.shape
     into = range(data.classes) if config.task == "cleaning" else range(0, data.classes, THIRD)
     given, wrong = corrupt_labels(np.asarray(data.train.labels), config.corrupted, into, config.seed)
-    test = Labelled(*map(jnp.asarray, data.test))
+    test = Labeled(*map(jnp.asarray, data.test))
 
     def right(params):
         return accuracy(params, test)
@@ -179,7 +179,7 @@ def prepare_weights(config: Tune, data: Examples) -> Prepared:
 
     def benchmark(slots: Int[np.ndarray, "clients m"] | None, common: bool) -> Benchmark:
         """With weights in these slots, or of every example's own (None)."""
-        task = cleaning(Labelled(data.train.inputs, given), data.validation, data.classes, slots, config.l2, common)
+        task = cleaning(Labeled(data.train.inputs, given), data.validation, data.classes, slots, config.l2, common)
 
         def auc(hypers):
             by_class = slots is given

@@ -83,7 +83,7 @@ def run(config: VRStudy, run: Run) -> dict[str, Any]:
 
 
 def two_digits(config: VRStudy) -> tuple[hp.Task, dict[str, Any]]:
-    """Logistic regression between two digits on each image's mean grey and a constant, and what was drawn for it."""
+    """Logistic regression between two digits on each image's mean gray and a constant, and what was drawn for it."""
     name = config.data if config.data != "auto" else "mnist" if available("mnist", "train") else "digits"
     found, generator = load(name, "all" if name == "digits" else "train"), np.random.default_rng(config.seed)
     pair = generator.choice(10, 2, replace=False)
@@ -92,10 +92,10 @@ def two_digits(config: VRStudy) -> tuple[hp.Task, dict[str, Any]]:
     if each == 0:
         raise InvalidInput("clients", config.clients, f"at most {len(rows) // 2}, half the images of {pair.tolist()}")
     rows = rows[: 2 * each * config.clients].reshape(config.clients, 2 * each)
-    grey = found.inputs[rows].mean(axis=(2, 3), dtype=np.float64)
-    grey = (grey - grey[:, :each].mean()) / grey[:, :each].std()
+    gray = found.inputs[rows].mean(axis=(2, 3), dtype=np.float64)
+    gray = (gray - gray[:, :each].mean()) / gray[:, :each].std()
     dtype = jnp.zeros(()).dtype
-    inputs = jnp.asarray(np.stack([grey, np.ones_like(grey)], -1), dtype)
+    inputs = jnp.asarray(np.stack([gray, np.ones_like(gray)], -1), dtype)
     labels = jnp.asarray(found.labels[rows] == pair[1], dtype)
     train, validation = ((inputs[:, part], labels[:, part]) for part in (slice(each), slice(each, None)))
     hypers = jnp.full(2, config.hyper, dtype)
