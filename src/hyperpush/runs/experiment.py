@@ -3,9 +3,14 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal
 
 from pydantic import BaseModel
+
+from hyperpush.errors import InvalidInput
+
+EXTRAS = {"matplotlib": "figures", "pooch": "studies", "sklearn": "studies"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,17 @@ def defer(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
 
     def call(*arguments: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*arguments)
+        return getattr(import_with_extras(module), name)(*arguments)
 
     return call
+
+
+def import_with_extras(module: str) -> ModuleType:
+    """A module that may need packages which only an extra installs; a missing one is one line that names it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise InvalidInput(package, "not installed", f"pip install hyperpush[{EXTRAS[package]}]") from None
