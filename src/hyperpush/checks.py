@@ -101,7 +101,8 @@ def require(module: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise
-        raise InvalidInput(error.name, "not installed", f"the extra {extra}: pip install 'hyperpush[{extra}]'") from None
+        allowed = f"the extra {extra}: pip install 'hyperpush[{extra}]'"
+        raise InvalidInput(error.name, "not installed", allowed) from None
 
 
 def check_arguments(

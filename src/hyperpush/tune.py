@@ -1,7 +1,7 @@
 """The verb `tune`: try many numbers of a method in one compiled program, and choose on data that nothing fits."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import Algorithm, BilevelState
 from hyperpush.algorithms.stopping import check_choice
@@ -22,7 +22,7 @@ from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.method import Configured, Method
 from hyperpush.networks import Network
 from hyperpush.problem import Cost
-from hyperpush.programs import Recipe, program_of
+from hyperpush.programs import Data, Recipe, program_of
 from hyperpush.results import table
 from hyperpush.task import Task
 from hyperpush.verbs import check_call, known_links, last_point
@@ -90,6 +90,9 @@ def tune(
     Settings that differ in numbers only (step sizes, learning rates, L2 rates) run side by side in one compiled
     program; lengths, batch sizes and other structure compile once each. Every setting sees the same random draws.
 
+    **Use it** for numbers that no gradient reaches, such as step sizes. **Avoid it** for many hyperparameters: a grid
+    grows with their number as a power, and a bilevel method takes them as `hypers`.
+
     Args:
         task: One client's costs and start, and all clients' data.
         method: The inner solver or algorithm whose options vary.
@@ -106,7 +109,16 @@ def tune(
         A `Tuning` with `best`, `rows` and `to_pandas()`.
 
     Raises:
-        InvalidInput: An option does not exist, a value is out of range, or the data set must not decide.
+        InvalidInput: An option does not exist, a value is out of range, the data set must not decide, or every setting
+            diverged.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
+        >>> values = {"step_size": [0.01, 0.3]}
+        >>> found = hp.tune(task, hp.SGP(20, 0.1), network, key=0, over=values, on="validation")
+        >>> found.best.step_size, len(found.rows)
+        (0.01, 2)
     """
     if isinstance(method, HypergradientEstimator):
         allowed = "an inner solver or a bilevel algorithm, whose runs can be scored"
@@ -122,18 +134,17 @@ def tune(
     if metric is not None:
         task.check_metric("metric", metric, on)
     settings = _grid(method, over)
-    score = _scorer(task, network, kind, on, task.problem.outer if metric is None else metric)
     keys = jax.random.split(key, seeds) if seeds > 1 else jnp.expand_dims(key, 0)
-    found = _scores(settings, network, score, keys, task)
+    found = _scores([each for _, each in settings], network, task, on, metric or task.problem.outer, keys)
+    # A mean over seeds is NaN or infinite as soon as one of them diverged.
     rows = tuple(
         Row(values, float(own.mean()) if np.all(np.isfinite(own)) else float("nan"), own)
         for (values, _), own in zip(settings, found, strict=True)
     )
     best = _best(rows, mode)
     if not np.isfinite(best.score):
-        raise InvalidInput(
-            "over", f"{len(rows)} settings, all of which diverged", "smaller step sizes among the values"
-        )
+        given = f"{len(rows)} settings, all of which diverged"
+        raise InvalidInput("over", given, "smaller step sizes among the values")
     return Tuning(next(each for values, each in settings if values is best.values), rows, on, mode)
 
 
@@ -151,13 +162,13 @@ def _grid(method: Method, over: Mapping[str, Sequence[Any]]) -> list[tuple[dict[
             raise InvalidInput("over", name, "dotted names of options, such as inner.step_size")
         if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray) or not len(values):
             raise InvalidInput(f"over.{name}", values, "a list of at least one value")
-    made = []
+    settings = []
     for chosen in itertools.product(*over.values()):
         values, changed = dict(zip(over, chosen, strict=True)), method
         for name, value in values.items():
             changed = with_option(changed, name, value, f"over.{name}")
-        made.append((values, changed))
-    return made
+        settings.append((values, changed))
+    return settings
 
 
 def with_option(method: Any, name: str, value: Any, field: str) -> Any:
@@ -171,60 +182,57 @@ def with_option(method: Any, name: str, value: Any, field: str) -> Any:
     return method.with_options(**{first: value})
 
 
-def _scorer(task: Task, network: Network, kind: type, on: str, metric: Cost) -> Callable[..., Any]:
-    """score(recipe, key): the mean metric over clients of one run."""
-
-    def score(recipe: Recipe, states: PyTree, data: PyTree, key: PRNGKeyArray) -> Float[Array, ""]:
-        found, _ = evaluate(recipe, network, states, data, key)
-        problem = recipe.parts[1]
-
-        def own(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, ""]:
-            return problem.measure(metric, params, hyper, everything(examples))
-
-        return jnp.mean(jax.vmap(own)(found.params, found.hyper, data.sets[on]))
-
-    return score
-
-
 def _scores(
-    settings: Sequence[tuple[dict[str, Any], Any]], network: Network, score: Callable[..., Any], keys: Array, task: Task
+    methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array
 ) -> list[Float[np.ndarray, " seeds"]]:
-    """Every setting's score for every key; settings of one structure in one compiled program."""
-    found: list[Any] = [None] * len(settings)
+    """Every method's score for every key; methods of one structure in one compiled program."""
+    recipes = [program_of(each.on(network), task.problem).traceable() for each in methods]
+    numbers, rest = zip(*(eqx.partition(recipe, eqx.is_array) for recipe in recipes), strict=True)
     groups: dict[Any, list[int]] = {}
-    recipes = [program_of(each.on(network), task.problem).traceable() for _, each in settings]
-    for place, recipe in enumerate(recipes):
-        structure = jax.tree.structure(eqx.filter(recipe, eqx.is_array)), eqx.filter(recipe, eqx.is_array, inverse=True)
-        groups.setdefault(structure, []).append(place)
+    for place in range(len(methods)):
+        groups.setdefault((jax.tree.structure(numbers[place]), rest[place]), []).append(place)
     size = sum(leaf.size for leaf in jax.tree.leaves(task.params))
+    found: dict[int, Any] = {}
     for places in groups.values():
-        numbers = [eqx.filter(recipes[place], eqx.is_array) for place in places]
-        stacked = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *numbers)
-        rest = eqx.filter(recipes[places[0]], eqx.is_array, inverse=True)
-        states = _states(settings[places[0]][1], network, task)
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(numbers[place] for place in places))
+        states = _first_states(methods[places[0]], network, task)
         at_once = max(1, min(len(places) * len(keys), LARGE // max(size, 1)))
-        values = _run_group(score, rest, stacked, states, task.data, keys, at_once)
-        for place, own in zip(places, np.asarray(values, np.float64), strict=True):
-            found[place] = own
-    return found
+        scores = _run_group(stacked, rest[places[0]], network, states, task.data, keys, on, metric, at_once)
+        found |= dict(zip(places, np.asarray(scores, np.float64), strict=True))
+    return [found[place] for place in range(len(methods))]
 
 
 @eqx.filter_jit
 def _run_group(
-    score: Callable[..., Any], rest: Any, stacked: Any, states: PyTree, data: PyTree, keys: Array, at_once: int
+    stacked: Recipe,
+    rest: Recipe,
+    network: Network,
+    states: PyTree,
+    data: Data,
+    keys: Array,
+    on: str,
+    metric: Cost,
+    at_once: int,
 ) -> Float[Array, "settings seeds"]:
+    """The mean metric over clients of every setting (`stacked` holds their numbers) with every key."""
+
+    def score(place: Int[Array, ""]) -> Float[Array, ""]:
+        recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], stacked), rest)
+        found, _ = evaluate(recipe, network, states, data, keys[place % len(keys)])
+        problem = recipe.parts[1]
+
+        def of_client(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, ""]:
+            return problem.measure(metric, params, hyper, everything(examples))
+
+        return jnp.mean(jax.vmap(of_client)(found.params, found.hyper, data.sets[on]))
+
     settings = jax.tree.leaves(stacked)[0].shape[0]
-
-    def one(place: Array) -> Float[Array, ""]:
-        numbers = jax.tree.map(lambda leaf: leaf[place // len(keys)], stacked)
-        return score(eqx.combine(numbers, rest), states, data, keys[place % len(keys)])
-
-    found = jax.lax.map(one, jnp.arange(settings * len(keys)), batch_size=at_once)
+    found = jax.lax.map(score, jnp.arange(settings * len(keys)), batch_size=at_once)
     return found.reshape(settings, len(keys))
 
 
-def _states(method: Any, network: Network, task: Task) -> PyTree:
-    if isinstance(method, InnerSolver):
+def _first_states(method: Method, network: Network, task: Task) -> InnerState | BilevelState:
+    if not isinstance(method, Algorithm):
         return InnerState(task.params, task.hypers)
     links = known_links(method, network, last_point(task, network), task)
     return BilevelState(task.params, task.hypers, links, jnp.full(task.clients, method.steps, jnp.int32))

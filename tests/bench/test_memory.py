@@ -5,7 +5,8 @@ import json
 import pytest
 
 from hyperpush.bench import BENCHES
-from hyperpush.bench.memory import Memory, prepare
+from hyperpush.bench.config import Memory
+from hyperpush.bench.memory import prepare
 from hyperpush.errors import InvalidInput
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute

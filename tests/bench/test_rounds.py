@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from hyperpush.bench import BENCHES, growth, loop, simulated, timing
-from hyperpush.bench.rounds import Rounds, require_same
+from hyperpush.bench import BENCHES, loop, rounds, timing
+from hyperpush.bench.config import Rounds
+from hyperpush.bench.rounds import growth_rows, require_same
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.networks import RandomDirected
 from hyperpush.runs.config import load_config
@@ -27,7 +28,7 @@ def task():
 @pytest.mark.parametrize(("method", "options"), [("sgp", (0.3,)), ("hgp", (1, 0.3)), ("hgp", (4, 0.3))])
 def test_engine_and_loop_compute_the_same(task, method, options):
     arguments = (task, RandomDirected(CLIENTS), jax.random.key(3), *options)
-    ours, theirs = (getattr(side, method)(*arguments)(ROUNDS) for side in (simulated, loop))
+    ours, theirs = (getattr(side, method)(*arguments)(ROUNDS) for side in (rounds, loop))
     assert np.linalg.norm(theirs) > 0.01
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
@@ -72,7 +73,7 @@ def test_peak_memory_is_that_of_the_task():
 
 
 def test_growth_is_the_slope_between_sizes():
-    first, second = growth.rows((10, 100), [(1e-6, 101.0), (1e-4, 103.0)], 102.0)
+    first, second = growth_rows((10, 100), [(1e-6, 101.0), (1e-4, 103.0)], 102.0)
     assert first == {
         "clients": 10,
         "microseconds": pytest.approx(1),
@@ -81,7 +82,7 @@ def test_growth_is_the_slope_between_sizes():
         "exponent": None,
     }
     assert (second["peak_megabytes"], second["exponent"]) == (1, pytest.approx(2))
-    assert growth.rows((10,), [(1.0, None)], None)[0]["peak_megabytes"] is None
+    assert growth_rows((10,), [(1.0, None)], None)[0]["peak_megabytes"] is None
 
 
 def test_the_benchmark_runs_and_reports(tmp_path):

@@ -7,7 +7,8 @@ import sys
 import jax
 import pytest
 
-from hyperpush.bench.scale import Scale, prepare, take_part
+from hyperpush.bench.config import Scale
+from hyperpush.bench.scale import prepare, take_part
 from hyperpush.cli import app as cli
 from hyperpush.engines.planning import Planner
 from hyperpush.errors import InvalidInput

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hyperpush.bench import BENCHES
-from hyperpush.bench.training import Training
+from hyperpush.bench.config import Training
 from hyperpush.errors import InvalidInput
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute

@@ -6,7 +6,8 @@ from hyperpush.errors import InvalidInput
 from hyperpush.registry import registered
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
-from hyperpush.studies.bilevel_quadratic import BilevelQuadratic, algorithms
+from hyperpush.studies.bilevel_quadratic.config import BilevelQuadratic
+from hyperpush.studies.bilevel_quadratic.study import algorithms
 from hyperpush.studies.registry import experiments
 
 
@@ -16,7 +17,9 @@ def test_every_declared_algorithm_takes_part():
     assert agreeing == set(registered("algorithms")) - {"PDBO"}
     assert {type(algorithm).__name__ for _, algorithm in made} == agreeing
     assert all(label.replace(",", "").split()[0] == type(algorithm).__name__ for label, algorithm in made)
-    estimators = [type(algorithm.hypergradient).__name__ for label, algorithm in made if label.startswith("CDBO +")]
+    estimators = [
+        type(algorithm.options()["hypergradient"]).__name__ for label, algorithm in made if label.startswith("CDBO +")
+    ]
     assert estimators == ["HGP", "TrackedHGP"]
     assert len({label for label, _ in made}) == len(made)
 
@@ -30,7 +33,7 @@ def test_rows_and_curves_of_some(tmp_path):
     local, coarse, fine = rows["INTERACT"], rows["LDPDSBO, step 0.05"], rows["LDPDSBO, step 0.025"]
     assert local["fixed_point"] == "x_L"
     assert local["distance"] < 1e-6
-    # Where its fixed point is, it is that far from the minimiser, of which the result also tells.
+    # Where its fixed point is, it is that far from the minimizer, of which the result also tells.
     assert local["distance_to_global"] == pytest.approx(result["fixed_points_from_global"]["x_L"], rel=1e-6)
     assert local["distance_to_global"] > 0.1
     assert 0.4 < fine["distance"] / coarse["distance"] < 0.6

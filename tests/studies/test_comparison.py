@@ -13,32 +13,25 @@ import hyperpush as hp
 from hyperpush.errors import InvalidInput
 from hyperpush.registry import registered
 from hyperpush.runs.config import validate
-from hyperpush.studies.comparison import (
-    Benchmark,
-    Comparison,
-    Privacy,
-    algorithms,
-    compare,
-    costs_of_privacy,
-    names,
-    private_key,
-    privately,
-    tell,
-    too_large,
-)
+from hyperpush.runs.run import Run
+from hyperpush.studies.common.comparison import Benchmark, compare, method_names, rows_apart, too_large
+from hyperpush.studies.common.config import Comparison, Privacy
+from hyperpush.studies.common.methods import NESTED, single_loop, single_loops
+from hyperpush.studies.common.private_runs import costs_of_privacy, private_key, run_privately, tell
 from hyperpush.tasks.quadratic import outer_fixed_points, quadratic
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 N, D, H = 3, 4, 3
-KEYED = ("LDPDSBO", "PDBO + HGP", "PDBO + TrackedHGP")
+KEYED = ("LDPDSBO", *NESTED)
 
 
-class Noted:
+class Noted(Run):
     """A run that keeps what it is told."""
 
     def __init__(self):
-        self.records = []
+        self.records, self.said = [], []
+        self.console = SimpleNamespace(print=lambda text, **_: self.said.append(text))
 
     @contextmanager
     def progress(self, label, total):
@@ -54,22 +47,25 @@ def on():
     task = task.at(hypers=jnp.zeros_like(task.hypers))
     point = outer_fixed_points(task.train, task.validation)["x_G"]
 
-    def measure(params, hypers):
-        cost = jnp.mean(jax.vmap(task.problem.outer_cost)(params, hypers, task.validation))
-        return {"outer_cost": cost, "distance": jnp.max(jnp.linalg.norm(hypers - point, axis=-1))}
+    def distance(hypers):
+        return float(np.max(np.linalg.norm(np.asarray(hypers) - point, axis=-1)))
 
-    return Benchmark(task, measure)
+    return Benchmark(task, of_hypers={"distance": distance})
 
 
 def test_every_declared_algorithm_takes_part():
     config = Comparison()
     nested = {"PDBO", "CDBO", "CDBOLocal"}  # they are made of a solver and an estimator
-    assert set(algorithms(config)) == set(registered("algorithms")) - nested
-    made = {name: make(0.1, 0.1) for name, make in algorithms(config).items()}
-    assert all(type(algorithm).__name__ == name for name, algorithm in made.items())
-    assert names(config) == [*made, "PDBO + HGP", "PDBO + TrackedHGP"]
+    assert set(single_loops()) == set(registered("algorithms")) - nested
+    for name in single_loops():
+        method = single_loop(config, name, 0.1, 0.2)
+        assert type(method).__name__ == name
+        assert method.steps == (30 if name.startswith("FedBiO") else 150)
+        if name != "LDPDSBO":  # which has steps by variable
+            assert (method.options()["outer_step_size"], method.options()["inner_step_size"]) == (0.1, 0.2)
+    assert method_names(config) == [*single_loops(), "PDBO + HGP", "PDBO + TrackedHGP"]
     with pytest.raises(InvalidInput, match=r"methods.*MADBSO.*MADSBO"):
-        names(Comparison(methods=("MADBSO",)))
+        method_names(Comparison(methods=("MADBSO",)))
 
 
 def test_the_best_finite_setting_is_chosen(on):
@@ -77,7 +73,7 @@ def test_the_best_finite_setting_is_chosen(on):
     config = Comparison(
         clients=N,
         methods=("TTSA", "LDPDSBO", "PDBO + TrackedHGP"),
-        iterations=203,
+        iterations=205,
         outer=(0.05, 1e-4),
         inner=(0.15, 1e12),
         points=5,
@@ -93,31 +89,38 @@ def test_the_best_finite_setting_is_chosen(on):
         assert (row["settings_tried"], row["settings_diverged"]) == (4, 2)
         assert row["settings"]["inner_step"] == 0.15
     start = np.linalg.norm(on.measure(on.task.params, on.task.hypers)["distance"])
-    single, private_form, alternating = found
+    private_form, single, alternating = found
     assert single.row["settings"]["outer_step"] == 0.05
     assert single.row["distance"] < 1e-3 * start
     # Constant steps leave an error of their order to the other two.
     assert private_form.row["distance"] < 0.4 * start
     assert alternating.row["distance"] < 0.4 * start
-    # Settings side by side give what one run by itself gives, with what that one counts.
-    alone = hp.solve(on.task, algorithms(config)["TTSA"](0.05, 0.15), network, key=0)
-    np.testing.assert_allclose(single.hypers, alone.hypers, rtol=1e-9)
-    np.testing.assert_allclose(single.params, alone.params, rtol=1e-9)
+    # It is what one run by itself gives, with what that one counts.
+    alone = hp.solve(on.task, single_loop(config, "TTSA", 0.05, 0.15), network, key=0)
+    assert single.solution is not None
+    np.testing.assert_allclose(single.solution.hypers, alone.hypers, rtol=1e-9)
+    np.testing.assert_allclose(single.solution.params, alone.params, rtol=1e-9)
     assert (single.row["floats_per_client"], single.row["rounds"]) == (alone.costs.floats, alone.costs.rounds)
     # x, y and z in every round.
-    assert (private_form.row["floats_per_client"], private_form.row["rounds"]) == (203 * (H + 2 * D), 203)
-    # 203 = 5 × 40 + 3: the last point is the end.
+    assert (private_form.row["floats_per_client"], private_form.row["rounds"]) == (205 * (H + 2 * D), 205)
     assert single.curve is not None
-    assert single.curve["iterations"] == [0, 40, 80, 120, 160, 200, 203]
+    assert single.curve["iterations"] == [0, 41, 82, 123, 164, 205]
     assert single.curve["outer_cost"][0] == pytest.approx(
         float(on.measure(on.task.params, on.task.hypers)["outer_cost"])
     )
     assert single.curve["floats_per_client"][-1] == alone.costs.floats
-    private = privately(config.model_copy(update={"privacy": Privacy()}), run, network, found, on)
+    private = run_privately(config.model_copy(update={"privacy": Privacy()}), run, network, found, on)
     assert [row["method"] for row in private] == list(rows)
     assert all(row["reason"].startswith("n/a") and "epsilon" not in row for row in private)
-    assert "second derivatives" in private[1]["reason"]
-    assert privately(config, run, network, found, on) == []
+    assert "second derivatives" in private[0]["reason"]
+    assert run_privately(config, run, network, found, on) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "points", "every"), [(150, 15, 10), (30, 15, 2), (203, 5, 29), (7, 15, 1), (13, 5, 1)]
+)
+def test_the_last_point_of_a_curve_is_the_end(steps, points, every):
+    assert rows_apart(steps, points) == every
 
 
 def test_a_method_that_always_diverges_has_a_row(on):
@@ -133,7 +136,7 @@ def test_a_method_that_cannot_use_the_network_is_named_before_any_runs(on):
     with pytest.raises(InvalidInput, match=r"network.*SPDB"):
         compare(Comparison(clients=N, methods=("TTSA", "SPDB")), run, network, on)
     assert run.records == []
-    assert names(Comparison(methods=("TTSA", "PDBO + HGP")), network) == ["TTSA", "PDBO + HGP"]
+    assert method_names(Comparison(methods=("TTSA", "PDBO + HGP")), network) == ["TTSA", "PDBO + HGP"]
 
 
 def test_no_two_private_runs_share_a_key():
@@ -142,8 +145,8 @@ def test_no_two_private_runs_share_a_key():
 
 
 def test_the_sentence_says_what_noise_and_what_settings_cost():
-    said = []
-    run = SimpleNamespace(console=SimpleNamespace(print=lambda text, **_: said.append(text)))
+    run = Noted()
+    said = run.said
     row = {"method": "A", "claimed": 1.0, "delta": 1e-5, "accuracy": 0.7}
     row |= costs_of_privacy({"accuracy": 0.9}, {"accuracy": 0.85}, row)
     halted = {"method": "B", "claimed": 1.0, "delta": 0.0, "accuracy": 0.7}
@@ -161,12 +164,9 @@ def test_the_sentence_says_what_noise_and_what_settings_cost():
 def test_large_matrices_are_left_out(on):
     # 4 × 4 in GBDSBO, 3 × 4 in DSBO-JHIP.
     reasons = {
-        most: [too_large(Comparison(most=most), name, on.task) for name in registered("algorithms")]
-        for most in (11, 12, 16)
+        most: [too_large(Comparison(most=most), name, on.task) for name in single_loops()] for most in (11, 12, 16)
     }
-    left_out = {
-        most: {n for n, r in zip(registered("algorithms"), found, strict=True) if r} for most, found in reasons.items()
-    }
+    left_out = {most: {n for n, r in zip(single_loops(), found, strict=True) if r} for most, found in reasons.items()}
     assert left_out == {11: {"DSBOJHIP", "GBDSBO"}, 12: {"GBDSBO"}, 16: set()}
     assert "16 numbers" in next(reason for reason in reasons[12] if reason)
 

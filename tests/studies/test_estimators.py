@@ -7,7 +7,7 @@ import hyperpush as hp
 from hyperpush.runs import saved
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
-from hyperpush.studies.estimators import reached
+from hyperpush.studies.estimators.study import reached
 from hyperpush.studies.registry import experiments
 
 SMALL = (

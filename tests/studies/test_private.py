@@ -8,7 +8,7 @@ import pytest
 from hyperpush.privacy import ASSUMPTION
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
-from hyperpush.studies.private import SIZE, constants_of, errors, problem_of, samples, slope, stream
+from hyperpush.studies.private.streams import SIZE, constants_of, errors, problem_of, samples, slope, stream
 from hyperpush.studies.registry import experiments
 
 SMALL = (
@@ -25,7 +25,7 @@ SMALL = (
 
 
 @pytest.mark.parametrize("case", ["strongly convex", "convex", "non-convex"])
-def test_costs_gradients_and_minimisers_agree(case):
+def test_costs_gradients_and_minimizers_agree(case):
     made, h = stream(case, 5, 1), 1e-5
     x = np.array([0.3, -0.8])
     differences = [(made.cost(x + h * unit) - made.cost(x - h * unit)) / (2 * h) for unit in np.eye(SIZE)]

@@ -1,18 +1,18 @@
 """A convolutional network on random images, with scales of the logits as hypers: what large benchmarks work on."""
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hyperpush import processes
+from hyperpush.bench.config import ModelName
 from hyperpush.starts import per_client
 from hyperpush.studies.models import cnn
 from hyperpush.task import Task
 from hyperpush.tasks import clients as loaded
 
-ModelName = Literal["emnist", "influence"]
 MODELS = {"emnist": cnn.EMNIST, "influence": cnn.INFLUENCE}
 L2 = 0.001
 

@@ -1,40 +1,21 @@
-"""How much memory the hyper-gradient of a large model takes, all clients on one machine."""
+"""How much memory the hypergradient of a large model takes, all clients on one machine."""
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from time import perf_counter
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import Field
+import jax
+from jaxtyping import PyTree
 
-from hyperpush.runs.config import Config
-from hyperpush.runs.experiment import Experiment
+import hyperpush as hp
+from hyperpush.bench.config import Estimated, Memory
+from hyperpush.bench.images import images
+from hyperpush.bench.timing import in_new_process, machine, peak_megabytes, show
+from hyperpush.engines.layout import one_client
+from hyperpush.programs import HypergradientState, Scope, traced
+from hyperpush.runs.run import Run
 
-Method = Literal["hgp", "tracked", "automatic"]
 STEP_SIZE = 0.01  # where it is given
-
-
-class Memory(Config):
-    """Options of the benchmark of memory."""
-
-    clients: int = Field(default=20, ge=2, description="Number of clients.")
-    examples: int = Field(default=32, ge=1, description="Training images per client, and validation images.")
-    model: Literal["emnist", "influence"] = Field(
-        default="emnist", description="A convolutional network of 2,278,334 parameters, or one of 13,750."
-    )
-    methods: tuple[Method, ...] = Field(
-        default=("hgp", "tracked", "automatic"),
-        min_length=1,
-        description="HGP; TrackedHGP with given settings and one kept change; TrackedHGP as it is by default.",
-    )
-    batches: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default=(1, 0), min_length=1, description="Numbers of clients computed at a time; 0 for all at once."
-    )
-    steps: int = Field(default=2, ge=1, description="HGP's order, and TrackedHGP's steps with given settings.")
-    pushes: int = Field(default=2, ge=1, description="Push-sum steps per order of HGP.")
-    automatic_steps: int = Field(default=10, ge=1, description="TrackedHGP's steps, at most, as it is by default.")
-    seed: int = Field(default=0, ge=0, description="Decides the model, the images and the network.")
 
 
 class Case(NamedTuple):
@@ -42,31 +23,24 @@ class Case(NamedTuple):
 
     parameters: int  # of each client
     numbers: int  # in the state of each client
-    estimate: Callable[[], Any]
+    estimate: Callable[[], hp.Estimate]
 
 
-def run_memory(config: Memory, run: Any) -> dict[str, Any]:
+def run(config: Memory, run: Run) -> dict[str, Any]:
     """Measure every method with every batch."""
-    from hyperpush.bench.timing import machine
-
     where, rows = machine(), []
     with run.progress("memory", len(config.methods) * len(config.batches)) as bar:
         for method in config.methods:
             for batch in config.batches:
-                # In a fresh process nothing that ran before has left memory behind.
-                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-                    rows.append(process.submit(measure, config, method, batch).result())
+                rows.append(in_new_process(measure, config, method, batch))
                 run.record(**rows[-1])
                 bar.advance()
-    columns = [name.replace("megabytes", "MB").replace("_", " ") for name in rows[0]]
-    run.table(f"{config.clients} clients, {config.model}", columns, [list(row.values()) for row in rows])
+    show(run, f"{config.clients} clients, {config.model}", rows)
     return {"memory": rows, "machine": where}
 
 
-def measure(config: Memory, method: Method, batch: int) -> dict[str, Any]:
+def measure(config: Memory, method: Estimated, batch: int) -> dict[str, Any]:
     """What the states of all clients take, the most that was resident from start to end, and the time once compiled."""
-    from hyperpush.bench.timing import peak_megabytes
-
     row: dict[str, Any] = {"method": method, "batch": batch}
 
     def everything() -> None:
@@ -85,15 +59,8 @@ def measure(config: Memory, method: Method, batch: int) -> dict[str, Any]:
     return row
 
 
-def prepare(config: Memory, method: Method, batch: int | None) -> Case:
+def prepare(config: Memory, method: Estimated, batch: int | None) -> Case:
     """The hypergradient by scales of the logits, one for each class and client, on random images."""
-    import jax
-
-    import hyperpush as hp
-    from hyperpush.bench.images import images
-    from hyperpush.engines.layout import one_client
-    from hyperpush.programs import HypergradientState, Scope, traced
-
     task = images(config.model, config.clients, config.seed, config.examples)
     network = hp.networks.RandomDirected(config.clients, seed=config.seed)
     estimator = {
@@ -102,7 +69,7 @@ def prepare(config: Memory, method: Method, batch: int | None) -> Case:
         "automatic": hp.TrackedHGP(config.automatic_steps),
     }[method]
 
-    def estimate():
+    def estimate() -> hp.Estimate:
         engine = hp.Simulate(clients_per_batch=batch)
         done = hp.hypergradient(task, estimator, network, key=config.seed, engine=engine)
         jax.block_until_ready(done.value)
@@ -112,13 +79,9 @@ def prepare(config: Memory, method: Method, batch: int | None) -> Case:
     assert isinstance(program, Scope)
     start = HypergradientState(task.params, task.hypers, task.hypers)
     state, _ = traced(program.enter, config.clients, *one_client((task.data, start)))
-    return Case(_numbers(one_client(task.params)), _numbers(state), estimate)
+    return Case(count(one_client(task.params)), count(state), estimate)
 
 
-def _numbers(tree: Any) -> int:
-    import jax
-
+def count(tree: PyTree) -> int:
+    """The numbers in a pytree."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-BENCH = Experiment("memory", "Memory of the hyper-gradient of a large model.", Memory, run_memory)

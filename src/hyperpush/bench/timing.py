@@ -3,13 +3,18 @@
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from math import ceil, log
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
+from hyperpush.runs.run import Run
+
+T = TypeVar("T")
 Task = Callable[[int], Any]  # does so many rounds and waits for their result
 
 _FIRST = 2
@@ -42,6 +47,19 @@ def peak_megabytes(task: Callable[[], Any]) -> float | None:
 def exponent(before: tuple[float, float], now: tuple[float, float]) -> float:
     """Of the growth of time between two (size, seconds): 1 is in proportion."""
     return log(now[1] / before[1]) / log(now[0] / before[0])
+
+
+def in_new_process(function: Callable[..., T], *arguments: Any) -> T:
+    """What a function returns in a fresh process, in which nothing that ran before has left memory behind."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
+
+
+def show(run: Run, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of the same fields as a table; nothing without rows."""
+    if rows:
+        columns = [name.replace("megabytes", "MB").replace("microseconds", "µs").replace("_", " ") for name in rows[0]]
+        run.table(title, columns, [list(row.values()) for row in rows])
 
 
 def machine() -> dict[str, Any]:

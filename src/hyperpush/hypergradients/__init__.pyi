@@ -1,3 +1,4 @@
+from . import vr_theory as vr_theory
 from .base import HypergradientEstimator as HypergradientEstimator
 from .base import HypergradientState as HypergradientState
 from .check import Check as Check

@@ -1,10 +1,25 @@
-"""Types of options that several studies have."""
+"""How a study declares itself and its options, and types of options that several studies have."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from hyperpush.runs.config import Config
+from hyperpush.runs.experiment import Experiment, defer
+
 Count = Annotated[int, Field(ge=1)]
 Several = Annotated[int, Field(ge=2)]
+Seed = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+Portion = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["float32", "float64"]
+
+
+def option(default: Any, description: str, **limits: Any) -> Any:
+    """A field of a configuration: its default, one line on what it does, and what pydantic is to check besides."""
+    return Field(default=default, description=description, **limits)
+
+
+def study(name: str, summary: str, config: type[Config]) -> Experiment:
+    """The study with these options; the module `study` beside that of the options has the function `run`."""
+    return Experiment(name, summary, config, defer(f"{config.__module__.removesuffix('config')}study:run"))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from hyperpush.checks import check_probability
@@ -23,7 +24,7 @@ from hyperpush.starts import per_example
 from hyperpush.task import Task
 
 
-class Labelled(NamedTuple):
+class Labeled(NamedTuple):
     """Examples: inputs of ℓ2 norm at most 1, and labels."""
 
     inputs: Float[Array | np.ndarray, "*clients m d"]
@@ -38,33 +39,24 @@ class Slotted(NamedTuple):
     slots: Int[Array, "*clients m"]
 
 
-def losses(params: Float[Array, "d c"], batch: Labelled | Slotted) -> Float[Array, " m"]:
-    """Softmax cross-entropy of each example."""
-    scores = batch.inputs @ params
-    own = jnp.take_along_axis(scores, batch.labels[:, None], axis=1)[:, 0]
-    return jax.nn.logsumexp(scores, axis=1) - own
-
-
-def accuracy(params: Float[Array, "d c"], batch: Labelled) -> Float[Array, ""]:
-    """The share of examples whose label has the highest score."""
-    return jnp.mean(jnp.argmax(batch.inputs @ params, axis=1) == batch.labels)
+def losses(params: Float[Array, "d c"], hyper: Float[Array, " s"], batch: Labeled | Slotted) -> Float[Array, " m"]:
+    """Softmax cross-entropy of each example, whatever the hypers are."""
+    return optax.softmax_cross_entropy_with_integer_labels(batch.inputs @ params, batch.labels)
 
 
 def weighted_losses(params: Float[Array, "d c"], hyper: Float[Array, " s"], batch: Slotted) -> Float[Array, " m"]:
     """The losses, each times its weight σ(λ)."""
-    return jax.nn.sigmoid(hyper[batch.slots]) * losses(params, batch)
+    return jax.nn.sigmoid(hyper[batch.slots]) * losses(params, hyper, batch)
 
 
-def own_weighted_losses(params: Float[Array, "d c"], hyper: Float[Array, " m"], batch: Labelled) -> Float[Array, " m"]:
+def own_weighted_losses(params: Float[Array, "d c"], hyper: Float[Array, " m"], batch: Labeled) -> Float[Array, " m"]:
     """The same where every example has a weight of its own, and the hypers of a batch are those of its examples."""
-    return jax.nn.sigmoid(hyper) * losses(params, batch)
+    return jax.nn.sigmoid(hyper) * losses(params, hyper, batch)
 
 
-def plain_losses(
-    params: Float[Array, "d c"], hyper: Float[Array, " s"], batch: Labelled | Slotted
-) -> Float[Array, " m"]:
-    """The losses without weights."""
-    return losses(params, batch)
+def accuracy(params: Float[Array, "d c"], batch: Labeled) -> Float[Array, ""]:
+    """The share of examples whose label has the highest score."""
+    return jnp.mean(jnp.argmax(batch.inputs @ params, axis=1) == batch.labels)
 
 
 def unit_rows(inputs: Float[np.ndarray, "... d"]) -> Float[np.ndarray, "... e"]:
@@ -73,7 +65,7 @@ def unit_rows(inputs: Float[np.ndarray, "... d"]) -> Float[np.ndarray, "... e"]:
     return with_one / np.linalg.norm(with_one, axis=-1, keepdims=True)
 
 
-def corrupted(
+def corrupt_labels(
     labels: Int[np.ndarray, "*shape"], share: float, into: Sequence[int], seed: int
 ) -> tuple[Int[np.ndarray, "*shape"], Bool[np.ndarray, "*shape"]]:
     """Labels, each replaced with probability `share` by another one of `into`, any alike; and which of them are."""
@@ -95,30 +87,53 @@ def corrupted(
 
 
 def cleaning(
-    train: Labelled,
-    validation: Labelled,
+    train: Labeled,
+    validation: Labeled,
     classes: int,
     slots: Int[np.ndarray, "clients m"] | None = None,
     l2: float = 1e-3,
     common: bool = False,
 ) -> Task:
-    """The task on these data, clients on axis 0; every client's weights start at σ(0) = ½, its classifier at 0.
+    """Hyper-cleaning: a linear classifier whose training examples, or groups of them, have weights to learn.
 
-    Without `slots` every training example has a weight of its own (`hp.per_example`).
+        f_i(W, λ) = mean_j σ(λ_s(j)) ℓ(W; a_j, y_j) + ½ l2 ‖W‖²,    F_i(W) = mean of ℓ on validation examples
+
+    **Use it** to find wrong labels (Franceschi, Frasconi, Salzo, Grazzi, Pontil 2018): with a clean validation set the
+    weights of wrong examples fall. Weights start at σ(0) = ½, classifiers at zero.
+
+    Args:
+        train: Inputs [clients, examples, features] and labels from 0 to classes − 1.
+        validation: The same for the outer cost; its labels should be right.
+        classes: Number of classes, at least 2.
+        slots: The place s(j) of each training example's weight among the hypers, such as its label; None gives every
+            example a weight of its own at its client (`hp.per_example`).
+        l2: Rate of the penalty, 0 or more; above 0 the classifier is unique.
+        common: Whether all clients are to agree on the weights; it requires `slots`.
+
+    Raises:
+        InvalidInput: `slots` does not have one place per training example.
+
+    Example:
+        >>> import numpy as np
+        >>> import hyperpush as hp
+        >>> from hyperpush.tasks.cleaning import Labeled
+        >>> part = Labeled(np.eye(4)[None].repeat(3, 0), np.array([[0, 1, 0, 1]] * 3))
+        >>> hp.tasks.cleaning(part, part, classes=2)
+        Task(3 clients, 8 params each; train 4, validation 4 examples; the outer level fits 'validation')
     """
     features = train.inputs.shape[-1]
     if slots is not None and slots.shape != train.labels.shape:
         raise InvalidInput("slots", slots.shape, f"one per training example, {train.labels.shape}")
     inputs, labels, dtype = jnp.asarray(train.inputs), jnp.asarray(train.labels), jnp.zeros(()).dtype
-    data = Labelled(inputs, labels) if slots is None else Slotted(inputs, labels, jnp.asarray(slots))
+    data = Labeled(inputs, labels) if slots is None else Slotted(inputs, labels, jnp.asarray(slots))
     return Task(
         inner=own_weighted_losses if slots is None else weighted_losses,
         penalty=L2(l2),
-        outer=plain_losses,
+        outer=losses,
         params=jnp.zeros((features, classes), dtype),
         hypers=per_example(data) if slots is None else jnp.zeros(int(slots.max()) + 1, dtype),
         train=data,
-        validation=Labelled(*map(jnp.asarray, validation)),
+        validation=Labeled(*map(jnp.asarray, validation)),
         common=common,
     )
 

@@ -6,7 +6,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from hyperpush.task import Task
-from hyperpush.tasks.synthetic import mixture_of_logistic
+
+COMPONENTS = 3  # classifiers that the generated clients mix
 
 
 @jax.custom_jvp
@@ -47,18 +48,38 @@ def log_l2(params, hyper):
 def logistic(
     clients: int, seed: int, *, examples: int = 100, features: int = 5, rate: float = 0.01, log_rates: bool = False
 ) -> Task:
-    """`examples` training and as many validation examples per client, inputs with a constant 1 appended.
+    """Logistic regression with an L2 rate per parameter as hypers, on generated clients that differ.
 
-    The classifier starts at zero; every client's L2 rates, one per parameter, at `rate`. The hypers are these rates, or
-    with `log_rates` their logarithms.
+        f_i(θ, λ) = mean_j ℓ(θ; a_j, y_j) + ½ Σ_k λ_k θ_k²,    F_i(θ) = mean of ℓ on validation examples
+
+    Client i mixes three shared classifiers θ_c ~ U(−1, 1) with its own proportions π_i ~ Dirichlet(0.4): for each
+    example c ~ π_i, a ~ U(−1, 1), y = [a·θ_c + N(0, 0.1²) > 0]; a constant 1 is appended to a. After Marfoq, Neglia,
+    Bellet, Kameni, Vidal 2021 (appendix I.1.5).
+
+    Args:
+        clients: Number of clients, at least 1.
+        seed: Decides the data.
+        examples: Training examples of each client, and as many for validation.
+        features: Inputs of an example; the classifier has one parameter more, and starts at zero.
+        rate: Every L2 rate at the start, above 0.
+        log_rates: Whether the hypers are the rates' logarithms, which are valid wherever an optimizer takes them.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> hp.tasks.logistic(4, seed=0, examples=20)
+        Task(4 clients, 6 params each; train 20, validation 20 examples; the outer level fits 'validation')
     """
     generator = np.random.default_rng(seed)
-    inputs, labels = mixture_of_logistic(clients, 2 * examples, generator, features=features)
-    inputs = np.concatenate([inputs, np.ones((*inputs.shape[:2], 1))], axis=2)
-    dtype = jnp.zeros(()).dtype
-    arrays = jnp.asarray(inputs, dtype), jnp.asarray(labels, dtype)
-    train = tuple(a[:, :examples] for a in arrays)
-    validation = tuple(a[:, examples:] for a in arrays)
+    classifiers = generator.uniform(-1, 1, (COMPONENTS, features))
+    proportions = generator.dirichlet(np.full(COMPONENTS, 0.4), clients)
+    inputs = generator.uniform(-1, 1, (clients, 2 * examples, features))
+    component = np.stack([generator.choice(COMPONENTS, 2 * examples, p=own) for own in proportions])
+    scores = np.einsum("nmf,nmf->nm", inputs, classifiers[component]) + generator.normal(0, 0.1, inputs.shape[:2])
+    inputs, dtype = np.concatenate([inputs, np.ones((*inputs.shape[:2], 1))], axis=2), jnp.zeros(()).dtype
+    train, validation = (
+        (jnp.asarray(inputs[:, part], dtype), jnp.asarray(scores[:, part] > 0, dtype))
+        for part in (slice(examples), slice(examples, None))
+    )
     return Task(
         inner=losses,
         penalty=log_l2 if log_rates else l2,

@@ -3,11 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 
 from hyperpush.starts import per_client
 from hyperpush.task import Task
-from hyperpush.tasks.synthetic import quadratics
 
 
 def inner(params, hyper, data):
@@ -22,11 +21,38 @@ def outer(params, hyper, data):
 
 
 def quadratic(clients: int, seed: int, *, inner_size: int = 4, hyper_size: int = 3, common: bool = False) -> Task:
-    """Random strongly convex inner costs; params and hypers start at zero and at random."""
+    """Random quadratics, strongly convex in the params and different at every client.
+
+        f_i(x, λ) = ½xᵀA_i x − b_iᵀx + λᵀC_i x,    F_i(x, λ) = ½‖D_i x − e_i‖² + ½‖λ − g_i‖²
+
+    **Use it** to try a method: solutions and hypergradients have closed forms. **Avoid it** where single examples
+    matter (mini-batches, influence, privacy): a client's costs have none.
+
+    Args:
+        clients: Number of clients, at least 1.
+        seed: Decides the costs, and the hypers to start from.
+        inner_size: Length of the params, which start at zero.
+        hyper_size: Length of the hypers, which start at random.
+        common: Whether all clients are to agree on one hyper.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> hp.tasks.quadratic(3, seed=0)
+        Task(3 clients, 4 params each; train 3, validation 3 examples; the outer level fits 'validation')
+    """
     generator = np.random.default_rng(seed)
-    first, second = quadratics(clients, inner_size, hyper_size, generator)
-    hypers = generator.normal(size=(clients, hyper_size))
-    dtype = jnp.zeros(()).dtype
+    factor = generator.normal(size=(clients, inner_size, inner_size)) / np.sqrt(inner_size)
+    first = {
+        "hessian": np.einsum("nij,nkj->nik", factor, factor) + 0.5 * np.eye(inner_size),
+        "linear": generator.normal(size=(clients, inner_size)),
+        "coupling": generator.normal(size=(clients, hyper_size, inner_size)),
+    }
+    second = {
+        "map": generator.normal(size=(clients, inner_size, inner_size)) / np.sqrt(inner_size),
+        "target": generator.normal(size=(clients, inner_size)),
+        "hyper_target": generator.normal(size=(clients, hyper_size)),
+    }
+    hypers, dtype = generator.normal(size=(clients, hyper_size)), jnp.zeros(()).dtype
     hypers, first, second = jax.tree.map(lambda a: jnp.asarray(a, dtype), (hypers, first, second))
     return Task(
         inner=inner,
@@ -39,36 +65,23 @@ def quadratic(clients: int, seed: int, *, inner_size: int = 4, hyper_size: int =
     )
 
 
-def outer_fixed_points(first: PyTree, second: PyTree) -> dict[str, np.ndarray]:
+def outer_fixed_points(first: PyTree, second: PyTree) -> dict[str, Float[np.ndarray, " hypers"]]:
     """Where algorithms with one hyper λ for all clients end, by NumPy: `x_G`, `x_L` and `x_M` (algorithms/base.py).
 
     All three are zeros of an affine function of λ: the mean over clients of λ − g_i − C_i S_i D_iᵀ(D_i y_i(λ) − e_i),
-    with y_i(λ) the common or the own inner solution and S_i the inverse of the mean or the own Hessian.
+    with y_i(λ) the common or the own inner solution, and C_i S_i of the mean or the own costs (S is H^{-1}).
     """
     first, second = (jax.tree.map(lambda a: np.asarray(a, np.float64), part) for part in (first, second))
-    hessian, coupling, maps = first["hessian"], first["coupling"], second["map"]
-    n, hypers, _ = coupling.shape
+    own = first["hessian"], first["coupling"], first["linear"][..., None]
+    mean = tuple(np.broadcast_to(part.mean(0), part.shape) for part in own)
+    maps, target = second["map"], second["target"][..., None]
 
-    def zero(common_solution: bool, common_hessian: bool) -> np.ndarray:
-        solve = np.linalg.inv(np.broadcast_to(hessian.mean(0), hessian.shape) if common_hessian else hessian)
-        if common_solution:
-            inverse = np.linalg.inv(hessian.mean(0))
-            still = np.broadcast_to(inverse @ first["linear"].mean(0), (n, hessian.shape[1]))
-            slope = np.broadcast_to(-inverse @ coupling.mean(0).T, (n, hessian.shape[1], hypers))
-        else:
-            inverse = np.linalg.inv(hessian)
-            still = np.einsum("nij,nj->ni", inverse, first["linear"])
-            slope = -inverse @ coupling.transpose(0, 2, 1)
-        if common_hessian:  # the mean of the outer gradients goes through the mean coupling
-            pull = np.einsum("nij,ni->nj", maps, np.einsum("nij,nj->ni", maps, still) - second["target"]).mean(0)
-            bend = (maps.transpose(0, 2, 1) @ maps @ slope).mean(0)
-            through = coupling.mean(0) @ solve[0]
-            constant, linear = through @ pull, through @ bend
-        else:
-            pull = np.einsum("nij,ni->nj", maps, np.einsum("nij,nj->ni", maps, still) - second["target"])
-            through = coupling @ solve
-            constant = np.einsum("nij,nj->i", through, pull) / n
-            linear = (through @ maps.transpose(0, 2, 1) @ maps @ slope).mean(0)
-        return np.linalg.solve(np.eye(hypers) - linear, second["hyper_target"].mean(0) + constant)
+    def zero(solution: tuple[np.ndarray, ...], adjoint: tuple[np.ndarray, ...]) -> np.ndarray:
+        hessian, coupling, linear = solution
+        still, slope = np.linalg.solve(hessian, linear), -np.linalg.solve(hessian, coupling.mT)  # y_i(λ) is affine
+        through = adjoint[1] @ np.linalg.inv(adjoint[0]) @ maps.mT
+        constant = (through @ (maps @ still - target)).mean(0)[:, 0]
+        bend = (through @ maps @ slope).mean(0)
+        return np.linalg.solve(np.eye(len(bend)) - bend, second["hyper_target"].mean(0) + constant)
 
-    return {"x_G": zero(True, True), "x_L": zero(False, False), "x_M": zero(True, False)}
+    return {"x_G": zero(mean, mean), "x_L": zero(own, own), "x_M": zero(mean, own)}

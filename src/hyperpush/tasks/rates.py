@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from hyperpush.privacy.sensitivity import Constants
 from hyperpush.task import Task
 from hyperpush.tasks.logistic import losses
 
+Examples = tuple[ArrayLike, ArrayLike]  # inputs and labels
 TOP = 0.2
 BEND = 10.0
 # Largest slopes: of σ and of its derivative; of tanh' ; the last two are reached at tanh² = 1/3.
@@ -51,10 +53,34 @@ def constants(clip: float, radius: float) -> Constants:
     )
 
 
-def rated(train: tuple, validation: tuple, rate: float = 1e-3, common: bool = False) -> Task:
-    """The task on (inputs, labels 0 or 1), clients on axis 0; classifiers start at 0, all rates at about `rate`."""
-    features, dtype = train[0].shape[-1], jnp.zeros(()).dtype
+def l2_rates(
+    train: tuple[ArrayLike, ArrayLike],
+    validation: tuple[ArrayLike, ArrayLike],
+    rate: float = 1e-3,
+    common: bool = False,
+) -> Task:
+    """Logistic regression with an L2 rate per feature as hypers, on your data.
+
+        f_i(w, λ) = mean_j ℓ(w; a_j, y_j) + Σ_k r(λ_k) φ(w_k),    F_i(w) = mean of ℓ on validation examples
+
+    Rate r ≤ 0.2 and penalty φ are smooth everywhere (see the module), so that a private run has valid `constants`.
+
+    Args:
+        train: Inputs [clients, examples, features], of ℓ2 norm at most 1 if runs are to be private; labels 0 or 1.
+        validation: The same for the outer cost.
+        rate: About what all rates start at, above 0 and far below 0.2. The classifiers start at zero.
+        common: Whether all clients are to agree on one rate for each feature.
+
+    Example:
+        >>> import numpy as np
+        >>> import hyperpush as hp
+        >>> part = np.eye(3)[None].repeat(2, 0), np.array([[0, 1, 1]] * 2)
+        >>> hp.tasks.l2_rates(part, part)
+        Task(2 clients, 3 params each; train 3, validation 3 examples; the outer level fits 'validation')
+    """
+    dtype = jnp.zeros(()).dtype
     own, held = (tuple(jnp.asarray(part, dtype) for part in each) for each in (train, validation))
+    features = own[0].shape[-1]
     return Task(
         inner=losses,
         penalty=penalty,
@@ -67,7 +93,7 @@ def rated(train: tuple, validation: tuple, rate: float = 1e-3, common: bool = Fa
     )
 
 
-def few_matter(
+def sparse_examples(
     clients: int, examples: int, features: int, relevant: int, seed: int
 ) -> tuple[Float[np.ndarray, "clients m d"], Float[np.ndarray, "clients m"]]:
     """Normal inputs and labels that only the first `relevant` of them decide, y ~ Bernoulli(σ(3 aᵀθ/√relevant)).

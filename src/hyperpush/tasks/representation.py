@@ -154,12 +154,33 @@ def representation(
     loss: Loss = "cross-entropy",
     common: bool = False,
 ) -> Task:
-    """Heads at zero and a random representation, the same at every client; the first `shots` of each class support.
+    """Meta-learning: a representation as hypers, and a head on top of it for every task of every client as params.
 
     The inner cost is the misfit of the heads y on the own tasks' support + ½·rate·‖y‖² over all heads, the outer cost
     the misfit on the query. A client has no examples of others' tasks: its cost pulls their heads to zero. So in the
     mean of the costs of n clients with k tasks each, n·k times the rate stands beside a task's misfit. `l2` is what
     stands there, as in `fit_head`.
+
+    Args:
+        inputs: All examples, one row each.
+        drawn: The rows of every client's tasks, by class: [clients, tasks, ways, each], as of `draw_tasks`.
+        shots: How many of `each` are support (inner cost); the rest are query (outer cost).
+        key: Decides the representation to start from, the same at every client. Heads start at zero.
+        widths: Units of each layer, tanh after each.
+        l2: Rate of the penalty on a head, above 0.
+        loss: `"cross-entropy"` or `"squares"`.
+        common: Whether all clients are to agree on one representation.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import jax
+        >>> import numpy as np
+        >>> import hyperpush as hp
+        >>> drawn = np.arange(24).reshape(2, 2, 3, 2)  # 2 clients, 2 tasks each, 3 classes, 2 examples of each
+        >>> hp.tasks.representation(np.ones((24, 5)), drawn, shots=1, key=jax.random.key(0), common=True)
+        Task(2 clients, 204 params each; train 6, validation 6 examples; the outer level fits 'validation')
     """
     n, tasks, ways, each = drawn.shape
     check_integer("shots", shots, minimum=1, maximum=each - 1)
@@ -187,7 +208,7 @@ def fit_head(
     """The head of one task: argmin of misfit on the support + ½·rate·‖head‖².
 
     Accelerated gradient steps (Nesterov 2004), as the curvature is at most the mean of c·‖φ‖² + rate (`curvature`).
-    No matrix is factorised: with jaxlib 0.10 two batches of LAPACK calls at once can wait for each other for ever on
+    No matrix is factorized: with jaxlib 0.10 two batches of LAPACK calls at once can wait for each other for ever on
     two cores.
     """
     phi = features(hyper, support.inputs)
@@ -227,10 +248,10 @@ def few_shot_accuracy(
     return jax.vmap(one)(support, query)
 
 
-def prepared(images: Float[np.ndarray, "m h w *c"], side: int) -> Float[np.ndarray, "m d"]:
+def shrink_images(images: Float[np.ndarray, "m h w *c"], side: int) -> Float[np.ndarray, "m d"]:
     """Images shrunk to `side` × `side` by means of blocks, then each shifted and scaled by itself: mean 0, variance 1.
 
-    Nothing is learnt from other images, so nothing has to be shared for it.
+    Nothing is learned from other images, so nothing has to be shared for it.
     """
     check_integer("side", side, minimum=1, maximum=min(images.shape[1:3]))
     block = [size // side for size in images.shape[1:3]]

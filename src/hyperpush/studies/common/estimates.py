@@ -1,4 +1,4 @@
-"""Estimates at a task's params with more to see than `hp.hypergradient` shows."""
+"""What an estimator's loop computed on the way, with what had been sent by then, or as a pure function."""
 
 from typing import Any
 
@@ -15,20 +15,23 @@ from hyperpush.task import Task
 from hyperpush.verbs import known_links
 
 
-def run(
+def run_recorded(
     task: Task, method: HypergradientEstimator, network: Network, key: PRNGKeyArray, record: Recorders
 ) -> RunResult:
-    """A run with its clocks: what had been sent at every record."""
-    program, states = _prepared(task, method, network)
+    """The records by loop, with their clocks: what had been sent at every record."""
+    program, states = _prepare(task, method, network)
     return Simulate().run(program, network, states, task.data, key, record=record)
 
 
-def recorded(
+def records(
     task: Task, method: HypergradientEstimator, network: Network, key: PRNGKeyArray, record: Recorders
 ) -> dict[str, PyTree]:
-    """The records by loop, clients on axis 1, as a pure function: to be vmapped over keys, params or numbers."""
+    """The records by loop, clients on axis 1, as a pure function: to be vmapped over keys, params or numbers.
+
+    What diverges is NaN or infinite from there on.
+    """
     own = task.at()  # what a task computes in a function that is traced must not outlive it
-    program, states = _prepared(own, method, network)
+    program, states = _prepare(own, method, network)
     return evaluate(program, network, states, own.data, key, record=record)[1]
 
 
@@ -37,7 +40,7 @@ def current_value(state: Any, ctx: Context) -> PyTree:
     return state.value
 
 
-def _prepared(task: Task, method: HypergradientEstimator, network: Network) -> tuple[Recipe, HypergradientState]:
+def _prepare(task: Task, method: HypergradientEstimator, network: Network) -> tuple[Recipe, HypergradientState]:
     method = method.on(network)
     zeros = jax.tree.map(jnp.zeros_like, task.hypers)
     states = HypergradientState(task.params, task.hypers, zeros, known_links(method, network, None, task))

@@ -1,6 +1,5 @@
 """Train, estimate the hypergradient, tune, and compare the last estimate with the closed form where there is one."""
 
-import inspect
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +19,7 @@ from hyperpush.inner.base import InnerSolver
 from hyperpush.registry import find
 from hyperpush.runs.report.figures import Curve, error_curves, panels
 from hyperpush.runs.run import Run
+from hyperpush.studies.common.methods import fitting_options
 from hyperpush.studies.solve.config import Estimation, Inner, Solve
 
 STOP = "stop"  # the data set that early stopping looks at, if it is one of its own
@@ -136,14 +136,6 @@ def estimator(given: Estimation, name: str) -> HypergradientEstimator:
     step = given.step or 0.5
     required = {"pushes": 10, "step_size": step, "solver": hp.SGP(given.order, step, batch_size=given.batch)}
     return kind(**fitting_options(kind, options, required))
-
-
-def fitting_options(kind: type, options: dict[str, Any], required: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The options that a class has; where one is not set but has no default, that of `required`."""
-    parameters = inspect.signature(kind).parameters
-    found = {name: value for name, value in options.items() if name in parameters and value is not None}
-    missing = [name for name, each in parameters.items() if each.default is each.empty and name not in found]
-    return found | {name: value for name, value in (required or {}).items() if name in missing}
 
 
 def closed_form(solution: hp.Solution) -> Float[np.ndarray, " hypers"] | None:

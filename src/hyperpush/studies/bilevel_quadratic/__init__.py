@@ -1,0 +1,1 @@
+"""Every bilevel algorithm on unlike quadratics with closed forms."""

@@ -1,0 +1,28 @@
+"""Figures that several studies draw."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hyperpush.runs.report.figures import Curve, error_curves, panels
+from hyperpush.runs.run import Run
+
+
+def draw_errors(
+    run: Run,
+    name: str,
+    curves: Mapping[str, Mapping[str, Sequence[float]]],
+    error: str,
+    by: tuple[str, str],
+    y_label: str,
+    title: str = "",
+) -> None:
+    """The field `error` of labeled curves by two other fields, side by side; nothing without curves."""
+    if not curves:
+        return
+    figure, axes = panels(2)
+    for axis, x in zip(axes, by, strict=True):
+        drawn = [Curve(label, curve[x], curve[error]) for label, curve in curves.items()]
+        labels: Any = {"x_label": x.replace("_", " "), "y_label": y_label, "title": title}
+        error_curves(axis, drawn, **labels, log_x=True)
+        axis.legend(fontsize=5)
+    run.figure(name, figure)

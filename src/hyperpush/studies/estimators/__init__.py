@@ -1,0 +1,1 @@
+"""Every hypergradient estimator on one problem and several networks."""

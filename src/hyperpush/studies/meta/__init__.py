@@ -1,0 +1,1 @@
+"""Decentralized meta-learning by every bilevel algorithm."""

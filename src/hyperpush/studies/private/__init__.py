@@ -1,0 +1,1 @@
+"""LDP-DSBO on streams of quadratics: accuracy and privacy budget by round."""

@@ -1,0 +1,1 @@
+"""VR-HGP beside its theory."""
