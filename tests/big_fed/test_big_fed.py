@@ -14,7 +14,7 @@ from wide import float64  # noqa: F401
 import hyperpush as hp
 from hyperpush.big_fed.algorithm import BiGFed, message_passing
 from hyperpush.big_fed.bilinear import coefficients, loss, mean_square, model, represent
-from hyperpush.big_fed.curvature import Bend
+from hyperpush.big_fed.curvature import DampedCurvature
 from hyperpush.programs import Exchange, Sequence, Server, sendings
 from hyperpush.task import JointCost
 from hyperpush.tasks.quadratic import outer_fixed_points, quadratic
@@ -271,7 +271,7 @@ def test_only_gauss_newton_has_no_negative_eigenvalue():
 
     @jax.jit
     def blocks(at):
-        return [Bend(problem, curvature, 0.0, at, kernel, batch).blocks()[0] for curvature in CURVATURES]
+        return [DampedCurvature(problem, curvature, 0.0, at, kernel, batch).blocks()[0] for curvature in CURVATURES]
 
     (hessian, newton), (there, also) = (map(np.linalg.eigvalsh, blocks(at)) for at in (away, fitted))
     assert hessian.min() < -0.1
