@@ -17,7 +17,7 @@ from hyperpush.registry import build, kind_of, table
 CLIENTS = 4
 NETWORK = hp.networks.Ring(CLIENTS)  # every method can use it
 ENGINE = hp.Simulate()
-ENGINES = [hp.Simulate(clients_per_batch=2), hp.Shard(devices=2), hp.Threads()]
+ENGINES = [hp.Shard(devices=2, clients_per_batch=1), hp.Threads()]  # sharded and batched at once: it compiles less
 
 
 def scaled(method, factor):

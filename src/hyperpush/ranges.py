@@ -1,11 +1,12 @@
 """Types of options that say in which range a value lies: `Configured` checks it when an object is made.
 
-A range is a check in the metadata of the annotation, called with the option's name and the value. Type checkers see the
-plain type.
+A range is part of an annotation's metadata. Type checkers see the plain type.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 
@@ -13,6 +14,20 @@ from hyperpush.checks import check_integer, check_nonnegative, check_positive, c
 from hyperpush.errors import InvalidInput
 from hyperpush.method import Number
 from hyperpush.optimizers import StepSize, check_step_size, step_size_at
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a value has to be, in words and as a check that is called with the option's name and the value."""
+
+    words: str
+    check: Callable[[str, Any], Any]
+
+    def __call__(self, field: str, given: Any) -> None:
+        self.check(field, given)
+
+    def __repr__(self) -> str:  # what `help` shows of an option: Annotated[int, 1 or more]
+        return self.words
 
 
 def first_number(step_size: StepSize) -> float | None:
@@ -33,12 +48,12 @@ def check_share(field: str, given: StepSize) -> None:
         raise InvalidInput(field, first, "at most 1")
 
 
-Whole = Annotated[int, partial(check_integer, minimum=0)]
-Count = Annotated[int, partial(check_integer, minimum=1)]
-OptionalCount = Annotated[int | None, partial(check_integer, minimum=1, optional=True)]
-Positive = Annotated[Number, check_positive]
-OptionalPositive = Annotated[Number | None, partial(check_positive, optional=True)]
-NonNegative = Annotated[Number, check_nonnegative]
-Probability = Annotated[float, check_probability]
-Rate = Annotated[StepSize, check_step_size]  # above 0: a number, or a schedule
-Share = Annotated[StepSize, check_share]  # above 0 and at most 1: a number, or a schedule
+Whole = Annotated[int, Range("0 or more", partial(check_integer, minimum=0))]
+Count = Annotated[int, Range("1 or more", partial(check_integer, minimum=1))]
+OptionalCount = Annotated[int | None, Range("1 or more, or None", partial(check_integer, minimum=1, optional=True))]
+Positive = Annotated[Number, Range("above 0", check_positive)]
+OptionalPositive = Annotated[Number | None, Range("above 0, or None", partial(check_positive, optional=True))]
+NonNegative = Annotated[Number, Range("0 or more", check_nonnegative)]
+Probability = Annotated[float, Range("from 0 to 1", check_probability)]
+Rate = Annotated[StepSize, Range("above 0: a number, or a schedule", check_step_size)]
+Share = Annotated[StepSize, Range("above 0 and at most 1: a number, or a schedule", check_share)]
