@@ -8,7 +8,7 @@ from . import personalize as personalize
 from . import privacy as privacy
 from . import programs as programs
 from . import tasks as tasks
-from .algorithms.pdbo import CDBO as CDBO
+from .algorithms.cdbo import CDBO as CDBO
 from .algorithms.pdbo import PDBO as PDBO
 from .algorithms.stopping import EarlyStopping as EarlyStopping
 from .data.batches import Batch as Batch

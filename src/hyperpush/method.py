@@ -83,6 +83,8 @@ class Configured(eqx.Module):
         for name, given in _signature(cls).bind_partial(*args, **options).arguments.items():
             if name in _annotations(cls):
                 check_option(f"{cls.label()}.{name}", _annotations(cls)[name], given)
+            for check in _range_checks(cls).get(name, ()):
+                check(f"{cls.label()}.{name}", given)
         return super().__new__(cls)
 
     @classmethod
@@ -232,6 +234,15 @@ def _describe(annotation: Any) -> str:
 def _annotations(cls: type) -> dict[str, Any]:
     names = {each.name for each in dataclasses.fields(cls)}
     return {name: hint for name, hint in get_type_hints(cls).items() if name in names}
+
+
+@cache
+def _range_checks(cls: type) -> dict[str, list[Callable[[str, Any], Any]]]:
+    """The checks that annotations name, as those of `hyperpush.ranges` do."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {
+        name: [each for each in getattr(hint, "__metadata__", ()) if callable(each)] for name, hint in hints.items()
+    }
 
 
 @cache

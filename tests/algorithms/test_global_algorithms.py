@@ -215,46 +215,7 @@ def test_single_examples_and_falling_steps_reach_the_minimizer(algorithm):
     assert distance(seen[-20:].mean(0), made.ends) < 0.06
 
 
-@pytest.mark.parametrize("method", [hp.algorithms.DSBOJHIP, hp.algorithms.MADSBO])
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"steps": -1}, "steps"),
-        ({"outer_step_size": 0.0}, "outer_step_size"),
-        ({"inner_step_size": float("nan")}, "inner_step_size"),
-        ({"product_step_size": -0.1}, "product_step_size"),
-        ({"inner_steps": 0}, "inner_steps"),
-        ({"product_steps": 0}, "product_steps"),
-        ({"batch_size": 0}, "batch_size"),
-    ],
-)
-def test_bad_options_are_named(method, options, field):
-    usual = {"steps": 1, "outer_step_size": 0.1, "inner_step_size": 0.1, "product_step_size": 0.1}
+def test_the_series_needs_both_its_options():
     with pytest.raises(hp.InvalidInput) as caught:
-        method(**usual | options)
-    assert caught.value.field == f"{method.__name__}.{field}"
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"averaging": 0.0}, "averaging"),
-        ({"estimates": 0, "curvature": 1.0}, "estimates"),
-        ({"estimates": 2, "curvature": -1.0}, "curvature"),
-        ({"estimates": 2}, "estimates and curvature"),
-    ],
-)
-def test_bad_options_of_gbdsbo_are_named(options, field):
-    with pytest.raises(hp.InvalidInput) as caught:
-        hp.algorithms.GBDSBO(1, 0.1, 0.1, **options)
-    assert caught.value.field == f"GBDSBO.{field}"
-
-
-@pytest.mark.parametrize("name", TRACKED)
-def test_directed_networks_are_refused(name, made):
-    algorithm, ring = TRACKED[name][0], networks.DirectedRing(CLIENTS)
-    with pytest.raises(hp.InvalidInput) as caught:
-        hp.solve(made[0], algorithm, ring, key=0)
-    assert caught.value.field == "network"
-    assert caught.value.given == "directed-ring, which is directed"
-    assert f"both ways at once, for {type(algorithm).__name__}. Methods that run here: " in caught.value.allowed
+        hp.algorithms.GBDSBO(1, 0.1, 0.1, estimates=2)
+    assert caught.value.field == "GBDSBO.estimates and curvature"

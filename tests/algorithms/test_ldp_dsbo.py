@@ -193,10 +193,8 @@ def test_the_accountant_gets_what_the_algorithm_does():
 @pytest.mark.parametrize(
     ("options", "field", "said"),
     [
-        ({"steps": -1}, "LDPDSBO.steps", "from 0"),
         ({"step_sizes": {"x": Power(0.1)}}, "LDPDSBO.step_sizes", "each of"),
         ({"noise": Laplace(Power(1.0, 0.6))}, "LDPDSBO.constants", "clipped"),
-        ({"examples": 0}, "LDPDSBO.examples", "from 1"),
         ({"noise": Laplace(Power(1.0, 0.3)), "constants": BOUNDS}, "noise['y'].scale.exponent", "above 0.4"),
         ({"noise": Laplace(Power(1.0, 0.9)), "constants": BOUNDS}, "noise['y'].scale.exponent", "below 0.8"),
         ({"noise": Laplace(Power(1.0, 0.6)), "constants": BOUNDS, "use": "reused"}, "use", "once"),
@@ -209,9 +207,30 @@ def test_bad_options_are_named(options, field, said):
     assert said in caught.value.allowed
 
 
-def test_streams_that_are_too_short_and_directed_networks_are_refused(streams):
+def test_streams_that_are_too_short_are_refused(streams):
     first, second = streams
     with pytest.raises(hp.InvalidInput, match="12 rows"):
         solve(hp.algorithms.LDPDSBO(ROUNDS, STEPS, examples=2), networks.Ring(CLIENTS), first, second)
-    with pytest.raises(hp.InvalidInput, match="both ways at once, for LDPDSBO"):
-        solve(hp.algorithms.LDPDSBO(1, STEPS), networks.DirectedRing(CLIENTS), first, second)
+
+
+def test_noise_of_its_own_on_a_private_task_is_refused():
+    """It would be noised twice; each of both ways alone runs."""
+    rows = jnp.zeros((CLIENTS, ROUNDS))
+    task = hp.Task(
+        inner=lambda y, x, row: jnp.sum(y * x) * row,
+        outer=lambda y, x, row: jnp.sum(y * x) * row,
+        params=jnp.zeros(SIZE),
+        hypers=jnp.zeros(SIZE),
+        train=rows,
+        validation=rows,
+        common=True,
+    )
+    private = task.private(noise=Gaussian(1.0), clip=1.0, curvature=1.0, coupling=1.0)
+    noisy = hp.algorithms.LDPDSBO(1, Power(0.1, 0.8), Gaussian(Power(1.0, 0.6)), BOUNDS, "once")
+    with pytest.raises(hp.InvalidInput, match=r"noise=None on a task of task\.private") as refused:
+        hp.solve(private, noisy, networks.Ring(CLIENTS), key=0)
+    assert refused.value.field == "LDPDSBO.noise"
+    with pytest.raises(hp.InvalidInput, match="noise=None"):
+        hp.privacy.budget(private, noisy)
+    noisy.check_task(task)
+    noisy.with_options(noise=None).check_task(private)

@@ -225,8 +225,6 @@ def test_rows_are_every_so_many_steps():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: hp.CDBO(*CHEAP, 1, pushes=0), ("CDBO.pushes", "0", "from 1")),
-        (lambda: hp.PDBO(*CHEAP, -1), ("PDBO.steps", "-1", "from 0")),
         (lambda: solve(hp.PDBO(*CHEAP, 1), every=0), ("every", "0", "from 1")),
         (lambda: hp.PDBO(hp.SGP(5, 0.1), LOCAL, CHEAP[2], 1), ("PDBO.hypergradient", "LocalGradient after SGP", "HGP")),
         (
@@ -243,8 +241,6 @@ def test_rows_are_every_so_many_steps():
         ),
     ],
     ids=[
-        "pushes",
-        "steps",
         "every",
         "local after shared",
         "shared after local",

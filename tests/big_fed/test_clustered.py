@@ -68,12 +68,6 @@ def test_steps_that_are_too_large_end_as_diverged(solver):
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: hp.big_fed.FeSEM(1, 0.1, clusters=0), "FeSEM.clusters"),
-        (lambda: hp.big_fed.FeSEM(-1, 0.1, clusters=2), "FeSEM.steps"),
-        (lambda: hp.big_fed.FeSEM(1, 0.0, clusters=2), "FeSEM.step_size"),
-        (lambda: hp.big_fed.FLHC(1, 0.1, clusters=2, together=-1), "FLHC.together"),
-        (lambda: hp.big_fed.FLHC(1, 0.1, clusters=2, epochs=0), "FLHC.epochs"),
-        (lambda: hp.big_fed.FLHC(1, 0.1, clusters=0), "FLHC.clusters"),
         (lambda: run(hp.big_fed.FLHC(1, 0.1, clusters=N + 1)), "FLHC.clusters"),
         (lambda: run(hp.big_fed.FeSEM(1, 0.1, clusters=N + 1)), "FeSEM.clusters"),
     ],

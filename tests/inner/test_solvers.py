@@ -141,28 +141,9 @@ def test_mini_batch_gradients_are_unbiased_on_ragged_data():
     np.testing.assert_allclose(spread[1] ** 2, 4 / 2 * 5 / 6, rtol=0.1)
 
 
-@pytest.mark.parametrize(
-    ("make", "field"),
-    [
-        (lambda: hp.SGP(-1, 0.1), "SGP.steps"),
-        (lambda: hp.SGP(1, 0.0), "SGP.step_size"),
-        (lambda: hp.DSGD(1, 0.1, batch_size=0), "DSGD.batch_size"),
-        (lambda: hp.FedAvg(1, 0.1, epochs=0), "FedAvg.epochs"),
-    ],
-)
-def test_bad_options_name_the_field(make, field):
-    with pytest.raises(hp.InvalidInput, match=field):
-        make()
-
-
 def test_a_rate_that_diverges_is_reported_with_its_round():
     made, network = quadratic(3, 0), hp.networks.RandomDirected(3)
     with pytest.raises(hp.Diverged, match="SGP: left the finite numbers in round") as caught:
         train(hp.SGP(3000, 30.0), network, made)
     finite = train(hp.SGP(caught.value.round - 1, 30.0), network, made)
     assert np.all(np.isfinite(finite.params))
-
-
-def test_gossip_on_a_directed_network_is_refused():
-    with pytest.raises(hp.InvalidInput, match="random-directed"):
-        train(hp.DSGD(5, 0.1), hp.networks.RandomDirected(3), quadratic(3, 0))

@@ -1,9 +1,11 @@
 from .base import Algorithm as Algorithm
 from .base import BilevelState as BilevelState
 from .bsa import BSA as BSA
+from .cdbo import CDBO as CDBO
+from .cdbo_local import CDBOLocal as CDBOLocal
 from .dsbo_jhip import DSBOJHIP as DSBOJHIP
 from .fedbio import FedBiO as FedBiO
-from .fedbio import FedBiOAcc as FedBiOAcc
+from .fedbio_acc import FedBiOAcc as FedBiOAcc
 from .fednest import FedNest as FedNest
 from .gbdsbo import GBDSBO as GBDSBO
 from .interact import INTERACT as INTERACT
@@ -12,9 +14,7 @@ from .inverse import Neumann as Neumann
 from .ldp_dsbo import LDPDSBO as LDPDSBO
 from .ma_dsbo import MADSBO as MADSBO
 from .mdbo import MDBO as MDBO
-from .pdbo import CDBO as CDBO
 from .pdbo import PDBO as PDBO
-from .pdbo import CDBOLocal as CDBOLocal
 from .spdb import SPDB as SPDB
 from .stopping import EarlyStopping as EarlyStopping
 from .svr_interact import SVRINTERACT as SVRINTERACT

@@ -5,15 +5,22 @@ outer cost at the common inner solution; x_L, where the mean of the clients' own
 solutions is zero; x_M, the same with each client's own Hessian at the common inner solution.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import equinox as eqx
+import jax
 from jaxtyping import Array, Int, PyTree
 
 from hyperpush.inner.base import LinkEstimates
-from hyperpush.method import Method
+from hyperpush.method import Method, as_number
+from hyperpush.optimizers import step_size_at
+from hyperpush.programs import Context, Node, Repeat, Scope, Sequence
+from hyperpush.ranges import Rate, Whole
 
 LOOP = "iterations"  # the name of every algorithm's outermost loop
+T = TypeVar("T")
 
 
 class BilevelState(eqx.Module):
@@ -45,3 +52,39 @@ class Algorithm(Method):
     def loop(self) -> str:
         """The name of its main loop."""
         return LOOP
+
+    def iterate(self, iteration: Node, enter: Callable[[BilevelState, Context], Any], *before: Node) -> Node:
+        """`before`, then `steps` times `iteration`, on states with `params` and `hyper` that `enter` makes."""
+        loop = Repeat(iteration, self.steps, name=LOOP)
+        return Scope(
+            Sequence(*before, loop) if before else loop,
+            enter,
+            leave=lambda start, state, ctx: replace(start, params=state.params, hyper=state.hyper),
+        )
+
+
+class TwoLevelDescent(Algorithm):
+    """An algorithm that descends on both levels, with a step size for each."""
+
+    steps: Whole = eqx.field(static=True)
+    outer_step_size: Rate = eqx.field(converter=as_number)
+    inner_step_size: Rate = eqx.field(converter=as_number)
+
+    def rates(self, step: Int[Array, ""]) -> tuple[Any, Any]:
+        """The outer and the inner step size at a step."""
+        return step_size_at(self.outer_step_size, step), step_size_at(self.inner_step_size, step)
+
+
+def descend(point: T, gradient: PyTree, step_size: object) -> T:
+    """point − step_size·gradient, in the point's types."""
+    return jax.tree.map(lambda p, g: (p - step_size * g).astype(p.dtype), point, gradient)
+
+
+def move_towards(point: T, goal: PyTree, share: object) -> T:
+    """point + share·(goal − point), in the point's types."""
+    return jax.tree.map(lambda p, g: (p + share * (g - p)).astype(p.dtype), point, goal)
+
+
+def track(mean: T, new: PyTree, old: PyTree) -> T:
+    """The estimate of the clients' mean gradient after the own one changed from `old` to `new`."""
+    return jax.tree.map(lambda m, new, old: m + new - old, mean, new, old)

@@ -5,29 +5,23 @@ from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Int, PyTree
 
-from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
-from hyperpush.algorithms.inverse import ConjugateGradients, Inverse, check_estimates
-from hyperpush.algorithms.pooled import common, inner_descent, outer_descent, pooled_hypergradient
-from hyperpush.algorithms.steps import check_step_sizes
-from hyperpush.checks import check_integer, check_probability
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import StepSize
+from hyperpush.algorithms.base import BilevelState
+from hyperpush.algorithms.pooled import PooledDescent, PooledState, average_fields
+from hyperpush.method import MethodInfo
 from hyperpush.problem import Problem
-from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence
+from hyperpush.programs import Context, Local, Node, Repeat, Sequence
+from hyperpush.ranges import Count, Probability
 
 
-class _State(eqx.Module):
-    params: PyTree
-    hyper: PyTree
-    value: PyTree
+class _State(PooledState):
     first: PyTree  # the params at the start
 
 
-class BSA(Algorithm):
+class BSA(PooledDescent):
     """Bilevel stochastic approximation: inner steps until the params fit, then one outer step.
 
     All clients share the params y and the hypers x. With the mean inner cost g, the mean outer cost F,
@@ -45,10 +39,11 @@ class BSA(Algorithm):
     Departures from the paper:
 
     1. `inverse` is conjugate gradients on all examples by default. The paper draws a random `Neumann`.
+    2. The hypers are not projected to a set.
 
     Args:
         steps: Outer iterations. With 0 everybody gets the mean start.
-        outer_step_size: α, above 0; a number or a schedule.
+        outer_step_size: α, above 0; a number or a schedule. Halve it if the run diverges.
         inner_step_size: β, above 0; a number or a schedule. Constant steps need β < 2/λ_max(H).
         inner_steps: Inner steps of the first iteration, at least 1.
         growth: Exponent from 0 to 1; 0 takes `inner_steps` in every iteration, the paper takes ½. It shapes the
@@ -59,6 +54,17 @@ class BSA(Algorithm):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        It ends at the minimizer of the mean outer cost, x_G.
+
+        >>> import hyperpush as hp
+        >>> from hyperpush.tasks.quadratic import outer_fixed_points
+        >>> task = hp.tasks.quadratic(4, seed=0, common=True)
+        >>> method = hp.algorithms.BSA(steps=100, outer_step_size=0.2, inner_step_size=0.3, inner_steps=3)
+        >>> found = hp.solve(task, method, hp.networks.FullyConnected(4), key=0)
+        >>> bool(abs(found.hypers - outer_fixed_points(task.train, task.validation)["x_G"]).max() < 1e-3)
+        True
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -71,25 +77,13 @@ class BSA(Algorithm):
         example={"steps": 3, "outer_step_size": 0.1, "inner_step_size": 0.1, "inner_steps": 2},
     )
 
-    steps: int = eqx.field(static=True)
-    outer_step_size: StepSize = eqx.field(converter=as_number)
-    inner_step_size: StepSize = eqx.field(converter=as_number)
-    inner_steps: int = eqx.field(static=True, default=1)
-    growth: float = eqx.field(static=True, converter=float, default=0.5)
-    inverse: Inverse = ConjugateGradients()
-    batch_size: int | None = eqx.field(static=True, default=None)
+    inner_steps: Count = eqx.field(static=True, default=1)
+    growth: Probability = eqx.field(static=True, converter=float, default=0.5)
     restart: bool = eqx.field(static=True, default=False)
-
-    def __check_init__(self):
-        check_integer("BSA.steps", self.steps, minimum=0)
-        check_step_sizes(self, "outer_step_size", "inner_step_size")
-        check_integer("BSA.inner_steps", self.inner_steps, minimum=1)
-        check_probability("BSA.growth", self.growth)
-        check_estimates("BSA", self.inverse, self.batch_size)
 
     def program(self, problem: Problem) -> Node:
         def enter(state: BilevelState, ctx: Context) -> _State:
-            return _State(state.params, state.hyper, jax.tree.map(jnp.zeros_like, state.hyper), state.params)
+            return _State(state.params, state.hyper, optax.tree.zeros_like(state.hyper), state.params)
 
         def begin(state: _State, ctx: Context) -> _State:
             return replace(state, params=state.first) if self.restart else state
@@ -97,18 +91,10 @@ class BSA(Algorithm):
         def times(state: _State, ctx: Context) -> Int[Array, ""]:
             return jnp.ceil(self.inner_steps * (ctx.round + 1.0) ** self.growth).astype(jnp.int32)
 
-        most = math.ceil(self.inner_steps * self.steps**self.growth) + 1  # rounded alike or one more
-        descent = inner_descent(problem, self.inner_step_size, self.batch_size)
-        grows = self.growth > 0
-        solve = Repeat(descent, most if grows else self.inner_steps, times=times if grows else None)
-        improve = Sequence(
-            pooled_hypergradient(problem, self.inverse, self.batch_size), outer_descent(self.outer_step_size)
-        )
-        return Scope(
-            Sequence(
-                common("params", "hyper", "first"),
-                Repeat(Sequence(Local(begin), solve, improve), self.steps, name=LOOP),
-            ),
-            enter,
-            leave=lambda before, state, ctx: replace(before, params=state.params, hyper=state.hyper),
-        )
+        solve = Repeat(self.descend_inner(problem), self.inner_steps)
+        if self.growth > 0:
+            most = math.ceil(self.inner_steps * self.steps**self.growth) + 1  # rounded alike or one more
+            solve = Repeat(solve.body, most, times=times)
+        improve = Sequence(self.hypergradient(problem), self.descend_outer())
+        start = average_fields("params", "hyper", "first")
+        return self.iterate(Sequence(Local(begin), solve, improve), enter, start)

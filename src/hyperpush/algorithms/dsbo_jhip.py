@@ -1,20 +1,22 @@
 """DSBO-JHIP: the product of Jacobian and inverse Hessian as a matrix that clients find together."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from hyperpush.algorithms.ma_dsbo import MADSBO
 from hyperpush.algorithms.matrices import flat_outer_gradients, second_derivatives
-from hyperpush.algorithms.nested import Nested, NestedState
+from hyperpush.algorithms.product_tracking import ProductState, ProductTracking
 from hyperpush.data.batches import draw
 from hyperpush.method import MethodInfo
 from hyperpush.problem import Problem
 from hyperpush.programs import Context
 
 
-class DSBOJHIP(Nested):
+class DSBOJHIP(ProductTracking):
     """Decentralized bilevel optimization by a Jacobian–Hessian-inverse product: clients find it as a matrix.
 
     Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost, H_i = ∂²_yy g_i,
@@ -37,7 +39,7 @@ class DSBOJHIP(Nested):
 
     Args:
         steps: Iterations. With 0 nothing moves.
-        outer_step_size: α, above 0; a number or a schedule by iteration.
+        outer_step_size: α, above 0; a number or a schedule by iteration. Start well below β.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
         product_step_size: γ, above 0; a number or a schedule by iteration, with the same limit as β.
         inner_steps: Rounds on y per iteration, at least 1.
@@ -47,35 +49,38 @@ class DSBOJHIP(Nested):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        Tracked, it ends at the minimizer of the mean outer cost, x_G.
+
+        >>> import hyperpush as hp
+        >>> from hyperpush.tasks.quadratic import outer_fixed_points
+        >>> task = hp.tasks.quadratic(4, seed=0, common=True)
+        >>> method = hp.algorithms.DSBOJHIP(400, 0.1, 0.15, 0.2, tracked=True)
+        >>> found = hp.solve(task, method, hp.networks.Ring(4), key=0)
+        >>> bool(abs(found.hypers - outer_fixed_points(task.train, task.validation)["x_G"]).max() < 1e-3)
+        True
     """
 
-    info: ClassVar[MethodInfo] = MethodInfo(
-        network="undirected",
+    info: ClassVar[MethodInfo] = replace(
+        MADSBO.info,
         target="client",
         sends="params, hypers, and twice a matrix of params × hypers",
         paper="Chen, Huang and Ma, Decentralized bilevel optimization, arXiv:2206.05670",
         note="own outer cost at the common inner solution; hypers that agree follow the mean of all",
         matrices=True,
-        fixed_point="x_G",
-        example={
-            "steps": 3,
-            "outer_step_size": 0.05,
-            "inner_step_size": 0.1,
-            "product_step_size": 0.1,
-            "tracked": True,
-        },
     )
 
     def unsolved(self, params: PyTree, hyper: PyTree) -> Float[Array, "h d"]:
         flat = ravel_pytree(params)[0]
         return jnp.zeros((ravel_pytree(hyper)[0].size, flat.size), flat.dtype)
 
-    def residual(self, problem: Problem, state: NestedState, ctx: Context) -> Float[Array, "h d"]:
+    def residual(self, problem: Problem, state: ProductState, ctx: Context) -> Float[Array, "h d"]:
         batch = draw(ctx.data.train, self.batch_size, ctx.key)
         hessian, jacobian = second_derivatives(problem, state.params, state.hyper, batch)
         return state.solution @ hessian - jacobian
 
-    def hypergradient(self, problem: Problem, state: NestedState, ctx: Context) -> PyTree:
+    def hypergradient(self, problem: Problem, state: ProductState, ctx: Context) -> PyTree:
         batch = draw(ctx.data.outer, self.batch_size, ctx.key)
         along_y, along_x = flat_outer_gradients(problem, state.params, state.hyper, batch)
         return ravel_pytree(state.hyper)[1](along_x - state.solution @ along_y)

@@ -1,105 +1,32 @@
-"""FedBiO and FedBiOAcc: local steps on both levels, hypers averaged by a server now and then."""
+"""FedBiO: local steps on both levels, hypers averaged by a server now and then."""
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Int, PyTree
 
-from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
-from hyperpush.algorithms.inverse import ConjugateGradients, Inverse, check_estimates, down, own_slopes
-from hyperpush.algorithms.pooled import common, mean
-from hyperpush.algorithms.steps import check_at_most_one, check_step_sizes
-from hyperpush.algorithms.storm import at_both, recursive
-from hyperpush.checks import check_integer
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import StepSize, step_size_at
+from hyperpush.algorithms.base import BilevelState, descend
+from hyperpush.algorithms.inverse import ImplicitDescent, Point
+from hyperpush.algorithms.pooled import average_fields, mean
+from hyperpush.method import MethodInfo
 from hyperpush.problem import Problem
-from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence
+from hyperpush.programs import Context, Local, Node, Repeat, Sequence
+from hyperpush.ranges import Count
 
 
-class _State(eqx.Module):
+class LocalState(eqx.Module):
+    """A client between two averages."""
+
     params: PyTree
     hyper: PyTree
     estimates: tuple[PyTree, PyTree]  # ν, ω
     step: Int[Array, ""]  # local steps taken
 
 
-class LocalSteps(Algorithm):
-    """What both do: local steps along ν and ω, of which the last of every iteration ends at the mean hyper."""
-
-    steps: int = eqx.field(static=True)
-    outer_step_size: StepSize = eqx.field(converter=as_number)
-    inner_step_size: StepSize = eqx.field(converter=as_number)
-    local_steps: int = eqx.field(static=True, default=1)
-    inverse: Inverse = ConjugateGradients()
-    batch_size: int | None = eqx.field(static=True, default=None)
-
-    def __check_init__(self):
-        name = type(self).__name__
-        check_integer(f"{name}.steps", self.steps, minimum=0)
-        check_step_sizes(self, "outer_step_size", "inner_step_size")
-        check_integer(f"{name}.local_steps", self.local_steps, minimum=1)
-        check_estimates(name, self.inverse, self.batch_size)
-
-    def estimated(self, problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> tuple[PyTree, PyTree]:
-        return own_slopes(problem, self.inverse, params, hyper, ctx.data, self.batch_size, ctx.key)
-
-    def renewed(
-        self, problem: Problem, state: _State, params: PyTree, hyper: PyTree, ctx: Context
-    ) -> tuple[PyTree, PyTree]:
-        """(ν, ω) after the step to (params, hyper)."""
-        return self.estimated(problem, params, hyper, ctx)
-
-    def ending(self) -> Node:
-        """What else is averaged whenever the hypers are."""
-        return Sequence()
-
-    def program(self, problem: Problem) -> Node:
-        def enter(state: BilevelState, ctx: Context) -> _State:
-            zero = jax.tree.map(jnp.zeros_like, (state.hyper, state.params))
-            return _State(state.params, state.hyper, zero, jnp.zeros((), jnp.int32))
-
-        def begin(state: _State, ctx: Context) -> _State:
-            return replace(state, estimates=self.estimated(problem, state.params, state.hyper, ctx))
-
-        def goal(state: _State, ctx: Context) -> PyTree:
-            return down(state.hyper, state.estimates[0], step_size_at(self.outer_step_size, state.step))
-
-        def arrive(state: _State, hyper: PyTree, ctx: Context) -> _State:
-            params = down(state.params, state.estimates[1], step_size_at(self.inner_step_size, state.step))
-            return _State(params, hyper, self.renewed(problem, state, params, hyper, ctx), state.step + 1)
-
-        def step(state: _State, ctx: Context) -> _State:
-            return arrive(state, goal(state, ctx), ctx)
-
-        meeting = Sequence(mean(goal, arrive), self.ending())
-        alone = Repeat(Local(step), self.local_steps - 1, name="local steps")
-        iteration = Sequence(alone, meeting) if self.local_steps > 1 else meeting
-        return Scope(
-            Sequence(common("hyper"), Local(begin), self.ending(), Repeat(iteration, self.steps, name=LOOP)),
-            enter,
-            leave=lambda before, state, ctx: replace(before, params=state.params, hyper=state.hyper),
-        )
-
-
-def info_of(sends: str, **more: Any) -> MethodInfo:
-    """What both say of themselves; `more` are further options of the example."""
-    return MethodInfo(
-        network="server",
-        target="local",
-        sends=sends,
-        paper="Li, Huang and Huang, Local stochastic bilevel optimization with momentum-based variance reduction, "
-        "arXiv:2205.01608",
-        note="the mean of own hypergradients at own inner solutions",
-        fixed_point="x_L",
-        example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1, "local_steps": 2} | more,
-    )
-
-
-class FedBiO(LocalSteps):
+class FedBiO(ImplicitDescent):
     """Federated bilevel optimization: local steps on both levels, hypers averaged now and then.
 
     Each client has params y_i of its own; the hypers x_i become common. With its inner cost g_i and its own
@@ -119,69 +46,66 @@ class FedBiO(LocalSteps):
 
     Args:
         steps: Rounds with the server. With 0 hypers are averaged once.
-        outer_step_size: α, above 0; a number or a schedule by local steps taken.
-        inner_step_size: β, above 0; a number or a schedule by local steps taken.
+        outer_step_size: α, above 0; a number or a schedule by local steps taken. Start well below β.
+        inner_step_size: β, above 0; a number or a schedule by local steps taken. Constant steps need β < 2/λ_max(H_i).
         local_steps: Steps between two averages, at least 1.
         inverse: How H_i⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
         batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> from hyperpush.tasks.quadratic import outer_fixed_points
+        >>> task = hp.tasks.quadratic(4, seed=0, common=True)
+        >>> method = hp.algorithms.FedBiO(steps=400, outer_step_size=0.2, inner_step_size=0.2)
+        >>> found = hp.solve(task, method, hp.networks.FullyConnected(4), key=0)
+        >>> bool(abs(found.hypers - outer_fixed_points(task.train, task.validation)["x_L"]).max() < 1e-3)
+        True
     """
 
-    info: ClassVar[MethodInfo] = info_of("hypers")
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="server",
+        target="local",
+        sends="hypers",
+        paper="Li, Huang and Huang, Local stochastic bilevel optimization with momentum-based variance reduction, "
+        "arXiv:2205.01608",
+        note="the mean of own hypergradients at own inner solutions",
+        fixed_point="x_L",
+        example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1, "local_steps": 2},
+    )
 
+    local_steps: Count = eqx.field(static=True, default=1)
 
-class FedBiOAcc(LocalSteps):
-    """FedBiO with momentum-based variance reduction on both levels.
+    def renew(self, problem: Problem, state: LocalState, new: Point, ctx: Context) -> tuple[PyTree, PyTree]:
+        """(ν, ω) after the step to the point `new`."""
+        return self.own_gradients(problem, new, ctx)
 
-    Estimates ν of the own hypergradient h_i and ω of ∂_y g_i are corrected instead of computed anew (Li, Huang and
-    Huang, arXiv:2205.01608). At the new point (x⁺, y⁺), both points on the same batch:
+    def average_estimates(self) -> Node:
+        """What else is averaged whenever the hypers are."""
+        return Sequence()
 
-        x_i ← x_i − αν_i,   y_i ← y_i − βω_i
-        ν⁺ = h_i(x⁺, y⁺) + (1 − c)(ν − h_i(x, y)),   ω alike with ∂_y g_i
+    def program(self, problem: Problem) -> Node:
+        def enter(state: BilevelState, ctx: Context) -> LocalState:
+            zero = optax.tree.zeros_like((state.hyper, state.params))
+            return LocalState(state.params, state.hyper, zero, jnp.zeros((), jnp.int32))
 
-    After `local_steps` of them x_i and ν_i become the means of all.
+        def begin(state: LocalState, ctx: Context) -> LocalState:
+            return replace(state, estimates=self.own_gradients(problem, (state.params, state.hyper), ctx))
 
-    **Use it** instead of `FedBiO` with mini-batches. **Avoid it** with all examples, where it only adds work.
+        def goal(state: LocalState, ctx: Context) -> PyTree:
+            return descend(state.hyper, state.estimates[0], self.rates(state.step)[0])
 
-    Departures from the paper:
+        def arrive(state: LocalState, hyper: PyTree, ctx: Context) -> LocalState:
+            params = descend(state.params, state.estimates[1], self.rates(state.step)[1])
+            return LocalState(params, hyper, self.renew(problem, state, (params, hyper), ctx), state.step + 1)
 
-    1. `inverse` is conjugate gradients on all examples by default. The paper takes a `Neumann` series.
+        def step(state: LocalState, ctx: Context) -> LocalState:
+            return arrive(state, goal(state, ctx), ctx)
 
-    Args:
-        steps: Rounds with the server. With 0 hypers and estimates are averaged once.
-        outer_step_size: α, above 0; a number or a schedule by local steps taken.
-        inner_step_size: β, above 0; a number or a schedule by local steps taken.
-        local_steps: Steps between two averages, at least 1.
-        inverse: How H_i⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
-        batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
-        forget: c, above 0 and at most 1; a number or a schedule by local steps taken. 1 forgets all: `FedBiO`. The
-            paper lets c fall like α².
-
-    Raises:
-        InvalidInput: An option is out of range; the message names it and what is allowed.
-    """
-
-    info: ClassVar[MethodInfo] = info_of("hypers and their hypergradient", forget=0.5)
-
-    forget: StepSize = eqx.field(converter=as_number, kw_only=True)
-
-    def __check_init__(self):
-        check_step_sizes(self, "forget")
-        check_at_most_one("FedBiOAcc.forget", self.forget)
-
-    def renewed(
-        self, problem: Problem, state: _State, params: PyTree, hyper: PyTree, ctx: Context
-    ) -> tuple[PyTree, PyTree]:
-        def estimate(point: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-            return self.estimated(problem, *point, ctx)
-
-        here, before = at_both(estimate, (params, hyper), (state.params, state.hyper))
-        return recursive(state.estimates, here, before, step_size_at(self.forget, state.step))
-
-    def ending(self) -> Node:
-        return mean(
-            lambda state, ctx: state.estimates[0],
-            lambda state, average, ctx: replace(state, estimates=(average, state.estimates[1])),
-        )
+        # The last of the local steps ends at the mean hyper.
+        iteration = Sequence(mean(goal, arrive), self.average_estimates())
+        if self.local_steps > 1:
+            iteration = Sequence(Repeat(Local(step), self.local_steps - 1, name="local steps"), iteration)
+        return self.iterate(iteration, enter, average_fields("hyper"), Local(begin), self.average_estimates())

@@ -7,25 +7,21 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
-from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
-from hyperpush.algorithms.inverse import ConjugateGradients, Inverse, check_estimates, down
-from hyperpush.algorithms.pooled import common, mean, pooled_hypergradient
-from hyperpush.algorithms.steps import check_step_sizes
-from hyperpush.algorithms.storm import at_both, recursive
-from hyperpush.checks import check_integer
+from hyperpush.algorithms.base import BilevelState, descend
+from hyperpush.algorithms.bsa import BSA
+from hyperpush.algorithms.inverse import correct
+from hyperpush.algorithms.pooled import PooledDescent, PooledState, average_fields, mean
 from hyperpush.data.batches import draw, everything
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import StepSize, step_size_at
+from hyperpush.method import MethodInfo
 from hyperpush.problem import Problem
-from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence
+from hyperpush.programs import Context, Local, Node, Repeat, Sequence
+from hyperpush.ranges import Count
 
 
-class _State(eqx.Module):
-    params: PyTree
-    hyper: PyTree
-    value: PyTree
+class _State(PooledState):
     iteration: Int[Array, ""]
 
 
@@ -44,13 +40,12 @@ def corrected_steps(
 
     def step(number, z):
         own = jax.random.fold_in(key, number)
-        here, before = at_both(lambda point: gradient(point, own), z, start)
-        return down(z, recursive(pull, here, before), rate)
+        return descend(z, correct(lambda point: gradient(point, own), pull, z, start), rate)
 
     return jax.lax.fori_loop(0, steps, step, start)
 
 
-class FedNest(Algorithm):
+class FedNest(PooledDescent):
     """Federated nested optimization: rounds of corrected local steps on both levels, around a server.
 
     All clients share the params y and the hypers x; g_i is a client's inner and F_i its outer cost. An iteration is
@@ -72,8 +67,8 @@ class FedNest(Algorithm):
 
     Args:
         steps: Iterations. With 0 everybody gets the mean start.
-        outer_step_size: α, above 0; a number or a schedule by iteration.
-        inner_step_size: β, above 0; a number or a schedule by iteration.
+        outer_step_size: α, above 0; a number or a schedule by iteration. Halve it if the run diverges.
+        inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
         inner_rounds: Rounds with the server on y per iteration, at least 1.
         inner_steps: Local steps per round on y, at least 1.
         outer_steps: Local steps per round on x, at least 1.
@@ -82,36 +77,31 @@ class FedNest(Algorithm):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> from hyperpush.tasks.quadratic import outer_fixed_points
+        >>> task = hp.tasks.quadratic(4, seed=0, common=True)
+        >>> method = hp.algorithms.FedNest(steps=200, outer_step_size=0.1, inner_step_size=0.1, inner_steps=3)
+        >>> found = hp.solve(task, method, hp.networks.FullyConnected(4), key=0)
+        >>> bool(abs(found.hypers - outer_fixed_points(task.train, task.validation)["x_G"]).max() < 1e-3)
+        True
     """
 
-    info: ClassVar[MethodInfo] = MethodInfo(
-        network="server",
-        target="global",
-        sends="vectors of the size of the params, and the hypers",
+    info: ClassVar[MethodInfo] = replace(
+        BSA.info,
         paper="Tarzanagh et al., FedNest: federated bilevel, minimax, and compositional optimization, arXiv:2205.02215",
-        fixed_point="x_G",
+        note="",
         example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1, "inner_steps": 2},
     )
 
-    steps: int = eqx.field(static=True)
-    outer_step_size: StepSize = eqx.field(converter=as_number)
-    inner_step_size: StepSize = eqx.field(converter=as_number)
-    inner_rounds: int = eqx.field(static=True, default=1)
-    inner_steps: int = eqx.field(static=True, default=1)
-    outer_steps: int = eqx.field(static=True, default=1)
-    inverse: Inverse = ConjugateGradients()
-    batch_size: int | None = eqx.field(static=True, default=None)
-
-    def __check_init__(self):
-        check_integer("FedNest.steps", self.steps, minimum=0)
-        check_step_sizes(self, "outer_step_size", "inner_step_size")
-        for field in ("inner_rounds", "inner_steps", "outer_steps"):
-            check_integer(f"FedNest.{field}", getattr(self, field), minimum=1)
-        check_estimates("FedNest", self.inverse, self.batch_size)
+    inner_rounds: Count = eqx.field(static=True, default=1)
+    inner_steps: Count = eqx.field(static=True, default=1)
+    outer_steps: Count = eqx.field(static=True, default=1)
 
     def program(self, problem: Problem) -> Node:
         def enter(state: BilevelState, ctx: Context) -> _State:
-            zero = jax.tree.map(jnp.zeros_like, state.hyper)
+            zero = optax.tree.zeros_like(state.hyper)
             return _State(state.params, state.hyper, zero, jnp.zeros((), jnp.int32))
 
         def anchor(state: _State, ctx: Context) -> PyTree:
@@ -119,30 +109,26 @@ class FedNest(Algorithm):
 
         def inner(state: _State, pull: PyTree, ctx: Context) -> _State:
             def gradient(params: PyTree, key: PRNGKeyArray) -> PyTree:
-                return problem.inner_gradient(params, state.hyper, draw(ctx.data.train, self.batch_size, key))
+                return self.inner_gradient(problem, params, state.hyper, replace(ctx, key=key))
 
-            rate = step_size_at(self.inner_step_size, state.iteration)
+            rate = self.rates(state.iteration)[1]
             return replace(state, params=corrected_steps(gradient, state.params, pull, rate, self.inner_steps, ctx.key))
 
         def outer(state: _State, pull: PyTree, ctx: Context) -> _State:
             def gradient(hyper: PyTree, key: PRNGKeyArray) -> PyTree:
                 return problem.outer_gradients(state.params, hyper, draw(ctx.data.outer, self.batch_size, key))[1]
 
-            rate = step_size_at(self.outer_step_size, state.iteration)
+            rate = self.rates(state.iteration)[0]
             return replace(state, hyper=corrected_steps(gradient, state.hyper, pull, rate, self.outer_steps, ctx.key))
 
         def count(state: _State, ctx: Context) -> _State:
             return replace(state, iteration=state.iteration + 1)
 
         iteration = Sequence(
-            Repeat(Sequence(mean(anchor, inner), common("params")), self.inner_rounds, name="inner rounds"),
-            pooled_hypergradient(problem, self.inverse, self.batch_size),
+            Repeat(Sequence(mean(anchor, inner), average_fields("params")), self.inner_rounds, name="inner rounds"),
+            self.hypergradient(problem),
             mean(lambda state, ctx: state.value, outer),
-            common("hyper"),
+            average_fields("hyper"),
             Local(count),
         )
-        return Scope(
-            Sequence(common("params", "hyper"), Repeat(iteration, self.steps, name=LOOP)),
-            enter,
-            leave=lambda before, state, ctx: replace(before, params=state.params, hyper=state.hyper),
-        )
+        return self.iterate(iteration, enter, average_fields("params", "hyper"))

@@ -1,22 +1,17 @@
 """INTERACT: gradient tracking on the outer level, every client's inner problem its own."""
 
-from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
-import jax
 from jaxtyping import PyTree
 
-from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
-from hyperpush.algorithms.inverse import down
-from hyperpush.algorithms.steps import check_step_sizes
-from hyperpush.checks import check_integer
+from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend, track
 from hyperpush.data.batches import everything
 from hyperpush.hypergradients.local_implicit import own_hypergradient
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import StepSize, step_size_at
+from hyperpush.method import MethodInfo
 from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node, Repeat, Scope
+from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.ranges import Count
 
 
 class _State(eqx.Module):
@@ -26,7 +21,7 @@ class _State(eqx.Module):
     tracker: PyTree  # u
 
 
-class INTERACT(Algorithm):
+class INTERACT(TwoLevelDescent):
     """Inner gradient descent, outer gradient tracking: every client's inner problem is its own.
 
     Each client has params y_i of its own; the hypers x_i become common by gossip with doubly stochastic W. With its
@@ -42,13 +37,25 @@ class INTERACT(Algorithm):
     1. h_i is computed by conjugate gradients instead of an exact inverse.
 
     Args:
-        steps: Iterations, one round of gossip each.
-        outer_step_size: α, above 0; a number or a schedule by iteration.
+        steps: Iterations, one round of gossip each. With 0 nothing moves.
+        outer_step_size: α, above 0; a number or a schedule by iteration. Start well below β and halve it if the run
+            diverges.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
         inner_steps: Steps of conjugate gradients for h_i, at least 1. As many as params suffice.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        Clients end where the mean of their own hypergradients is zero, at x_L.
+
+        >>> import hyperpush as hp
+        >>> from hyperpush.tasks.quadratic import outer_fixed_points
+        >>> task = hp.tasks.quadratic(4, seed=0, common=True)
+        >>> method = hp.algorithms.INTERACT(steps=400, outer_step_size=0.05, inner_step_size=0.15)
+        >>> found = hp.solve(task, method, hp.networks.Ring(4), key=0)
+        >>> bool(abs(found.hypers - outer_fixed_points(task.train, task.validation)["x_L"]).max() < 1e-3)
+        True
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -62,37 +69,25 @@ class INTERACT(Algorithm):
         example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1, "inner_steps": 5},
     )
 
-    steps: int = eqx.field(static=True)
-    outer_step_size: StepSize = eqx.field(converter=as_number)
-    inner_step_size: StepSize = eqx.field(converter=as_number)
-    inner_steps: int = eqx.field(static=True, default=20)
-
-    def __check_init__(self):
-        check_integer("INTERACT.steps", self.steps, minimum=0)
-        check_integer("INTERACT.inner_steps", self.inner_steps, minimum=1)
-        check_step_sizes(self, "outer_step_size", "inner_step_size")
+    inner_steps: Count = eqx.field(static=True, default=20)
 
     def program(self, problem: Problem) -> Node:
-        def gradient(params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
+        def hypergradient(params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
             batches = everything(ctx.data.train), everything(ctx.data.outer)
             return own_hypergradient(problem, params, hyper, *batches, self.inner_steps)
 
         def enter(state: BilevelState, ctx: Context) -> _State:
-            own = gradient(state.params, state.hyper, ctx)
+            own = hypergradient(state.params, state.hyper, ctx)
             return _State(state.params, state.hyper, own, own)
 
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
+            outer_rate, inner_rate = self.rates(ctx.round)
             mixed, tracker = inbox.mix((state.hyper, state.tracker))
-            hyper = down(mixed, state.tracker, step_size_at(self.outer_step_size, ctx.round))
+            hyper = descend(mixed, state.tracker, outer_rate)
             slope = problem.inner_gradient(state.params, state.hyper, everything(ctx.data.train))
-            params = down(state.params, slope, step_size_at(self.inner_step_size, ctx.round))
-            own = gradient(params, hyper, ctx)
-            tracker = jax.tree.map(lambda u, new, old: u + new - old, tracker, own, state.gradient)
-            return _State(params, hyper, own, tracker)
+            params = descend(state.params, slope, inner_rate)
+            own = hypergradient(params, hyper, ctx)
+            return _State(params, hyper, own, track(tracker, own, state.gradient))
 
-        exchange = Exchange(lambda state, ctx: (state.hyper, state.tracker), receive, weights="gossip")
-        return Scope(
-            Repeat(exchange, self.steps, name=LOOP),
-            enter,
-            leave=lambda before, state, ctx: replace(before, params=state.params, hyper=state.hyper),
-        )
+        gossip = Exchange(lambda state, ctx: (state.hyper, state.tracker), receive, weights="gossip")
+        return self.iterate(gossip, enter)

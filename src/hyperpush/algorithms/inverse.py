@@ -1,137 +1,154 @@
-"""Ways to apply the inverse of the inner Hessian, and the hypergradient of one's own that they give."""
+"""Ways to apply the inverse of the inner Hessian, and what a client estimates with them by itself."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_boolean, check_integer, check_positive
-from hyperpush.data.batches import Data, draw, everything
+from hyperpush.algorithms.base import TwoLevelDescent, descend
+from hyperpush.data.batches import draw, everything
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.local_implicit import own_hypergradient
-from hyperpush.method import Number, as_number
+from hyperpush.method import Configured, as_number
 from hyperpush.problem import Problem
+from hyperpush.programs import Context
+from hyperpush.ranges import Count, OptionalCount, Positive
+
+Point = tuple[PyTree, PyTree]  # (params, hyper)
 
 
-class ConjugateGradients(eqx.Module):
-    """H⁻¹b by at most `steps` of conjugate gradients, on all examples.
+class ConjugateGradients(Configured):
+    """H⁻¹b by at most `steps` of conjugate gradients, on all examples (Hestenes and Stiefel 1952).
+
+    **Use it** unless examples are drawn. **Avoid it** with mini-batches, which it refuses: the inverse of a batch's
+    Hessian is biased.
 
     Args:
         steps: At least 1. As many as params are exact but for rounding; √(condition number of H) suffice for a good
             answer.
+
+    Raises:
+        InvalidInput: `steps` is below 1.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> hp.algorithms.TTSA.example().inverse == hp.algorithms.ConjugateGradients(steps=20)
+        True
     """
 
-    steps: int = eqx.field(static=True, default=20)
-
-    def __check_init__(self):
-        check_integer("ConjugateGradients.steps", self.steps, minimum=1)
+    steps: Count = eqx.field(static=True, default=20)
 
 
-class Neumann(eqx.Module):
+class Neumann(Configured):
     """H⁻¹b ≈ η Σ_{m < terms} (I − ηH)^m b.
 
     With `random` one term stands for all of them: terms·η Π_{m ≤ p} (I − ηH_m) b, p uniform from 0 to terms − 1. Its
     mean is the same (Ghadimi and Wang, arXiv:1802.02246). Every factor takes a batch of its own, so that mini-batches
     add no bias.
 
+    **Use it** with mini-batches. **Avoid it** on all examples, where `ConjugateGradients` needs fewer products. The cut
+    leaves an error of about (1 − ηλ_min)^terms.
+
     Args:
         terms: Terms of the series, at least 1.
-        step_size: η, above 0 and below 2/λ_max(H).
-        random: Take one random term instead of all.
+        step_size: η, above 0 and below 2/λ_max(H); 1/λ_max(H) is a safe choice.
+        random: Take one random term instead of all: cheaper, with more noise.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> few = hp.algorithms.Neumann(terms=5, step_size=0.2)
+        >>> hp.algorithms.TTSA(9, 0.1, 0.1, inverse=few, batch_size=2).batch_size
+        2
     """
 
-    terms: int = eqx.field(static=True)
-    step_size: Number = eqx.field(converter=as_number)
+    terms: Count = eqx.field(static=True)
+    step_size: Positive = eqx.field(converter=as_number)
     random: bool = eqx.field(static=True, default=True)
 
-    def __check_init__(self):
-        check_integer("Neumann.terms", self.terms, minimum=1)
-        check_positive("Neumann.step_size", self.step_size)
-        check_boolean("Neumann.random", self.random)
+    def with_all_terms(self) -> "Neumann":
+        """The same series without chance."""
+        return Neumann(self.terms, self.step_size, random=False)
 
-    def total(self, last: PyTree, everything: PyTree) -> PyTree:
-        """The estimate of H^{-1}b from the last term reached and the sum of all of them."""
+    def total(self, last: PyTree, added: PyTree) -> PyTree:
+        """The estimate of H⁻¹b from the last term reached and the sum of all of them."""
         if self.random:
-            return jax.tree.map(lambda term: self.terms * self.step_size * term, last)
-        return jax.tree.map(lambda term: self.step_size * term, everything)
+            return optax.tree.scale(self.terms * self.step_size, last)
+        return optax.tree.scale(self.step_size, added)
 
     def solve(self, product: Callable[[PyTree, PRNGKeyArray], PyTree], right: PyTree, key: PRNGKeyArray) -> PyTree:
-        """H^{-1}b for b = `right`, where `product(vector, key)` is H·vector on a batch drawn with the key."""
+        """H⁻¹b for b = `right`, where `product(vector, key)` is H·vector on a batch drawn with the key."""
         length, key = jax.random.split(key)
         last = jax.random.randint(length, (), 0, self.terms)
 
         def multiply(m, held):
             term, added = held
-            after = jax.tree.map(lambda t, h: t - self.step_size * h, term, product(term, jax.random.fold_in(key, m)))
+            after = descend(term, product(term, jax.random.fold_in(key, m)), self.step_size)
             if self.random:
                 after = jax.tree.map(lambda new, old: jnp.where(m < last, new, old), after, term)
-            return after, jax.tree.map(jnp.add, added, after)
+            return after, optax.tree.add(added, after)
 
         return self.total(*jax.lax.fori_loop(0, self.terms - 1, multiply, (right, right)))
 
 
 Inverse = ConjugateGradients | Neumann
-_Any = TypeVar("_Any")
 
 
-def check_estimates(name: str, inverse: Any, batch_size: Any) -> None:
-    """Refuse a batch size that makes no sense, or one that the inverse cannot use."""
-    if not isinstance(inverse, Inverse):
-        raise InvalidInput(f"{name}.inverse", inverse, "ConjugateGradients(…) or Neumann(…)")
-    if batch_size is not None:
-        check_integer(f"{name}.batch_size", batch_size, minimum=1)
-        if isinstance(inverse, ConjugateGradients):
+class ImplicitDescent(TwoLevelDescent):
+    """Descent on both levels that applies the inverse of an inner Hessian."""
+
+    inverse: Inverse = eqx.field(default=ConjugateGradients(), kw_only=True)
+    batch_size: OptionalCount = eqx.field(static=True, default=None, kw_only=True)
+
+    def __check_init__(self):
+        if self.batch_size is not None and isinstance(self.inverse, ConjugateGradients):
             allowed = "None, or inverse=Neumann(terms, step_size): the inverse of a batch's Hessian is biased"
-            raise InvalidInput(f"{name}.batch_size", batch_size, allowed)
+            raise InvalidInput(f"{type(self).__name__}.batch_size", self.batch_size, allowed)
+
+    def inner_gradient(self, problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
+        """∂_y g_i on a mini-batch."""
+        return problem.inner_gradient(params, hyper, draw(ctx.data.train, self.batch_size, ctx.key))
+
+    def own_hypergradient(self, problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
+        """h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i of one client at any point; each derivative takes a batch of its own."""
+        data, inverse = ctx.data, self.inverse
+        if isinstance(inverse, ConjugateGradients):
+            batches = everything(data.train), everything(data.outer)
+            return own_hypergradient(problem, params, hyper, *batches, inverse.steps)
+        outer, cross, inside = jax.random.split(ctx.key, 3)
+        along_y, along_x = problem.outer_gradients(params, hyper, draw(data.outer, self.batch_size, outer))
+
+        def product(vector: PyTree, key: PRNGKeyArray) -> PyTree:
+            return problem.hessian_product(params, hyper, draw(data.train, self.batch_size, key), vector)
+
+        q = inverse.solve(product, along_y, inside)
+        back = problem.jacobian_product(params, hyper, draw(data.train, self.batch_size, cross), q)
+        return optax.tree.sub(along_x, back)
+
+    def own_gradients(self, problem: Problem, point: Point, ctx: Context) -> tuple[PyTree, PyTree]:
+        """Independent estimates of h_i and ∂_y g_i; the same key gives the same batches at another point."""
+        above, below = (replace(ctx, key=key) for key in jax.random.split(ctx.key))
+        return self.own_hypergradient(problem, *point, above), self.inner_gradient(problem, *point, below)
 
 
-def expected(inverse: Inverse) -> Inverse:
-    """The inverse without chance: all terms of the series instead of one."""
-    return Neumann(inverse.terms, inverse.step_size, random=False) if isinstance(inverse, Neumann) else inverse
+def correct(estimate: Callable[[PyTree], PyTree], kept: PyTree, new: PyTree, old: PyTree, forget: Any = 0.0) -> PyTree:
+    """e(new) + (1 − forget)(kept − e(old)), with the estimates e of both points on the same batch.
 
+    Its noise is that of the difference, which vanishes with the step. STORM (Cutkosky and Orabona, arXiv:1905.10018)
+    forgets a little each time; SPIDER (Fang, Li, Lin and Zhang, arXiv:1807.01695) nothing, and starts anew every so
+    often. `forget` is one number, or one for each part of what is kept.
+    """
+    # Side by side, so that what does not depend on the point, like a batch, is made once.
+    both = jax.vmap(estimate)(jax.tree.map(lambda a, b: jnp.stack([a, b]), new, old))
 
-def own_estimate(
-    problem: Problem,
-    inverse: Inverse,
-    params: PyTree,
-    hyper: PyTree,
-    data: Data,
-    batch_size: int | None,
-    key: PRNGKeyArray,
-) -> PyTree:
-    """h_i = ∂_λF_i − B_i H_i^{-1} ∂_xF_i of one client at any point; each derivative takes a batch of its own."""
-    if isinstance(inverse, ConjugateGradients):
-        batches = everything(data.train), everything(data.outer)
-        return own_hypergradient(problem, params, hyper, *batches, inverse.steps)
-    outer, cross, inside = jax.random.split(key, 3)
-    along_x, along_hyper = problem.outer_gradients(params, hyper, draw(data.outer, batch_size, outer))
+    def correct_part(share: Any, kept: PyTree, both: PyTree) -> PyTree:
+        return jax.tree.map(lambda k, e: (e[0] + (1 - share) * (k - e[1])).astype(k.dtype), kept, both)
 
-    def product(vector: PyTree, key: PRNGKeyArray) -> PyTree:
-        return problem.hessian_product(params, hyper, draw(data.train, batch_size, key), vector)
-
-    q = inverse.solve(product, along_x, inside)
-    back = problem.jacobian_product(params, hyper, draw(data.train, batch_size, cross), q)
-    return jax.tree.map(jnp.subtract, along_hyper, back)
-
-
-def own_slopes(
-    problem: Problem,
-    inverse: Inverse,
-    params: PyTree,
-    hyper: PyTree,
-    data: Data,
-    batch_size: int | None,
-    key: PRNGKeyArray,
-) -> tuple[PyTree, PyTree]:
-    """Independent estimates of h_i and of ∂_x f_i; the same key gives the same batches at another point."""
-    above, below = jax.random.split(key)
-    hypergradient = own_estimate(problem, inverse, params, hyper, data, batch_size, above)
-    return hypergradient, problem.inner_gradient(params, hyper, draw(data.train, batch_size, below))
-
-
-def down(point: _Any, slope: PyTree, step_size: object) -> _Any:
-    """point − step_size·slope, in the point's types."""
-    return jax.tree.map(lambda p, s: (p - step_size * s).astype(p.dtype), point, slope)
+    return jax.tree.map(correct_part, forget, kept, both)

@@ -7,10 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import PyTree
 
-from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
-from hyperpush.algorithms.inverse import down
+from hyperpush.algorithms.base import Algorithm, BilevelState, descend
 from hyperpush.checks import check_integer, check_positive, is_jax_number, is_number
 from hyperpush.data.batches import Ragged, capacity, everything
 from hyperpush.errors import InvalidInput
@@ -21,7 +21,8 @@ from hyperpush.privacy.accountant import Accountant, check_schedules
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism, mean_of, one_by_one, project
 from hyperpush.privacy.sensitivity import VARIABLES, Constants, LoopSensitivity, Use, by_variable
 from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node, Repeat, Scope
+from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.ranges import Count, Whole
 
 
 class _State(eqx.Module):
@@ -42,10 +43,9 @@ def _as_mechanisms(given: Any) -> Any:
     return _in_order("LDPDSBO.noise", given, (Laplace, Gaussian)) if isinstance(given, Mapping) else given
 
 
-def _in_order(field: str, given: Mapping[str, Any], kind: Any) -> tuple[Any, ...]:
+def _in_order(field: str, given: Mapping[str, Any], kind: type | tuple[type, ...]) -> tuple[Any, ...]:
     # A tuple: methods are hashed, and mappings cannot be.
-    each = by_variable(field, given, VARIABLES, kind)
-    return tuple(each[name] for name in VARIABLES)
+    return tuple(map(by_variable(field, given, VARIABLES, kind).__getitem__, VARIABLES))
 
 
 def _by_name(values: Any) -> dict[str, Any]:
@@ -68,7 +68,8 @@ class LDPDSBO(Algorithm):
     A client's own values enter clean, others' as they arrived. Derivatives are taken at the own values before.
 
     **Use it** where messages must be private and examples come as a stream: with λ ~ t^−v, noise ~ t^−ς and
-    v/2 < ς < v it converges at a finite budget. **Avoid it** on a data set that is reused: its ε grows without end.
+    v/2 < ς < v it converges at a finite budget. **Avoid it** on a data set that is reused: its ε grows without end. On
+    a task of `task.private(…)`, which adds noise itself, take `noise=None`.
 
     Departures from the paper:
 
@@ -76,7 +77,7 @@ class LDPDSBO(Algorithm):
     2. `use` allows samples that are used once, and a data set that is reused. The paper takes running averages.
 
     Args:
-        steps: Iterations, one round of gossip each.
+        steps: Iterations, one round of gossip each. With 0 nothing moves.
         step_sizes: λ: a number, `hp.schedule("power", scale, exponent)`, or a mapping with one of them for each of "x",
             "y", "z".
         noise: `Laplace(…)` or `Gaussian(…)`, or a mapping with one for each of "x", "y", "z"; None sends clean values.
@@ -89,6 +90,17 @@ class LDPDSBO(Algorithm):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        Without noise and with falling steps it approaches the minimizer of the mean outer cost, x_G.
+
+        >>> import hyperpush as hp
+        >>> from hyperpush.tasks.quadratic import outer_fixed_points
+        >>> task = hp.tasks.quadratic(4, seed=0, common=True)
+        >>> method = hp.algorithms.LDPDSBO(10_000, hp.schedule("power", 0.5, 0.8), use="reused")
+        >>> found = hp.solve(task, method, hp.networks.Ring(4), key=0, every=1000)
+        >>> bool(abs(found.hypers - outer_fixed_points(task.train, task.validation)["x_G"]).max() < 0.02)
+        True
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -102,37 +114,32 @@ class LDPDSBO(Algorithm):
         example={"steps": 3, "step_sizes": 0.1, "use": "reused"},
     )
 
-    steps: int = eqx.field(static=True)
+    steps: Whole = eqx.field(static=True)
     step_sizes: Number | Power | Mapping[str, Any] | tuple[Power, ...] = eqx.field(converter=_as_powers)
     noise: Mechanism | Mapping[str, Any] | tuple[Mechanism, ...] | None = eqx.field(
         converter=_as_mechanisms, default=None
     )
     constants: Constants | None = None
     use: Use = eqx.field(static=True, default="running averages")
-    examples: int = eqx.field(static=True, default=1)
+    examples: Count = eqx.field(static=True, default=1)
     checked: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self):
-        check_integer("LDPDSBO.steps", self.steps, minimum=0)
-        check_integer("LDPDSBO.examples", self.examples, minimum=1)
-        step_sizes = self._powers()
         if self.noise is None:
             return
-        noise = self._mechanisms()
         if self.constants is None:
             raise InvalidInput("LDPDSBO.constants", None, "Constants: noise hides nothing of what is not clipped")
-        exponents = [
-            *(each.exponent for each in step_sizes.values()),
-            *(each.scale.exponent for each in noise.values()),
-        ]
-        if self.checked and all(map(is_number, exponents)):  # what is traced was checked before
+        step_sizes, noise = _by_name(self.step_sizes), _by_name(self.noise)
+        powers = *step_sizes.values(), *(each.scale for each in noise.values())
+        if self.checked and all(is_number(each.exponent) for each in powers):  # what is traced was checked before
             check_schedules(step_sizes, noise, self.use)
 
-    def _powers(self) -> dict[str, Power]:
-        return _by_name(self.step_sizes)
-
-    def _mechanisms(self) -> dict[str, Mechanism]:
-        return _by_name(self.noise)
+    def check_task(self, task: Any) -> None:
+        """Refuse noise of its own on a task whose gradients and products get noise already."""
+        super().check_task(task)
+        if self.noise is not None and task.privacy is not None:
+            allowed = "noise=None on a task of task.private(…), which clips and adds noise itself; or the plain task"
+            raise InvalidInput("LDPDSBO.noise", "noise of its own on a private task", allowed)
 
     def program(self, problem: Problem) -> Node:
         inner_bounds = outer_bounds = None
@@ -151,7 +158,7 @@ class LDPDSBO(Algorithm):
 
             slope, product_y, product_x = self._mean(inner, ctx.data.train, inner_bounds, ctx)
             pull, along_x = self._mean(outer, ctx.data.outer, outer_bounds, ctx)
-            return slope, jax.tree.map(jnp.subtract, product_y, pull), jax.tree.map(jnp.subtract, along_x, product_x)
+            return slope, optax.tree.sub(product_y, pull), optax.tree.sub(along_x, product_x)
 
         def values(state: _State) -> tuple[PyTree, PyTree, PyTree]:
             return state.params, state.solution, state.hyper
@@ -159,25 +166,21 @@ class LDPDSBO(Algorithm):
         def send(state: _State, ctx: Context) -> PyTree:
             if self.noise is None:
                 return values(state)
-            keys, noise = jax.random.split(ctx.key, len(VARIABLES)), self._mechanisms()
+            keys, noise = jax.random.split(ctx.key, len(VARIABLES)), _by_name(self.noise).values()
             return tuple(
-                jax.tree.map(jnp.add, value, noise[name].noise(key, value, ctx.round))
-                for value, name, key in zip(values(state), VARIABLES, keys, strict=True)
+                optax.tree.add(value, mechanism.noise(key, value, ctx.round))
+                for value, mechanism, key in zip(values(state), noise, keys, strict=True)
             )
 
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
-            mixed, along, step_sizes = inbox.mix(values(state)), directions(state, ctx), self._powers()
-            y, z, x = (
-                down(value, slope, step_sizes[name](ctx.round))
-                for value, slope, name in zip(mixed, along, VARIABLES, strict=True)
-            )
+            rates = [step_size(ctx.round) for step_size in _by_name(self.step_sizes).values()]
+            y, z, x = map(descend, inbox.mix(values(state)), directions(state, ctx), rates)
             return _State(y, x, z if self.constants is None else project(z, self.constants.R))
 
-        return Scope(
-            Repeat(Exchange(send, receive, weights="gossip"), self.steps, name=LOOP),
-            enter=lambda state, ctx: _State(state.params, state.hyper, jax.tree.map(jnp.zeros_like, state.params)),
-            leave=lambda before, state, ctx: BilevelState(state.params, state.hyper),
-        )
+        def enter(state: BilevelState, ctx: Context) -> _State:
+            return _State(state.params, state.hyper, optax.tree.zeros_like(state.params))
+
+        return self.iterate(Exchange(send, receive, weights="gossip"), enter)
 
     def _mean(
         self,
@@ -215,10 +218,11 @@ class LDPDSBO(Algorithm):
         """
         if self.noise is None or self.constants is None:
             raise InvalidInput("LDPDSBO.noise", None, "a mechanism: without noise there is no privacy")
-        params_size, hypers_size = (sum(leaf[0].size for leaf in jax.tree.leaves(tree)) for tree in (params, hypers))
         others = np.zeros(network.clients)  # always a valid bound
         if not network.varying:
             others = 1 - np.diag(np.asarray(matrix(network, jax.random.key(0), 0, "gossip"), np.float64))
         examples = check_integer("rows", rows, minimum=1) if self.use == "reused" else self.examples
-        sender = LoopSensitivity(self.constants, self._powers(), params_size, hypers_size, self.use, others, examples)
-        return Accountant(sender, self._mechanisms())
+        step_sizes, inner, outer = _by_name(self.step_sizes), optax.tree.size(params), optax.tree.size(hypers)
+        sizes = inner // network.clients, outer // network.clients
+        sender = LoopSensitivity(self.constants, step_sizes, sizes[0], sizes[1], self.use, others, examples)
+        return Accountant(sender, _by_name(self.noise))

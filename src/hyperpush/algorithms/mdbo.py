@@ -1,22 +1,19 @@
 """MDBO: momentum and gradient tracking on both levels."""
 
-import abc
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 from jaxtyping import PyTree
 
-from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
-from hyperpush.algorithms.inverse import ConjugateGradients, Inverse, check_estimates, down, own_slopes
-from hyperpush.algorithms.steps import check_step_sizes, first_number
-from hyperpush.checks import check_integer, check_positive
+from hyperpush.algorithms.base import BilevelState, descend, move_towards, track
+from hyperpush.algorithms.inverse import ImplicitDescent, Point
 from hyperpush.errors import InvalidInput
-from hyperpush.method import MethodInfo, Number, as_number
-from hyperpush.optimizers import StepSize, step_size_at
+from hyperpush.method import MethodInfo, as_number
+from hyperpush.optimizers import step_size_at
 from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node, Repeat, Scope
+from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.ranges import Positive, Rate, first_number
 
 
 class _State(eqx.Module):
@@ -26,84 +23,7 @@ class _State(eqx.Module):
     trackers: tuple[PyTree, PyTree]  # s, r
 
 
-INFO = MethodInfo(
-    network="undirected",
-    target="local",
-    sends="hypers, params and a tracker of each",
-    paper="Gao, Gu and Thai, On the convergence of distributed stochastic bilevel optimization algorithms over a "
-    "network, arXiv:2206.15025",
-    note="the mean of hypergradients through own Hessians at the common inner solution",
-    fixed_point="x_M",
-    example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1, "step_scale": 0.7},
-)
-
-
-class TrackedMomentum(Algorithm):
-    """What MDBO and VRDBO share: all but how they estimate.
-
-    x⁺ = x + η(Wx − β₁s − x),  y⁺ = y + η(Wy − β₂r − y),  s⁺ = Ws + a⁺ − a,  r⁺ = Wr + b⁺ − b
-    """
-
-    power: eqx.AbstractClassVar[int]  # an old estimate is forgotten at α·η^power
-
-    steps: int = eqx.field(static=True)
-    outer_step_size: StepSize = eqx.field(converter=as_number)  # β₁
-    inner_step_size: StepSize = eqx.field(converter=as_number)  # β₂
-    step_scale: StepSize = eqx.field(converter=as_number, default=1.0)  # η
-    outer_momentum: Number = eqx.field(converter=as_number, default=1.0)  # α₁
-    inner_momentum: Number = eqx.field(converter=as_number, default=1.0)  # α₂
-    inverse: Inverse = ConjugateGradients()
-    batch_size: int | None = eqx.field(static=True, default=None)
-
-    def __check_init__(self):
-        name = type(self).__name__
-        check_integer(f"{name}.steps", self.steps, minimum=0)
-        check_step_sizes(self, "outer_step_size", "inner_step_size", "step_scale")
-        for momentum in ("outer_momentum", "inner_momentum"):
-            alpha = check_positive(f"{name}.{momentum}", getattr(self, momentum))
-            eta = first_number(self.step_scale)
-            # What is traced was checked before tracing.
-            if eta is not None and isinstance(alpha, float) and alpha * eta**self.power > 1:
-                scale = "step_scale" if self.power == 1 else f"step_scale^{self.power}"
-                raise InvalidInput(f"{name}.{momentum}", alpha, f"a number with {momentum}·{scale} at most 1")
-        check_estimates(name, self.inverse, self.batch_size)
-
-    @abc.abstractmethod
-    def renewed(self, kept: Any, forget: tuple[Any, Any], estimate: Any, new: Any, old: Any) -> tuple[PyTree, PyTree]:
-        """(a, b) at the point `new`; `estimate(point)` gives estimates on one and the same batch."""
-
-    def program(self, problem: Problem) -> Node:
-        def enter(state: BilevelState, ctx: Context) -> _State:
-            first = own_slopes(problem, self.inverse, state.params, state.hyper, ctx.data, self.batch_size, ctx.key)
-            return _State(state.params, state.hyper, first, first)
-
-        def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
-            eta = step_size_at(self.step_scale, ctx.round)
-            steps = step_size_at(self.outer_step_size, ctx.round), step_size_at(self.inner_step_size, ctx.round)
-            at = (state.hyper, state.params)
-            mixed, trackers = inbox.mix((at, state.trackers))
-            goal = tuple(map(down, mixed, state.trackers, steps))
-            hyper, params = jax.tree.map(lambda z, to: (z + eta * (to - z)).astype(z.dtype), at, goal)
-
-            def estimate(point: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-                return own_slopes(problem, self.inverse, *point, ctx.data, self.batch_size, ctx.key)
-
-            forget = self.outer_momentum * eta**self.power, self.inner_momentum * eta**self.power
-            estimates = self.renewed(state.estimates, forget, estimate, (params, hyper), (state.params, state.hyper))
-            trackers = jax.tree.map(lambda s, new, old: s + new - old, trackers, estimates, state.estimates)
-            return _State(params, hyper, estimates, trackers)
-
-        def send(state: _State, ctx: Context):
-            return (state.hyper, state.params), state.trackers
-
-        return Scope(
-            Repeat(Exchange(send, receive, weights="gossip"), self.steps, name=LOOP),
-            enter,
-            leave=lambda before, state, ctx: replace(before, params=state.params, hyper=state.hyper),
-        )
-
-
-class MDBO(TrackedMomentum):
+class MDBO(ImplicitDescent):
     """Momentum and gradient tracking on both levels.
 
     Clients share the hypers x and the params y. With its inner cost g_i and h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i through
@@ -121,9 +41,9 @@ class MDBO(TrackedMomentum):
     1. `inverse` is conjugate gradients on all examples by default. The paper takes a `Neumann` series.
 
     Args:
-        steps: Iterations, one round of gossip each.
-        outer_step_size: β₁, above 0; a number or a schedule by iteration.
-        inner_step_size: β₂, above 0; a number or a schedule by iteration.
+        steps: Iterations, one round of gossip each. With 0 nothing moves.
+        outer_step_size: β₁, above 0; a number or a schedule by iteration. Start well below β₂.
+        inner_step_size: β₂, above 0; a number or a schedule by iteration. Constant steps need β₂ < 2/λ_max(H_i).
         step_scale: η, above 0; a number or a schedule by iteration. 1 moves all the way.
         outer_momentum: α₁, above 0 with α₁η ≤ 1. α₁η = 1 keeps no momentum.
         inner_momentum: α₂, above 0 with α₂η ≤ 1. α₂η = 1 keeps no momentum.
@@ -132,14 +52,73 @@ class MDBO(TrackedMomentum):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        Clients share the inner solution but each uses its own Hessian, so they end at x_M.
+
+        >>> import hyperpush as hp
+        >>> from hyperpush.tasks.quadratic import outer_fixed_points
+        >>> task = hp.tasks.quadratic(4, seed=0, common=True)
+        >>> method = hp.algorithms.MDBO(steps=500, outer_step_size=0.05, inner_step_size=0.1, step_scale=0.7)
+        >>> found = hp.solve(task, method, hp.networks.Ring(4), key=0)
+        >>> bool(abs(found.hypers - outer_fixed_points(task.train, task.validation)["x_M"]).max() < 1e-3)
+        True
     """
 
-    info: ClassVar[MethodInfo] = INFO
-    power: ClassVar[int] = 1
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="undirected",
+        target="local",
+        sends="hypers, params and a tracker of each",
+        paper="Gao, Gu and Thai, On the convergence of distributed stochastic bilevel optimization algorithms over a "
+        "network, arXiv:2206.15025",
+        note="the mean of hypergradients through own Hessians at the common inner solution",
+        fixed_point="x_M",
+        example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1, "step_scale": 0.7},
+    )
+    power: ClassVar[int] = 1  # an old estimate is forgotten at α·η^power
 
-    def renewed(self, kept: Any, forget: tuple[Any, Any], estimate: Any, new: Any, old: Any) -> tuple[PyTree, PyTree]:
-        above, below = (
-            jax.tree.map(lambda k, n, f=f: (k + f * (n - k)).astype(k.dtype), *pair)
-            for f, *pair in zip(forget, kept, estimate(new), strict=True)
-        )
+    step_scale: Rate = eqx.field(converter=as_number, default=1.0)
+    outer_momentum: Positive = eqx.field(converter=as_number, default=1.0)
+    inner_momentum: Positive = eqx.field(converter=as_number, default=1.0)
+
+    def __check_init__(self):
+        eta = first_number(self.step_scale)
+        for option, alpha in (("outer_momentum", self.outer_momentum), ("inner_momentum", self.inner_momentum)):
+            # What is traced was checked before tracing.
+            if eta is not None and isinstance(alpha, float) and alpha * eta**self.power > 1:
+                scale = "step_scale" if self.power == 1 else f"step_scale^{self.power}"
+                raise InvalidInput(
+                    f"{type(self).__name__}.{option}", alpha, f"a number with {option}·{scale} at most 1"
+                )
+
+    def renew(
+        self, estimate: Callable[[Point], PyTree], kept: PyTree, new: Point, old: Point, shares: tuple[Any, Any]
+    ) -> tuple[PyTree, PyTree]:
+        """(a, b) at the point `new`; `estimate(point)` gives estimates on one and the same batch."""
+        above, below = map(move_towards, kept, estimate(new), shares)
         return above, below
+
+    def program(self, problem: Problem) -> Node:
+        def enter(state: BilevelState, ctx: Context) -> _State:
+            first = self.own_gradients(problem, (state.params, state.hyper), ctx)
+            return _State(state.params, state.hyper, first, first)
+
+        def send(state: _State, ctx: Context) -> PyTree:
+            return (state.hyper, state.params), state.trackers
+
+        def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
+            eta, (at, _) = step_size_at(self.step_scale, ctx.round), send(state, ctx)
+            mixed, trackers = inbox.mix(send(state, ctx))
+            goal = tuple(map(descend, mixed, state.trackers, self.rates(ctx.round)))
+            hyper, params = move_towards(at, goal, eta)
+            shares = self.outer_momentum * eta**self.power, self.inner_momentum * eta**self.power
+            estimates = self.renew(
+                lambda point: self.own_gradients(problem, point, ctx),
+                state.estimates,
+                (params, hyper),
+                (state.params, state.hyper),
+                shares,
+            )
+            return _State(params, hyper, estimates, track(trackers, estimates, state.estimates))
+
+        return self.iterate(Exchange(send, receive, weights="gossip"), enter)

@@ -6,17 +6,15 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import PyTree
 
-from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
-from hyperpush.algorithms.inverse import ConjugateGradients, Inverse, check_estimates, down, own_estimate
-from hyperpush.algorithms.steps import check_step_sizes
-from hyperpush.checks import check_integer, check_positive
-from hyperpush.data.batches import draw
-from hyperpush.method import MethodInfo, Number, as_number
-from hyperpush.optimizers import StepSize, step_size_at
+from hyperpush.algorithms.base import BilevelState, descend
+from hyperpush.algorithms.inverse import ImplicitDescent
+from hyperpush.method import MethodInfo, as_number
 from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node, Repeat, Scope
+from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.ranges import Positive
 
 
 class _State(eqx.Module):
@@ -25,7 +23,7 @@ class _State(eqx.Module):
     dual: PyTree  # d
 
 
-class SPDB(Algorithm):
+class SPDB(ImplicitDescent):
     """Stochastic primal-dual bilevel optimization: hypers agree through a dual variable.
 
     Each client has params y_i of its own; the hypers x_i become common. With its inner cost g_i, its own hypergradient
@@ -43,15 +41,24 @@ class SPDB(Algorithm):
     1. `inverse` is conjugate gradients on all examples by default, which adds no noise.
 
     Args:
-        steps: Iterations, one round of gossip each.
+        steps: Iterations, one round of gossip each. With 0 nothing moves.
         outer_step_size: α, above 0; a number or a schedule by iteration. It must be below about 1/ρ.
-        inner_step_size: β, above 0; a number or a schedule by iteration.
+        inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
         penalty: ρ, above 0. Larger values make hypers agree sooner and need a smaller α.
         inverse: How H_i⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
         batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> from hyperpush.tasks.quadratic import outer_fixed_points
+        >>> task = hp.tasks.quadratic(4, seed=0, common=True)
+        >>> method = hp.algorithms.SPDB(steps=600, outer_step_size=0.15, inner_step_size=0.2, penalty=0.8)
+        >>> found = hp.solve(task, method, hp.networks.Ring(4), key=0)
+        >>> bool(abs(found.hypers - outer_fixed_points(task.train, task.validation)["x_L"]).max() < 1e-3)
+        True
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -64,36 +71,22 @@ class SPDB(Algorithm):
         example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1, "penalty": 0.5},
     )
 
-    steps: int = eqx.field(static=True)
-    outer_step_size: StepSize = eqx.field(converter=as_number)
-    inner_step_size: StepSize = eqx.field(converter=as_number)
-    penalty: Number = eqx.field(converter=as_number, default=1.0)
-    inverse: Inverse = ConjugateGradients()
-    batch_size: int | None = eqx.field(static=True, default=None)
-
-    def __check_init__(self):
-        check_integer("SPDB.steps", self.steps, minimum=0)
-        check_step_sizes(self, "outer_step_size", "inner_step_size")
-        check_positive("SPDB.penalty", self.penalty)
-        check_estimates("SPDB", self.inverse, self.batch_size)
+    penalty: Positive = eqx.field(converter=as_number, default=1.0)
 
     def program(self, problem: Problem) -> Node:
         def enter(state: BilevelState, ctx: Context) -> _State:
-            return _State(state.params, state.hyper, jax.tree.map(jnp.zeros_like, state.hyper))
+            return _State(state.params, state.hyper, optax.tree.zeros_like(state.hyper))
 
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
-            below, above = jax.random.split(ctx.key)
-            slope = problem.inner_gradient(state.params, state.hyper, draw(ctx.data.train, self.batch_size, below))
-            params = down(state.params, slope, step_size_at(self.inner_step_size, ctx.round))
-            own = own_estimate(problem, self.inverse, params, state.hyper, ctx.data, self.batch_size, above)
+            below, above = (replace(ctx, key=key) for key in jax.random.split(ctx.key))
+            outer_rate, inner_rate = self.rates(ctx.round)
+            slope = self.inner_gradient(problem, state.params, state.hyper, below)
+            params = descend(state.params, slope, inner_rate)
+            own = self.own_hypergradient(problem, params, state.hyper, above)
             apart = jax.tree.map(lambda x, mixed: self.penalty * (x - mixed), state.hyper, inbox.mix(state.hyper))
             # One message serves both: this is ρLx⁺ of the iteration before, of which the first has none.
             dual = jax.tree.map(lambda d, a: jnp.where(ctx.round > 0, d + a, d), state.dual, apart)
             along = jax.tree.map(lambda h, d, a: h + d + a, own, dual, apart)
-            return _State(params, down(state.hyper, along, step_size_at(self.outer_step_size, ctx.round)), dual)
+            return _State(params, descend(state.hyper, along, outer_rate), dual)
 
-        return Scope(
-            Repeat(Exchange(lambda state, ctx: state.hyper, receive, weights="gossip"), self.steps, name=LOOP),
-            enter,
-            leave=lambda before, state, ctx: replace(before, params=state.params, hyper=state.hyper),
-        )
+        return self.iterate(Exchange(lambda state, ctx: state.hyper, receive, weights="gossip"), enter)

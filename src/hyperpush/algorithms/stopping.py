@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hyperpush.checks import check_boolean, check_integer
 from hyperpush.data.batches import count, everything
 from hyperpush.errors import InvalidInput, unknown
+from hyperpush.method import Configured
 from hyperpush.problem import Problem
 from hyperpush.programs import Average, Context, Exchange, Inbox, Local, Node, Repeat, Sequence
+from hyperpush.ranges import Count
 
 
 class Watch(eqx.Module):
@@ -34,42 +35,41 @@ class Watch(eqx.Module):
         return Watch(zero, zero, never, zero, never, params, hyper)
 
 
-class EarlyStopping(eqx.Module):
+class EarlyStopping(Configured):
     """Stop once the clients' mean metric has not improved for `patience` outer steps, and return the best step.
 
     Clients average the metric by push-sum and take the largest of their averages, so that all judge by the same
     number. They then vote on ending, so links must be reliable. What is averaged is counted among the costs.
+
+    **Use it** as `stop=` of `PDBO` or `CDBO` with a set that neither level fits. **Avoid it** where messages get lost,
+    and on a private task: the metric looks at data outside of the releases.
 
     Args:
         metric: `metric(params, hyper, batch)`, one client's: one value per example or a scalar. `"cost"` is the
             outer cost without its penalty.
         on: The data set to measure on. One that neither level fits shows overfitting; the one that the outer level
             fits is allowed and warned of; `"test"` is refused.
-        patience: Outer steps without a better mean before the end.
+        patience: Outer steps without a better mean before the end, at least 1. Noisy metrics need more.
         mode: Whether `"min"` or `"max"` is better.
-        pushes: Rounds of push-sum per measurement; more where the network mixes badly.
+        pushes: Rounds of push-sum per measurement, at least 1; more where the network mixes badly.
         weighted: Whether clients count by their number of examples, instead of all alike.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> hp.EarlyStopping("cost", on="holdout", patience=5).mode
+        'min'
     """
 
     metric: Callable[[PyTree, PyTree, PyTree], Float[Array, "..."]] | Literal["cost"]
     on: str = eqx.field(static=True)
-    patience: int = eqx.field(static=True)
+    patience: Count = eqx.field(static=True)
     mode: Literal["min", "max"] = eqx.field(static=True, default="min")
-    pushes: int = eqx.field(static=True, default=30)
+    pushes: Count = eqx.field(static=True, default=30)
     weighted: bool = eqx.field(static=True, default=False)
     agreement: int = eqx.field(static=True, default=0)  # rounds in which a maximum reaches everyone; the verb knows
-
-    def __check_init__(self):
-        if not callable(self.metric) and self.metric != "cost":
-            allowed = "a function of (params, hyper, batch), or 'cost'"
-            raise InvalidInput("EarlyStopping.metric", self.metric, allowed)
-        if not isinstance(self.on, str):
-            raise InvalidInput("EarlyStopping.on", self.on, "the name of a data set")
-        check_integer("EarlyStopping.patience", self.patience, minimum=1)
-        check_integer("EarlyStopping.pushes", self.pushes, minimum=1)
-        check_boolean("EarlyStopping.weighted", self.weighted)
-        if self.mode not in ("min", "max"):
-            raise InvalidInput("EarlyStopping.mode", self.mode, "'min' or 'max'")
 
     def check_task(self, field: str, task: Any) -> None:
         """Refuse a data set that is not there or must not be chosen on; warn of the one that is fitted."""
@@ -122,7 +122,5 @@ def check_choice(field: str, on: str, task: Any) -> None:
         raise InvalidInput(field, on, "another data set, such as holdout: nothing may be chosen on the test examples")
     if on in (task.outer_on, "train"):
         level = "outer" if on == task.outer_on else "inner"
-        text = (
-            f"{field}: {on!r} is what the {level} level fits, so overfitting goes unseen; a holdout set would show it"
-        )
+        text = f"{field}: {on!r} is what the {level} level fits, so overfitting goes unseen; use a holdout set"
         warnings.warn(text, stacklevel=4)

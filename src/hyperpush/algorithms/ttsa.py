@@ -3,29 +3,17 @@
 from dataclasses import replace
 from typing import ClassVar
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-from jaxtyping import PyTree
+import optax
 
-from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
-from hyperpush.algorithms.inverse import ConjugateGradients, Inverse, check_estimates
-from hyperpush.algorithms.pooled import common, inner_descent, outer_descent, pooled_hypergradient
-from hyperpush.algorithms.steps import check_step_sizes
-from hyperpush.checks import check_integer
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import StepSize
+from hyperpush.algorithms.base import BilevelState
+from hyperpush.algorithms.bsa import BSA
+from hyperpush.algorithms.pooled import PooledDescent, PooledState, average_fields
+from hyperpush.method import MethodInfo
 from hyperpush.problem import Problem
-from hyperpush.programs import Context, Node, Repeat, Scope, Sequence
+from hyperpush.programs import Context, Node, Sequence
 
 
-class _State(eqx.Module):
-    params: PyTree
-    hyper: PyTree
-    value: PyTree
-
-
-class TTSA(Algorithm):
+class TTSA(PooledDescent):
     """Two-timescale stochastic approximation: one inner step, then one outer step at the new params.
 
     All clients share the params y and the hypers x. With the mean inner cost g, the mean outer cost F,
@@ -44,47 +32,33 @@ class TTSA(Algorithm):
 
     Args:
         steps: Iterations. With 0 everybody gets the mean start.
-        outer_step_size: α, above 0; a number or a schedule by iteration.
+        outer_step_size: α, above 0; a number or a schedule by iteration. It should fall faster than β.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H).
         inverse: How H⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
         batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> from hyperpush.tasks.quadratic import outer_fixed_points
+        >>> task = hp.tasks.quadratic(4, seed=0, common=True)
+        >>> method = hp.algorithms.TTSA(steps=200, outer_step_size=0.2, inner_step_size=0.3)
+        >>> found = hp.solve(task, method, hp.networks.FullyConnected(4), key=0)
+        >>> bool(abs(found.hypers - outer_fixed_points(task.train, task.validation)["x_G"]).max() < 1e-3)
+        True
     """
 
-    info: ClassVar[MethodInfo] = MethodInfo(
-        network="server",
-        target="global",
-        sends="vectors of the size of the params, and the hypers",
+    info: ClassVar[MethodInfo] = replace(
+        BSA.info,
         paper="Hong et al., A two-timescale stochastic algorithm framework for bilevel optimization, arXiv:2007.05170",
-        note="one machine with all data, or exact averages",
-        fixed_point="x_G",
         example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1},
     )
 
-    steps: int = eqx.field(static=True)
-    outer_step_size: StepSize = eqx.field(converter=as_number)
-    inner_step_size: StepSize = eqx.field(converter=as_number)
-    inverse: Inverse = ConjugateGradients()
-    batch_size: int | None = eqx.field(static=True, default=None)
-
-    def __check_init__(self):
-        check_integer("TTSA.steps", self.steps, minimum=0)
-        check_step_sizes(self, "outer_step_size", "inner_step_size")
-        check_estimates("TTSA", self.inverse, self.batch_size)
-
     def program(self, problem: Problem) -> Node:
-        def enter(state: BilevelState, ctx: Context) -> _State:
-            return _State(state.params, state.hyper, jax.tree.map(jnp.zeros_like, state.hyper))
+        def enter(state: BilevelState, ctx: Context) -> PooledState:
+            return PooledState(state.params, state.hyper, optax.tree.zeros_like(state.hyper))
 
-        iteration = Sequence(
-            inner_descent(problem, self.inner_step_size, self.batch_size),
-            pooled_hypergradient(problem, self.inverse, self.batch_size),
-            outer_descent(self.outer_step_size),
-        )
-        return Scope(
-            Sequence(common("params", "hyper"), Repeat(iteration, self.steps, name=LOOP)),
-            enter,
-            leave=lambda before, state, ctx: replace(before, params=state.params, hyper=state.hyper),
-        )
+        iteration = Sequence(self.descend_inner(problem), self.hypergradient(problem), self.descend_outer())
+        return self.iterate(iteration, enter, average_fields("params", "hyper"))

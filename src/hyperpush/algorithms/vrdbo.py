@@ -1,15 +1,15 @@
 """VRDBO: MDBO with estimates of lower variance."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from jaxtyping import PyTree
 
-from hyperpush.algorithms.mdbo import INFO, TrackedMomentum
-from hyperpush.algorithms.storm import at_both, recursive
-from hyperpush.method import MethodInfo
+from hyperpush.algorithms.inverse import Point, correct
+from hyperpush.algorithms.mdbo import MDBO
 
 
-class VRDBO(TrackedMomentum):
+class VRDBO(MDBO):
     """MDBO with estimates of lower variance.
 
     The estimates are corrected instead of averaged, both points on the same batch (Gao, Gu and Thai,
@@ -26,9 +26,9 @@ class VRDBO(TrackedMomentum):
     1. `inverse` is conjugate gradients on all examples by default. The paper takes a `Neumann` series.
 
     Args:
-        steps: Iterations, one round of gossip each.
-        outer_step_size: β₁, above 0; a number or a schedule by iteration.
-        inner_step_size: β₂, above 0; a number or a schedule by iteration.
+        steps: Iterations, one round of gossip each. With 0 nothing moves.
+        outer_step_size: β₁, above 0; a number or a schedule by iteration. Start well below β₂.
+        inner_step_size: β₂, above 0; a number or a schedule by iteration. Constant steps need β₂ < 2/λ_max(H_i).
         step_scale: η, above 0; a number or a schedule by iteration. 1 moves all the way.
         outer_momentum: α₁, above 0 with α₁η² ≤ 1. α₁η² = 1 forgets all before.
         inner_momentum: α₂, above 0 with α₂η² ≤ 1. α₂η² = 1 forgets all before.
@@ -37,11 +37,20 @@ class VRDBO(TrackedMomentum):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> from hyperpush.tasks.quadratic import outer_fixed_points
+        >>> task = hp.tasks.quadratic(4, seed=0, common=True)
+        >>> method = hp.algorithms.VRDBO(steps=500, outer_step_size=0.05, inner_step_size=0.1, step_scale=0.7)
+        >>> found = hp.solve(task, method, hp.networks.Ring(4), key=0)
+        >>> bool(abs(found.hypers - outer_fixed_points(task.train, task.validation)["x_M"]).max() < 1e-3)
+        True
     """
 
-    info: ClassVar[MethodInfo] = INFO
     power: ClassVar[int] = 2
 
-    def renewed(self, kept: Any, forget: tuple[Any, Any], estimate: Any, new: Any, old: Any) -> tuple[PyTree, PyTree]:
-        above, below = map(recursive, kept, *at_both(estimate, new, old), forget)
-        return above, below
+    def renew(
+        self, estimate: Callable[[Point], PyTree], kept: PyTree, new: Point, old: Point, shares: tuple[Any, Any]
+    ) -> tuple[PyTree, PyTree]:
+        return correct(estimate, kept, new, old, shares)

@@ -1,5 +1,5 @@
 from .algorithm import BiGFed as BiGFed
-from .clustered import FLHC as FLHC
-from .clustered import FeSEM as FeSEM
 from .cosine import Cosine as Cosine
+from .fesem import FeSEM as FeSEM
+from .flhc import FLHC as FLHC
 from .structure import Graph as Graph

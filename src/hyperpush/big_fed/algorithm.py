@@ -1,62 +1,80 @@
 """BiG-Fed: private models on a graph, and a shared kernel that is learned from how they look to one another."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
-from hyperpush.algorithms.inverse import down
-from hyperpush.algorithms.pooled import common, mean
-from hyperpush.algorithms.steps import check_step_sizes
-from hyperpush.big_fed.cosine import Cosine, no_neighbors, pair_cost
-from hyperpush.big_fed.curvature import Bend, Curvature, check_curvature
+from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend
+from hyperpush.algorithms.pooled import average_fields, mean
+from hyperpush.big_fed.cosine import Cosine, find_strangers, pair_cost
+from hyperpush.big_fed.curvature import Curvature, DampedCurvature
 from hyperpush.big_fed.strangers import check_strangers
-from hyperpush.checks import check_integer, check_nonnegative
 from hyperpush.data.batches import draw
 from hyperpush.errors import InvalidInput
-from hyperpush.method import MethodInfo, Number, as_number
+from hyperpush.method import MethodInfo, NetworkKind, as_number
 from hyperpush.networks import Network
-from hyperpush.optimizers import StepSize, step_size_at
-from hyperpush.problem import JointCost, Problem
-from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence, Server
+from hyperpush.problem import JointCost, ModelLoss, Problem
+from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Sequence, Server
+from hyperpush.ranges import Count, NonNegative, OptionalCount
 
-
-def info_of(network: Literal["server", "any"], sends: str, **more: Any) -> MethodInfo:
-    """What all forms say alike, and what one sends where."""
-    return MethodInfo(
-        network=network,
-        target="local",
-        sends=sends,
-        paper="Xing, Lu, Wu and Yu, BiG-Fed: bilevel optimization enhanced graph-aided federated learning, 2021",
-        note="one outer cost of all clients' own inner solutions",
-        fixed_point="x_L",
-        example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1, "curvature": "hessian"} | more,
-        matrices="form" in more and more["form"] == "blocks",
-        lossy=network == "any",
-        joint=True,
-    )
-
-
-BY_FORM: dict[str, MethodInfo] = {
-    "blocks": info_of("server", "own params, both blocks and the hypers", form="blocks"),
-    "products": info_of("server", "what is shown (may give params away), own part of the hypergradient"),
-    "peers": info_of(
-        "any", "what is shown (may give params away) to all who are reached, and the hypers", form="peers"
-    ),
+# What the network of each form has to do, and what clients send.
+FORMS: dict[str, tuple[NetworkKind, str]] = {
+    "blocks": ("server", "own params, both blocks and the hypers"),
+    "products": ("server", "what is shown (may give params away), own part of the hypergradient"),
+    "peers": ("any", "what is shown (may give params away) to all who are reached, and the hypers"),
 }
 
 
-class _ByForm:
+class _InfoByForm:
     """The info of an algorithm's form; that of the default form if the class is asked."""
 
     def __get__(self, algorithm: "BiGFed | None", owner: type) -> MethodInfo:
-        return BY_FORM["products" if algorithm is None else algorithm.form]
+        form = "products" if algorithm is None else algorithm.form
+        network, sends = FORMS[form]
+        return MethodInfo(
+            network=network,
+            target="local",
+            sends=sends,
+            paper="Xing, Lu, Wu and Yu, BiG-Fed: bilevel optimization enhanced graph-aided federated learning, 2021",
+            note="one outer cost of all clients' own inner solutions",
+            fixed_point="x_L",
+            example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1, "curvature": "hessian"},
+            matrices=form == "blocks",
+            lossy=form == "peers",
+            joint=True,
+        )
+
+
+class _OuterCost:
+    """F as one client sees it: the cost of the graph and the mean of clients' own costs, where there are any."""
+
+    def __init__(self, problem: Problem):
+        cost = problem.outer
+        self.problem = problem
+        self.cosine = cost if isinstance(cost, Cosine) else None
+        self.own: Problem | None = problem  # with the clients' own outer costs only
+        if isinstance(cost, JointCost):
+            has_own = cost.own is not None or problem.outer_penalty is not None
+            # Where there is no own cost, a penalty alone counts.
+            self.own = replace(problem, outer=cost.own or (lambda *_: jnp.zeros(()))) if has_own else None
+
+    def show(self, params: PyTree, hyper: PyTree) -> Float[Array, " d"]:
+        """p, what a client shows of its model; one zero if there is no graph."""
+        cosine = self.cosine
+        return jnp.zeros((1,)) if cosine is None else cosine.represent(self.problem.whole(params), hyper)
+
+    def presence(self, ctx: Context) -> tuple[Bool[Array, ""], Int[Array, ""]]:
+        """Whether the client takes part in this round, and how many do."""
+        if self.cosine is None:
+            return jnp.ones((), bool), jnp.asarray(ctx.clients)
+        here = self.cosine.graph.at(ctx.round)[1]
+        return here[ctx.client], jnp.sum(here)
 
 
 class _State(eqx.Module):
@@ -69,7 +87,7 @@ class _State(eqx.Module):
 
 
 @final
-class BiGFed(Algorithm):
+class BiGFed(TwoLevelDescent):
     """Bilevel optimization enhanced graph-aided federated learning: private models, and a kernel that all share.
 
     Each client has params θ_i of its own; the hyper φ is common. F is the task's outer cost: a `Cosine` of what the
@@ -112,42 +130,52 @@ class BiGFed(Algorithm):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        Two pairs of neighbors: each client fits slopes φ·θ_i of its own, with a common φ.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> pairs = jnp.array([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
+        >>> look = hp.big_fed.Cosine(hp.big_fed.Graph(pairs), represent=lambda slope, phi: phi * slope)
+        >>> inputs, slopes = jnp.ones((4, 3, 2)), jnp.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+        >>> task = hp.Task(
+        ...     inner=lambda slope, phi, batch: ((batch[0] * (phi * slope - batch[1])) ** 2).sum(-1), outer=look,
+        ...     params=jnp.ones(2), hypers=jnp.ones(2), common=True,
+        ...     train=(inputs, jnp.repeat(slopes[:, None], 3, 1)),
+        ... )
+        >>> method = hp.big_fed.BiGFed(30, 0.05, 0.1, curvature="hessian")
+        >>> found = hp.solve(task, method, hp.networks.FullyConnected(4), key=0)
+        >>> bool(abs(found.hyper * found.params - slopes).max() < 0.01)
+        True
     """
 
-    info: ClassVar[MethodInfo] = _ByForm()  # pyright: ignore[reportAssignmentType]
+    info: ClassVar[MethodInfo] = _InfoByForm()  # pyright: ignore[reportAssignmentType]
 
-    steps: int = eqx.field(static=True)
-    outer_step_size: StepSize = eqx.field(converter=as_number)
-    inner_step_size: StepSize = eqx.field(converter=as_number)
     form: Literal["blocks", "products", "peers"] = eqx.field(static=True, default="products")
     curvature: Curvature = eqx.field(static=True, default="gauss-newton")
-    damping: Number = eqx.field(converter=as_number, default=0.1)
-    inner_steps: int = eqx.field(static=True, default=1)
+    damping: NonNegative = eqx.field(converter=as_number, default=0.1)
+    inner_steps: Count = eqx.field(static=True, default=1)
     blocks_at: Literal["before", "after"] = eqx.field(static=True, default="before")
-    batch_size: int | None = eqx.field(static=True, default=None)
-    solver_steps: int = eqx.field(static=True, default=20)
-    pushes: int = eqx.field(static=True, default=1)
-
-    def __check_init__(self):
-        check_integer("BiGFed.steps", self.steps, minimum=0)
-        check_step_sizes(self, "outer_step_size", "inner_step_size")
-        check_nonnegative("BiGFed.damping", self.damping)
-        for field in ("inner_steps", "solver_steps", "pushes"):
-            check_integer(f"BiGFed.{field}", getattr(self, field), minimum=1)
-        check_integer("BiGFed.batch_size", self.batch_size, minimum=1, optional=True)
+    batch_size: OptionalCount = eqx.field(static=True, default=None)
+    solver_steps: Count = eqx.field(static=True, default=20)
+    pushes: Count = eqx.field(static=True, default=1)
 
     def check_task(self, task: Any) -> None:
-        """Refuse a joint cost that is no `Cosine`, a graph of other clients, and Gauss–Newton of a cost in one part."""
+        """Refuse a joint cost that is no `Cosine`, and Gauss–Newton of a cost in one part."""
         super().check_task(task)
         if task.joint and not isinstance(task.outer, Cosine):
             raise InvalidInput("task.outer", type(task.outer).__name__, "hp.big_fed.Cosine(…), or a client's own cost")
-        check_curvature(task.problem, self.curvature)
+        if self.curvature == "gauss-newton" and not isinstance(task.problem.inner, ModelLoss):
+            allowed = "'hessian', or a task with inner=(model, loss), whose parts Gauss–Newton needs"
+            raise InvalidInput("BiGFed.curvature", self.curvature, allowed)
 
     def check_network(self, network: Network, task: Any) -> None:
         """Refuse a network of other clients than the graph's, or one on which peers would have no negatives."""
         cosine = task.outer
         if isinstance(cosine, Cosine):
-            check_clients(cosine, network.clients)
+            if cosine.graph.clients != network.clients:
+                raise InvalidInput("graph", f"{cosine.graph.clients} clients", f"{network.clients}, as the network")
             if self.form == "peers":
                 check_strangers(cosine, network, self.steps, stride=self.exchanges)
 
@@ -156,134 +184,108 @@ class BiGFed(Algorithm):
         """Exchanges in an iteration of "peers": three to pass messages, then the pushes."""
         return 3 + self.pushes
 
-    # ---------------------------------------------------------------- one client's parts
-
     def program(self, problem: Problem) -> Node:
-        start = Sequence() if self.form == "peers" else common("hyper")
-        iteration = {"blocks": self._blocks, "products": self._products, "peers": self._peers}[self.form](problem)
-        return Scope(
-            Sequence(start, Repeat(Sequence(Local(self._train(problem)), iteration), self.steps, name=LOOP)),
-            self._enter(problem),
-            leave=lambda before, state, ctx: replace(before, params=state.params, hyper=state.hyper),
-        )
+        outer = _OuterCost(problem)
 
-    def _enter(self, problem: Problem):
         def enter(state: BilevelState, ctx: Context) -> _State:
-            cosine = cosine_of(problem)
-            if cosine is not None:
-                check_clients(cosine, ctx.clients)
-            one = jnp.ones(())
-            return _State(state.params, state.hyper, state.params, shown(problem, state), one, one)
+            shown, one = outer.show(state.params, state.hyper), jnp.ones(())
+            return _State(state.params, state.hyper, state.params, shown, one, one)
 
-        return enter
-
-    def _train(self, problem: Problem):
         def train(state: _State, ctx: Context) -> _State:
-            rate = step_size_at(self.inner_step_size, ctx.round)
-
             def step(number, params):
                 batch = draw(ctx.data.train, self.batch_size, jax.random.fold_in(ctx.key, number))
-                return down(params, problem.inner_gradient(params, state.hyper, batch), rate)
+                return descend(params, problem.inner_gradient(params, state.hyper, batch), self.rates(ctx.round)[1])
 
-            params = jax.lax.fori_loop(0, self.inner_steps, step, state.params)
-            here, _ = present(problem, ctx)
-            params = jax.tree.map(lambda new, old: jnp.where(here, new, old), params, state.params)
+            trained = jax.lax.fori_loop(0, self.inner_steps, step, state.params)
+            params = optax.tree.where(outer.presence(ctx)[0], trained, state.params)
             origin = state.params if self.blocks_at == "before" else params
-            after = replace(state, params=params, origin=origin)
-            return replace(after, shown=shown(problem, after))
+            return replace(state, params=params, origin=origin, shown=outer.show(params, state.hyper))
 
-        return train
+        start = Sequence() if self.form == "peers" else average_fields("hyper")
+        improve = {"blocks": self._blocks, "products": self._products, "peers": self._peers}[self.form](outer)
+        return self.iterate(Sequence(Local(train), improve), enter, start)
 
-    def _bend(self, problem: Problem, state: _State, ctx: Context) -> Bend:
+    # ---------------------------------------------------------------- one client's parts
+
+    def _damped_curvature(self, outer: _OuterCost, state: _State, ctx: Context) -> DampedCurvature:
         batch = draw(ctx.data.train, self.batch_size, ctx.key)
-        return Bend(problem, self.curvature, self.damping, state.origin, state.hyper, batch)
+        return DampedCurvature(outer.problem, self.curvature, self.damping, state.origin, state.hyper, batch)
 
-    def _own_slopes(self, problem: Problem, state: _State, ctx: Context) -> tuple[PyTree, PyTree] | None:
-        """The client's part of the gradients of the mean of own outer costs; None if there are none."""
-        own = own_costs(problem)
-        if own is None:
-            return None
-        here, count = present(problem, ctx)
+    def _own_gradients(self, outer: _OuterCost, state: _State, ctx: Context) -> tuple[PyTree, PyTree]:
+        """The client's part of the gradients of the mean of own outer costs; zeros if there are none."""
+        if outer.own is None:
+            return optax.tree.zeros_like((state.params, state.hyper))
+        here, count = outer.presence(ctx)
         batch = draw(ctx.data.outer, self.batch_size, jax.random.fold_in(ctx.key, 1))
-        slopes = own.outer_gradients(state.params, state.hyper, batch)
-        return jax.tree.map(lambda g: jnp.where(here, g, 0) / count, slopes)
+        gradients = outer.own.outer_gradients(state.params, state.hyper, batch)
+        return jax.tree.map(lambda g: jnp.where(here, g, 0) / count, gradients)
 
-    def _part(self, problem: Problem, state: _State, ctx: Context) -> PyTree:
+    def _part(self, outer: _OuterCost, state: _State, ctx: Context) -> PyTree:
         """The client's part of dF/dφ, once `shown` is ∂F/∂p_i: their sum is dF/dφ."""
-        slopes = self._own_slopes(problem, state, ctx)
-        cosine = cosine_of(problem)
-        if cosine is not None:
-            _, back = jax.vjp(representation(problem, cosine), state.params, state.hyper)
-            along = back(state.shown)
-            slopes = along if slopes is None else jax.tree.map(jnp.add, slopes, along)
-        assert slopes is not None
-        bend = self._bend(problem, state, ctx)
-        return jax.tree.map(jnp.subtract, slopes[1], bend.across(bend.solve(slopes[0], self.solver_steps)))
+        gradients = self._own_gradients(outer, state, ctx)
+        if outer.cosine is not None:
+            _, pull_back = jax.vjp(outer.show, state.params, state.hyper)
+            gradients = optax.tree.add(gradients, pull_back(state.shown))
+        curvature = self._damped_curvature(outer, state, ctx)
+        return optax.tree.sub(gradients[1], curvature.across(curvature.solve(gradients[0], self.solver_steps)))
 
     # ---------------------------------------------------------------- who computes
 
-    def _blocks(self, problem: Problem) -> Node:
-        cosine = cosine_of(problem)
+    def _blocks(self, outer: _OuterCost) -> Node:
+        cosine = outer.cosine
 
         def send(state: _State, ctx: Context) -> PyTree:
-            blocks = self._bend(problem, state, ctx).blocks()
+            blocks = self._damped_curvature(outer, state, ctx).blocks()
+            own = None if outer.own is None else self._own_gradients(outer, state, ctx)
             # A real server remembers the round and φ; here it is told.
-            return ctx.round, state.hyper, state.params, blocks, self._own_slopes(problem, state, ctx)
+            return ctx.round, state.hyper, state.params, blocks, own
 
         def compute(messages: PyTree, key: PRNGKeyArray) -> PyTree:
-            round, hypers, params, (curvatures, jacobians), slopes = messages
+            rounds, hypers, params, (curvatures, jacobians), own = messages
             hyper = jax.tree.map(lambda h: h[0], hypers)
-            if slopes is None:
-                slopes = jax.tree.map(jnp.zeros_like, (params, hypers))
-            along_params, along_hyper = slopes[0], jax.tree.map(lambda s: jnp.sum(s, axis=0), slopes[1])
+            gradients = optax.tree.zeros_like((params, hyper))
+            if own is not None:
+                gradients = own[0], jax.tree.map(lambda g: jnp.sum(g, axis=0), own[1])
             if cosine is not None:
-                represent, value = jax.vmap(representation(problem, cosine), (0, None)), cosine.cost
-
-                def cost(params, hyper):
-                    return value(represent(params, hyper), round[0])
-
-                along_params, along_hyper = jax.tree.map(
-                    jnp.add, (along_params, along_hyper), jax.grad(cost, argnums=(0, 1))(params, hyper)
-                )
-            right = jax.vmap(lambda tree: ravel_pytree(tree)[0])(along_params)
+                shown, pull_back = jax.vjp(jax.vmap(outer.show, (0, None)), params, hyper)
+                gradients = optax.tree.add(gradients, pull_back(jax.grad(cosine.cost)(shown, rounds[0])))
+            right = jax.vmap(lambda tree: ravel_pytree(tree)[0])(gradients[0])
             q = jnp.linalg.solve(curvatures, right[..., None])[..., 0]
-            flat, restore = ravel_pytree(along_hyper)
+            flat, restore = ravel_pytree(gradients[1])
             slope = restore(flat - jnp.einsum("nhp,np->h", jacobians, q))
-            after = down(hyper, slope, step_size_at(self.outer_step_size, round[0]))
+            after = descend(hyper, slope, self.rates(rounds[0])[0])
             return jax.tree.map(lambda h, like: jnp.broadcast_to(h, like.shape), after, hypers)
 
         return Server(send, compute, receive=lambda state, hyper, ctx: replace(state, hyper=hyper))
 
-    def _products(self, problem: Problem) -> Node:
-        cosine = cosine_of(problem)
+    def _products(self, outer: _OuterCost) -> Node:
+        cosine = outer.cosine
 
-        def step(state: _State, average: PyTree, ctx: Context) -> _State:
-            return replace(
-                state, hyper=down(state.hyper, average, ctx.clients * step_size_at(self.outer_step_size, ctx.round))
-            )
+        def step(state: _State, part: PyTree, ctx: Context) -> _State:
+            return replace(state, hyper=descend(state.hyper, part, ctx.clients * self.rates(ctx.round)[0]))
 
-        outer = mean(lambda state, ctx: self._part(problem, state, ctx), step)
+        improve = mean(lambda state, ctx: self._part(outer, state, ctx), step)
         if cosine is None:
-            return outer
+            return improve
 
         def slopes(messages: PyTree, key: PRNGKeyArray) -> Float[Array, "n d"]:
-            round, shown = messages
-            return jax.grad(cosine.cost)(shown, round[0])
+            rounds, shown = messages
+            return jax.grad(cosine.cost)(shown, rounds[0])
 
-        asked = Server(
+        ask = Server(
             send=lambda state, ctx: (ctx.round, state.shown),
             compute=slopes,
             receive=lambda state, slope, ctx: replace(state, shown=slope),
         )
-        return Sequence(asked, outer)
+        return Sequence(ask, improve)
 
-    def _peers(self, problem: Problem) -> Node:
+    def _peers(self, outer: _OuterCost) -> Node:
         def step(state: _State, ctx: Context) -> _State:
-            rate = ctx.clients * step_size_at(self.outer_step_size, ctx.round) / state.mass
-            return replace(state, hyper=down(state.hyper, self._part(problem, state, ctx), rate))
+            rate = ctx.clients * self.rates(ctx.round)[0] / state.mass
+            return replace(state, hyper=descend(state.hyper, self._part(outer, state, ctx), rate))
 
         def send(state: _State, ctx: Context) -> PyTree:
-            return jax.tree.map(lambda h: state.mass * h, state.hyper), state.mass
+            return optax.tree.scale(state.mass, state.hyper), state.mass
 
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
             z, mass = inbox.mix(send(state, ctx))
@@ -291,55 +293,8 @@ class BiGFed(Algorithm):
 
         push = Exchange(send, receive, conserved=True)
         agree = push if self.pushes == 1 else Repeat(push, self.pushes, name="push-sum")
-        cosine = cosine_of(problem)
-        if cosine is None:
-            return Sequence(Local(step), agree)
-        return Sequence(*message_passing(cosine), Local(step), agree)
-
-
-def cosine_of(problem: Problem) -> Cosine | None:
-    """The cost of the graph; None if clients have costs of their own only."""
-    return problem.outer if isinstance(problem.outer, Cosine) else None
-
-
-def own_costs(problem: Problem) -> Problem | None:
-    """The problem with the clients' own outer costs only; None if they have none."""
-    if not isinstance(problem.outer, JointCost):
-        return problem
-    if problem.outer.own is None and problem.outer_penalty is None:
-        return None
-    return replace(problem, outer=problem.outer.own or no_cost)
-
-
-def no_cost(params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
-    """An outer cost that is not there: a penalty alone counts."""
-    return jnp.zeros(())
-
-
-def representation(problem: Problem, cosine: Cosine) -> Callable[[PyTree, PyTree], Float[Array, " d"]]:
-    """What a client shows of its params and hyper."""
-    return lambda params, hyper: cosine.represent(problem.whole(params), hyper)
-
-
-def shown(problem: Problem, state: Any) -> Float[Array, " d"]:
-    """What a client in this state shows; one zero if there is no graph."""
-    cosine = cosine_of(problem)
-    return jnp.zeros((1,)) if cosine is None else representation(problem, cosine)(state.params, state.hyper)
-
-
-def present(problem: Problem, ctx: Context) -> tuple[Array, Array]:
-    """Whether the client takes part in this round, and how many do."""
-    cosine = cosine_of(problem)
-    if cosine is None:
-        return jnp.ones((), bool), jnp.asarray(ctx.clients)
-    here = cosine.graph.at(ctx.round)[1]
-    return here[ctx.client], jnp.sum(here)
-
-
-def check_clients(cosine: Cosine, clients: int) -> None:
-    """Refuse a graph of other clients than those that run."""
-    if cosine.graph.clients != clients:
-        raise InvalidInput("graph", f"{cosine.graph.clients} clients", f"{clients}, as the network")
+        passing = () if outer.cosine is None else message_passing(outer.cosine)
+        return Sequence(*passing, Local(step), agree)
 
 
 def message_passing(cosine: Cosine) -> tuple[Node, Node, Node]:
@@ -372,7 +327,7 @@ def message_passing(cosine: Cosine) -> tuple[Node, Node, Node]:
         return cosine.rate(row(ctx), jnp.sum(strangers(ctx)))
 
     def strangers(ctx: Context) -> Array:
-        return no_neighbors(*cosine.graph.at(ctx.round))[ctx.client]
+        return find_strangers(*cosine.graph.at(ctx.round))[ctx.client]
 
     def compare(state: Any, inbox: Inbox, ctx: Context) -> Any:
         assert inbox.heard is not None

@@ -1,7 +1,4 @@
-"""The outer cost of BiG-Fed: clients that are neighbors should look alike, others should not.
-
-Xing, Lu, Wu, Yu, "BiG-Fed: bilevel optimization enhanced graph-aided federated learning" (2021), equations (3) to (5).
-"""
+"""The outer cost of BiG-Fed: clients that are neighbors should look alike, others should not."""
 
 from typing import Literal, final
 
@@ -11,23 +8,27 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from hyperpush.big_fed.structure import Graph
-from hyperpush.checks import check_integer, check_nonnegative
-from hyperpush.method import Configured, Number, as_number
+from hyperpush.method import Configured, as_number
 from hyperpush.networks.hashing import words
+from hyperpush.ranges import NonNegative, Whole
 from hyperpush.task import JointCost
 
 
 @final
 class Cosine(Configured, JointCost):
-    """F = (1/n) Σ_u [ Σ_v a_uv (1 − cos(H_u, H_v)) + Σ_v c_uv max(0, cos(H_u, H_v)) ],  H = M p.
+    """A joint outer cost: clients that are neighbors on a graph should look alike, others should not.
 
-    p_u is what client u shows of its model, a the weights of the graph, and M passes messages between neighbors.
+        F = (1/n) Σ_u [ Σ_v a_uv (1 − cos(H_u, H_v)) + Σ_v c_uv max(0, cos(H_u, H_v)) ],   H = M p
+
+    p_u is what client u shows of its model, a the weights of the graph, and M passes messages between neighbors (Xing,
+    Lu, Wu and Yu 2021, equations 3 to 5).
 
     c_uv counts how often u drew v, not a neighbor, as a negative sample: floor(r_u + U), U uniform. There are
     `negatives` for every link of u on average, evenly over all who are no neighbors. Draws follow (`seed`, round,
     u, v) alone: whoever knows r_u knows whom u drew, and a server draws what peers draw.
 
-    It is the `outer` of a task, which methods such as `BiGFed` take. On training examples it does not look.
+    **Use it** as the `outer` of a task for `BiGFed`. **Avoid it** with methods for costs of each client's own, which
+    refuse it. It does not look at examples.
 
     Args:
         graph: Who is whose neighbor.
@@ -40,17 +41,26 @@ class Cosine(Configured, JointCost):
         represent: `represent(params, hyper)`, the vector p that a client shows of its model.
         own: An outer cost of each client's own, `own(params, hyper, batch)`, in the form of a task's; the mean over the
             clients that are present is added to F. None: the graph's cost alone counts.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        Two neighbors at a right angle, who see each other: the cost is 1 − cos 90° for each of them.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> graph = hp.big_fed.Graph([[0, 1], [1, 0]])
+        >>> look = hp.big_fed.Cosine(graph, negatives=0, represent=lambda params, hyper: params)
+        >>> print(look.cost(jnp.eye(2), round=0))
+        1.0
     """
 
     graph: Graph = eqx.field(static=True)
-    negatives: Number = eqx.field(converter=as_number, default=5.0)
+    negatives: NonNegative = eqx.field(converter=as_number, default=5.0)
     passing: Literal["mean", "symmetric"] = eqx.field(static=True, default="mean")
     self_loops: bool = eqx.field(static=True, default=False)
-    seed: int = eqx.field(static=True, default=0)
-
-    def __check_init__(self):
-        check_nonnegative("Cosine.negatives", self.negatives)
-        check_integer("Cosine.seed", self.seed, minimum=0)
+    seed: Whole = eqx.field(static=True, default=0)
 
     def scales(self, degree: Float[Array, "*clients"]) -> tuple[Float[Array, "*clients"], Float[Array, "*clients"]]:
         """(l, r) with M_uv = l_u (a + loops)_uv r_v, from the sum of a client's weights."""
@@ -72,7 +82,7 @@ class Cosine(Configured, JointCost):
     def cost(self, shown: Float[Array, "n d"], round: Int[Array, ""] | int, expected: bool = False) -> Float[Array, ""]:
         """F of a round from what everybody shows; with `expected` on average over the negative samples."""
         weights, present = self.graph.at(round)
-        strangers = no_neighbors(weights, present)
+        strangers = find_strangers(weights, present)
         rates = self.rate(weights, jnp.sum(strangers, axis=1))[:, None]
         counts = rates if expected else jnp.floor(rates + self.uniform(round))
         left, right = self.scales(jnp.sum(weights, axis=1))
@@ -82,7 +92,7 @@ class Cosine(Configured, JointCost):
         return jnp.sum(each) / jnp.sum(present)
 
 
-def no_neighbors(weights: Float[Array, "n n"], present: Bool[Array, " n"]) -> Bool[Array, "n n"]:
+def find_strangers(weights: Float[Array, "n n"], present: Bool[Array, " n"]) -> Bool[Array, "n n"]:
     """Who is present, somebody else and no neighbor."""
     return (weights == 0) & ~jnp.eye(len(weights), dtype=bool) & present[:, None] & present
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from hyperpush.big_fed.cosine import Cosine, no_neighbors
+from hyperpush.big_fed.cosine import Cosine, find_strangers
 from hyperpush.errors import InvalidInput
 from hyperpush.networks import Network
 from hyperpush.networks.links import densify
@@ -16,14 +16,14 @@ from hyperpush.networks.links import densify
 NAMED = 10  # clients that a message lists
 
 
-def counting(cosine: Cosine, round: int) -> Bool[np.ndarray, "n n"]:
+def pairs_that_count(cosine: Cosine, round: int) -> Bool[np.ndarray, "n n"]:
     """Pairs of a round that may push each other: no neighbors, both with something to show, one with links to draw."""
     weights, here = cosine.graph.at(round)
-    linked, far = np.asarray(weights).sum(1) > 0, np.asarray(no_neighbors(weights, here))
+    linked, far = np.asarray(weights).sum(1) > 0, np.asarray(find_strangers(weights, here))
     return far & (linked[:, None] | linked if cosine.self_loops else linked[:, None] & linked)
 
 
-def hears(network: Network, step: int) -> Bool[np.ndarray, "n n"]:
+def audible(network: Network, step: int) -> Bool[np.ndarray, "n n"]:
     """Whom (column) everybody (row) can hear at a step; all whom it can ever hear where chance decides."""
     if network.period() == 1:
         return network.possible().toarray().T > 0
@@ -31,14 +31,14 @@ def hears(network: Network, step: int) -> Bool[np.ndarray, "n n"]:
     return np.asarray(densify(links, network.clients).alive).T
 
 
-def heard(cosine: Cosine, network: Network, round: int, stride: int) -> Bool[np.ndarray, "n n"]:
+def pairs_that_hear(cosine: Cosine, network: Network, round: int, stride: int) -> Bool[np.ndarray, "n n"]:
     """The pairs that count of which the first can hear the second, where both can hear a neighbor before.
 
     Round k starts at network step k·stride with what neighbors show; pairs are compared one step later.
     """
     near = np.asarray(cosine.graph.at(round)[0]) > 0
-    shows = cosine.self_loops | ((near & hears(network, round * stride)).sum(1) > 0)
-    return counting(cosine, round) & hears(network, round * stride + 1) & shows[:, None] & shows
+    shows = cosine.self_loops | ((near & audible(network, round * stride)).sum(1) > 0)
+    return pairs_that_count(cosine, round) & audible(network, round * stride + 1) & shows[:, None] & shows
 
 
 def without_negatives(
@@ -47,12 +47,12 @@ def without_negatives(
     """Clients that have strangers on the graph but in none of the rounds can hear one; and how many have strangers."""
     steps, wanted = len(cosine.graph.weights), np.zeros(cosine.graph.clients, bool)
     for k in range(min(iterations, steps) if cosine.negatives else 0):
-        wanted |= counting(cosine, k).any(1)
+        wanted |= pairs_that_count(cosine, k).any(1)
     found = ~wanted
     for k in range(min(iterations, math.lcm(steps, network.period()))):
         if found.all():
             break
-        found |= heard(cosine, network, k, stride).any(1)
+        found |= pairs_that_hear(cosine, network, k, stride).any(1)
     return np.flatnonzero(~found), int(wanted.sum())
 
 

@@ -14,8 +14,20 @@ from hyperpush.errors import InvalidInput
 class Graph:
     """Who is whose neighbor: undirected, weighted, without links to oneself.
 
-    `weights` is n×n, or T×n×n for a graph that changes: round k has the links of step k mod T. `present` (T×n) says who
-    takes part; links of the others count for nothing. Two graphs of the same numbers are equal.
+    Two graphs of the same numbers are equal.
+
+    Args:
+        weights: n×n numbers, 0 or more, or T×n×n for a graph that changes: round k has the links of step k mod T.
+        present: T×n, who takes part in each step; links of the others count for nothing. None: everybody, always.
+
+    Raises:
+        InvalidInput: The weights are no undirected graph, or nobody is present in some step.
+
+    Example:
+        >>> import networkx as nx
+        >>> import hyperpush as hp
+        >>> hp.big_fed.Graph.of(nx.cycle_graph(5))
+        Graph(5 clients, 1 steps)
     """
 
     def __init__(self, weights: Any, present: Any = None):

@@ -1,6 +1,6 @@
 """What every inner solver does between messages: a client's own optimizer on its own examples."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer
 from hyperpush.data.batches import Ragged, capacity, everything, rows, shuffled
-from hyperpush.method import Method
-from hyperpush.optimizers import check_optimizer
+from hyperpush.method import Method, as_number
+from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
 from hyperpush.problem import Problem
 from hyperpush.programs import Node, Scope
+from hyperpush.ranges import Whole
 
 
 class LinkEstimates(eqx.Module):
@@ -49,12 +49,20 @@ class InnerSolver(Method):
         return type(self).__name__
 
 
-def check_training(solver: Any) -> None:
-    """Refuse a number of steps, a batch size, a step size or an optimizer of a solver that make no sense."""
-    name = type(solver).__name__
-    check_integer(f"{name}.steps", solver.steps, minimum=0)
-    check_integer(f"{name}.batch_size", solver.batch_size, minimum=1, optional=True)
-    check_optimizer(name, solver.step_size, solver.optimizer)
+class GradientSolver(InnerSolver):
+    """An inner solver whose clients descend along their own gradients."""
+
+    steps: Whole = eqx.field(static=True)
+    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
+    optimizer: Optimizer | optax.GradientTransformation | None = eqx.field(default=None, kw_only=True)
+
+    def __check_init__(self):
+        check_optimizer(type(self).__name__, self.step_size, self.optimizer)
+
+    @property
+    def transformation(self) -> optax.GradientTransformation:
+        """Plain SGD with `step_size`, or the optimizer."""
+        return build(self.step_size, self.optimizer)
 
 
 class Learner(eqx.Module):
@@ -65,7 +73,16 @@ class Learner(eqx.Module):
     memory: optax.OptState
 
     def moved(self, params: PyTree, memory: optax.OptState) -> "Learner":
+        """The same client at other params."""
         return Learner(params, self.hyper, memory)
+
+    def step(
+        self, problem: Problem, transform: optax.GradientTransformation, batch: PyTree, start: PyTree = None
+    ) -> "Learner":
+        """One step of the optimizer on a batch: the own params, or others to start from, plus the update."""
+        gradient = problem.inner_gradient(self.params, self.hyper, batch)
+        updates, memory = transform.update(gradient, self.memory, self.params)
+        return self.moved(optax.apply_updates(self.params if start is None else start, updates), memory)
 
 
 def learning(loop: Node, transform: optax.GradientTransformation) -> Node:
@@ -75,16 +92,6 @@ def learning(loop: Node, transform: optax.GradientTransformation) -> Node:
         enter=lambda trained, ctx: Learner(trained.params, trained.hyper, transform.init(trained.params)),
         leave=lambda trained, state, ctx: InnerState(state.params, state.hyper),
     )
-
-
-def change(
-    problem: Problem,
-    transform: optax.GradientTransformation,
-    at: Learner,
-    batch: PyTree,
-) -> tuple[PyTree, optax.OptState]:
-    """The optimizer's change of the parameters on one batch (−rate·∇f for SGD), and its new memory."""
-    return transform.update(problem.inner_gradient(at.params, at.hyper, batch), at.memory, at.params)
 
 
 def epoch(
@@ -102,8 +109,7 @@ def epoch(
     """
     total = capacity(examples)
     if size is None or size >= total:
-        updates, memory = change(problem, transform, state, everything(examples))
-        return state.moved(optax.apply_updates(state.params, updates), memory)
+        return state.step(problem, transform, everything(examples))
     order = shuffled(examples, key)
     padded = isinstance(examples, Ragged)
     batches = -(-total // size) if padded else total // size
@@ -111,8 +117,7 @@ def epoch(
 
     def step(state: Learner, start):
         batch = rows(examples, jax.lax.dynamic_slice_in_dim(order, start, size), start)
-        updates, memory = change(problem, transform, state, batch)
-        after = state.moved(optax.apply_updates(state.params, updates), memory)
+        after = state.step(problem, transform, batch)
         if padded:
             real = start < examples.counts
             after = jax.tree.map(lambda new, old: jnp.where(real, new, old), after, state)

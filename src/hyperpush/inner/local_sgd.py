@@ -3,18 +3,19 @@
 from typing import ClassVar
 
 import equinox as eqx
-import optax
 
 from hyperpush.data.batches import draw
-from hyperpush.inner.base import InnerSolver, Learner, change, check_training, learning
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import Optimizer, StepSize, build
+from hyperpush.inner.base import GradientSolver, Learner, learning
+from hyperpush.method import MethodInfo
 from hyperpush.problem import Problem
-from hyperpush.programs import Local, Node, Repeat
+from hyperpush.programs import Context, Local, Node, Repeat
+from hyperpush.ranges import OptionalCount
 
 
-class LocalSGD(InnerSolver):
-    """Each client's own SGD on its own inner cost: x_i ← x_i − η ∇f_i(x_i). Nothing is sent.
+class LocalSGD(GradientSolver):
+    """Each client's own SGD on its own inner cost; nothing is sent (Robbins and Monro 1951).
+
+        x_i ← x_i − η ∇f_i(x_i)
 
     **Use it** as the baseline without cooperation, and for methods whose params are every client's own. **Avoid it**
     where clients should share params: each ends at the solution of its own cost.
@@ -27,6 +28,19 @@ class LocalSGD(InnerSolver):
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        Each client ends at the solution of its own cost.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> task = hp.Task(
+        ...     inner=lambda x, hyper, a: (x - a) ** 2 / 2, outer=lambda x, hyper, b: (x - b) ** 2,
+        ...     params=0.0, hypers=0.0, train=jnp.array([[1.0], [2.0], [6.0]]), validation=jnp.zeros((3, 1)),
+        ... )
+        >>> solver = hp.LocalSGD(steps=30, step_size=0.5)
+        >>> print(hp.train(task, solver, hp.networks.FullyConnected(3), key=0).params.round(2))
+        [1. 2. 6.]
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -39,19 +53,12 @@ class LocalSGD(InnerSolver):
         example={"steps": 20, "step_size": 0.1},
     )
 
-    steps: int = eqx.field(static=True)
-    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
-    batch_size: int | None = eqx.field(static=True, default=None)
-    optimizer: Optimizer | optax.GradientTransformation | None = None
-
-    def __check_init__(self):
-        check_training(self)
+    batch_size: OptionalCount = eqx.field(static=True, default=None)
 
     def program(self, problem: Problem) -> Node:
-        transform = build(self.step_size, self.optimizer)
+        transform = self.transformation
 
-        def descend(state: Learner, ctx):
-            updates, memory = change(problem, transform, state, draw(ctx.data.train, self.batch_size, ctx.key))
-            return state.moved(optax.apply_updates(state.params, updates), memory)
+        def descend(state: Learner, ctx: Context) -> Learner:
+            return state.step(problem, transform, draw(ctx.data.train, self.batch_size, ctx.key))
 
         return learning(Repeat(Local(descend), self.steps, name="LocalSGD"), transform)

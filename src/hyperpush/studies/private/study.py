@@ -73,15 +73,17 @@ def account(method: LDPDSBO, network: Network) -> Accountant:
 def budgets(config: Private, falling: LDPDSBO, constant: LDPDSBO, network: Network) -> dict[str, Any]:
     """ε of the largest client by round, in the limit, for what the attack sees, and with noise that does not fall."""
     own, early = account(falling, network), np.unique(np.geomspace(1, config.rounds, 40).astype(int))
-    spent = np.asarray(own.spent(config.rounds)).max(-1)
+    spent = np.asarray(own.epsilon_by_round(config.rounds)).max(-1)
     return {
         "epsilon_claimed": float(spent[-1]),
         # The tail that the limit adds can be smaller than rounding.
         "epsilon_limit": max(float(own.limit().max()), float(spent[-1])),
         "epsilon_by_round": {"T": early.tolist(), "epsilon": spent[early - 1].tolist()},
-        "epsilon_constant_noise": float(np.asarray(account(constant, network).spent(config.rounds)[-1]).max()),
+        "epsilon_constant_noise": float(
+            np.asarray(account(constant, network).epsilon_by_round(config.rounds)[-1]).max()
+        ),
         # The most that the attack could have found.
-        "epsilon_attacked_rounds": float(np.asarray(own.spent(config.attacked + 1)[-1]).max()),
+        "epsilon_attacked_rounds": float(np.asarray(own.epsilon_by_round(config.attacked + 1)[-1]).max()),
     }
 
 

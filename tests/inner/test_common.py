@@ -1,0 +1,55 @@
+"""What every registered inner solver has to do, those of personalization and BiG-Fed among them."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common_suite import CLIENTS, ENGINE, NETWORK, CommonSuite, compiled  # noqa: F401
+
+import hyperpush as hp
+from hyperpush.inner.base import InnerSolver
+from hyperpush.registry import registered
+
+CLASSES = {name: each for kind in ("inner", "baselines", "big_fed") for name, each in registered(kind).items()}
+METHODS = {
+    name: each.example()
+    for name, each in CLASSES.items()
+    if issubclass(each, InnerSolver) and name != "FedEM"  # whose model is a Python object, which no example can hold
+}
+SIGMA, SIZE, STEP = 0.5, 400, 0.1
+TASK = hp.tasks.quadratic(CLIENTS, seed=0)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+class TestInnerSolvers(CommonSuite):
+    @staticmethod
+    def run(method, engine=ENGINE, network=NETWORK):
+        return hp.train(TASK, method, network, key=0, engine=engine)
+
+    @staticmethod
+    def values(result):
+        return result.params
+
+
+def flat(x, hyper, rows):
+    """Losses whose derivatives are all zero, so that what is left is noise."""
+    return 0.0 * jnp.sum(x) ** 3 * rows
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_gradients_a_private_run_is_noise_of_the_promised_size(name):
+    """Each release moves a client by step·σ, and averaging keeps the mean: its variance is releases·(step·σ)²/n."""
+    method, rows = METHODS[name], jnp.ones((CLIENTS, 10))
+    task = hp.Task(inner=flat, outer=flat, params=jnp.zeros(SIZE), hypers=0.0, train=rows, validation=rows)
+    # One of ten examples changes a mean by at most 2·clip/10 = 1, the unit of the noise.
+    private = task.private(noise=hp.privacy.Gaussian(SIGMA), clip=5.0)
+    if name == "ClusteredFL":  # its clients send what training changed, which no release covers
+        with pytest.raises(hp.InvalidInput, match=r"clustered\.py:\d+ .*private data in its result, without noise"):
+            hp.privacy.budget(private, method)
+        return
+    if name not in registered("inner"):  # they move otherwise than by plain steps
+        assert hp.privacy.budget(private, method).releases["train"] > 0
+        return
+    found = hp.train(private, method, hp.networks.FullyConnected(CLIENTS), key=0)
+    expected = found.costs.accesses["train"] * (STEP * SIGMA) ** 2 / CLIENTS
+    assert np.var(np.mean(found.params, axis=0)) == pytest.approx(expected, rel=4.5 * np.sqrt(2 / SIZE))
+    assert found.privacy.releases == found.costs.accesses
