@@ -194,23 +194,18 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
 
 def encode(header: Header, tree: Any) -> bytearray:
     """The message that carries `tree`, a pytree of arrays or numbers."""
-    leaves, treedef = jax.tree.flatten(tree)
-    described = [_describe(leaf) for leaf in leaves]
-    table = b"".join(_entry(code, shape) for code, shape in described)
-    parts: list[Any] = [
-        _HEADER.pack(
-            *(_MAGIC, VERSION, header.kind, header.view, header.node, header.step),
-            *(header.sender, header.counter, header.weight, _digest(treedef)),
-        ),
-        table,
-        _padding(_HEADER.size + len(table)),
-    ]
-    for (code, _), leaf in zip(described, leaves, strict=True):
+    template = Template(tree)
+    data = bytearray(template.size)
+    numbers = header.kind, header.view, header.node, header.step, header.sender, header.counter, header.weight
+    _HEADER.pack_into(data, 0, _MAGIC, VERSION, *numbers, template.digest)
+    table = b"".join(template.entries)
+    data[_HEADER.size : _HEADER.size + len(table)] = table
+    view = memoryview(data)
+    for (code, _, offset), leaf in zip(template.leaves, jax.tree.leaves(tree), strict=True):
         raw = _to_bytes(np.asarray(leaf, dtype=_DTYPES[code]))
-        parts += (raw, _padding(raw.nbytes))
-    data = bytearray().join((*parts, bytes(_CHECKSUM_BYTES)))
-    found = checksum(memoryview(data)[:-_CHECKSUM_BYTES])
-    data[-_CHECKSUM_BYTES:] = found.to_bytes(_CHECKSUM_BYTES, "little")
+        view[offset : offset + raw.nbytes] = raw.data
+    found = checksum(view[:-_CHECKSUM_BYTES])
+    view[-_CHECKSUM_BYTES:] = found.to_bytes(_CHECKSUM_BYTES, "little")
     return data
 
 
@@ -315,10 +310,6 @@ def _entry(code: int, shape: tuple[int, ...]) -> bytes:
 
 def _aligned(size: int) -> int:
     return size + -size % _ALIGNMENT
-
-
-def _padding(size: int) -> bytes:
-    return bytes(-size % _ALIGNMENT)
 
 
 @lru_cache(maxsize=256)

@@ -28,7 +28,7 @@ from hyperpush.engines.transport.zenoh.membership import Membership, Neighbor
 from hyperpush.engines.transport.zenoh.parts import split
 from hyperpush.engines.transport.zenoh.retransmission import Link
 from hyperpush.engines.transport.zenoh.session import CHANNELS, alive_key, message_key, open_session, settings
-from hyperpush.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.errors import HyperpushError, InvalidInput
 
 zenoh = require("zenoh", "peers")
 
@@ -43,7 +43,7 @@ _AGAIN = "again"  # a task like the topics of control messages: send what is kep
 
 @final
 class Zenoh:
-    """One peer's access to the network.
+    """One peer's access to the network; `hp.Peers` checks what it is given.
 
     Synchronous: `collect` waits `patience` seconds for everybody expected, then it is an error. What was sent is kept
     until acknowledged, and sent again to a peer that comes back. A step may be collected again, for those whose message
@@ -88,16 +88,6 @@ class Zenoh:
         left: Collection[int] = (),
         limit: int = LIMIT,
     ):
-        if mode not in ("synchronous", "asynchronous"):
-            raise unknown("mode", mode, ("synchronous", "asynchronous"))
-        if not 0 <= client < len(names):
-            raise InvalidInput("client", client, f"a client from 0 to {len(names) - 1}")
-        for name in links:
-            if name not in names or name == names[client]:
-                raise unknown("links", name, set(names) - {names[client]})
-        for option, value in (("patience", patience), ("close_after", close_after), ("longest_wait", longest_wait)):
-            if not value > 0:
-                raise InvalidInput(option, value, "a positive number of seconds")
         self.run, self.names, self.client = run, tuple(names), client
         self.patience, self.durable, self.limit = patience, durable, limit
         self.asynchronous = mode == "asynchronous"
