@@ -56,7 +56,7 @@ class Deployment(Config):
     run: str = Field(default="trial", description="Its name: part of every message's key.")
     mode: Mode = Field(default="synchronous", description="In step, as simulated; or everybody at its own pace.")
     patience: Seconds = Field(default=120.0, description="Seconds to wait for a peer before it is an error.")
-    close_after: Seconds = Field(default=30.0, description="Seconds until a vanished peer is closed out.")
+    close_after: Seconds = Field(default=30.0, description="Seconds until a vanished peer is removed.")
     longest_wait: Seconds = Field(default=2.0, description="Most seconds to wait for a message, asynchronously.")
     checkpoint: int = Field(default=1, ge=0, description="Exchanges between checkpoints, 0 for none.")
     private_draws: bool = Field(default=False, description="Whether draws come from a secret, not from the key.")

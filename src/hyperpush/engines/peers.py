@@ -64,14 +64,14 @@ class Peers(Engine):
         mode: "synchronous": in step, so that results are the simulator's. "asynchronous": everybody at its own pace,
             which survives losses and crashes, for programs that send only what is conserved (`SGP`, `TrackedHGP`).
         patience: Seconds to wait for somebody before it is an error. Longer than a restart of a party takes.
-        close_after: Seconds after which, asynchronously, a party that has vanished is closed out.
+        close_after: Seconds after which, asynchronously, a party that has vanished is removed.
         longest_wait: Seconds to wait for one message at most, asynchronously. Deadlines adapt below it.
         checkpoint: A file to continue from after a crash. None: a party that crashes cannot come back.
         checkpoint_every: Exchanges between two checkpoints, at least 1. Asynchronously every exchange is saved.
         keep_checkpoint: Whether the file stays when the run has ended, for a caller that still has to save the result.
         secret: A file with 32 secret bytes, written if missing, that this party's own draws come from: mini-batches and
             noise. None: they follow from `key=`, which all parties know. A private task requires it.
-        repeats: Whether the run may start anew when somebody is closed out. A private task requires False: what ε
+        repeats: Whether the run may start anew when somebody is removed. A private task requires False: what ε
             pays for once cannot be sent again.
         faults: Faults on top of the network, for trials in asynchronous mode. None: none.
         fault_seed: Decides which messages they hit.

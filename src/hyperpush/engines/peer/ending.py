@@ -25,7 +25,7 @@ Save = Callable[[], None]
 class _Wait:
     """A wait among members: it takes in what comes, and is given up after `patience` seconds without any news.
 
-    Who is away is no reason to give up: it comes back, or is closed out, in a time that the transport bounds.
+    Who is away is no reason to give up: it comes back, or is removed, in a time that the transport bounds.
     """
 
     def __init__(self, messenger: Messenger, save: Save):

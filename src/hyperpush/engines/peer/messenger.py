@@ -38,7 +38,7 @@ class Messenger:
         return self.transport.leaving if isinstance(self.transport, Members) else frozenset()
 
     def check_view(self) -> None:
-        """Raise `NewView` if somebody has been closed out."""
+        """Raise `NewView` if somebody has been removed."""
         if isinstance(self.transport, Members) and self.transport.closed - self.state.closed:
             raise NewView
 

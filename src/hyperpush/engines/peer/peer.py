@@ -396,7 +396,7 @@ class Peer:
     # ---------------------------------------------------------------- members
 
     def _wait_for_the_missing(self, path: Path) -> None:
-        """Before an average ends, who is gone comes back or is closed out: part of its mass would be in it for ever."""
+        """Before an average ends, who is gone comes back or is removed: part of its mass would be in it for ever."""
         if not isinstance(self.transport, Members) or not self._channels.tolerant(path):
             return
         while self.transport.missing():
@@ -410,7 +410,7 @@ class Peer:
         if not self._repeats:
             gone = sorted(self.transport.closed - self.closed)
             raise HyperpushError(
-                f"peer {self.client}: {gone} are closed out, and to start anew would cost more than the ε of the run"
+                f"peer {self.client}: {gone} are removed, and to start anew would cost more than the ε of the run"
             )
         where.closed, where.step, where.stage, where.heir = self.transport.closed, step, Stage.RUNNING, None
         self._draw()

@@ -153,7 +153,7 @@ def test_at_its_own_pace_nobody_waits_for_the_dead_and_who_vanishes_is_closed_ou
         until(lambda: second.closed == {2})  # it was told, or saw it itself
         late = at.open(2, **options)
         try:
-            with pytest.raises(HyperpushError, match="closed out by p"):
+            with pytest.raises(HyperpushError, match="removed by p"):
                 until(lambda: late.ready(everyone=False), 30)
         finally:
             late.close()

@@ -4,7 +4,7 @@ Messages go out reliably and wait where a link is congested (Zenoh's DROP would 
 in parts of one size. Who sent one is the name in its key, which access control compares with the certificate.
 
 On a second channel (`control`) peers say hello (who they are in this run, which configuration they hold, from which
-step on they need messages), acknowledge what they need no more, announce that they are done, and who is closed out or
+step on they need messages), acknowledge what they need no more, announce that they are done, and who is removed or
 has left. Liveliness tells who is there. On a third (`pace`), asynchronously, they ask each other how fast they are;
 that never waits for a congested link.
 """
@@ -49,7 +49,7 @@ class Zenoh:
     until acknowledged, and sent again to a peer that comes back. A step may be collected again, for those whose message
     turned out not to fit. Asynchronous: it waits as long as a neighbor needs for a round and a message for the way, and
     not for those that are gone. Whoever is more than LEAD rounds ahead of a neighbor waits for it, `longest_wait`
-    seconds a round at most. Who is gone for `close_after` seconds is closed out.
+    seconds a round at most. Who is gone for `close_after` seconds is removed.
 
     Args:
         run: The name of the run: part of every message's key.
@@ -61,10 +61,10 @@ class Zenoh:
         digest: Stands for the configuration: peers that hold another are refused.
         mode: Whether peers go in step.
         patience: Seconds after which a wait is an error.
-        close_after: Seconds after which, asynchronously, a peer that is gone is closed out.
+        close_after: Seconds after which, asynchronously, a peer that is gone is removed.
         longest_wait: Seconds that one waits for a neighbor's message at most, asynchronously.
         durable: Whether the caller calls `acknowledge` itself, as it may be restarted from what it has stored.
-        closed: Those who were closed out before.
+        closed: Those who were removed before.
         left: Those who had left before.
         limit: Bytes of the longest payload, which is refused by who would send it and by who gets it.
     """
@@ -203,7 +203,7 @@ class Zenoh:
             self._ask(self.neighbors, ASK_EVERY)
         while True:
             self._check()
-            self.members.close_out()
+            self.members.remove_gone()
             now = time.monotonic()
             until = {sender: start + self.neighbors[sender].deadline.seconds for sender in expected}
             until = {s: end for s, end in until.items() if end > now and not self._is_settled(s, step)}
@@ -296,7 +296,7 @@ class Zenoh:
             self.members.finish(finished, again, view)
 
     def everyone_done(self) -> bool:
-        """Whether all neighbors that are not closed out have said that they are done."""
+        """Whether all neighbors that are not removed have said that they are done."""
         return not self._now(lambda: self.members.unfinished)
 
     def leave(self, left: bool) -> None:
@@ -322,10 +322,10 @@ class Zenoh:
         return found
 
     def _now(self, look: Callable[[], Any]) -> Any:
-        """What is so once those who are gone for too long are closed out."""
+        """What is so once those who are gone for too long are removed."""
         with self._changed:
             self._check()
-            self.members.close_out()
+            self.members.remove_gone()
             return look()
 
     def finish(self) -> None:
