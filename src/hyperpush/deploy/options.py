@@ -141,6 +141,7 @@ def engine_of(config: Deployment, name: str, base: Path, private: bool) -> Peers
             file(config.authority),
             file(own.certificate),
             file(own.key),
+            tls=bool(config.authority or own.certificate or own.key),
             session=config.run,
             mode=config.mode,
             patience=config.patience,
