@@ -166,7 +166,7 @@ class Peers(Engine):
         names = list(self.addresses)
         client = names.index(self.party)
         links = {
-            names[other]: self._dialed(names[other])
+            names[other]: self._address_to_dial(names[other])
             for other in neighbors(network, client, everyone=needs_server(program))
         }
         own = self.addresses[self.party]
@@ -174,7 +174,7 @@ class Peers(Engine):
         settings(self.session, self.party, made.listen, links, made.identity)
         return made
 
-    def _dialed(self, other: str) -> Address | None:
+    def _address_to_dial(self, other: str) -> Address | None:
         """The address of a neighbor that this party dials: of two that listen, the later one dials."""
         names, there, here = list(self.addresses), self.addresses[other], self.addresses[self.party]
         if there is None and here is None:
@@ -215,7 +215,7 @@ class Peers(Engine):
         states, data = jax.tree.map(jnp.asarray, (states, data))
         connection, session, digest = self.connect(recipe.program(), network), self.session, self.digest
         if digest is None:
-            structure, numbers = _described(recipe, network, states, data, key, step)
+            structure, numbers = _description(recipe, network, states, data, key, step)
             session = f"{session}-{_hash(structure, 4).hex()}"  # the next verb's messages are not this one's
             digest = _hash([structure, numbers, self.mode, list(self.addresses), self.secret is not None], DIGEST_BYTES)
         store = None if self.checkpoint is None else Checkpoint(Path(self.checkpoint), digest)
@@ -351,7 +351,7 @@ def read_secret(path: Path, digest: bytes) -> PRNGKeyArray:
     return jax.random.wrap_key_data(jnp.frombuffer(made, jnp.uint32))
 
 
-def _described(
+def _description(
     recipe: Recipe, network: Network, state: PyTree, data: PyTree, key: PRNGKeyArray, step: int
 ) -> tuple[list[Any], list[Any]]:
     """What a program sends and repeats, and the numbers that all parties must have the same."""

@@ -195,7 +195,7 @@ class Peer:
     def _run_program(self) -> PyTree:
         """The state at the end of the program, or the one that was stored there."""
         if self._resumed is not None and self._state.stage and not self._state.leaving:
-            state = self._restored(shapes_after(self._program, self._start, self._functions.shapes))
+            state = self._restore(shapes_after(self._program, self._start, self._functions.shapes))
             self._resumed = None
             return state
         state = self._run_node(self._program, self._start, Cursor())
@@ -291,7 +291,7 @@ class Peer:
     def _run_exchange(self, node: Exchange, state: PyTree, at: Cursor) -> PyTree:
         resumed = self._resumed is not None
         if resumed:
-            state = self._restored(state)
+            state = self._restore(state)
         channel, links = self._channels.current[at.path], self._links(node.link_weights)
         message = jax.tree.map(np.asarray, self._apply(at, Role.SEND, state))
         if channel.tolerant:
@@ -480,7 +480,7 @@ class Peer:
         if isinstance(self.transport, Members):
             self.transport.acknowledge(self._state.clock)
 
-    def _restored(self, state: PyTree) -> PyTree:
+    def _restore(self, state: PyTree) -> PyTree:
         """The state, totals and records of the exchange that was stored."""
         assert self._resumed is not None
         self._resumed.restore_totals(self._channels)

@@ -166,11 +166,11 @@ class Template:
         self.digest = _digest(self.treedef)
         described = [_describe(leaf) for leaf in leaves]
         self.entries = tuple(_entry(code, shape) for code, shape in described)
-        offset = _aligned(_HEADER.size + sum(map(len, self.entries)))
+        offset = _align(_HEADER.size + sum(map(len, self.entries)))
         fields = []
         for code, shape in described:
             fields.append((code, shape, offset))
-            offset += _aligned(math.prod(shape) * _DTYPES[code].itemsize)
+            offset += _align(math.prod(shape) * _DTYPES[code].itemsize)
         self.leaves: tuple[tuple[int, tuple[int, ...], int], ...] = tuple(fields)
         self.size = offset + _CHECKSUM_BYTES
         """The length of every valid message, in bytes."""
@@ -224,7 +224,7 @@ def decode(
     view = memoryview(data).toreadonly()
     if len(view) > template.size:
         raise Rejected(Reason.OVERSIZED, f"{len(view)} bytes, at most {template.size} expected")
-    header, digest = _sealed(view, expect_sender)
+    header, digest = _read_sealed(view, expect_sender)
     if digest != template.digest:
         raise Rejected(Reason.WRONG_STRUCTURE, "another tree of leaves than expected")
     _check_table(view, template.entries)
@@ -236,12 +236,12 @@ def decode(
     return header, jax.tree.unflatten(template.treedef, leaves)
 
 
-def sealed(data: bytes | bytearray | memoryview, expect_sender: int) -> Header:
+def read_sealed(data: bytes | bytearray | memoryview, expect_sender: int) -> Header:
     """The header of a message that is whole and from whom it says, whatever it holds; raises `Rejected`."""
-    return _sealed(memoryview(data).toreadonly(), expect_sender)[0]
+    return _read_sealed(memoryview(data).toreadonly(), expect_sender)[0]
 
 
-def _sealed(view: memoryview, expect_sender: int | None) -> tuple[Header, bytes]:
+def _read_sealed(view: memoryview, expect_sender: int | None) -> tuple[Header, bytes]:
     header, digest = _read_header(view)
     if checksum(view[:-_CHECKSUM_BYTES]) != int.from_bytes(view[-_CHECKSUM_BYTES:], "little"):
         raise Rejected(Reason.BAD_CHECKSUM, "damaged on the way")
@@ -308,7 +308,7 @@ def _entry(code: int, shape: tuple[int, ...]) -> bytes:
     return struct.pack(f"<BB{len(shape)}Q", code, len(shape), *shape)
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return size + -size % _ALIGNMENT
 
 

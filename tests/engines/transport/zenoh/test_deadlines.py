@@ -59,16 +59,16 @@ def test_a_way_that_is_longer_than_the_time_between_questions(way, monkeypatch):
 
 def test_waits_for_others_and_steps_seen_before_are_no_rounds():
     rounds = Rounds()
-    rounds.begins()
-    rounds.ends(3)
+    rounds.begin()
+    rounds.end(3)
     assert rounds.step == 3
     assert rounds.typical.seconds is not None
     rounds.typical = Typical()
-    rounds.begins()
-    rounds.interrupted()
-    rounds.ends(4)
-    rounds.begins()
-    rounds.ends(4)
+    rounds.begin()
+    rounds.interrupt()
+    rounds.end(4)
+    rounds.begin()
+    rounds.end(4)
     assert rounds.step == 4
     assert rounds.typical.seconds is None
 

@@ -177,7 +177,7 @@ class Zenoh:
                 self._wait_in_step(step, expected)
             found = [(sender, payload) for sender in sorted(self.links) for payload in self.links[sender].take(step)]
             self.members.needed = max(self.members.needed, step)
-            self._rounds.begins()
+            self._rounds.begin()
         if not self.asynchronous and not self.durable and step % ACKNOWLEDGE == 0:
             self.acknowledge(step)
         return found
@@ -199,7 +199,7 @@ class Zenoh:
         """Wait for each message until its deadline, and for who is far behind as long as is allowed."""
         start = time.monotonic()
         if step < LAST:
-            self._rounds.ends(step)
+            self._rounds.end(step)
             self._ask(self.neighbors, ASK_EVERY)
         while True:
             self._check()
@@ -268,7 +268,7 @@ class Zenoh:
                     break
                 self._changed.wait(min(left, 1.0))
             self._check()
-            self._rounds.begins()
+            self._rounds.begin()
 
     @property
     def closed(self) -> frozenset[int]:
@@ -318,7 +318,7 @@ class Zenoh:
         """See `Members.missing`."""
         found = self._now(self.members.missing)
         if found:  # what is waited for somebody is not part of a round
-            self._rounds.interrupted()
+            self._rounds.interrupt()
         return found
 
     def _now(self, look: Callable[[], Any]) -> Any:
