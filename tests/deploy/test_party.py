@@ -307,7 +307,7 @@ def test_of_two_that_listen_the_later_one_dials():
     program, network = Local(lambda state, ctx: state), hp.networks.FullyConnected(3)
 
     def links(name, **more):
-        return hp.Peers(name, {**addresses, **more}).connect(program, network).links
+        return hp.Peers(name, {**addresses, **more}, tls=False).connect(program, network).links
 
     assert links("alice") == {"bob": None, "carol": None}
     assert links("bob") == {"alice": Address("127.0.0.1", 1), "carol": None}

@@ -66,4 +66,4 @@ def test_noise_follows_the_secret_and_not_the_seed(first, tmp_path):
     np.testing.assert_array_equal(run(tmp_path / "same", kept), params)
     others = {**kept, NAMES[1]: bytes(range(32))}
     changed = np.abs(run(tmp_path / "others", others) - params)
-    assert np.all(changed.max(1) > 1e-4)  # its neighbour mixes in what it sends
+    assert np.all(changed.max(1) > 1e-4)  # its neighbor mixes in what it sends

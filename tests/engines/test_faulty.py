@@ -112,14 +112,16 @@ def test_hostile_bytes_do_not_change_a_run():
     node = zlib.crc32(repr(((0,), 0)).encode())
     good = (np.float32(3.0), np.float32(1.0))
 
-    def message(sender, node=node, view=0, weight=0.5, tree=good, step=3):
-        return wire.encode(wire.Header(view, node, step, sender, 0, weight), tree)
+    def message(sender, node=node, view=0, weight=0.5, tree=good, step=3, kind=wire.Kind.MESSAGE):
+        return wire.encode(wire.Header(view, node, step, sender, 0, weight, kind), tree)
 
     hostile = [
         *mutations(bytes(message(1))),
         message(2),  # says it is from 2, came from 1
         message(1, node=123),
         message(1, view=7),
+        message(1, kind=wire.Kind.TOTAL),  # no running sums travel here
+        message(1, kind=wire.Kind.DURABLE, tree=np.zeros(0)),
         message(1, weight=40.0),
         message(1, weight=float("nan")),
         message(1, tree=(np.float32("nan"), np.float32(1.0))),
@@ -134,7 +136,9 @@ def test_hostile_bytes_do_not_change_a_run():
     outcome = run_peers(hub, peers, program, start, jnp.zeros((4, 1)))
     np.testing.assert_array_equal(outcome.states, clean.states)
     assert sum(outcome.rejected.values()) == len(hostile)
-    assert {"wrong-sender", "wrong-node", "wrong-view", "wrong-weight", "not-finite"} <= set(outcome.rejected)
+    assert {"wrong-sender", "wrong-node", "wrong-kind", "wrong-view", "wrong-weight", "not-finite"} <= set(
+        outcome.rejected
+    )
     assert outcome.late == 1
 
 

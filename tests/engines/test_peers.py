@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ import hyperpush as hp
 from hyperpush.cli.app import main
 from hyperpush.deploy.certificates import make
 from hyperpush.deploy.swarm import free_ports
+from hyperpush.programs import Local
 from hyperpush.registry import registered
 from hyperpush.tasks.logistic import logistic
 
@@ -70,7 +72,7 @@ def test_four_parties_solve_without_certificates_on_loopback(engines):
     truth = hp.solve(everyone(), method, NETWORK, key=0)
 
     def party(client):
-        engine = hp.Peers(NAMES[client], engines[client].addresses, session="plain", patience=60.0)
+        engine = hp.Peers(NAMES[client], engines[client].addresses, tls=False, session="plain", patience=60.0)
         return hp.solve(own(client), method, NETWORK, key=0, engine=engine)
 
     found = together(len(NAMES), party)
@@ -87,7 +89,7 @@ def test_parties_with_another_number_are_told_so(engines):
 
     def party(client):
         task = logistic(2, 0).replace(names=NAMES[:2]).for_client(NAMES[client])
-        engine = hp.Peers(NAMES[client], addresses, session="differ", patience=30.0)
+        engine = hp.Peers(NAMES[client], addresses, tls=False, session="differ", patience=30.0)
         with pytest.raises(hp.HyperpushError, match=r"ann.*configuration|configuration.*ann"):
             hp.train(task, hp.SGP(steps=3, step_size=0.1 * (client + 1)), network, key=0, engine=engine)
 
@@ -106,6 +108,7 @@ import sys
 sys.modules["zenoh"] = sys.modules["cryptography"] = None  # as if the extra were not installed
 import hyperpush as hp
 from hyperpush.cli.app import main
+from hyperpush.programs import Local
 from hyperpush.registry import registered
 from hyperpush.tasks.logistic import logistic
 task = logistic(2, 0)
@@ -137,6 +140,8 @@ def test_without_the_extra_all_else_works_and_one_line_names_it(tmp_path):
         ({"session": "a/b"}, "Peers.session"),
         ({"mode": "sometimes"}, "Peers.mode"),
         ({"patience": 0.0}, "Peers.patience"),
+        ({"tls": "yes"}, "Peers.tls"),
+        ({"digest": b"short"}, "Peers.digest"),
         ({"checkpoint_every": 0}, "Peers.checkpoint_every"),
         ({"faults": hp.Faults(loss=0.1)}, "Peers.faults"),
     ],
@@ -144,6 +149,18 @@ def test_without_the_extra_all_else_works_and_one_line_names_it(tmp_path):
 def test_options_out_of_range_are_named(options, says):
     with pytest.raises(hp.InvalidInput, match=says):
         hp.Peers(**{"party": "ann", "addresses": {"ann": "127.0.0.1:1", "ben": None}, **options})
+
+
+def test_without_tls_only_if_asked_for_and_on_loopback():
+    program, network = Local(lambda state, ctx: state), hp.networks.FullyConnected(2)
+    tried: list[tuple[str, dict[str, Any], str]] = [
+        ("127.0.0.1:1", {}, r"Peers\.authority: got None; allowed: a PEM file; or tls=False"),
+        ("127.0.0.1:1", {"tls": False, "certificate": "ann.pem"}, r"Peers\.authority: got None"),
+        ("192.0.2.1:1", {"tls": False}, r"certificate: got None; allowed: a certificate, to talk to 192\.0\.2\.1"),
+    ]
+    for address, options, says in tried:
+        with pytest.raises(hp.InvalidInput, match=says):
+            hp.Peers("ann", {"ann": address, "ben": None}, **options).connect(program, network)
 
 
 def test_tasks_that_are_not_this_partys_are_refused(tmp_path):

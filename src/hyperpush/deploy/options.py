@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.peers import Peers
+from hyperpush.engines.peers import Mode, Peers
 from hyperpush.engines.transport.zenoh.addresses import check_name
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.runs.config import Config, is_spec, read_toml, validate
@@ -30,13 +30,11 @@ CHECKPOINT, SECRET = "checkpoint.safetensors", "secret.key"  # files of a party
 class Where(Config):
     """One party: where it is, and where its own files are."""
 
-    address: str | None = Field(default=None, description="host:port that it listens on; nobody dials it if left out.")
-    data: str | None = Field(
-        default=None, description=".npz file with its examples; those of the problem's own client if left out."
-    )
+    address: str | None = Field(default=None, description="host:port that it listens on; left out: it only dials.")
+    data: str | None = Field(default=None, description=".npz file or module:function; left out: the task's own.")
     certificate: str | None = Field(default=None, description="PEM file that names it.")
     key: str | None = Field(default=None, description="PEM file with the certificate's private key.")
-    out: str | None = Field(default=None, description="Folder for its results; its name if left out.")
+    out: str | None = Field(default=None, description="Folder for its results; left out: its name.")
 
 
 class Injected(Config):
@@ -56,21 +54,12 @@ class Deployment(Config):
     """A run among peers."""
 
     run: str = Field(default="trial", description="Its name: part of every message's key.")
-    mode: Literal["synchronous", "asynchronous"] = Field(
-        default="synchronous", description="In step, as simulated; or everybody at its own pace."
-    )
+    mode: Mode = Field(default="synchronous", description="In step, as simulated; or everybody at its own pace.")
     patience: Seconds = Field(default=120.0, description="Seconds to wait for a peer before it is an error.")
-    close_after: Seconds = Field(
-        default=30.0, description="Seconds after which, asynchronously, a vanished peer is closed out."
-    )
+    close_after: Seconds = Field(default=30.0, description="Seconds until a vanished peer is removed.")
     longest_wait: Seconds = Field(default=2.0, description="Most seconds to wait for a message, asynchronously.")
-    checkpoint: int = Field(
-        default=1, ge=0, description="Exchanges between checkpoints, 0 for none; asynchronously every one is."
-    )
-    private_draws: bool = Field(
-        default=False,
-        description="Whether a peer's draws (mini-batches, noise) come from a secret of its own, not from the seed.",
-    )
+    checkpoint: int = Field(default=1, ge=0, description="Exchanges between checkpoints, 0 for none.")
+    private_draws: bool = Field(default=False, description="Whether draws come from a secret, not from the key.")
     authority: str | None = Field(default=None, description="PEM file of the authority that signs certificates.")
     spec: SpecConfig = Field(default=SpecConfig(), description="The sentence that all parties run.")
     peers: dict[str, Where] = Field(default={}, description="The parties by name, in the order of their clients.")
@@ -152,6 +141,7 @@ def engine_of(config: Deployment, name: str, base: Path, private: bool) -> Peers
             file(config.authority),
             file(own.certificate),
             file(own.key),
+            tls=bool(config.authority or own.certificate or own.key),
             session=config.run,
             mode=config.mode,
             patience=config.patience,

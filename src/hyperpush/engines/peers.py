@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer, check_positive
+from hyperpush.checks import check_boolean, check_integer, check_positive
 from hyperpush.engines.base import Engine
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer import SERVER, Checkpoint, Peer, check_conserved
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hyperpush.task import Task
 
 Mode = Literal["synchronous", "asynchronous"]
-SECRET_BYTES = 32
+SECRET_BYTES = DIGEST_BYTES = 32
 
 
 class Peers(Engine):
@@ -56,22 +56,22 @@ class Peers(Engine):
         party: Who this party is: the name of its client, as in `task.for_client(name)`.
         addresses: All parties in the order of their clients, each with its `host:port`. None: it listens to nobody and
             dials all its neighbors, which is enough behind a NAT. Of two that listen the later one dials.
-        authority: The PEM file of the authority that signs certificates. None (as for the two below): no TLS, which is
-            allowed among loopback addresses only.
+        authority: The PEM file of the authority that signs certificates. None, as for the two below: with `tls=False`.
         certificate: The PEM file of this party's certificate, whose common name is `party`.
         private_key: The PEM file of the certificate's private key.
+        tls: False: no certificates, for trials among loopback addresses; others are refused.
         session: The name of the run, part of every message's key. Runs of different names do not hear each other.
         mode: "synchronous": in step, so that results are the simulator's. "asynchronous": everybody at its own pace,
             which survives losses and crashes, for programs that send only what is conserved (`SGP`, `TrackedHGP`).
         patience: Seconds to wait for somebody before it is an error. Longer than a restart of a party takes.
-        close_after: Seconds after which, asynchronously, a party that has vanished is closed out.
+        close_after: Seconds after which, asynchronously, a party that has vanished is removed.
         longest_wait: Seconds to wait for one message at most, asynchronously. Deadlines adapt below it.
         checkpoint: A file to continue from after a crash. None: a party that crashes cannot come back.
         checkpoint_every: Exchanges between two checkpoints, at least 1. Asynchronously every exchange is saved.
         keep_checkpoint: Whether the file stays when the run has ended, for a caller that still has to save the result.
         secret: A file with 32 secret bytes, written if missing, that this party's own draws come from: mini-batches and
             noise. None: they follow from `key=`, which all parties know. A private task requires it.
-        repeats: Whether the run may start anew when somebody is closed out. A private task requires False: what ε
+        repeats: Whether the run may start anew when somebody is removed. A private task requires False: what ε
             pays for once cannot be sent again.
         faults: Faults on top of the network, for trials in asynchronous mode. None: none.
         fault_seed: Decides which messages they hit.
@@ -84,7 +84,7 @@ class Peers(Engine):
 
     Example:
         >>> import hyperpush as hp
-        >>> engine = hp.Peers("alice", {"alice": "127.0.0.1:7800", "bob": None}, patience=30.0)
+        >>> engine = hp.Peers("alice", {"alice": "127.0.0.1:7800", "bob": None}, tls=False, patience=30.0)
         >>> engine.mode
         'synchronous'
     """
@@ -96,6 +96,7 @@ class Peers(Engine):
     authority: str | Path | None = eqx.field(static=True, default=None)
     certificate: str | Path | None = eqx.field(static=True, default=None)
     private_key: str | Path | None = eqx.field(static=True, default=None)
+    tls: bool = eqx.field(static=True, default=True)
     session: str = eqx.field(static=True, default="run")
     mode: Mode = eqx.field(static=True, default="synchronous")
     patience: float = eqx.field(static=True, default=120.0)
@@ -124,9 +125,12 @@ class Peers(Engine):
             raise unknown("Peers.mode", self.mode, ("synchronous", "asynchronous"))
         for field in ("patience", "close_after", "longest_wait"):
             check_positive(f"Peers.{field}", getattr(self, field))
+        check_boolean("Peers.tls", self.tls)
         check_integer("Peers.checkpoint_every", self.checkpoint_every, minimum=1)
         check_integer("Peers.fault_seed", self.fault_seed, minimum=0)
         self.check_faults(self.faults)
+        if self.digest is not None and len(self.digest) != DIGEST_BYTES:
+            raise InvalidInput("Peers.digest", f"{len(self.digest)} bytes", f"{DIGEST_BYTES} bytes, or None")
         if self.faults is not None and not self.asynchronous:
             raise InvalidInput("Peers.faults", self.faults, "none, or mode='asynchronous', which survives them")
 
@@ -162,7 +166,7 @@ class Peers(Engine):
         names = list(self.addresses)
         client = names.index(self.party)
         links = {
-            names[other]: self._dialed(names[other])
+            names[other]: self._address_to_dial(names[other])
             for other in neighbors(network, client, everyone=needs_server(program))
         }
         own = self.addresses[self.party]
@@ -170,7 +174,7 @@ class Peers(Engine):
         settings(self.session, self.party, made.listen, links, made.identity)
         return made
 
-    def _dialed(self, other: str) -> Address | None:
+    def _address_to_dial(self, other: str) -> Address | None:
         """The address of a neighbor that this party dials: of two that listen, the later one dials."""
         names, there, here = list(self.addresses), self.addresses[other], self.addresses[self.party]
         if there is None and here is None:
@@ -183,11 +187,11 @@ class Peers(Engine):
         from hyperpush.engines.transport.zenoh.identity import Identity
 
         given = {"authority": self.authority, "certificate": self.certificate, "private_key": self.private_key}
-        if all(path is None for path in given.values()):
+        if not self.tls and not any(given.values()):
             return None
         for field, path in given.items():
             if path is None:
-                raise InvalidInput(f"Peers.{field}", None, "a PEM file, as others of the certificate are given")
+                raise InvalidInput(f"Peers.{field}", None, "a PEM file; or tls=False and no certificate, on loopback")
         return Identity(*(Path(str(path)) for path in given.values())).check(self.party)
 
     def run(
@@ -211,9 +215,9 @@ class Peers(Engine):
         states, data = jax.tree.map(jnp.asarray, (states, data))
         connection, session, digest = self.connect(recipe.program(), network), self.session, self.digest
         if digest is None:
-            structure, numbers = _described(recipe, network, states, data, key, step)
+            structure, numbers = _description(recipe, network, states, data, key, step)
             session = f"{session}-{_hash(structure, 4).hex()}"  # the next verb's messages are not this one's
-            digest = _hash([structure, numbers, self.mode, list(self.addresses), self.secret is not None], 32)
+            digest = _hash([structure, numbers, self.mode, list(self.addresses), self.secret is not None], DIGEST_BYTES)
         store = None if self.checkpoint is None else Checkpoint(Path(self.checkpoint), digest)
         stored = None if store is None else store.load()
         secret = None if self.secret is None else read_secret(Path(self.secret), digest)
@@ -347,7 +351,7 @@ def read_secret(path: Path, digest: bytes) -> PRNGKeyArray:
     return jax.random.wrap_key_data(jnp.frombuffer(made, jnp.uint32))
 
 
-def _described(
+def _description(
     recipe: Recipe, network: Network, state: PyTree, data: PyTree, key: PRNGKeyArray, step: int
 ) -> tuple[list[Any], list[Any]]:
     """What a program sends and repeats, and the numbers that all parties must have the same."""

@@ -15,7 +15,7 @@ _EMPTY = len(wire.encode(wire.Header(0, 0, 0, 0), np.zeros(0)))
 
 
 def numbers(payload):
-    """How many float64 a total holds; 0 for an acknowledgement."""
+    """How many float64 a total holds; 0 for an acknowledgment."""
     return (len(payload) - _EMPTY) // 8
 
 

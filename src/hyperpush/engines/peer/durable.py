@@ -124,7 +124,7 @@ class Saved:
         found = {}
         for name, rows in self.facts["rows"].items():
             if rows and name in record:
-                like = shapes(record[name].f, _looped(name, program, start, shapes))
+                like = shapes(record[name].f, _shapes_in_loop(name, program, start, shapes))
                 found[name] = [
                     Row(self.tree(f"history/{name}/{number}", like), step, floats, _passes(passes))
                     for number, (step, floats, passes) in enumerate(rows)
@@ -162,7 +162,7 @@ def shapes_after(node: Node, state: PyTree, shapes: Shapes) -> PyTree:
     return state
 
 
-def _looped(name: str, program: Node, start: PyTree, shapes: Shapes) -> PyTree:
+def _shapes_in_loop(name: str, program: Node, start: PyTree, shapes: Shapes) -> PyTree:
     """The shapes of what the loop `name` runs on."""
     stack: list[tuple[Node, PyTree]] = [(program, start)]
     while stack:

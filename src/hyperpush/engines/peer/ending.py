@@ -25,7 +25,7 @@ Save = Callable[[], None]
 class _Wait:
     """A wait among members: it takes in what comes, and is given up after `patience` seconds without any news.
 
-    Who is away is no reason to give up: it comes back, or is closed out, in a time that the transport bounds.
+    Who is away is no reason to give up: it comes back, or is removed, in a time that the transport bounds.
     """
 
     def __init__(self, messenger: Messenger, save: Save):
@@ -37,7 +37,7 @@ class _Wait:
 
     def look(self) -> None:
         """Take in what has come; what others wait to hear of is made durable first."""
-        self.messenger.arrived(LAST, [])
+        self.messenger.take_arrived(LAST, [])
         if self.messenger.owes:
             self._save()
             self.messenger.acknowledge_owed()
@@ -90,7 +90,7 @@ def drain(messenger: Messenger, lasting: list[Channel], save: Save) -> None:
             told = True
         if told and members.everyone_done() and members.closed == state.closed:
             return _reach(state, Stage.OVER, save)
-        wait.rest(_awaited(unheard), told, [(channel.number, target) for channel, target in unheard])
+        wait.rest(_describe_wait(unheard), told, [(channel.number, target) for channel, target in unheard])
 
 
 def _send_last(messenger: Messenger, unheard: list[tuple[Channel, int]]) -> None:
@@ -99,7 +99,7 @@ def _send_last(messenger: Messenger, unheard: list[tuple[Channel, int]]) -> None
         messenger.send_total(channel, target, Kind.LAST_TOTAL)
 
 
-def _awaited(unheard: list[tuple[Channel, int]]) -> str:
+def _describe_wait(unheard: list[tuple[Channel, int]]) -> str:
     targets = sorted({target for _, target in unheard})
     return f"{targets} to take in what was sent to them" if targets else "the others to be done"
 

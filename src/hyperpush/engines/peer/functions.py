@@ -28,7 +28,7 @@ def _first(what: Any) -> threading.Event:
     return threading.Event()
 
 
-def _shared(what: Any, call: Callable[[], Any]) -> Any:
+def _compile_once(what: Any, call: Callable[[], Any]) -> Any:
     """`call()`, the first time for `what` by one thread alone: peers of one process wait for it to compile, once."""
     compiled = _first(what)
     if compiled.is_set():
@@ -97,7 +97,7 @@ class ClientLinks(NamedTuple):
 def links_at(network: Network, key: PRNGKeyArray, step: int, client: int, weights: Weights) -> ClientLinks:
     """The links of one client at one step of network time."""
     at, me = np.asarray(step, np.int32), np.asarray(client, np.int32)
-    found = _shared(type(network), lambda: _schedule(network, key, at, me, weights))
+    found = _compile_once(type(network), lambda: _schedule(network, key, at, me, weights))
     return ClientLinks(*(np.asarray(part) for part in found))
 
 
@@ -116,7 +116,7 @@ class ClientFunctions:
         me, round = np.asarray(self.client, np.int32), np.asarray(at.round, np.int32)
         given = (args, me, self.clients, round, self.draws, address, self.data)
         what = (at.path, role, _kind(record), len(address), self._kind)
-        return _shared(what, lambda: _leaf(self._recipe, at.path, record, role, *given))
+        return _compile_once(what, lambda: _leaf(self._recipe, at.path, record, role, *given))
 
     def shapes(self, f: Callable[..., Any], state: PyTree) -> PyTree:
         """The shapes of `f(state, context)`."""

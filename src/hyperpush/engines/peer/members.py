@@ -21,15 +21,15 @@ class Members(Transport, Protocol):
         ...
 
     def done(self, finished: bool = True, again: bool = False, view: frozenset[int] = frozenset()) -> None:
-        """Tell everybody whether this peer needs nothing more, as long as those in `view` are all who are closed out.
+        """Tell everybody whether this peer needs nothing more, as long as those in `view` are all who are removed.
 
         `again`: it had said so before it was restarted. Then others may have ended meanwhile, and who does not come
-        back in the time after which one is closed out is taken to have done so.
+        back in the time after which one is removed is taken to have done so.
         """
         ...
 
     def everyone_done(self) -> bool:
-        """Whether all others that are not closed out are done."""
+        """Whether all others that are not removed are done."""
         ...
 
     def finish(self) -> None:
@@ -45,7 +45,7 @@ class Members(Transport, Protocol):
         ...
 
     def missing(self) -> bool:
-        """Whether somebody is gone who is not closed out, and cannot have ended.
+        """Whether somebody is gone who is not removed, and cannot have ended.
 
         Who is done ends only when its neighbors are: before this peer is, whoever is gone has been killed.
         """
@@ -53,7 +53,7 @@ class Members(Transport, Protocol):
 
 
 class NewView(Exception):
-    """Others have been closed out: averages start anew among the rest."""
+    """Others have been removed: averages start anew among the rest."""
 
 
 class Left(HyperpushError):

@@ -38,7 +38,7 @@ class Messenger:
         return self.transport.leaving if isinstance(self.transport, Members) else frozenset()
 
     def check_view(self) -> None:
-        """Raise `NewView` if somebody has been closed out."""
+        """Raise `NewView` if somebody has been removed."""
         if isinstance(self.transport, Members) and self.transport.closed - self.state.closed:
             raise NewView
 
@@ -105,7 +105,7 @@ class Messenger:
 
     # --------------------------------------------------------------------- in
 
-    def arrived(self, step: int, expected: list[int]) -> list[Arrived]:
+    def take_arrived(self, step: int, expected: list[int]) -> list[Arrived]:
         """What has arrived and fits; running sums are credited to the channel that they belong to."""
         found = []
         for sender, payload in self.transport.collect(step, expected):
@@ -149,7 +149,7 @@ class Messenger:
 
     def _take_late(self, sender: int, payload: bytes | bytearray) -> None:
         """A message of a channel that has started anew since."""
-        header = self._hear(wire.sealed(payload, sender))
+        header = self._hear(wire.read_sealed(payload, sender))
         self.state.counts.late += 1
         if sender in self.leaving:  # it will not come here any more
             self._note_elsewhere(header)
@@ -160,7 +160,7 @@ class Messenger:
         """A message of no channel here: of use only to a leaver, if it is the last of who is in another stage."""
         if not (self.state.leaving and wire.peek(payload).kind.last):
             raise Rejected(Reason.WRONG_NODE, "no such place in this program")
-        header = self._hear(wire.sealed(payload, sender))
+        header = self._hear(wire.read_sealed(payload, sender))
         self._check_membership(header)
         # It has continued without us, or leaves where it is; else it will come, or be gone.
         if header.step > self.state.clock or sender in self.leaving:
@@ -200,7 +200,7 @@ class Messenger:
         """What has arrived for this exchange; running sums that were late for another are credited there."""
         found, missing = [], np.flatnonzero(expected).tolist()
         while True:
-            for header, tree, channel in self.arrived(self.state.clock, missing):
+            for header, tree, channel in self.take_arrived(self.state.clock, missing):
                 if channel.path == path and header.step == self.state.clock:
                     found.append((header, tree))
                 elif not channel.tolerant:

@@ -195,7 +195,7 @@ class Peer:
     def _run_program(self) -> PyTree:
         """The state at the end of the program, or the one that was stored there."""
         if self._resumed is not None and self._state.stage and not self._state.leaving:
-            state = self._restored(shapes_after(self._program, self._start, self._functions.shapes))
+            state = self._restore(shapes_after(self._program, self._start, self._functions.shapes))
             self._resumed = None
             return state
         state = self._run_node(self._program, self._start, Cursor())
@@ -291,7 +291,7 @@ class Peer:
     def _run_exchange(self, node: Exchange, state: PyTree, at: Cursor) -> PyTree:
         resumed = self._resumed is not None
         if resumed:
-            state = self._restored(state)
+            state = self._restore(state)
         channel, links = self._channels.current[at.path], self._links(node.link_weights)
         message = jax.tree.map(np.asarray, self._apply(at, Role.SEND, state))
         if channel.tolerant:
@@ -396,7 +396,7 @@ class Peer:
     # ---------------------------------------------------------------- members
 
     def _wait_for_the_missing(self, path: Path) -> None:
-        """Before an average ends, who is gone comes back or is closed out: part of its mass would be in it for ever."""
+        """Before an average ends, who is gone comes back or is removed: part of its mass would be in it for ever."""
         if not isinstance(self.transport, Members) or not self._channels.tolerant(path):
             return
         while self.transport.missing():
@@ -410,7 +410,7 @@ class Peer:
         if not self._repeats:
             gone = sorted(self.transport.closed - self.closed)
             raise HyperpushError(
-                f"peer {self.client}: {gone} are closed out, and to start anew would cost more than the ε of the run"
+                f"peer {self.client}: {gone} are removed, and to start anew would cost more than the ε of the run"
             )
         where.closed, where.step, where.stage, where.heir = self.transport.closed, step, Stage.RUNNING, None
         self._draw()
@@ -480,7 +480,7 @@ class Peer:
         if isinstance(self.transport, Members):
             self.transport.acknowledge(self._state.clock)
 
-    def _restored(self, state: PyTree) -> PyTree:
+    def _restore(self, state: PyTree) -> PyTree:
         """The state, totals and records of the exchange that was stored."""
         assert self._resumed is not None
         self._resumed.restore_totals(self._channels)

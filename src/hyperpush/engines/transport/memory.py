@@ -99,7 +99,7 @@ class Memory:
 
     def endpoint(self, client: int) -> "MemoryEndpoint":
         """The transport of one client, to be used by one thread."""
-        return self._endpoints[self._checked("client", client)]
+        return self._endpoints[self._check_client("client", client)]
 
     def abort(self, exception: BaseException) -> None:
         """Give up the run, because of `exception`: every `send` and `collect`, waiting or to come, raises."""
@@ -111,9 +111,9 @@ class Memory:
         """Put raw bytes into the mailbox of `to`, as if from `sender`, whose own message is still waited for."""
         with self._changed:
             # Behind both copies of the real message.
-            self._mail[self._checked("to", to)].append(_Parcel(step, sender, 2, step, payload))
+            self._mail[self._check_client("to", to)].append(_Parcel(step, sender, 2, step, payload))
 
-    def _checked(self, name: str, client: int) -> int:
+    def _check_client(self, name: str, client: int) -> int:
         if not 0 <= client < self.clients:
             raise InvalidInput(name, client, f"a client from 0 to {self.clients - 1}")
         return client
@@ -174,7 +174,7 @@ class MemoryEndpoint:
 
     def send(self, to: int, step: int, payload: bytes | bytearray) -> None:
         """See `Transport.send`."""
-        self._hub._checked("to", to)
+        self._hub._check_client("to", to)
         parcels = [_Parcel(step, self.client, copy, step + delay, payload) for copy, delay in self._copies(to, step)]
         self._hub._post(to, self.client, step, parcels)
         self.sent_messages += 1
@@ -183,7 +183,7 @@ class MemoryEndpoint:
     def collect(self, step: int, expected: Collection[int]) -> list[tuple[int, bytes | bytearray]]:
         """See `Transport.collect`."""
         for sender in expected:
-            self._hub._checked("expected", sender)
+            self._hub._check_client("expected", sender)
         return self._hub._collect(self.client, step, expected)
 
     def close(self) -> None:

@@ -166,11 +166,11 @@ class Template:
         self.digest = _digest(self.treedef)
         described = [_describe(leaf) for leaf in leaves]
         self.entries = tuple(_entry(code, shape) for code, shape in described)
-        offset = _aligned(_HEADER.size + sum(map(len, self.entries)))
+        offset = _align(_HEADER.size + sum(map(len, self.entries)))
         fields = []
         for code, shape in described:
             fields.append((code, shape, offset))
-            offset += _aligned(math.prod(shape) * _DTYPES[code].itemsize)
+            offset += _align(math.prod(shape) * _DTYPES[code].itemsize)
         self.leaves: tuple[tuple[int, tuple[int, ...], int], ...] = tuple(fields)
         self.size = offset + _CHECKSUM_BYTES
         """The length of every valid message, in bytes."""
@@ -194,23 +194,18 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
 
 def encode(header: Header, tree: Any) -> bytearray:
     """The message that carries `tree`, a pytree of arrays or numbers."""
-    leaves, treedef = jax.tree.flatten(tree)
-    described = [_describe(leaf) for leaf in leaves]
-    table = b"".join(_entry(code, shape) for code, shape in described)
-    parts: list[Any] = [
-        _HEADER.pack(
-            *(_MAGIC, VERSION, header.kind, header.view, header.node, header.step),
-            *(header.sender, header.counter, header.weight, _digest(treedef)),
-        ),
-        table,
-        _padding(_HEADER.size + len(table)),
-    ]
-    for (code, _), leaf in zip(described, leaves, strict=True):
+    template = Template(tree)
+    data = bytearray(template.size)
+    numbers = header.kind, header.view, header.node, header.step, header.sender, header.counter, header.weight
+    _HEADER.pack_into(data, 0, _MAGIC, VERSION, *numbers, template.digest)
+    table = b"".join(template.entries)
+    data[_HEADER.size : _HEADER.size + len(table)] = table
+    view = memoryview(data)
+    for (code, _, offset), leaf in zip(template.leaves, jax.tree.leaves(tree), strict=True):
         raw = _to_bytes(np.asarray(leaf, dtype=_DTYPES[code]))
-        parts += (raw, _padding(raw.nbytes))
-    data = bytearray().join((*parts, bytes(_CHECKSUM_BYTES)))
-    found = checksum(memoryview(data)[:-_CHECKSUM_BYTES])
-    data[-_CHECKSUM_BYTES:] = found.to_bytes(_CHECKSUM_BYTES, "little")
+        view[offset : offset + raw.nbytes] = raw.data
+    found = checksum(view[:-_CHECKSUM_BYTES])
+    view[-_CHECKSUM_BYTES:] = found.to_bytes(_CHECKSUM_BYTES, "little")
     return data
 
 
@@ -229,7 +224,7 @@ def decode(
     view = memoryview(data).toreadonly()
     if len(view) > template.size:
         raise Rejected(Reason.OVERSIZED, f"{len(view)} bytes, at most {template.size} expected")
-    header, digest = _sealed(view, expect_sender)
+    header, digest = _read_sealed(view, expect_sender)
     if digest != template.digest:
         raise Rejected(Reason.WRONG_STRUCTURE, "another tree of leaves than expected")
     _check_table(view, template.entries)
@@ -241,12 +236,12 @@ def decode(
     return header, jax.tree.unflatten(template.treedef, leaves)
 
 
-def sealed(data: bytes | bytearray | memoryview, expect_sender: int) -> Header:
+def read_sealed(data: bytes | bytearray | memoryview, expect_sender: int) -> Header:
     """The header of a message that is whole and from whom it says, whatever it holds; raises `Rejected`."""
-    return _sealed(memoryview(data).toreadonly(), expect_sender)[0]
+    return _read_sealed(memoryview(data).toreadonly(), expect_sender)[0]
 
 
-def _sealed(view: memoryview, expect_sender: int | None) -> tuple[Header, bytes]:
+def _read_sealed(view: memoryview, expect_sender: int | None) -> tuple[Header, bytes]:
     header, digest = _read_header(view)
     if checksum(view[:-_CHECKSUM_BYTES]) != int.from_bytes(view[-_CHECKSUM_BYTES:], "little"):
         raise Rejected(Reason.BAD_CHECKSUM, "damaged on the way")
@@ -313,12 +308,8 @@ def _entry(code: int, shape: tuple[int, ...]) -> bytes:
     return struct.pack(f"<BB{len(shape)}Q", code, len(shape), *shape)
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return size + -size % _ALIGNMENT
-
-
-def _padding(size: int) -> bytes:
-    return bytes(-size % _ALIGNMENT)
 
 
 @lru_cache(maxsize=256)

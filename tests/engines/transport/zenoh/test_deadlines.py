@@ -59,16 +59,16 @@ def test_a_way_that_is_longer_than_the_time_between_questions(way, monkeypatch):
 
 def test_waits_for_others_and_steps_seen_before_are_no_rounds():
     rounds = Rounds()
-    rounds.begins()
-    rounds.ends(3)
+    rounds.begin()
+    rounds.end(3)
     assert rounds.step == 3
     assert rounds.typical.seconds is not None
     rounds.typical = Typical()
-    rounds.begins()
-    rounds.interrupted()
-    rounds.ends(4)
-    rounds.begins()
-    rounds.ends(4)
+    rounds.begin()
+    rounds.interrupt()
+    rounds.end(4)
+    rounds.begin()
+    rounds.end(4)
     assert rounds.step == 4
     assert rounds.typical.seconds is None
 
@@ -130,14 +130,14 @@ def test_waiting_in_vain_does_not_make_waits_longer(faults):
     assert max(took for took, *_ in found) < rounds * most / 20
 
 
-def test_a_slow_neighbour_is_waited_for():
+def test_a_slow_neighbor_is_waited_for():
     rounds = 40
     found = run(3, rounds, {}, sleep={1: 0.05})
     for client in (0, 2):
         assert found[client][1][1] > rounds / 2
 
 
-def test_nobody_runs_away_from_a_slow_neighbour_that_is_not_heard():
+def test_nobody_runs_away_from_a_slow_neighbor_that_is_not_heard():
     rounds = 40
     found = run(3, rounds, {2: Faults(loss=0.99)}, sleep={2: 0.05})
     assert max(lead for _, _, lead, _, _ in found) <= 5

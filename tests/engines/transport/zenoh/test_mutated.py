@@ -132,7 +132,7 @@ class Babbler:
 
     def send(self, to, step, payload):
         seen = set()  # what is sent twice is not refused twice
-        total = step > 0 or not self.transport.asynchronous  # no acknowledgement
+        total = step > 0 or not self.transport.asynchronous  # no acknowledgment
         for number in range(self.each if total and step < self.steps else 0):
             made, clients = None, len(self.transport.names)
             while made is None or made in seen:

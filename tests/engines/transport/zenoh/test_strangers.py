@@ -125,7 +125,7 @@ def test_a_peer_writes_under_its_own_name_only(trust, alice):
     assert (after["mail"], after["bytes"]) == ([], before)
 
 
-def test_a_neighbour_cannot_write_as_another_neighbour(trust, alice):
+def test_a_neighbor_cannot_write_as_another_neighbor(trust, alice):
     """Carol has a link to alice of her own; what she says on it under bob's name is dropped, whatever it is."""
     before = alice.ask()
     attack(alice.port, identity(trust[0], "carol"), name="carol", sender="bob")

@@ -1,7 +1,7 @@
 """What peers say to each other besides the messages of their program: who is there, what is needed, and how fast.
 
 header    80 bytes: magic, topic, whether the sender leaves, step, incarnations of both ends, pace, time, digest
-closed    a bit for each peer that is closed out
+closed    a bit for each peer that is removed
 left      a bit for each peer that has left for good
 checksum  CRC32 of everything before it
 """
@@ -25,7 +25,7 @@ class Topic(IntEnum):
     HELLO = 1  # I am here; I need your messages from `step` on
     ACKNOWLEDGE = 2  # I need nothing before `step`
     DONE = 3  # I am done and need nothing more
-    MEMBERS = 4  # somebody is closed out, leaves or has left
+    MEMBERS = 4  # somebody is removed, leaves or has left
     ASK = 5  # how far are you, and how long does a round take you?
     ANSWER = 6  # I am at `step`, and a round takes me `pace`
 

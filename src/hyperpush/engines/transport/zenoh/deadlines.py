@@ -80,17 +80,17 @@ class Rounds:
         self.typical = Typical()
         self._since: float | None = None
 
-    def ends(self, step: int) -> None:
+    def end(self, step: int) -> None:
         """It has computed and sent what it does in `step`."""
         if self._since is not None and step > self.step:
             self.typical.add(time.monotonic() - self._since)
         self.step = max(self.step, step)
 
-    def begins(self) -> None:
+    def begin(self) -> None:
         """It computes again."""
         self._since = time.monotonic()
 
-    def interrupted(self) -> None:
+    def interrupt(self) -> None:
         """What is waited for now is not part of a round."""
         self._since = None
 

@@ -39,16 +39,16 @@ class Neighbor:
 
 @final
 class Membership:
-    """Who is there, is done, leaves, has left or is closed out.
+    """Who is there, is done, leaves, has left or is removed.
 
     Args:
         names: All peers of the run, in the order of their clients.
         client: Which of them this one is.
         neighbors: Those that it talks to, by their client.
         digest: Stands for the configuration: peers that hold another are refused.
-        asynchronous: Whether peers may vanish, leave and be closed out.
-        close_after: Seconds after which one that is gone is closed out.
-        closed, left: Those who were closed out, and those who had left, before this process started.
+        asynchronous: Whether peers may vanish, leave and be removed.
+        close_after: Seconds after which one that is gone is removed.
+        closed, left: Those who were removed, and those who had left, before this process started.
         tell: Has a message on a topic sent to a neighbor.
         forget: Notes that a neighbor needs nothing before a step.
         send_again: Has what a neighbor still needs sent again to it.
@@ -92,7 +92,7 @@ class Membership:
     def hear(self, place: int, said: ControlMessage) -> None:
         """Take in what a neighbor says; raises `Rejected`."""
         if (said.closed or said.left or said.departure) and not self.asynchronous:
-            raise Rejected(Reason.BAD_CONTROL, "it closes out peers, or lets them leave, in step")
+            raise Rejected(Reason.BAD_CONTROL, "it removes peers, or lets them leave, in step")
         if said.topic != Topic.HELLO and said.digest != self.digest:
             raise Rejected(Reason.BAD_CONTROL, "it is of another configuration")
         other = self.neighbors[place]
@@ -188,7 +188,7 @@ class Membership:
 
     @property
     def unfinished(self) -> list[str]:
-        """Who is not done, of those who are not closed out."""
+        """Who is not done, of those who are not removed."""
         return [other.name for place, other in self.neighbors.items() if not other.done and place not in self.closed]
 
     def leave(self, left: bool) -> None:
@@ -196,8 +196,8 @@ class Membership:
         self.departure = Departure.LEFT if left else Departure.LEAVING
         self._tell_members()
 
-    def close_out(self) -> None:
-        """Close out whoever is gone for too long, and tell the others."""
+    def remove_gone(self) -> None:
+        """Remove whoever is gone for too long, and tell the others."""
         now, gone = time.monotonic(), set[int]()
         for place, other in self.neighbors.items() if self.asynchronous else ():
             if self._may_be_gone(place, other) or now - other.lost <= self.close_after:
@@ -232,7 +232,7 @@ class Membership:
         return [p for p, other in self.neighbors.items() if 0 <= other.step < step - LEAD and self.takes_part(p)]
 
     def _may_be_gone(self, place: int, other: Neighbor) -> bool:
-        """Whether somebody may be gone for good and is not to be closed out; who is done does not end before we are."""
+        """Whether somebody may be gone for good and is not to be removed; who is done does not end before we are."""
         return place in self.closed or place in self.left or (other.done and self._finished)
 
     def _note_closed(self, gone: Collection[int], by: str) -> None:
@@ -240,7 +240,7 @@ class Membership:
         if not new:
             return
         if self.client in new:
-            self.failure = f"closed out by {by}: the others have continued without this peer"
+            self.failure = f"removed by {by}: the others have continued without this peer"
             new.discard(self.client)
         self.closed = self.closed | new
         for place, other in self.neighbors.items():

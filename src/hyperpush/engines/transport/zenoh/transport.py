@@ -4,7 +4,7 @@ Messages go out reliably and wait where a link is congested (Zenoh's DROP would 
 in parts of one size. Who sent one is the name in its key, which access control compares with the certificate.
 
 On a second channel (`control`) peers say hello (who they are in this run, which configuration they hold, from which
-step on they need messages), acknowledge what they need no more, announce that they are done, and who is closed out or
+step on they need messages), acknowledge what they need no more, announce that they are done, and who is removed or
 has left. Liveliness tells who is there. On a third (`pace`), asynchronously, they ask each other how fast they are;
 that never waits for a congested link.
 """
@@ -28,7 +28,7 @@ from hyperpush.engines.transport.zenoh.membership import Membership, Neighbor
 from hyperpush.engines.transport.zenoh.parts import split
 from hyperpush.engines.transport.zenoh.retransmission import Link
 from hyperpush.engines.transport.zenoh.session import CHANNELS, alive_key, message_key, open_session, settings
-from hyperpush.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.errors import HyperpushError, InvalidInput
 
 zenoh = require("zenoh", "peers")
 
@@ -43,13 +43,13 @@ _AGAIN = "again"  # a task like the topics of control messages: send what is kep
 
 @final
 class Zenoh:
-    """One peer's access to the network.
+    """One peer's access to the network; `hp.Peers` checks what it is given.
 
     Synchronous: `collect` waits `patience` seconds for everybody expected, then it is an error. What was sent is kept
     until acknowledged, and sent again to a peer that comes back. A step may be collected again, for those whose message
     turned out not to fit. Asynchronous: it waits as long as a neighbor needs for a round and a message for the way, and
     not for those that are gone. Whoever is more than LEAD rounds ahead of a neighbor waits for it, `longest_wait`
-    seconds a round at most. Who is gone for `close_after` seconds is closed out.
+    seconds a round at most. Who is gone for `close_after` seconds is removed.
 
     Args:
         run: The name of the run: part of every message's key.
@@ -61,10 +61,10 @@ class Zenoh:
         digest: Stands for the configuration: peers that hold another are refused.
         mode: Whether peers go in step.
         patience: Seconds after which a wait is an error.
-        close_after: Seconds after which, asynchronously, a peer that is gone is closed out.
+        close_after: Seconds after which, asynchronously, a peer that is gone is removed.
         longest_wait: Seconds that one waits for a neighbor's message at most, asynchronously.
         durable: Whether the caller calls `acknowledge` itself, as it may be restarted from what it has stored.
-        closed: Those who were closed out before.
+        closed: Those who were removed before.
         left: Those who had left before.
         limit: Bytes of the longest payload, which is refused by who would send it and by who gets it.
     """
@@ -88,16 +88,6 @@ class Zenoh:
         left: Collection[int] = (),
         limit: int = LIMIT,
     ):
-        if mode not in ("synchronous", "asynchronous"):
-            raise unknown("mode", mode, ("synchronous", "asynchronous"))
-        if not 0 <= client < len(names):
-            raise InvalidInput("client", client, f"a client from 0 to {len(names) - 1}")
-        for name in links:
-            if name not in names or name == names[client]:
-                raise unknown("links", name, set(names) - {names[client]})
-        for option, value in (("patience", patience), ("close_after", close_after), ("longest_wait", longest_wait)):
-            if not value > 0:
-                raise InvalidInput(option, value, "a positive number of seconds")
         self.run, self.names, self.client = run, tuple(names), client
         self.patience, self.durable, self.limit = patience, durable, limit
         self.asynchronous = mode == "asynchronous"
@@ -187,7 +177,7 @@ class Zenoh:
                 self._wait_in_step(step, expected)
             found = [(sender, payload) for sender in sorted(self.links) for payload in self.links[sender].take(step)]
             self.members.needed = max(self.members.needed, step)
-            self._rounds.begins()
+            self._rounds.begin()
         if not self.asynchronous and not self.durable and step % ACKNOWLEDGE == 0:
             self.acknowledge(step)
         return found
@@ -209,11 +199,11 @@ class Zenoh:
         """Wait for each message until its deadline, and for who is far behind as long as is allowed."""
         start = time.monotonic()
         if step < LAST:
-            self._rounds.ends(step)
+            self._rounds.end(step)
             self._ask(self.neighbors, ASK_EVERY)
         while True:
             self._check()
-            self.members.close_out()
+            self.members.remove_gone()
             now = time.monotonic()
             until = {sender: start + self.neighbors[sender].deadline.seconds for sender in expected}
             until = {s: end for s, end in until.items() if end > now and not self._is_settled(s, step)}
@@ -278,7 +268,7 @@ class Zenoh:
                     break
                 self._changed.wait(min(left, 1.0))
             self._check()
-            self._rounds.begins()
+            self._rounds.begin()
 
     @property
     def closed(self) -> frozenset[int]:
@@ -306,7 +296,7 @@ class Zenoh:
             self.members.finish(finished, again, view)
 
     def everyone_done(self) -> bool:
-        """Whether all neighbors that are not closed out have said that they are done."""
+        """Whether all neighbors that are not removed have said that they are done."""
         return not self._now(lambda: self.members.unfinished)
 
     def leave(self, left: bool) -> None:
@@ -328,14 +318,14 @@ class Zenoh:
         """See `Members.missing`."""
         found = self._now(self.members.missing)
         if found:  # what is waited for somebody is not part of a round
-            self._rounds.interrupted()
+            self._rounds.interrupt()
         return found
 
     def _now(self, look: Callable[[], Any]) -> Any:
-        """What is so once those who are gone for too long are closed out."""
+        """What is so once those who are gone for too long are removed."""
         with self._changed:
             self._check()
-            self.members.close_out()
+            self.members.remove_gone()
             return look()
 
     def finish(self) -> None:
