@@ -99,10 +99,11 @@ def require(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
+        package = module.partition(".")[0]
+        if error.name != package:
             raise
         allowed = f"the extra {extra}: pip install 'hyperpush[{extra}]'"
-        raise InvalidInput(error.name, "not installed", allowed) from None
+        raise InvalidInput(package, "not installed", allowed) from None
 
 
 def check_arguments(

@@ -3,19 +3,17 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.checks import check_integer
-from hyperpush.inner.base import InnerSolver, Learner, check_training
+from hyperpush.inner.base import GradientSolver, Learner
 from hyperpush.inner.fedavg import local_epochs
-from hyperpush.method import Number, as_number
-from hyperpush.optimizers import Optimizer, StepSize, build
+from hyperpush.method import Number
 from hyperpush.problem import L2, Penalty, Problem
 from hyperpush.programs import Context
+from hyperpush.ranges import Count, OptionalCount
 
 
-class LocalEpochs(InnerSolver):
+class LocalEpochs(GradientSolver):
     """A baseline whose clients pass over their own examples between two averages.
 
     Args:
@@ -27,23 +25,12 @@ class LocalEpochs(InnerSolver):
             rounds.
     """
 
-    steps: int = eqx.field(static=True)
-    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
-    epochs: int = eqx.field(static=True, default=1)
-    batch_size: int | None = eqx.field(static=True, default=None)
-    optimizer: Optimizer | optax.GradientTransformation | None = None
-
-    def __check_init__(self):
-        check_training(self)
-        check_integer(f"{type(self).__name__}.epochs", self.epochs, minimum=1)
-
-    def transform(self) -> optax.GradientTransformation:
-        """What moves the params."""
-        return build(self.step_size, self.optimizer)
+    epochs: Count = eqx.field(static=True, default=1)
+    batch_size: OptionalCount = eqx.field(static=True, default=None)
 
     def train(self, problem: Problem, state: Learner, ctx: Context, examples: PyTree) -> Learner:
         """A client after its local epochs."""
-        return local_epochs(problem, self.transform(), state, ctx, examples, self.epochs, self.batch_size)
+        return local_epochs(problem, self.transformation, state, ctx, examples, self.epochs, self.batch_size)
 
 
 class Near(eqx.Module):

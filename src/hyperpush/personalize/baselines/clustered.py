@@ -80,7 +80,7 @@ class ClusteredFL(LocalEpochs):
 
     def program(self, problem: Problem) -> Node:
         def enter(trained: InnerState, ctx: Context):
-            learner = Learner(trained.params, trained.hyper, self.transform().init(trained.params))
+            learner = Learner(trained.params, trained.hyper, self.transformation.init(trained.params))
             still = jnp.zeros_like(ravel_pytree(trained.params)[0])
             return _State(learner, still, jnp.zeros((), jnp.int32))
 

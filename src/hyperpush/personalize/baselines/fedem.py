@@ -103,4 +103,4 @@ class FedEM(LocalEpochs):
             return self.train(maximized, state, ctx, examples)
 
         body = Sequence(Local(train), averaged(self.averaging, weighted=True))
-        return learning(Repeat(body, self.steps, name="FedEM"), self.transform())
+        return learning(Repeat(body, self.steps, name="FedEM"), self.transformation)

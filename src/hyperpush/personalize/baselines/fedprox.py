@@ -69,4 +69,4 @@ class FedProx(LocalEpochs):
             return self.train(near, state, ctx, ctx.data.train)
 
         body = Sequence(Local(train), averaged("server", weighted=True))
-        return learning(Repeat(body, self.steps, name="FedProx"), self.transform())
+        return learning(Repeat(body, self.steps, name="FedProx"), self.transformation)

@@ -6,7 +6,7 @@ from typing import Any
 
 import hyperpush as hp
 from hyperpush.algorithms.base import Algorithm
-from hyperpush.algorithms.pdbo import NestedLoops
+from hyperpush.algorithms.pdbo import PDBO
 from hyperpush.registry import registered
 from hyperpush.studies.common.config import Comparison, Privacy
 
@@ -25,7 +25,7 @@ def fitting_options(
 
 def single_loops() -> dict[str, type[Algorithm]]:
     """The registered algorithms that move params and hypers together, by name."""
-    return {name: each for name, each in registered("algorithms").items() if not issubclass(each, NestedLoops)}
+    return {name: each for name, each in registered("algorithms").items() if not issubclass(each, PDBO)}
 
 
 def single_loop(config: Comparison, name: str, outer: float, inner: float) -> Algorithm:

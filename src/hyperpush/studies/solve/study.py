@@ -9,7 +9,7 @@ from jaxtyping import Float, PyTree
 
 import hyperpush as hp
 from hyperpush import spec
-from hyperpush.algorithms.pdbo import NestedLoops
+from hyperpush.algorithms.pdbo import PDBO
 from hyperpush.data.sets import DataSet
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.hypergradients import oracles
@@ -76,10 +76,10 @@ def read_task(config: Solve) -> hp.Task:
         raise InvalidInput("problem", error.given, error.allowed) from error
 
 
-def algorithm(config: Solve, task: hp.Task) -> tuple[NestedLoops, hp.Task]:
+def algorithm(config: Solve, task: hp.Task) -> tuple[PDBO, hp.Task]:
     """The algorithm as configured, and the task as it wants it."""
     kind = find("algorithms", config.outer.form, "outer.form")
-    assert issubclass(kind, NestedLoops)
+    assert issubclass(kind, PDBO)
     options: dict[str, Any] = {
         "inner": solver(config.inner, "LocalSGD" if config.alone else config.inner.method),
         "hypergradient": estimator(config.estimator, "LocalGradient" if config.alone else config.estimator.method),
