@@ -91,8 +91,7 @@ def prepare(config: Memory, method: Method, batch: int | None) -> Case:
 
     import hyperpush as hp
     from hyperpush.bench.images import images
-    from hyperpush.engines.layout import one_client
-    from hyperpush.programs import HypergradientState, Scope, traced
+    from hyperpush.programs import HypergradientState, Scope, one_client, traced
 
     task = images(config.model, config.clients, config.seed, config.examples)
     network = hp.networks.RandomDirected(config.clients, seed=config.seed)

@@ -10,8 +10,8 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.engines import keys
 from hyperpush.engines.base import Engine
+from hyperpush.engines.checks import check_clients
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.layout import check_clients
 from hyperpush.engines.peer.leaves import row, stacked
 from hyperpush.engines.peer.walk import Peer
 from hyperpush.engines.result import Progress, Record, RunResult

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 
-from hyperpush.engines.layout import check_recording, check_repairable
+from hyperpush.engines.checks import check_recording, check_repairable
 from hyperpush.engines.peer.durable import Saved, Store, packed, shaped_after
 from hyperpush.engines.peer.ending import hand_over, settle
 from hyperpush.engines.peer.leaves import Leaves, combine, compiling, compute_key, links
