@@ -19,7 +19,7 @@ from hyperpush.errors import InvalidInput
 
 AXIS = "clients"
 
-# Results of up to so many bytes are handed to every process, so that each can go on with them as if it were alone.
+# Results of up to so many bytes are handed to every process, so that each continues with them as if it were alone.
 GATHERED = 1 << 28
 
 

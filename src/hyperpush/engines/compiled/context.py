@@ -77,6 +77,7 @@ class RunContext(eqx.Module):
 
         def block(index: Any) -> np.ndarray:
             wanted = np.minimum(np.arange(padded[axis])[index[axis]], n - 1)  # padding: copies of the last client
-            return np.take(read(wanted[0], wanted[-1] + 1), wanted - wanted[0], axis)
+            first, last = int(wanted[0]), int(wanted[-1])
+            return np.take(read(first, last + 1), wanted - first, axis)
 
         return jax.make_array_from_callback(padded, NamedSharding(self.mesh, P(*[None] * axis, AXIS)), block)
