@@ -19,13 +19,38 @@ LOG = logging.getLogger("hyperpush")
 
 
 class Hook:
-    """An observer that does nothing: the base of all hooks."""
+    """An observer that does nothing: the base of all hooks. Override what is of interest.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> class Count(hp.hooks.Hook):
+        ...     calls = 0
+        ...     def row(self, loop, step, values):
+        ...         self.calls += 1
+        >>> count, task = Count(), hp.tasks.quadratic(3, 0)
+        >>> trained = hp.train(task, hp.SGP(steps=4, step_size=0.1), hp.networks.Ring(3), key=0, every=2, hooks=[count])
+        >>> count.calls  # the start, and after steps 2 and 4
+        3
+    """
 
     def advance(self, loop: str, done: int, total: int) -> None:
-        """Called whenever a loop that the host sees has advanced."""
+        """Called whenever a loop that the host sees has advanced.
+
+        Args:
+            loop: Its name.
+            done: Iterations so far.
+            total: Iterations at most.
+        """
 
     def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
-        """Called for every row of the history, in order: what was measured, by name, clients on axis 0."""
+        """Called for every row of the history, in order.
+
+        Args:
+            loop: The name of the loop that is recorded.
+            step: Iterations after which the row was made; 0: before the first.
+            values: What was measured, by name, clients on axis 0.
+        """
 
     def finish(self) -> None:
         """Called after the last round."""
@@ -72,7 +97,11 @@ def listen(hooks: Sequence[Any]) -> Listeners | None:
 
 
 class Progress(Hook):
-    """Tells a function how far a run is: `tell(loop, done, total)`."""
+    """Tells a function how far a run is.
+
+    Args:
+        tell: Called as `tell(loop, done, total)` between compiled chunks. What it raises ends the run.
+    """
 
     def __init__(self, tell: Callable[[str, int, int], None]):
         if not callable(tell):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
-from hyperpush.engines import keys, placement
+from hyperpush.engines import keys
+from hyperpush.engines.compiled import placement
 from hyperpush.engines.shard import Shard
 from hyperpush.networks.mixing import matrix
 from hyperpush.programs import Average, Exchange

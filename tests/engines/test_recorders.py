@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
-from hyperpush.engines import compiled
+from hyperpush.engines.compiled import chunks
 from hyperpush.engines.planning import Planner
 from hyperpush.engines.result import Recorder
 from hyperpush.engines.simulate import evaluate
@@ -41,7 +41,7 @@ COUNT = Local(count)
 @pytest.mark.parametrize("engine", ENGINES, ids=IDS)
 @pytest.mark.parametrize("every", [1, 3])
 def test_the_entry_is_row_zero(engine, every, monkeypatch):
-    monkeypatch.setattr(compiled, "FIRST_CHUNK", 2)  # several chunks
+    monkeypatch.setattr(chunks, "FIRST_CHUNK", 2)  # several chunks
     program = Sequence(COUNT, Repeat(Sequence(COUNT, talk(2)), 7, name="loop"))
     both = [
         engine.run(program, NETWORK, START, NOTHING, KEY, record={"loop": Recorder(shown, entry)}, every=every)

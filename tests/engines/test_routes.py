@@ -7,7 +7,7 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.engines import keys
-from hyperpush.engines.routes import routes
+from hyperpush.engines.compiled.routes import routes
 from hyperpush.engines.shard import Shard
 from hyperpush.programs import Exchange, Repeat
 

@@ -94,24 +94,18 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path, error):
     assert "warning" not in resumed(out)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage):
     out = tmp_path / "out"
     interrupted(out, KeyboardInterrupt())
-    states = sorted((tmp_path / ".out.partial" / "checkpoints").glob("*-state"))
+    states = sorted((tmp_path / ".out.partial" / "checkpoints").glob("0*-state-*"))
     assert len(states) > 1
-    file = max(
-        (each for each in (states[-1] / "arrays").rglob("*") if each.is_file()), key=lambda each: each.stat().st_size
-    )
-    data = bytearray(file.read_bytes())
-    if damage == "missing":
-        file.unlink()
-    else:
-        data[len(data) // 2] ^= 64
-        file.write_bytes(data if damage == "flipped" else data[: len(data) // 2])
+    data = bytearray(states[-1].read_bytes())
+    data[len(data) // 2] ^= 64
+    states[-1].write_bytes(data if damage == "flipped" else data[: len(data) // 2])
     said = resumed(out)
-    assert f"warning: checkpoint {states[-1].name} is damaged" in said
-    assert {"truncated": "bytes", "flipped": "other bytes", "missing": "missing"}[damage] in said
+    assert f"warning: checkpoint {states[-1].name[:12]} is damaged" in said
+    assert "other bytes" in said
 
 
 @pytest.mark.parametrize("cause", ["interrupted", "refused", "stray file"])
@@ -139,15 +133,15 @@ def test_a_resume_that_fails_at_its_start_deletes_nothing(tmp_path, monkeypatch,
 def test_a_signal_while_a_checkpoint_is_written_waits_for_it(tmp_path, monkeypatch):
     out, written = tmp_path / "out", store._write
 
-    def slow(path: Path, arrays: Any) -> None:
+    def slow(*arguments: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        written(path, arrays)
+        written(*arguments)
 
     monkeypatch.setattr(store, "_write", slow)
     with pytest.raises(KeyboardInterrupt):
         execute(KNOWN["pieces"], Pieces(), out, Console(quiet=True), POLICY)
     monkeypatch.undo()
-    assert len(list((tmp_path / ".out.partial" / "checkpoints").glob("0*-state"))) == 1
+    assert len(list((tmp_path / ".out.partial" / "checkpoints").glob("0*-state-*"))) == 1
     resumed(out)
 
 

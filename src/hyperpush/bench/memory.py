@@ -11,8 +11,7 @@ import hyperpush as hp
 from hyperpush.bench.config import Estimated, Memory
 from hyperpush.bench.images import images
 from hyperpush.bench.timing import in_new_process, machine, peak_megabytes, show
-from hyperpush.engines.layout import one_client
-from hyperpush.programs import HypergradientState, Scope, traced
+from hyperpush.programs import HypergradientState, Scope, one_client, traced
 from hyperpush.runs.run import Run
 
 STEP_SIZE = 0.01  # where it is given

@@ -165,17 +165,17 @@ def plan(
     processes: Annotated[int, typer.Option(min=1, help="Number of processes to plan for.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a run would take: rounds, bytes, memory, time, and ε if it is private. Nothing runs."""
+    """Print what a run would take: rounds, bytes, memory, and ε if it is private. Nothing runs."""
     experiment, config = load_config(what, overrides or [], registry.experiments())
     found = planned(experiment, config, processes)
     if as_json:
         print(to_json(found))
         return
-    names = [name for name in found["pieces"][0] if name != "operations"] if found["pieces"] else []
+    names = list(found["pieces"][0]) if found["pieces"] else []
     rows = [[piece[name] for name in names] for piece in found["pieces"]]
     _print_table(f"{experiment.name}, {processes} processes", [name.replace("_", " ") for name in names], rows)
-    totals = [(name.replace("_", " "), found[name]) for name in ("rounds", "megabytes_moved", "megabytes_per_process")]
-    totals += [("seconds, at best", found["seconds"]), *((name, value) for name, value in found["epsilon"].items())]
+    shown = ("rounds", "floats", "megabytes_moved", "megabytes_per_process")
+    totals = [*((name.replace("_", " "), found[name]) for name in shown), *found["epsilon"].items()]
     if found["stopped"]:
         totals.append(("not planned further", found["stopped"]))
     _print_table("together", ("quantity", "about"), totals)

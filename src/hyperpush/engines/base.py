@@ -1,23 +1,44 @@
 """What every engine is: a frozen module whose fields are its options, and one method that runs a program."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.checks import check_integer, check_positive
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.result import Progress, Record, RunResult
+from hyperpush.engines.hooks import RunHook
+from hyperpush.engines.result import Progress, Record, Recorder, RunResult, recorders_of
 from hyperpush.errors import InvalidInput
 from hyperpush.networks import Network
-from hyperpush.programs import Node, Recipe
+from hyperpush.programs import Node, Recipe, as_recipe
+
+
+class Request(NamedTuple):
+    """A call of `Engine.run`."""
+
+    recipe: Recipe
+    network: Network
+    states: PyTree
+    data: PyTree
+    key: PRNGKeyArray
+    faults: Faults | None
+    step: int = 0
+    recorders: Mapping[str, Recorder] = {}
+    every: int = 1
+    progress: Progress | None = None
 
 
 class Engine(eqx.Module):
-    """Hosts clients and interprets programs. Every engine draws the same random numbers from the same key."""
+    """Hosts clients and interprets programs. Every engine draws the same random numbers from the same key.
+
+    A new one defines `execute`.
+    """
 
     hosts_one: ClassVar[bool] = False  # whether it hosts one client: then states, data and results have no client axis
 
@@ -33,7 +54,6 @@ class Engine(eqx.Module):
     def check_task(self, task: Any) -> None:
         """Refuse a task that this engine cannot host; those that host all clients take any that is not one party's."""
 
-    @abc.abstractmethod
     def run(
         self,
         program: Node | Recipe,
@@ -63,6 +83,13 @@ class Engine(eqx.Module):
             every: Rows are recorded after every so many iterations.
             progress: Called between chunks with a loop's name, the iterations done and those at most.
         """
+        given = (as_recipe(program), network, states, data, key, self.lossy)
+        engine = ambient().engine or self
+        return engine.execute(Request(*given, step, recorders_of(record), every, progress))
+
+    @abc.abstractmethod
+    def execute(self, request: Request) -> RunResult:
+        """What `run` does."""
 
     def check_faults(self, faults: object) -> None:
         """Refuse what is not `Faults`."""
@@ -77,3 +104,33 @@ class Engine(eqx.Module):
     def check_deadline(self, seconds: object) -> None:
         """Refuse what is not a duration."""
         check_positive(f"{type(self).__name__}.deadline", seconds)
+
+
+class Ambient(NamedTuple):
+    """What surrounds calls of engines without being passed on.
+
+    It is for code that starts runs inside of which others call verbs, such as the command line. Everything else passes
+    engines and hooks as arguments.
+    """
+
+    engine: Engine | None = None  # answers in place of the compiled engine that is called
+    hooks: tuple[RunHook, ...] = ()  # of every run of a compiled engine
+
+
+_NOTHING = Ambient()
+_ambient: ContextVar[Ambient] = ContextVar("ambient", default=_NOTHING)
+
+
+def ambient() -> Ambient:
+    """What surrounds the caller."""
+    return _ambient.get()
+
+
+@contextmanager
+def surround(engine: Engine | None = None, hooks: Sequence[RunHook] = ()) -> Iterator[None]:
+    """Surround the block with this, and with nothing else."""
+    before = _ambient.set(Ambient(engine, tuple(hooks)))
+    try:
+        yield
+    finally:
+        _ambient.reset(before)

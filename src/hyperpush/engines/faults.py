@@ -14,8 +14,17 @@ from hyperpush.networks.hashing import words
 class Faults(eqx.Module):
     """Faults of every link, drawn afresh for each message.
 
-    Each copy of a message is lost with probability `loss`; with probability `duplicate` there is a second copy; each
-    copy arrives 0 to `delay` rounds late, all equally likely.
+    Methods that start a new average in every step, such as HGP, require reliable links and refuse faults.
+
+    Args:
+        loss: Probability that a copy of a message is lost, from 0 (never) to below 1.
+        duplicate: Probability that there is a second copy, from 0 to 1.
+        delay: How many rounds late a copy arrives at most; 0, …, `delay` are equally likely.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> hp.Simulate(faults=hp.Faults(loss=0.3, delay=2)).lossy.loss
+        0.3
     """
 
     loss: float | int = eqx.field(static=True, default=0.0)

@@ -1,7 +1,10 @@
-"""One key decides a run: the program's draws, the network's realisation and the injected faults."""
+"""One key decides a run: the program's draws, the network's realization and the injected faults."""
+
+from typing import Any
 
 import jax
-from jaxtyping import PRNGKeyArray
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
 
 
 def program_key(key: PRNGKeyArray) -> PRNGKeyArray:
@@ -14,3 +17,17 @@ def network_key(key: PRNGKeyArray) -> PRNGKeyArray:
 
 def faults_key(key: PRNGKeyArray) -> PRNGKeyArray:
     return jax.random.fold_in(key, 2)
+
+
+def as_bits(leaf: Any) -> Any:
+    """A random key as the integers that it is made of; any other array, or the shape of one, as it is."""
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) else jax.eval_shape(jax.random.key_data, leaf)
+
+
+def from_bits(bits: Array, dtype: Any) -> Array:
+    """The array of a type that `as_bits` has turned into these integers."""
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return bits
+    return jax.random.wrap_key_data(bits, impl=str(jax.random.key_impl(jnp.zeros((), dtype))))

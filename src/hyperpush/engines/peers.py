@@ -16,15 +16,15 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.checks import check_boolean, check_integer, check_positive
-from hyperpush.engines.base import Engine
+from hyperpush.engines.base import Engine, Request
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer import SERVER, Checkpoint, Peer, check_conserved
-from hyperpush.engines.result import Progress, Record, RunResult
+from hyperpush.engines.result import Progress, RunResult
 from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.engines.transport.zenoh.addresses import Address, check_name
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.networks import Network
-from hyperpush.programs import Average, Node, Recipe, Server, as_recipe, contains, profile
+from hyperpush.programs import Average, Node, Recipe, Server, contains, profile
 from hyperpush.programs.recipe import is_number
 from hyperpush.runs.files import write_atomically
 
@@ -194,25 +194,13 @@ class Peers(Engine):
                 raise InvalidInput(f"Peers.{field}", None, "a PEM file; or tls=False and no certificate, on loopback")
         return Identity(*(Path(str(path)) for path in given.values())).check(self.party)
 
-    def run(
-        self,
-        program: Node | Recipe,
-        network: Network,
-        states: PyTree,
-        data: PyTree,
-        key: PRNGKeyArray,
-        *,
-        step: int = 0,
-        record: Mapping[str, Record] | None = None,
-        every: int = 1,
-        progress: Progress | None = None,
-    ) -> RunResult:
-        """See `Engine.run`; states, data and results are this party's own, without a client axis."""
+    def execute(self, request: Request) -> RunResult:
+        """Run this party's client; states, data and results are its own, without a client axis."""
         # Only here, and in `connect`: without the extra, all else of the library works.
         from hyperpush.engines.transport.zenoh.transport import Zenoh
 
-        recipe = as_recipe(program)
-        states, data = jax.tree.map(jnp.asarray, (states, data))
+        recipe, network, key, step = request.recipe, request.network, request.key, request.step
+        states, data = jax.tree.map(jnp.asarray, (request.states, request.data))
         connection, session, digest = self.connect(recipe.program(), network), self.session, self.digest
         if digest is None:
             structure, numbers = _description(recipe, network, states, data, key, step)
@@ -256,7 +244,8 @@ class Peers(Engine):
                 self.on_start(running)
             transport.ready(running.resumed_at or 0, everyone=stored is None)
             running.begun = True
-            result = peer.result(peer.run(program, states, data, record, every, running.watch(progress)))
+            watched = running.watch(request.progress)
+            result = peer.result(peer.run(recipe, states, data, request.recorders, request.every, watched))
         finally:
             transport.close()
         if store is not None and not self.keep_checkpoint:

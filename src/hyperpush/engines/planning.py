@@ -1,151 +1,144 @@
-"""What a run would take, before anything of it runs.
+"""What a run would take, before anything of it runs: an engine that answers calls instead of running them.
 
-The experiment runs with engines that compute nothing: each call is profiled and answered with ones of the right shape.
-What an experiment does between the calls it does for real.
+Each call is profiled and answered with ones of the right shape. What an experiment does between the calls it does for
+real.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from time import perf_counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, final
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from hyperpush import processes
+from hyperpush.engines.base import Engine, Request, surround
+from hyperpush.engines.compiled.cost_model import moved_bytes
+from hyperpush.engines.compiled.run import prepare, sharded
+from hyperpush.engines.compiled.snapshots import record_shapes
+from hyperpush.engines.result import Recorder, RowClock, RunResult
 from hyperpush.errors import InvalidInput
 from hyperpush.privacy import ASSUMPTION
+from hyperpush.programs import Profile, all_clients, bytes_of
 
 LARGE = 1 << 24  # bytes
-PRODUCT = 1500  # rows of the matrices whose product tells how fast the machine is
-OVERHEAD = 2e-6  # seconds that a leaf of a program takes however little it computes
-_IMPLEMENTATION = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One call of an engine, at most: loops that clients agree to end may end earlier."""
-
-    call: str  # the names of its loops
-    clients: int
-    parameters: int  # numbers in one client's state, where it is largest
-    rounds: int
-    bytes_per_round: float  # that a client sends
-    megabytes_moved: float  # between processes
-    megabytes_per_process: float  # states, which loops hold twice, and data
-    operations: float  # additions and multiplications of all clients
 
 
 @final
-@dataclass
-class Planner:
-    """The calls of engines in a run that is planned for so many processes."""
+class Planner(Engine):
+    """Answers every call of an engine with ones, and notes what it would have taken on so many processes."""
 
-    processes: int = 1
-    pieces: list[Piece] = field(default_factory=list)
+    processes: int = eqx.field(static=True, default=1)
+    # One row for each call, at most: loops that clients agree to end may end earlier. `parameters` are the numbers in
+    # one client's state, where it is largest; a client sends `floats`; megabytes are moved between processes.
+    pieces: list[dict[str, Any]] = eqx.field(static=True, default_factory=list)
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Engines answer to this planner in the block."""
-        global _current
-        before, _current = _current, self
-        try:
-            yield
-        finally:
-            _current = before
+    def active(self) -> AbstractContextManager[None]:
+        """It answers in place of the compiled engines in the block."""
+        return surround(engine=self)
+
+    def execute(self, request: Request) -> RunResult:
+        """See `Engine.run`."""
+        network, states, data, step = request.network, request.states, request.data, request.step
+        found, _, agreement = prepare(request)
+        n, passes = network.clients, found.passes()
+        sent = [(passes[s.body] * s.messages(agreement), s) for s in found.sendings]
+        rounds, floats = sum(times for times, _ in sent), sum(times * s.floats for times, s in sent)
+        agreed = {body: passes[body] for body, _, loop in found.loops if loop.agreed}
+        moved = moved_bytes(sharded(network, self.processes), network, found, agreed, agreement)
+        held = ((state, found.held(path)) for path, state in found.states.items())
+        largest = n * max(map(bytes_of, (*held, found.result)))
+        piece = {
+            "call": ", ".join(dict.fromkeys(loop.name for _, _, loop in found.loops)) or "no loop",
+            "clients": n,
+            "parameters": largest // (n * jnp.zeros(()).dtype.itemsize),
+            "rounds": rounds,
+            "floats": floats,
+            "bytes_per_round": sum(times * s.bytes for times, s in sent) / max(rounds, 1),
+            "megabytes_moved": moved / 2**20,
+            "megabytes_per_process": self.held(largest, n, states, data) / 2**20,
+        }
+        self.pieces.append(piece)
+        recorders = request.recorders
+        rows = {name: planned_rows(found, name, each, request.every) for name, each in recorders.items()}
+        shapes = {name: record_shapes(found, name, each, n, data) for name, each in recorders.items()}
+        none = {name: np.zeros(count, np.int64) for name, count in rows.items()}
+        return RunResult(
+            states=ones(all_clients(found.result, n)),
+            step=step + rounds,
+            rounds=rounds,
+            floats=floats,
+            work=found.total(agreed),
+            history={name: ones(all_clients(all_clients(each, n), rows[name])) for name, each in shapes.items()},
+            clocks={name: RowClock(zeros, zeros, dict.fromkeys(agreed, zeros)) for name, zeros in none.items()},
+            bytes=np.zeros(n, np.int64),
+            moved=moved,
+        )
+
+    def held(self, largest: int, clients: int, states: PyTree, data: PyTree) -> float:
+        """Bytes that a process holds: states, which loops hold twice, and data."""
+        held = 2 * largest + bytes_of(data)
+        if self.processes == 1:
+            return held
+        # Besides its own clients' part, a process holds what the experiment made for all and what it is handed.
+        block, handed = -(-clients // self.processes), largest if largest <= processes.GATHERED else 0
+        return held * block / clients + bytes_of((states, data)) + handed
 
 
-_current: Planner | None = None
-
-
-def current() -> Planner | None:
-    """The planner, while a run is only planned."""
-    return _current
+def planned_rows(found: Profile, name: str, recorder: Recorder, every: int) -> int:
+    """How many rows are recorded of the loops of a name."""
+    passes = found.passes()
+    loops = [(passes[around], loop.at_most) for _, around, loop in found.loops if loop.name == name]
+    return sum(entered * (at_most // every + recorder.entry) for entered, at_most in loops)
 
 
 def ones(shapes: PyTree) -> PyTree:
     """Arrays of these shapes that are not zero, so that ratios of them exist; large ones take no memory."""
 
     def one(leaf: Any) -> Any:
-        if size(leaf) > LARGE and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if bytes_of(leaf) > LARGE and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return np.broadcast_to(np.ones((), leaf.dtype), leaf.shape)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jnp.broadcast_to(jax.random.key(0, impl=_IMPLEMENTATION[str(leaf.dtype)]), leaf.shape)
         return jnp.ones(leaf.shape, leaf.dtype)
 
     return jax.tree.map(one, shapes)
 
 
-def size(tree: PyTree) -> int:
-    """Bytes of the arrays of a pytree."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
-    return sum(leaf.size * getattr(leaf.dtype, "itemsize", 8) for leaf in leaves)
+def plan(run: Callable[[Callable[[Any], None]], Any], processes: int) -> dict[str, Any]:
+    """The calls of engines that `run` makes, what they take together, and every ε that it reports.
 
-
-def operations(f: Callable[..., Any], *shapes: PyTree) -> float:
-    """Additions and multiplications of a function, a loop in it counted once; 0 where the compiler does not tell."""
-    try:
-        found: Any = jax.jit(f).lower(*shapes).cost_analysis()
-        return float((found or {}).get("flops", 0.0))
-    except Exception:  # an estimate is not worth an end
-        return 0.0
-
-
-def speed() -> float:
-    """Additions and multiplications per second in a product of two matrices."""
-    a = jnp.ones((PRODUCT, PRODUCT), jnp.float32)
-    multiply = jax.jit(jnp.matmul)
-    jax.block_until_ready(multiply(a, a))
-    began = perf_counter()
-    jax.block_until_ready(multiply(a, a))
-    return 2 * PRODUCT**3 / (perf_counter() - began)
-
-
-def plan(run: Callable[[Any], Any], processes: int) -> dict[str, Any]:
-    """The calls of engines that `run` makes, what they take together, and every ε that it reports."""
-    planner, noted = Planner(processes), Noted()
-    stopped = None
+    `run(note)` may call `note` with records on the way.
+    """
+    planner, stopped = Planner(processes), None
+    epsilon: dict[str, float] = {}
     with planner.active():
         try:
-            noted.found(run(noted))
+            find_epsilon(run(lambda values: find_epsilon(values, epsilon)), epsilon)
         except Exception as error:  # what it makes of ones may make no sense
             if isinstance(error, InvalidInput) and not planner.pieces:
                 raise  # nothing has been made of anything yet
             stopped = f"{type(error).__name__}: {error}".splitlines()[0]
-    rate = speed()
-    seconds = [
-        each.operations / rate / min(processes, jax.device_count()) + each.rounds * OVERHEAD for each in planner.pieces
-    ]
-    pieces = [{**asdict(each), "seconds": spent} for each, spent in zip(planner.pieces, seconds, strict=True)]
+    pieces = planner.pieces
     return {
         "processes": processes,
         "pieces": pieces,
-        "rounds": sum(each.rounds for each in planner.pieces),
-        "megabytes_moved": sum(each.megabytes_moved for each in planner.pieces),
-        "megabytes_per_process": max((each.megabytes_per_process for each in planner.pieces), default=0.0),
-        "seconds": sum(seconds),
-        "epsilon": noted.epsilon,
-        "assumes": ASSUMPTION if noted.epsilon else None,
+        **{name: sum(each[name] for each in pieces) for name in ("rounds", "floats", "megabytes_moved")},
+        "megabytes_per_process": max((each["megabytes_per_process"] for each in pieces), default=0.0),
+        "epsilon": epsilon,
+        "assumes": ASSUMPTION if epsilon else None,
         "stopped": stopped,
     }
 
 
-@final
-class Noted:
-    """What a planned run reports: of all of it, the ε."""
-
-    def __init__(self) -> None:
-        self.epsilon: dict[str, float] = {}
-
-    def found(self, values: Any, where: str = "") -> None:
-        """Look for ε in a record or a result."""
-        if isinstance(values, dict):
-            for name, value in values.items():
-                self.found(value, str(name))
-        elif isinstance(values, list | tuple):
-            for value in values:
-                self.found(value, where)
-        elif isinstance(values, float | int) and ("epsilon" in where or where == "claimed"):
-            self.epsilon[where] = max(float(values), self.epsilon.get(where, 0.0))
+def find_epsilon(values: Any, found: dict[str, float], where: str = "") -> None:
+    """Look for ε in a record or a result; of several of one name the largest counts."""
+    if isinstance(values, dict):
+        for name, value in values.items():
+            find_epsilon(value, found, str(name))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            find_epsilon(value, found, where)
+    elif isinstance(values, float | int) and ("epsilon" in where or where == "claimed"):
+        found[where] = max(float(values), found.get(where, 0.0))

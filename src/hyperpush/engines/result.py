@@ -8,7 +8,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Int, PyTree
 
-from hyperpush.engines import lossy
+from hyperpush.engines.compiled import lossy
 from hyperpush.programs import Context, Path, State
 from hyperpush.programs.counting import Work
 from hyperpush.programs.recipe import with_arrays

@@ -1,49 +1,45 @@
 """All clients on one device, stacked on axis 0: the engine for research, and the default."""
 
 from collections.abc import Mapping
-from contextvars import ContextVar
-from typing import Any
+from dataclasses import replace
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush import processes
-from hyperpush.engines import keys, planning
-from hyperpush.engines.base import Engine
-from hyperpush.engines.compiled import Walk, conclude
+from hyperpush.engines import keys
+from hyperpush.engines.base import Request, ambient, surround
+from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Recording, Visit
+from hyperpush.engines.compiled.placement import SingleDevice
+from hyperpush.engines.compiled.run import CompiledEngine, prepare
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.interpret import with_states
-from hyperpush.engines.layout import Plan, lay_out
-from hyperpush.engines.placement import Whole
-from hyperpush.engines.result import Progress, Record, RunResult, recorders_of
-from hyperpush.engines.shard import Shard
-from hyperpush.engines.spent import both_ways
+from hyperpush.engines.planning import ones
+from hyperpush.engines.result import Record, Recorder, recorders_of
 from hyperpush.networks import Network
-from hyperpush.programs import Node, Recipe, Repeat, Role, Scope, Sequence, as_recipe
-
-_planned: ContextVar[bool] = ContextVar("planned", default=False)
+from hyperpush.programs import Node, Recipe, Repeat, as_recipe
 
 
-def _compute(options, static, carry, *arguments):
-    function, network, *rest = options
-    plan = Plan(Whole(network.clients), network, *rest)
-    return function(plan, *static, carry, *arguments)
+class Simulate(CompiledEngine):
+    """All clients on one device, vectorized: the default, and the fastest while states and data fit.
 
-
-_compiled, _overwriting = both_ways(_compute)
-
-
-class Simulate(Engine):
-    """All clients on one device, vectorized.
+    In a run of several processes the clients are spread over them (as by `Shard`), unless links are faulty.
 
     Args:
-        clients_per_batch: How many clients are computed at a time. None computes all at once; 1 takes the least
-            memory, for large models.
+        clients_per_batch: How many clients are computed at a time, 1 or more. None computes all at once, which is
+            fastest; 1 takes the least memory, for large models.
         faults: What the links do to messages. None: nothing is lost, repeated or late.
 
-    In a run of several processes the clients are spread over them (`Shard`), unless links are faulty.
+    Raises:
+        InvalidInput: An option is out of range.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(4, 0), hp.networks.Ring(4)
+        >>> engine = hp.Simulate(clients_per_batch=1)
+        >>> hp.train(task, hp.SGP(steps=5, step_size=0.1), network, key=0, engine=engine).costs.rounds
+        5
     """
 
     clients_per_batch: int | None = eqx.field(static=True, default=None)
@@ -53,38 +49,27 @@ class Simulate(Engine):
         self.check_batch(self.clients_per_batch)
         self.check_faults(self.faults)
 
-    def run(
-        self,
-        program: Node | Recipe,
-        network: Network,
-        states: PyTree,
-        data: PyTree,
-        key: PRNGKeyArray,
-        *,
-        step: int = 0,
-        record: Mapping[str, Record] | None = None,
-        every: int = 1,
-        progress: Progress | None = None,
-    ) -> RunResult:
-        """See `Engine.run`."""
-        if processes.count() > 1 and self.faults is None:
-            spread = Shard(clients_per_batch=self.clients_per_batch)
-            options: Any = {"step": step, "record": record, "every": every, "progress": progress}
-            return spread.run(program, network, states, data, key, **options)
-        recipe = as_recipe(program)
-        tree, found, carry, agreement = lay_out(recipe, network, states, data, self.faults, step)
-        options = (network, data, key, self.faults, agreement, self.clients_per_batch, recipe.traceable())
+    def devices_of_run(self) -> Mesh | None:
+        return processes.mesh() if processes.count() > 1 and self.faults is None else None
 
-        def compiled(function, plan, static, *arguments: Any, spent: PyTree = None):
-            if spent is None:
-                return _compiled((function, *options), static, *arguments)
-            return _overwriting(((function, *options), static, *arguments), spent)
 
-        walk = Walk(
-            Plan(Whole(network.clients), *options), tree, found, compiled, recorders_of(record), every, progress
-        )
-        carry = walk.run(tree, carry, keys.program_key(key))
-        return conclude(walk, carry, step)
+class _Recording(Interpreter):
+    """Records loops that stand in no other loop."""
+
+    recorders: dict[str, Recorder] = eqx.field(default_factory=dict)
+    every: int = eqx.field(static=True, default=1)
+    history: dict[str, PyTree] = eqx.field(default_factory=dict)  # filled on the way
+
+    def run(self, visit: Visit, carry: Carry) -> Carry:
+        node, inside = visit.node, replace(self, recorders={})
+        if not isinstance(node, Repeat):
+            return super().run(visit, carry)
+        if node.name not in self.recorders:
+            return inside.loop(visit, carry, 0, node.at_most)[0]
+        recorder = self.recorders[node.name]
+        recording = Recording(recorder, self.every, node.at_most // self.every + recorder.entry)
+        carry, (self.history[node.name], _), *_ = inside.loop(visit, carry, 0, node.at_most, recording)
+        return carry
 
 
 def evaluate(
@@ -99,51 +84,47 @@ def evaluate(
     every: int = 1,
     clients_per_batch: int | None = None,
 ) -> tuple[PyTree, dict[str, PyTree]]:
-    """The same as one pure function: final states and history. To be jitted, and vmapped over keys, states or numbers.
+    """Run a program as one pure function, to be jitted, and vmapped over keys, states or numbers.
 
-    Only loops that stand in no other loop can be recorded; nothing checks that numbers are finite.
+    Use `Simulate().run` instead where nothing is transformed: it counts costs and checks that numbers are finite.
+    Only loops that stand in no other loop can be recorded.
+
+    Args:
+        program: What one client does.
+        network: Who hears whom.
+        states: What every client starts from, clients on axis 0.
+        data: Every client's private data, clients on axis 0.
+        key: Decides every draw.
+        step: Network time at the start.
+        record: By name of a loop, a `Recorder` or a function of one client's state and context.
+        every: Rows are recorded after every so many iterations, 1 or more.
+        clients_per_batch: How many clients are computed at a time; None: all at once.
+
+    Returns:
+        All clients' final states, and by name of a loop its records, leaves [rows, clients, …].
+
+    Example:
+        >>> import jax, jax.numpy as jnp, hyperpush as hp
+        >>> double = hp.programs.Repeat(hp.programs.Local(lambda x, ctx: 2 * x), 3)
+        >>> run = lambda x: hp.programs.evaluate(double, hp.networks.Ring(2), x, None, jax.random.key(0))[0]
+        >>> jax.jit(jax.vmap(run))(jnp.ones((1, 2))).tolist()
+        [[8.0, 8.0]]
     """
-    if planning.current() is not None and not _planned.get():
-        _planned.set(True)
-        try:  # a planned run computes nothing: only the shapes are needed
-            options: Any = {"step": step, "record": record, "every": every, "clients_per_batch": clients_per_batch}
-
-            def shapes(states: PyTree, data: PyTree) -> Any:
-                return evaluate(program, network, states, data, key, **options)
-
-            return planning.ones(jax.eval_shape(shapes, states, data))
-        finally:
-            _planned.set(False)
-    recorders = recorders_of(record)
     recipe = as_recipe(program)
-    tree, _, carry, agreement = lay_out(recipe, network, states, data, None, step)
-    interpreter = Plan(
-        Whole(network.clients), network, data, key, None, agreement, clients_per_batch, recipe
-    ).interpreter()
-    history = {}
 
-    def walk(node, carry, key, path):
-        if isinstance(node, Sequence):
-            for position, child in enumerate(node.nodes):
-                carry = walk(child, carry, jax.random.fold_in(key, position), (*path, position))
-            return carry
-        if isinstance(node, Repeat) and node.name in recorders:
-            recorder = recorders[node.name]
-            buffers = interpreter.buffers(recorder, carry, node.at_most // every + recorder.entry)
-            zero = jnp.zeros((), jnp.int32)
-            carry, (history[node.name], _), *_ = interpreter.loop(
-                node, carry, key, zero, path, 0, node.at_most, recorder, buffers, every
-            )
-            return carry
-        zero = jnp.zeros((), jnp.int32)
-        if isinstance(node, Scope):
-            inner = with_states(carry, interpreter.apply(node.enter, Role.ENTER, key, zero, carry.states))
-            after = walk(node.body, inner, key, (*path, 0))
-            return with_states(after, interpreter.apply(node.leave, Role.LEAVE, key, zero, carry.states, after.states))
-        return interpreter.run(node, carry, key, zero, path)
+    def compute(states: PyTree, data: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
+        _, carry, agreement = prepare(Request(recipe, network, states, data, key, None, step))
+        options = {
+            "agreement": agreement,
+            "batch": clients_per_batch,
+            "recorders": recorders_of(record),
+            "every": every,
+        }
+        run = _Recording.of(network, SingleDevice(network.clients), data, key, recipe, **options)
+        after = run.run(Visit(recipe.program(), keys.program_key(key)), carry)
+        return after.states, run.history
 
-    carry = walk(tree, carry, keys.program_key(key), ())
-    return carry.states, history
-
-
-DEFAULT = Simulate()  # where no other engine is named
+    if ambient().engine is None:
+        return compute(states, data)
+    with surround():  # a planned run computes nothing: only the shapes are needed
+        return ones(jax.eval_shape(compute, states, data))

@@ -8,17 +8,16 @@ from dataclasses import replace
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import PyTree
 
 from hyperpush.engines import keys
-from hyperpush.engines.base import Engine
+from hyperpush.engines.base import Engine, Request
+from hyperpush.engines.checks import check_clients
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.layout import check_clients
 from hyperpush.engines.peer.functions import row, stack
 from hyperpush.engines.peer.peer import Peer
 from hyperpush.engines.result import Progress, Record, RunResult
 from hyperpush.engines.transport import Memory
-from hyperpush.networks import Network
 from hyperpush.programs import Node, Recipe
 
 
@@ -37,26 +36,16 @@ class Threads(Engine):
         self.check_faults(self.faults)
         self.check_deadline(self.deadline)
 
-    def run(
-        self,
-        program: Node | Recipe,
-        network: Network,
-        states: PyTree,
-        data: PyTree,
-        key: PRNGKeyArray,
-        *,
-        step: int = 0,
-        record: Mapping[str, Record] | None = None,
-        every: int = 1,
-        progress: Progress | None = None,
-    ) -> RunResult:
-        """See `Engine.run`."""
+    def execute(self, request: Request) -> RunResult:
+        """One peer per client, each in a thread."""
+        network, key = request.network, request.key
         hub = Memory(network.clients, self.faults, keys.faults_key(key), self.deadline)
         peers = [
-            Peer(client, network, hub.endpoint(client), key, tolerant=self.faults is not None, step=step)
+            Peer(client, network, hub.endpoint(client), key, tolerant=self.faults is not None, step=request.step)
             for client in range(network.clients)
         ]
-        return run_peers(hub, peers, program, states, data, record, every, progress)
+        states, data, recorders = request.states, request.data, request.recorders
+        return run_peers(hub, peers, request.recipe, states, data, recorders, request.every, request.progress)
 
 
 def run_peers(

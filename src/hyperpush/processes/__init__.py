@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
@@ -18,7 +19,7 @@ from hyperpush.errors import InvalidInput
 
 AXIS = "clients"
 
-# Results of up to so many bytes are handed to every process, so that each can go on with them as if it were alone.
+# Results of up to so many bytes are handed to every process, so that each continues with them as if it were alone.
 GATHERED = 1 << 28
 
 
@@ -50,43 +51,24 @@ def join(coordinator: str | None, processes: int | None, index: int | None) -> N
 
 def barrier(name: str) -> None:
     """Wait until all processes are here."""
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
+    if count() > 1:
         multihost_utils.sync_global_devices(name)
+
+
+def gather_texts(text: str) -> list[str]:
+    """What every process says, in their order."""
+    if count() == 1:
+        return [text]
+    data = text.encode()
+    longest = int(np.max(multihost_utils.process_allgather(np.int32(len(data)))))
+    said = multihost_utils.process_allgather(np.frombuffer(data.ljust(longest, b"\0"), np.uint8))
+    return [bytes(row).rstrip(b"\0").decode() for row in np.asarray(said, np.uint8)]
 
 
 def agree(first: bool, anyone: bool) -> tuple[bool, bool]:
     """What the first process says to the first question, and whether anyone says yes to the second."""
-    if jax.process_count() == 1:
-        return first, anyone
-    from jax.experimental import multihost_utils
-
-    said = np.asarray(multihost_utils.process_allgather(np.array([first, anyone])))
-    return bool(said[0, 0]), bool(said[:, 1].any())
-
-
-def added(number: int) -> int:
-    """The sum of all processes' numbers, each from 0 to 2⁶⁴ − 1."""
-    if jax.process_count() == 1:
-        return number
-    from jax.experimental import multihost_utils
-
-    mine = np.frombuffer(number.to_bytes(8), np.uint8)
-    return sum(int.from_bytes(bytes(each)) for each in np.asarray(multihost_utils.process_allgather(mine), np.uint8))
-
-
-def told(text: str | None) -> str:
-    """What the first process says, at all of them."""
-    if jax.process_count() == 1:
-        assert text is not None
-        return text
-    from jax.experimental import multihost_utils
-
-    data = (text or "").encode()
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
-    mine = np.frombuffer(data.ljust(length, b" ")[:length], np.uint8)
-    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(mine), np.uint8)).decode()
+    said = gather_texts(f"{first:d}{anyone:d}")
+    return said[0][0] == "1", any(each[1] == "1" for each in said)
 
 
 def mesh() -> Mesh:
@@ -119,8 +101,6 @@ def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
 
 def gathered(tree: PyTree) -> PyTree:
     """Arrays that are spread, handed to every process, unless all of them are larger than `GATHERED` together."""
-    from jax.experimental import multihost_utils
-
     if sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if spread(leaf)) > GATHERED:
         return tree
 

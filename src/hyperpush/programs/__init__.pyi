@@ -37,6 +37,9 @@ from .nodes import leaf_key as leaf_key
 from .nodes import work as work
 from .profile import Profile as Profile
 from .profile import Sending as Sending
+from .profile import all_clients as all_clients
+from .profile import bytes_of as bytes_of
+from .profile import one_client as one_client
 from .profile import profile as profile
 from .profile import sendings as sendings
 from .profile import trace_leaf as trace_leaf

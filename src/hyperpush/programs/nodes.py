@@ -2,7 +2,7 @@
 
 A program is a short tree of nodes. Its leaves are pure functions of one client's state (any pytree); nothing but the
 messages of the nodes below ever crosses between clients. Engines host clients and interpret the tree, so an
-algorithm is written once and runs vectorised on one device, sharded over many, or with one process per client.
+algorithm is written once and runs vectorized on one device, sharded over many, or with one process per client.
 
 Random keys are folded from the run's key along the way to a leaf (position in each `Sequence`, iteration of each
 `Repeat`), then with the leaf's role and the client's number, so every engine draws the same numbers.
@@ -71,7 +71,17 @@ class Inbox(eqx.Module):
 
 
 class Local(eqx.Module):
-    """Work without talking: `state ← f(state, context)`."""
+    """Work without talking: `state ← f(state, context)`.
+
+    Args:
+        f: A pure function of one client's state and `Context`; it returns the new state.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, hyperpush as hp
+        >>> add = hp.programs.Local(lambda x, ctx: x + ctx.client)
+        >>> hp.Simulate().run(add, hp.networks.Ring(3), jnp.zeros(3), None, jax.random.key(0)).states.tolist()
+        [0.0, 1.0, 2.0]
+    """
 
     f: Callable[[State, Context], State] = eqx.field(static=True)
 
@@ -79,12 +89,26 @@ class Local(eqx.Module):
 class Exchange(eqx.Module):
     """One round: everybody sends one message over the network's live links, then takes in what arrived.
 
-    `weights` says who weighs a message: the sender (`"push"`, column-stochastic), both (`"gossip"`, doubly
-    stochastic), nobody (`"ones"`), or the receiver: as much as it pushes to that sender (`"reverse"`), or by a function
-    of its state that returns one weight per sender.
-    `reduce` says how messages meet: their sum, their maximum, or `"stack"`: one row per sender, none of them weighed.
-    `conserved` marks messages whose sum over clients must survive loss (push-sum mass): on a faulty network they
-    travel as running sums per link, so that nothing is lost for good.
+    Args:
+        send: `send(state, context)` makes the message, any pytree.
+        receive: `receive(state, inbox, context)` makes the new state from what the *others* sent.
+        weights: Who weighs a message: the sender (`"push"`, column-stochastic), both (`"gossip"`, doubly stochastic),
+            nobody (`"ones"`), or the receiver: as much as it pushes to that sender (`"reverse"`), or by a function of
+            its state and context that returns one weight per sender.
+        reduce: How messages meet: their `"sum"`, their `"max"`, or `"stack"`: one row per sender, none of them weighed.
+        conserved: Whether the sum over clients must survive loss (push-sum mass). On a faulty network such messages
+            travel as running sums per link, so that nothing is lost for good.
+        observe: Whether the inbox says who was heard, and the weights used as a sender.
+
+    Raises:
+        InvalidInput: A conserved message that is not pushed and summed, or a stacked one that is weighed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, hyperpush as hp
+        >>> mix = hp.programs.Exchange(lambda x, ctx: x, lambda x, inbox, ctx: inbox.mix(x), weights="gossip")
+        >>> network = hp.networks.FullyConnected(2)
+        >>> hp.Simulate().run(mix, network, jnp.array([0.0, 1.0]), None, jax.random.key(0)).states.tolist()
+        [0.5, 0.5]
     """
 
     send: Callable[[State, Context], Message] = eqx.field(static=True)
@@ -117,9 +141,14 @@ class Exchange(eqx.Module):
 class Average(eqx.Module):
     """`rounds` steps of averaging, a node of its own so that an engine may compose them into one operator.
 
-    `get(state, context)` gives `(value, mass)`; `put(state, average, mass, context)` takes back the averaged value and
-    the mass. `"push"`: w ← Pw, ω ← Pω from (value, mass), average = w/ω. `"gossip"`: w ← Ww with doubly
-    stochastic W. `"exact"`: the plain mean at once, as a server or an all-reduce would give it.
+    `"push"`: w ← Pw, ω ← Pω from (value, mass), average = w/ω (push-sum: Kempe, Dobra, Gehrke 2003). `"gossip"`:
+    w ← Ww with doubly stochastic W. `"exact"`: the plain mean at once, as a server or an all-reduce would give it.
+
+    Args:
+        get: `get(state, context)` gives `(value, mass)`.
+        put: `put(state, average, mass, context)` takes back the averaged value and the mass.
+        rounds: Steps of averaging, 0 or more; 0 leaves everybody its own value. More are closer to the mean.
+        by: How: `"push"` on any network, `"gossip"` on undirected ones, `"exact"` with a server.
     """
 
     get: Callable[[State, Context], tuple[PyTree, Float[Array, ""]]] = eqx.field(static=True)
@@ -155,10 +184,13 @@ class Average(eqx.Module):
 
 
 class Server(eqx.Module):
-    """Gather everyone's message, compute once, answer each.
+    """Gather everyone's message, compute once, answer each. On real peers one named peer plays the server.
 
-    `compute(messages, key)` sees the messages stacked on axis 0 and returns the answers stacked the same way. With
-    `host=True` it is plain Python (clustering, a solver), otherwise jittable. On real peers one named peer plays it.
+    Args:
+        send: `send(state, context)` makes the message.
+        compute: `compute(messages, key)` sees the messages stacked on axis 0 and returns the answers stacked alike.
+        receive: `receive(state, answer, context)` makes the new state.
+        host: Whether `compute` is plain Python (clustering, a solver); otherwise it must be jittable, which is faster.
     """
 
     send: Callable[[State, Context], Message] = eqx.field(static=True)
@@ -170,9 +202,16 @@ class Server(eqx.Module):
 class Repeat(eqx.Module):
     """A loop over `body`.
 
-    It runs `at_most` times; or as often as `times(state, context)` says (every client must hold the same number, e.g.
-    one agreed on before); or until `until(state, context)` holds at *every* client. The clients find that out by
-    max-consensus after each iteration, so nobody falls out of step.
+    Args:
+        body: What is repeated; it must keep the structure of the state.
+        at_most: How often, 0 or more; with `until` or `times` at most so often.
+        until: `until(state, context)` ends the loop when it holds at *every* client. The clients find that out by
+            max-consensus after each iteration, so nobody falls out of step.
+        times: `times(state, context)` says how often; every client must hold the same number, e.g. one agreed on.
+        name: By which the loop is recorded, shown, and named when it diverges.
+
+    Raises:
+        InvalidInput: `at_most` is negative, or both `until` and `times` are given.
     """
 
     body: "Node"
@@ -194,7 +233,13 @@ class Repeat(eqx.Module):
 
 
 class Scope(eqx.Module):
-    """Run `body` on a state of its own: `enter(state, context)` makes it, `leave(state, inner, context)` ends it."""
+    """Run `body` on a state of its own.
+
+    Args:
+        body: What runs inside.
+        enter: `enter(state, context)` makes the state inside.
+        leave: `leave(state, inner, context)` makes the state after it from the one before and the one inside.
+    """
 
     body: "Node"
     enter: Callable[[State, Context], State] = eqx.field(static=True)
@@ -216,6 +261,7 @@ Path = tuple[int, ...]  # where a node stands: positions in the sequences above 
 
 
 def children(node: Node) -> tuple[Node, ...]:
+    """The nodes directly below a node."""
     if isinstance(node, Sequence):
         return node.nodes
     if isinstance(node, Repeat | Scope):

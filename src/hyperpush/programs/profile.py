@@ -1,4 +1,4 @@
-"""What a program sends and computes, read off one trace of each of its leaves."""
+"""What a program sends and computes, and its states, read off one trace of each of its leaves."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -24,6 +24,7 @@ from hyperpush.programs.nodes import (
     Role,
     Scope,
     Sequence,
+    Server,
     State,
 )
 from hyperpush.programs.recipe import Recipe, as_recipe
@@ -43,7 +44,7 @@ class Sending(eqx.Module):
 
     @property
     def bytes(self) -> int:
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.message))
+        return bytes_of(self.message)
 
     def messages(self, agreement: int) -> int:
         """How many are sent each time, where clients agree on ending a loop in `agreement` rounds."""
@@ -62,13 +63,23 @@ class Profile:
     sendings: tuple[Sending, ...]
     loops: tuple[tuple[Path, Path, Repeat], ...]  # (its body, the body of the loop around it, it), outer ones first
     work: dict[Path, Work]  # in one pass through a body, without the loops in it; at () what stands in no loop
+    states: dict[Path, State]  # the shapes of the state before each node
+    result: State  # and after the last
+    scopes: tuple[Path, ...]  # of nodes with a state of their own, outer ones first
 
-    def passes(self, agreed: Mapping[Path, int]) -> dict[Path, int]:
-        """How often each body has run, if those of loops of an agreed length have run so often."""
+    def passes(self, agreed: Mapping[Path, int] | None = None) -> dict[Path, int]:
+        """How often each body has run, if those of loops of an agreed length have run so often; None: at most."""
         passes: dict[Path, int] = {(): 1}
         for body, around, node in self.loops:
-            passes[body] = int(agreed[body]) if node.agreed else node.at_most * passes[around]
+            if agreed is None or not node.agreed:
+                passes[body] = node.at_most * passes[around]
+            else:
+                passes[body] = int(agreed[body])
         return passes
+
+    def held(self, path: Path) -> list[State]:
+        """The shapes of the states outside of the scopes around a node, outermost first."""
+        return [self.states[each] for each in self.scopes if len(each) < len(path) and each == path[: len(each)]]
 
     def floats(self, agreed: Mapping[Path, int], agreement: int) -> int:
         """Numbers sent."""
@@ -153,6 +164,22 @@ def sendings(program: Node | Recipe, state: State, data: PyTree, clients: int) -
     return list(profile(program, state, data, clients).sendings)
 
 
+def one_client(tree: PyTree) -> PyTree:
+    """The shapes that one of several stacked clients has."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
+
+
+def all_clients(tree: PyTree, clients: int) -> PyTree:
+    """The shapes of so many stacked clients, from those of one."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((clients, *leaf.shape), leaf.dtype), tree)
+
+
+def bytes_of(tree: PyTree) -> int:
+    """Bytes of the arrays, or shapes of arrays, in a pytree."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
 def outline(node: Node) -> Node:
     """A node without its functions and without what is below it."""
     values = {field.name: getattr(node, field.name) for field in fields(node)}
@@ -184,86 +211,122 @@ def trace_leaf(f: Callable[..., Any], clients: int, data: PyTree, *args: PyTree)
 @lru_cache(maxsize=256)  # tracing costs as much as many rounds
 def _profile(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool, visit: Visit | None = None) -> Profile:
     recipe, state, data = structure.unflatten(leaves)
-    places: list[Sending] = []
-    loops: list[tuple[Path, Path, Repeat]] = []
-    work: dict[Path, Work] = {}
-    number = jax.eval_shape(lambda: jnp.zeros(()))
-    key = jax.eval_shape(lambda: jax.random.key(0))
-
-    def shaped(shape: tuple[int, ...], like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, like.dtype)
-
-    def summed(message: PyTree) -> PyTree:
-        return jax.tree.map(lambda m: m if jnp.issubdtype(m.dtype, jnp.inexact) else shaped(m.shape, number), message)
-
-    seen: dict[Any, tuple[Any, ClosedJaxpr, Work]] = {}  # what stands at several places of a program is traced once
-
-    def leaf(at: tuple[Path, Role], f: Callable[..., Any], body: Path, *args: PyTree) -> Any:
-        given, around = jax.tree.flatten(args)
-        asked = (f, around, *given)
-        if asked not in seen:
-            shapes, jaxpr = trace_leaf(f, clients, data, *args)
-            seen[asked] = shapes, jaxpr, work_of(jaxpr.jaxpr)
-        shapes, jaxpr, done = seen[asked]
-        work[body] = work.get(body, Work()) + done
-        if visit is not None:
-            visit(*at, f, jaxpr, shapes)
-        return shapes
-
-    def send(node: Node, message: PyTree, path: Path, body: Path) -> PyTree:
-        places.append(Sending(path, outline(node), message, body))
-        return message
-
-    def walk(node: Node, state: State, path: Path, body: Path) -> State:
-        """The state after a node; `body` is that of the innermost loop around it."""
-        if isinstance(node, Local):
-            return leaf((path, Role.LOCAL), node.f, body, state)
-        if isinstance(node, Sequence):
-            for position, child in enumerate(node.nodes):
-                state = walk(child, state, (*path, position), body)
-            return state
-        if isinstance(node, Scope):
-            inner = walk(node.body, leaf((path, Role.ENTER), node.enter, body, state), (*path, 0), body)
-            return leaf((path, Role.LEAVE), node.leave, body, state, inner)
-        if isinstance(node, Repeat):
-            inside = (*path, 0)
-            loops.append((inside, body, cast(Repeat, outline(node))))
-            if node.times is not None:
-                leaf((path, Role.TIMES), node.times, body, state)
-            walk(node.body, state, inside, inside)
-            if node.until is not None:
-                leaf((path, Role.UNTIL), node.until, inside, state)
-                send(node, jax.ShapeDtypeStruct((), jnp.float32), path, inside)
-            return state
-        if isinstance(node, Exchange):
-            total = send(node, leaf((path, Role.SEND), node.send, body, state), path, body)
-            if node.reduce == "sum":
-                total = summed(total)
-            elif node.reduce == "stack":
-                total = jax.tree.map(lambda m: shaped((clients, *m.shape), m), total)
-            if callable(node.weights):
-                leaf((path, Role.WEIGHTS), node.weights, body, state)
-            heard = jax.ShapeDtypeStruct((clients,), jnp.bool_) if node.observe else None
-            sent = shaped((clients,), number) if node.observe else None
-            return leaf((path, Role.RECEIVE), node.take, body, state, total, number, heard, sent)
-        if isinstance(node, Average):
-            value, mass = leaf((path, Role.ENTER), node.get, body, state)
-            send(node, (value, mass) if node.by == "push" else value, path, body)
-            return leaf((path, Role.LEAVE), node.put, body, state, summed(value), mass)
-        message = send(node, leaf((path, Role.SEND), node.send, body, state), path, body)
-        if node.host:  # what comes back is known only when it has run
-            if visit is not None:
-                visit(path, Role.RECEIVE, node.receive, None, None)
-            return state
-        answers = jax.eval_shape(node.compute, jax.tree.map(lambda m: shaped((clients, *m.shape), m), message), key)
-        return leaf(
-            (path, Role.RECEIVE), node.receive, body, state, jax.tree.map(lambda a: shaped(a.shape[1:], a), answers)
-        )
-
     numbers, rest = eqx.partition(recipe, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+    tracer = _Tracer(data, clients, visit)
+    results: list[State] = []
 
     def trace(numbers: Recipe) -> None:
-        walk(eqx.combine(numbers, rest).program(), state, (), ())
+        results.append(tracer.walk(eqx.combine(numbers, rest).program(), state, (), ()))
 
     jax.eval_shape(trace, numbers)
-    return Profile(tuple(places), tuple(loops), work)
+    sendings, loops = tuple(tracer.sendings), tuple(tracer.loops)
+    return Profile(sendings, loops, tracer.work, tracer.states, results[0], tuple(tracer.scopes))
+
+
+class _Tracer:
+    """One walk over a program with the shapes of one client's state. `body` is that of the innermost loop around."""
+
+    def __init__(self, data: PyTree, clients: int, visit: Visit | None):
+        self.data, self.clients, self.visit = data, clients, visit
+        self.number, self.key = jax.eval_shape(lambda: (jnp.zeros(()), jax.random.key(0)))
+        self.sendings: list[Sending] = []
+        self.loops: list[tuple[Path, Path, Repeat]] = []
+        self.work: dict[Path, Work] = {}
+        self.states: dict[Path, State] = {}
+        self.scopes: list[Path] = []
+        # What stands at several places of a program is traced once.
+        self.seen: dict[Any, tuple[Any, ClosedJaxpr, Work]] = {}
+
+    def walk(self, node: Node, state: State, path: Path, body: Path) -> State:
+        """The state after a node."""
+        self.states[path] = state
+        return _WALKS[type(node)](self, node, state, path, body)
+
+    def local(self, node: Local, state: State, path: Path, body: Path) -> State:
+        return self.leaf(path, Role.LOCAL, node.f, body, state)
+
+    def sequence(self, node: Sequence, state: State, path: Path, body: Path) -> State:
+        for position, child in enumerate(node.nodes):
+            state = self.walk(child, state, (*path, position), body)
+        return state
+
+    def scope(self, node: Scope, state: State, path: Path, body: Path) -> State:
+        self.scopes.append(path)
+        inner = self.walk(node.body, self.leaf(path, Role.ENTER, node.enter, body, state), (*path, 0), body)
+        return self.leaf(path, Role.LEAVE, node.leave, body, state, inner)
+
+    def repeat(self, node: Repeat, state: State, path: Path, body: Path) -> State:
+        inside = (*path, 0)
+        self.loops.append((inside, body, cast(Repeat, outline(node))))
+        if node.times is not None:
+            self.leaf(path, Role.TIMES, node.times, body, state)
+        self.walk(node.body, state, inside, inside)
+        if node.until is not None:
+            self.leaf(path, Role.UNTIL, node.until, inside, state)
+            self.send(node, jax.ShapeDtypeStruct((), jnp.float32), path, inside)
+        return state
+
+    def exchange(self, node: Exchange, state: State, path: Path, body: Path) -> State:
+        total = self.send(node, self.leaf(path, Role.SEND, node.send, body, state), path, body)
+        if node.reduce == "sum":
+            total = self.summed(total)
+        elif node.reduce == "stack":
+            total = self.stacked(total)
+        if callable(node.weights):
+            self.leaf(path, Role.WEIGHTS, node.weights, body, state)
+        heard = jax.ShapeDtypeStruct((self.clients,), jnp.bool_) if node.observe else None
+        sent = self.stacked(self.number) if node.observe else None
+        return self.leaf(path, Role.RECEIVE, node.take, body, state, total, self.number, heard, sent)
+
+    def average(self, node: Average, state: State, path: Path, body: Path) -> State:
+        value, mass = self.leaf(path, Role.ENTER, node.get, body, state)
+        self.send(node, (value, mass) if node.by == "push" else value, path, body)
+        return self.leaf(path, Role.LEAVE, node.put, body, state, self.summed(value), mass)
+
+    def server(self, node: Server, state: State, path: Path, body: Path) -> State:
+        message = self.send(node, self.leaf(path, Role.SEND, node.send, body, state), path, body)
+        if node.host:  # what comes back is known only when it has run; most keep the shape of the state
+            if self.visit is not None:
+                self.visit(path, Role.RECEIVE, node.receive, None, None)
+            return state
+        answers = jax.eval_shape(node.compute, self.stacked(message), self.key)
+        return self.leaf(path, Role.RECEIVE, node.receive, body, state, one_client(answers))
+
+    def leaf(self, path: Path, role: Role, f: Callable[..., Any], body: Path, *args: PyTree) -> Any:
+        """The shapes that a leaf returns; what it computes is counted."""
+        given, around = jax.tree.flatten(args)
+        asked = (f, around, *given)
+        if asked not in self.seen:
+            shapes, jaxpr = trace_leaf(f, self.clients, self.data, *args)
+            self.seen[asked] = shapes, jaxpr, work_of(jaxpr.jaxpr)
+        shapes, jaxpr, done = self.seen[asked]
+        self.work[body] = self.work.get(body, Work()) + done
+        if self.visit is not None:
+            self.visit(path, role, f, jaxpr, shapes)
+        return shapes
+
+    def send(self, node: Node, message: PyTree, path: Path, body: Path) -> PyTree:
+        self.sendings.append(Sending(path, outline(node), message, body))
+        return message
+
+    def summed(self, message: PyTree) -> PyTree:
+        """A weighted sum of messages: integers become floats."""
+        floating = self.number.dtype
+        return jax.tree.map(
+            lambda m: m if jnp.issubdtype(m.dtype, jnp.inexact) else jax.ShapeDtypeStruct(m.shape, floating), message
+        )
+
+    def stacked(self, message: PyTree) -> PyTree:
+        """All clients' messages."""
+        return all_clients(message, self.clients)
+
+
+_WALKS: dict[type, Callable[..., State]] = {
+    Local: _Tracer.local,
+    Sequence: _Tracer.sequence,
+    Scope: _Tracer.scope,
+    Repeat: _Tracer.repeat,
+    Exchange: _Tracer.exchange,
+    Average: _Tracer.average,
+    Server: _Tracer.server,
+}

@@ -16,17 +16,6 @@ import numpy as np
 
 from hyperpush.programs.nodes import Average, Node, Path, Role, Sequence, children
 
-_LEAVES = {
-    Role.LOCAL: "f",
-    Role.SEND: "send",
-    Role.WEIGHTS: "weights",
-    Role.RECEIVE: "receive",
-    Role.ENTER: "enter",
-    Role.LEAVE: "leave",
-    Role.UNTIL: "until",
-    Role.TIMES: "times",
-}
-
 
 class Recipe(eqx.Module):
     """The program `build(*parts)`.
@@ -96,7 +85,7 @@ def leaf_of(node: Node, role: Role) -> Callable[..., Any]:
     """The function of a node that plays a role."""
     if isinstance(node, Average):
         return node.get if role == Role.ENTER else node.put
-    return getattr(node, _LEAVES[role])
+    return getattr(node, "f" if role == Role.LOCAL else role.name.lower())
 
 
 def _method_program(method: Any, problem: Any) -> Node:

@@ -31,6 +31,7 @@ from hyperpush.runs.locks import alone
 from hyperpush.runs.report.tables import table
 
 if TYPE_CHECKING:
+    from hyperpush.engines.hooks import ProgressHook
     from hyperpush.runs.checkpoints.journal import Journal
 
 CHECKPOINTS, LOCK = "checkpoints", "lock"
@@ -201,9 +202,9 @@ def planned(experiment: Experiment, config: BaseModel, processes: int = 1) -> di
     """What a run would take, by `hyperpush.engines.planning`; no files are written."""
     from hyperpush.engines.planning import plan
 
-    def run(noted: Any) -> Any:
+    def run(note: Callable[[Any], None]) -> Any:
         made = Run(Path(), Path(), Console(quiet=True), writes=False)
-        made.record = lambda **values: noted.found(values)
+        made.record = lambda **values: note(values)
         return experiment.run(config, made)
 
     with _jax(getattr(config, "precision", None)):
@@ -226,10 +227,8 @@ def _perform(
         with _jax(getattr(config, "precision", None)):
             if checkpoints is not None:
                 journal = _journal(run, work, checkpoints)
-            with nullcontext() if journal is None else journal.active(), _bars_of(run):
+            with nullcontext() if journal is None else journal.active(_phases(run)), _bars_of(run):
                 result = {"experiment": experiment.name, **experiment.run(config, run)}
-        if journal is not None and _several() is not None:
-            run.console.print(f"moved between processes: {journal.moved / 2**20:,.1f} MB", highlight=False)
         if (several := _several()) is not None:
             several.barrier("all models are written")
         if _first():
@@ -288,7 +287,7 @@ def _first() -> bool:
 def _told(find: Callable[[], str]) -> str:
     """What the first process finds, at all."""
     several = _several()
-    return find() if several is None else several.told(find() if several.first_process() else None)
+    return find() if several is None else several.gather_texts(find() if several.first_process() else "")[0]
 
 
 def _journal(run: Run, work: Path, policy: Policy) -> "Journal":
@@ -298,7 +297,14 @@ def _journal(run: Run, work: Path, policy: Policy) -> "Journal":
     def warn(text: str) -> None:
         run.console.print(f"warning: {text}", soft_wrap=True, highlight=False, markup=False)
 
-    return Journal(Store(work / CHECKPOINTS, warn), policy, run.phase)
+    return Journal(Store(work / CHECKPOINTS, warn), policy)
+
+
+def _phases(run: Run) -> "ProgressHook":
+    """Shows the loop that an engine is in."""
+    from hyperpush.engines.hooks import ProgressHook  # not before it is needed: it loads JAX
+
+    return ProgressHook(run.phase)
 
 
 def _kept(work: Path) -> bool:

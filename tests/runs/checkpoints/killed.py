@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint
 from jax._src import xla_bridge
 
 import hyperpush as hp
 from hyperpush.cli import app as cli
+from hyperpush.runs.checkpoints import journal
 from hyperpush.runs.config import Config
 from hyperpush.runs.experiment import Experiment
 from hyperpush.studies import registry
 from hyperpush.tasks.logistic import logistic
 
-LOADED = (orbax.checkpoint, hp.train, hp.SGP)  # here, not in every process
+LOADED = (journal, hp.train, hp.SGP)  # here, not in every process
 
 
 class Pieces(Config):

@@ -9,6 +9,7 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.engines.faults import Faults
+from hyperpush.engines.hooks import ProgressHook
 from hyperpush.engines.shard import Shard
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import HyperpushError
@@ -73,7 +74,7 @@ def cut_off(folder, computed, saves, warnings, policy=None):
     store = Store(folder, warnings.append)
     journal = Journal(store, policy or Policy(minutes=None, rounds=4))
     shown = []
-    journal.show = lambda name, done, total: shown.append(name)
+    progress = ProgressHook(lambda name, done, total: shown.append(name))
     write, written = store.save, []
 
     def save(*arguments):
@@ -84,7 +85,7 @@ def cut_off(folder, computed, saves, warnings, policy=None):
         return done
 
     store.save = save  # type: ignore[method-assign]
-    with journal.active():
+    with journal.active(progress):
         return computed(), written, shown
 
 

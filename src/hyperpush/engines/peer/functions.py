@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.engines import keys
+from hyperpush.engines.compiled.placement import alive_rows, weight_rows
 from hyperpush.engines.peer.state import Cursor
-from hyperpush.engines.placement import alive_rows, weight_rows
 from hyperpush.engines.result import RecordFunction
 from hyperpush.networks import Network, Weights, lowest
 from hyperpush.programs import Context, Recipe, Role, at, leaf_key, leaf_of, stepwise

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 
-from hyperpush.engines.layout import check_recording, check_repairable
+from hyperpush.engines.checks import check_recording, check_repairable
 from hyperpush.engines.peer.channels import Channel, flatten
 from hyperpush.engines.peer.durable import Saved, Store, pack, shapes_after
 from hyperpush.engines.peer.ending import drain, transfer_mass

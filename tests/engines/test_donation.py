@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
-from hyperpush.engines import simulate, spent
+from hyperpush.engines.compiled import chunks
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import Diverged
 from hyperpush.programs import Local, Repeat, Scope
@@ -40,22 +40,27 @@ def run(rate=0.5, **options):
 
 def test_what_others_hold_is_not_overwritten():
     a, b = jnp.arange(3.0), jnp.arange(4.0)
-    rest, free = spent.parted({"a": a, "b": b, "twins": (b + 1,), "none": jnp.zeros(0)}, {"other": [a]})
+    rest, free = chunks.split_donatable({"a": a, "b": b, "twins": (b + 1,), "none": jnp.zeros(0)}, {"other": [a]})
     assert rest["a"] is a
     assert free["a"] is None
     assert free["b"] is b
     assert rest["b"] is None
     assert free["none"] is None
     c = b + 2
-    _, free = spent.parted((c, c), ())
+    _, free = chunks.split_donatable((c, c), ())
     assert free == (None, None)
 
 
 def test_chunks_that_overwrite_compute_the_same_and_leave_the_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(spent, "LARGE", 0)
+    monkeypatch.setattr(chunks, "LARGE", 0)
     given = []
-    compiled = simulate._overwriting
-    monkeypatch.setattr(simulate, "_overwriting", lambda g, s: given.append(jax.tree.leaves(s)) or compiled(g, s))
+    compiled = chunks._compiled
+
+    def noting(arguments, donated):
+        given.extend([] if donated is None else [jax.tree.leaves(donated)])
+        return compiled(arguments, donated)
+
+    monkeypatch.setattr(chunks, "_compiled", noting)
     with Journal(Store(tmp_path, print), Policy(None, 20)).active():
         found = run()
     assert len(given) > 1
@@ -68,12 +73,12 @@ def test_chunks_that_overwrite_compute_the_same_and_leave_the_start(tmp_path, mo
     np.testing.assert_allclose(found.states["kept"], kept)
     np.testing.assert_allclose(found.states["twin"], twin, rtol=1e-6)
     assert found.history["loop"].shape == (ROUNDS, 3)
-    monkeypatch.setattr(spent, "LARGE", 1 << 40)
+    monkeypatch.setattr(chunks, "LARGE", 1 << 40)
     with Journal(Store(tmp_path, print), Policy(None, 20)).active():  # goes on from what was written
         np.testing.assert_array_equal(run().states["x"], found.states["x"])
 
 
 def test_a_large_state_that_diverges_is_named(monkeypatch):
-    monkeypatch.setattr(spent, "LARGE", 0)
+    monkeypatch.setattr(chunks, "LARGE", 0)
     with pytest.raises(Diverged, match=r"loop: left the finite numbers in round \d+; or some rounds before"):
         run(1e6)

@@ -1,13 +1,14 @@
 """Where clients live: all of them on one device, or one block of them per device of a mesh."""
 
-from typing import ClassVar, Literal
+import abc
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hyperpush.engines.routes import Routes
+from hyperpush.engines.compiled.routes import Routes
 from hyperpush.networks import Links, combine, lowest
 from hyperpush.processes import AXIS as AXIS
 
@@ -16,11 +17,46 @@ SLICE_NUMBERS = 1 << 22
 FEW = 16  # devices
 
 
-class Whole(eqx.Module):
-    """All clients on one device."""
+class Placed(eqx.Module):
+    """What placements share. Arrays are those of one block of clients."""
 
     clients: int = eqx.field(static=True)
-    has_padding: ClassVar[bool] = False
+
+    @property
+    def block(self) -> int:
+        """Clients on one device."""
+        return self.clients
+
+    @property
+    def padded(self) -> int:
+        """Clients on all devices, with padding."""
+        return self.clients
+
+    @property
+    def has_padding(self) -> bool:
+        return self.padded > self.clients
+
+    @abc.abstractmethod
+    def heard(self, links: Links) -> Bool[Array, "b n"]:
+        """Who each client hears (row: receiver, column: sender)."""
+
+    @abc.abstractmethod
+    def gather(self, values: PyTree) -> PyTree:
+        """All clients' rows, on every device."""
+
+    def combine_received(
+        self, links: Links, weights: Float[Array, "b n"], values: PyTree, reduce: Literal["sum", "max"]
+    ) -> PyTree:
+        """What everybody receives, with weights chosen by the receivers (row: receiver, column: sender)."""
+        return combine(received(self.heard(links), weights), self.gather(values), self.block, reduce)
+
+    def stack(self, links: Links, values: PyTree) -> PyTree:
+        """What everybody hears, one row per sender."""
+        return rows_heard(self.heard(links), self.gather(values))
+
+
+class SingleDevice(Placed):
+    """All clients on one device."""
 
     def ids(self) -> Int[Array, " n"]:
         return jnp.arange(self.clients)
@@ -29,18 +65,7 @@ class Whole(eqx.Module):
         """What everybody receives from the others, weighed by the links."""
         return combine(links, values, self.clients, reduce)
 
-    def combine_received(
-        self, links: Links, weights: Float[Array, "n n"], values: PyTree, reduce: Literal["sum", "max"]
-    ) -> PyTree:
-        """The same with weights chosen by the receivers (row: receiver, column: sender)."""
-        return combine(received(self.heard(links), weights), values, self.clients, reduce)
-
-    def stack(self, links: Links, values: PyTree) -> PyTree:
-        """What everybody hears, one row per sender."""
-        return rows_heard(self.heard(links), values)
-
     def heard(self, links: Links) -> Bool[Array, "n n"]:
-        """Who each client hears (row: receiver, column: sender)."""
         return alive_rows(links, self.clients).T
 
     def transfer(self, operator: Float[Array, "n n"], values: PyTree) -> PyTree:
@@ -63,20 +88,15 @@ class Whole(eqx.Module):
         return values
 
 
-class Slice(eqx.Module):
+class Sharded(Placed):
     """One block of clients per device; the last devices may hold padding clients that talk to nobody."""
 
-    clients: int = eqx.field(static=True)
     devices: int = eqx.field(static=True)
     routes: Routes | None = eqx.field(static=True, default=None)  # None: from every device to every other
 
     @property
     def block(self) -> int:
         return -(-self.clients // self.devices)
-
-    @property
-    def has_padding(self) -> bool:
-        return self.padded > self.clients
 
     @property
     def padded(self) -> int:
@@ -145,15 +165,6 @@ class Slice(eqx.Module):
             return total
 
         return jax.tree.map(arrived, buffer)
-
-    def combine_received(
-        self, links: Links, weights: Float[Array, "b n"], values: PyTree, reduce: Literal["sum", "max"]
-    ) -> PyTree:
-        everyone = jax.tree.map(lambda v: v[: self.clients], self.gather(values))
-        return combine(received(self.heard(links), weights), everyone, self.block, reduce)
-
-    def stack(self, links: Links, values: PyTree) -> PyTree:
-        return rows_heard(self.heard(links), self.gather(values))
 
     def heard(self, links: Links) -> Bool[Array, "b n"]:
         rows = alive_rows(links, self.clients)
@@ -244,7 +255,7 @@ class Slice(eqx.Module):
         return jax.tree.map(lambda v: jax.lax.dynamic_slice_in_dim(pad(v, self.padded, 0), start, self.block), values)
 
 
-Placement = Whole | Slice
+Placement = SingleDevice | Sharded
 
 
 def along(vector: Array, like: Array) -> Array:

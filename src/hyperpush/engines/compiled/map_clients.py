@@ -8,7 +8,7 @@ from jax.extend.core import Var, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
 
-def rowwise(f: Callable[[PyTree, PyTree], PyTree], states: PyTree, others: PyTree, batch: int) -> PyTree:
+def map_clients(f: Callable[[PyTree, PyTree], PyTree], states: PyTree, others: PyTree, batch: int) -> PyTree:
     """`f(state, other)` for every row of both, `batch` rows at a time.
 
     What `f` hands through is not touched, and what it makes of a leaf of the state is written over that leaf, row by
@@ -71,9 +71,9 @@ def _loop(f: Callable[..., list], given: list[Array], fresh: list[int], over: bo
         found = jax.lax.map(compute, [divided(array) for array in given])
         if not one:
             found = {k: array.reshape(first, *array.shape[2:]) for k, array in found.items()}
-    if first < rows:
-        last = jax.vmap(f)(*[array[first:] for array in given])
-        if over:
-            return {k: array.at[first:].set(last[k]) for k, array in found.items()}
-        return {k: jnp.concatenate([array, last[k]]) for k, array in found.items()}
-    return found
+    if first == rows:
+        return found
+    last = jax.vmap(f)(*[array[first:] for array in given])
+    return {
+        k: array.at[first:].set(last[k]) if over else jnp.concatenate([array, last[k]]) for k, array in found.items()
+    }

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hyperpush.engines.rows import rowwise
+from hyperpush.engines.compiled.map_clients import map_clients
 
 ROWS = 5
 
@@ -37,7 +37,7 @@ def message(state, other):
 @pytest.mark.parametrize("batch", [1, 2, 5, 7])
 @pytest.mark.parametrize("f", [update, swap, retype, message, lambda state, other: state])
 def test_equals_all_at_once(f, batch):
-    expected, found = jax.vmap(f)(STATES, OTHERS), jax.jit(lambda s, o: rowwise(f, s, o, batch))(STATES, OTHERS)
+    expected, found = jax.vmap(f)(STATES, OTHERS), jax.jit(lambda s, o: map_clients(f, s, o, batch))(STATES, OTHERS)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for mine, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert (mine.shape, mine.dtype) == (right.shape, right.dtype)
@@ -54,7 +54,7 @@ def test_a_loop_over_rounds_holds_a_state_once():
 
     def run(a, b, x):
         held = {"a": a, "b": b, "x": x}
-        held = jax.lax.fori_loop(0, 3, lambda _, states: rowwise(turn, states, x[:, 0], 1), held)
+        held = jax.lax.fori_loop(0, 3, lambda _, states: map_clients(turn, states, x[:, 0], 1), held)
         return held["a"], held["b"]
 
     arrays = [jnp.ones((16, size)) for _ in range(3)]

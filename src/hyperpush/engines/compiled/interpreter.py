@@ -6,18 +6,18 @@ data have the block's clients on axis 0.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
-from hyperpush.engines import lossy
-from hyperpush.engines.faults import Faults
-from hyperpush.engines.placement import Placement, alive_rows, along, weight_rows
+from hyperpush.engines.compiled import lossy
+from hyperpush.engines.compiled.context import RunContext
+from hyperpush.engines.compiled.map_clients import map_clients
+from hyperpush.engines.compiled.placement import alive_rows, along, weight_rows
 from hyperpush.engines.result import Recorder
-from hyperpush.engines.rows import rowwise
 from hyperpush.networks import Links, Network, Weights
 from hyperpush.networks.mixing import mixing_matrix
 from hyperpush.programs import (
@@ -25,13 +25,11 @@ from hyperpush.programs import (
     Context,
     Exchange,
     Local,
-    Node,
     Path,
     Repeat,
     Role,
     Scope,
     Sequence,
-    Server,
     State,
     leaf_key,
 )
@@ -87,134 +85,119 @@ def restarted(carry: Carry, states: State, path: Path) -> Carry:
     return replace(carry, states=states, totals=totals)
 
 
-class Apply(eqx.Module):
-    """A bare per-client function, run as a node by the host; of several parts the states are a tuple, given in turn."""
+class Visit(NamedTuple):
+    """A node on the way of a run; `round` is the iteration of the innermost loop around it."""
 
-    f: Callable[..., Any] = eqx.field(static=True)
-    role: Role = eqx.field(static=True)
+    node: Any
+    key: PRNGKeyArray
+    round: Any = 0
+    path: Path = ()
 
-    @property
-    def several(self) -> bool:
-        """Whether it takes what came of another node besides the state."""
-        return self.role in (Role.LEAVE, Role.RECEIVE)
+    def child(self, place: int) -> "Visit":
+        """A node of a sequence."""
+        key = jax.random.fold_in(self.key, place)
+        return Visit(self.node.nodes[place], key, self.round, (*self.path, place))
+
+    def inside(self) -> "Visit":
+        """The body of a scope."""
+        return Visit(self.node.body, self.key, self.round, (*self.path, 0))
+
+    def iteration(self, i: Any) -> "Visit":
+        """The body of a loop."""
+        return Visit(self.node.body, jax.random.fold_in(self.key, i), i, (*self.path, 0))
 
 
-class Interpreter(eqx.Module):
+class Recording(NamedTuple):
+    """What is recorded of a loop, after every `every`-th iteration, and how many rows there is room for."""
+
+    recorder: Recorder
+    every: int
+    rows: int
+
+
+class Interpreter(RunContext):
     """Runs nodes for one block of clients."""
 
-    network: Network
-    placement: Placement
-    data: PyTree
-    network_key: PRNGKeyArray
-    faults_key: PRNGKeyArray
-    faults: Faults | None = None
-    agreement: int = eqx.field(static=True, default=1)  # rounds of max-consensus that reach everyone
-    batch: int | None = eqx.field(static=True, default=None)  # clients per vectorised batch; None: all at once
-
-    def apply(
-        self, f: Callable[..., Any], role: Role, key: PRNGKeyArray, round: Int[Array, ""], *stacked: PyTree
-    ) -> Any:
+    def apply(self, f: Callable[..., Any], role: Role, visit: Visit, *stacked: PyTree) -> Any:
         """`f(*one client's slices, context)` for every client of the block."""
 
         def one(state, others):
             client, data, more = others
-            context = Context(client, self.network.clients, round, leaf_key(key, role, client), data)
-            return f(state, *more, context)
+            round, key = jnp.asarray(visit.round, jnp.int32), leaf_key(visit.key, role, client)
+            return f(state, *more, Context(client, self.network.clients, round, key, data))
 
         states, *more = stacked
         others = (self.placement.ids(), self.data, more)
         if self.batch is None:
             return jax.vmap(one)(states, others)
-        return rowwise(one, states, others, self.batch)
+        return map_clients(one, states, others, self.batch)
 
-    def run(self, node: Node | Apply, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path = ()) -> Carry:
-        """One pass through `node`."""
-        if isinstance(node, Apply):
-            parts = carry.states if node.several else (carry.states,)
-            return with_states(carry, self.apply(node.f, node.role, key, round, *parts))
+    def run(self, visit: Visit, carry: Carry) -> Carry:
+        """One pass through a node."""
+        node = visit.node
         if isinstance(node, Local):
-            return with_states(carry, self.apply(node.f, Role.LOCAL, key, round, carry.states))
+            return with_states(carry, self.apply(node.f, Role.LOCAL, visit, carry.states))
         if isinstance(node, Sequence):
-            for position, child in enumerate(node.nodes):
-                carry = self.run(child, carry, jax.random.fold_in(key, position), round, (*path, position))
+            for place in range(len(node.nodes)):
+                carry = self.run(visit.child(place), carry)
             return carry
         if isinstance(node, Scope):
-            inner = self.apply(node.enter, Role.ENTER, key, round, carry.states)
-            after = self.run(node.body, restarted(carry, inner, path), key, round, (*path, 0))
-            return with_states(after, self.apply(node.leave, Role.LEAVE, key, round, carry.states, after.states))
+            inner = self.apply(node.enter, Role.ENTER, visit, carry.states)
+            after = self.run(visit.inside(), restarted(carry, inner, visit.path))
+            return with_states(after, self.apply(node.leave, Role.LEAVE, visit, carry.states, after.states))
         if isinstance(node, Repeat):
-            return self.loop(node, carry, key, round, path, 0, node.at_most)[0]
+            return self.loop(visit, carry, 0, node.at_most)[0]
         if isinstance(node, Exchange):
-            return self.exchange(node, carry, key, round, path)
-        if isinstance(node, Average):
-            return self.average(node, carry, key, round, path)
-        return self.serve(node, carry, key, round, path)
+            return self.exchange(visit, carry)
+        return self.average(visit, carry) if isinstance(node, Average) else self.serve(visit, carry)
 
     # ------------------------------------------------------------------ loops
 
     def loop(
-        self,
-        node: Repeat,
-        carry: Carry,
-        key: PRNGKeyArray,
-        round: Int[Array, ""],
-        path: Path,
-        start: Any,
-        stop: Any,
-        recorder: Recorder | None = None,
-        records: PyTree = None,
-        every: int = 1,
+        self, visit: Visit, carry: Carry, start: Any, stop: Any, recording: Recording | None = None
     ) -> tuple[Carry, PyTree, Int[Array, ""], Bool[Array, ""]]:
         """Iterations start…stop−1 of a loop; also the records made, the next iteration, and whether all agreed to end.
 
-        What is recorded after every `every`-th iteration is written into the buffers `records` (see `buffers`), from
-        row 0 on, which is that of the entry where there is one.
+        Records are rows of buffers and of clocks, the first of them that of the entry where there is one.
         """
+        node, begins = visit.node, jnp.asarray(start == 0)
         if node.times is not None:
-            times = self.apply(node.times, Role.TIMES, key, round, carry.states)
+            times = self.apply(node.times, Role.TIMES, visit, carry.states)
             largest = self.placement.max(times)
             carry = replace(carry, clock=carry.clock.disagree(self.placement.any(times != largest)))
             stop = jnp.minimum(stop, largest)
 
-        def write(records, row, carry: Carry, key, i, passed):
-            assert recorder is not None
-            values = self.apply(recorder.f, Role.RECORD, key, i, carry.states)
-            clock = carry.clock.passed((*path, 0), passed) if node.agreed else carry.clock
-            return jax.tree.map(lambda rows, v: rows.at[row].set(v), records, (values, clock.row()))
+        def row_of(recorder: Recorder, at: Visit, carry: Carry, passed: Any) -> PyTree:
+            clock = carry.clock.passed((*visit.path, 0), passed) if node.agreed else carry.clock
+            return self.apply(recorder.f, Role.RECORD, at, carry.states), clock.row()
 
-        entry = recorder is not None and recorder.entry
-        begins = jnp.asarray(start == 0)
-        if entry:
-            zero = jnp.zeros((), jnp.int32)
-            records = jax.lax.cond(begins, lambda r: write(r, 0, carry, key, zero, 0), lambda r: r, records)
+        records = None
+        if recording is not None:
+            entry = visit._replace(round=0)
+            shapes = jax.eval_shape(lambda: row_of(recording.recorder, entry, carry, 0))
+            records = jax.tree.map(lambda s: jnp.zeros((recording.rows, *s.shape), s.dtype), shapes)
+            if recording.recorder.entry:
+                records = write_row(records, begins, 0, lambda: row_of(recording.recorder, entry, carry, 0))
 
         def step(loop_state):
             i, carry, records, _ = loop_state
-            inner_key = jax.random.fold_in(key, i)
-            carry = self.run(node.body, carry, inner_key, i, (*path, 0))
-            done = jnp.zeros((), bool)
+            inside = visit.iteration(i)
+            carry, done = self.run(inside, carry), jnp.zeros((), bool)
             if node.until is not None:
-                votes = self.apply(node.until, Role.UNTIL, inner_key, i, carry.states)
-                carry, done = self.agree(carry, votes, path)
-            if recorder is not None:
-                row = (i - start) // every + (begins.astype(jnp.int32) if entry else 0)
-                made = (row, carry, inner_key, i, i + 1 - start)
-                records = jax.lax.cond((i + 1) % every == 0, lambda r: write(r, *made), lambda r: r, records)
+                votes = self.apply(node.until, Role.UNTIL, inside, carry.states)
+                carry, done = self.agree(carry, votes, visit.path)
+            if recording is not None:
+                recorder, every, _ = recording
+                row = (i - start) // every + (begins.astype(jnp.int32) if recorder.entry else 0)
+                due = (i + 1) % every == 0
+                records = write_row(records, due, row, lambda: row_of(recorder, inside, carry, i + 1 - start))
             return i + 1, carry, records, done
 
         first = (jnp.asarray(start, jnp.int32), carry, records, jnp.zeros((), bool))
         i, carry, records, done = jax.lax.while_loop(lambda s: (s[0] < stop) & ~s[3], step, first)
         if node.agreed:
-            carry = replace(carry, clock=carry.clock.passed((*path, 0), i - start))
+            carry = replace(carry, clock=carry.clock.passed((*visit.path, 0), i - start))
         return carry, records, i, done
-
-    def buffers(self, recorder: Recorder, carry: Carry, rows: int) -> PyTree:
-        """Empty buffers for `rows` records, and for what the clock says at each."""
-        key, zero = jax.random.key(0), jnp.zeros((), jnp.int32)
-        shapes = jax.eval_shape(
-            lambda: (self.apply(recorder.f, Role.RECORD, key, zero, carry.states), carry.clock.row())
-        )
-        return jax.tree.map(lambda s: jnp.zeros((rows, *s.shape), s.dtype), shapes)
 
     def agree(self, carry: Carry, votes: Bool[Array, " b"], path: Path) -> tuple[Carry, Bool[Array, ""]]:
         """Whether everyone votes yes, found by max-consensus over the network."""
@@ -248,9 +231,9 @@ class Interpreter(eqx.Module):
             return links, jnp.zeros((), jnp.int32)
         return lossy.in_time(links, self.fates(step), self.network.clients)
 
-    def exchange(self, node: Exchange, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
-        clock = carry.clock
-        message = self.apply(node.send, Role.SEND, key, round, carry.states)
+    def exchange(self, visit: Visit, carry: Carry) -> Carry:
+        node, path, clock = visit.node, visit.path, carry.clock
+        message = self.apply(node.send, Role.SEND, visit, carry.states)
         links = self.links(clock.step, node.link_weights)
         own, totals = links.own, carry.totals
         if self.faults is not None and node.conserved:
@@ -262,7 +245,7 @@ class Interpreter(eqx.Module):
             if node.reduce == "stack":
                 total = self.placement.stack(arrived, message)
             elif callable(node.weights):
-                weights = self.apply(node.weights, Role.WEIGHTS, key, round, carry.states)
+                weights = self.apply(node.weights, Role.WEIGHTS, visit, carry.states)
                 total = self.placement.combine_received(arrived, weights, message, node.reduce)
                 own = jnp.take_along_axis(weights, self.placement.ids()[:, None], axis=1, mode="clip")[:, 0]
             elif node.weights == "reverse":
@@ -274,14 +257,14 @@ class Interpreter(eqx.Module):
         if node.observe:
             heard = self.placement.heard(arrived)
             sent = weight_rows(links, self.network.clients)
-        states = self.apply(node.take, Role.RECEIVE, key, round, carry.states, total, own, heard, sent)
+        states = self.apply(node.take, Role.RECEIVE, visit, carry.states, total, own, heard, sent)
         after = replace(carry, states=states, clock=clock.advance(late=late), totals=totals)
         return after.sending(path, messages(links))
 
-    def average(self, node: Average, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
-        clock, by = carry.clock, node.by
+    def average(self, visit: Visit, carry: Carry) -> Carry:
+        node, clock, by = visit.node, carry.clock, visit.node.by
         # In the roles that the same average has when it is spelled out in single exchanges.
-        value, mass = self.apply(node.get, Role.ENTER, key, round, carry.states)
+        value, mass = self.apply(node.get, Role.ENTER, visit, carry.states)
         held = (value, mass) if node.by == "push" else value
         floats = sum(leaf.size for leaf in jax.tree.leaves(held)) // mass.shape[0]
         if by == "exact":
@@ -305,8 +288,8 @@ class Interpreter(eqx.Module):
         if node.by == "push":
             mixed, mass = mixed
             mixed = jax.tree.map(lambda w: w / along(mass, w), mixed)
-        states = self.apply(node.put, Role.LEAVE, key, round, carry.states, mixed, mass)
-        return replace(carry, states=states, clock=clock).sending(path, sent)
+        states = self.apply(node.put, Role.LEAVE, visit, carry.states, mixed, mass)
+        return replace(carry, states=states, clock=clock).sending(visit.path, sent)
 
     def operator(self, step: Int[Array, ""], rounds: int, weights: Weights) -> tuple[Array, Int[Array, " n"]]:
         """The n×n operator of `rounds` steps from `step` on, and the messages that each client sends in them."""
@@ -337,11 +320,21 @@ class Interpreter(eqx.Module):
             products = jnp.concatenate([exact_matmul(products[1::2], products[: products.shape[0] // 2 * 2 : 2]), last])
         return products[0], sent
 
-    def serve(self, node: Server, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""], path: Path) -> Carry:
-        message = self.apply(node.send, Role.SEND, key, round, carry.states)
-        answers = node.compute(self.placement.gather(message), leaf_key(key, Role.COMPUTE, 0))
-        states = self.apply(node.receive, Role.RECEIVE, key, round, carry.states, self.placement.mine(answers))
-        return replace(carry, states=states, clock=carry.clock.advance()).sending(path, 1)
+    def serve(self, visit: Visit, carry: Carry) -> Carry:
+        node = visit.node
+        message = self.apply(node.send, Role.SEND, visit, carry.states)
+        answers = node.compute(self.placement.gather(message), leaf_key(visit.key, Role.COMPUTE, 0))
+        states = self.apply(node.receive, Role.RECEIVE, visit, carry.states, self.placement.mine(answers))
+        return replace(carry, states=states, clock=carry.clock.advance()).sending(visit.path, 1)
+
+
+def write_row(records: PyTree, due: Bool[Array, ""], row: Any, make: Callable[[], PyTree]) -> PyTree:
+    """The records with what `make` makes in a row, if it is due."""
+
+    def write(records: PyTree) -> PyTree:
+        return jax.tree.map(lambda rows, v: rows.at[row].set(v), records, make())
+
+    return jax.lax.cond(due, write, lambda records: records, records)
 
 
 def messages(links: Links) -> Int[Array, " b"]:

@@ -1,4 +1,4 @@
-"""Faulty links in the vectorised simulator: what arrives in time, and running sums for what must not be lost.
+"""Faulty links in the vectorized simulator: what arrives in time, and running sums for what must not be lost.
 
 Per link j→i the sender keeps the total σ of all shares it ever put on it and sends that total; the receiver keeps the
 total ρ it has taken in, and on arrival of a newer total takes σ − ρ (Hadjicostis, Vaidya, Domínguez-García 2016).
@@ -6,6 +6,7 @@ Whatever is lost, late, repeated or reordered, Σ_i w_i + Σ_links (σ − ρ) d
 their differences matter, so they are kept as unevaluated sums (high, low) of two floats.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import equinox as eqx
@@ -13,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
+from hyperpush.engines.compiled.placement import alive_rows, weight_rows
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.placement import alive_rows, weight_rows
 from hyperpush.networks import Links
 
 
@@ -40,15 +41,12 @@ def in_time(links: Links, fate: Fates, clients: int) -> tuple[Links, Int[Array, 
 
 
 class Totals(eqx.Module):
-    """The running sums of every link (sender, receiver) at one place of a program."""
+    """The running sums of every link (sender, receiver) at one place of a program; sums have axis 0 (high, low)."""
 
-    high: PyTree  # σ, leaves [n, n, …]
-    low: PyTree
-    taken_high: PyTree  # ρ
-    taken_low: PyTree
+    sums: PyTree  # σ, leaves [2, n, n, …]
+    taken: PyTree  # ρ
     taken_step: Int[Array, "n n"]  # step of the newest total taken; −1: none
-    past_high: PyTree  # σ as sent in the last delay+1 exchanges, leaves [delay+1, n, n, …]
-    past_low: PyTree
+    past: PyTree  # σ as sent in the last delay+1 exchanges, leaves [delay+1, 2, n, n, …]
     past_step: Int[Array, " depth"]
     due: Int[Array, "depth n n"]  # step at which the message of that exchange arrives; NEVER: lost or not sent
 
@@ -59,13 +57,10 @@ class Totals(eqx.Module):
 
         links, depth = (clients, clients), delay + 1
         return Totals(
-            high=zeros(*links),
-            low=zeros(*links),
-            taken_high=zeros(*links),
-            taken_low=zeros(*links),
+            sums=zeros(2, *links),
+            taken=zeros(2, *links),
             taken_step=jnp.full(links, -1),
-            past_high=zeros(depth, *links),
-            past_low=zeros(depth, *links),
+            past=zeros(depth, 2, *links),
             past_step=jnp.full((depth,), -1),
             due=jnp.full((depth, *links), NEVER),
         )
@@ -73,27 +68,13 @@ class Totals(eqx.Module):
     def restarted(self) -> "Totals":
         """As at the start."""
         zero = jax.tree.map(jnp.zeros_like, self)
-        return Totals(
-            high=zero.high,
-            low=zero.low,
-            taken_high=zero.taken_high,
-            taken_low=zero.taken_low,
-            taken_step=zero.taken_step - 1,
-            past_high=zero.past_high,
-            past_low=zero.past_low,
-            past_step=zero.past_step - 1,
-            due=zero.due + NEVER,
+        return replace(
+            zero, taken_step=zero.taken_step - 1, past_step=zero.past_step - 1, due=jnp.full_like(self.due, NEVER)
         )
 
     def in_flight(self) -> PyTree:
         """Σ_links (σ − ρ): what has been sent and not yet taken in."""
-        return jax.tree.map(
-            lambda h, low, th, tl: jnp.sum((h - th) + (low - tl), axis=(0, 1)),
-            self.high,
-            self.low,
-            self.taken_high,
-            self.taken_low,
-        )
+        return jax.tree.map(lambda sums, taken: jnp.sum(difference(sums, taken), axis=(0, 1)), self.sums, self.taken)
 
 
 NEVER = jnp.iinfo(jnp.int32).max
@@ -104,51 +85,40 @@ def push(totals: Totals, links: Links, fate: Fates, message: PyTree, step: Int[A
     n = links.own.shape[0]
     alive, share = alive_rows(links, n), weight_rows(links, n)
 
-    def add(high, low, m):
-        return two_sum(high, low, share.reshape(n, n, *(1,) * (m.ndim - 1)) * m[:, None])
-
-    pairs = jax.tree.map(add, totals.high, totals.low, message)
-    high, low = unzip(pairs, totals.high)
-    copies = jnp.where(fate.arrives, step + fate.delays, NEVER)
-    due_now = jnp.where(alive, jnp.min(copies, axis=2), NEVER)
+    def add(sums, m):
+        return two_sum(sums, share.reshape(n, n, *(1,) * (m.ndim - 1)) * m[:, None])
 
     def shift(past, new):
         return jnp.concatenate([past[1:], new[None]])
 
-    past_high, past_low = jax.tree.map(shift, totals.past_high, high), jax.tree.map(shift, totals.past_low, low)
+    sums = jax.tree.map(add, totals.sums, message)
+    copies = jnp.where(fate.arrives, step + fate.delays, NEVER)
+    due_now = jnp.where(alive, jnp.min(copies, axis=2), NEVER)
+    past = jax.tree.map(shift, totals.past, sums)
     past_step, due = shift(totals.past_step, step), shift(totals.due, due_now)
     # The newest exchange whose message has arrived by now, per link.
-    arrived = due <= step
-    depth = past_step.shape[0]
-    newest = jnp.max(jnp.where(arrived, jnp.arange(depth)[:, None, None], -1), axis=0)
+    newest = jnp.max(jnp.where(due <= step, jnp.arange(past_step.shape[0])[:, None, None], -1), axis=0)
     take = (newest >= 0) & (past_step[newest] > totals.taken_step)
 
     def pick(past, taken):
-        index = newest.reshape(1, n, n, *(1,) * (past.ndim - 3))
-        chosen = jnp.take_along_axis(past, jnp.maximum(index, 0), axis=0)[0]
-        return jnp.where(take.reshape(n, n, *(1,) * (past.ndim - 3)), chosen, taken)
+        more = (1,) * (past.ndim - 4)
+        chosen = jnp.take_along_axis(past, jnp.maximum(newest, 0).reshape(1, 1, n, n, *more), axis=0)[0]
+        return jnp.where(take.reshape(n, n, *more), chosen, taken)
 
-    taken_high = jax.tree.map(pick, past_high, totals.taken_high)
-    taken_low = jax.tree.map(pick, past_low, totals.taken_low)
-    received = jax.tree.map(
-        lambda h, low, th, tl: jnp.sum((h - th) + (low - tl), axis=0),
-        taken_high,
-        taken_low,
-        totals.taken_high,
-        totals.taken_low,
-    )
+    taken = jax.tree.map(pick, past, totals.taken)
+    received = jax.tree.map(lambda now, before: jnp.sum(difference(now, before), axis=0), taken, totals.taken)
     taken_step = jnp.where(take, past_step[newest], totals.taken_step)
-    return received, Totals(high, low, taken_high, taken_low, taken_step, past_high, past_low, past_step, due)
+    return received, Totals(sums, taken, taken_step, past, past_step, due)
 
 
-def two_sum(high: Array, low: Array, x: Array) -> tuple[Array, Array]:
+def difference(a: Array, b: Array) -> Array:
+    """a − b of sums (high, low)."""
+    return (a[0] - b[0]) + (a[1] - b[1])
+
+
+def two_sum(sums: Array, x: Array) -> Array:
     """(high, low) + x without losing what does not fit into `high` (Knuth's two-sum)."""
+    high, low = sums
     total = high + x
     rest = total - high
-    return total, low + ((high - (total - rest)) + (x - rest))
-
-
-def unzip(pairs: PyTree, like: PyTree) -> tuple[PyTree, PyTree]:
-    leaves = jax.tree.structure(like).flatten_up_to(pairs)
-    structure = jax.tree.structure(like)
-    return structure.unflatten([p[0] for p in leaves]), structure.unflatten([p[1] for p in leaves])
+    return jnp.stack([total, low + ((high - (total - rest)) + (x - rest))])

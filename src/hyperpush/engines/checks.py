@@ -1,0 +1,41 @@
+"""Checks of what a run is given, for all engines."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from hyperpush.checks import check_integer
+from hyperpush.engines.result import Recorder
+from hyperpush.errors import InvalidInput, unknown
+from hyperpush.programs import Average, Node, Repeat, Server, contains
+
+
+def check_repairable(program: Node, faulty: bool) -> None:
+    """Refuse programs that would be silently wrong, or never end, where messages get lost."""
+
+    def fragile(node: Node) -> bool:
+        return node.until is not None if isinstance(node, Repeat) else isinstance(node, Server | Average)
+
+    if faulty and contains(program, fragile):
+        allowed = "reliable links: averages that start anew (HGP's), servers and votes on ending a loop require them"
+        raise InvalidInput("faults", "links that lose messages", allowed)
+
+
+def check_recording(recorders: Mapping[str, Recorder], every: int, program: Node) -> None:
+    """Refuse to record a loop that is not there."""
+    check_integer("every", every, minimum=1)
+    names: set[str] = set()
+    contains(program, lambda node: isinstance(node, Repeat) and bool(names.add(node.name)))
+    for name in recorders:
+        if name not in names:
+            raise unknown("record", name, names)
+
+
+def check_clients(name: str, tree: PyTree, clients: int) -> None:
+    """Refuse arrays that do not have so many clients on axis 0."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        shape = jnp.shape(leaf)
+        if not shape or shape[0] != clients:
+            raise InvalidInput(f"{name}{jax.tree_util.keystr(path)}", shape, f"{clients} clients on axis 0")

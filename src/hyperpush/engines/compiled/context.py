@@ -1,0 +1,83 @@
+"""What every part of a run needs to know, and where its arrays are."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from hyperpush import processes
+from hyperpush.engines import keys
+from hyperpush.engines.compiled.placement import AXIS, Placement
+from hyperpush.engines.faults import Faults
+from hyperpush.networks import Network
+from hyperpush.programs import Recipe
+
+R = TypeVar("R", bound="RunContext")
+
+
+class RunContext(eqx.Module):
+    """A run: its network, its clients' data, its keys, and where its clients are."""
+
+    network: Network
+    placement: Placement
+    data: PyTree
+    network_key: PRNGKeyArray  # of the network's realization
+    faults_key: PRNGKeyArray
+    recipe: Recipe
+    faults: Faults | None = None
+    agreement: int = eqx.field(static=True, default=1)  # rounds of max-consensus that reach everyone
+    batch: int | None = eqx.field(static=True, default=None)  # clients per vectorized batch; None: all at once
+    mesh: Mesh | None = eqx.field(static=True, default=None)  # None: all clients on one device
+
+    @classmethod
+    def of(
+        cls: type[R], network: Network, placement: Placement, data: PyTree, key: PRNGKeyArray, recipe: Recipe, **options
+    ) -> R:
+        """The run of a key, with every client's data where it is hosted. `options` are the other fields."""
+        bare = cls(network, placement, None, key, key, recipe, **options)
+        own = bare.replicate((keys.network_key(key), keys.faults_key(key)))
+        return replace(bare, data=bare.place(data), network_key=own[0], faults_key=own[1])
+
+    def place(self, tree: PyTree) -> PyTree:
+        """Every client's rows where it is hosted, and copies of the last client's for padding."""
+        if self.mesh is None:
+            return tree
+        by_client, n = NamedSharding(self.mesh, P(AXIS)), self.network.clients
+
+        def one(leaf: Any) -> Any:
+            if processes.spread(leaf) and not self.placement.has_padding:
+                return leaf if leaf.sharding == by_client else jax.device_put(leaf, by_client)
+            whole = processes.whole("clients", leaf)
+            if missing := self.placement.padded - n:
+                whole = jnp.concatenate([whole, jnp.repeat(jnp.asarray(whole[-1:]), missing, axis=0)])
+            return processes.put(whole, by_client)
+
+        return jax.tree.map(one, tree)
+
+    def replicate(self, tree: PyTree) -> PyTree:
+        """The same arrays on every device."""
+        if self.mesh is None:
+            return tree
+        everywhere = NamedSharding(self.mesh, P())
+        return jax.tree.map(lambda leaf: processes.put(leaf, everywhere), tree)
+
+    def assemble(self, shape: tuple[int, ...], axis: int, read: Callable[[int, int], np.ndarray]) -> Array:
+        """The array of this shape whose clients on `axis` from `first` to `end` − 1 are `read(first, end)`."""
+        n = self.network.clients
+        if self.mesh is None:
+            return jnp.asarray(read(0, n))
+        padded = (*shape[:axis], self.placement.padded, *shape[axis + 1 :])
+
+        def block(index: Any) -> np.ndarray:
+            wanted = np.minimum(np.arange(padded[axis])[index[axis]], n - 1)  # padding: copies of the last client
+            first, last = int(wanted[0]), int(wanted[-1])
+            return np.take(read(first, last + 1), wanted - first, axis)
+
+        return jax.make_array_from_callback(padded, NamedSharding(self.mesh, P(*[None] * axis, AXIS)), block)

@@ -1,0 +1,314 @@
+"""The thin host loop of the compiled engines: it walks the outside of a program and runs its loops in compiled chunks.
+
+Between chunks it checks that the numbers are finite and calls the hooks of the run. Chunk boundaries never change
+results. A run continues by path: the profile knows the shapes of the state everywhere.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from hyperpush import processes
+from hyperpush.engines.base import Request, ambient
+from hyperpush.engines.checks import check_recording
+from hyperpush.engines.compiled import chunks
+from hyperpush.engines.compiled.chunks import ChunkResult, ChunkSchedule, compiled, run_chunk, run_pass
+from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Visit, restarted, with_states
+from hyperpush.engines.compiled.snapshots import History, Structure, restore, take
+from hyperpush.engines.hooks import Cursor, Divergence, ProgressHook, Replay, Snapshot, Trail
+from hyperpush.engines.result import OUTSIDE, Recorder, RecordFunction
+from hyperpush.errors import Diverged, HyperpushError, InvalidInput
+from hyperpush.programs import (
+    Node,
+    Path,
+    Profile,
+    Repeat,
+    Role,
+    Scope,
+    Sequence,
+    Server,
+    State,
+    bytes_of,
+    contains,
+    leaf_key,
+    one_client,
+    traced,
+    work,
+)
+from hyperpush.programs.counting import Work
+
+# A loop body of more leaves than this is entered by the host, so that chunks stay short and progress is seen.
+LEAVES_PER_CHUNK = 10_000
+SHORT = 2_000  # leaves of a program that is compiled as a whole
+# Leaves times the numbers of all clients' states: what may take minutes. More than that is not left to a single call,
+# which could be neither watched nor saved.
+HEAVY = 10**10
+
+
+class HostLoop:
+    """One run of a program by the host."""
+
+    def __init__(self, context: Interpreter, request: Request, profile: Profile):
+        self.context, self.profile, self.program = context, profile, request.recipe.program()
+        self.recorders, self.every, self.watched = request.recorders, request.every, request.progress is not None
+        check_recording(self.recorders, self.every, self.program)
+        own = () if request.progress is None else (ProgressHook(request.progress),)
+        self.hooks = (*own, *ambient().hooks, Divergence())
+        self.history = History(profile, {name: [] for name in self.recorders}, {name: [] for name in self.recorders})
+        self.extra = Work()  # of clients with the answers of servers in plain Python
+        self.answered: dict[Path, Work] = {}
+        self.trail: Trail = ()  # the loops that the host steps through, and their iterations
+        self.held: list[State] = []  # the states outside of each scope that it is in
+        self.target: Trail = ()  # where the run continues; (): here
+        self.saved: tuple[Carry, list[State]] | None = None  # what it continues with
+
+    def run(self, carry: Carry, key: PRNGKeyArray) -> Carry:
+        """The whole program: a short one compiled as a whole, others walked."""
+        carry = strong(carry)
+        self.structure = Structure(self.context, self.profile, carry, self.recorders)
+        self.key, self.step, after = key, int(carry.clock.step), None
+        found = [snapshot for hook in self.hooks if (snapshot := hook.start(self)) is not None]
+        if found:
+            self.target, self.saved = found[0].trail, restore(self.structure, found[0], self.history)
+            self.extra, self.step = Work(found[0].extra), int(self.saved[0].clock.step)
+            after = None if self.target else self.saved[0]
+        elif self.is_short():
+            after = self.compile_whole(carry, key)
+        if after is None:  # long, cut off, or diverged: walked, it says where
+            after = self.walk(Visit(self.program, key), carry)
+        for hook in self.hooks:
+            hook.finish(self, self.snapshot((), after))
+        return after
+
+    def is_short(self) -> bool:
+        """Whether one call can run the whole program: nothing is to be seen on the way, and it ends soon."""
+        seen = bool(self.recorders) or self.watched or contains(self.program, is_host_server)
+        return not seen and work(self.program) <= SHORT and self.weight(self.program, ()) <= HEAVY
+
+    def compile_whole(self, carry: Carry, key: PRNGKeyArray) -> Carry | None:
+        """The result of the program in one call; None if it diverged."""
+        after, finite = self.attempt(Visit(self.program, key), carry)
+        return check_split(after) if finite else None
+
+    def weight(self, node: Node, path: Path) -> int:
+        """What one pass through a node at a path takes: leaves times the numbers of all clients' states."""
+        numbers = sum(leaf.size for leaf in jax.tree.leaves(self.profile.states[path]))
+        return work(node) * numbers * self.context.network.clients
+
+    # ------------------------------------------------------------------------- the walk
+
+    def walk(self, visit: Visit, carry: Carry) -> Carry:
+        """One pass through a node; what a run that continues has behind it is skipped."""
+        node = visit.node
+        if isinstance(node, Sequence) and has_loop(node):
+            first = self.target[-1][0][len(visit.path)] if self.resumes(visit.path) else 0
+            for place in range(first, len(node.nodes)):
+                carry = self.walk(visit.child(place), carry)
+            return carry
+        if isinstance(node, Scope) and has_loop(node):
+            return self.enter(visit, carry)
+        if isinstance(node, Repeat):
+            return self.repeat(visit, carry)
+        if is_host_server(node):
+            return self.serve(visit, carry)
+        after, finite = self.attempt(visit, carry)
+        if not finite:
+            raise Diverged(OUTSIDE, visit.round, "check the data and the step sizes")
+        return after
+
+    def resumes(self, path: Path) -> bool:
+        """Whether the place where the run continues is at this path or below."""
+        return bool(self.target) and self.target[-1][0][: len(path)] == path
+
+    def enter(self, visit: Visit, carry: Carry) -> Carry:
+        """A scope, with a state of its own."""
+        if self.resumes(visit.path) and self.saved is not None:
+            self.held.append(self.saved[1][len(self.held)])
+        else:
+            self.held.append(carry.states)
+            carry = restarted(carry, self.apply(Role.ENTER, visit, carry).states, visit.path)
+        after = self.walk(visit.inside(), carry)
+        return self.apply(Role.LEAVE, visit, with_states(after, (self.held.pop(), after.states)))
+
+    def attempt(
+        self, visit: Visit, carry: Carry, role: Role | None = None, record: RecordFunction | None = None
+    ) -> tuple[Carry, bool]:
+        """The carry after a node, or after one of its leaves, and whether it is finite."""
+        static = (visit.path, (role, record))
+        after, finite = compiled(run_pass, self.context, static, carry, visit.key, np.int32(visit.round))
+        return strong(after), bool(finite)
+
+    def apply(self, role: Role, visit: Visit, carry: Carry, record: RecordFunction | None = None) -> Carry:
+        """The carry after one leaf of a node."""
+        return self.attempt(visit, carry, role, record)[0]
+
+    def repeat(self, visit: Visit, carry: Carry) -> Carry:
+        """Run a loop in compiled chunks, or step by step where chunks are impossible."""
+        done, resumed = 0, self.resumes(visit.path)
+        if resumed and self.saved is not None:
+            done = dict(self.target)[visit.path]
+            if self.target[-1][0] == visit.path:
+                carry, self.target = self.saved[0], ()
+        run = self.iterate if self.needs_host(visit.node, visit.path) else self.run_chunks
+        return run(visit, carry, done, not resumed)
+
+    def needs_host(self, node: Repeat, path: Path) -> bool:
+        """Whether the host has to step through the body itself."""
+        recorded = contains(node.body, lambda each: isinstance(each, Repeat) and each.name in self.recorders)
+        if recorded or contains(node.body, is_host_server):
+            if node.agreed:  # only compiled code can end a loop whose length the clients decide
+                given = "around a recorded loop or a server in plain Python"
+                raise InvalidInput(f"{node.name}: until or times", given, "a fixed number")
+            return True
+        long = work(node.body) > LEAVES_PER_CHUNK or self.weight(node.body, path) > HEAVY
+        return not node.agreed and has_loop(node.body) and long
+
+    def iterate(self, visit: Visit, carry: Carry, done: int, fresh: bool) -> Carry:
+        """A loop whose body the host walks itself; `fresh`: it is entered here, not continued."""
+        node, recorder = visit.node, self.recorders.get(visit.node.name)
+        if recorder is not None and recorder.entry and fresh:
+            self.record(visit, recorder, visit._replace(round=0), carry, 0)
+        for i in range(done, node.at_most):
+            inside = visit.iteration(i)
+            self.trail = (*self.trail, (visit.path, i))
+            carry = self.walk(inside, carry)
+            self.trail = self.trail[:-1]
+            if recorder is not None and (i + 1) % self.every == 0:
+                self.record(visit, recorder, inside._replace(path=visit.path), carry, i + 1)
+            self.boundary(visit, i + 1, 1, carry)
+        return carry
+
+    def run_chunks(self, visit: Visit, carry: Carry, done: int, fresh: bool) -> Carry:
+        """A loop in compiled chunks; `fresh`: it is entered here, not continued."""
+        node, recorder = visit.node, self.recorders.get(visit.node.name)
+        schedule = ChunkSchedule.of(node, self.weight(node.body, visit.path), self.every, recorder)
+        entry, ended = recorder is not None and recorder.entry and fresh, False
+        while (done < node.at_most or entry) and not ended:
+            stop = schedule.end_of_chunk(done, self.hooks)
+            began = time.perf_counter()
+            result = self.run_chunk(visit, schedule, carry, done, stop)
+            if recorder is not None:
+                self.keep_records(visit, result, done // self.every + (not entry))
+            carry = check_split(strong(result.carry))
+            ended = bool(result.ended) or int(result.reached) < stop or node.at_most == 0
+            schedule.adapt(time.perf_counter() - began)
+            self.boundary(visit, node.at_most if ended else stop, stop - done, carry)
+            done, entry = stop, False
+        return carry
+
+    def run_chunk(self, visit: Visit, schedule: ChunkSchedule, carry: Carry, start: int, stop: int) -> ChunkResult:
+        """Iterations start…stop−1 in one compiled call."""
+        rest, donated = self.split(carry)
+        static = (visit.path, schedule.recording())
+
+        def run(stop: int, donated: PyTree = None) -> ChunkResult:
+            numbers = (np.int32(visit.round), np.int32(start), np.int32(stop))
+            return compiled(run_chunk, self.context, static, rest, visit.key, numbers, donated=donated)
+
+        result = run(stop, donated)
+        if bool(result.finite):
+            return result
+
+        def walk(i: int) -> None:
+            if has_loop(visit.node.body):  # one of them may be to blame
+                self.hooks = (Divergence(),)
+                self.walk(visit.iteration(i), run(i).carry)
+
+        replay = Replay(lambda i: bool(run(i).finite), walk)
+        cursor = Cursor((*self.trail, (visit.path, stop)), visit.node.name, stop, visit.node.at_most, stop - start, 0)
+        for hook in self.hooks:
+            hook.diverged(cursor, replay if donated is None else None)
+        return result
+
+    def split(self, carry: Carry) -> tuple[Carry, PyTree]:
+        """A large carry in two parts: what has to stay, and what the next chunk may overwrite; None if it is small."""
+        if bytes_of(carry.states) < chunks.LARGE:
+            return carry, None
+        rest, donated = chunks.split_donatable(carry, (self.structure.start, self.held, self.context.data))
+        return rest, donated if jax.tree.leaves(donated) else None
+
+    def serve(self, visit: Visit, carry: Carry) -> Carry:
+        """A server's work in plain Python."""
+        node, path, n = visit.node, visit.path, self.context.network.clients
+        message = self.apply(Role.SEND, visit, carry).states
+        messages = jax.tree.map(lambda v: first(v, n), processes.gathered(message))
+        answers = node.compute(messages, leaf_key(processes.gathered(visit.key), Role.COMPUTE, 0))
+        answered = replace(carry, clock=carry.clock.advance()).sending(path, 1)
+        both = with_states(answered, (carry.states, self.context.place(answers)))
+        if path not in self.answered:
+            self.answered[path] = traced(node.receive, n, *one_client((self.context.data, *both.states)))[1]
+        self.extra.update(self.answered[path])
+        return self.apply(Role.RECEIVE, visit, both)
+
+    # ------------------------------------------------------------------------- what hooks see
+
+    def record(self, visit: Visit, recorder: Recorder, when: Visit, carry: Carry, iterations: int) -> None:
+        """A row of a loop whose body the host walks, after so many iterations."""
+        made = self.apply(Role.RECORD, when, carry, recorder.f).states
+        clock = np.array([[int(each) for each in jax.tree.leaves((carry.clock.step, carry.clock.passes))]], np.int32)
+        self.note(visit, jax.tree.map(lambda v: v[None], made), clock, [iterations])
+
+    def keep_records(self, visit: Visit, result: ChunkResult, first_row: int) -> None:
+        """Add the rows that a chunk has filled to the history."""
+        rows = range(first_row, int(result.reached) // self.every + 1)
+        records = jax.tree.map(lambda buffer: first(buffer, len(rows)), result.records)
+        clocks = np.asarray(processes.gathered(result.clocks))[: len(rows)]
+        self.note(visit, records, clocks, [row * self.every for row in rows])
+
+    def note(self, visit: Visit, records: PyTree, clocks: np.ndarray, iterations: list[int]) -> None:
+        """Add rows to the history, and show them."""
+        self.history.add(visit.node.name, visit.path, self.trail, records, clocks, iterations)
+        for hook in self.hooks:
+            hook.rows(visit.node.name, iterations, records)
+
+    def boundary(self, visit: Visit, done: int, iterations: int, carry: Carry) -> None:
+        """Between two chunks: hooks see how far the run is, and may end it."""
+        trail, before, self.step = (*self.trail, (visit.path, done)), self.step, int(carry.clock.step)
+        rounds = max(iterations, self.step - before)
+        cursor = Cursor(trail, visit.node.name, done, visit.node.at_most, iterations, rounds)
+        snapshot = self.snapshot(trail, carry)
+        for hook in self.hooks:
+            hook.boundary(cursor, snapshot)
+
+    def snapshot(self, trail: Trail, carry: Carry) -> Callable[[], Snapshot | None]:
+        """What takes a snapshot of this moment, now or later."""
+        return partial(take, self.structure, trail, carry, list(self.held), self.history.copy(), Counter(self.extra))
+
+
+def check_split(carry: Carry) -> Carry:
+    """The carry, if clients agree about the ends of loops."""
+    if bool(carry.clock.split):
+        raise HyperpushError("clients disagree about the end of a loop: the network did not reach everyone in time")
+    return carry
+
+
+def strong(tree: PyTree) -> PyTree:
+    """The same arrays without weak types, which a checkpoint cannot hold."""
+
+    def one(leaf: Any) -> Any:
+        weak = getattr(leaf, "weak_type", False)
+        return jax.lax.convert_element_type(leaf, leaf.dtype) if weak else leaf
+
+    return jax.tree.map(one, tree)
+
+
+def first(rows: Array, count: int) -> Array:
+    """The first rows; where these are all, nothing is computed."""
+    return rows if rows.shape[0] == count else rows[:count]
+
+
+def is_host_server(node: Node) -> bool:
+    """Whether a node is a server in plain Python."""
+    return isinstance(node, Server) and node.host
+
+
+def has_loop(node: Node) -> bool:
+    """Whether there is anything in a node that the host may want to see from outside."""
+    return contains(node, lambda each: isinstance(each, Repeat) or is_host_server(each))

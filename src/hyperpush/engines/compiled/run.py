@@ -1,0 +1,107 @@
+"""A run of a compiled engine, from what it is given to its result."""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from hyperpush import processes
+from hyperpush.engines import keys
+from hyperpush.engines.base import Engine, Request
+from hyperpush.engines.checks import check_clients, check_repairable
+from hyperpush.engines.compiled import lossy
+from hyperpush.engines.compiled.cost_model import moved_bytes
+from hyperpush.engines.compiled.hostloop import HostLoop
+from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
+from hyperpush.engines.compiled.placement import Placement, Sharded, SingleDevice
+from hyperpush.engines.compiled.routes import routes
+from hyperpush.engines.result import RunResult
+from hyperpush.errors import InvalidInput
+from hyperpush.networks import Network
+from hyperpush.programs import Profile, bytes_of, one_client, profile
+
+
+class CompiledEngine(Engine):
+    """Runs programs as XLA loops over stacked clients."""
+
+    clients_per_batch: eqx.AbstractVar[int | None]
+
+    @abc.abstractmethod
+    def devices_of_run(self) -> Mesh | None:
+        """The devices over which clients are spread; None: all are on the default one."""
+
+    def execute(self, request: Request) -> RunResult:
+        """See `Engine.run`."""
+        network, key, mesh = request.network, request.key, self.devices_of_run()
+        found, carry, agreement = prepare(request)
+        options = {"faults": request.faults, "agreement": agreement, "batch": self.clients_per_batch, "mesh": mesh}
+        placement, numbers = placement_on(network, mesh, request.states), request.recipe.traceable()
+        context = Interpreter.of(network, placement, request.data, key, numbers, **options)
+        loop = HostLoop(context, request, found)
+        states, sent = context.place((carry.states, carry.sent))
+        start = Carry(states, context.replicate(carry.clock), carry.totals, sent)
+        return conclude(loop, loop.run(start, context.replicate(keys.program_key(key))), request.step)
+
+
+def prepare(request: Request) -> tuple[Profile, Carry, int]:
+    """What a program does, the carry it starts with, and the rounds that an agreement takes."""
+    recipe, network, states, data, _, faults, *_ = request
+    check_clients("states", states, network.clients)
+    check_clients("data", data, network.clients)
+    check_repairable(recipe.program(), faults is not None)
+    found = profile(recipe, one_client(states), one_client(data), network.clients)
+    totals = {}
+    if faults is not None:
+        conserved = [s for s in found.sendings if getattr(s.node, "conserved", False)]
+        totals = {s.path: lossy.Totals.start(s.message, network.clients, faults.delay) for s in conserved}
+    clock = Clock.start((body for body, _, loop in found.loops if loop.agreed), request.step)
+    agrees = any(loop.until is not None for _, _, loop in found.loops)
+    sent = {s.path: jnp.asarray(np.zeros(network.clients, np.int32)) for s in found.sendings}
+    return found, Carry(states, clock, totals, sent), network.flood_rounds() if agrees else 1
+
+
+def placement_on(network: Network, mesh: Mesh | None, states: PyTree) -> Placement:
+    """Where the clients are."""
+    if mesh is None:
+        return SingleDevice(network.clients)
+    placement = sharded(network, mesh.size)
+    if placement.has_padding and processes.count() > 1 and bytes_of(states) > processes.GATHERED:
+        # Before hours are spent on results that nobody can have.
+        given = f"{network.clients}, with {bytes_of(states) >> 20} MB of states"
+        allowed = f"a multiple of the {mesh.size} devices, over which the results stay spread"
+        raise InvalidInput("clients", given, allowed)
+    return placement
+
+
+def sharded(network: Network, devices: int) -> Sharded:
+    """A block of clients on each of so many devices."""
+    return Sharded(network.clients, devices, routes(network, devices, Sharded(network.clients, devices).block))
+
+
+def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
+    """Collect a run's results on the host."""
+    context, found = loop.context, loop.profile
+    n, agreement = context.network.clients, context.agreement
+    agreed = {body: int(times) for body, times in carry.clock.passes.items()}
+    width, sent = {sending.path: sending.bytes for sending in found.sendings}, np.zeros(n, np.int64)
+    for path, count in processes.gathered(carry.sent).items():
+        sent += width[path] * np.asarray(count)[:n].astype(np.int64)
+    return RunResult(
+        states=jax.tree.map(
+            lambda v: v if v.shape[0] == n else processes.whole("clients", v)[:n], processes.gathered(carry.states)
+        ),
+        step=int(carry.clock.step),
+        rounds=int(carry.clock.step) - step,
+        floats=found.floats(agreed, agreement),
+        work=found.total(agreed) + loop.extra,
+        history=loop.history.result(n),
+        late=int(carry.clock.late),
+        totals=carry.totals,
+        clocks=loop.history.row_clocks(agreement, step),
+        bytes=sent,
+        moved=moved_bytes(context.placement, context.network, found, agreed, agreement),
+    )

@@ -1,0 +1,157 @@
+"""What a run leaves behind at any moment: the rows that were recorded, and all that is needed to continue."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from hyperpush import processes
+from hyperpush.engines import keys
+from hyperpush.engines.compiled.interpreter import Carry, Interpreter
+from hyperpush.engines.hooks import Snapshot, Trail
+from hyperpush.engines.result import Recorder, RowClock
+from hyperpush.errors import HyperpushError
+from hyperpush.programs import Path, Profile, State, one_client, traced
+
+
+@dataclass
+class History:
+    """The rows that recorders have made of loops, by their names, and when each was made."""
+
+    profile: Profile
+    rows: dict[str, list[list[Array]]]  # leaves of records [rows, clients, …], by chunk
+    # Number of the loop, times entered, iterations since, and a row of the clock.
+    clocks: dict[str, list[np.ndarray]]
+    structures: dict[str, Any] = field(default_factory=dict)  # of the records
+
+    def copy(self) -> "History":
+        """As it is now."""
+        rows, clocks = ({name: list(parts) for name, parts in each.items()} for each in (self.rows, self.clocks))
+        return replace(self, rows=rows, clocks=clocks)
+
+    def add(
+        self, name: str, path: Path, trail: Trail, records: PyTree, clocks: np.ndarray, iterations: list[int]
+    ) -> None:
+        """Rows of the loop at a path, made after so many iterations; `trail` are the loops around it."""
+        numbers = {body[:-1]: number for number, (body, _, _) in enumerate(self.profile.loops)}
+        entered = 0  # of the loops around this one only the host's own run more than once, and they have fixed lengths
+        for around, i in trail:
+            entered = entered * self.profile.loops[numbers[around]][2].at_most + i
+        leaves, self.structures[name] = jax.tree.flatten(records)
+        self.rows[name].append(leaves)
+        made = np.array([(numbers[path], entered + 1, i) for i in iterations], np.int32).reshape(-1, 3)
+        self.clocks[name].append(np.concatenate([made, clocks], axis=1))
+
+    def joined(self, name: str) -> list[Array]:
+        """All rows of a name."""
+        return [parts[0] if len(parts) == 1 else jnp.concatenate(parts) for parts in zip(*self.rows[name], strict=True)]
+
+    def result(self, clients: int) -> dict[str, PyTree]:
+        """All rows by name, leaves [rows, clients, …]."""
+
+        def ours(rows: Array) -> Array:
+            whole = processes.gathered(rows)
+            return whole if whole.shape[1] == clients else processes.whole("record", whole)[:, :clients]
+
+        return {
+            name: self.structures[name].unflatten([ours(each) for each in self.joined(name)])
+            for name, parts in self.rows.items()
+            if parts
+        }
+
+    def row_clocks(self, agreement: int, started: int) -> dict[str, RowClock]:
+        """When all rows were made."""
+        return {name: self._row_clock(np.concatenate(c), agreement, started) for name, c in self.clocks.items() if c}
+
+    def _row_clock(self, rows: np.ndarray, agreement: int, started: int) -> RowClock:
+        loops, entered, iterations, step, *passes = rows.astype(np.int64).T
+        bodies = sorted(body for body, _, loop in self.profile.loops if loop.agreed)
+        agreed, floats = dict(zip(bodies, passes, strict=True)), np.zeros_like(step)
+        for number in np.unique(loops):  # several loops may have the same name
+            here = loops == number
+            until_then = {body: count[here] for body, count in agreed.items()}
+            body = self.profile.loops[number][0]
+            floats[here] = self.profile.floats_at(body, iterations[here], until_then, agreement, entered[here])
+        return RowClock(step, floats, agreed, started)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """How the snapshots of a run look: the profile knows one client's state at every path."""
+
+    context: Interpreter
+    profile: Profile
+    start: Carry
+    recorders: Mapping[str, Recorder]
+
+    def of_client(self, trail: Trail) -> tuple[State, list[State], PyTree]:
+        """One client's state, those outside of the scopes around it, and the messages that it has sent."""
+        path, found = trail[-1][0] if trail else (), self.profile
+        sent = dict.fromkeys(self.start.sent, jax.ShapeDtypeStruct((), jnp.int32))
+        return (found.states[path] if trail else found.result), found.held(path), sent
+
+
+def record_shapes(found: Profile, name: str, recorder: Recorder, clients: int, data: PyTree) -> PyTree:
+    """What a recorder returns of one client's state in the loop of a name; `data` are all clients'."""
+    body = next(body for body, _, loop in found.loops if loop.name == name)
+    return traced(recorder.f, clients, one_client(data), found.states[body])[0]
+
+
+def take(
+    structure: Structure, trail: Trail, carry: Carry, held: list[State], history: History, extra: Counter[str]
+) -> Snapshot | None:
+    """A snapshot; None where the arrays were overwritten, or do not have the structure that the profile knows."""
+    rows, own = jax.tree.flatten((carry.states, held, carry.sent))
+    like, known = jax.tree.flatten(structure.of_client(trail))
+    same = own == known and all((a.shape[1:], a.dtype) == (b.shape, b.dtype) for a, b in zip(rows, like, strict=True))
+    if not same or any(leaf.is_deleted() for leaf in rows):
+        return None
+    whole = jax.tree.leaves((carry.clock, carry.totals))
+    arrays = {f"{name} {k}": leaf for name, part in (("rows", rows), ("whole", whole)) for k, leaf in enumerate(part)}
+    for name, clocks in history.clocks.items():
+        if clocks:
+            arrays |= {f"history {name} {place}": leaf for place, leaf in enumerate(history.joined(name))}
+            arrays[f"clock {name}"] = np.concatenate(clocks)
+    return Snapshot(trail, arrays, structure.context.network.clients, dict(extra))
+
+
+def restore(structure: Structure, snapshot: Snapshot, history: History) -> tuple[Carry, list[State]]:
+    """The carry of a snapshot, and the states outside of the scopes around it. Its rows are put into `history`."""
+    context, arrays = structure.context, snapshot.arrays
+
+    def load(name: str, like: PyTree, axis: int) -> PyTree:
+        leaves, known = jax.tree.flatten(like)
+        return known.unflatten([_placed(context, arrays[f"{name} {k}"], leaf, axis) for k, leaf in enumerate(leaves)])
+
+    states, held, sent = load("rows", structure.of_client(snapshot.trail), 0)
+    leaves, known = jax.tree.flatten((structure.start.clock, structure.start.totals))
+    whole = [jnp.asarray(arrays[f"whole {place}"].read()) for place in range(len(leaves))]
+    clock, totals = context.replicate(known.unflatten(whole))
+    for name, each in structure.recorders.items():
+        if f"clock {name}" in arrays:
+            leaves, history.structures[name] = jax.tree.flatten(
+                load(
+                    f"history {name}",
+                    record_shapes(structure.profile, name, each, context.network.clients, context.data),
+                    1,
+                )
+            )
+            history.rows[name], history.clocks[name] = [leaves], [arrays[f"clock {name}"].read()]
+    return Carry(states, clock, totals, sent), held
+
+
+def _placed(context: Interpreter, stored: Any, like: jax.ShapeDtypeStruct, axis: int) -> Array:
+    """An array of a snapshot, with its clients where they are hosted; `like` is one client's."""
+    one = keys.as_bits(like)
+    shape = (*stored.shape[:axis], context.network.clients, *one.shape)
+    if (stored.shape, stored.dtype) != (shape, one.dtype):
+        raise HyperpushError(
+            f"the checkpoint holds {stored.dtype}{list(stored.shape)} where this run needs "
+            f"{one.dtype}{list(shape)}: the code or the data have changed since; start anew"
+        )
+    return keys.from_bits(context.assemble(shape, axis, stored.read), like.dtype)
