@@ -13,7 +13,7 @@ from numpy.random import Generator
 import hyperpush as hp
 from hyperpush.big_fed.strangers import check_strangers
 from hyperpush.errors import InvalidInput
-from hyperpush.inner.base import InnerState
+from hyperpush.inner.base import InnerState, Learner
 from hyperpush.programs import Context, Data
 from hyperpush.runs.report.figures import error_curves, panels
 from hyperpush.runs.run import Run
@@ -126,7 +126,7 @@ def frozen_costs(config: BigFed, weights: Weights, club: Club) -> tuple[np.ndarr
     costs, network = tuning.problem(joint), hp.networks.FullyConnected(len(weights))
     program = hp.LocalSGD(config.rounds, config.frozen_rate).program(costs)
 
-    def record(state: InnerState, ctx: Context) -> tuple[Array, Array]:
+    def record(state: Learner, ctx: Context) -> tuple[Array, Array]:
         at = state.params, state.hyper
         return costs.inner_cost(*at, ctx.data.train), joint.represent(*at)
 
