@@ -152,7 +152,7 @@ def budget(task: Task, method: Method, network: Any = None) -> Budget:
         >>> task = hp.Task(inner=lambda x, hyper, a: ((x - a) ** 2).sum(-1), outer=lambda x, hyper, a: a.sum(-1) * x[0],
         ...                params=jnp.zeros(2), hypers=0.0, train=rows, validation=rows)
         >>> private = task.private(clip=1.0, noise=hp.privacy.Laplace(40.0))
-        >>> print(hp.privacy.budget(private, hp.SGP(steps=20, step_size=0.1)).epsilon())
+        >>> print(round(hp.privacy.budget(private, hp.SGP(steps=20, step_size=0.1)).epsilon(), 6))
         0.5
     """
     noise = _noise_of(task)
