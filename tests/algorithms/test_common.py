@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from common_suite import CLIENTS, ENGINE, NETWORK, CommonSuite, compiled  # noqa: F401
+from sampled import sampled, task_of
 
 import hyperpush as hp
 from hyperpush.algorithms.base import LOOP, Algorithm
@@ -14,14 +15,16 @@ from hyperpush.programs import Repeat, contains
 from hyperpush.registry import registered
 
 CLASSES = {**registered("algorithms"), **registered("big_fed")}
+FEW = hp.algorithms.ConjugateGradients(3)  # each of them is a round with a server
 METHODS = {name: each.example() for name, each in CLASSES.items() if issubclass(each, Algorithm)}
+METHODS |= {name: each.with_options(inverse=FEW) for name, each in METHODS.items() if hasattr(each, "inverse")}
 METHODS |= {f"BiGFed-{form}": replace(hp.big_fed.BiGFed.example(), form=form) for form in ("blocks", "peers")}
 assert len(FORMS) == 3
 SIGMA, SIZE, STEP = 0.5, 400, 0.1
 
 
 def quadratic(common):
-    return hp.tasks.quadratic(CLIENTS, seed=0, common=common)
+    return task_of(*sampled(CLIENTS, 3).start, common=common)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

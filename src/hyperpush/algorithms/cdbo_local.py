@@ -58,7 +58,7 @@ class CDBOLocal(CDBO):
         paper="Personalized decentralized bilevel optimization over stochastic and directed networks",
         fixed_point="x_L",
         example={
-            "inner": {"name": "LocalSGD", "steps": 20, "step_size": 0.1},
+            "inner": {"name": "LocalSGD", "steps": 5, "step_size": 0.1},
             "hypergradient": {"name": "LocalGradient"},
             "outer": {"name": "sgd", "learning_rate": 0.1},
             "steps": 2,

@@ -59,7 +59,7 @@ class FedBiO(ImplicitDescent):
         >>> import hyperpush as hp
         >>> from hyperpush.tasks.quadratic import outer_fixed_points
         >>> task = hp.tasks.quadratic(4, seed=0, common=True)
-        >>> method = hp.algorithms.FedBiO(steps=400, outer_step_size=0.2, inner_step_size=0.2)
+        >>> method = hp.algorithms.FedBiO(steps=200, outer_step_size=0.1, inner_step_size=0.2)
         >>> found = hp.solve(task, method, hp.networks.FullyConnected(4), key=0)
         >>> bool(abs(found.hypers - outer_fixed_points(task.train, task.validation)["x_L"]).max() < 1e-3)
         True

@@ -90,8 +90,8 @@ class PDBO(Algorithm):
         sends="what the inner solver and the estimator send",
         paper="Terashita and Hara, arXiv:2210.02129",
         example={
-            "inner": {"name": "SGP", "steps": 20, "step_size": 0.1},
-            "hypergradient": {"name": "HGP", "steps": 5, "pushes": 3, "step_size": 0.1},
+            "inner": {"name": "SGP", "steps": 5, "step_size": 0.1},
+            "hypergradient": {"name": "HGP", "steps": 3, "pushes": 2, "step_size": 0.1},
             "outer": {"name": "sgd", "learning_rate": 0.1},
             "steps": 2,
         },
