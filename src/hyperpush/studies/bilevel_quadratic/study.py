@@ -68,7 +68,8 @@ def run(config: BilevelQuadratic, run: Run) -> dict[str, Any]:
 
 def farthest(hypers: Array | np.ndarray, point: Float[np.ndarray, " h"]) -> Float[np.ndarray, "..."]:
     """The farthest client's distance from a point, in units of the point's distance from zero, where all start."""
-    return np.linalg.norm(np.asarray(hypers, np.float64) - point, axis=-1).max(-1) / np.linalg.norm(point)
+    distances = np.linalg.norm(np.asarray(hypers, np.float64) - point, axis=-1).max(-1)
+    return np.asarray(distances / np.linalg.norm(point))
 
 
 def algorithms(config: BilevelQuadratic) -> list[tuple[str, Algorithm]]:

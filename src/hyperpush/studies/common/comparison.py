@@ -171,14 +171,20 @@ def rows_apart(steps: int, points: int) -> int:
 def curve_of(name: str, on: Benchmark, found: hp.Solution) -> Row:
     """What was measured on the way, as lists."""
     history, columns = found.history, found.history.columns()
-    points = [jax.tree.map(lambda leaf, row=row: leaf[row], history.hypers) for row in range(len(history))]
+
+    def scores(of: Callable[[PyTree], float]) -> list[float | None]:
+        """By row; none where hypers are too many for a history to hold."""
+        if history.hypers is None:
+            return [None] * len(history)
+        return [of(jax.tree.map(lambda leaf, row=row: leaf[row], history.hypers)) for row in range(len(history))]
+
     return {
         "method": name,
         "iterations": history.steps.tolist(),
         "floats_per_client": [float(sent) for sent in history.floats],
         "outer_cost": columns["cost"].tolist(),
         **{metric: columns[metric].tolist() for metric in on.metrics},
-        **{score: [of(point) for point in points] for score, of in on.of_hypers.items()},
+        **{score: scores(of) for score, of in on.of_hypers.items()},
     }
 
 
@@ -188,8 +194,9 @@ def draw(run: Run, name: str, curves: Sequence[Row], metrics: Sequence[str]) -> 
         figure, axes = panels(2)
         for axis, x in zip(axes, ("iterations", "floats_per_client"), strict=True):
             for number, curve in enumerate(curves):
+                values = [float("nan") if value is None else value for value in curve[metric]]
                 style = ("-", "--", ":")[number // 10 % 3]  # there are ten colors
-                axis.plot(curve[x], curve[metric], style, label=curve["method"])
+                axis.plot(curve[x], values, style, label=curve["method"])
             axis.set_xlabel(x.replace("_", " "))
             axis.set_ylabel(metric.replace("_", " "))
             axis.set_xscale("symlog", linthresh=max(1.0, min((v for c in curves for v in c[x] if v > 0), default=1.0)))

@@ -1,6 +1,6 @@
 """Figures that several studies draw."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from hyperpush.runs.report.figures import Curve, error_curves, panels
@@ -10,7 +10,7 @@ from hyperpush.runs.run import Run
 def draw_errors(
     run: Run,
     name: str,
-    curves: Mapping[str, Mapping[str, Sequence[float]]],
+    curves: Mapping[str, Mapping[str, Any]],
     error: str,
     by: tuple[str, str],
     y_label: str,

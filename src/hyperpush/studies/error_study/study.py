@@ -97,15 +97,15 @@ def estimate_errors(
     return np.sqrt(np.sum((np.asarray(found.history["HGP"], np.float64) - truth) ** 2, axis=(2, 3)))
 
 
-def mean_and_spread(errors: Float[np.ndarray, "runs ..."]) -> tuple[np.ndarray, np.ndarray]:
-    """Over runs."""
+def mean_and_spread(errors: Float[np.ndarray, "runs order"]) -> tuple[np.ndarray, np.ndarray]:
+    """Over runs, by order."""
     return errors.mean(0), errors.std(0, ddof=1)
 
 
 def last(errors: Float[np.ndarray, "runs order"]) -> dict[str, float]:
     """Mean and spread at the largest order."""
-    mean, spread = mean_and_spread(errors[:, -1])
-    return {"error_mean": float(mean), "error_std": float(spread)}
+    mean, spread = mean_and_spread(errors)
+    return {"error_mean": float(mean[-1]), "error_std": float(spread[-1])}
 
 
 def draw_trends(config: ErrorStudy, run: Run, by_batch: list[dict], by_steps: list[dict]) -> None:

@@ -34,7 +34,7 @@ class Stream(NamedTuple):
         inverse = np.linalg.inv(self.hessian.mean(0))
         return (self.linear.mean(0) - x @ self.coupling.mean(0)) @ inverse
 
-    def cost(self, x: np.ndarray) -> np.ndarray:
+    def cost(self, x: np.ndarray) -> np.ndarray | np.floating:
         """F(x) without the variance of the samples."""
         y = self.inner_solution(x)
         misfit = np.einsum("nij,...j->...ni", self.map, y) - self.target
