@@ -17,9 +17,7 @@ def experiments() -> dict[str, Experiment]:
     """Every study of the package by name, and `spec`, which runs a TOML file with `[task]`."""
     listed = [SPEC]
     for package in pkgutil.iter_modules(hyperpush.studies.__path__, f"{hyperpush.studies.__name__}."):
-        module = importlib.import_module(package.name)
         if package.ispkg and find_spec(f"{package.name}.config"):
-            module = importlib.import_module(f"{package.name}.config")
-        if hasattr(module, "EXPERIMENT"):
-            listed.append(module.EXPERIMENT)
+            config = importlib.import_module(f"{package.name}.config")
+            listed += [config.EXPERIMENT] if hasattr(config, "EXPERIMENT") else []
     return {experiment.name: experiment for experiment in sorted(listed, key=lambda each: each.name)}
