@@ -175,7 +175,7 @@ class Problem(eqx.Module):
         def product(vector: PyTree) -> PyTree:
             total = pull(jax.jvp(slope, (outputs,), (push(vector),))[1])[0]
             if penalty is not None:
-                along = jax.grad(lambda x: penalty(self.whole(x), hyper))
+                along = jax.grad(lambda x, penalty=penalty: penalty(self.whole(x), hyper))
                 total = jax.tree.map(jnp.add, total, jax.jvp(along, (params,), (vector,))[1])
             return marked("hessian_products", total, "train")
 

@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 from hyperpush import processes
 from hyperpush.checks import no_type_check
 from hyperpush.data import sets
-from hyperpush.data.batches import BatchCost, Data, Ragged, capacity, everything
+from hyperpush.data.batches import BatchCost, Data, Ragged, capacity, everything, number_examples
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.inner.base import LinkEstimates
 from hyperpush.privacy.mechanisms import Mechanism
@@ -165,7 +165,7 @@ class Task:
             for name, tree in found.items():
                 sets.check_examples(name, tree, self.clients if self.owner is None else None)
             if any(self.by_example):
-                found["train"] = sets.number(found["train"], one=self.owner is not None)
+                found["train"] = number_examples(found["train"], one=self.owner is not None)
             return Data(found, self.outer_on)
 
     @property
