@@ -14,7 +14,7 @@ from hyperpush import processes
 from hyperpush.checks import no_type_check
 from hyperpush.cost_checks import Uses, check_cost, check_penalty, check_shown
 from hyperpush.data import sets
-from hyperpush.data.batches import Data
+from hyperpush.data.batches import Data, number_examples
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.inner.base import LinkEstimates
 from hyperpush.privacy.mechanisms import Mechanism
@@ -119,7 +119,7 @@ class Task:
             for name, tree in found.items():
                 sets.check_examples(name, tree, self.clients if self.owner is None else None)
             if any(self.by_example):
-                found["train"] = sets.number(found["train"], one=self.owner is not None)
+                found["train"] = number_examples(found["train"], one=self.owner is not None)
             return Data(found, self.outer_on)
 
     @property

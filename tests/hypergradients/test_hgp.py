@@ -106,20 +106,6 @@ def test_mini_batches_are_unbiased_and_noisy():
     assert np.all(np.abs(draws.mean(0) - truth) < 4.5 * spread / np.sqrt(len(keys)))
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"steps": -1, "pushes": 1, "step_size": 1.0}, "HGP.steps"),
-        ({"steps": 1, "pushes": 0, "step_size": 1.0}, "HGP.pushes"),
-        ({"steps": 1, "pushes": 1, "step_size": 0.0}, "HGP.step_size"),
-        ({"steps": 1, "pushes": 1, "step_size": 1.0, "batch_size": 0}, "HGP.batch_size"),
-    ],
-)
-def test_bad_options_name_the_field(options, field):
-    with pytest.raises(hp.InvalidInput, match=field):
-        hp.HGP(**options)
-
-
 def test_a_step_that_diverges_is_reported_with_its_round():
     task, network = setting(3, 2).task, hp.networks.FullyConnected(3)
     with pytest.raises(hp.Diverged, match="HGP: left the finite numbers in round") as caught:

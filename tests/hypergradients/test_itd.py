@@ -127,20 +127,6 @@ def test_both_modes_are_automatic_differentiation(variant, size):
         assert (costs.rounds, costs.floats, costs.hessian_products) == (rounds, floats, products)
 
 
-@pytest.mark.parametrize(
-    ("options", "engine"),
-    [
-        ((hp.hypergradients.ITDBackward, "gradient-first", 3), hp.Threads()),
-        ((hp.hypergradients.ITDForward, "gradient-after", None), hp.Shard(3)),
-    ],
-    ids=["backward-threads", "forward-shard"],
-)
-def test_other_engines_give_the_same(options, engine):
-    truth, found = differentiate(*options), differentiate(*options, engine=engine)
-    np.testing.assert_allclose(found.value, truth.value, rtol=1e-9)
-    assert found.costs == truth.costs
-
-
 def test_a_long_run_on_the_complete_network_gives_the_closed_form_as_part_of_a_bilevel_run():
     """There SGP is gradient descent on the mean cost, so x(T) and its derivative tend to those of the solution."""
     task, _, _, truth, largest = setting(3, 7)

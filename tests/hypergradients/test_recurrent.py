@@ -128,14 +128,6 @@ def test_links_seen_while_training_serve_as_well():
     assert np.linalg.norm(seen - truth) < 0.1 * np.linalg.norm(truth)
 
 
-@pytest.mark.parametrize("engine", [hp.Threads(), hp.Shard(2)], ids=["threads", "shard"])
-@pytest.mark.parametrize("kind", ["VRHGP", "ExactRB"])
-def test_every_engine_gives_the_same(engine, kind):
-    made, network, method = setting(3), hp.networks.RandomUndirected(3), getattr(hp.hypergradients, kind)(8, 0.1)
-    truth, found = (hp.hypergradient(made, method, network, key=2, engine=each) for each in (hp.Simulate(), engine))
-    np.testing.assert_allclose(found.value, truth.value, rtol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("estimator", "network", "message"),
     [

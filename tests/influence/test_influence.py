@@ -259,3 +259,21 @@ def test_optimisers_that_would_mix_runs_are_refused(setting):
     solver = hp.SGP(2, optimizer=optax.clip_by_global_norm(1.0))
     with pytest.raises(InvalidInput, match=r"method\.optimizer"):
         influence.retrain(setting, solver, NETWORK, [influence.without(setting)], key=KEY)
+
+
+def test_a_second_call_compiles_nothing(solution):
+    compiled = []
+
+    def listen(event, duration_secs, **kwargs):
+        compiled.extend([event] * event.endswith("backend_compile_duration"))
+
+    def run(damping, key):
+        return influence.scores(solution, hp.HGP(3, 2, 0.1), NETWORK, key=key, damping=damping)
+
+    run(0.1, 0)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        run(0.2, 1)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == []

@@ -90,50 +90,56 @@ def open_batch(batch: PyTree) -> tuple[PyTree, Float[Array, " b"] | None, Int[Ar
     return batch, mask, None
 
 
-def number_examples(data: PyTree) -> PyTree:
-    """All clients' examples, each with its place among its client's."""
+def number_examples(data: PyTree, *, one: bool = False) -> PyTree:
+    """All clients' examples, each with its place among its client's; those of `one` client have no client axis."""
     inside = data.examples if isinstance(data, Ragged) else data
-    n, m = jax.tree.leaves(inside)[0].shape[:2]
-    numbered = Numbered(jnp.broadcast_to(jnp.arange(m), (n, m)), inside)
+    shape = jax.tree.leaves(inside)[0].shape[: 1 if one else 2]
+    numbered = Numbered(jnp.broadcast_to(jnp.arange(shape[-1]), shape), inside)
     return Ragged(numbered, data.counts) if isinstance(data, Ragged) else numbered
 
 
 def ragged(clients: Sequence[PyTree], field: str = "data") -> Ragged:
-    """Stack one pytree of examples per client; each may have its own number of examples."""
+    """Stack one pytree of examples per client; each may have its own number of examples.
+
+    Raises:
+        InvalidInput: A client has no examples, or examples of another structure or shape than client 0.
+
+    Example:
+        >>> import numpy as np
+        >>> import hyperpush as hp
+        >>> made = hp.programs.ragged([np.ones((2, 3)), np.ones((5, 3))])
+        >>> made.examples.shape, made.counts.tolist()
+        ((2, 5, 3), [2, 5])
+    """
     if not clients:
         raise InvalidInput(field, clients, "at least one client's examples")
-    leaves = [[np.asarray(leaf) for leaf in jax.tree.leaves(client)] for client in clients]
-    structure = jax.tree.structure(clients[0])
+    first, structure = jax.tree.flatten(clients[0])
+    leaves = []
     for number, client in enumerate(clients):
         if jax.tree.structure(client) != structure:
             raise InvalidInput(f"{field} of client {number}", jax.tree.structure(client), f"the structure {structure}")
-    counts = [own[0].shape[0] for own in leaves]
-    for number, (own, count) in enumerate(zip(leaves, counts, strict=True)):
-        if count == 0:
-            raise InvalidInput(f"{field} of client {number}", "0 examples", "at least 1 example per client")
-        if any(leaf.shape[0] != count for leaf in own):
-            raise InvalidInput(
-                f"{field} of client {number}",
-                [leaf.shape[0] for leaf in own],
-                "the same number of examples in each leaf",
-            )
-    for number, own in enumerate(leaves):
-        for leaf, like in zip(own, leaves[0], strict=True):
-            if leaf.shape[1:] != like.shape[1:]:
-                hint = "arrays of all clients are a tuple, not a list"
-                allowed = f"examples of shape {like.shape[1:]}, as client 0 has; {hint}"
-                raise InvalidInput(f"{field} of client {number}", f"examples of shape {leaf.shape[1:]}", allowed)
-    longest = max(counts)
+        leaves.append([np.asarray(leaf) for leaf in jax.tree.leaves(client)])
+        _check_own(f"{field} of client {number}", leaves[-1], [np.shape(leaf)[1:] for leaf in first])
+    counts = [len(own[0]) for own in leaves]
 
-    def stacked(position: int) -> np.ndarray:
-        parts = [own[position] for own in leaves]
-        out = np.zeros((len(parts), longest, *parts[0].shape[1:]), np.result_type(*parts))
-        for row, part in zip(out, parts, strict=True):
-            row[: len(part)] = part
-        return out
+    def pad(part: np.ndarray) -> np.ndarray:
+        return np.pad(part, [(0, max(counts) - len(part)), *[(0, 0)] * (part.ndim - 1)])
 
-    examples = structure.unflatten([jnp.asarray(stacked(position)) for position in range(len(leaves[0]))])
-    return Ragged(examples, jnp.asarray(counts))
+    stacked = [jnp.asarray(np.stack([pad(part) for part in parts])) for parts in zip(*leaves, strict=True)]
+    return Ragged(structure.unflatten(stacked), jnp.asarray(counts))
+
+
+def _check_own(where: str, leaves: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuse a client without examples, or with others than client 0 has."""
+    sizes = [leaf.shape[0] for leaf in leaves]
+    if sizes[0] == 0:
+        raise InvalidInput(where, "0 examples", "at least 1 example per client")
+    if len(set(sizes)) > 1:
+        raise InvalidInput(where, sizes, "the same number of examples in each leaf")
+    for leaf, shape in zip(leaves, shapes, strict=True):
+        if leaf.shape[1:] != shape:
+            allowed = f"examples of shape {shape}, as client 0 has; arrays of all clients are a tuple, not a list"
+            raise InvalidInput(where, f"examples of shape {leaf.shape[1:]}", allowed)
 
 
 def capacity(data: PyTree) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int, PyTree
 
 from hyperpush import processes
-from hyperpush.data.batches import Ragged, capacity, number_examples, ragged
+from hyperpush.data.batches import Ragged, ragged
 from hyperpush.errors import InvalidInput, unknown
 
 RESERVED = ("train", "validation", "holdout", "test")
@@ -142,19 +142,15 @@ def outer_set(outer_on: str | None, found: Mapping[str, DataSet]) -> str:
     return chosen
 
 
-def _is_list(found: Mapping[str, DataSet], name: str) -> bool:
-    return any(isinstance(found[each].given, list) for each in ("train", name))
-
-
 def count_clients(found: Mapping[str, DataSet]) -> int:
     """The number of clients, the same in every data set."""
     clients = found["train"].clients
     for name, each in found.items():
         if each.clients != clients:
-            hint = (
-                "; a list has one entry per client, arrays of all clients are a tuple" if _is_list(found, name) else ""
-            )
-            raise InvalidInput(name, f"{each.clients} clients", f"{clients} clients, as in train{hint}")
+            allowed = f"{clients} clients, as in train"
+            if any(isinstance(found[given].given, list) for given in ("train", name)):
+                allowed += "; a list has one entry per client, arrays of all clients are a tuple"
+            raise InvalidInput(name, f"{each.clients} clients", allowed)
     return clients
 
 
@@ -191,7 +187,7 @@ def check_numbers(name: str, tree: PyTree, *, floating: bool, one: bool) -> None
 
 def rows(tree: PyTree, one: bool) -> int:
     """Rows of a client's examples, padding included."""
-    return capacity(tree) if one else jax.tree.leaves(getattr(tree, "examples", tree))[0].shape[1]
+    return jax.tree.leaves(getattr(tree, "examples", tree))[0].shape[0 if one else 1]
 
 
 def example_counts(tree: PyTree) -> Int[np.ndarray, " n"]:
@@ -209,14 +205,6 @@ def given_counts(given: PyTree) -> tuple[int, ...] | None:
     leaves = [] if isinstance(given, Clients) else jax.tree.leaves(given)
     shape = jnp.shape(leaves[0]) if leaves else ()
     return (shape[1],) * shape[0] if len(shape) > 1 else None
-
-
-def number(train: PyTree, *, one: bool) -> PyTree:
-    """The examples with their places; one party's have no client axis."""
-    if not one:
-        return number_examples(train)
-    grown = number_examples(jax.tree.map(lambda leaf: leaf[None], train))
-    return jax.tree.map(lambda leaf: leaf[0], grown)
 
 
 def described(tree: PyTree, one: bool) -> str:

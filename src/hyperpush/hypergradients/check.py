@@ -276,7 +276,8 @@ def check(
             moved, end = jax.tree.map(lambda leaf, move, d=d, h=h: leaf + h * move[d], hypers, moves), found
             if target != "direct":
                 end = pooled.minimize(found.params, moved, newton_steps)
-            slopes[halves, d] += weights[d] @ np.asarray(pooled.outer_costs(end.params, moved)) / (2 * h)
+            outer_costs = np.asarray(pooled.of_each("outer_cost", end.params, moved, on="outer"))
+            slopes[halves, d] += weights[d] @ outer_costs / (2 * h)
             missing = max(missing, end.newton_step)
         smallest, largest = pooled.spectrum(found.params, hypers, keys[1])
         given, solution, reference, elsewhere, moves = jax.tree.map(

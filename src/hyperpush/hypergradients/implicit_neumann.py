@@ -48,6 +48,7 @@ class ImplicitNeumann(HypergradientEstimator):
         target="global",
         sends="one vector of the size of the params per step",
         paper="Lorraine, Vicol and Duvenaud, Optimizing millions of hyperparameters by implicit differentiation",
+        private=True,
         example={"steps": 20, "step_size": 0.2},
     )
 

@@ -127,23 +127,26 @@ class Pooled(eqx.Module):
         return flat.ravel() if self.alone else jnp.mean(flat, axis=0)
 
     @eqx.filter_jit
+    def of_each(self, name: str, params: PyTree, hypers: PyTree, *more: PyTree, on: str = "train") -> PyTree:
+        """What a method of the problem gives for every client, on all its examples of a data set."""
+        method = getattr(self.problem, name)
+
+        def one(x: PyTree, hyper: PyTree, own: PyTree, *own_more: PyTree) -> PyTree:
+            return method(x, hyper, everything(own), *own_more)
+
+        return jax.vmap(one)(params, hypers, self.data.train if on == "train" else self.data.outer, *more)
+
+    @eqx.filter_jit
     def cost_and_gradient(self, vector: Float[Array, " size"], params: PyTree, hypers: PyTree):
         """The sum or mean of the inner costs, and its gradient; `params` give the shapes."""
-
-        def one(x: PyTree, hyper: PyTree, own: PyTree):
-            return jax.value_and_grad(self.problem.inner_cost)(x, hyper, everything(own))
-
-        costs, gradients = jax.vmap(one)(self.spread(vector, params), hypers, self.data.train)
+        at = self.spread(vector, params), hypers
+        costs, gradients = (self.of_each(name, *at) for name in ("inner_cost", "inner_gradient"))
         return (jnp.sum if self.alone else jnp.mean)(costs), self.gather(gradients)
 
     @eqx.filter_jit
     def hessian_product(self, params: PyTree, hypers: PyTree, vector: Float[Array, " size"]) -> Float[Array, " size"]:
         """The mean of all H_k · vector, or the blocks' products; each H_k at the client's own params."""
-
-        def one(x: PyTree, hyper: PyTree, own: PyTree, v: PyTree):
-            return self.problem.hessian_product(x, hyper, everything(own), v)
-
-        return self.gather(jax.vmap(one)(params, hypers, self.data.train, self.spread(vector, params)))
+        return self.gather(self.of_each("hessian_product", params, hypers, self.spread(vector, params)))
 
     def hessian(self, params: PyTree, hypers: PyTree) -> LinearOperator:
         """The Hessian as SciPy takes it."""
@@ -181,33 +184,12 @@ class Pooled(eqx.Module):
         missing = np.linalg.norm(step) / (1 + np.linalg.norm(x))
         return Minimum(self.spread(jnp.asarray(x), params), float(np.linalg.norm(gradient)), first, float(missing))
 
-    @eqx.filter_jit
-    def outer_gradients(self, params: PyTree, hypers: PyTree) -> tuple[PyTree, PyTree]:
-        """Every client's ∂_x F and ∂_λ F."""
-        return jax.vmap(lambda x, hyper, own: self.problem.outer_gradients(x, hyper, everything(own)))(
-            params, hypers, self.data.outer
-        )
-
-    @eqx.filter_jit
-    def outer_costs(self, params: PyTree, hypers: PyTree) -> Float[Array, " n"]:
-        """Every client's F."""
-        return jax.vmap(lambda x, hyper, own: self.problem.outer_cost(x, hyper, everything(own)))(
-            params, hypers, self.data.outer
-        )
-
-    @eqx.filter_jit
-    def jacobian_products(self, params: PyTree, hypers: PyTree, vectors: PyTree) -> PyTree:
-        """Every client's B_i · vector_i."""
-        return jax.vmap(lambda x, hyper, own, v: self.problem.jacobian_product(x, hyper, everything(own), v))(
-            params, hypers, self.data.train, vectors
-        )
-
     def hypergradient(self, target: Target, params: PyTree, hypers: PyTree) -> tuple[PyTree, float]:
         """What an estimator with this target should find, and the relative residual of the systems solved for it.
 
         With `"local"`, clients have to be `alone`.
         """
-        along_x, direct = self.outer_gradients(params, hypers)
+        along_x, direct = self.of_each("outer_gradients", params, hypers, on="outer")
         if target == "direct":
             return direct, 0.0
         operator, n = self.hessian(params, hypers), jax.tree.leaves(params)[0].shape[0]
@@ -221,7 +203,7 @@ class Pooled(eqx.Module):
         value = jax.tree.map(
             lambda own, product: own / direct_share - product / indirect_share,
             direct,
-            self.jacobian_products(params, hypers, vectors),
+            self.of_each("jacobian_product", params, hypers, vectors),
         )
         missing = [np.linalg.norm(operator @ x - b) / (np.linalg.norm(b) or 1) for x, b in zip(q, rights, strict=True)]
         return value, float(np.max(missing))

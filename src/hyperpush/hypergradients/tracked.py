@@ -1,12 +1,13 @@
 """Tracked hypergradient push: gradient tracking over push-sum, without the bias of a finite number of pushes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from hyperpush.checks import check_integer, check_positive
 from hyperpush.data.batches import draw, everything
@@ -35,7 +36,7 @@ class Memory(eqx.Module):
     gradient: Float[Array, "*clients d"]
     tracker: Float[Array, "*clients d"]
     pushes: Int[Array, "*clients"]  # 0: not known yet
-    curvature: Float[Array, "*clients"]  # mean of the clients' largest curvatures, as far as this client learnt it
+    curvature: Float[Array, "*clients"]  # mean of the clients' largest curvatures, as far as this client learned it
     own: Float[Array, "*clients"]  # its own then
 
 
@@ -249,19 +250,25 @@ class TrackedHGP(HypergradientEstimator):
             return self._finish(problem, before, state, ctx)
 
         push = Exchange(send=lambda state, ctx: (state.z, state.mass, state.tracker), receive=receive, conserved=True)
-        times = (lambda state, ctx: state.pushes) if self.pushes is None else None
-        pushing = Repeat(push, self.pushes or MOST_PUSHES, times=times, name="pushes")
-        mix = (pushing,) if self.batch_size is None else (pushing, Local(add_to_mean))
+        mix = [self._repeat_pushes(push), *([] if self.batch_size is None else [Local(add_to_mean)])]
         body, steps = Sequence(Local(descend), *mix), self.steps
         prepare = learn_settings(self.pushes) if self.pushes is None or self.step_size is None else Sequence()
         if problem.private and steps:  # the first step stays where it is: it needs no product
             prepare, steps = Sequence(prepare, Local(stay), *mix), steps - 1
+        return Scope(Sequence(prepare, self._repeat_steps(body, steps, has_settled)), start, finish)
+
+    def _repeat_steps(self, body: Node, steps: int, settled: Callable[[_State, Context], Bool[Array, ""]]) -> Repeat:
+        """All steps, or as many as it takes until clients agree to end."""
         if self.tolerance is None or self.batch_size is not None:
-            solving = Repeat(body, steps, name="TrackedHGP")
-        else:
-            some = Repeat(body, CHECK, name="steps")
-            solving = Repeat(some, -(-steps // CHECK), until=has_settled, name="TrackedHGP")
-        return Scope(Sequence(prepare, solving), start, finish)
+            return Repeat(body, steps, name="TrackedHGP")
+        some = Repeat(body, CHECK, name="steps")
+        return Repeat(some, -(-steps // CHECK), until=settled, name="TrackedHGP")
+
+    def _repeat_pushes(self, push: Exchange) -> Repeat:
+        """As many pushes as a step takes: given, or found by the clients."""
+        if self.pushes is not None:
+            return Repeat(push, self.pushes, name="pushes")
+        return Repeat(push, MOST_PUSHES, times=lambda state, ctx: state.pushes, name="pushes")
 
     def _start(self, problem: Problem, state: HypergradientState, ctx: Context) -> _State:
         along_x, along_hyper = outer_gradient_shares(problem, state, ctx)

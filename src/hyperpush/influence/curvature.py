@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
-from scipy.linalg import eigvalsh_tridiagonal
 
 from hyperpush.arguments import check_key
 from hyperpush.checks import check_integer
 from hyperpush.data.batches import everything
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
+from hyperpush.hypergradients.lanczos import Lanczos
 from hyperpush.hypergradients.settings import SHRINK, learn_settings
 from hyperpush.networks import Network
 from hyperpush.problem import Problem
@@ -37,68 +37,44 @@ class _Mixing(eqx.Module):
     curvature: Float[Array, "*clients"]  # `learn_settings` averages one beside
 
 
-class _Lanczos(eqx.Module):
+class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    basis: Float[Array, "k d"]
-    vector: Float[Array, " d"]
-    diagonal: Float[Array, " k"]
-    beside: Float[Array, " k"]
+    lanczos: Lanczos
 
 
-def lanczos(problem: Problem, steps: int, pushes: int) -> Node:
-    """`steps` Lanczos steps on (1/n) Σ_k H_k, kept orthogonal.
+def lanczos_program(problem: Problem, steps: int, pushes: int) -> Node:
+    """`steps` Lanczos steps on (1/n) Σ_k H_k.
 
     `pushes` rounds of push-sum average the products, and as many the next vector: else clients' vectors drift apart.
     """
 
-    def enter(state: tuple[PyTree, PyTree], ctx: Context) -> _Lanczos:
+    def start(state: tuple[PyTree, PyTree], ctx: Context) -> _State:
         flat = ravel_pytree(state[0])[0]
         first = jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)  # the same at every client
-        none = jnp.zeros(steps, flat.dtype)
-        return _Lanczos(*state, none[:, None] * flat, first / jnp.linalg.norm(first), none, none)
+        return _State(*state, Lanczos.start(first, steps))
 
-    def get(state: _Lanczos, ctx: Context):
-        vector = ravel_pytree(state.params)[1](state.vector)
+    def get_product(state: _State, ctx: Context):
+        vector = ravel_pytree(state.params)[1](state.lanczos.vector)
         product = problem.hessian_product(state.params, state.hyper, everything(ctx.data.train), vector)
         return ravel_pytree(product)[0], jnp.ones(())
 
-    def put(state: _Lanczos, image: Float[Array, " d"], mass, ctx: Context) -> _Lanczos:
-        basis = state.basis.at[ctx.round].set(state.vector)
-        vector, size = _rest(image, basis)
-        return replace(
-            state,
-            basis=basis,
-            vector=vector,
-            diagonal=state.diagonal.at[ctx.round].set(state.vector @ image),
-            beside=state.beside.at[ctx.round].set(size),
-        )
+    def advance(state: _State, image: Float[Array, " d"], mass, ctx: Context) -> _State:
+        return replace(state, lanczos=state.lanczos.advance(image, ctx.round))
 
-    def agreed(state: _Lanczos, vector: Float[Array, " d"], mass, ctx: Context) -> _Lanczos:
-        return replace(state, vector=_rest(vector, state.basis)[0])
+    def align(state: _State, vector: Float[Array, " d"], mass, ctx: Context) -> _State:
+        return replace(state, lanczos=state.lanczos.aligned(vector))
 
     body = Sequence(
-        Average(get, put, rounds=pushes),
-        Average(lambda state, ctx: (state.vector, jnp.ones(())), agreed, rounds=pushes),
+        Average(get_product, advance, rounds=pushes),
+        Average(lambda state, ctx: (state.lanczos.vector, jnp.ones(())), align, rounds=pushes),
     )
-    return Scope(Repeat(body, steps, name="Lanczos"), enter, lambda before, state, ctx: (state.diagonal, state.beside))
-
-
-def _rest(vector: Float[Array, " d"], basis: Float[Array, "k d"]) -> tuple[Float[Array, " d"], Float[Array, ""]]:
-    """What is left of a vector outside the basis, of length 1, and the length it had."""
-    for _ in range(2):  # once loses orthogonality to rounding
-        vector = vector - (basis @ vector) @ basis
-    size = jnp.linalg.norm(vector)
-    return vector / jnp.where(size > 0, size, 1), size
+    return Scope(Repeat(body, steps, name="Lanczos"), start, lambda before, state, ctx: state.lanczos)
 
 
 def resolution(dtype: Any) -> float:
     """The share of the largest eigenvalue below which others are not told from 0."""
     return float(np.sqrt(np.finfo(dtype).eps))
-
-
-def _mixing() -> Node:
-    return learn_settings(None)
 
 
 def curvature(
@@ -110,15 +86,35 @@ def curvature(
     pushes: int | None = None,
     engine: Engine = Simulate(),
 ) -> Curvature:
-    """The ends of the spectrum of the mean Hessian at the task's params, in `steps` products per client.
+    """The ends of the spectrum of the mean Hessian at the task's params, by `steps` Lanczos steps of all clients.
 
-    Products and vectors are averaged in `pushes` rounds each. Without a number the clients first find how many shrink
-    their differences threefold at first, and take many times as many; large rings may need more than that.
+    **Use it** to see whether params are a minimum, and how ill-conditioned it is. **Avoid it** on private tasks and
+    with many params: each client keeps `steps` vectors of their size.
+
+    Args:
+        task: The task, at the params to look at.
+        network: Who can send to whom, and when.
+        key: An integer or a JAX key.
+        steps: Products per client, at least 1. As many as params are exact; the largest eigenvalue is close much
+            sooner than the smallest.
+        pushes: Rounds of averaging of each product and of each vector, at least 1. With None the clients first find how
+            many shrink their differences threefold, and take many times as many; large rings may need more than that.
+        engine: Where the clients run.
+
+    Raises:
+        InvalidInput: An argument is out of range.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.FullyConnected(3)
+        >>> smallest, largest = hp.influence.curvature(task, network, key=0)
+        >>> 0 < smallest < largest
+        True
     """
-    return measured(task, network, key, steps=steps, pushes=pushes, engine=engine)[0]
+    return measure_curvature(task, network, key, steps=steps, pushes=pushes, engine=engine)[0]
 
 
-def measured(
+def measure_curvature(
     task: Task,
     network: Network,
     key: PRNGKeyArray | int,
@@ -127,28 +123,20 @@ def measured(
     pushes: int | None = None,
     engine: Engine = Simulate(),
 ) -> tuple[Curvature, Costs]:
-    """The same, and what it cost."""
+    """The curvature, and what it cost."""
     check_integer("steps", steps, minimum=1)
     key, reliable, costs, step = check_key(key), engine.without_faults(), Costs(), 0
     flat = jnp.concatenate([leaf[0].ravel() for leaf in jax.tree.leaves(task.params)])
     if pushes is None:
         unknown = _Mixing(jnp.zeros(network.clients, jnp.int32), jnp.ones(network.clients, flat.dtype))
-        mixed = reliable.run(Recipe(_mixing, ()), network, unknown, task.data, key, step=step)
+        mixed = reliable.run(Recipe(learn_settings, (None,)), network, unknown, task.data, key, step=step)
         # The last differences shrink more slowly than the first, on a ring by far.
         times = 4 * math.ceil(math.log(10 / resolution(flat.dtype), SHRINK))
         pushes, step = times * int(np.max(mixed.states.pushes)), mixed.step
         costs = costs + Costs.of(mixed, task)
     check_integer("pushes", pushes, minimum=1)
-    recipe = Recipe(lanczos, (task.problem, min(steps, flat.size), pushes))
+    recipe = Recipe(lanczos_program, (task.problem, min(steps, flat.size), pushes))
     run = reliable.run(recipe, network, (task.params, task.hypers), task.data, key, step=step)
-    ends = [_ends(*(np.asarray(part, np.float64) for part in own)) for own in zip(*run.states, strict=True)]
-    found = Curvature(min(low for low, _ in ends), max(high for _, high in ends))
-    return found, costs + Costs.of(run, task)
-
-
-def _ends(diagonal: Float[np.ndarray, " k"], beside: Float[np.ndarray, " k"]) -> tuple[float, float]:
-    """Eigenvalues of a tridiagonal matrix, up to where it falls apart: from there on nothing new was found."""
-    small = np.flatnonzero(beside <= 1e-6 * np.max(np.abs(diagonal)))
-    steps = small[0] + 1 if len(small) else len(diagonal)
-    values = eigvalsh_tridiagonal(diagonal[:steps], beside[: steps - 1])
-    return float(values[0]), float(values[-1])
+    own = [jax.tree.map(lambda leaf, i=client: leaf[i], run.states).ends() for client in range(network.clients)]
+    smallest, largest = zip(*own, strict=True)
+    return Curvature(min(smallest), max(largest)), costs + Costs.of(run, task)

@@ -25,30 +25,18 @@ from hyperpush.verbs import train
 
 
 class _Sum(eqx.Module):
-    """The sum of the losses of k runs, whose params and weights are stacked: its gradient is that of each run.
+    """The sum of a cost or penalty over k runs, whose params and weights are stacked: its gradient is that of each run.
 
-    What it returns is one number per example, as the library takes the mean over them.
+    Of a cost it is one number per example, as the library takes the mean over them.
     """
 
-    cost: Cost
+    function: Cost | Penalty
 
-    def __call__(self, params: PyTree, hyper: Weights, batch: PyTree) -> Float[Array, " b"]:
-        each = jax.vmap(
-            lambda x, examples, client: self.cost(x, Weights(examples, client, hyper.own), batch), in_axes=(0, 1, 0)
-        )
-        return jnp.sum(each(params, hyper.examples, hyper.client), axis=0)
+    def __call__(self, params: PyTree, hyper: Weights, *batch: PyTree) -> Float[Array, "..."]:
+        def one(x: PyTree, examples: Array, client: Array) -> Float[Array, "..."]:
+            return self.function(x, Weights(examples, client, hyper.own), *batch)
 
-
-class _SumPenalty(eqx.Module):
-    """The sum of the penalties of k runs."""
-
-    penalty: Penalty
-
-    def __call__(self, params: PyTree, hyper: Weights) -> Float[Array, ""]:
-        each = jax.vmap(
-            lambda x, examples, client: self.penalty(x, Weights(examples, client, hyper.own)), in_axes=(0, 1, 0)
-        )
-        return jnp.sum(each(params, hyper.examples, hyper.client))
+        return jnp.sum(jax.vmap(one, in_axes=(0, 1, 0))(params, hyper.examples, hyper.client), axis=0)
 
 
 def outer_costs(task: Task, params: PyTree) -> Float[Array, "n k"]:
@@ -113,7 +101,7 @@ def retrain(
         summed = made.replace(
             inner=_Sum(made.inner),
             outer=_Sum(made.outer),
-            penalty=None if made.penalty is None else _SumPenalty(made.penalty),
+            penalty=made.penalty and _Sum(made.penalty),
             outer_penalty=None,
             _params=PerClient(jax.tree.map(lambda x: jnp.repeat(x[:, None], size, axis=1), task.params)),
             _hypers=PerClient(stacked),
@@ -131,22 +119,31 @@ def retrain(
 def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..."]) -> dict[str, float | None]:
     """How well predictions match: R² = 1 − RSS/TSS, F1 of "removal lowers the loss", Kendall's τ, Spearman's ρ.
 
-    None where a number is not defined: fewer than two, or all the same.
+    Returns:
+        The four by name. None where a number is not defined: fewer than two predictions, or all the same.
+
+    Raises:
+        InvalidInput: There are not as many predictions as actual changes.
+
+    Example:
+        >>> import numpy as np
+        >>> import hyperpush as hp
+        >>> hp.influence.agreement(np.array([-1.0, 2.0, 1.0]), np.array([-1.0, 2.0, 1.0]))
+        {'r2': 1.0, 'f1': 1.0, 'kendall': 1.0, 'spearman': 1.0}
     """
-    from scipy import stats
-    from sklearn import metrics
+    from scipy import stats  # takes long to import, and only this needs it
 
     predicted, actual = np.asarray(predicted, np.float64), np.asarray(actual, np.float64)
     if predicted.shape != actual.shape or predicted.ndim != 1 or not len(predicted):
         raise InvalidInput("predicted", predicted.shape, f"as many numbers as there are actual ones, {actual.shape}")
     varied = len(actual) > 1 and np.ptp(actual) > 0
     ranked = varied and np.ptp(predicted) > 0
-    by_rank: list[Any] = [test(predicted, actual) if ranked else None for test in (stats.kendalltau, stats.spearmanr)]
-    kendall, spearman = (None if found is None else float(found.statistic) for found in by_rank)
-    nothing: Any = 1.0  # to find and nothing found is no mistake
+    tests: tuple[Any, ...] = stats.kendalltau, stats.spearmanr
+    kendall, spearman = (float(test(predicted, actual).statistic) if ranked else None for test in tests)
+    hits, named = np.sum((predicted < 0) & (actual < 0)), np.sum(predicted < 0) + np.sum(actual < 0)
     return {
-        "r2": float(metrics.r2_score(actual, predicted)) if varied else None,
-        "f1": float(metrics.f1_score(actual < 0, predicted < 0, zero_division=nothing)),
+        "r2": float(1 - np.sum((actual - predicted) ** 2) / np.sum((actual - actual.mean()) ** 2)) if varied else None,
+        "f1": float(2 * hits / named) if named else 1.0,  # nothing to find and nothing found is no mistake
         "kendall": kendall,
         "spearman": spearman,
     }

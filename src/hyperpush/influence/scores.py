@@ -13,15 +13,16 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.checks import check_integer, check_nonnegative, no_type_check
 from hyperpush.data.batches import count
+from hyperpush.data.sets import example_counts
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
-from hyperpush.influence.curvature import Curvature, measured, resolution
+from hyperpush.influence.curvature import Curvature, measure_curvature, resolution
 from hyperpush.influence.removal import outer_costs
-from hyperpush.influence.weights import Place, Weights, check_weights, example_counts, weighted
+from hyperpush.influence.weights import Chosen, Place, Weights, check_weights, weighted
 from hyperpush.networks import Network
-from hyperpush.problem import Penalty
+from hyperpush.problem import Cost, Penalty
 from hyperpush.results import Estimate, Result
 from hyperpush.starts import PerClient
 from hyperpush.task import Task
@@ -103,19 +104,46 @@ def scores(
 ) -> Influence:
     """Every example's and client's influence at the task's params, which training found (`trained.task`).
 
-    The change of Σ_k F_k when a weight goes from 1 to 0 is predicted by −n·d F̄/dw (Koh, Liang 2017; Terashita, Hara).
+    With a weight w for each example, 1 as given and 0 where it is removed, the change of Σ_k F_k is predicted by
+
+        −n · d F̄ / dw
+
+    (Koh and Liang, arXiv:1703.04730; equation 12 of Terashita and Hara, arXiv:2210.02129).
+
+    **Use it** to find examples that hurt everyone, such as wrong labels. **Avoid it** for large groups, where straight
+    lines fall short: `group_score` takes a Newton step. `retrain` says what is true.
 
     Args:
         task: A trained task whose inner cost returns one loss per example.
         method: An estimator with a global target. `ITDForward` and `ITDBackward` take the task before training.
         network: Who can send to whom, and when.
         key: An integer or a JAX key.
-        damping: Added to the mean Hessian; where that is indefinite, `warnings` say so.
-        curvature_steps: Products per client for a look at the curvature; 0: no look.
+        damping: Added to the mean Hessian, 0 or more. Where that is indefinite, `warnings` say how much is needed.
+        curvature_steps: Products per client for a look at the curvature, 50 by default; 0: no look, and no warnings.
         engine: Where the clients run; the curvature is looked at without its faults. One party does not look: among
             parties, a run is one program.
         hooks: Observers called between compiled chunks.
         throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
+
+    Returns:
+        An `Influence` with the changes by example and by client.
+
+    Raises:
+        InvalidInput: An argument is out of range, or the inner cost returns a scalar.
+
+    Example:
+        Three clients fit a mean. Only the second one's last number is off, and everybody pays for it.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> def loss(x, hyper, numbers):
+        ...     return (x - numbers) ** 2
+        >>> train = jnp.array([[1.0, 1.0], [1.0, 7.0], [1.0, 1.0]])
+        >>> task = hp.Task(inner=loss, outer=loss, params=2.0, hypers=0.0, train=train, validation=jnp.ones((3, 2)))
+        >>> network = hp.networks.FullyConnected(3)
+        >>> found = hp.influence.scores(task, hp.hypergradients.Dense(), network, key=0)
+        >>> found.top(1)
+        [(1, 1)]
     """
     _check(method, damping)
     made = weighted(task)
@@ -124,11 +152,11 @@ def scores(
     estimate = hypergradient(damped, method, network, key=key, engine=engine, hooks=hooks)
     costs, found = estimate.costs, None
     if curvature_steps and not engine.hosts_one:
-        found, more = measured(task, network, key, steps=curvature_steps, engine=engine)
+        found, more = measure_curvature(task, network, key, steps=curvature_steps, engine=engine)
         costs = costs + more
     changes = jax.tree.map(lambda v: -network.clients * np.asarray(v, np.float64), estimate.value)
     if task.owner is None:
-        counts = example_counts(task)
+        counts = example_counts(task.train)
     else:
         changes, counts = jax.tree.map(lambda v: v[None], changes), [int(count(task.train))]
     examples = tuple(own[:size] for own, size in zip(changes.examples, counts, strict=True))
@@ -145,38 +173,18 @@ class _Pulled(eqx.Module):
         return pull if self.penalty is None else self.penalty(params, hyper[0]) + pull
 
 
-class _First(eqx.Module):
-    """A cost of the first part of the hyper."""
-
-    cost: Any
-
-    def __call__(self, params: PyTree, hyper: tuple[Weights, PyTree], batch: PyTree) -> Float[Array, "..."]:
-        return self.cost(params, hyper[0], batch)
-
-
 class _Gone(eqx.Module):
-    """What weights other than 1 change of an inner cost."""
+    """What weights other than 1 change of an inner cost or penalty."""
 
-    cost: Any
+    function: Cost | Penalty
 
-    def __call__(self, params: PyTree, hyper: tuple[Weights, PyTree], batch: PyTree) -> Float[Array, "..."]:
-        weights = hyper[0]
-        ones = Weights(jnp.ones_like(weights.examples), jnp.ones_like(weights.client), weights.own)
-        return self.cost(params, weights, batch) - self.cost(params, ones, batch)
-
-
-class _GonePenalty(eqx.Module):
-    """What weights other than 1 change of a penalty."""
-
-    penalty: Penalty
-
-    def __call__(self, params: PyTree, hyper: tuple[Weights, PyTree]) -> Float[Array, ""]:
-        weights = hyper[0]
-        return self.penalty(params, weights) - self.penalty(params, eqx.tree_at(_client, weights, 1.0))
+    def __call__(self, params: PyTree, hyper: Weights, *batch: PyTree) -> Float[Array, "..."]:
+        ones = Weights(jnp.ones_like(hyper.examples), jnp.ones_like(hyper.client), hyper.own)
+        return self.function(params, hyper, *batch) - self.function(params, ones, *batch)
 
 
-def _client(weights: Weights) -> Any:
-    return weights.client
+def _get_weights(hyper: tuple[Weights, PyTree]) -> Weights:
+    return hyper[0]
 
 
 def group_score(
@@ -194,8 +202,39 @@ def group_score(
         Σ_k F_k(x + Δ) − F_k(x),   (Σ_k H_k(w)) Δ = −Σ_k ∂_x[f_k(x, w_k) − f_k(x, 1)]
 
     Params move by a Newton step of what is left, and each client looks at its F there. The sum of single scores takes
-    the Hessians of everything and straight lines, and falls short for large groups (Koh, Ang, Teo, Liang 2019). It
-    takes one more estimate per group. Clients with nothing left have no curvature: `TrackedHGP(acceleration=0)`.
+    the Hessians of everything and straight lines, and falls short for large groups (Koh, Ang, Teo and Liang,
+    arXiv:1905.13289).
+
+    **Use it** for groups and whole clients. **Avoid it** for every single example: each call takes one estimate.
+    Clients with nothing left have no curvature: take `TrackedHGP(acceleration=0)` for them.
+
+    Args:
+        task: A trained task whose inner cost returns one loss per example.
+        method: An estimator with a global target.
+        network: Who can send to whom, and when.
+        weights: What is left, such as `hp.influence.without(task, [(0, 3), (1, 2)])`.
+        key: An integer or a JAX key.
+        damping: Added to the mean Hessian, 0 or more.
+        engine: Where the clients run.
+
+    Returns:
+        The predicted change; below 0 if the group hurts everyone.
+
+    Raises:
+        InvalidInput: An argument is out of range, or the weights belong to another task.
+
+    Example:
+        Removing the number 7 moves the mean from 2 to 1, where the loss of all three clients is 0 instead of 1.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> def loss(x, hyper, numbers):
+        ...     return (x - numbers) ** 2
+        >>> train = jnp.array([[1.0, 1.0], [1.0, 7.0], [1.0, 1.0]])
+        >>> task = hp.Task(inner=loss, outer=loss, params=2.0, hypers=0.0, train=train, validation=jnp.ones((3, 2)))
+        >>> network, weights = hp.networks.FullyConnected(3), hp.influence.without(task, [(1, 1)])
+        >>> round(hp.influence.group_score(task, hp.hypergradients.Dense(), network, weights, key=0), 3)
+        -3.0
     """
     _check(method, damping)
     check_weights(task, [weights])
@@ -203,10 +242,10 @@ def group_score(
     damped = made.with_l2(damping) if damping else made
     pull = jax.tree.map(jnp.zeros_like, task.params)
     moved_task = damped.replace(
-        inner=_First(damped.inner),
+        inner=Chosen(damped.inner, _get_weights),
         penalty=_Pulled(damped.penalty),
-        outer=_Gone(made.inner),
-        outer_penalty=None if made.penalty is None else _GonePenalty(made.penalty),
+        outer=Chosen(_Gone(made.inner), _get_weights),
+        outer_penalty=made.penalty and Chosen(_Gone(made.penalty), _get_weights),
         _hypers=PerClient((weights, pull)),
         by_example=(*made.by_example, *(False for _ in jax.tree.leaves(pull))),
         outer_on="train",

@@ -1,21 +1,19 @@
 """A task in which every training example and every client has a weight: its hypergradient is influence."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from hyperpush.cost_checks import check_cost
-from hyperpush.data.batches import Ragged
-from hyperpush.data.sets import rows
+from hyperpush.data.sets import example_counts, rows
 from hyperpush.errors import InvalidInput
 from hyperpush.problem import Cost, Penalty
 from hyperpush.starts import PerClient
-from hyperpush.task import Task, one_client
+from hyperpush.task import Task, client_shapes
 
 Place = tuple[int, int]  # (client, its example)
 
@@ -31,27 +29,29 @@ class Weights(eqx.Module):
     own: PyTree
 
 
-class _Inner(eqx.Module):
-    cost: Cost
+class Chosen(eqx.Module):
+    """A cost or penalty of a part of the hyper, which `choose` takes out of it."""
 
-    def __call__(self, params: PyTree, hyper: Weights, batch: PyTree) -> Float[Array, " b"]:
-        return hyper.client * hyper.examples * self.cost(params, hyper.own, batch)
+    function: Cost | Penalty
+    choose: Callable[[PyTree], PyTree] = eqx.field(static=True)
 
-
-class _Outer(eqx.Module):
-    cost: Cost
-
-    def __call__(self, params: PyTree, hyper: Weights, batch: PyTree) -> Float[Array, "..."]:
-        return self.cost(params, hyper.own, batch)
+    def __call__(self, params: PyTree, hyper: PyTree, *batch: PyTree) -> Float[Array, "..."]:
+        return self.function(params, self.choose(hyper), *batch)
 
 
-class _Penalty(eqx.Module):
-    penalty: Penalty
-    by_client: bool = eqx.field(static=True)
+class _Weighted(eqx.Module):
+    """A cost or penalty times the client's weight; a cost's losses times those of their examples, too."""
 
-    def __call__(self, params: PyTree, hyper: Weights) -> Float[Array, ""]:
-        value = self.penalty(params, hyper.own)
-        return hyper.client * value if self.by_client else value
+    function: Cost | Penalty
+
+    def __call__(self, params: PyTree, hyper: Weights, *batch: PyTree) -> Float[Array, "..."]:
+        value = hyper.client * self.function(params, hyper.own, *batch)
+        return hyper.examples * value if batch else value
+
+
+def get_own(weights: Weights) -> PyTree:
+    """The client's hypers."""
+    return weights.own
 
 
 def weighted(task: Task) -> Task:
@@ -67,10 +67,10 @@ def weighted(task: Task) -> Task:
     clients = () if task.owner is not None else (task.clients,)
     start = Weights(jnp.ones((*clients, m), dtype), jnp.ones(clients, dtype), task.hypers)
     return task.replace(
-        inner=_Inner(task.inner),
-        outer=_Outer(task.outer),
-        penalty=None if task.penalty is None else _Penalty(task.penalty, True),
-        outer_penalty=None if task.outer_penalty is None else _Penalty(task.outer_penalty, False),
+        inner=_Weighted(task.inner),
+        outer=Chosen(task.outer, get_own),
+        penalty=task.penalty and _Weighted(task.penalty),
+        outer_penalty=task.outer_penalty and Chosen(task.outer_penalty, get_own),
         _hypers=start if task.owner is not None else PerClient(start),
         by_example=(True, False, *task.by_example),
     )
@@ -79,41 +79,55 @@ def weighted(task: Task) -> Task:
 def check_single_losses(task: Task) -> None:
     """Refuse a task whose inner cost is a scalar: it does not say what each example adds to it."""
     task.check()
-    one = task.owner is not None
-    shapes: Any = (lambda tree: jax.eval_shape(lambda: tree)) if one else one_client
-    params, hypers, train = shapes(task.params), shapes(task.hypers), shapes(task.train)
-    if check_cost("task.inner", task.problem, task.inner, params, hypers, train).scalar:
+    shapes = [client_shapes(task, tree) for tree in (task.params, task.hypers, task.train)]
+    if check_cost("task.inner", task.problem, task.inner, *shapes).scalar:
         given = "a cost that returns one scalar"
         raise InvalidInput("task.inner", given, "one loss per example, with what belongs to none in penalty=")
 
 
-def example_counts(task: Task) -> Int[np.ndarray, " n"]:
-    """How many training examples each client owns."""
-    if isinstance(task.train, Ragged):
-        return np.asarray(task.train.counts)
-    return np.full(task.clients, rows(task.train, one=False))
-
-
 def without(task: Task, places: Iterable[Place] = (), clients: Iterable[int] = ()) -> Weights:
-    """The weights with these examples, given as (client, number), and these clients removed."""
-    n, counts = task.clients, example_counts(task)
-    examples, client = np.ones((n, rows(task.train, one=False))), np.ones(n)
+    """The weights with some examples and clients removed: what `group_score` and `retrain` take.
+
+    Args:
+        task: The task whose examples these are.
+        places: Examples to remove, as pairs (client, number of its example).
+        clients: Clients to remove, by number or name.
+
+    Raises:
+        InvalidInput: There is no such example or client.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> data = jnp.ones((2, 3, 1)), jnp.ones((2, 3))
+        >>> def loss(x, hyper, batch):
+        ...     return (batch[0] @ x - batch[1]) ** 2
+        >>> task = hp.Task(inner=loss, outer=loss, params=jnp.zeros(1), hypers=0.0, train=data, validation=data)
+        >>> print(hp.influence.without(task, [(0, 2)]).examples)
+        [[1. 1. 0.]
+         [1. 1. 1.]]
+    """
+    counts = example_counts(task.train)
+    examples, client = np.ones((task.clients, rows(task.train, one=False))), np.ones(task.clients)
     for each in clients:
         client[task.client(each)] = 0
     for place in places:
-        if (
-            not isinstance(place, tuple | list)
-            or len(place) != 2
-            or not all(isinstance(i, int | np.integer) for i in place)
-        ):
-            raise InvalidInput("places", place, "pairs (client, number of its example)")
-        owner, number = place
-        if not (0 <= owner < n and 0 <= number < counts[owner]):
-            owned = counts[owner] if 0 <= owner < n else "its"
-            raise InvalidInput("places", (owner, number), f"clients from 0 to {n - 1}, with {owned} examples from 0")
-        examples[owner, number] = 0
+        examples[_check_place(place, counts)] = 0
     dtype = jnp.zeros(()).dtype
     return Weights(jnp.asarray(examples, dtype), jnp.asarray(client, dtype), task.hypers)
+
+
+def _check_place(place: Any, counts: Int[np.ndarray, " n"]) -> Place:
+    """Refuse what is no example of a client's."""
+    pair = isinstance(place, tuple | list) and len(place) == 2 and all(isinstance(i, int | np.integer) for i in place)
+    if not pair:
+        raise InvalidInput("places", place, "pairs (client, number of its example)")
+    owner, number = place
+    known = 0 <= owner < len(counts)
+    if not known or not 0 <= number < counts[owner]:
+        owned = counts[owner] if known else "its"
+        raise InvalidInput("places", place, f"clients from 0 to {len(counts) - 1}, with {owned} examples from 0")
+    return owner, number
 
 
 def check_weights(task: Task, weights: Sequence[Weights]) -> None:

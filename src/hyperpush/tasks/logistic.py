@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from hyperpush.checks import check_integer, check_positive
 from hyperpush.task import Task
 
 COMPONENTS = 3  # classifiers that the generated clients mix
@@ -64,11 +65,19 @@ def logistic(
         rate: Every L2 rate at the start, above 0.
         log_rates: Whether the hypers are the rates' logarithms, which are valid wherever an optimizer takes them.
 
+    Raises:
+        InvalidInput: A number is out of range.
+
     Example:
         >>> import hyperpush as hp
         >>> hp.tasks.logistic(4, seed=0, examples=20)
         Task(4 clients, 6 params each; train 20, validation 20 examples; the outer level fits 'validation')
     """
+    sizes = {"clients": clients, "examples": examples, "features": features}
+    for name, given in sizes.items():
+        check_integer(name, given, minimum=1)
+    check_integer("seed", seed, minimum=0)
+    check_positive("rate", rate)
     generator = np.random.default_rng(seed)
     classifiers = generator.uniform(-1, 1, (COMPONENTS, features))
     proportions = generator.dirichlet(np.full(COMPONENTS, 0.4), clients)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
+from hyperpush.checks import check_integer
 from hyperpush.starts import per_client
 from hyperpush.task import Task
 
@@ -40,6 +41,9 @@ def quadratic(clients: int, seed: int, *, inner_size: int = 4, hyper_size: int =
         >>> hp.tasks.quadratic(3, seed=0)
         Task(3 clients, 4 params each; train 3, validation 3 examples; the outer level fits 'validation')
     """
+    for name, given in {"clients": clients, "inner_size": inner_size, "hyper_size": hyper_size}.items():
+        check_integer(name, given, minimum=1)
+    check_integer("seed", seed, minimum=0)
     generator = np.random.default_rng(seed)
     factor = generator.normal(size=(clients, inner_size, inner_size)) / np.sqrt(inner_size)
     first = {
