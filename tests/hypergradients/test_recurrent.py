@@ -106,7 +106,7 @@ def test_variance_reduction_reduces_variance():
     truth = series(made, network.means(), 0.1, "gradient-after")
     errors = {
         alpha: np.linalg.norm(
-            draws(made, hp.hypergradients.VRHGP(600, 0.1, alpha, beta, "gradient-after"), network, 60) - truth,
+            draws(made, hp.hypergradients.VRHGP(600, 0.1, alpha, beta, variant="gradient-after"), network, 60) - truth,
             axis=(1, 2),
         ).mean()
         for alpha, beta in ((1.0, 0.0), (0.9, 0.1))

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import equinox as eqx
 
-from hyperpush.hypergradients.recurrent import Recurrent, Variant, reversed_weights
+from hyperpush.hypergradients.recurrent import Recurrent, reversed_weights
 from hyperpush.method import MethodInfo
 from hyperpush.problem import Problem
 from hyperpush.programs import Node, Sequence
@@ -60,8 +60,6 @@ class DirectedRB(Recurrent):
         example={"steps": 20, "step_size": 0.1},
     )
 
-    variant: Variant = eqx.field(static=True, default="gradient-first")
-    batch_size: int | None = eqx.field(static=True, default=None)
     independent_batches: bool = eqx.field(static=True, default=False)
 
     def step(self, problem: Problem) -> Node:

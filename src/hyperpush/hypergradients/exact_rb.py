@@ -2,9 +2,7 @@
 
 from typing import ClassVar
 
-import equinox as eqx
-
-from hyperpush.hypergradients.recurrent import Recurrent, Variant
+from hyperpush.hypergradients.recurrent import Recurrent
 from hyperpush.method import MethodInfo
 from hyperpush.problem import Problem
 from hyperpush.programs import Node
@@ -49,9 +47,6 @@ class ExactRB(Recurrent):
         note="through the steps of SGP",
         example={"steps": 20, "step_size": 0.1},
     )
-
-    variant: Variant = eqx.field(static=True, default="gradient-first")
-    batch_size: int | None = eqx.field(static=True, default=None)
 
     def step(self, problem: Problem) -> Node:
         return self.exchange(problem, "reverse")

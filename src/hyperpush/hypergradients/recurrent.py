@@ -49,8 +49,8 @@ class Recurrent(HypergradientEstimator):
 
     steps: int = eqx.field(static=True)
     step_size: Number = eqx.field(converter=as_number)
-    variant: eqx.AbstractVar[Variant]
-    batch_size: eqx.AbstractVar[int | None]
+    variant: Variant = eqx.field(static=True, default="gradient-first", kw_only=True)
+    batch_size: int | None = eqx.field(static=True, default=None, kw_only=True)
 
     def __check_init__(self):
         name = type(self).__name__

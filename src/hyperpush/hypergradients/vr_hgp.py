@@ -8,7 +8,7 @@ import jax
 from jaxtyping import PyTree
 
 from hyperpush.checks import check_probability
-from hyperpush.hypergradients.recurrent import Backward, Recurrent, Variant, reversed_weights
+from hyperpush.hypergradients.recurrent import Backward, Recurrent, reversed_weights
 from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Exchange, Inbox, Node
@@ -68,8 +68,6 @@ class VRHGP(Recurrent):
 
     alpha: Number = eqx.field(converter=as_number, default=0.9)
     beta: Number = eqx.field(converter=as_number, default=0.1)
-    variant: Variant = eqx.field(static=True, default="gradient-first")
-    batch_size: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         check_probability("VRHGP.alpha", self.alpha)

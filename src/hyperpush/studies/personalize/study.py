@@ -79,7 +79,7 @@ def estimator_of(setting: Setting, pushes: int) -> HypergradientEstimator:
     """The estimator of the cooperative recipes."""
     order, step, batch = setting.order, setting.step, setting.batch
     if setting.estimator == "directed-rb":
-        return hp.hypergradients.DirectedRB(order, step, "gradient-after", batch)
+        return hp.hypergradients.DirectedRB(order, step, variant="gradient-after", batch_size=batch)
     if setting.estimator == "vr-hgp":
         return hp.hypergradients.VRHGP(order, step, variant="gradient-after", batch_size=batch)
     if setting.estimator == "tracked":

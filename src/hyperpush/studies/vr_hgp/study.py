@@ -109,7 +109,7 @@ def estimates_of(config: VRStudy, task: hp.Task, network: Network) -> Callable[[
 
     @jax.jit
     def estimates(alpha, beta, keys):
-        method = hp.hypergradients.VRHGP(config.rounds, config.step, alpha, beta, "gradient-after")
+        method = hp.hypergradients.VRHGP(config.rounds, config.step, alpha, beta, variant="gradient-after")
         record = {"VRHGP": lambda state, ctx: state.back.value}
         return jax.vmap(lambda key: records(task, method, network, key, record)["VRHGP"])(keys)
 
