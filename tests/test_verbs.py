@@ -145,6 +145,16 @@ def test_tuning_compiles_a_structure_once(compiled):
     assert found.best == hp.SGP(4, NUMBERS[int(np.argmin(costs))])
 
 
+def test_tuning_takes_the_keys_of_its_seeds():
+    task, method, network = quadratic(CLIENTS, 0), hp.SGP(2, 0.1), hp.networks.RandomDirected(CLIENTS)
+    over = {"step_size": [0.05, 0.1]}
+    found = hp.tune(task, method, network, key=0, over=over, on="validation", seeds=[3, 4])
+    own = [hp.tune(task, method, network, key=key, over=over, on="validation") for key in (3, 4)]
+    assert abs(own[0].rows[1].score - own[1].rows[1].score) > 1e-6  # the links matter
+    for number, row in enumerate(found.rows):
+        np.testing.assert_allclose(row.by_seed, [each.rows[number].score for each in own], rtol=1e-5)
+
+
 # ----------------------------------------------------------------- silent mistakes
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import Algorithm, BilevelState
 from hyperpush.algorithms.stopping import check_choice
-from hyperpush.checks import check_integer, no_type_check
+from hyperpush.checks import no_type_check
 from hyperpush.data.batches import everything
 from hyperpush.engines.simulate import evaluate
 from hyperpush.errors import InvalidInput, unknown
@@ -25,7 +25,7 @@ from hyperpush.problem import Cost
 from hyperpush.programs import Data, Recipe, program_of
 from hyperpush.results import table
 from hyperpush.task import Task
-from hyperpush.verbs import check_call, known_links, last_point
+from hyperpush.verbs import check_call, known_links, last_point, run_keys
 
 LARGE = 50_000_000  # numbers of all clients' params that are computed side by side; beyond, one after the other
 
@@ -83,7 +83,7 @@ def tune(
     on: str,
     metric: Cost | None = None,
     mode: Literal["min", "max"] = "min",
-    seeds: int = 1,
+    seeds: int | Sequence[int] = 1,
 ) -> Tuning:
     """Try a method with every combination of some options, and choose the one that is best on a data set.
 
@@ -103,7 +103,7 @@ def tune(
             refused.
         metric: `metric(params, hyper, batch)`; the outer cost without its penalty if left out.
         mode: Whether `"min"` or `"max"` is better.
-        seeds: Runs per setting, each with a key of its own; scores are means.
+        seeds: Runs per setting: how many, with keys made from `key`, or the keys of each. Scores are means.
 
     Returns:
         A `Tuning` with `best`, `rows` and `to_pandas()`.
@@ -128,13 +128,12 @@ def tune(
     check_choice("on", on, task)
     if mode not in ("min", "max"):
         raise InvalidInput("mode", mode, "'min' or 'max'")
-    check_integer("seeds", seeds, minimum=1)
     if task.privacy is not None:
         raise InvalidInput("task", "a private task", "a task without privacy: choosing on data tells of them")
     if metric is not None:
         task.check_metric("metric", metric, on)
     settings = _grid(method, over)
-    keys = jax.random.split(key, seeds) if seeds > 1 else jnp.expand_dims(key, 0)
+    keys = jnp.stack([key] if seeds == 1 else run_keys(key, seeds))
     found = _scores([each for _, each in settings], network, task, on, metric or task.problem.outer, keys)
     # A mean over seeds is NaN or infinite as soon as one of them diverged.
     rows = tuple(

@@ -67,7 +67,7 @@ class _Call:
 
         if seeds is not None:
             folders = (None if save is None else Path(save) / f"seed-{number}" for number in range(2**32))
-            results = [run(key, folder) for key, folder in zip(_keys(self.key, seeds), folders, strict=False)]
+            results = [run(key, folder) for key, folder in zip(run_keys(self.key, seeds), folders, strict=False)]
             return over_seeds(_after_all(self.task, results), results).checked(throw)
         options = {name: each if isinstance(each, int | None) else fingerprint(each) for name, each in own.items()}
         call = describe(self.verb.__name__, self.task, self.method, self.network, self.key, **options)
@@ -130,7 +130,8 @@ def train(
         key: An integer or a JAX key. Decides random links and mini-batches: the same key gives the same result.
         metrics: What to measure on the way: `{"accuracy": f}` on the data that the outer level fits, or
             `{"accuracy": ("test", f)}`; `f(params, hyper, batch)` gives one value per example or a scalar.
-        every: Steps between two rows of the history. Without metrics there is no history unless it is given.
+        every: Steps between two rows of the history, at least 1. Without metrics there is no history unless it is
+            given. The last step has a row only if `every` divides the steps.
         engine: Where the clients run. Results agree between engines up to rounding.
         hooks: Observers called between compiled chunks; they cannot change the result.
         seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
@@ -271,7 +272,8 @@ def solve(
         network: Who can send to whom, and when.
         key: An integer or a JAX key, as in `hp.train`.
         metrics: What to measure in every row of the history, as in `hp.train`.
-        every: Steps between two rows; None chooses so that there are about 200 rows at most.
+        every: Steps between two rows, at least 1; None chooses a divisor of the steps, for about 200 rows at most. The
+            last step has a row only if `every` divides the steps.
         engine: Where the clients run.
         hooks: Observers called between compiled chunks.
         seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
@@ -352,7 +354,7 @@ def _check_common(task: Task, method: Algorithm) -> None:
 # ------------------------------------------------------------------- keys, links, status
 
 
-def _keys(key: PRNGKeyArray, seeds: Any) -> list[PRNGKeyArray]:
+def run_keys(key: PRNGKeyArray, seeds: Any) -> list[PRNGKeyArray]:
     """A key for each of several runs."""
     if isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds):
         return [check_key(each) for each in seeds]
