@@ -40,7 +40,7 @@ def with_examples():
             yield name
 
 
-@pytest.mark.parametrize("name", with_examples())
+@pytest.mark.parametrize("name", list(with_examples()))
 def test_examples(name):
     module = importlib.import_module(name)
     tests = examples(module)

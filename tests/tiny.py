@@ -9,7 +9,7 @@ from hyperpush.errors import Diverged
 from hyperpush.runs.config import Config
 from hyperpush.runs.experiment import Experiment
 from hyperpush.runs.report.figures import Curve, error_curves, panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 
 
 class Network(Config):
@@ -28,7 +28,7 @@ class TinyConfig(Config):
     fail: Literal["no", "clear", "bug", "interrupt", "not-finite"] = "no"
 
 
-def run_tiny(config: TinyConfig, run: Run) -> dict[str, Any]:
+def run_tiny(config: TinyConfig, run: StudyRun) -> dict[str, Any]:
     values = jnp.ones(2)
     with run.progress("steps", config.steps) as bar:
         for step in range(config.steps):

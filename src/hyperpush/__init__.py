@@ -1,4 +1,4 @@
-"""Decentralised bilevel optimisation: hyper-gradients among clients that exchange only vectors, peer to peer.
+"""Decentralized bilevel optimization: hypergradients among clients that exchange only vectors, peer to peer.
 
 What is public is listed in `__init__.pyi`; each name is imported when it is first used, so that the command line starts
 at once.

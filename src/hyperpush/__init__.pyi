@@ -20,6 +20,7 @@ from .engines.threads import Threads as Threads
 from .errors import Diverged as Diverged
 from .errors import HyperpushError as HyperpushError
 from .errors import InvalidInput as InvalidInput
+from .errors import NotConverged as NotConverged
 from .hypergradients.check import check as check
 from .hypergradients.hgp import HGP as HGP
 from .hypergradients.tracked import TrackedHGP as TrackedHGP
@@ -31,7 +32,6 @@ from .optimizers import optimizer as optimizer
 from .optimizers import schedule as schedule
 from .results import Costs as Costs
 from .results import Estimate as Estimate
-from .results import NotConverged as NotConverged
 from .results import Solution as Solution
 from .results import Training as Training
 from .runs.saving import Run as Run

@@ -1,4 +1,4 @@
-"""Checks at the door: a thing of the wrong kind in any place of a verb is one clear line."""
+"""Checks of what a verb is called with: anything of the wrong kind is refused in one line that says what is right."""
 
 from typing import Any
 

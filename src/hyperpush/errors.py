@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class HyperpushError(Exception):
@@ -19,12 +20,20 @@ class InvalidInput(HyperpushError, ValueError):
 
 
 class Diverged(HyperpushError, ArithmeticError):
-    """An iteration left the finite numbers."""
+    """An iteration diverged: a number became NaN or infinite."""
 
     def __init__(self, where: str, round: int, advice: str):
         self.where = where
         self.round = round
-        super().__init__(f"{where}: left the finite numbers in round {round}; {advice}")
+        super().__init__(f"{where} diverged (NaN or infinity) in round {round}. {advice}")
+
+
+class NotConverged(HyperpushError):
+    """A result that did not converge, raised by verbs that were called with `throw=True`."""
+
+    def __init__(self, result: Any):
+        self.result = result
+        super().__init__(f"{type(result).__name__}: {result.status}")
 
 
 def unknown(field: str, given: str, known: Iterable[str]) -> InvalidInput:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int, Num, PyTree
 
 from hyperpush.engines.result import RunResult
-from hyperpush.errors import HyperpushError, InvalidInput
+from hyperpush.errors import InvalidInput, NotConverged
 from hyperpush.programs.counting import accesses
 from hyperpush.status import Status
 from hyperpush.task import Task
@@ -69,14 +69,6 @@ class Costs:
 
     def __str__(self) -> str:
         return f"{self.rounds:,} rounds, {self.floats:,} floats sent per client"
-
-
-class NotConverged(HyperpushError):
-    """A result that did not converge, raised by verbs that were called with `throw=True`."""
-
-    def __init__(self, result: Any):
-        self.result = result
-        super().__init__(f"{type(result).__name__}: {result.status}")
 
 
 class Own(NamedTuple):

@@ -132,8 +132,9 @@ def train(
             `{"accuracy": ("test", f)}`; `f(params, hyper, batch)` gives one value per example or a scalar.
         every: Steps between two rows of the history, at least 1. Without metrics there is no history unless it is
             given. The last step has a row only if `every` divides the steps.
-        engine: Where the clients run. Results agree between engines up to rounding.
-        hooks: Observers called between compiled chunks; they cannot change the result.
+        engine: Where the clients run: `hp.Simulate()`, `hp.Shard()`, `hp.Threads()` or `hp.Peers(…)`. Results agree
+            between engines up to rounding.
+        hooks: Observers (`hp.hooks.Hook`) called between compiled chunks; they cannot change the result.
         seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
             same class, with a leading seed axis on every array, and has `mean` and `spread`.
         save: A folder to keep the run in. The same call again resumes it or returns its result.
@@ -145,6 +146,7 @@ def train(
     Raises:
         InvalidInput: Something does not fit; the message names it and what would be right.
         Diverged: A number became NaN or infinite; the message names the loop and the round.
+        NotConverged: With `throw=True`, the status says that the result did not converge.
 
     Example:
         >>> import jax.numpy as jnp
@@ -200,8 +202,8 @@ def hypergradient(
         links: What clients know of their links, for estimators that reverse them. None: what training with
             `SGP(observe=True)` on this network saw, else the network's true means.
         record: By loop, a function of (state, context) of one client whose results go into `history`.
-        engine: Where the clients run.
-        hooks: Observers called between compiled chunks.
+        engine: Where the clients run, as in `hp.train`.
+        hooks: Observers, as in `hp.train`.
         seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
             same class, with a leading seed axis on every array, and has `mean` and `spread`.
         save: A folder to keep the run in. The same call again resumes it or returns its result.
@@ -215,6 +217,7 @@ def hypergradient(
     Raises:
         InvalidInput: The method does not fit the task or network; methods that do are listed.
         Diverged: A number became NaN or infinite; the message names the loop and the round.
+        NotConverged: With `throw=True`, the status says that the result did not converge.
 
     Example:
         >>> import jax.numpy as jnp
@@ -274,8 +277,8 @@ def solve(
         metrics: What to measure in every row of the history, as in `hp.train`.
         every: Steps between two rows, at least 1; None chooses a divisor of the steps, for about 200 rows at most. The
             last step has a row only if `every` divides the steps.
-        engine: Where the clients run.
-        hooks: Observers called between compiled chunks.
+        engine: Where the clients run, as in `hp.train`.
+        hooks: Observers, as in `hp.train`.
         seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
             same class, with a leading seed axis on every array, and has `mean` and `spread`.
         save: A folder to keep the run in. The same call again resumes it or returns its result.
@@ -288,6 +291,21 @@ def solve(
     Raises:
         InvalidInput: The method does not fit the task or network; methods that do are listed.
         Diverged: A number became NaN or infinite; the message names the loop and the round.
+        NotConverged: With `throw=True`, the status says that the result did not converge.
+
+    Example:
+        Client i's rate exp(λ_i) is too high at the start: the mean of the training data is right for everybody.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> task = hp.Task(inner=lambda x, rate, a: (x - a) ** 2, penalty=lambda x, rate: jnp.exp(rate) * x**2,
+        ...                outer=lambda x, rate, b: (x - b) ** 2, params=0.0, hypers=0.0,
+        ...                train=jnp.array([[1.0], [3.0]]), validation=jnp.full((2, 1), 2.0))
+        >>> method = hp.PDBO(inner=hp.SGP(steps=50, step_size=0.1), steps=3, outer=hp.optimizer("sgd", learning_rate=1),
+        ...                  hypergradient=hp.HGP(steps=30, pushes=1, step_size=0.2))
+        >>> solution = hp.solve(task, method, hp.networks.FullyConnected(2), key=0)
+        >>> print(solution.history.cost.mean(axis=1).round(2))
+        [1.   0.57 0.36 0.25]
     """
     key = check_call(task, method, Algorithm, network, key, engine)
     call = _Call(solve, task, method, network, key, engine, hooks)

@@ -88,7 +88,7 @@ def test_show_prints_a_file_that_runs(call, tmp_path):
         (["run", "none.toml"], "none.toml"),
         (["run", "bad.toml"], "well-formed TOML"),
         (["run", "tiny", "--out", "full"], "a new or empty folder"),
-        (["run", "tiny", "-s", "fail=clear"], "left the finite numbers in round 3"),
+        (["run", "tiny", "-s", "fail=clear"], "diverged (NaN or infinity) in round 3"),
         (["run", "tiny", "-s", "fail=not-finite"], "value: got nan"),
     ],
 )

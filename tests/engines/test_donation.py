@@ -80,5 +80,5 @@ def test_chunks_that_overwrite_compute_the_same_and_leave_the_start(tmp_path, mo
 
 def test_a_large_state_that_diverges_is_named(monkeypatch):
     monkeypatch.setattr(chunks, "LARGE", 0)
-    with pytest.raises(Diverged, match=r"loop: left the finite numbers in round \d+; or some rounds before"):
+    with pytest.raises(Diverged, match=r"loop diverged \(NaN or infinity\) in round \d+. Or some rounds before"):
         run(1e6)

@@ -44,7 +44,7 @@ def test_everything_agrees_on_directed_time_varying_networks(clients, seed):
 
 def test_minimise_finds_the_solution():
     task = setting(5, 3).task
-    found = oracles.minimise(task.problem, jnp.ones_like(task.params), task.hypers, task.data)
+    found = oracles.minimize(task.problem, jnp.ones_like(task.params), task.hypers, task.data)
     np.testing.assert_allclose(found, task.params, rtol=1e-9, atol=1e-9)
 
 
@@ -108,7 +108,7 @@ def test_mini_batches_are_unbiased_and_noisy():
 
 def test_a_step_that_diverges_is_reported_with_its_round():
     task, network = setting(3, 2).task, hp.networks.FullyConnected(3)
-    with pytest.raises(hp.Diverged, match="HGP: left the finite numbers in round") as caught:
+    with pytest.raises(hp.Diverged, match=r"HGP diverged \(NaN or infinity\) in round") as caught:
         hp.hypergradient(task, hp.HGP(2000, 1, 9.0), network, key=0)
     # In float64 growth by |1 − 9λ| per round takes hundreds of rounds; the same run shorter is still finite.
     found = hp.hypergradient(task, hp.HGP(caught.value.round - 1, 1, 9.0), network, key=0)

@@ -11,7 +11,7 @@ from hyperpush.runs import run as runs
 def made(tmp_path, monkeypatch, **options):
     screen = io.StringIO()
     monkeypatch.setattr(runs, "SECONDS_PER_LINE", 0.0)
-    return runs.Run(tmp_path / "out", tmp_path, Console(file=screen, width=200, **options)), screen
+    return runs.StudyRun(tmp_path / "out", tmp_path, Console(file=screen, width=200, **options)), screen
 
 
 def test_off_a_terminal_every_bar_is_in_one_line(tmp_path, monkeypatch):

@@ -85,7 +85,7 @@ def resumed(out: Path) -> str:
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), RuntimeError("a bug")], ids=repr)
 def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path, error):
     out = tmp_path / "out"
-    assert f"to go on: hyperpush resume {out}" in interrupted(out, error)
+    assert f"to continue: hyperpush resume {out}" in interrupted(out, error)
     assert [each.name for each in tmp_path.iterdir()] == [".out.partial"]
     with (tmp_path / ".out.partial" / "metrics.jsonl").open("a") as file:
         file.write('{"piece": 1, "no')  # the line that was being written
@@ -121,7 +121,7 @@ def test_a_resume_that_fails_at_its_start_deletes_nothing(tmp_path, monkeypatch,
         (checkpoints / "notes.txt").write_text("mine")
     else:
         monkeypatch.setattr(
-            "hyperpush.runs.run._journal" if cause == "interrupted" else "hyperpush.runs.run.Run", fails
+            "hyperpush.runs.run._journal" if cause == "interrupted" else "hyperpush.runs.run.StudyRun", fails
         )
         with pytest.raises((KeyboardInterrupt, InvalidInput)):
             resume(out, KNOWN, Console(quiet=True), POLICY)
@@ -168,7 +168,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path, monkeypatch, capsys):
         resume(out, KNOWN, Console(quiet=True), POLICY)
     config.write_text(config.read_text().replace("71", "70"))
     resume(tmp_path / ".out.partial", KNOWN, Console(quiet=True), POLICY)
-    for folder, cause in ((out, "a finished run"), (tmp_path / "none", "a run that was cut off")):
+    for folder, cause in ((out, "a finished run"), (tmp_path / "none", "an interrupted run")):
         with pytest.raises(SystemExit) as caught:
             cli.main(["resume", str(folder)])
         said = capsys.readouterr().err
@@ -178,5 +178,5 @@ def test_what_cannot_be_resumed_is_refused(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_that_diverges_leaves_nothing(tmp_path):
-    assert "to go on" not in interrupted(tmp_path / "out", Diverged("SGP", 60, "a smaller step size may help"))
+    assert "to continue" not in interrupted(tmp_path / "out", Diverged("SGP", 60, "a smaller step size may help"))
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ import hyperpush as hp
 from hyperpush.errors import InvalidInput
 from hyperpush.registry import registered
 from hyperpush.runs.config import validate
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.comparison import Benchmark, compare, method_names, rows_apart, too_large
 from hyperpush.studies.common.config import Comparison, Privacy
 from hyperpush.studies.common.methods import NESTED, single_loop, single_loops
@@ -26,7 +26,7 @@ N, D, H = 3, 4, 3
 KEYED = ("LDPDSBO", *NESTED)
 
 
-class Noted(Run):
+class Noted(StudyRun):
     """A run that keeps what it is told."""
 
     def __init__(self):

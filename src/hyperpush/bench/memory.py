@@ -12,7 +12,7 @@ from hyperpush.bench.config import Estimated, Memory
 from hyperpush.bench.images import images
 from hyperpush.bench.timing import in_new_process, machine, peak_megabytes, show
 from hyperpush.programs import HypergradientState, Scope, one_client, traced
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 
 STEP_SIZE = 0.01  # where it is given
 
@@ -25,7 +25,7 @@ class Case(NamedTuple):
     estimate: Callable[[], hp.Estimate]
 
 
-def run(config: Memory, run: Run) -> dict[str, Any]:
+def run(config: Memory, run: StudyRun) -> dict[str, Any]:
     """Measure every method with every batch."""
     where, rows = machine(), []
     with run.progress("memory", len(config.methods) * len(config.batches)) as bar:

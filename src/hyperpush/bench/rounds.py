@@ -14,7 +14,7 @@ from hyperpush.bench.timing import exponent, in_new_process, machine, peak_megab
 from hyperpush.errors import HyperpushError
 from hyperpush.networks import Network
 from hyperpush.runs.report.figures import panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 
 TOLERANCE = 1e-4
 WIDE = 100  # parameters, above which many examples would only fill the memory
@@ -26,7 +26,7 @@ Measured = tuple[float, float | None]  # seconds per round, megabytes at the pea
 ByRounds = Callable[[int], Float[Array, "n d"]]
 
 
-def run(config: Rounds, run: Run) -> dict[str, Any]:
+def run(config: Rounds, run: StudyRun) -> dict[str, Any]:
     """Compare with the loop, then let the number of clients grow."""
     where = machine()
     return {"rounds": compare(config, run), "growth": grow(config, run), "machine": where}
@@ -46,7 +46,7 @@ def hgp(task: hp.Task, network: Network, key: PRNGKeyArray, pushes: int, step_si
     return run
 
 
-def compare(config: Rounds, run: Run) -> list[dict[str, Any]]:
+def compare(config: Rounds, run: StudyRun) -> list[dict[str, Any]]:
     """A row for every size and method: the engine and the loop, which must compute the same."""
     key = jax.random.key(config.seed)
     methods = [("SGP", 1), *(("HGP", pushes) for pushes in config.pushes)]
@@ -87,7 +87,7 @@ def require_same(what: str, ours: Any, theirs: Any) -> None:
         raise HyperpushError(f"{what}: engine and loop differ by {difference:.1e}, relative; nothing was measured")
 
 
-def grow(config: Rounds, run: Run) -> list[dict[str, Any]]:
+def grow(config: Rounds, run: StudyRun) -> list[dict[str, Any]]:
     """A row for every number of clients on k-out graphs, each in a process of its own."""
     if not config.growth_clients:
         return []
@@ -134,7 +134,7 @@ def growth_rows(clients: Sequence[int], measured: Sequence[Measured], base: floa
     return rows
 
 
-def draw_growth(run: Run, rows: Sequence[dict[str, Any]]) -> None:
+def draw_growth(run: StudyRun, rows: Sequence[dict[str, Any]]) -> None:
     """Time and memory by number of clients, beside what grows in proportion."""
     figure, axes = panels(2)
     labels = {"microseconds": "µs per SGP round", "peak_megabytes": "peak memory in MB"}

@@ -21,12 +21,12 @@ from hyperpush.bench.timing import machine, peak_megabytes, show
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.processes.starter import end_with_parent, start
 from hyperpush.programs import HypergradientState, InnerState, program_of
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 
 Parts = list[dict[str, Any]]  # what each process found
 
 
-def run(config: Scale, run: Run) -> dict[str, Any]:
+def run(config: Scale, run: StudyRun) -> dict[str, Any]:
     """A row for every number of processes: first time, then memory by method."""
     numbers = tuple(dict.fromkeys(config.processes))
     for name in ("clients", "memory_clients"):

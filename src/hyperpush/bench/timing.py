@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 
 T = TypeVar("T")
 Task = Callable[[int], Any]  # does so many rounds and waits for their result
@@ -55,7 +55,7 @@ def in_new_process(function: Callable[..., T], *arguments: Any) -> T:
         return process.submit(function, *arguments).result()
 
 
-def show(run: Run, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def show(run: StudyRun, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Rows of the same fields as a table; nothing without rows."""
     if rows:
         columns = [name.replace("megabytes", "MB").replace("microseconds", "µs").replace("_", " ") for name in rows[0]]

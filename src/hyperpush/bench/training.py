@@ -15,13 +15,13 @@ from hyperpush.bench.config import Training
 from hyperpush.bench.images import MODELS, images
 from hyperpush.bench.timing import exponent, machine, peak_megabytes, show
 from hyperpush.hypergradients.base import HypergradientEstimator
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.models.cnn import CNN
 
 Case = tuple[str, int, Callable[[], None]]  # what it is, operations per round of all clients, the rounds
 
 
-def run(config: Training, run: Run) -> dict[str, Any]:
+def run(config: Training, run: StudyRun) -> dict[str, Any]:
     """Time every number of clients, the matrix product before and after each."""
     where, rows = machine(), []
     before: dict[str, tuple[int, float]] = {}  # clients and seconds of each kind of round, the number before

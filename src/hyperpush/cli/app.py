@@ -16,7 +16,7 @@ from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.config import default_toml, load_config
 from hyperpush.runs.experiment import Experiment, import_with_extras
 from hyperpush.runs.report.tables import table
-from hyperpush.runs.run import Run, cut_off, execute, planned
+from hyperpush.runs.run import StudyRun, execute, find_interrupted, planned
 from hyperpush.runs.run import resume as resume_run
 from hyperpush.runs.saved import to_json
 from hyperpush.studies import registry
@@ -31,7 +31,7 @@ app = typer.Typer(
 Overrides = Annotated[
     list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set one option. Repeat it for more.")
 ]
-Out = Annotated[Path | None, typer.Option(help="Run folder; it must be new or empty.", show_default="under runs/")]
+Out = Annotated[Path | None, typer.Option(help="StudyRun folder; it must be new or empty.", show_default="under runs/")]
 Minutes = Annotated[
     float, typer.Option("--checkpoint-minutes", min=0, help="Minutes between checkpoints; 0 saves none by time.")
 ]
@@ -99,15 +99,15 @@ def run(
     what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A study, or a TOML file.")],
     overrides: Overrides = None,
     out: Out = None,
-    minutes: Minutes = 2.0,
+    minutes: Minutes = Policy.minutes,
     rounds: Rounds = None,
-    keep: Keep = 3,
+    keep: Keep = Policy.keep,
     processes: Processes = None,
     coordinator: Coordinator = None,
     process: Process = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a study or a TOML file. `hyperpush resume` continues an interrupted run."""
+    """StudyRun a study or a TOML file. `hyperpush resume` continues an interrupted run."""
     known = registry.experiments()
     load_config(what, overrides or [], known)  # before processes are started
     _together(processes, coordinator, process)
@@ -117,16 +117,16 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an interrupted run.")],
-    minutes: Minutes = 2.0,
+    minutes: Minutes = Policy.minutes,
     rounds: Rounds = None,
-    keep: Keep = 3,
+    keep: Keep = Policy.keep,
     processes: Processes = None,
     coordinator: Coordinator = None,
     process: Process = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue an interrupted run from its last valid checkpoint."""
-    cut_off(folder)
+    find_interrupted(folder)
     _together(processes, coordinator, process)
     _report(*resume_run(folder, registry.experiments(), checkpoints=Policy(minutes or None, rounds, keep)), as_json)
 
@@ -246,7 +246,7 @@ def peer(
     name: Annotated[str, typer.Option(help="Name of this peer in the spec.")],
     as_json: AsJson = False,
 ) -> None:
-    """Run one peer of a spec, next to its own data."""
+    """StudyRun one peer of a spec, next to its own data."""
     party = importlib.import_module("hyperpush.deploy.party")
     read = party.read(config)
     result = party.run_peer(read, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
@@ -271,7 +271,7 @@ def swarm(
     seconds: Annotated[float, typer.Option(help="End all peers after this time.")] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Run all peers of a spec as processes on this machine, over loopback, with faults if asked."""
+    """StudyRun all peers of a spec as processes on this machine, over loopback, with faults if asked."""
     party, swarms = (importlib.import_module(f"hyperpush.deploy.{name}") for name in ("party", "swarm"))
     faults = {"loss": loss, "duplicate": duplicate, "delay": delay, "seed": seed}
     read = party.read(config, count, {name: value for name, value in faults.items() if value is not None})
@@ -301,7 +301,7 @@ def _run(
     _report(*execute(experiment, config, out, checkpoints=checkpoints), as_json)
 
 
-def _report(result: dict[str, Any], run: Run, as_json: bool) -> None:
+def _report(result: dict[str, Any], run: StudyRun, as_json: bool) -> None:
     for path in run.figures:
         print("figure:", path, file=sys.stderr)
     print("run:", run.path, file=sys.stderr)
@@ -334,7 +334,7 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an error that the user can act on is one line on stderr and exit code 2."""
+    """StudyRun the command line; an error that the user can act on is one line on stderr and exit code 2."""
     _arguments[:] = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

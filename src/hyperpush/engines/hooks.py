@@ -12,7 +12,7 @@ from hyperpush.engines.result import OUTSIDE, Listener, Progress
 from hyperpush.errors import Diverged
 from hyperpush.programs import Path
 
-SMALLER = "a smaller step size may help"
+SMALLER = "A smaller step size may help."
 
 Trail = tuple[tuple[Path, int], ...]  # the loops that the host is in, outermost first, and the iterations done
 
@@ -91,7 +91,7 @@ class Divergence(RunHook):
     def diverged(self, cursor: Cursor, replay: Replay | None) -> None:
         good, bad = cursor.done - cursor.iterations, cursor.done
         if replay is None:
-            raise Diverged(cursor.name, bad, f"or some rounds before, after {good}; {SMALLER}")
+            raise Diverged(cursor.name, bad, f"Or some rounds before, after {good}. {SMALLER}")
         while bad - good > 1:
             middle = (good + bad) // 2
             good, bad = (middle, bad) if replay.finite_after(middle) else (good, middle)

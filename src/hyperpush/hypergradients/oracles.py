@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
-from scipy.optimize import minimize
+from scipy import optimize
 from scipy.sparse.linalg import LinearOperator, cg
 
 from hyperpush.data.batches import Data, everything
@@ -80,7 +80,7 @@ def derivatives(problem: Problem, params: PyTree, hypers: PyTree, data: Data) ->
         return tuple(np.asarray(a) for a in jax.jit(jax.vmap(of_one))(params, hypers, data))
 
 
-def minimise(problem: Problem, params: PyTree, hypers: PyTree, data: Data) -> PyTree:
+def minimize(problem: Problem, params: PyTree, hypers: PyTree, data: Data) -> PyTree:
     """The inner solution that all clients share, from the mean of their params; NumPy arrays, the same at everybody."""
     with jax.enable_x64(True):
         params, hypers, data = as_float64((params, hypers, data))
@@ -171,7 +171,7 @@ class Pooled(eqx.Module):
         first = float(np.linalg.norm(cost(start)[1]))
         options = {"maxiter": steps, "gtol": 1e-14 * first + 1e-300, "max_trust_radius": FAR}
         with np.errstate(all="ignore"):  # where there is no minimum, numbers may overflow: the result says so
-            x = minimize(
+            x = optimize.minimize(
                 cost, start, jac=True, hessp=lambda x, v: hessian_at(x) @ v, method="trust-ncg", options=options
             ).x
             gradient = cost(x)[1]

@@ -143,16 +143,17 @@ class TrackedHGP(HypergradientEstimator):
            few more where clients vote.
 
     Args:
-        steps: Steps at most; with 0 the result is the direct gradient (1/n) ∂_λ F_i.
+        steps: Steps at most, rounded up to a multiple of five where clients vote; with 0 the result is the direct
+            gradient (1/n) ∂_λ F_i.
         step_size: α, above 0; below 1 / λ_max of the Hessians is safe. None takes the inverse of the mean of the
-            clients' largest curvatures, which costs each ten products and a few rounds of scalars. On a private task
-            it must be given: noise would decide on it.
+            clients' largest curvatures, and half of that for plain steps. It costs each client ten products and a few
+            rounds of scalars. On a private task it must be given: noise would decide on it.
         pushes: Rounds of push-sum per step, at least 1. None finds how many let differences between clients shrink
             threefold, at the price of a few rounds of scalars. Give it where messages get lost.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
-        tolerance: End when all clients agree that ‖y/ω‖ and what mixing still changes are below this share of the size
-            of the solution, on which they vote every five steps. None takes all `steps`, without votes; take None where
-            messages get lost.
+        tolerance: End when all clients agree that ‖y/ω‖ ≤ tolerance·‖q‖/α, and that mixing changes q by at most
+            tolerance·‖q‖. They vote every five steps. None takes all `steps`, without votes; take None where messages
+            get lost.
         acceleration: How many changes of q and y/ω to keep, each a vector; 0 takes plain steps.
 
     Raises:

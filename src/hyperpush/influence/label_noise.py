@@ -11,7 +11,8 @@ def suspects(scores: Influence, share: float = 0.1) -> dict[str, Int[np.ndarray,
     """Every client's examples to look at first for wrong labels: those whose removal helps everyone most.
 
     Wrong labels hurt the others' validation loss, so they have the lowest scores. On digits of which two clients
-    labeled a tenth wrongly, 92 % of random and all systematic errors were among the worst fifth (docs/influence.md).
+    labeled a tenth wrongly, 92 % of random and all systematic errors were among the worst fifth
+    (docs/results/influence.md).
 
     **Use it** where a client may mislabel systematically: a model that has seen such errors gives them a small loss.
     **Avoid it** for random errors alone, of which the loss under the shared model finds more, and where validation

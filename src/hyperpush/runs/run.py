@@ -1,7 +1,7 @@
 """One run of an experiment, and the folder it leaves: `hyperpush.runs.saved` says what is in it.
 
-The folder appears when the run has succeeded; a run that fails leaves nothing. A run that is cut off leaves its
-checkpoints in a hidden folder beside it, from which `resume` goes on.
+The folder appears when the run has succeeded; a run that fails leaves nothing. An interrupted run leaves its
+checkpoints in a hidden folder beside it, from which `resume` continues.
 """
 
 import json
@@ -57,7 +57,7 @@ class Bar:
         self.tell()
 
 
-class Run:
+class StudyRun:
     """What an experiment is handed: a place for its records, models and figures, and a way to report progress."""
 
     def __init__(self, path: Path, work: Path, console: Console, writes: bool = True):
@@ -77,7 +77,7 @@ class Run:
         self._told = time.monotonic()
         if writes:
             (work / saved.METRICS).touch()
-            # A run that goes on says again what it said before it was cut off: those lines are there already.
+            # A run that continues records again what it had recorded: those lines are there already.
             self._recorded = len((work / saved.METRICS).read_bytes().splitlines())
 
     def record(self, **values: Any) -> None:
@@ -169,10 +169,10 @@ def execute(
     out: Path | None = None,
     console: Console | None = None,
     checkpoints: Policy | None = None,
-) -> tuple[dict[str, Any], Run]:
+) -> tuple[dict[str, Any], StudyRun]:
     """Run an experiment into the folder `out`, by default a new one under `runs/`; returns its result and the run.
 
-    With `checkpoints` a run that is cut off can go on (`resume`).
+    With `checkpoints`, `resume` can continue an interrupted run.
     """
     path = Path(_told(lambda: str(_reserve(experiment.name, out)[0])))
     work = _partial(path)
@@ -188,9 +188,9 @@ def execute(
 
 def resume(
     folder: Path, known: Mapping[str, Experiment], console: Console | None = None, checkpoints: Policy | None = None
-) -> tuple[dict[str, Any], Run]:
-    """Go on with a run that was cut off; `folder` is where its result would be, or the hidden one beside it."""
-    path, work = cut_off(folder)
+) -> tuple[dict[str, Any], StudyRun]:
+    """Continue an interrupted run; `folder` is where its result would be, or the hidden one beside it."""
+    path, work = find_interrupted(folder)
     with _locked(path, work):
         experiment, config = load_config(str(work / saved.CONFIG), [], known)
         if _first():
@@ -203,7 +203,7 @@ def planned(experiment: Experiment, config: BaseModel, processes: int = 1) -> di
     from hyperpush.engines.planning import plan
 
     def run(note: Callable[[Any], None]) -> Any:
-        made = Run(Path(), Path(), Console(quiet=True), writes=False)
+        made = StudyRun(Path(), Path(), Console(quiet=True), writes=False)
         made.record = lambda **values: note(values)
         return experiment.run(config, made)
 
@@ -220,10 +220,10 @@ def _perform(
     checkpoints: Policy | None,
     *,
     again: bool = False,
-) -> tuple[dict[str, Any], Run]:
+) -> tuple[dict[str, Any], StudyRun]:
     journal = None
     try:
-        run = Run(path, work, console, _first())
+        run = StudyRun(path, work, console, _first())
         with _jax(getattr(config, "precision", None)):
             if checkpoints is not None:
                 journal = _journal(run, work, checkpoints)
@@ -233,7 +233,7 @@ def _perform(
             several.barrier("all models are written")
         if _first():
             write_atomically(work / saved.RESULT, saved.to_json(result) + "\n")
-            work.rename(path)  # what is needed to go on is there until the result is
+            work.rename(path)  # what `resume` needs is there until the result is
             shutil.rmtree(path / CHECKPOINTS, ignore_errors=True)
             (path / LOCK).unlink(missing_ok=True)
     except BaseException as error:
@@ -243,14 +243,14 @@ def _perform(
         if _first() and not again and (same or not _kept(work)):
             shutil.rmtree(work, ignore_errors=True)
         elif _first() and work.is_dir() and not isinstance(error, Diverged):
-            console.print(f"to go on: hyperpush resume {path}", soft_wrap=True, highlight=False)
+            console.print(f"to continue: hyperpush resume {path}", soft_wrap=True, highlight=False)
         _explain(error, work)
         raise
     return result, run
 
 
 @contextmanager
-def _bars_of(run: Run) -> Iterator[None]:
+def _bars_of(run: StudyRun) -> Iterator[None]:
     """Bars go when the experiment ends, however it does."""
     try:
         yield
@@ -290,7 +290,7 @@ def _told(find: Callable[[], str]) -> str:
     return find() if several is None else several.gather_texts(find() if several.first_process() else "")[0]
 
 
-def _journal(run: Run, work: Path, policy: Policy) -> "Journal":
+def _journal(run: StudyRun, work: Path, policy: Policy) -> "Journal":
     from hyperpush.runs.checkpoints.journal import Journal
     from hyperpush.runs.checkpoints.store import Store
 
@@ -300,7 +300,7 @@ def _journal(run: Run, work: Path, policy: Policy) -> "Journal":
     return Journal(Store(work / CHECKPOINTS, warn), policy)
 
 
-def _phases(run: Run) -> "ProgressHook":
+def _phases(run: StudyRun) -> "ProgressHook":
     """Shows the loop that an engine is in."""
     from hyperpush.engines.hooks import ProgressHook  # not before it is needed: it loads JAX
 
@@ -308,12 +308,12 @@ def _phases(run: Run) -> "ProgressHook":
 
 
 def _kept(work: Path) -> bool:
-    """Whether there is anything to go on from."""
+    """Whether there is a checkpoint to continue from."""
     return any((work / CHECKPOINTS).glob("[0-9]*"))
 
 
 def _keep(journal: "Journal | None", error: BaseException) -> None:
-    """Keep what a run has reached that was cut off."""
+    """Save what an interrupted run has reached."""
     if journal is None:
         return
     # Several processes write together, at the end of a chunk; if one has failed, there is no together.
@@ -324,8 +324,8 @@ def _keep(journal: "Journal | None", error: BaseException) -> None:
             print("error:", also, file=sys.stderr)
 
 
-def cut_off(folder: Path) -> tuple[Path, Path]:
-    """The run folder to be, and the hidden one, of a run that was cut off."""
+def find_interrupted(folder: Path) -> tuple[Path, Path]:
+    """The run folder to be, and the hidden one, of an interrupted run."""
     folder = folder if folder.name else folder.resolve()
     hidden = folder.name.startswith(".") and folder.name.endswith(".partial")
     path = folder.with_name(folder.name[1 : -len(".partial")]) if hidden else folder
@@ -333,12 +333,12 @@ def cut_off(folder: Path) -> tuple[Path, Path]:
     if not (work / saved.CONFIG).is_file():
         finished = (path / saved.RESULT).is_file()
         given = f"{folder}, a finished run" if finished else str(folder)
-        raise InvalidInput("run", given, "the folder of a run that was cut off and has checkpoints")
+        raise InvalidInput("run", given, "the folder of an interrupted run that has checkpoints")
     return path, work
 
 
 def _tidy(work: Path) -> None:
-    """Leave of a run that was cut off what it goes on from: the records that are whole, and the checkpoints."""
+    """Remove from an interrupted run all but what it continues from: complete records, and checkpoints."""
     for each in work.iterdir():
         if each.name in (saved.MODELS, saved.FIGURES):
             shutil.rmtree(each)
@@ -393,7 +393,7 @@ def _reserve(name: str, out: Path | None) -> tuple[Path, Path]:
             raise InvalidInput("--out", str(path), f"a folder that can be written ({error.strerror})") from None
     allowed = "a new or empty folder that no other run is writing to"
     if out is not None and (_partial(out) / saved.CONFIG).is_file():
-        allowed += f"; a run into this one was cut off or is under way: hyperpush resume {out} goes on with it"
+        allowed += f"; a run into this one was interrupted or is under way: hyperpush resume {out} continues it"
     raise InvalidInput("--out", str(out), allowed)
 
 

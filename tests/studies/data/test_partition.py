@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hyperpush.data.batches import ragged
 from hyperpush.errors import InvalidInput
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.data import partition
 from hyperpush.studies.data.sources import Dataset
 from hyperpush.studies.data.summary import describe, show
@@ -181,7 +181,7 @@ def test_stacked_data_are_the_examples_and_zeros():
         partition.stack(data, [np.array([1]), np.zeros(0, np.int64)])
 
 
-class Printed(Run):
+class Printed(StudyRun):
     """What a run would print and draw."""
 
     def __init__(self):

@@ -1,1 +1,1 @@
-"""Methods tuned alike, chosen on validation scores, reported over seeds (docs/sweep.md)."""
+"""Methods tuned alike, chosen on validation scores, reported over seeds (docs/guides/sweep.md)."""

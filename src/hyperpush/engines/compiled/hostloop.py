@@ -120,7 +120,7 @@ class HostLoop:
             return self.serve(visit, carry)
         after, finite = self.attempt(visit, carry)
         if not finite:
-            raise Diverged(OUTSIDE, visit.round, "check the data and the step sizes")
+            raise Diverged(OUTSIDE, visit.round, "Check the data and the step sizes.")
         return after
 
     def resumes(self, path: Path) -> bool:

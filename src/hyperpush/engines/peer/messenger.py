@@ -47,7 +47,7 @@ class Messenger:
         for leaf in jax.tree.leaves(tree):
             if jnp.issubdtype(leaf.dtype, jnp.inexact) and not np.all(np.isfinite(np.asarray(leaf))):
                 name, i = self.state.loops[-1] if self.state.loops else (OUTSIDE, 0)
-                raise Diverged(name, i + 1, "a smaller step size may help")
+                raise Diverged(name, i + 1, "A smaller step size may help.")
 
     # -------------------------------------------------------------------- out
 

@@ -1,4 +1,4 @@
-"""Runs that continue where they were cut off: what is kept on disk (`store`), and what of a run (`journal`)."""
+"""Interrupted runs that continue: what is kept on disk (`store`), and what of a run (`journal`)."""
 
 from dataclasses import dataclass
 

@@ -2,7 +2,7 @@
 
 A run of an experiment is a sequence of pieces: each call of a compiled engine is one. Finished pieces keep their
 result, the piece under way its state between two compiled chunks. A run that is started again does everything else
-anew, which gives the same numbers, reads finished pieces back, and continues with the one that was cut off.
+anew, which gives the same numbers, reads finished pieces back, and continues with the interrupted one.
 """
 
 import signal
@@ -75,7 +75,7 @@ class Journal(RunHook):
     # ------------------------------------------------------------------------- a hook
 
     def start(self, run: HostLoop) -> Snapshot | None:
-        """Where the next piece continues, if it is the same as in the run that was cut off."""
+        """Where the next piece continues, if it is the same as in the interrupted run."""
         number, self._begun, self.busy = self._begun, self._begun + 1, True
         digest, own = digest_of(run), f"{number} "
         entries = ((saved, entry) for saved in self._found for entry in saved.facts["entries"])

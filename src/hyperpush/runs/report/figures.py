@@ -24,7 +24,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Curve:
-    """A labelled line: positions, means, and optionally the spread (one standard deviation) around them."""
+    """A labeled line: positions, means, and optionally the spread (one standard deviation) around them."""
 
     label: str
     x: Any

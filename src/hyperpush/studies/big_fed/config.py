@@ -1,4 +1,4 @@
-"""BiG-Fed on the karate club: do both costs fall together, and who has the lowest test loss (docs/big-fed.md)?
+"""BiG-Fed on the karate club: do both costs fall together, and who has the lowest test loss (docs/guides/big-fed.md)?
 
 34 clients, each with a function of its own that follows from its place in the club's graph, regress it with linear
 layers of which the middle one is everybody's. All methods start from the same layers and choose their steps from

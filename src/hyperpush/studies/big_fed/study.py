@@ -16,7 +16,7 @@ from hyperpush.errors import InvalidInput
 from hyperpush.inner.base import InnerState, Learner
 from hyperpush.programs import Context, Data
 from hyperpush.runs.report.figures import error_curves, panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.big_fed import tuning
 from hyperpush.studies.big_fed.config import BigFed
 from hyperpush.studies.big_fed.tuning import Club, Method
@@ -26,7 +26,7 @@ REACH = 5.0  # inputs are from −5 to 5
 Weights = Float[np.ndarray, "n n"]
 
 
-def run_big_fed(config: BigFed, run: Run) -> dict[str, Any]:
+def run_big_fed(config: BigFed, run: StudyRun) -> dict[str, Any]:
     """Both figures: a row for each method and seed, and the correlation of the two costs."""
     weights = nx.to_numpy_array(nx.karate_club_graph(), weight=None)  # pyright: ignore[reportArgumentType]
     seeds = range(config.seed, config.seed + config.seeds)
@@ -162,7 +162,7 @@ def _summarize(
     }
 
 
-def _draw(run: Run, frozen: dict[str, np.ndarray], tested: dict[str, np.ndarray]) -> None:
+def _draw(run: StudyRun, frozen: dict[str, np.ndarray], tested: dict[str, np.ndarray]) -> None:
     figure, (axis,) = panels()
     error_curves(axis, tuning.mean_curves(frozen), x_label="rounds", y_label="cost, kernel frozen")
     run.figure("inner-and-outer", figure)

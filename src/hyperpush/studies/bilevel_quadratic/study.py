@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 import hyperpush as hp
 from hyperpush.algorithms.base import Algorithm
 from hyperpush.errors import unknown
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.bilevel_quadratic.config import BilevelQuadratic
 from hyperpush.studies.common.figures import draw_errors
 from hyperpush.tasks.quadratic import outer_fixed_points
@@ -18,7 +18,7 @@ from hyperpush.tasks.quadratic import outer_fixed_points
 power = partial(hp.schedule, "power")
 
 
-def run(config: BilevelQuadratic, run: Run) -> dict[str, Any]:
+def run(config: BilevelQuadratic, run: StudyRun) -> dict[str, Any]:
     """Solve with every method, and compare with the closed forms."""
     known = [(label, label.replace(",", "").split()[0], method) for label, method in algorithms(config)]
     names = {name for _, name, _ in known}

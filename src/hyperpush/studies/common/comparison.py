@@ -24,7 +24,7 @@ from hyperpush.networks import Network
 from hyperpush.privacy.sensitivity import Constants
 from hyperpush.problem import Cost, Problem
 from hyperpush.runs.report.figures import panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.config import Comparison
 from hyperpush.studies.common.methods import NESTED, nested_loops, single_loop, single_loops
 
@@ -83,7 +83,7 @@ def method_names(config: Comparison, network: Network | None = None) -> list[str
 
 
 def compare(
-    config: Comparison, run: Run, network: Network, common: Benchmark, personal: Benchmark | None = None
+    config: Comparison, run: StudyRun, network: Network, common: Benchmark, personal: Benchmark | None = None
 ) -> list[Compared]:
     """Every method at its best setting of the grid.
 
@@ -188,7 +188,7 @@ def curve_of(name: str, on: Benchmark, found: hp.Solution) -> Row:
     }
 
 
-def draw(run: Run, name: str, curves: Sequence[Row], metrics: Sequence[str]) -> None:
+def draw(run: StudyRun, name: str, curves: Sequence[Row], metrics: Sequence[str]) -> None:
     """A figure of each metric by iteration and by floats sent."""
     for metric in metrics:
         figure, axes = panels(2)
@@ -204,7 +204,7 @@ def draw(run: Run, name: str, curves: Sequence[Row], metrics: Sequence[str]) -> 
         run.figure(f"{name}-{metric}", figure)
 
 
-def table(run: Run, title: str, rows: Sequence[Row]) -> None:
+def table(run: StudyRun, title: str, rows: Sequence[Row]) -> None:
     """A table of rows that need not have the same columns; settings are spelled out. `tell` says what ε assumes."""
     columns = list(dict.fromkeys(key for row in rows for key in row if key != "assumes"))
 

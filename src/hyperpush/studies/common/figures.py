@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hyperpush.runs.report.figures import Curve, error_curves, panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 
 
 def draw_errors(
-    run: Run,
+    run: StudyRun,
     name: str,
     curves: Mapping[str, Mapping[str, Any]],
     error: str,

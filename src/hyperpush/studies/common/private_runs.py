@@ -10,7 +10,7 @@ import hyperpush as hp
 from hyperpush.data.batches import capacity
 from hyperpush.networks import Network
 from hyperpush.privacy import ASSUMPTION
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.comparison import Benchmark, Compared, Row, benchmark_of, best_run
 from hyperpush.studies.common.config import Comparison, Privacy
 from hyperpush.studies.common.methods import NESTED, nested_loops
@@ -22,7 +22,7 @@ SINGLE = "LDPDSBO"  # the one of the algorithms that move params and hypers toge
 
 def run_privately(
     config: Comparison,
-    run: Run,
+    run: StudyRun,
     network: Network,
     found: Sequence[Compared],
     common: Benchmark,
@@ -128,7 +128,7 @@ def costs_of_privacy(best: Row, same: Row, noisy: Row) -> dict[str, float]:
     return found
 
 
-def tell(run: Run, private: Sequence[Row]) -> None:
+def tell(run: StudyRun, private: Sequence[Row]) -> None:
     """What privacy cost each method, in a sentence; the methods that cannot be private in one line for each reason.
 
     In the end what every ε among them assumes.

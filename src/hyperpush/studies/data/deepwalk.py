@@ -51,7 +51,7 @@ def embedding(
     """e with e_u·e_v ≈ log(#(u, v)·D / (#(u)·#(v))), from the matrix's largest eigenvalues; signs by the largest entry.
 
     #(u, v) counts how often the two are met within `window` steps of a walk, one half added, #(u) those of u and D all
-    of them. Walks as in Perozzi, Al-Rfou, Skiena 2014. Skip-gram factorises this matrix (Levy, Goldberg 2014), so
+    of them. Walks as in Perozzi, Al-Rfou, Skiena 2014. Skip-gram factorizes this matrix (Levy, Goldberg 2014), so
     that its best factors need no training.
     """
     check_integer("dimensions", dimensions, minimum=1, maximum=len(weights))

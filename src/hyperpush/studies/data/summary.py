@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from hyperpush.runs.report.figures import panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.data.partition import Shift, Split, counts
 from hyperpush.studies.data.sources import Dataset
 
@@ -26,7 +26,7 @@ def describe(data: Dataset, split: Split, shift: Shift | None = None) -> dict[st
     return found
 
 
-def show(run: Run, data: Dataset, split: Split, shift: Shift | None = None) -> dict[str, Any]:
+def show(run: StudyRun, data: Dataset, split: Split, shift: Shift | None = None) -> dict[str, Any]:
     """Print and draw a partition into a run; gives the numbers of `describe`."""
     found = describe(data, split, shift)
     names = {

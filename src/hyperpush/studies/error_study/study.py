@@ -12,7 +12,7 @@ import hyperpush as hp
 from hyperpush.hypergradients import oracles
 from hyperpush.networks import Network
 from hyperpush.runs.report.figures import Curve, error_curves, panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.estimates import current_value
 from hyperpush.studies.error_study.config import ErrorStudy
 
@@ -20,7 +20,7 @@ MILESTONES = (0.6, 0.8, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99, 0.998, 0.9998)  # the
 ERROR = "error of the hypergradient"
 
 
-def run(config: ErrorStudy, run: Run) -> dict[str, Any]:
+def run(config: ErrorStudy, run: StudyRun) -> dict[str, Any]:
     """Errors by order, pushes and batch size; then the two trends."""
     network = hp.networks.by_name(config.network, config.clients, config.seed, **config.network_options)
     task = hp.tasks.logistic(config.clients, config.seed, examples=config.examples, rate=config.hyper)
@@ -28,7 +28,7 @@ def run(config: ErrorStudy, run: Run) -> dict[str, Any]:
     params_after = partial(train, config, task, network, training_key)
     errors = partial(estimate_errors, config, task, network, estimation_key)
     at = params_after(config.inner_steps)
-    solution = oracles.minimise(task.problem, task.params, task.hypers, task.data)
+    solution = oracles.minimize(task.problem, task.params, task.hypers, task.data)
     truth_here, truth = (oracles.dense(task.problem, x, task.hypers, task.data) for x in (at, solution))
     wanted = sorted({m for m in (10, 50, 100, 200, 500, 1000) if m < config.order} | {config.order})
     rows, figure, axes = [], *panels(len(config.batches))
@@ -108,7 +108,7 @@ def last(errors: Float[np.ndarray, "runs order"]) -> dict[str, float]:
     return {"error_mean": float(mean[-1]), "error_std": float(spread[-1])}
 
 
-def draw_trends(config: ErrorStudy, run: Run, by_batch: list[dict], by_steps: list[dict]) -> None:
+def draw_trends(config: ErrorStudy, run: StudyRun, by_batch: list[dict], by_steps: list[dict]) -> None:
     """Errors by batch size, and by how far the inner solution is."""
     figure, axes = panels(2)
     trends = (by_batch, "batch", "batch size"), (by_steps, "distance", "distance of the inner solution")
@@ -123,7 +123,7 @@ def draw_trends(config: ErrorStudy, run: Run, by_batch: list[dict], by_steps: li
     run.figure("trends", figure)
 
 
-def show(config: ErrorStudy, run: Run, result: dict[str, Any], orders: Sequence[int]) -> None:
+def show(config: ErrorStudy, run: StudyRun, result: dict[str, Any], orders: Sequence[int]) -> None:
     """Errors by order: a row for each batch size and number of pushes."""
     cells = {(row["batch"], row["pushes"], row["order"]): f"{row['error_mean']:.1e}" for row in result["errors"]}
     run.table(

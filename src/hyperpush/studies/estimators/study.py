@@ -12,7 +12,7 @@ from hyperpush.data.batches import everything
 from hyperpush.hypergradients import oracles
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.networks import Network
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.estimates import current_value, records, run_recorded
 from hyperpush.studies.common.figures import draw_errors
 from hyperpush.studies.estimators.config import Estimators
@@ -22,7 +22,7 @@ TAPE = 10**6  # numbers that ITD may record
 Row = dict[str, Any]
 
 
-def run(config: Estimators, run: Run) -> dict[str, Any]:
+def run(config: Estimators, run: StudyRun) -> dict[str, Any]:
     """Every estimator on every network, for every size of the problem."""
     curves, summary = [], []
     with run.progress("networks", len(config.sizes) * len(config.networks)) as bar:
@@ -52,7 +52,7 @@ class Comparison:
     def __init__(self, config: Estimators, clients: int, width: int):
         made = hp.tasks.logistic(clients, config.seed, examples=config.examples, features=width - 1, rate=config.hyper)
         self.config, self.clients, self.width = config, clients, width
-        solution = oracles.minimise(made.problem, made.params, made.hypers, made.data)
+        solution = oracles.minimize(made.problem, made.params, made.hypers, made.data)
         self.task = made.at(params=jnp.asarray(solution, made.params.dtype))
         self.point = (made.problem, self.task.params, made.hypers, made.data)
         self.truth = oracles.dense(*self.point)

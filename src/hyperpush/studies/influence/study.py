@@ -19,7 +19,7 @@ from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.influence import Influence, Weights
 from hyperpush.networks import Network
 from hyperpush.runs.report.figures import panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.data.partition import dirichlet, split, stack
 from hyperpush.studies.data.sources import Dataset, available, load
 from hyperpush.studies.influence.config import InfluenceStudy
@@ -40,7 +40,7 @@ Predict = Callable[[Influence], Float[np.ndarray, " k"]]  # scores of the remove
 Row = dict[str, Any]
 
 
-def run_influence(config: InfluenceStudy, run: Run) -> dict[str, Any]:
+def run_influence(config: InfluenceStudy, run: StudyRun) -> dict[str, Any]:
     """Predict, retrain, compare; then groups and clients, and the hunt."""
     config = config.complete()
     if config.hunt.seeds:  # three examples each at least: to train, to validate, to test
@@ -119,7 +119,7 @@ class Trained:
     """One way of training, and where it led."""
 
     config: InfluenceStudy
-    run: Run
+    run: StudyRun
     task: Task  # before training
     network: Network
     solver: hp.SGP
@@ -168,7 +168,7 @@ def _size(batch: int | None) -> str:
 # ------------------------------------------------------------------------ predictions against retraining
 
 
-def _case(config: InfluenceStudy, run: Run, task: Task, network: Network, batch: int, first: bool) -> Row:
+def _case(config: InfluenceStudy, run: StudyRun, task: Task, network: Network, batch: int, first: bool) -> Row:
     """One way of training: its predictions against retraining; of the first also groups, times and files."""
     assert config.steps
     assert config.rate
@@ -242,7 +242,7 @@ def _judge(
         scores = trained.scores(estimator, damping)
     guess = predict(scores)
     if not np.all(np.isfinite(guess)):
-        raise hp.Diverged(type(estimator).__name__, trained.order, "numbers are not finite")
+        raise hp.Diverged(type(estimator).__name__, trained.order, "Try another estimator or smaller steps.")
     slope = float(guess @ actual / (guess @ guess)) if np.any(guess) else None
     return {**influence.agreement(guess, actual), "slope": slope, "rounds": scores.costs.rounds}
 
@@ -304,7 +304,7 @@ def _newton(trained: Trained, weights: Weights) -> float | None:
 # ------------------------------------------------------------------------ files, figures and tables
 
 
-def _write_rankings(run: Run, found: Influence) -> None:
+def _write_rankings(run: StudyRun, found: Influence) -> None:
     """Every client's own ranking: rank 1 hurts everyone most."""
     for client, scores in enumerate(found.examples):
         ranks = np.argsort(found.ranking(client)) + 1
@@ -312,7 +312,7 @@ def _write_rankings(run: Run, found: Influence) -> None:
         run.write(f"client-{client}/influence.csv", "\n".join(["instance,score,rank", *lines]) + "\n")
 
 
-def _report(config: InfluenceStudy, run: Run, cases: list[Row], described: str) -> None:
+def _report(config: InfluenceStudy, run: StudyRun, cases: list[Row], described: str) -> None:
     """Scatter plots and tables."""
     figure, axes = panels(len(cases))
     for axis, case in zip(axes, cases, strict=True):

@@ -15,7 +15,7 @@ from hyperpush import influence
 from hyperpush.influence.label_noise import share_found
 from hyperpush.networks import Network
 from hyperpush.problem import L2
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.data.partition import iid, split, stack
 from hyperpush.studies.data.sources import load
 from hyperpush.studies.influence.config import Hunt, InfluenceStudy
@@ -64,7 +64,7 @@ def noisy_digits(config: Hunt, kind: str, seed: int) -> tuple[Task, list[np.ndar
     return made, flips, generator
 
 
-def hunt_wrong_labels(config: InfluenceStudy, solver: hp.SGP, run: Run) -> dict[str, Any]:
+def hunt_wrong_labels(config: InfluenceStudy, solver: hp.SGP, run: StudyRun) -> dict[str, Any]:
     """The share of wrong labels found by influence, by the loss under the shared or the own model, and by chance."""
     hunt, rows = config.hunt, []
     network = hp.networks.by_name(config.network, hunt.clients, config.seed, **config.network_options)

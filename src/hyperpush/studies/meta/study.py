@@ -14,7 +14,7 @@ import hyperpush as hp
 from hyperpush.errors import InvalidInput
 from hyperpush.networks import Network
 from hyperpush.problem import L2
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.comparison import Benchmark, Row, compare, draw, method_names, table
 from hyperpush.studies.common.private_runs import run_privately, tell
 from hyperpush.studies.data.sources import available, load
@@ -43,7 +43,7 @@ class Drawn(NamedTuple):
     described: dict[str, Any]
 
 
-def run(config: Meta, run: Run) -> dict[str, Any]:
+def run(config: Meta, run: StudyRun) -> dict[str, Any]:
     """Compare all methods, then run privately what can be."""
     network = hp.networks.by_name(config.network, config.clients, config.seed)
     method_names(config, network)  # refuses before data are loaded

@@ -12,7 +12,7 @@ from hyperpush.studies.models.layers import convolution, dense, dense_shapes, dr
 class CNN(eqx.Module):
     """A convolution, ReLU and 2×2 max-pooling for each of `channels`, then dense layers.
 
-    Images are squares of `size` pixels a side, grey, or with `colors` above 1 as the last axis. Convolutions are
+    Images are squares of `size` pixels a side, gray, or with `colors` above 1 as the last axis. Convolutions are
     `kernel` pixels wide and do not pad; pooling leaves out the last row and column of odd ones. A dense layer with ReLU
     for each of `hidden` precedes the one that gives `classes` logits.
     """

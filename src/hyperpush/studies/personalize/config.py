@@ -1,4 +1,4 @@
-"""Personal models over a network: recipes, baselines, and what cooperation adds (docs/personalize.md)."""
+"""Personal models over a network: recipes, baselines, and what cooperation adds (docs/guides/personalize.md)."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -88,7 +88,8 @@ class Personalize(Numbers):
         default="small", description="Small models, fewer clients and a warm start between outer steps; or the papers'."
     )
     paper: Paper = Field(
-        default="personalized", description="Whose settings size=paper takes (docs/personalize.md has their titles)."
+        default="personalized",
+        description="Whose settings size=paper takes: docs/guides/personalize.md.",
     )
     seeds: Count = Field(default=1, description="Runs, each with a partition, network and model of its own.")
     seed: int = Field(default=0, ge=0, description="The first of the seeds.")

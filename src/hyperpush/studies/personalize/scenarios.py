@@ -1,4 +1,4 @@
-"""What is to be learnt, by whom: a data set dealt out to clients, and the model for it."""
+"""What is to be learned, by whom: a data set dealt out to clients, and the model for it."""
 
 from math import prod
 from pathlib import Path
@@ -120,7 +120,7 @@ def _deal(name: str, clients: int, generator: Generator, examples: int | None) -
 
 
 def turn_images(images: np.ndarray, owned: partition.Owned, quarters: Int[np.ndarray, " n"]) -> np.ndarray:
-    """Every client's images turned by its number of quarters, anticlockwise."""
+    """Every client's images turned by its number of quarters, counterclockwise."""
     images = images.copy()
     for own, turns in zip(owned, quarters, strict=True):
         images[own] = np.rot90(images[own], turns, axes=(1, 2))

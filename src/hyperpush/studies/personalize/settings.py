@@ -32,7 +32,7 @@ def small(data: str) -> Setting:
 def of_paper(paper: Paper, data: str, network: str, by: Kind) -> Setting:
     """A paper's setting for a data set and a network; from the start before every outer step.
 
-    What a paper leaves open is taken from the others: docs/personalize.md says what.
+    What a paper leaves open is taken from the others: docs/guides/personalize.md says what.
     """
     if data == "digits" and paper == "personalized":  # no paper's: a larger model of the data that ship
         return _large((20, None, 600, 200, None, 20, 128, 0.1, 0.5), order=200)

@@ -17,7 +17,7 @@ from hyperpush.errors import Diverged, InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.networks import Network
 from hyperpush.runs.report.figures import panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.data import summary
 from hyperpush.studies.data.partition import counts
 from hyperpush.studies.data.sources import Dataset
@@ -94,7 +94,7 @@ class Comparison(NamedTuple):
     """What is compared, and where it is written."""
 
     config: Personalize
-    run: Run
+    run: StudyRun
     setting: Setting
     own: Dataset | None  # your own data
     chosen: dict[tuple[str, int], str]  # titles by method and pushes; the first number of pushes is not told
@@ -113,7 +113,7 @@ class Comparison(NamedTuple):
         return networks.by_name(self.config.network, self.setting.clients, seed)
 
 
-def run_personalize(config: Personalize, run: Run) -> dict[str, Any]:
+def run_personalize(config: Personalize, run: StudyRun) -> dict[str, Any]:
     """A row for every method and seed; curves, weights and accuracies of clients of the first seed."""
     comparison = _prepare(config, run)
     setting, skipped = comparison.setting, comparison.skipped
@@ -139,7 +139,7 @@ def run_personalize(config: Personalize, run: Run) -> dict[str, Any]:
     }
 
 
-def _prepare(config: Personalize, run: Run) -> Comparison:
+def _prepare(config: Personalize, run: StudyRun) -> Comparison:
     """The setting, and which methods can run in it."""
     check(config)
     own = read_own(config.path, config.client, config.label, config.classes or None) if config.data == "own" else None
@@ -234,7 +234,7 @@ def _dry_run(comparison: Comparison) -> dict[str, Any]:
 # ------------------------------------------------------------------------ tables and figures
 
 
-def _show(config: Personalize, run: Run, rows: list[Row], skipped: dict[str, str]) -> None:
+def _show(config: Personalize, run: StudyRun, rows: list[Row], skipped: dict[str, str]) -> None:
     """Mean ± sd over seeds beside the published numbers."""
 
     def cell(values: list[float]) -> str:
@@ -255,7 +255,7 @@ def _show(config: Personalize, run: Run, rows: list[Row], skipped: dict[str, str
         run.console.print(f"published: {SOURCE}; average / 10 % client, on the papers' sizes")
 
 
-def _draw_accuracies(run: Run, details: list[Row]) -> None:
+def _draw_accuracies(run: StudyRun, details: list[Row]) -> None:
     """Accuracies of clients and validation by outer step."""
     figure, (left, right) = panels(2)
     for detail in details:
@@ -269,7 +269,7 @@ def _draw_accuracies(run: Run, details: list[Row]) -> None:
     run.figure("accuracy", figure)
 
 
-def _show_weights(run: Run, made: Scenario, details: list[Row]) -> None:
+def _show_weights(run: StudyRun, made: Scenario, details: list[Row]) -> None:
     """The weights that were learned: of models by true cluster, of labels beside how often clients have them."""
     owned = counts(made.data.labels, made.data.classes, made.split.train)
     shares = owned / owned.sum(1, keepdims=True)

@@ -35,5 +35,5 @@ class Private(Config):
 
 
 EXPERIMENT = study(
-    "private", "LDP-DSBO on streams: accuracy that improves for ever at a finite privacy budget.", Private
+    "private", "LDP-DSBO on streams: accuracy that improves forever at a finite privacy budget.", Private
 )

@@ -19,7 +19,7 @@ from hyperpush.privacy.mechanisms import Laplace
 from hyperpush.privacy.sensitivity import Constants
 from hyperpush.programs import Data, Exchange, Inbox, Repeat, Scope, evaluate, program_of
 from hyperpush.runs.report.figures import Curve, error_curves, panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.private.config import Case, Private
 from hyperpush.studies.private.streams import SIZE, Stream, constants_of, errors, problem_of, samples, slope, stream
 
@@ -27,7 +27,7 @@ POINTS = 1000
 power = partial(hp.schedule, "power")
 
 
-def run(config: Private, run: Run) -> dict[str, Any]:
+def run(config: Private, run: StudyRun) -> dict[str, Any]:
     """Every case with noise that falls; the first also with constant noise and without, its budget and the attack."""
     network = hp.networks.by_name(config.network, config.clients, config.seed)
     result: dict[str, Any] = {"assumes": ASSUMPTION}
@@ -166,7 +166,7 @@ def attack(config: Private, made: Stream, algorithm: LDPDSBO, network: Network) 
     return audit(*runs, config.trials, seed=config.seed, chunk=50_000)
 
 
-def report(run: Run, result: dict[str, Any]) -> None:
+def report(run: StudyRun, result: dict[str, Any]) -> None:
     """A table, and the curves."""
     rows = [
         (curve["case"], curve["noise"], curve["distance"][0], curve["distance"][-1], curve["slope"])

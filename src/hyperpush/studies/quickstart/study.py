@@ -3,7 +3,7 @@
 from typing import Any
 
 from hyperpush.runs.report.figures import panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.personalize import study as personalize
 from hyperpush.studies.personalize.config import Personalize
 from hyperpush.studies.quickstart.config import Quickstart
@@ -16,7 +16,7 @@ TITLES = {
 }
 
 
-def run_quickstart(config: Quickstart, run: Run) -> dict[str, Any]:
+def run_quickstart(config: Quickstart, run: StudyRun) -> dict[str, Any]:
     """scikit-learn's digits, a random directed network."""
     asked = Personalize(
         methods=tuple(TITLES),
@@ -52,7 +52,7 @@ def sentence(rows: dict[str, Any], clients: dict[str, list[float]], best: str) -
     )
 
 
-def _draw(run: Run, clients: dict[str, list[float]], best: str) -> None:
+def _draw(run: StudyRun, clients: dict[str, list[float]], best: str) -> None:
     """Each client's accuracy with one model for all, and with its own."""
     figure, (axes,) = panels()
     order = sorted(range(len(clients["sgp"])), key=lambda client: clients["sgp"][client])

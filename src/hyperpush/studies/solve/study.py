@@ -18,7 +18,7 @@ from hyperpush.imports import load_function
 from hyperpush.inner.base import InnerSolver
 from hyperpush.registry import find
 from hyperpush.runs.report.figures import Curve, error_curves, panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.methods import fitting_options
 from hyperpush.studies.solve.config import Estimation, Inner, Solve
 
@@ -27,7 +27,7 @@ DENSE = 500  # params per client up to which the closed form is affordable
 ENGINES = {"simulate": hp.Simulate, "shard": hp.Shard, "peer": hp.Threads}
 
 
-def run(config: Solve, run: Run) -> dict[str, Any]:
+def run(config: Solve, run: StudyRun) -> dict[str, Any]:
     """Solve the task, then estimate the hypergradient once more at the point reached."""
     task = read_task(config)
     method, task = algorithm(config, task)
@@ -157,7 +157,7 @@ def hyper_spread(hypers: PyTree) -> float:
     return float(max(np.ptp(leaf, 0).max() for leaf in jax.tree.leaves(hypers)))
 
 
-def draw(run: Run, costs: list[float]) -> None:
+def draw(run: StudyRun, costs: list[float]) -> None:
     """The outer cost by outer step."""
     figure, (axes,) = panels()
     curve = Curve("mean over clients", range(len(costs)), costs)
@@ -165,7 +165,7 @@ def draw(run: Run, costs: list[float]) -> None:
     run.figure("outer-cost", figure)
 
 
-def show(config: Solve, run: Run, result: dict[str, Any]) -> None:
+def show(config: Solve, run: StudyRun, result: dict[str, Any]) -> None:
     """The result as a table; what there is not is left out."""
     costs, best = result["outer_costs"], result["best_step"]
     stopped = f"{best} of {len(costs) - 1}" if result["metric"] is not None else None

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from hyperpush.big_fed.bilinear import coefficients
 from hyperpush.errors import InvalidInput
 from hyperpush.runs.report.figures import error_curves, panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.big_fed import tuning
 from hyperpush.studies.data.traffic import DAY, traffic
 from hyperpush.studies.traffic.config import TrafficConfig
@@ -28,7 +28,7 @@ class Examples(NamedTuple):
     last: PerSensor  # the last speed known, in miles per hour
 
 
-def run_traffic(config: TrafficConfig, run: Run) -> dict[str, Any]:
+def run_traffic(config: TrafficConfig, run: StudyRun) -> dict[str, Any]:
     """A row for each forecast and seed."""
     made = traffic(config.data, seed=config.seed)
     speeds, n = made.speeds, made.speeds.shape[1]

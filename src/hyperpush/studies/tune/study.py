@@ -15,7 +15,7 @@ import hyperpush as hp
 from hyperpush.errors import InvalidInput
 from hyperpush.problem import Problem
 from hyperpush.runs.report.figures import panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.comparison import Benchmark, benchmark_of, compare, draw, method_names, table
 from hyperpush.studies.common.private_runs import run_privately, tell
 from hyperpush.studies.data.sources import available, load
@@ -53,7 +53,7 @@ class Prepared(NamedTuple):
     references: dict[str, float]
 
 
-def run(config: Tune, run: Run) -> dict[str, Any]:
+def run(config: Tune, run: StudyRun) -> dict[str, Any]:
     """Compare all methods, then run privately what can be."""
     network = hp.networks.by_name(config.network, config.clients, config.seed)
     method_names(config, network)  # refuses before data are loaded
@@ -233,7 +233,7 @@ def _mean_cost(problem: Problem, params: Array, hypers: PyTree, train: PyTree) -
     return jax.value_and_grad(cost)(params)
 
 
-def draw_weights(run: Run, weights: dict[str, Any], wrong: Bool[np.ndarray, "clients m"]) -> None:
+def draw_weights(run: StudyRun, weights: dict[str, Any], wrong: Bool[np.ndarray, "clients m"]) -> None:
     """The learned weights of clean and of corrupted examples, a panel for each of some methods."""
     chosen = list(weights)[-4:]
     figure, axes = panels(len(chosen))

@@ -15,7 +15,7 @@ from hyperpush.hypergradients import oracles
 from hyperpush.hypergradients.vr_theory import expected_errors, linearize, mu, mu_by_round, theorem
 from hyperpush.networks import Network
 from hyperpush.runs.report.figures import Curve, error_curves, panels
-from hyperpush.runs.run import Run
+from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.estimates import records
 from hyperpush.studies.data.sources import available, load
 from hyperpush.studies.vr_hgp.config import VRStudy
@@ -26,7 +26,7 @@ ALPHAS = (0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
 GRID = np.array(list(product(ALPHAS, (0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1))))
 
 
-def run(config: VRStudy, run: Run) -> dict[str, Any]:
+def run(config: VRStudy, run: StudyRun) -> dict[str, Any]:
     """Measured, exact and bounded errors of every pair of weights, and the best weights by theory."""
     network = hp.networks.by_name(config.network, config.clients, config.seed, probability=config.probability)
     task, drawn = two_digits(config)
@@ -51,7 +51,7 @@ def run(config: VRStudy, run: Run) -> dict[str, Any]:
             finite = np.all(np.isfinite(errors), axis=0) & np.isfinite(expected[place])
             if not np.all(finite):
                 first = int(np.argmin(finite)) + 1
-                raise hp.Diverged(f"VRHGP with {label(alpha, beta)}", first, "a larger step or L2 rate may help")
+                raise hp.Diverged(f"VRHGP with {label(alpha, beta)}", first, "A larger step or L2 rate may help.")
             curves.append(
                 {
                     "alpha": alpha,
@@ -137,7 +137,7 @@ def label(alpha: float, beta: float) -> str:
     return f"α = {alpha:g}, β = {beta:g}"
 
 
-def draw(config: VRStudy, run: Run, curves: list[dict[str, Any]]) -> None:
+def draw(config: VRStudy, run: StudyRun, curves: list[dict[str, Any]]) -> None:
     """The factor μ beside measured errors; then the first two pairs beside theory."""
     rounds, etas = np.arange(1, config.rounds + 1), np.linspace(0.01, 0.99, 99)
     figure, axes = panels(2)
@@ -161,7 +161,7 @@ def draw(config: VRStudy, run: Run, curves: list[dict[str, Any]]) -> None:
     run.figure("bound", figure)
 
 
-def show(config: VRStudy, run: Run, result: dict[str, Any]) -> None:
+def show(config: VRStudy, run: StudyRun, result: dict[str, Any]) -> None:
     """Errors after some rounds, and the best weights by theory."""
     wanted = sorted({m for m in (5, 20, 100) if m < config.rounds} | {config.rounds})
 
