@@ -12,7 +12,7 @@ from rich.console import Console
 
 import hyperpush
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
-from hyperpush.runs.checkpoints import Policy
+from hyperpush.runs.checkpoints import KEEP, MINUTES, Policy
 from hyperpush.runs.config import default_toml, load_config
 from hyperpush.runs.experiment import Experiment, import_with_extras
 from hyperpush.runs.report.tables import table
@@ -99,9 +99,9 @@ def run(
     what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A study, or a TOML file.")],
     overrides: Overrides = None,
     out: Out = None,
-    minutes: Minutes = Policy.minutes,
+    minutes: Minutes = MINUTES,
     rounds: Rounds = None,
-    keep: Keep = Policy.keep,
+    keep: Keep = KEEP,
     processes: Processes = None,
     coordinator: Coordinator = None,
     process: Process = None,
@@ -117,9 +117,9 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an interrupted run.")],
-    minutes: Minutes = Policy.minutes,
+    minutes: Minutes = MINUTES,
     rounds: Rounds = None,
-    keep: Keep = Policy.keep,
+    keep: Keep = KEEP,
     processes: Processes = None,
     coordinator: Coordinator = None,
     process: Process = None,

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+MINUTES, KEEP = 2.0, 3  # unless somebody asks for others
+
 
 @dataclass(frozen=True)
 class Policy:
     """When to write checkpoints, and how many to keep."""
 
-    minutes: float | None = 2.0
+    minutes: float | None = MINUTES
     rounds: int | None = None  # exchanges, or iterations of loops without any
-    keep: int = 3
+    keep: int = KEEP
