@@ -23,3 +23,18 @@ os.environ["HYPERPUSH_CACHE"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
     Path(__file__).parents[1] / ".pytest_cache" / "jax"
 )
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+
+MAPS = Path("/proc/self/maps")
+MOST_MAPS = 25_000  # Linux allows a process 65,530 mappings; XLA crashes when it gets no more
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Free compiled code now and then: every executable holds mappings, and a worker runs more than a thousand tests."""
+    import jax  # not before the environment is set
+
+    tested[0] += 1
+    if tested[0] % 20 == 0 and MAPS.exists() and len(MAPS.read_bytes().splitlines()) > MOST_MAPS:
+        jax.clear_caches()
+
+
+tested = [0]

@@ -217,5 +217,5 @@ def test_whether_hypers_agree_is_the_tasks_to_say():
     task, outer = quadratic(CLIENTS, 0), hp.optimizer("sgd", learning_rate=0.1)
     with pytest.raises(hp.InvalidInput, match=r"task\.common: got False.*common=True.*MDBO.*or one of .*PDBO"):
         hp.solve(task, hp.algorithms.MDBO(2, 0.1, 0.1), NETWORK, key=0)
-    with pytest.raises(hp.InvalidInput, match=r"task\.common: got True.*common=False for PDBO.*or one of .*MDBO, CDBO"):
+    with pytest.raises(hp.InvalidInput, match=r"task\.common: got True.*common=False for PDBO.*or one of .*CDBO.*MDBO"):
         hp.solve(task.replace(common=True), hp.PDBO(SGP, HGP, outer, steps=1), NETWORK, key=0)

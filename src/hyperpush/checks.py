@@ -100,7 +100,7 @@ def require(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        if error.name != package:
+        if (error.name or "").partition(".")[0] != package:
             raise
         allowed = f"the extra {extra}: pip install 'hyperpush[{extra}]'"
         raise InvalidInput(package, "not installed", allowed) from None

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from hyperpush.checks import no_type_check
 from hyperpush.data.batches import everything
 from hyperpush.engines.result import Recorder, RunResult
 from hyperpush.errors import InvalidInput
@@ -50,6 +51,7 @@ class Measured(eqx.Module):
         return row
 
 
+@no_type_check
 def recorder(task: Task, metrics: Metrics | None, rows: int = 0) -> Recorder:
     """What to record of a loop of a task: costs unless the task is private, metrics, and hypers in so many rows."""
     wanted = checked_metrics(task, metrics)

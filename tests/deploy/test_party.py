@@ -169,7 +169,7 @@ def refused(arguments, capsys):
         (("[peers.bob]", '[peers.bob]\ndata = "none.npz"'), "bob", "peers.bob.data: got"),
         (("[peers.bob]", '[peers.bob]\ndata = "no_such:thing"'), "bob", "peers.bob.data: got 'no_such:thing'"),
         (('name = "logistic"', 'name = "no_such:thing"'), "alice", "task.name: got 'no_such:thing'"),
-        (("seed = 0", "seed = 0\nexamples = 0"), "alice", "train: got"),
+        (("seed = 0", "seed = 0\nexamples = 0"), "alice", "task.examples: got 0"),
         (("step_size = 0.5", "step_size = -1.0"), "alice", "method.step_size: got -1"),
         (("step_size = 0.5", "steq_size = 1.0"), "alice", "method.steq_size"),
         (('name = "random-directed"', 'name = "randm"'), "alice", "network.name: got 'randm'"),

@@ -98,7 +98,9 @@ def test_parties_with_another_number_are_told_so(engines):
 
 def test_it_is_registered_and_shown(capsys):
     assert registered("engines")["Peers"] is hp.Peers
-    main(["show", "Peers"])
+    with pytest.raises(SystemExit) as ended:
+        main(["show", "Peers"])
+    assert not ended.value.code
     said = capsys.readouterr().out
     assert all(option in said for option in ("addresses", "patience", "certificate", "mutual TLS"))
 

@@ -23,6 +23,7 @@ from hyperpush.engines.result import Progress, RunResult
 from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.engines.transport.zenoh.addresses import Address, check_name
 from hyperpush.errors import InvalidInput, unknown
+from hyperpush.method import Configured
 from hyperpush.networks import Network
 from hyperpush.programs import Average, Node, Recipe, Server, contains, profile
 from hyperpush.programs.recipe import is_number
@@ -37,7 +38,7 @@ Mode = Literal["synchronous", "asynchronous"]
 SECRET_BYTES = DIGEST_BYTES = 32
 
 
-class Peers(Engine):
+class Peers(Engine, Configured):
     """Runs one party's client and talks to the processes of the others, over mutual TLS: nobody is in between.
 
     Every party calls the same verb with the same method, network and key, on its own task:

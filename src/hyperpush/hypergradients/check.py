@@ -251,7 +251,8 @@ def check(
     Example:
         >>> import hyperpush as hp
         >>> task, network = hp.tasks.quadratic(4, seed=0), hp.networks.FullyConnected(4)
-        >>> found = hp.check(task, hp.HGP(steps=200, pushes=1, step_size=0.2), network, key=0)
+        >>> trained = hp.train(task, hp.SGP(steps=200, step_size=0.2), network, key=0).task
+        >>> found = hp.check(trained, hp.HGP(steps=200, pushes=1, step_size=0.2), network, key=0)
         >>> found.passed, found.warnings
         (True, [])
     """
