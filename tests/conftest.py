@@ -29,7 +29,7 @@ MOST_MAPS = 25_000  # Linux allows a process 65,530 mappings; XLA crashes when i
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Free compiled code now and then: every executable holds mappings, and a worker runs more than a thousand tests."""
+    """Free compiled code now and then: it holds mappings, and a worker runs more than a thousand tests."""
     import jax  # not before the environment is set
 
     tested[0] += 1

@@ -134,6 +134,26 @@ VERBS = {
         lambda: hp.tune(make(test=DATA), SGP, NETWORK, key=0, over={"step_size": [0.1]}, on="test"),
         r"on: got 'test'.*nothing may be chosen",
     ),
+    "a data set that is no name": (
+        lambda: hp.tune(TASK, SGP, NETWORK, key=0, over={"step_size": [0.1]}, on=None),
+        r"on: got None",
+    ),
+    "an optimizer's option of another kind": (
+        lambda: hp.optimizer("adam", learning_rate=0.1, b1="x"),
+        r"optimizer\.adam: got \{'b1': 'x'\}; allowed: options that Optax can use",
+    ),
+    "one device twice": (
+        lambda: hp.Shard(devices=[jax.devices()[0]] * 2),
+        r"Shard\.devices: got .*different devices",
+    ),
+    "one client to remove": (
+        lambda: hp.influence.without(TASK, clients=2),
+        r"without\.clients: got 2; allowed: a list of clients",
+    ),
+    "a key among the params": (
+        lambda: hp.train(make(hypers={"a": 0.0, "key": jax.random.key(0)}), SGP, NETWORK, key=0),
+        r"hypers\['key'\].*key",
+    ),
     "tuning nothing": (lambda: hp.tune(TASK, SGP, NETWORK, key=0, over={}, on="train"), r"over: got \{\}"),
     "tuning a misspelling": (
         lambda: hp.tune(TASK, SGP, NETWORK, key=0, over={"step_sise": [0.1]}, on="train"),

@@ -107,10 +107,13 @@ def test_the_command_runs_and_keeps_what_hp_load_reads(tmp_path, capsys):
     assert hp.load(tmp_path / "run").params["hypers"].shape == (4, 6)
 
 
-def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys):
+@pytest.mark.parametrize("given", ["0", "nan", "inf"])
+def test_bad_input_is_one_line_and_leaves_nothing(given, tmp_path, capsys):
     (tmp_path / "my.toml").write_text(TEXT)
     with pytest.raises(SystemExit) as ended:
-        main(["run", str(tmp_path / "my.toml"), "-s", "method.inner.step_size=0", "--out", str(tmp_path / "run")])
+        main(
+            ["run", str(tmp_path / "my.toml"), "-s", f"method.inner.step_size={given}", "--out", str(tmp_path / "run")]
+        )
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["my.toml"]

@@ -36,9 +36,9 @@ class NotConverged(HyperpushError):
         super().__init__(f"{type(result).__name__}: {result.status}")
 
 
-def unknown(field: str, given: str, known: Iterable[str]) -> InvalidInput:
+def unknown(field: str, given: object, known: Iterable[str]) -> InvalidInput:
     """The error for a name that does not exist, suggesting the nearest one."""
     names = sorted(known)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.4) if isinstance(given, str) else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return InvalidInput(field, given, ", ".join(names) + hint)

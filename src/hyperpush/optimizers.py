@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -267,7 +268,19 @@ def optimizer(name: str, **options: Any) -> Optimizer:
     for key, value in constants.items():
         if not isinstance(value, bool | int | float | str | None):
             raise InvalidInput(f"{label}.{key}", value, "a number, a text, true or false; else give Optax's own object")
-    return Optimizer(name, tuple(numbers), tuple(numbers.values()), tuple(sorted(constants.items())))
+    made = Optimizer(name, tuple(numbers), tuple(numbers.values()), tuple(sorted(constants.items())))
+    if constants:
+        _check_built(label, made, constants)
+    return made
+
+
+def _check_built(label: str, made: Optimizer, constants: dict[str, Any]) -> None:
+    """Refuse options that Optax takes only to fail with in the first step."""
+    try:
+        jax.eval_shape(lambda x: made.build().update(x, made.build().init(x), x), jnp.zeros(()))
+    except Exception as error:  # whatever Optax raises
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InvalidInput(label, constants, f"options that Optax can use ({reason})") from error
 
 
 @lru_cache(maxsize=1)

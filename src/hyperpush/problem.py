@@ -194,6 +194,6 @@ class Problem(eqx.Module):
 
 def _mean(values: Float[Array, "..."], batch: PyTree) -> Float[Array, ""]:
     """The mean of losses over the real examples of a batch; a scalar as it is."""
-    if not values.ndim:
-        return values
+    if not jnp.ndim(values):
+        return jnp.asarray(values)
     return batch.mean(values) if isinstance(batch, Batch) else jnp.mean(values)

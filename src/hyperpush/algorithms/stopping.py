@@ -114,7 +114,7 @@ class EarlyStopping(Configured):
         return watch.step - watch.best_step >= self.patience
 
 
-def check_choice(field: str, on: str, task: Any) -> None:
+def check_choice(field: str, on: object, task: Any) -> None:
     """Refuse to choose on a data set that is not there or must not decide anything; warn of the one that is fitted."""
     if on not in task.data.sets:
         raise unknown(field, on, task.data.sets)

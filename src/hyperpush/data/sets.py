@@ -177,7 +177,10 @@ def check_clients(name: str, tree: PyTree, clients: int) -> None:
 def check_numbers(name: str, tree: PyTree, *, floating: bool, one: bool) -> None:
     """Refuse numbers that are not finite, or not floating-point where they have to be."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        field, array = f"{name}{jax.tree_util.keystr(path)}", processes.visible(leaf)
+        field = f"{name}{jax.tree_util.keystr(path)}"
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise InvalidInput(field, "a JAX key", "numbers; jax.random.key_data(key) makes numbers of a key")
+        array = processes.visible(leaf)
         if floating and not jnp.issubdtype(array.dtype, jnp.floating):
             raise InvalidInput(field, f"numbers of type {array.dtype}", "real floating-point numbers")
         if jnp.issubdtype(array.dtype, jnp.inexact) and not np.all(np.isfinite(array)):

@@ -14,6 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
+from hyperpush import spec
 from hyperpush.deploy.certificates import make
 from hyperpush.deploy.options import Deployment, Where
 from hyperpush.deploy.party import STATUS, run_peer
@@ -192,6 +193,9 @@ def swarm(
         raise InvalidInput("deploy.checkpoint", config.checkpoint, "1 or more, to restart peers")
     if base.exists() and any(base.iterdir()):
         raise InvalidInput("--out", str(base), "a new or empty folder")
+    clients = spec.read(config.spec.sentence()).task.clients
+    if clients != count:
+        raise InvalidInput("-n", count, f"{clients}, the clients of the task")
     base.mkdir(parents=True, exist_ok=True)
     base = base.resolve()
     made = on_loopback(config, count, base, secure)

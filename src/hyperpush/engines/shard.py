@@ -21,6 +21,11 @@ def _frozen(devices: Any) -> Any:
     return tuple(devices) if isinstance(devices, list) else devices
 
 
+def _are_devices(given: Any) -> bool:
+    """Whether these are devices, at least one, each once."""
+    return bool(given) and all(isinstance(each, jax.Device) for each in given) and len(set(given)) == len(given)
+
+
 class Shard(CompiledEngine):
     """A block of clients per device, with the devices of all processes by default.
 
@@ -48,10 +53,8 @@ class Shard(CompiledEngine):
         self.check_batch(self.clients_per_batch)
         if isinstance(self.devices, int):
             check_integer("Shard.devices", self.devices, minimum=1, maximum=jax.device_count())
-        elif self.devices is not None and not (
-            self.devices and all(isinstance(each, jax.Device) for each in self.devices)
-        ):
-            raise InvalidInput("Shard.devices", self.devices, "at least one device, a number of them, or None for all")
+        elif self.devices is not None and not _are_devices(self.devices):
+            raise InvalidInput("Shard.devices", self.devices, "different devices, a number of them, or None for all")
 
     def devices_of_run(self) -> Mesh:
         chosen = self.devices if isinstance(self.devices, tuple) else jax.devices()[: self.devices]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from hyperpush.checks import no_type_check
 from hyperpush.cost_checks import check_cost
 from hyperpush.data.sets import example_counts, rows
 from hyperpush.errors import InvalidInput
@@ -85,6 +86,7 @@ def check_single_losses(task: Task) -> None:
         raise InvalidInput("task.inner", given, "one loss per example, with what belongs to none in penalty=")
 
 
+@no_type_check
 def without(task: Task, places: Iterable[Place] = (), clients: Iterable[int] = ()) -> Weights:
     """The weights with some examples and clients removed: what `group_score` and `retrain` take.
 
@@ -107,6 +109,9 @@ def without(task: Task, places: Iterable[Place] = (), clients: Iterable[int] = (
         [[1. 1. 0.]
          [1. 1. 1.]]
     """
+    for name, given in (("places", places), ("clients", clients)):
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise InvalidInput(f"without.{name}", given, f"a list of {name}")
     counts = example_counts(task.train)
     examples, client = np.ones((task.clients, rows(task.train, one=False))), np.ones(task.clients)
     for each in clients:

@@ -1,6 +1,7 @@
 """From a TOML file or a name, and `key=value` overrides, to a validated configuration."""
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,11 +55,21 @@ def find(name: Any, known: Mapping[str, Experiment]) -> Experiment:
 
 def validate(model: type[BaseModel], values: dict[str, Any], name: str = "config") -> BaseModel:
     """An instance of `model`; the first thing wrong becomes one `InvalidInput` that names the dotted field."""
+    _check_finite(values)
     try:
         # JSON in strict mode is TOML's own notion of types: arrays fill tuples, but "3" and true are not integers.
         return model.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         raise _explain(error, model, values, name) from None
+
+
+def _check_finite(values: Any, field: str = "") -> None:
+    """Refuse NaN and infinity wherever they stand: tables of free options are not checked by a model."""
+    if isinstance(values, float) and not math.isfinite(values):
+        raise InvalidInput(field, values, "a finite number")
+    inside = values if isinstance(values, dict) else dict(enumerate(values)) if isinstance(values, list) else {}
+    for key, each in inside.items():
+        _check_finite(each, f"{field}.{key}" if field else str(key))
 
 
 def to_toml(experiment: str, config: BaseModel) -> str:

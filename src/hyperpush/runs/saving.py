@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jaxtyping import PyTree
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from hyperpush import registry
@@ -200,7 +201,7 @@ class Run:
         folder = self.path / saved.MODELS / name
         if not folder.is_dir():
             raise unknown("arrays", name, [each.name for each in (self.path / saved.MODELS).iterdir()])
-        owners = [load_file(folder / saved.owner_file(owner)) for owner in self.about["names"]]
+        owners = [_load_arrays(folder / saved.owner_file(owner)) for owner in self.about["names"]]
         return {key: np.stack([own[key] for own in owners]) for key in owners[0]}
 
     @cached_property
@@ -227,7 +228,7 @@ class Run:
         """Cost and metrics by step."""
         if not (self.path / HISTORY).is_file():
             return None
-        found = load_file(self.path / HISTORY)
+        found = _load_arrays(self.path / HISTORY)
         metrics = {
             name.removeprefix("metrics/"): found.pop(name) for name in list(found) if name.startswith("metrics/")
         }
@@ -245,6 +246,13 @@ class Run:
             if row.shape != leaf.shape:
                 raise InvalidInput(f"task.{name} {key}".strip(), leaf.shape, f"{row.shape}, as it was saved")
         return structure.unflatten([jax.numpy.asarray(row) for row in rows])
+
+
+def _load_arrays(file: Path) -> dict[str, np.ndarray]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInput("run", str(file), f"a file that is as it was written ({error})") from None
 
 
 def _no_history() -> History:
