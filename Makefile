@@ -18,8 +18,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/hyperpush $(DEMO)
 
+# A file stays with one worker: its fixtures and compiled programs are made once.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # Peers under faults, one after the other: they start many processes.
 test-faults: $(STAMP)

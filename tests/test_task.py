@@ -158,6 +158,7 @@ WRONG = {
     "half a pair": ({"inner": (loss,)}, r"task\.inner.*\(model, loss\)"),
     "nothing": ({"params": {}}, r"params.*at least one number"),
     "nobody": ({"train": []}, r"train: got \[\].*at least one client"),
+    "a misspelled option": ({"pennalty": None}, r"Task\.pennalty: got 'pennalty'.*did you mean 'penalty'"),
     "no client's arrays": (
         {"train": (INPUTS[:0], TARGETS[:0]), "validation": (INPUTS[:0], TARGETS[:0])},
         r"train: got 'data of no client'.*at least one client",

@@ -1,5 +1,6 @@
 """A task: what one client's costs are, where everybody starts, and all clients' data."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from hyperpush import processes
-from hyperpush.checks import no_type_check
+from hyperpush.checks import check_arguments, no_type_check
 from hyperpush.cost_checks import Uses, check_cost, check_penalty, check_shown
 from hyperpush.data import sets
 from hyperpush.data.batches import Data, number_examples
@@ -64,6 +65,14 @@ class Task:
     Raises:
         InvalidInput: Something does not fit; the message names it and what would be right.
     """
+
+    def __new__(cls, *args: Any, **options: Any):
+        # Before __init__, whose own error for a misspelled option would be Python's.
+        signature = inspect.signature(cls.__init__)
+        own = signature.replace(parameters=[each for name, each in signature.parameters.items() if name != "self"])
+        if args or options:  # copies are made without any
+            check_arguments("Task", own, args, options)
+        return super().__new__(cls)
 
     @no_type_check
     def __init__(

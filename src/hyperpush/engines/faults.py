@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Int, Integer, PRNGKeyArray
 
 from hyperpush.errors import InvalidInput
+from hyperpush.method import Configured
 from hyperpush.networks.hashing import words
 
 
 @final
-class Faults(eqx.Module):
+class Faults(Configured):
     """Faults of every link, drawn afresh for each message.
 
     Methods that start a new average in every step, such as HGP, require reliable links and refuse faults.
@@ -30,6 +31,10 @@ class Faults(eqx.Module):
     loss: float | int = eqx.field(static=True, default=0.0)
     duplicate: float | int = eqx.field(static=True, default=0.0)
     delay: int = eqx.field(static=True, default=0)
+
+    @classmethod
+    def label(cls) -> str:
+        return "faults"
 
     def __check_init__(self) -> None:
         if not 0 <= self.loss < 1:
