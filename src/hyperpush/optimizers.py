@@ -10,10 +10,10 @@ from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from hyperpush.checks import check_arguments, check_integer, check_nonnegative, check_positive
 from hyperpush.errors import InvalidInput, unknown
@@ -303,7 +303,7 @@ def check_step_size(field: str, given: object) -> None:
 def _check_function(field: str, given: Callable[[Any], Any]) -> None:
     try:
         first = given(0)
-        if isinstance(first, jax.core.Tracer):  # a number of an enclosing jit or vmap has no value yet
+        if isinstance(first, Tracer):  # a number of an enclosing jit or vmap has no value yet
             return
         first = np.asarray(first, float)
     except Exception as error:  # it is the user's: whatever it raises, say so
