@@ -149,7 +149,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     def full(run: Any, **values: Any) -> None:
         raise OSError(28, "No space left on device", str(run._work / "metrics.jsonl"))
 
-    monkeypatch.setattr("hyperpush.runs.run.Run.record", full)
+    monkeypatch.setattr("hyperpush.runs.run.StudyRun.record", full)
     with pytest.raises(hp.HyperpushError, match=r"metrics.jsonl could not be written: No space left on device"):
         execute(KNOWN["pieces"], Pieces(), tmp_path / "out", Console(quiet=True), POLICY)
 

@@ -88,7 +88,7 @@ def newest(folder: Path) -> str:
 
 def main(folder: Path, kills: int, seed: int) -> None:
     chance = random.Random(seed)
-    arguments = ["trained", "-s", f"pieces={max(3, kills // 2)}"]
+    arguments = ["trained", "-s", f"pieces={max(8, kills)}"]  # enough to outlast all kills on a fast machine
     alone = started(folder, "run", *arguments, "--out", "alone")
     os.waitpid(alone, 0)
     done, pid, code = 0, started(folder, "run", *arguments, "--out", "killed"), None
