@@ -1,5 +1,6 @@
 """Federated averaging within clusters of clients that a server finds in their params: what FeSEM and FL+HC share."""
 
+import abc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -43,9 +44,9 @@ class ClusteredAveraging(GradientSolver):
     batch_size: OptionalCount = eqx.field(static=True, default=None)
     clusters: Count = eqx.field(static=True, kw_only=True)
 
+    @abc.abstractmethod
     def find_clusters(self, points: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
         """Clusters of all clients' params, in plain Python."""
-        raise NotImplementedError
 
     def relabel_on_host(self, points: Array, sizes: Array, labels: Array) -> Array:
         """The clusters that `find_clusters` finds; once somebody has diverged, all are in cluster 0."""
