@@ -19,42 +19,95 @@ from hyperpush.runs.config import load_config
 from hyperpush.runs.run import planned
 from hyperpush.studies import registry
 
-SMALL = ["clients=4", "outer.steps=2", "inner.steps=30", "estimator.order=5", "estimator.pushes=3"]
+# Trains, then estimates: two calls.
+TRAINED = """
+[task]
+name = "logistic"
+clients = 4
+seed = 0
+[network]
+name = "random-directed"
+[train]
+name = "SGP"
+steps = 30
+step_size = 0.5
+[method]
+name = "HGP"
+steps = 5
+pushes = 3
+step_size = 0.5
+"""
+# Three inner solves and two estimates: one call.
+SOLVED = """
+[task]
+name = "logistic"
+clients = 4
+seed = 0
+[network]
+name = "random-directed"
+[method]
+name = "PDBO"
+steps = 2
+inner = { name = "SGP", steps = 30, step_size = 0.5 }
+hypergradient = { name = "HGP", steps = 5, pushes = 3, step_size = 0.5 }
+outer = { name = "adam", learning_rate = 0.1 }
+"""
 
 
-def test_a_plan_counts_what_the_algorithms_send(monkeypatch):
+@pytest.fixture
+def spec(tmp_path):
+    """Writes a spec and returns its path."""
+
+    def write(text):
+        (tmp_path / "my.toml").write_text(text)
+        return str(tmp_path / "my.toml")
+
+    return write
+
+
+def test_a_plan_counts_what_the_algorithms_send(spec, monkeypatch):
     monkeypatch.setattr(hostloop, "compiled", None)  # whatever ran would call it
-    experiment, config = load_config("solve", SMALL, registry.experiments())
-    found = planned(experiment, config, processes=2)
-    assert found["stopped"] is None
-    solve, estimate = found["pieces"]
-    # Three inner solves of 30 pushes and two estimates of 5·3; then one estimate. Six params and a weight, float32.
-    assert (solve["rounds"], estimate["rounds"]) == (3 * 30 + 2 * 15, 15)
-    assert solve["bytes_per_round"] == estimate["bytes_per_round"] == 4 * 7
+    experiment, config = load_config(spec(SOLVED), [], registry.experiments())
+    (solve,) = planned(experiment, config, processes=2)["pieces"]
+    # Three inner solves of 30 pushes and two estimates of 5·3. Six params and a weight, float32.
+    assert solve["rounds"] == 3 * 30 + 2 * 15
+    assert solve["bytes_per_round"] == 4 * 7
+    assert solve["floats"] == 7 * solve["rounds"]
     assert (solve["call"], solve["clients"]) == ("start, SGP, iterations, HGP", 4)
     # Both devices send the sums for the other's two clients; the estimate's pushes are composed into one.
     assert solve["megabytes_moved"] == pytest.approx(2 * 2 * 28 * (90 + 2 * 5) / 2**20)
-    assert estimate["megabytes_moved"] == pytest.approx(2 * 2 * 28 * 5 / 2**20)
     one = planned(experiment, config)
+    assert one["stopped"] is None
     assert one["megabytes_moved"] == 0
     assert one["megabytes_per_process"] > 0
-    assert (solve["floats"], estimate["floats"]) == (7 * solve["rounds"], 7 * 15)
     assert jnp.ones(()).dtype == jnp.float32
 
 
-def test_the_command_prints_a_plan_and_writes_nothing(tmp_path, monkeypatch, capsys):
+def test_a_plan_lists_every_call(spec, monkeypatch):
+    monkeypatch.setattr(hostloop, "compiled", None)
+    experiment, config = load_config(spec(TRAINED), [], registry.experiments())
+    found = planned(experiment, config, processes=2)
+    assert found["stopped"] is None
+    train, estimate = found["pieces"]
+    assert (train["rounds"], estimate["rounds"]) == (30, 15)
+    assert train["bytes_per_round"] == estimate["bytes_per_round"] == 4 * 7
+    assert (train["floats"], estimate["floats"]) == (7 * 30, 7 * 15)
+    assert estimate["megabytes_moved"] == pytest.approx(2 * 2 * 28 * 5 / 2**20)
+
+
+def test_the_command_prints_a_plan_and_writes_nothing(spec, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    options = [each for option in SMALL for each in ("-s", option)]
+    path = spec(SOLVED)
     with pytest.raises(SystemExit) as caught:
-        cli.main(["plan", "solve", *options, "--json"])
+        cli.main(["plan", path, "--json"])
     assert not caught.value.code
-    assert json.loads(capsys.readouterr().out)["rounds"] == 3 * 30 + 3 * 15
+    assert json.loads(capsys.readouterr().out)["rounds"] == 3 * 30 + 2 * 15
     with pytest.raises(SystemExit) as caught:
-        cli.main(["plan", "solve", "-s", "clients=1"])
+        cli.main(["plan", path, "-s", "task.clients=0"])
     assert caught.value.code == 2
-    assert "clients: got 1" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert "task.clients: got 0" in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["my.toml"]
 
 
 def test_only_what_is_divided_is_divided():

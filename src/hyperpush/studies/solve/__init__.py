@@ -1,1 +1,0 @@
-"""A bilevel task, ready-made or one's own, solved with short options."""
