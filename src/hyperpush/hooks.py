@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hyperpush import processes
 from hyperpush.errors import InvalidInput
 
 LOG = logging.getLogger("hyperpush")
@@ -74,7 +75,8 @@ class Listeners:
             hook.advance(loop, done, total)
 
     def rows(self, loop: str, iterations: list[int], records: Any) -> None:
-        """Tell rows as they come."""
+        """Tell rows as they come; of several processes, every one gets the rows of all clients."""
+        records = processes.gathered(records)
         self.told[loop] += len(iterations)
         for place, step in enumerate(iterations):
             row = jax.tree.map(lambda leaf, place=place: np.asarray(leaf[place]), records)

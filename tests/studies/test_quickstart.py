@@ -22,7 +22,7 @@ def test_the_recipe_is_chosen_on_validation_and_its_test_score_is_said(tmp_path,
         ]
         return {"rows": rows, "details": [{"method": name, "clients": each} for name, (_, _, each) in SCORES.items()]}
 
-    monkeypatch.setattr(personalize, "run_personalize", given)
+    monkeypatch.setattr(personalize, "run", given)
     result, run = execute(EXPERIMENT, EXPERIMENT.config(), tmp_path / "run")
     assert result["best"] == "pl"  # though mtl happens to be better on the test examples
     assert "(PL) wins: 65.0 %" in result["sentence"]

@@ -20,6 +20,9 @@ def option(default: Any, description: str, **limits: Any) -> Any:
     return Field(default=default, description=description, **limits)
 
 
-def study(name: str, summary: str, config: type[Config]) -> Experiment:
-    """The study with these options; the module `study` beside that of the options has the function `run`."""
-    return Experiment(name, summary, config, defer(f"{config.__module__.removesuffix('config')}study:run"))
+def study(name: str, summary: str, config: type[Config], **more: Any) -> Experiment:
+    """The study with these options; the module `study` beside that of the options has the function `run`.
+
+    `more` are further fields of `Experiment`: how it is tuned, and what refuses options before a sweep.
+    """
+    return Experiment(name, summary, config, defer(f"{config.__module__.removesuffix('config')}study:run"), **more)

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from hyperpush.data.batches import ragged
 from hyperpush.errors import InvalidInput
-from hyperpush.runs.run import StudyRun
 from hyperpush.studies.data import partition
 from hyperpush.studies.data.sources import Dataset
-from hyperpush.studies.data.summary import describe, show
 
 
 def generator(seed=0):
@@ -90,35 +88,9 @@ def test_pachinko_is_uneven_in_coarse_labels_and_even_within_them():
     np.testing.assert_allclose((big / big.sum(1, keepdims=True)).mean(0), 1 / 3, atol=0.02)
 
 
-def dataset(m=30, owners=None, names=()):
+def dataset(m=30):
     inputs = np.arange(m * 4, dtype=np.float32).reshape(m, 2, 2)
-    return Dataset("toy", inputs, np.arange(m) % 3, 3, "a note", None, owners, names)
-
-
-def test_owners_keep_their_order():
-    owners = np.array([2, 0, 2, 1, 0, 2])
-    data = dataset(6, owners, ("ann", "bob", "cy"))
-    owned, names = partition.by_owner(data, generator())
-    assert [list(own) for own in owned] == [[1, 4], [3], [0, 2, 5]]
-    assert names == ["ann", "bob", "cy"]
-    owned, names = partition.by_owner(data, generator(), clients=2, least=2)
-    assert [list(own) for own in owned] == [[1, 4], [0, 2, 5]]
-    assert names == ["ann", "cy"]
-    with pytest.raises(InvalidInput, match=r"clients: got 3; allowed: from 1 to 2, the owners of at least 2 examples"):
-        partition.by_owner(data, generator(), clients=3, least=2)
-    with pytest.raises(
-        InvalidInput, match=r"allowed: from 1 to 1, .* of at least 3 examples \(ann has 2, bob has 1\)$"
-    ):
-        partition.by_owner(data, generator(), clients=3, least=3)
-    with pytest.raises(InvalidInput, match=r"clients: got 4; allowed: from 1 to 3, the owners of at least 1 examples$"):
-        partition.by_owner(data, generator(), clients=4)
-    with pytest.raises(InvalidInput, match=r"data: got 'toy'; allowed: an owner of at least 4 examples \(ann has 2, b"):
-        partition.by_owner(data, generator(), least=4)
-    many = dataset(10, np.array([*range(8), 8, 8]), tuple("abcdefghi"))
-    with pytest.raises(InvalidInput, match=r"\(a has 1, .*, e has 1 and 3 more have too few\)"):
-        partition.by_owner(many, generator(), clients=9, least=2)
-    with pytest.raises(InvalidInput, match=r"data: got 'toy'; allowed: data whose examples have owners"):
-        partition.by_owner(dataset(), generator())
+    return Dataset("toy", inputs, np.arange(m) % 3, 3, "a note")
 
 
 @pytest.mark.parametrize(
@@ -179,33 +151,6 @@ def test_stacked_data_are_the_examples_and_zeros():
     np.testing.assert_array_equal(data.inputs, dataset().inputs)  # the dataset itself is as it was
     with pytest.raises(InvalidInput, match=r"data of client 1: got '0 examples'"):
         partition.stack(data, [np.array([1]), np.zeros(0, np.int64)])
-
-
-class Printed(StudyRun):
-    """What a run would print and draw."""
-
-    def __init__(self):
-        """Nothing is written."""
-
-    def table(self, title, columns, rows):
-        self.title, self.rows = title, {row[0]: row[1:] for row in rows}
-
-    def figure(self, name, figure):
-        self.image = np.asarray(figure.axes[0].get_images()[0].get_array())
-
-
-def test_the_summary_counts_and_draws():
-    data = dataset()
-    split = partition.Split(*([np.arange(0, 6) + i, np.array([12])] for i in (0, 6, 12)))
-    found = describe(data, split, partition.Shift(np.array([0, 1]), np.array([0.1, 0.2]), np.array([0.3, 0.4])))
-    assert (found["train"], found["labels"], found["note"]) == ([6, 1], [3, 1], "a note")
-    assert found["commonest_label"] == [pytest.approx(1 / 3), 1]
-    assert (found["cluster"], found["std"]) == ([0, 1], [0.3, 0.4])
-    run = Printed()
-    show(run, data, split)
-    assert "a note; 2 clients" in run.title
-    assert run.rows["training examples"] == (1, 3.5, 6, 7)
-    np.testing.assert_array_equal(run.image, [[6, 6, 6], [3, 0, 0]])
 
 
 @pytest.mark.parametrize(

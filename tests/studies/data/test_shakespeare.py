@@ -96,18 +96,15 @@ def test_examples_are_split_in_time(plays):
     lines = {name: [f"{name.lower()}{number:02d}" for number in range(20)] for name in ("ANN", "BOB", "CY")}
     said = "\n\n".join(f"{name}\t{line}" for name, own in lines.items() for line in own)
     (plays / "play.txt").write_text(f"\tPLAY\n\nACT I\n\n{said}\n\nDEE\tToo short.\n")
-    data, split = shakespeare.load(2, np.random.default_rng(0), least=20, length=6)
-    again, _ = shakespeare.load(2, np.random.default_rng(0), least=20, length=6)
+    data, split = shakespeare.load(3, np.random.default_rng(0), least=20, length=6)
+    again, _ = shakespeare.load(3, np.random.default_rng(0), least=20, length=6)
     np.testing.assert_array_equal(data.inputs, again.inputs)
-    assert (data.classes, data.note) == (80, "Shakespeare's plays: 2 of 3 roles with at least 20 lines")
-    assert data.owners is not None
-    for client in range(2):
-        own = lines[data.owner_names[client].removeprefix("play: ")]
+    assert (data.classes, data.note) == (80, "Shakespeare's plays: 3 of 3 roles with at least 20 lines")
+    for client, own in enumerate(lines.values()):
         for part, expected in zip(split, (own[:12], own[12:16], own[16:]), strict=True):
             inputs, labels = shakespeare.windows(expected, length=6)
             np.testing.assert_array_equal(data.inputs[part[client]], inputs)
             np.testing.assert_array_equal(data.labels[part[client]], labels)
-            assert np.all(data.owners[part[client]] == client)
     assert sum(len(own) for part in split for own in part) == len(data.labels)
     with pytest.raises(InvalidInput, match=r"clients: got 4; allowed: a whole number from 1 to 3"):
         shakespeare.load(4, np.random.default_rng(0), least=20, length=6)

@@ -50,7 +50,7 @@ def test_cooperative_is_as_its_table_says(data, steps, rate, outer_steps, order)
     assert other.order == order
 
 
-# Tables 6 and 7 of "Decentralized hyper-gradient computation over time-varying directed networks".
+# Tables 6 and 7 of "Decentralized hypergradient computation over time-varying directed networks".
 @pytest.mark.parametrize(
     ("network", "by", "pl", "mtl", "rates"),
     [
@@ -59,7 +59,7 @@ def test_cooperative_is_as_its_table_says(data, steps, rate, outer_steps, order)
     ],
 )
 def test_hyper_gradient_is_as_its_tables_say(network, by, pl, mtl, rates):
-    made = of_paper("hyper-gradient", "emnist", network, by)
+    made = of_paper("hypergradient", "emnist", network, by)
     assert (made.outer["pl"][:2], made.outer["mtl"][:2]) == (pl, mtl)
     assert (made.rate, made.ensemble_rate) == pytest.approx(rates, rel=1e-2)
     assert (made.outer_steps, made.order, made.clusters, made.estimator) == (5, 10, True, "hgp")
@@ -67,7 +67,7 @@ def test_hyper_gradient_is_as_its_tables_say(network, by, pl, mtl, rates):
 
 def test_what_a_paper_does_not_have_is_refused():
     wanted: Any = (
-        ("hyper-gradient", "cifar10", "random-directed", "push", "data: got 'cifar10'"),
+        ("hypergradient", "cifar10", "random-directed", "push", "data: got 'cifar10'"),
         ("cooperative", "digits", "random-directed", "push", "data: got 'digits'"),
         ("cooperative", "emnist", "random-undirected", "push", "network: got 'random-undirected'"),
         ("personalized", "shakespeare", "static-undirected", "gossip", "network: got 'static-undirected'"),
@@ -81,7 +81,7 @@ def test_what_a_paper_does_not_have_is_refused():
 def test_recipes_are_found_and_made_with_the_settings_penalties():
     assert set(RECIPES) == {"pl", "mtl", "da", "mtl-da", "head", "interpolation"}
     assert len(set(NAMES)) == len(NAMES)
-    setting = of_paper("hyper-gradient", "emnist", "fully-connected", "server")
+    setting = of_paper("hypergradient", "emnist", "fully-connected", "server")
     assert recipe_of("pl", setting) == (PL(0.01), Outer(0.1, 0.01), False)
     assert recipe_of("pl-direct", small("emnist"))[0] == PL(0.001)
     recipe, outer, _ = recipe_of("mtl-da", of_paper("personalized", "emnist", "static-undirected", "gossip"))

@@ -13,13 +13,16 @@ from hyperpush.bench.training import operations_of
 from hyperpush.cli.sweep import plan
 from hyperpush.errors import Diverged, InvalidInput
 from hyperpush.runs.config import load_config
-from hyperpush.runs.run import execute
+from hyperpush.runs.run import StudyRun, execute, planned
 from hyperpush.studies.data.files import folder
+from hyperpush.studies.data.partition import Shift, Split
+from hyperpush.studies.data.sources import Dataset
 from hyperpush.studies.models import cnn
 from hyperpush.studies.personalize import methods
+from hyperpush.studies.personalize.figures import draw_partition
 from hyperpush.studies.personalize.published import published
-from hyperpush.studies.personalize.scenarios import scenario, turn_images
-from hyperpush.studies.personalize.study import check, estimator_of, setting_of
+from hyperpush.studies.personalize.scenarios import Scenario, scenario, turn_images
+from hyperpush.studies.personalize.study import estimator_of, setting_of, show_partition
 from hyperpush.studies.quickstart.study import sentence
 from hyperpush.studies.registry import experiments
 
@@ -50,25 +53,36 @@ def test_a_task_deals_every_example_out_once():
         scenario("digits", 301, 1, examples=300)
 
 
-def test_your_own_table_is_split_by_owner_and_each_rule_is_learnt(tmp_path):
-    generator = np.random.default_rng(0)
-    rows = ["client,x,y,label"]
-    for name, sign in (("ann", 1), ("bob", 1), ("eve", -1)):  # eve's labels are the others' turned round
-        for x, y in generator.normal(size=(60, 2)):
-            rows.append(f"{name},{x},{y},{int(sign * x > 0)}")
-    (tmp_path / "all.csv").write_text("\n".join(rows))
-    given = (f"path={tmp_path / 'all.csv'}", "data=own", 'methods=["local"]', "steps=100", "again=5", "outer_steps=1")
-    made, _ = execute(*asked(*given), tmp_path / "run")
-    torus: Any = asked(*given, "network=torus")[1]
-    check(torus)  # it needs 4 clients: said when the owners are known
-    assert made["data"]["train"] == [36, 36, 36]
-    assert made["setting"]["clients"] == 3
-    assert made["rows"][0]["accuracy"] > 0.85
-    wrongs = (("path=", "path"), ("clients=4", "clients"), ("size=paper", "data"), ("examples=9", "data"))
-    for wrong, field in (*wrongs, ("client=owner", "client"), ("label=class", "label"), ("classes=1", ".*label")):
-        with pytest.raises(InvalidInput, match=f"^{field}: got"):
-            execute(*asked(*given, wrong), tmp_path / "wrong")
-        assert not (tmp_path / "wrong").exists()
+class Printed(StudyRun):
+    """What a run would print and draw."""
+
+    def __init__(self):
+        """Nothing is written."""
+
+    def table(self, title, columns, rows):
+        self.title, self.rows = title, {row[0]: row[1:] for row in rows}
+
+    def figure(self, name, figure):
+        self.drawn, self.bar = figure.axes
+
+
+def test_a_partition_is_counted_and_drawn():
+    data = Dataset("toy", np.zeros((30, 4), np.float32), np.arange(30) % 3, 3, "a note")
+    split = Split(*([np.arange(0, 6) + i, np.array([12])] for i in (0, 6, 12)))
+    shift = Shift(np.array([0, 1]), np.array([0.1, 0.2]), np.array([0.3, 0.4]))
+    made = Scenario(data, split, shift, None, cnn.EMNIST, None, None, None)
+    found = made.describe()
+    assert (found["train"], found["labels"], found["note"]) == ([6, 1], [3, 1], "a note")
+    assert found["commonest_label"] == [pytest.approx(1 / 3), 1]
+    assert (found["cluster"], found["std"]) == ([0, 1], [0.3, 0.4])
+    np.testing.assert_allclose(made.label_shares(), [[1 / 3, 1 / 3, 1 / 3], [1, 0, 0]])
+    run = Printed()
+    show_partition(run, made, found)
+    assert "a note; 2 clients" in run.title
+    assert run.rows["training examples"] == (1, 3.5, 6, 7)
+    draw_partition(run, made)
+    np.testing.assert_array_equal(run.drawn.get_images()[0].get_array(), [[6, 6, 6], [3, 0, 0]])
+    assert run.bar.get_ylabel() == "examples"
 
 
 @pytest.fixture(scope="module")
@@ -118,42 +132,14 @@ def test_where_a_method_cannot_run_it_says_why():
     ]
 
 
-def dry(tmp_path, *overrides):
-    return execute(*asked("dry_run=true", "batch=1", *overrides), tmp_path / "run")
-
-
-def test_a_dry_run_counts_without_data(tmp_path, monkeypatch):
-    monkeypatch.delenv("HYPERPUSH_DATA", raising=False)
-    given = ("data=emnist", "size=paper", "paper=hyper-gradient", 'methods=["sgp","mtl","fedem"]', "pushes=[10, 1]")
-    result, _ = dry(tmp_path, *given)
-    single, *both = result["cost"]
-    assert single["parameters"] == 2_278_334
-    assert single["gradients_per_client"] == 600
-    assert [row["method"] for row in both] == ["mtl", "mtl, S = 1"]
-    for row in both:
-        assert row["parameters"] == 3 * 2_278_334
-        assert row["gradients_per_client"] == 6 * 600 + 5 * 3 * 10  # anew before every outer step; M = 10
-    assert set(result["not_applicable"]) == {"fedem"}
-    assert result["rows"] == []
-    assert result["files"].startswith("81,425 examples are asked for; EMNIST ByClass: no files there (emnist/")
-
-
-def test_a_dry_run_counts_local_epochs(tmp_path):
-    given = ("data=cifar10", "network=fully-connected", "rounds=7", "steps=70", "again=10", "outer_steps=3", "batch=64")
-    result, _ = dry(tmp_path, *given, 'methods=["local","sgp","fedem","pfedme"]')
-    local, together, several, pulled = result["cost"]
-    assert pulled["gradients_per_client"] == 11 * 4 * 5  # rounds, local rounds, steps
-    assert local["gradients_per_client"] == 70 + 4 * 10
-    assert together["gradients_per_client"] == 11 * 4  # 7 rounds, and 4 times one; 225 examples are 4 batches
-    assert several["gradients_per_client"] == 11 * 4
-    assert several["parameters"] == 3 * local["parameters"]
-
-
-def test_a_dry_run_counts_models_trained_alone_before(tmp_path):
-    given = ("steps=70", "again=10", "outer_steps=3", "order=2", 'methods=["pl","interpolation"]')
-    shared, between = (row["gradients_per_client"] for row in dry(tmp_path, *given)[0]["cost"])
-    assert shared == 70 + 4 * 10 + 3 * 3 * 2
-    assert between == shared + 70
+def test_a_plan_counts_every_method_without_running_any():
+    given = ("clients=6", "steps=70", "again=10", "outer_steps=3", "order=2", "pushes=[4]", 'methods=["sgp","pl"]')
+    found = planned(*asked(*given))
+    assert found["stopped"] is None
+    # Training from the start is shared; then four times ten steps, and three estimates of 2·4 pushes.
+    first, shared, personal = found["pieces"]
+    assert first["rounds"] == 70
+    assert personal["rounds"] - shared["rounds"] == 3 * 2 * 4
 
 
 def test_what_was_dealt_out_and_learnt_is_shown(tmp_path):
@@ -253,8 +239,6 @@ def test_operations_are_counted_as_by_hand():
         ("pushes=[0]", "pushes"),
         ("pushes=[2, 2]", "pushes"),
         ('methods=["sgp", "sgp"]', "methods"),
-        ("path=mine.csv", "path"),
-        ("label=class", "label"),
         ("paper=cooperative", "paper"),
         ("size=large", "size"),
     ],

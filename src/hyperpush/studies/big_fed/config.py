@@ -10,44 +10,39 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from hyperpush.runs.config import Config
-from hyperpush.runs.experiment import Experiment, defer
-from hyperpush.studies.options import Count, Positive, Precision, Several
+from hyperpush.studies.options import Count, Positive, Precision, Several, option, study
 
 
 class Tuned(Config):
     """What BiG-Fed and whom it is compared with choose from."""
 
-    rounds: Annotated[int, Field(ge=10)] = Field(default=300, description="Rounds of every method.")
-    seeds: Count = Field(default=5, description="Runs, each with draws of its own.")
-    width: Count = Field(default=8, description="Width of the layers.")
-    rates: tuple[Positive, ...] = Field(
-        default=(0.03, 0.1, 0.3, 1.0), min_length=1, description="Inner steps to choose from."
+    rounds: Annotated[int, Field(ge=10)] = option(300, "Rounds of every method.")
+    seeds: Count = option(5, "Runs, each with draws of its own.")
+    width: Count = option(8, "Width of the layers.")
+    rates: tuple[Positive, ...] = option((0.03, 0.1, 0.3, 1.0), "Inner steps to choose from.", min_length=1)
+    outer_steps: tuple[Positive, ...] = option((0.003, 0.03), "First outer steps to choose from.", min_length=1)
+    outer_exponent: Annotated[float, Field(ge=0)] = option(
+        0.6, "The outer step of round k is the first one / (k + 1)^this."
     )
-    outer_steps: tuple[Positive, ...] = Field(
-        default=(0.003, 0.03), min_length=1, description="First outer steps to choose from."
-    )
-    outer_exponent: Annotated[float, Field(ge=0)] = Field(
-        default=0.6, description="The outer step of round k is the first one / (k + 1)^this."
-    )
-    damping: Positive = Field(default=1.0, description="Added to the diagonal of every block.")
-    solver_steps: Count = Field(default=20, description="Conjugate gradient steps of every solve with a block.")
-    negatives: Positive = Field(default=5.0, description="Negative samples for each link.")
-    seed: int = Field(default=0, ge=0, description="The first of the seeds.")
+    damping: Positive = option(1.0, "Added to the diagonal of every block.")
+    solver_steps: Count = option(20, "Conjugate gradient steps of every solve with a block.")
+    negatives: Positive = option(5.0, "Negative samples for each link.")
+    seed: int = option(0, "The first of the seeds.", ge=0)
     precision: Precision = "float32"
 
 
 class BigFed(Tuned):
     """Options of the comparison on the karate club."""
 
-    examples: Several = Field(default=50, description="Of each client, as often for training, validation and test.")
-    multipliers: tuple[float, float] | Literal["raw"] = Field(
-        default=(0.1, 0.6), description="Range of b in y = a·sin(bx); raw: the coordinate itself."
+    examples: Several = option(50, "Of each client, as often for training, validation and test.")
+    multipliers: tuple[float, float] | Literal["raw"] = option(
+        (0.1, 0.6), "Range of b in y = a·sin(bx); raw: the coordinate itself."
     )
-    start: Positive = Field(default=0.25, description="Size of the first and last layer at the start, in units of 1.")
-    same_start: bool = Field(default=True, description="Whether all clients start from the same layers.")
-    clusters: tuple[Count, ...] = Field(default=(4, 8, 16), description="Of FeSEM and FL+HC.")
-    network: str = Field(default="random-undirected", description="Name of the network of the form without a server.")
-    frozen_rate: Positive = Field(default=0.03, description="Inner step of the runs with a frozen kernel.")
+    start: Positive = option(0.25, "Size of the first and last layer at the start, in units of 1.")
+    same_start: bool = option(True, "Whether all clients start from the same layers.")
+    clusters: tuple[Count, ...] = option((4, 8, 16), "Of FeSEM and FL+HC.")
+    network: str = option("random-undirected", "Name of the network of the form without a server.")
+    frozen_rate: Positive = option(0.03, "Inner step of the runs with a frozen kernel.")
 
     @field_validator("multipliers")
     @classmethod
@@ -57,9 +52,6 @@ class BigFed(Tuned):
         return value
 
 
-EXPERIMENT = Experiment(
-    "big-fed",
-    "BiG-Fed on the karate club against FedAvg, FeSEM, FL+HC and training alone, all tuned alike.",
-    BigFed,
-    defer("hyperpush.studies.big_fed.study:run_big_fed"),
+EXPERIMENT = study(
+    "big-fed", "BiG-Fed on the karate club against FedAvg, FeSEM, FL+HC and training alone, all tuned alike.", BigFed
 )

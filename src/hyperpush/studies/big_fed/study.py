@@ -26,7 +26,7 @@ REACH = 5.0  # inputs are from −5 to 5
 Weights = Float[np.ndarray, "n n"]
 
 
-def run_big_fed(config: BigFed, run: StudyRun) -> dict[str, Any]:
+def run(config: BigFed, run: StudyRun) -> dict[str, Any]:
     """Both figures: a row for each method and seed, and the correlation of the two costs."""
     weights = nx.to_numpy_array(nx.karate_club_graph(), weight=None)  # pyright: ignore[reportArgumentType]
     seeds = range(config.seed, config.seed + config.seeds)

@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from hyperpush.runs.report.figures import Curve, error_curves, panels
 from hyperpush.runs.run import StudyRun
 
@@ -26,3 +30,13 @@ def draw_errors(
         error_curves(axis, drawn, **labels, log_x=True)
         axis.legend(fontsize=5)
     run.figure(name, figure)
+
+
+def draw_matrix(
+    figure: Figure, axes: Axes, values: np.ndarray, x_label: str, y_label: str, *, bar: str, **options: Any
+) -> None:
+    """A matrix as colors, with a color bar that is labeled `bar`; `options` are those of `Axes.imshow`."""
+    drawn = axes.imshow(values, aspect="auto", interpolation="nearest", **options)
+    axes.grid(visible=False)
+    axes.set(xlabel=x_label, ylabel=y_label)
+    figure.colorbar(drawn, ax=axes, label=bar)

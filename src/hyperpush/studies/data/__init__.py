@@ -1,1 +1,1 @@
-"""The data of the studies: sources, partitions, users' own files."""
+"""The data of the studies: sources and partitions."""

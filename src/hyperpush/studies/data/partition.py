@@ -19,7 +19,6 @@ from hyperpush.errors import InvalidInput
 from hyperpush.studies.data.sources import Dataset
 
 Owned = list[Int[np.ndarray, " _"]]
-_SHOWN = 5  # names in an error
 
 
 class Split(NamedTuple):
@@ -139,31 +138,6 @@ def _draw_amounts(
             open_ = (found < supply).astype(float)
         found = np.minimum(found + generator.multinomial(missing, open_ / open_.sum()), supply)
     return found
-
-
-def by_owner(
-    data: Dataset, generator: Generator, *, clients: int | None = None, least: int = 1
-) -> tuple[Owned, list[str]]:
-    """Each owner's examples in their order, and the owners' names; with `clients`, of so many random owners."""
-    if data.owners is None:
-        raise InvalidInput("data", data.name, "data whose examples have owners")
-    every, sizes = np.unique(data.owners, return_counts=True)
-    numbers = every[sizes >= least]
-    wanted = len(numbers) if clients is None else check_integer("clients", clients, 1)
-    if not 0 < wanted <= len(numbers):
-        few = [
-            f"{data.owner_names[number]} has {size}" for number, size in zip(every, sizes, strict=True) if size < least
-        ]
-        shown = ", ".join(few[:_SHOWN]) + (f" and {len(few) - _SHOWN} more have too few" if len(few) > _SHOWN else "")
-        hint = f" ({shown})" if few else ""
-        if not len(numbers):
-            raise InvalidInput("data", data.name, f"an owner of at least {least} examples{hint}")
-        allowed = f"from 1 to {len(numbers)}, the owners of at least {least} examples{hint}"
-        raise InvalidInput("clients", wanted, allowed)
-    chosen = numbers if clients is None else np.sort(generator.choice(numbers, clients, replace=False))
-    order = np.argsort(data.owners, kind="stable")
-    starts, ends = (np.searchsorted(data.owners[order], chosen, side) for side in ("left", "right"))
-    return [order[a:b] for a, b in zip(starts, ends, strict=True)], [data.owner_names[number] for number in chosen]
 
 
 def split(

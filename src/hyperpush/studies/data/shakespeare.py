@@ -116,10 +116,8 @@ def load(
     inputs, labels = (np.concatenate([piece[place] for piece in pieces]) for place in (0, 1))
     ends = np.cumsum([len(piece[1]) for piece in pieces])
     numbers = np.split(np.arange(len(labels)), ends[:-1])
-    owners = np.repeat(np.arange(clients), [sum(len(part[1]) for part in parts) for parts in cut])
     note = f"Shakespeare's plays: {clients} of {len(able)} roles with at least {least} lines"
-    names = tuple(f"{role.play}: {role.name}" for role in chosen)
-    data = Dataset("shakespeare", inputs, labels, len(CHARACTERS), note, None, owners, names)
+    data = Dataset("shakespeare", inputs, labels, len(CHARACTERS), note)
     return data, Split(numbers[::3], numbers[1::3], numbers[2::3])
 
 

@@ -26,13 +26,11 @@ class Dataset(NamedTuple):
     classes: int
     note: str = ""  # which part of what was published this is
     coarse: Int64[np.ndarray, " m"] | None = None  # labels of groups of classes, where there are any
-    owners: Int64[np.ndarray, " m"] | None = None  # whose each example is, for data that come with owners
-    owner_names: tuple[str, ...] = ()
 
     def rows(self, chosen: Shaped[np.ndarray, " k"]) -> "Dataset":
         """The examples at these numbers, or with True at their place."""
-        coarse, owners = (None if each is None else each[chosen] for each in (self.coarse, self.owners))
-        return self._replace(inputs=self.inputs[chosen], labels=self.labels[chosen], coarse=coarse, owners=owners)
+        coarse = None if self.coarse is None else self.coarse[chosen]
+        return self._replace(inputs=self.inputs[chosen], labels=self.labels[chosen], coarse=coarse)
 
 
 class _Read(NamedTuple):

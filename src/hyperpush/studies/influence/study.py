@@ -40,7 +40,7 @@ Predict = Callable[[Influence], Float[np.ndarray, " k"]]  # scores of the remove
 Row = dict[str, Any]
 
 
-def run_influence(config: InfluenceStudy, run: StudyRun) -> dict[str, Any]:
+def run(config: InfluenceStudy, run: StudyRun) -> dict[str, Any]:
     """Predict, retrain, compare; then groups and clients, and the hunt."""
     config = config.complete()
     if config.hunt.seeds:  # three examples each at least: to train, to validate, to test

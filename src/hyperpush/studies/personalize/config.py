@@ -3,14 +3,12 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from pydantic import Field
-
 from hyperpush.runs.config import Config
-from hyperpush.runs.experiment import Experiment, Tuning, defer
-from hyperpush.studies.options import Count
+from hyperpush.runs.experiment import Tuning, defer
+from hyperpush.studies.options import Count, Seed, option, study
 
 Estimator = Literal["", "hgp", "directed-rb", "vr-hgp", "tracked"]
-Paper = Literal["personalized", "cooperative", "hyper-gradient"]
+Paper = Literal["personalized", "cooperative", "hypergradient"]
 
 
 class Outer(NamedTuple):
@@ -28,22 +26,20 @@ class Outer(NamedTuple):
 class Numbers(Config):
     """How long and how fast everything runs; what is 0 or left out is the size's."""
 
-    clients: int = Field(default=0, ge=0, description="Number of clients.")
-    examples: int | None = Field(default=0, ge=0, description="Examples of the data set, random ones.")
-    steps: int = Field(default=0, ge=0, description="Inner steps from the start.")
-    again: int | None = Field(
-        default=0, ge=0, description="Inner steps after each outer step, from where training stands."
-    )
-    rounds: int = Field(default=0, ge=0, description="Rounds of methods with local epochs.")
-    outer_steps: int = Field(default=0, ge=0, description="Outer steps.")
-    batch: int = Field(default=0, ge=0, description="Mini-batch size.")
-    rate: float = Field(default=0, ge=0, description="Inner learning rate of a single model.")
-    ensemble_rate: float = Field(default=0, ge=0, description="Inner learning rate of several models.")
-    outer_rate: float | None = Field(default=0, ge=0, description="Adam's rate for the hypers; 0: each recipe's own.")
-    prox: float = Field(default=0, ge=0, description="FedProx's penalty on leaving the common model.")
-    pull: float = Field(default=0, ge=0, description="pFedMe's.")
-    estimator: Estimator = Field(default="", description="Of the cooperative recipes; empty: HGP, or the paper's.")
-    order: int = Field(default=0, ge=0, description="The estimator's order: M of the series, TrackedHGP's steps.")
+    clients: int = option(0, "Number of clients.", ge=0)
+    examples: int | None = option(0, "Examples of the data set, random ones.", ge=0)
+    steps: int = option(0, "Inner steps from the start.", ge=0)
+    again: int | None = option(0, "Inner steps after each outer step, from where training stands.", ge=0)
+    rounds: int = option(0, "Rounds of methods with local epochs.", ge=0)
+    outer_steps: int = option(0, "Outer steps.", ge=0)
+    batch: int = option(0, "Mini-batch size.", ge=0)
+    rate: float = option(0, "Inner learning rate of a single model.", ge=0)
+    ensemble_rate: float = option(0, "Inner learning rate of several models.", ge=0)
+    outer_rate: float | None = option(0, "Adam's rate for the hypers; 0: each recipe's own.", ge=0)
+    prox: float = option(0, "FedProx's penalty on leaving the common model.", ge=0)
+    pull: float = option(0, "pFedMe's.", ge=0)
+    estimator: Estimator = option("", "Of the cooperative recipes; empty: HGP, or the paper's.")
+    order: int = option(0, "The estimator's order: M of the series, TrackedHGP's steps.", ge=0)
 
 
 class Setting(Numbers):
@@ -70,41 +66,27 @@ class Setting(Numbers):
 class Personalize(Numbers):
     """Options of the comparison of personal models; what is 0 or left out is the size's."""
 
-    data: Literal["digits", "emnist", "cifar10", "cifar100", "shakespeare", "own"] = Field(
-        default="digits", description="Data set; all but digits are read from HYPERPUSH_DATA, your own from `path`."
+    data: Literal["digits", "emnist", "cifar10", "cifar100", "shakespeare"] = option(
+        "digits", "Data set; all but digits are read from HYPERPUSH_DATA."
     )
-    path: str = Field(default="", description="Your own data: a folder with a .npz for each client, or a .csv table.")
-    client: str = Field(default="client", description="Column of your table that says whose a row is.")
-    label: str = Field(default="label", description="Column of your table with the labels.")
-    classes: int = Field(default=0, ge=0, description="Classes of your own data; 0: the largest label and one more.")
-    network: str = Field(
-        default="random-directed",
-        description="fully-connected, static-undirected, random-undirected, random-directed, or another network.",
+    network: str = option("random-directed", "Name of the network; the papers' are in docs/guides/personalize.md.")
+    methods: tuple[str, ...] = option(
+        ("local", "sgp", "pl", "pl-direct", "mtl", "mtl-direct"), "What to compare.", min_length=1
     )
-    methods: tuple[str, ...] = Field(
-        default=("local", "sgp", "pl", "pl-direct", "mtl", "mtl-direct"), min_length=1, description="What to compare."
+    size: Literal["small", "paper"] = option(
+        "small", "Small models, fewer clients and a warm start between outer steps; or the papers'."
     )
-    size: Literal["small", "paper"] = Field(
-        default="small", description="Small models, fewer clients and a warm start between outer steps; or the papers'."
-    )
-    paper: Paper = Field(
-        default="personalized",
-        description="Whose settings size=paper takes: docs/guides/personalize.md.",
-    )
-    seeds: Count = Field(default=1, description="Runs, each with a partition, network and model of its own.")
-    seed: int = Field(default=0, ge=0, description="The first of the seeds.")
-    pushes: tuple[Count, ...] = Field(
-        default=(10,), min_length=1, description="Pushes per order, S; recipes run once for each number."
-    )
-    at_a_time: int = Field(default=0, ge=0, description="Clients computed at a time; 0: all of small models, else 1.")
-    dry_run: bool = Field(default=False, description="Only say what it would cost.")
+    paper: Paper = option("personalized", "Whose settings size=paper takes: docs/guides/personalize.md.")
+    seeds: Count = option(1, "Runs, each with a partition, network and model of its own.")
+    seed: Seed = option(0, "The first of the seeds.")
+    pushes: tuple[Count, ...] = option((10,), "Pushes per order, S; recipes run once for each number.", min_length=1)
+    at_a_time: int = option(0, "Clients computed at a time; 0: all of small models, else 1.", ge=0)
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = study(
     "personalize",
     "Personal models over a network: recipes and baselines, by average and 10 % client.",
     Personalize,
-    defer("hyperpush.studies.personalize.study:run_personalize"),
-    Tuning("validation_accuracy", ("accuracy", "accuracy_p10"), rates=("rate", "ensemble_rate")),
-    defer("hyperpush.studies.personalize.study:check"),
+    tuning=Tuning("validation_accuracy", ("accuracy", "accuracy_p10"), rates=("rate", "ensemble_rate")),
+    check=defer("hyperpush.studies.personalize.study:check"),
 )

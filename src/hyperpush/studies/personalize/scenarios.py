@@ -1,17 +1,14 @@
 """What is to be learned, by whom: a data set dealt out to clients, and the model for it."""
 
-from math import prod
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, PyTree
+from jaxtyping import Float, Int, PyTree
 from numpy.random import Generator
 
 from hyperpush.errors import InvalidInput
 from hyperpush.personalize.model import Model
 from hyperpush.studies.data import partition, shakespeare, sources
-from hyperpush.studies.data.own import from_csv, from_folder
 from hyperpush.studies.data.partition import Shift, Split
 from hyperpush.studies.data.sources import Dataset
 from hyperpush.studies.models.cnn import CNN
@@ -43,29 +40,33 @@ class Scenario(NamedTuple):
     train: PyTree
     validation: PyTree
     test: PyTree
-    names: tuple[str, ...] | None = None  # the owners', where data have some
 
+    def label_counts(self) -> Int[np.ndarray, "n classes"]:
+        """How many examples of each label every client owns, whatever they are for."""
+        owned = [np.concatenate(own) for own in zip(*self.split, strict=True)]
+        return partition.counts(self.data.labels, self.data.classes, owned)
 
-def read_own(path: str, client: str = "client", label: str = "label", classes: int | None = None) -> Dataset:
-    """Your own examples: a CSV table, or a folder with a file for each client (see `hyperpush.studies.data.own`)."""
-    if not path:
-        raise InvalidInput("path", path, "a folder of .npz files or a .csv file")
-    if Path(path).suffix.lower() == ".csv":
-        return from_csv(path, client=client, label=label, classes=classes)
-    for field, given in (("client", client), ("label", label)):
-        if given != field:
-            raise InvalidInput(field, given, "nothing, unless path is a .csv table")
-    return from_folder(path, classes=classes)
+    def label_shares(self) -> Float[np.ndarray, "n classes"]:
+        """Which share of its training examples each label is, by client."""
+        owned = partition.counts(self.data.labels, self.data.classes, self.split.train)
+        return owned / owned.sum(1, keepdims=True)
 
-
-def owned_scenario(data: Dataset, clients: int, seed: int) -> Scenario:
-    """Your own examples with their owners, 3 in 5 of them for training, 1 for validation, 1 to test; a dense model."""
-    generator = np.random.default_rng(seed)
-    owned, names = partition.by_owner(data, generator, clients=clients, least=3)
-    split = partition.split(owned, generator)
-    model = MLP(prod(data.inputs.shape[1:]), data.classes, (64,))
-    train, validation, test = (partition.stack(data, part, spread=True) for part in split)
-    return Scenario(data, split, None, None, model, train, validation, test, tuple(names))
+    def describe(self) -> dict[str, Any]:
+        """Who has what, in numbers."""
+        by_label = self.label_counts()
+        found: dict[str, Any] = {
+            "data": self.data.name,
+            "note": self.data.note,
+            "clients": len(by_label),
+            **{part: [len(own) for own in owned] for part, owned in self.split._asdict().items()},
+            "labels": np.count_nonzero(by_label, axis=1).tolist(),
+            "commonest_label": (by_label.max(1) / by_label.sum(1)).tolist(),
+        }
+        if self.shift is not None:
+            found |= {name: values.tolist() for name, values in self.shift._asdict().items()}
+        if self.cluster is not None:
+            found["cluster"] = self.cluster.tolist()
+        return found
 
 
 def scenario(

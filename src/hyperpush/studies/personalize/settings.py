@@ -14,7 +14,6 @@ SMALL = {
     "cifar10": (20, 15_000, 600, 60, 60, 5, 64, 0.1, 0.3),
     "cifar100": (20, 10_000, 600, 60, 60, 5, 64, 0.1, 0.3),
     "shakespeare": (20, 10_000, 300, 60, 30, 5, 64, 1.0, 3.0),
-    "own": (0, None, 600, 60, 60, 8, 32, 0.1, 0.5),
 }
 COOPERATIVE = {  # appendix A and table 2 there
     "emnist": (100, 81_425, 600, 200, None, 5, 128, 0.5, 0.5),
@@ -36,7 +35,7 @@ def of_paper(paper: Paper, data: str, network: str, by: Kind) -> Setting:
     """
     if data == "digits" and paper == "personalized":  # no paper's: a larger model of the data that ship
         return _large((20, None, 600, 200, None, 20, 128, 0.1, 0.5), order=200)
-    of_data = ("emnist",) if paper == "hyper-gradient" else tuple(COOPERATIVE)
+    of_data = ("emnist",) if paper == "hypergradient" else tuple(COOPERATIVE)
     if data not in of_data:
         raise InvalidInput("data", data, f"what the paper has (paper={paper}): {', '.join(of_data)}")
     had = NETWORKS if data == "emnist" and paper != "cooperative" else ("random-directed",)
@@ -44,7 +43,7 @@ def of_paper(paper: Paper, data: str, network: str, by: Kind) -> Setting:
         raise InvalidInput("network", network, f"what the paper has for {data} (paper={paper}): {', '.join(had)}")
     if paper == "personalized":
         return _personalized(data, by)
-    return _cooperative(data) if paper == "cooperative" else _hyper_gradient(by)
+    return _cooperative(data) if paper == "cooperative" else _hypergradient(by)
 
 
 def _large(numbers: tuple[float | None, ...], **more: object) -> Setting:
@@ -76,7 +75,7 @@ def _cooperative(data: str) -> Setting:
     )
 
 
-def _hyper_gradient(by: Kind) -> Setting:
+def _hypergradient(by: Kind) -> Setting:
     """Appendix A.3 and table 6; of table 7 the rates of its own two methods."""
     if by == "push":
         rates, step, outer = (0.1, 0.5), 0.1, {"pl": Outer(0.1, 1e-3), "mtl": Outer(0.1, 1e-2)}

@@ -16,7 +16,7 @@ TITLES = {
 }
 
 
-def run_quickstart(config: Quickstart, run: StudyRun) -> dict[str, Any]:
+def run(config: Quickstart, run: StudyRun) -> dict[str, Any]:
     """scikit-learn's digits, a random directed network."""
     asked = Personalize(
         methods=tuple(TITLES),
@@ -27,7 +27,7 @@ def run_quickstart(config: Quickstart, run: StudyRun) -> dict[str, Any]:
         again=config.steps,
         outer_steps=config.outer_steps,
     )
-    result = personalize.run_personalize(asked, run)
+    result = personalize.run(asked, run)
     rows = {row["method"]: row for row in result["rows"]}
     clients = {detail["method"]: detail["clients"] for detail in result["details"]}
     best = max(("pl", "mtl"), key=lambda name: rows[name]["validation_accuracy"])

@@ -28,7 +28,7 @@ class Examples(NamedTuple):
     last: PerSensor  # the last speed known, in miles per hour
 
 
-def run_traffic(config: TrafficConfig, run: StudyRun) -> dict[str, Any]:
+def run(config: TrafficConfig, run: StudyRun) -> dict[str, Any]:
     """A row for each forecast and seed."""
     made = traffic(config.data, seed=config.seed)
     speeds, n = made.speeds, made.speeds.shape[1]
