@@ -17,7 +17,7 @@ from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.comparison import Benchmark, compare, method_names, rows_apart, too_large
 from hyperpush.studies.common.config import Comparison, Privacy
 from hyperpush.studies.common.methods import NESTED, single_loop, single_loops
-from hyperpush.studies.common.private_runs import costs_of_privacy, private_key, run_privately, tell
+from hyperpush.studies.common.private_runs import costs_of_privacy, private_key, run_privately
 from hyperpush.tasks.quadratic import outer_fixed_points, quadratic
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -144,21 +144,15 @@ def test_no_two_private_runs_share_a_key():
     assert len({tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in keys}) == len(keys)
 
 
-def test_the_sentence_says_what_noise_and_what_settings_cost():
-    run = Noted()
-    said = run.said
-    row = {"method": "A", "claimed": 1.0, "delta": 1e-5, "accuracy": 0.7}
-    row |= costs_of_privacy({"accuracy": 0.9}, {"accuracy": 0.85}, row)
-    halted = {"method": "B", "claimed": 1.0, "delta": 0.0, "accuracy": 0.7}
-    halted |= costs_of_privacy({"accuracy": 0.9}, {"left_out": "diverged"}, halted)
-    tell(run, [row | {"assumes": "ideal"}, halted | {"assumes": "ideal"}, {"method": "C", "reason": "n/a"}])
-    assert "costs 20.0 points" in said[0]
-    assert all(
-        part in said[0] for part in ("5.0 for the private settings", "85.0 %", "15.0 for noise", "90.0 %", "70.0 %")
-    )
-    assert "costs 20.0 points" in said[1]
-    assert "diverge" in said[1]
-    assert said[2:] == ["C: n/a", "ideal"]
+def test_what_noise_and_what_settings_cost():
+    noisy = {"accuracy": 0.7}
+    found = costs_of_privacy({"accuracy": 0.9}, {"accuracy": 0.85}, noisy)
+    assert found["cost_in_accuracy"] == pytest.approx(0.2)
+    assert found["cost_of_settings"] == pytest.approx(0.05)
+    assert found["cost_of_noise"] == pytest.approx(0.15)
+    found = costs_of_privacy({"accuracy": 0.9}, {"left_out": "diverged"}, noisy)
+    assert found == {"accuracy_without": 0.9, "cost_in_accuracy": pytest.approx(0.2)}
+    assert costs_of_privacy({"accuracy": 0.9}, {"accuracy": 0.85}, {"left_out": "diverged"}) == {}
 
 
 def test_large_matrices_are_left_out(on):

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from hyperpush.errors import InvalidInput
 from hyperpush.studies.data.deepwalk import co_occurrences, embedding, walks
 
 KARATE = nx.karate_club_graph()
@@ -55,20 +54,3 @@ def test_the_first_coordinate_tells_the_two_clubs_apart(seed):
     club = np.array([KARATE.nodes[node]["club"] == "Mr. Hi" for node in KARATE])
     # Two members (2 and 8) have as many friends on the other side.
     assert np.sum((first > 0) == club) in (*range(3), *range(32, 35))
-
-
-@pytest.mark.parametrize(
-    ("call", "field"),
-    [
-        (lambda g: walks(WEIGHTS, 0, 5, g), "walks"),
-        (lambda g: walks(WEIGHTS, 1, 0, g), "length"),
-        (lambda g: walks(np.diag([1.0, 0.0]), 1, 2, g), "weights"),
-        (lambda g: walks(-WEIGHTS, 1, 2, g), "weights"),
-        (lambda g: embedding(WEIGHTS, 35, g), "dimensions"),
-        (lambda g: embedding(WEIGHTS, 2, g, window=0), "window"),
-    ],
-)
-def test_what_cannot_be_used_is_refused(call, field):
-    with pytest.raises(InvalidInput) as refused:
-        call(np.random.default_rng(0))
-    assert refused.value.field == field

@@ -3,9 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from hyperpush.errors import InvalidInput
 from hyperpush.studies.models.lstm import LSTM, SHAKESPEARE
 
 
@@ -40,9 +38,3 @@ def test_logits_are_those_of_numpy():
     assert np.std(expected) > 0.1
     found = jax.jit(model.apply)(params, jnp.asarray(text, jnp.uint8))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("field", ["classes", "embedding", "hidden", "layers"])
-def test_bad_options_are_named(field):
-    with pytest.raises(InvalidInput, match=f"LSTM.{field}: got 0; allowed: "):
-        LSTM(**{"classes": 3, field: 0})

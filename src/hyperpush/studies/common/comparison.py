@@ -23,7 +23,6 @@ from hyperpush.errors import unknown
 from hyperpush.networks import Network
 from hyperpush.privacy.sensitivity import Constants
 from hyperpush.problem import Cost, Problem
-from hyperpush.runs.report.figures import panels
 from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.config import Comparison
 from hyperpush.studies.common.methods import NESTED, nested_loops, single_loop, single_loops
@@ -186,31 +185,3 @@ def curve_of(name: str, on: Benchmark, found: hp.Solution) -> Row:
         **{metric: columns[metric].tolist() for metric in on.metrics},
         **{score: scores(of) for score, of in on.of_hypers.items()},
     }
-
-
-def draw(run: StudyRun, name: str, curves: Sequence[Row], metrics: Sequence[str]) -> None:
-    """A figure of each metric by iteration and by floats sent."""
-    for metric in metrics:
-        figure, axes = panels(2)
-        for axis, x in zip(axes, ("iterations", "floats_per_client"), strict=True):
-            for number, curve in enumerate(curves):
-                values = [float("nan") if value is None else value for value in curve[metric]]
-                style = ("-", "--", ":")[number // 10 % 3]  # there are ten colors
-                axis.plot(curve[x], values, style, label=curve["method"])
-            axis.set_xlabel(x.replace("_", " "))
-            axis.set_ylabel(metric.replace("_", " "))
-            axis.set_xscale("symlog", linthresh=max(1.0, min((v for c in curves for v in c[x] if v > 0), default=1.0)))
-        axes[1].legend(fontsize=5)
-        run.figure(f"{name}-{metric}", figure)
-
-
-def table(run: StudyRun, title: str, rows: Sequence[Row]) -> None:
-    """A table of rows that need not have the same columns; settings are spelled out. `tell` says what ε assumes."""
-    columns = list(dict.fromkeys(key for row in rows for key in row if key != "assumes"))
-
-    def text(value: Any) -> Any:
-        if isinstance(value, dict):
-            return ", ".join(f"{key} {each:.3g}" for key, each in value.items())
-        return value
-
-    run.table(title, columns, [[text(row.get(column)) for column in columns] for row in rows])

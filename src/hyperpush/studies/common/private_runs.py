@@ -126,36 +126,3 @@ def costs_of_privacy(best: Row, same: Row, noisy: Row) -> dict[str, float]:
         found["cost_of_noise"] = same["accuracy"] - noisy["accuracy"]
         found["cost_of_settings"] = best["accuracy"] - same["accuracy"]
     return found
-
-
-def tell(run: StudyRun, private: Sequence[Row]) -> None:
-    """What privacy cost each method, in a sentence; the methods that cannot be private in one line for each reason.
-
-    In the end what every ε among them assumes.
-    """
-    reasons: dict[str, list[str]] = {}
-    for row in private:
-        if "cost_in_accuracy" in row:
-            run.console.print(_sentence(row), highlight=False)
-        else:
-            reason = row.get("reason") or row.get("left_out") or "nothing to compare with"
-            reasons.setdefault(reason, []).append(row["method"])
-    for reason, methods in reasons.items():
-        run.console.print(f"{', '.join(methods)}: {reason}", highlight=False)
-    for assumed in dict.fromkeys(row["assumes"] for row in private if "assumes" in row):
-        run.console.print(assumed, highlight=False)
-
-
-def _sentence(row: Row) -> str:
-    percent = {key: f"{100 * value:.1f}" for key, value in row.items() if key.startswith(("accuracy", "cost_"))}
-    delta = f", δ = {row['delta']:g}" if row["delta"] else ""
-    parts = "the private settings diverge with next to no noise"
-    if "cost_of_noise" in row:
-        parts = (
-            f"{percent['cost_of_settings']} for the private settings "
-            f"({percent['accuracy_same_settings']} % with next to no noise) and {percent['cost_of_noise']} for noise"
-        )
-    return (
-        f"{row['method']}: ε = {row['claimed']:.3g}{delta} costs {percent['cost_in_accuracy']} points of accuracy, "
-        f"{percent['accuracy_without']} % without and {percent['accuracy']} % with: {parts}."
-    )

@@ -4,23 +4,18 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.random import Generator
 
-from hyperpush.checks import check_integer
-from hyperpush.errors import InvalidInput
+WALKS, LENGTH, WINDOW = 10, 40, 5  # walks from every node, their nodes, and how far apart nodes are counted
 
 
 def walks(
     weights: Float[np.ndarray, "n n"], per_node: int, length: int, generator: Generator
 ) -> Int[np.ndarray, "m l"]:
-    """`per_node` random walks of `length` nodes from every node, each step along a link in proportion to its weight."""
-    check_integer("walks", per_node, minimum=1)
-    check_integer("length", length, minimum=1)
-    if weights.ndim != 2 or weights.shape[0] != weights.shape[1] or not np.isfinite(weights).all() or weights.min() < 0:
-        raise InvalidInput("weights", f"an array of shape {weights.shape}", "n×n finite numbers, 0 or more")
-    totals = weights.sum(1)
-    if not totals.all():
-        raise InvalidInput("weights", f"node {int(np.argmin(totals))} without links", "links for every node")
+    """`per_node` random walks of `length` nodes from every node, each step along a link in proportion to its weight.
+
+    Every node has a link.
+    """
     # The last link of each row is put above every draw, so that rounding cannot lead to where there is none.
-    reached = np.cumsum(weights, axis=1) / totals[:, None]
+    reached = np.cumsum(weights, axis=1) / weights.sum(1, keepdims=True)
     last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)
     reached[np.arange(len(weights)) >= last[:, None]] = np.inf
     at = np.repeat(np.arange(len(weights)), per_node)
@@ -39,24 +34,14 @@ def co_occurrences(visited: Int[np.ndarray, "m l"], nodes: int, window: int) -> 
     return counts + counts.T
 
 
-def embedding(
-    weights: Float[np.ndarray, "n n"],
-    dimensions: int,
-    generator: Generator,
-    *,
-    per_node: int = 10,
-    length: int = 40,
-    window: int = 5,
-) -> Float[np.ndarray, "n k"]:
+def embedding(weights: Float[np.ndarray, "n n"], dimensions: int, generator: Generator) -> Float[np.ndarray, "n k"]:
     """e with e_u·e_v ≈ log(#(u, v)·D / (#(u)·#(v))), from the matrix's largest eigenvalues; signs by the largest entry.
 
-    #(u, v) counts how often the two are met within `window` steps of a walk, one half added, #(u) those of u and D all
+    #(u, v) counts how often the two are met within `WINDOW` steps of a walk, one half added, #(u) those of u and D all
     of them. Walks as in Perozzi, Al-Rfou, Skiena 2014. Skip-gram factorizes this matrix (Levy, Goldberg 2014), so
     that its best factors need no training.
     """
-    check_integer("dimensions", dimensions, minimum=1, maximum=len(weights))
-    check_integer("window", window, minimum=1)
-    counts = co_occurrences(walks(weights, per_node, length, generator), len(weights), window) + 0.5
+    counts = co_occurrences(walks(weights, WALKS, LENGTH, generator), len(weights), WINDOW) + 0.5
     each = counts.sum(1)
     sizes, vectors = np.linalg.eigh(np.log(counts * counts.sum() / (each[:, None] * each)))
     found = (vectors * np.sqrt(np.maximum(sizes, 0)))[:, ::-1][:, :dimensions]

@@ -18,6 +18,8 @@ from hyperpush.data.batches import Ragged
 from hyperpush.errors import InvalidInput
 from hyperpush.studies.data.sources import Dataset
 
+COARSE, FINE = 0.4, 10.0  # concentrations of Pachinko's two stages
+LEAST_STD = 0.25  # of a shift
 Owned = list[Int[np.ndarray, " _"]]
 
 
@@ -90,10 +92,6 @@ def pachinko(
     fine: Int[np.ndarray, " m"],
     clients: int,
     generator: Generator,
-    *,
-    coarse_concentration: float = 0.4,
-    fine_concentration: float = 10,
-    examples: int | None = None,
 ) -> Owned:
     """As many examples for every client, drawn in two stages: a coarse label, then one of its fine labels.
 
@@ -101,10 +99,8 @@ def pachinko(
     Dirichlet distributions; examples are drawn without replacement, and what has run out is left out from then on.
     Li and McCallum 2006; Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan 2021 (appendix F).
     """
-    check_positive("coarse_concentration", coarse_concentration)
-    check_positive("fine_concentration", fine_concentration)
     _enough(len(fine), clients, 1)
-    each = len(fine) // clients if examples is None else check_integer("examples", examples, 1, len(fine) // clients)
+    each = len(fine) // clients
     groups = [np.unique(fine[coarse == group]) for group in np.unique(coarse)]
     if sum(map(len, groups)) != len(np.unique(fine)):
         raise InvalidInput("coarse", "a fine label in several coarse ones", "each fine label in one coarse label")
@@ -112,11 +108,11 @@ def pachinko(
     owned = []
     for _ in range(clients):
         supply = [np.array([len(left[label]) for label in group]) for group in groups]
-        chances = generator.dirichlet(np.full(len(groups), coarse_concentration))
+        chances = generator.dirichlet(np.full(len(groups), COARSE))
         amounts = _draw_amounts(generator, chances, np.array([own.sum() for own in supply]), each)
         taken = []
         for group, own, amount in zip(groups, supply, amounts, strict=True):
-            chances = generator.dirichlet(np.full(len(group), fine_concentration))
+            chances = generator.dirichlet(np.full(len(group), FINE))
             for label, number in zip(group, _draw_amounts(generator, chances, own, int(amount)), strict=True):
                 taken.append(left[label][:number])
                 left[label] = left[label][number:]
@@ -140,52 +136,40 @@ def _draw_amounts(
     return found
 
 
-def split(
-    owned: Owned, generator: Generator, *, test: float = 0.2, validation: float = 0.25, in_order: bool = False
-) -> Split:
-    """Each client's examples in three: a share `test`, and of the rest a share `validation`.
+def split(owned: Owned, generator: Generator, *, test: float = 0.2) -> Split:
+    """Each client's examples in three, at random: a share `test`, and a quarter of the rest for validation.
 
     Args:
         owned: The numbers of each client's examples.
         generator: All draws come from it.
-        test: Share of a client's examples, from 0 to 1; above 0 it is at least one example.
-        validation: Share of what is left, from 0 to 1, likewise.
-        in_order: Take examples as they come, training first and testing last, instead of at random.
+        test: Share of a client's examples, above 0 and below 1; it is at least one example.
 
     Raises:
-        InvalidInput: A client has too few examples for the parts that are asked for.
+        InvalidInput: A client has too few examples for three parts.
     """
     check_probability("test", test)
-    check_probability("validation", validation)
     parts = []
     for client, own in enumerate(owned):
-        last = _share(test, len(own))
-        middle = _share(validation, len(own) - last)
+        last = max(round(test * len(own)), 1)
+        middle = max(round((len(own) - last) / 4), 1)
         first = len(own) - last - middle
-        if first < 1 or (last < 1 and test > 0) or (middle < 1 and validation > 0):
+        if first < 1:
             given = f"{len(own)} examples ({first} / {middle} / {last})"
             raise InvalidInput(f"data of client {client}", given, "enough for training, validation and testing")
-        parts.append(np.split(own if in_order else generator.permutation(own), [first, first + middle]))
+        parts.append(np.split(generator.permutation(own), [first, first + middle]))
     return Split(*(list(part) for part in zip(*parts, strict=True)))
 
 
-def _share(share: float, number: int) -> int:
-    return min(number, max(round(share * number), 1)) if share > 0 else 0
-
-
-def shifts(clients: int, clusters: int, generator: Generator, *, least_std: float = 0.25) -> Shift:
-    """Clusters of clients, as equal in size as can be, each with a mean ~ U(0, 1) and a std ~ U(least_std, 1) of its
-    own.
+def shifts(clients: int, clusters: int, generator: Generator) -> Shift:
+    """Clusters of clients, as equal in size as can be, each with a mean ~ U(0, 1) and a std ~ U(¼, 1) of its own.
 
     The paper draws the std from U(0, 1); near 0 it multiplies inputs so much that training diverges.
     Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks".
     """
     check_integer("clients", clients, 1)
     check_integer("clusters", clusters, 1, clients)
-    if not 0 < check_positive("least_std", least_std) <= 1:
-        raise InvalidInput("least_std", least_std, "a number above 0, at most 1")
     cluster = generator.permutation(np.arange(clients) % clusters)
-    means, stds = generator.uniform(0, 1, clusters), generator.uniform(least_std, 1, clusters)
+    means, stds = generator.uniform(0, 1, clusters), generator.uniform(LEAST_STD, 1, clusters)
     return Shift(cluster, means[cluster], stds[cluster])
 
 

@@ -1,6 +1,5 @@
 """References, then every method: accuracy on new tasks, by iteration and by floats."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from math import comb
 from typing import Any, NamedTuple
@@ -15,8 +14,8 @@ from hyperpush.errors import InvalidInput
 from hyperpush.networks import Network
 from hyperpush.problem import L2
 from hyperpush.runs.run import StudyRun
-from hyperpush.studies.common.comparison import Benchmark, Row, compare, draw, method_names, table
-from hyperpush.studies.common.private_runs import run_privately, tell
+from hyperpush.studies.common.comparison import Benchmark, Row, compare, method_names
+from hyperpush.studies.common.report import report
 from hyperpush.studies.data.sources import available, load
 from hyperpush.studies.meta.config import Meta
 from hyperpush.tasks.representation import (
@@ -51,22 +50,9 @@ def run(config: Meta, run: StudyRun) -> dict[str, Any]:
     on = benchmark(config, drawn)
     references = {"random": judge(config, on, on.task.hypers), "joint": joint(config, network, drawn, on)}
     found = compare(config, run, network, on)
-    private = run_privately(config, run, network, found, on)
-    curves = [each.curve for each in found if each.curve is not None]
-    table(run, f"new tasks on {drawn.described['data']}", [{"method": key, **each} for key, each in references.items()])
-    table(run, "methods", [each.row for each in found])
-    if private:
-        table(run, "with privacy", private)
-        tell(run, private)
-    levels = [level(name, each, curves) for name, each in references.items() if "accuracy" in each]
-    draw(run, "meta", [*curves, *levels], ("accuracy", "accuracy_new_classes", "outer_cost"))
-    return {
-        **drawn.described,
-        "rows": [each.row for each in found],
-        "references": references,
-        "privacy": {row["method"]: row for row in private} if private else None,
-        "curves": curves,
-    }
+    metrics = ("accuracy", "accuracy_new_classes", "outer_cost")
+    found = report(config, run, network, found, (on, None), "meta", drawn.described["data"], references, metrics)
+    return {**drawn.described, "references": references, **found}
 
 
 def draw_images(config: Meta) -> Drawn:
@@ -172,10 +158,3 @@ def joint(config: Meta, network: Network, drawn: Drawn, on: Benchmark) -> Row:
             costs = {"floats_per_client": trained.costs.floats, "rounds": trained.costs.rounds}
             tried.append({**judge(config, on, trained.params[0]), **costs, "settings": {"rate": rate}})
     return min(tried, key=lambda each: each["outer_cost"], default={"left_out": "diverged at every rate"})
-
-
-def level(name: str, reference: Row, curves: Sequence[Row]) -> Row:
-    """A reference as a horizontal line along the methods' curves."""
-    ends = {x: [1, max([1, *(curve[x][-1] for curve in curves)])] for x in ("iterations", "floats_per_client")}
-    values = {key: [value, value] for key, value in reference.items() if isinstance(value, float)}
-    return {"method": name, **ends, **values}

@@ -4,7 +4,6 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
 from hyperpush.studies.models.layers import convolution, dense, dense_shapes, draw_layers, max_pool
 
@@ -25,11 +24,6 @@ class CNN(eqx.Module):
     colors: int = eqx.field(static=True, default=1)
 
     def __check_init__(self):
-        for name in ("channels", "hidden"):
-            for width in getattr(self, name):
-                check_integer(f"CNN.{name}", width, minimum=1)
-        for name in ("classes", "size", "kernel", "colors"):
-            check_integer(f"CNN.{name}", getattr(self, name), minimum=1)
         if self._side() < 1:
             layers = f"{len(self.channels)} convolutions of {self.kernel} pixels, each followed by pooling"
             raise InvalidInput("CNN.size", self.size, f"enough pixels for {layers}")

@@ -5,7 +5,6 @@ from math import prod
 import equinox as eqx
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
 from hyperpush.studies.models.layers import dense, dense_shapes, draw_layers
 
@@ -19,12 +18,6 @@ class MLP(eqx.Module):
     inputs: int = eqx.field(static=True)
     classes: int = eqx.field(static=True)
     hidden: tuple[int, ...] = eqx.field(static=True, converter=tuple, default=())
-
-    def __check_init__(self):
-        check_integer("MLP.inputs", self.inputs, minimum=1)
-        check_integer("MLP.classes", self.classes, minimum=1)
-        for width in self.hidden:
-            check_integer("MLP.hidden", width, minimum=1)
 
     def init(self, key: PRNGKeyArray) -> PyTree:
         """Weights and biases uniform in ±1/√(inputs of a unit), as PyTorch draws them by default."""

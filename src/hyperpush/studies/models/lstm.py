@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer
 from hyperpush.studies.models.layers import Layer, affine, draw_layer
 
 
@@ -22,10 +21,6 @@ class LSTM(eqx.Module):
     embedding: int = eqx.field(static=True, default=8)
     hidden: int = eqx.field(static=True, default=256)
     layers: int = eqx.field(static=True, default=2)
-
-    def __check_init__(self):
-        for name in ("classes", "embedding", "hidden", "layers"):
-            check_integer(f"LSTM.{name}", getattr(self, name), minimum=1)
 
     def init(self, key: PRNGKeyArray) -> PyTree:
         """Embeddings N(0, 1), the rest uniform in ±1/√hidden, as PyTorch draws them by default."""

@@ -16,8 +16,8 @@ from hyperpush.errors import InvalidInput
 from hyperpush.problem import Problem
 from hyperpush.runs.report.figures import panels
 from hyperpush.runs.run import StudyRun
-from hyperpush.studies.common.comparison import Benchmark, benchmark_of, compare, draw, method_names, table
-from hyperpush.studies.common.private_runs import run_privately, tell
+from hyperpush.studies.common.comparison import Benchmark, benchmark_of, compare, method_names
+from hyperpush.studies.common.report import report
 from hyperpush.studies.data.sources import available, load
 from hyperpush.studies.tune.config import Tune
 from hyperpush.tasks import rates
@@ -29,7 +29,6 @@ THIRD = 3  # every so many-th class has wrong labels, where classes have weights
 SURE = 30.0  # σ of it is 1, of its negative 0
 # Training and validation examples of a client, unless they are given.
 USUAL = {"mnist": (100, 100), "digits": (60, 60), "a9a": (2000, 1000), "synthetic": (100, 100)}
-SHOWN = ("method", "accuracy", "accuracy_refitted", "auc", "outer_cost", "floats_per_client", "rounds", "left_out")
 
 
 class Examples(NamedTuple):
@@ -60,7 +59,6 @@ def run(config: Tune, run: StudyRun) -> dict[str, Any]:
     data = read_examples(config)
     made = prepare_rates(config, data) if config.task == "l2" else prepare_weights(config, data)
     found = compare(config, run, network, made.common, made.personal)
-    judged = bool(made.wrong.any())
     weights = {}
     for each in found:
         if each.solution is None:
@@ -68,31 +66,20 @@ def run(config: Tune, run: StudyRun) -> dict[str, Any]:
         name, hypers = each.row["method"], each.solution.hypers
         task = benchmark_of(name, made.common, made.personal).task
         each.row["accuracy_refitted"] = float(made.accuracy(refit(task, hypers)))
-        if judged and config.task == "cleaning":
+        if made.wrong.any() and config.task == "cleaning":
             own = own_weights(hypers, made.wrong)
             weights[name] = 1 / (1 + np.exp(-own))
             each.row["auc_by_client"] = [
                 area(scores, clean) if clean.any() and not clean.all() else None
                 for scores, clean in zip(own, ~made.wrong, strict=True)
             ]
-    private = run_privately(config, run, network, found, made.common, made.personal)
-    curves = [each.curve for each in found if each.curve is not None]
-    shown = [{key: each.row[key] for key in SHOWN if key in each.row} for each in found]
-    table(run, f"{config.task} on {data.name}", shown)
-    run.table("references", ("classifier", "accuracy"), list(made.references.items()))
-    tell(run, private)
-    draw(run, config.task, curves, ("accuracy", "outer_cost", "auc") if judged else ("accuracy", "outer_cost"))
+    metrics = ("accuracy", "outer_cost", "auc") if made.wrong.any() else ("accuracy", "outer_cost")
+    references = {name: {"accuracy": accuracy} for name, accuracy in made.references.items()}
+    benchmarks = made.common, made.personal
+    result = report(config, run, network, found, benchmarks, config.task, data.name, references, metrics)
     if weights:
         draw_weights(run, weights, made.wrong)
-    return {
-        "task": config.task,
-        "data": data.name,
-        "note": data.note,
-        "rows": [each.row for each in found],
-        "references": made.references,
-        "privacy": {row["method"]: row for row in private} if private else None,
-        "curves": curves,
-    }
+    return {"task": config.task, "data": data.name, "note": data.note, "references": made.references, **result}
 
 
 def read_examples(config: Tune) -> Examples:
