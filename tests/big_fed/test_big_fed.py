@@ -125,7 +125,7 @@ def one_round(cosine, theta, phi, data, weights, present, round, alpha, beta, da
 
 @pytest.mark.parametrize(
     ("passed", "loops", "forms"),
-    [("mean", False, ("blocks", "products", "peers")), ("symmetric", True, ("peers",))],
+    [("mean", False, ("products", "peers")), ("symmetric", True, ("peers",))],
     ids=["mean", "symmetric"],
 )
 def test_all_forms_follow_algorithm_1(passed, loops, forms):
@@ -149,11 +149,10 @@ def test_all_forms_follow_algorithm_1(passed, loops, forms):
         np.testing.assert_allclose(found[form].hypers, np.broadcast_to(expected[1], (N, W, W)), atol=1e-6)
     if len(forms) == 1:
         return
-    for form in ("products", "peers"):  # without differences in between they agree much better
-        np.testing.assert_allclose(found[form].hypers, found["blocks"].hypers, atol=1e-11)
+    # Without differences in between they agree much better.
+    np.testing.assert_allclose(found["peers"].hypers, found["products"].hypers, atol=1e-11)
     d, h = 2 * W, W * W
-    # The hypers once to agree on a start; the round, φ, θ and both blocks; what is shown, and a part of dF/dφ.
-    assert found["blocks"].costs.floats == h + 4 * (1 + h + d + d * d + h * d)
+    # The hypers once to agree on a start; the round, what is shown, and a part of dF/dφ.
     assert found["products"].costs.floats == h + 4 * (1 + d + h)
     assert found["peers"].costs.floats == 4 * (d + (d + 1) + d + (h + 1))
 
@@ -203,24 +202,25 @@ def test_numbers_of_negatives(graph):
 
 
 def test_every_form_declares_what_it_sends():
-    """A server where there is one in the program; matrices where a message holds p×p numbers."""
+    """A server where there is one in the program; no message holds p×p numbers."""
     _, params, kernel = setting()
     data = hp.programs.Data.pair(jax.tree.map(lambda part: part[0], setting()[0]), None)
     problem = task_of(cosine_of(CLIQUES)).problem
-    for form in ("blocks", "products", "peers"):
+    for form in ("products", "peers"):
         algorithm = BiGFed(2, 0.1, 0.1, form)
         places = sendings(algorithm.program(problem), hp.algorithms.BilevelState(params[0], kernel), data, N)
         central = any(isinstance(place.node, Server) or getattr(place.node, "by", "") == "exact" for place in places)
         assert (algorithm.info.network == "server") == central
-        assert algorithm.info.matrices == any(place.floats > (2 * W) ** 2 for place in places)
-        assert ("own params" if form == "blocks" else "what is shown") in algorithm.info.sends
+        assert not algorithm.info.matrices
+        assert all(place.floats <= (2 * W) ** 2 for place in places)
+        assert "what is shown" in algorithm.info.sends
 
 
 # ------------------------------------------------- the implicit function
 
 
 def test_parts_add_up_to_the_derivative_of_the_damped_problem():
-    """d/dφ F(φ, θ*(φ)), θ_i* = argmin g_i + ½ε‖θ − θ_i^k‖², at stationary θ^k: by blocks, by products, by Newton."""
+    """d/dφ F(φ, θ*(φ)), θ_i* = argmin g_i + ½ε‖θ − θ_i^k‖², at stationary θ^k: by products and by Newton."""
     data, params, kernel = setting(1)
     damping, cosine = 0.3, cosine_of(CLIQUES, 2.0)
     problem = task_of(cosine).problem
@@ -251,7 +251,7 @@ def test_parts_add_up_to_the_derivative_of_the_damped_problem():
     truth = jax.jit(jax.grad(total))(jnp.asarray(kernel))
     assert float(jnp.linalg.norm(truth)) > 0.1
     for algorithm in (  # with an inner step that moves nothing, as θ is stationary
-        BiGFed(1, 1.0, 1e-3, "blocks", "hessian", damping),
+        BiGFed(1, 1.0, 1e-3, "products", "hessian", damping),
         BiGFed(1, 1.0, 1e-3, "products", "gauss-newton", damping),
     ):
         found = hp.solve(task_of(cosine, (data, at, kernel)), algorithm, EVERYBODY, key=0)
@@ -269,10 +269,14 @@ def test_only_gauss_newton_has_no_negative_eigenvalue():
     problem = task_of(cosine_of(CLIQUES)).problem
 
     @jax.jit
-    def blocks(at):
-        return [DampedCurvature(problem, curvature, 0.0, at, kernel, batch).blocks()[0] for curvature in CURVATURES]
+    def matrices(at):
+        units = jnp.eye(at.size).reshape(-1, *at.shape)
+        return [
+            jax.vmap(DampedCurvature(problem, curvature, 0.0, at, kernel, batch).operator())(units).reshape(at.size, -1)
+            for curvature in CURVATURES
+        ]
 
-    (hessian, newton), (there, also) = (map(np.linalg.eigvalsh, blocks(at)) for at in (away, fitted))
+    (hessian, newton), (there, also) = (map(np.linalg.eigvalsh, matrices(at)) for at in (away, fitted))
     assert hessian.min() < -0.1
     for values in (newton, there):
         assert values.max() > 0.1
@@ -295,7 +299,7 @@ def test_without_a_graph_it_ends_where_own_hypergradients_are_zero():
     assert np.abs(alone.hypers - end).max() < 0.02 * np.abs(np.asarray(task.hypers) - end).max()
 
 
-@pytest.mark.parametrize("form", ["blocks", "products", "peers"])
+@pytest.mark.parametrize("form", ["products", "peers"])
 def test_own_costs_are_added_to_the_graphs(form):
     """One step along the sum of both: with either alone, the same θ, so that changes of φ add up."""
     kernel, algorithm = setting()[2], BiGFed(1, 0.1, 0.02, form)

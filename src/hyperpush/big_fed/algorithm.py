@@ -7,7 +7,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend
@@ -25,7 +24,6 @@ from hyperpush.ranges import Count, NonNegative, OptionalCount
 
 # What the network of each form has to do, and what clients send.
 FORMS: dict[str, tuple[NetworkKind, str]] = {
-    "blocks": ("server", "own params, both blocks and the hypers"),
     "products": ("server", "what is shown (may give params away), own part of the hypergradient"),
     "peers": ("any", "what is shown (may give params away) to all who are reached, and the hypers"),
 }
@@ -45,7 +43,6 @@ class _InfoByForm:
             note="one outer cost of all clients' own inner solutions",
             fixed_point="x_L",
             example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1, "curvature": "hessian"},
-            matrices=form == "blocks",
             lossy=form == "peers",
             joint=True,
         )
@@ -99,10 +96,10 @@ class BiGFed(TwoLevelDescent):
 
     The inner costs know nothing of each other, so that blocks are all there is. They are taken at θ_i before the step.
 
-    `form` says who computes. `"blocks"`: clients send θ_i, C_i and J_i; the server does the rest, as in the paper.
-    `"products"`: they send p_i, the server answers with ∂F/∂p_i, and each solves with its own block by conjugate
-    gradients. `"peers"`: no server; p goes over the links of the graph and H = Mp to whoever can be reached. Each draws
-    negatives among whom it heard; ∂F/∂H returns over the links of the graph, and φ agrees by push-sum.
+    `form` says who computes. `"products"`: clients send p_i, the server answers with ∂F/∂p_i, and each solves with its
+    own block by conjugate gradients. `"peers"`: no server; p goes over the links of the graph and H = Mp to whoever
+    can be reached. Each draws negatives among whom it heard; ∂F/∂H returns over the links of the graph, and φ agrees
+    by push-sum.
 
     **Use it** where clients sit on a graph whose neighbors should be alike. **Avoid it** where params are secret: what
     is shown gives θ_i away where φ can be inverted, to the server of "products" and to all that "peers" reach. A peer
@@ -111,21 +108,22 @@ class BiGFed(TwoLevelDescent):
 
     Departures from the paper:
 
-    1. "products", "peers" and Gauss–Newton blocks are not in it.
+    1. Its clients send θ_i, C_i and J_i to a server, which computes the same; "peers" and Gauss–Newton blocks are not
+       in it.
     2. On links that change, the way back of "peers" is not the way forth: a heuristic.
 
     Args:
         steps: Iterations. With 0 only φ is averaged.
         outer_step_size: α, above 0; a number or a schedule by iteration. TTSA's choice falls like k^−3/5.
         inner_step_size: β, above 0; a number or a schedule by iteration. TTSA's choice falls like k^−2/5.
-        form: `"blocks"`, `"products"` or `"peers"`.
+        form: `"products"` or `"peers"`.
         curvature: C: `"hessian"`, or `"gauss-newton"`, its part without negative eigenvalues. That one needs a task
             whose inner cost is a pair (model, loss).
         damping: ε, 0 or more. Larger values are safer and bias φ towards ∂_φF.
         inner_steps: Steps on θ per iteration, at least 1. With several, take the blocks `"after"` them.
         blocks_at: Take blocks `"before"` or `"after"` the steps on θ.
         batch_size: Training examples per step, drawn anew each time; None uses all.
-        solver_steps: Steps of conjugate gradients, at least 1; "blocks" solves directly.
+        solver_steps: Steps of conjugate gradients, at least 1.
         pushes: Rounds of push-sum on φ per iteration of "peers", at least 1.
 
     Raises:
@@ -152,7 +150,7 @@ class BiGFed(TwoLevelDescent):
 
     info: ClassVar[MethodInfo] = _InfoByForm()  # pyright: ignore[reportAssignmentType]
 
-    form: Literal["blocks", "products", "peers"] = eqx.field(static=True, default="products")
+    form: Literal["products", "peers"] = eqx.field(static=True, default="products")
     curvature: Curvature = eqx.field(static=True, default="gauss-newton")
     damping: NonNegative = eqx.field(converter=as_number, default=0.1)
     inner_steps: Count = eqx.field(static=True, default=1)
@@ -202,7 +200,7 @@ class BiGFed(TwoLevelDescent):
             return replace(state, params=params, origin=origin, shown=outer.show(params, state.hyper))
 
         start = Sequence() if self.form == "peers" else average_fields("hyper")
-        improve = {"blocks": self._blocks, "products": self._products, "peers": self._peers}[self.form](outer)
+        improve = (self._peers if self.form == "peers" else self._products)(outer)
         return self.iterate(Sequence(Local(train), improve), enter, start)
 
     # ---------------------------------------------------------------- one client's parts
@@ -230,33 +228,6 @@ class BiGFed(TwoLevelDescent):
         return optax.tree.sub(gradients[1], curvature.across(curvature.solve(gradients[0], self.solver_steps)))
 
     # ---------------------------------------------------------------- who computes
-
-    def _blocks(self, outer: _OuterCost) -> Node:
-        cosine = outer.cosine
-
-        def send(state: _State, ctx: Context) -> PyTree:
-            blocks = self._damped_curvature(outer, state, ctx).blocks()
-            own = None if outer.own is None else self._own_gradients(outer, state, ctx)
-            # A real server remembers the round and φ; here it is told.
-            return ctx.round, state.hyper, state.params, blocks, own
-
-        def compute(messages: PyTree, key: PRNGKeyArray) -> PyTree:
-            rounds, hypers, params, (curvatures, jacobians), own = messages
-            hyper = jax.tree.map(lambda h: h[0], hypers)
-            gradients = optax.tree.zeros_like((params, hyper))
-            if own is not None:
-                gradients = own[0], jax.tree.map(lambda g: jnp.sum(g, axis=0), own[1])
-            if cosine is not None:
-                shown, pull_back = jax.vjp(jax.vmap(outer.show, (0, None)), params, hyper)
-                gradients = optax.tree.add(gradients, pull_back(jax.grad(cosine.cost)(shown, rounds[0])))
-            right = jax.vmap(lambda tree: ravel_pytree(tree)[0])(gradients[0])
-            q = jnp.linalg.solve(curvatures, right[..., None])[..., 0]
-            flat, restore = ravel_pytree(gradients[1])
-            slope = restore(flat - jnp.einsum("nhp,np->h", jacobians, q))
-            after = descend(hyper, slope, self.rates(rounds[0])[0])
-            return jax.tree.map(lambda h, like: jnp.broadcast_to(h, like.shape), after, hypers)
-
-        return Server(send, compute, receive=lambda state, hyper, ctx: replace(state, hyper=hyper))
 
     def _products(self, outer: _OuterCost) -> Node:
         cosine = outer.cosine

@@ -1,16 +1,13 @@
-"""The curvature of a client's inner cost: products with it, solves, and whole matrices."""
+"""The curvature of a client's inner cost: products with it, and solves."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, final
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import cg
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from hyperpush.method import Number
 from hyperpush.problem import Problem
@@ -49,12 +46,3 @@ class DampedCurvature(eqx.Module):
     def across(self, vector: PyTree) -> PyTree:
         """J · vector."""
         return self.problem.jacobian_product(self.params, self.hyper, self.batch, vector)
-
-    def blocks(self) -> tuple[Float[Array, "p p"], Float[Array, "h p"]]:
-        """C + εI and J as matrices."""
-        flat, restore = ravel_pytree(self.params)
-
-        def columns(apply: Callable[[PyTree], PyTree]) -> Float[Array, "rows p"]:
-            return jax.vmap(lambda unit: ravel_pytree(apply(restore(unit)))[0], out_axes=1)(jnp.eye(flat.size))
-
-        return columns(self.operator()), columns(self.across)

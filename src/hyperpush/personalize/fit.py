@@ -29,7 +29,6 @@ from hyperpush.personalize.recipe import Losses, Recipe
 from hyperpush.personalize.recipes import Shared
 from hyperpush.personalize.scores import Scores, accuracy, scores
 from hyperpush.recording import Metrics
-from hyperpush.registry import plain_name, registered
 from hyperpush.results import Result, Solution, Training, own
 from hyperpush.task import Task
 from hyperpush.verbs import solve
@@ -39,7 +38,6 @@ INNER = SGP(200, 0.1)
 # A short series stays bounded where a model's Hessian is indefinite, for step sizes below 1 / λ_max.
 HYPERGRADIENT = HGP(10, 10, 0.1, keep_mass=True)
 STEPS = 8  # of the hypers
-ROUNDS = 100  # of a baseline that is given by its name
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class PersonalSolution(_Personal, Solution):
 
 def fit(
     model: Any,
-    recipe: Recipe | InnerSolver | str,
+    recipe: Recipe | InnerSolver,
     network: Network,
     *,
     train: PyTree,
@@ -136,8 +134,8 @@ def fit(
             with `init(key)` and `apply(params, inputs)`, such as a Flax module; or a pair of these two functions, which
             work on many inputs. An Equinox module starts from its own numbers. Several models (`MTL`) start from these,
             shuffled within each array; give a function for other starts.
-        recipe: What is personal: `hp.personalize.PL()`, `MTL()`, `DA()`, …, or its name. Or a baseline, an inner solver
-            such as `hp.personalize.FedProx(…)`, or its name, which takes 100 rounds of full local batches.
+        recipe: What is personal: `hp.personalize.PL()`, `MTL()`, `DA()`, …. Or a baseline, an inner solver such as
+            `hp.personalize.FedProx(…)`.
         network: Who can send to whom, and when.
         train: Examples (inputs, labels), in any form that `hp.Task` takes; labels are 0, …, classes − 1.
         key: An integer or a JAX key. Decides starts, random links and mini-batches.
@@ -151,7 +149,7 @@ def fit(
             `hp.SGP(200, 0.1)`. Baselines train by themselves and take none of these four.
         hypergradient: The estimator; None is `hp.HGP(10, 10, 0.1, keep_mass=True)`, a short series.
         outer: What moves the personal parts; None is Adam at the recipe's own rate.
-        steps: Steps of the personal parts, 8 if left out; of a baseline given by its name, rounds.
+        steps: Steps of the personal parts, 8 if left out.
         l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more. Estimators converge faster with more.
         classes: How many classes there are; None takes it from the model's output.
         names: The clients' names; their numbers if left out.
@@ -178,11 +176,9 @@ def fit(
         >>> fitted.client("3").predict(jnp.array([[2.0, 0.0], [-2.0, 0.0]]))
         Array([1, 0], dtype=int32)
     """
-    by_name = isinstance(recipe, str) and method is None
-    recipe, method = _choose(recipe, method, steps)
+    recipe, method = _choose(recipe, method)
     if method is not None:
-        unused = None if by_name else steps  # of a baseline that is given by its name, these are its rounds
-        _refuse_unused(method, {"inner": inner, "hypergradient": hypergradient, "outer": outer, "steps": unused})
+        _refuse_unused(method, {"inner": inner, "hypergradient": hypergradient, "outer": outer, "steps": steps})
         if outer_on is None and validation is None:
             outer_on = "train"  # a baseline fits nothing else
     sets: dict[str, Any] = {"train": train, "validation": validation, "holdout": holdout, "test": test}
@@ -211,43 +207,23 @@ def fit(
     return _as(PersonalSolution, solve(task, method, network, **options))
 
 
-def _choose(recipe: Any, method: Any, steps: int | None) -> tuple[Recipe, InnerSolver | Algorithm | None]:
+def _choose(recipe: Any, method: Any) -> tuple[Recipe, InnerSolver | Algorithm | None]:
     """The recipe, and what is to be run on its task; None: PDBO."""
-    if isinstance(recipe, str):
-        recipe = _by_name(recipe, steps)
     if isinstance(recipe, InnerSolver):
         if method is not None:
             raise InvalidInput("method", type(method).__name__, f"None: {type(recipe).__name__} is the method")
         recipe, method = getattr(recipe, "recipe", Shared()), recipe
     if not isinstance(recipe, Recipe):
         given = f"the class {recipe.__name__}" if isinstance(recipe, type) else recipe
-        raise InvalidInput("recipe", given, "an object such as hp.personalize.PL(), a baseline, or the name of one")
+        raise InvalidInput(
+            "recipe", given, "an object such as hp.personalize.PL(), or a baseline such as hp.personalize.FedProx(…)"
+        )
     if method is not None and not isinstance(method, InnerSolver | Algorithm):
         raise InvalidInput("method", method, "an algorithm such as hp.PDBO(…), an inner solver, or None")
     if method is None and isinstance(recipe, Shared):
         given = "Shared(), in which nothing is personal"
         raise InvalidInput("recipe", given, "another one, or method=hp.SGP(…), method=hp.LocalSGD(…)")
     return recipe, method
-
-
-def _by_name(name: str, steps: int | None) -> Recipe | InnerSolver:
-    """A recipe with its own options, or a baseline with those of its example."""
-    recipes, baselines = registered("recipes"), registered("baselines")
-    known = {plain_name(each): made for each, made in {**recipes, **baselines}.items()}
-    found: Any = known.get(plain_name(name.replace("+", "plus")))
-    if found is None:
-        raise unknown("recipe", name, (*recipes, *baselines))
-    if found in recipes.values():
-        return found()
-    return _with_steps(found.example(), ROUNDS if steps is None else steps)
-
-
-def _with_steps(solver: InnerSolver, steps: int) -> InnerSolver:
-    """The same solver with so many steps, its own or those of the one that it begins with."""
-    if "steps" in solver.options():
-        return solver.with_options(steps=steps)
-    parts = {name: each for name, each in solver.options().items() if isinstance(each, InnerSolver)}
-    return solver.with_options(**{name: _with_steps(each, steps) for name, each in parts.items()})
 
 
 def _refuse_unused(method: InnerSolver | Algorithm, given: dict[str, Any]) -> None:
