@@ -19,7 +19,7 @@ FEW = hp.algorithms.ConjugateGradients(3)  # each of them is a round with a serv
 METHODS = {name: each.example() for name, each in CLASSES.items() if issubclass(each, Algorithm)}
 METHODS |= {name: each.with_options(inverse=FEW) for name, each in METHODS.items() if hasattr(each, "inverse")}
 METHODS["BiGFed-peers"] = replace(hp.big_fed.BiGFed.example(), form="peers")
-assert len(FORMS) == 3
+assert len(FORMS) == 2
 SIGMA, SIZE, STEP = 0.5, 400, 0.1
 
 

@@ -203,7 +203,7 @@ def data(
     """List the data sets and which of their files are in HYPERPUSH_DATA, or download one."""
     if action is None:
         columns = ("name", "data", "files in $HYPERPUSH_DATA, plain, .gz or .xz", "there", "download")
-        _print_table("data sets", columns, import_with_extras("hyperpush.studies.data.catalogue").entries())
+        _print_table("data sets", columns, import_with_extras("hyperpush.studies.data.catalog").entries())
     elif action != "get":
         raise unknown("data", action, ["get"])
     else:

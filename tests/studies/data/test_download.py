@@ -11,7 +11,7 @@ import pytest
 
 from hyperpush.cli import app as cli
 from hyperpush.errors import InvalidInput
-from hyperpush.studies.data import catalogue, download
+from hyperpush.studies.data import catalog, download
 
 
 def record(label):
@@ -112,20 +112,20 @@ def test_all_files_arrive_or_none(archive, no_network, monkeypatch, tmp_path):
         download.get("a9a", tmp_path / "new" / "a9a" / "a9a")
 
 
-def test_the_catalogue_says_what_is_where(archive, monkeypatch, tmp_path):
+def test_the_catalog_says_what_is_where(archive, monkeypatch, tmp_path):
     (tmp_path / "data" / "cifar10").mkdir()
     (tmp_path / "data" / "cifar10" / "test_batch.bin.xz").touch()
     (tmp_path / "data" / "a9a").mkdir()
     for name in ("a9a", "a9a.t"):
         (tmp_path / "data" / "a9a" / name).touch()
-    found = {each.name: each for each in catalogue.entries()}
+    found = {each.name: each for each in catalog.entries()}
     here = {name: each.here for name, each in found.items()}
     absent = dict.fromkeys(("mnist", "emnist", "cifar100", "shakespeare", "los-loop"), "no")
     assert here == {"digits": "yes", "cifar10": "1 of 6 files", "a9a": "yes", **absent}
     assert "cifar10/data_batch_3.bin" in found["cifar10"].files
     assert {name for name, each in found.items() if each.download == "by hand"} == {"shakespeare", "los-loop"}
     monkeypatch.delenv("HYPERPUSH_DATA")
-    assert {each.here for each in catalogue.entries()} == {"yes", "no"}
+    assert {each.here for each in catalog.entries()} == {"yes", "no"}
 
 
 def test_the_command_lists_fetches_and_ends_clearly(archive, no_network, monkeypatch, capsys, tmp_path):

@@ -13,9 +13,9 @@ from hyperpush.errors import InvalidInput
 from hyperpush.studies.data.sources import available, load
 
 RNG = np.random.default_rng(0)
-GREY = RNG.integers(0, 256, (4, 28, 28), dtype=np.uint8)
+GRAY = RNG.integers(0, 256, (4, 28, 28), dtype=np.uint8)
 DIGITS = np.array([7, 0, 9, 3], np.uint8)
-COLOUR = RNG.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+COLOR = RNG.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
 NAMES = {"images": "train-images-idx3-ubyte.gz", "labels": "train-labels-idx1-ubyte.gz"}
 
 
@@ -24,7 +24,7 @@ def idx(array, magic=0x800):
 
 
 def cifar(images, *labels):
-    """One record at a time: the labels, then a plane of each colour."""
+    """One record at a time: the labels, then a plane of each color."""
     return b"".join(
         bytes(own) + image[..., 0].tobytes() + image[..., 1].tobytes() + image[..., 2].tobytes()
         for *own, image in zip(*labels, images, strict=True)
@@ -39,20 +39,20 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write_mnist(folder, images=GREY, labels=DIGITS):
+def write_mnist(folder, images=GRAY, labels=DIGITS):
     for name, array in (("images", images), ("labels", labels)):
         (folder / "mnist" / NAMES[name]).write_bytes(gzip.compress(idx(array)))
 
 
 def test_mnist_is_read_packed_or_plain_and_in_parts(folder):
     write_mnist(folder)
-    (folder / "mnist" / "t10k-images-idx3-ubyte").write_bytes(idx(255 - GREY[:2]))
+    (folder / "mnist" / "t10k-images-idx3-ubyte").write_bytes(idx(255 - GRAY[:2]))
     (folder / "mnist" / "t10k-labels-idx1-ubyte.xz").write_bytes(lzma.compress(idx(DIGITS[:2])))
     train, test, both = (load("mnist", part) for part in ("train", "test", "all"))
     assert (train.name, train.classes, train.inputs.dtype, train.labels.dtype) == ("mnist", 10, "float32", "int64")
-    np.testing.assert_allclose(train.inputs, GREY / 255, rtol=1e-6)
+    np.testing.assert_allclose(train.inputs, GRAY / 255, rtol=1e-6)
     np.testing.assert_array_equal(train.labels, DIGITS)
-    np.testing.assert_allclose(test.inputs, 1 - GREY[:2] / 255, atol=1e-6)
+    np.testing.assert_allclose(test.inputs, 1 - GRAY[:2] / 255, atol=1e-6)
     np.testing.assert_array_equal(both.labels, [*DIGITS, *DIGITS[:2]])
     np.testing.assert_array_equal(both.inputs, np.concatenate([train.inputs, test.inputs]))
     assert "4 of 70,000 examples (train-images-idx3-ubyte)" in train.note
@@ -62,11 +62,11 @@ def test_mnist_is_read_packed_or_plain_and_in_parts(folder):
 
 
 def test_emnist_is_turned_upright(folder):
-    for part, images in (("images-idx3", GREY), ("labels-idx1", np.array([61, 0, 10, 35], np.uint8))):
+    for part, images in (("images-idx3", GRAY), ("labels-idx1", np.array([61, 0, 10, 35], np.uint8))):
         (folder / "emnist" / f"emnist-byclass-test-{part}-ubyte.gz").write_bytes(gzip.compress(idx(images)))
     found = load("emnist")
     assert (found.inputs.shape, found.classes) == ((4, 28, 28), 62)
-    for image, stored in zip(found.inputs, GREY, strict=True):
+    for image, stored in zip(found.inputs, GRAY, strict=True):
         np.testing.assert_allclose(image, stored.T / 255, rtol=1e-6)
     assert "4 of 814,255" in found.note
     assert (available("emnist", "test"), available("emnist", "train"), available("emnist")) == (True, False, True)
@@ -74,12 +74,12 @@ def test_emnist_is_turned_upright(folder):
         load("emnist", "train")
 
 
-def test_cifar_has_colours_last_and_coarse_labels(folder):
-    (folder / "cifar10" / "data_batch_2.bin.xz").write_bytes(lzma.compress(cifar(COLOUR, [3, 9, 0])))
-    (folder / "cifar10" / "data_batch_5.bin").write_bytes(cifar(COLOUR[:1], [8]))
-    (folder / "cifar100" / "test.bin").write_bytes(cifar(COLOUR, [19, 0, 7], [99, 0, 50]))
+def test_cifar_has_colors_last_and_coarse_labels(folder):
+    (folder / "cifar10" / "data_batch_2.bin.xz").write_bytes(lzma.compress(cifar(COLOR, [3, 9, 0])))
+    (folder / "cifar10" / "data_batch_5.bin").write_bytes(cifar(COLOR[:1], [8]))
+    (folder / "cifar100" / "test.bin").write_bytes(cifar(COLOR, [19, 0, 7], [99, 0, 50]))
     ten, hundred = load("cifar10", "train"), load("cifar100")
-    np.testing.assert_allclose(ten.inputs, np.concatenate([COLOUR, COLOUR[:1]]) / 255, rtol=1e-6)
+    np.testing.assert_allclose(ten.inputs, np.concatenate([COLOR, COLOR[:1]]) / 255, rtol=1e-6)
     np.testing.assert_array_equal(ten.labels, [3, 9, 0, 8])
     assert "4 of 60,000 examples (data_batch_2.bin, data_batch_5.bin)" in ten.note
     assert ten.coarse is None
@@ -132,7 +132,7 @@ def test_what_is_missing_is_named(folder, monkeypatch):
         available("digits", "valid")
 
 
-WHOLE = gzip.compress(idx(GREY))
+WHOLE = gzip.compress(idx(GRAY))
 HUGE = struct.pack(">4I", 0x803, 2**31, 2**31, 4)  # 2⁶⁴ entries, which 64 bits count as 0
 
 
@@ -143,13 +143,13 @@ HUGE = struct.pack(">4I", 0x803, 2**31, 2**31, 4)  # 2⁶⁴ entries, which 64 b
         (WHOLE[:-12], r"'; allowed: a gzipped file"),
         (WHOLE[:15] + b"\xff\xff" + WHOLE[17:], r"'; allowed: a gzipped file"),
         (gzip.compress(b""), r": 0 bytes'; allowed: an IDX file of bytes in 3 dimensions"),
-        (gzip.compress(idx(GREY)[:-1]), r": 3151 bytes'; allowed: an IDX file .*: 3152 bytes, 4×28×28 of them"),
-        (gzip.compress(idx(GREY) + b"\0"), r": 3153 bytes'; allowed: an IDX file .*: 3152 bytes"),
-        (gzip.compress(idx(GREY, magic=0xD00)), r": magic number 0xd03'; allowed: an IDX file .*: magic number 0x803"),
+        (gzip.compress(idx(GRAY)[:-1]), r": 3151 bytes'; allowed: an IDX file .*: 3152 bytes, 4×28×28 of them"),
+        (gzip.compress(idx(GRAY) + b"\0"), r": 3153 bytes'; allowed: an IDX file .*: 3152 bytes"),
+        (gzip.compress(idx(GRAY, magic=0xD00)), r": magic number 0xd03'; allowed: an IDX file .*: magic number 0x803"),
         (gzip.compress(idx(DIGITS)), r": 12 bytes'; allowed: an IDX file"),
-        (gzip.compress(idx(GREY[:0])), r": 16 bytes'; allowed: an IDX file .*at least 1"),
+        (gzip.compress(idx(GRAY[:0])), r": 16 bytes'; allowed: an IDX file .*at least 1"),
         (gzip.compress(HUGE), r": 16 bytes'; allowed: an IDX file .*: 18446744073709551632 bytes, 2147483648×21"),
-        (gzip.compress(idx(GREY[:, :10, :9])), r": images of 10×9'; allowed: images of 28×28"),
+        (gzip.compress(idx(GRAY[:, :10, :9])), r": images of 10×9'; allowed: images of 28×28"),
     ],
     ids=["plain", "cut", "corrupt", "empty", "short", "long", "floats", "labels", "none", "huge", "small"],
 )
@@ -163,19 +163,19 @@ def test_broken_idx_files_are_refused(folder, content, message):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("cifar10/test_batch.bin", cifar(COLOUR, [0, 1, 2])[:-1], r"9218 bytes'; allowed: complete records of 3073"),
+        ("cifar10/test_batch.bin", cifar(COLOR, [0, 1, 2])[:-1], r"9218 bytes'; allowed: complete records of 3073"),
         ("cifar10/test_batch.bin", b"", r"0 bytes"),
         (
             "cifar10/test_batch.bin",
-            cifar(COLOUR, [0, 10, 2]),
+            cifar(COLOR, [0, 10, 2]),
             r"test_batch\.bin: a label 10'; allowed: labels from 0 to 9",
         ),
-        ("cifar10/test_batch.bin.xz", lzma.compress(cifar(COLOUR, [0, 1, 2]))[:-9], r"packed by xz that can be read"),
+        ("cifar10/test_batch.bin.xz", lzma.compress(cifar(COLOR, [0, 1, 2]))[:-9], r"packed by xz that can be read"),
         ("cifar10/test_batch.bin.xz", b"plain", r"packed by xz that can be read"),
-        ("cifar100/test.bin", cifar(COLOUR, [0, 20, 2], [0, 1, 2]), r"a label 20'; allowed: coarse labels"),
+        ("cifar100/test.bin", cifar(COLOR, [0, 20, 2], [0, 1, 2]), r"a label 20'; allowed: coarse labels"),
         (
             "cifar100/test.bin",
-            cifar(COLOUR, [0, 1, 2], [0, 100, 2]),
+            cifar(COLOR, [0, 1, 2], [0, 100, 2]),
             r"test\.bin: a label 100'; allowed: labels from 0 to 99",
         ),
         ("a9a/a9a", b"-1 124:1\n", r"allowed: lines .* from 1 to 123"),

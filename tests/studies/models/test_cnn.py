@@ -12,7 +12,7 @@ from hyperpush.studies.models.cnn import CNN, EMNIST, INFLUENCE
 TINY = CNN(channels=(2, 3), hidden=(4,), classes=3, size=13, kernel=3)  # its maps: 11 to 5, then 3 to 1
 
 
-COLOURED = CNN(channels=(2,), hidden=(), classes=2, size=6, kernel=3, colors=3)
+COLORED = CNN(channels=(2,), hidden=(), classes=2, size=6, kernel=3, colors=3)
 
 
 def reference(params, images, convolutions, dense):
@@ -42,7 +42,7 @@ def test_the_papers_models_have_their_numbers_of_parameters():
     assert emnist["dense1"]["weight"].shape == (4 * 4 * 64, 2048)
 
 
-@pytest.mark.parametrize("model", [TINY, INFLUENCE, COLOURED], ids=["odd maps, a hidden layer", "influence", "colors"])
+@pytest.mark.parametrize("model", [TINY, INFLUENCE, COLORED], ids=["odd maps, a hidden layer", "influence", "colors"])
 def test_logits_are_those_of_plain_convolutions(model):
     params = model.init(jax.random.key(1))
     shape = (3, model.size, model.size, *([model.colors] if model.colors > 1 else []))

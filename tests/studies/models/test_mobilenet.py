@@ -91,7 +91,7 @@ def test_logits_are_those_of_plain_convolutions(groups):
     np.testing.assert_allclose(jax.jit(model.apply)(params, images), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_grey_images_are_refused():
+def test_gray_images_are_refused():
     params = jax.eval_shape(TINY.init, jax.random.key(0))
     with pytest.raises(InvalidInput, match=r"images: got \(2, 8, 8, 1\); allowed: .*3\]"):
         TINY.apply(params, jnp.zeros((2, 8, 8, 1)))

@@ -20,7 +20,7 @@ from hyperpush.studies.data.sources import Dataset
 from hyperpush.studies.models import cnn
 from hyperpush.studies.personalize import methods
 from hyperpush.studies.personalize.figures import draw_partition
-from hyperpush.studies.personalize.published import published
+from hyperpush.studies.personalize.published import published_cell
 from hyperpush.studies.personalize.scenarios import Scenario, scenario, turn_images
 from hyperpush.studies.personalize.study import estimator_of, setting_of, show_partition
 from hyperpush.studies.quickstart.study import sentence
@@ -36,7 +36,7 @@ def asked(*overrides):
 def test_images_are_turned_once_by_their_owner():
     images = np.arange(12.0).reshape(3, 2, 2)
     made = turn_images(images, [np.array([2]), np.array([0, 1])], np.array([1, 2]))
-    assert made[2].tolist() == [[9, 11], [8, 10]]  # a quarter, anticlockwise
+    assert made[2].tolist() == [[9, 11], [8, 10]]  # a quarter, counterclockwise
     assert made[0].tolist() == [[3, 2], [1, 0]]  # a half
     assert images[2].tolist() == [[8, 9], [10, 11]]
 
@@ -142,14 +142,14 @@ def test_a_plan_counts_every_method_without_running_any():
     assert personal["rounds"] - shared["rounds"] == 3 * 2 * 4
 
 
-def test_what_was_dealt_out_and_learnt_is_shown(tmp_path):
+def test_what_was_dealt_out_and_learned_is_shown(tmp_path):
     result, run = execute(*asked(*SMALL, 'methods=["sgp","pl-direct","head"]'), tmp_path / "run")
     assert [row["method"] for row in result["rows"]] == ["sgp", "pl-direct"]
     assert "no layer before" in result["not_applicable"]["head"]  # logistic regression is all head
     assert sorted(result["data"]["cluster"]) == [0, 0, 1, 1, 2, 2]
-    plain, learnt = result["details"]
+    plain, learned = result["details"]
     assert plain["weights"] == {}
-    assert np.sum(learnt["weights"]["labels"], axis=1) == pytest.approx([10] * 6, rel=1e-5)
+    assert np.sum(learned["weights"]["labels"], axis=1) == pytest.approx([10] * 6, rel=1e-5)
     assert (run.path / "figures" / "weights-pl-direct-labels.png").stat().st_size > 5_000
 
 
@@ -212,14 +212,14 @@ def test_what_was_won_is_said_as_it_is():
 
 
 def test_published_numbers_stand_in_the_right_cells():
-    assert published("emnist", "random-directed", "mtl-da") == "82.2 / 74.5"
-    assert published("emnist", "static-undirected", "fedem") == "83.8 / 75.9"
-    assert published("emnist", "random-directed", "sgp-mtl") == "80.9 / 73.2; 81.3 / 73.5 *"
-    assert published("shakespeare", "random-directed", "mtl-direct") == "38.9 / 34.8 *"
-    assert published("emnist", "fully-connected", "mtl") == "83.9 / 76.5"
-    assert published("cifar100", "random-directed", "da") == "42.1 / 37.1"
-    assert published("emnist", "random-directed", "fedprox") is None
-    assert published("digits", "random-directed", "sgp") is None
+    assert published_cell("emnist", "random-directed", "mtl-da") == "82.2 / 74.5"
+    assert published_cell("emnist", "static-undirected", "fedem") == "83.8 / 75.9"
+    assert published_cell("emnist", "random-directed", "sgp-mtl") == "80.9 / 73.2; 81.3 / 73.5 *"
+    assert published_cell("shakespeare", "random-directed", "mtl-direct") == "38.9 / 34.8 *"
+    assert published_cell("emnist", "fully-connected", "mtl") == "83.9 / 76.5"
+    assert published_cell("cifar100", "random-directed", "da") == "42.1 / 37.1"
+    assert published_cell("emnist", "random-directed", "fedprox") is None
+    assert published_cell("digits", "random-directed", "sgp") is None
 
 
 def test_operations_are_counted_as_by_hand():

@@ -4,15 +4,15 @@ import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
 import pooch
 
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.studies.data import files, sources
-from hyperpush.studies.data.catalogue import KNOWN
+from hyperpush.studies.data.catalog import KNOWN
 
 
 def get(name: str, to: Path | None = None) -> list[Path]:
@@ -27,31 +27,19 @@ def get(name: str, to: Path | None = None) -> list[Path]:
         raise InvalidInput(files.FOLDER, None, "a folder to download into: set this environment variable, or --to")
     folder, wanted = base / name, sources.published_files()[name][1]
     try:
-        with _aside(folder) as aside:
+        # Beside the folder, so that files move into it at once.
+        beside = next(each for each in folder.parents if each.exists())
+        with TemporaryDirectory(prefix=".partial-", dir=beside) as temporary:
+            aside = Path(temporary)
             for address, checksum in KNOWN[name].items():
                 if not _is_there(folder, address, checksum, wanted):
                     _fetch(name, address, checksum, wanted, aside)
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             for each in aside.iterdir():
                 each.replace(folder / each.name)
     except OSError as error:
         raise InvalidInput("--to", str(base), f"a folder that can be written ({error.strerror or error})") from None
     return [found for file in wanted if (found := files.find(folder / file))]
-
-
-@contextmanager
-def _aside(folder: Path) -> Iterator[Path]:
-    """A folder beside this one; in the end it is gone, with the folders above it that were made and are empty."""
-    aside = folder.with_name(f".{folder.name}.partial")
-    made = [each for each in (aside, *aside.parents) if not each.exists()]
-    try:
-        aside.mkdir(parents=True, exist_ok=True)
-        yield aside
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        for each in made[1:]:
-            with suppress(OSError):  # something is in it
-                each.rmdir()
 
 
 def _is_there(folder: Path, address: str, checksum: str, wanted: Sequence[str]) -> bool:

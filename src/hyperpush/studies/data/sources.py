@@ -136,7 +136,7 @@ def _digits(part: str) -> Dataset:
     return Dataset("digits", inputs[chosen], labels[chosen], 10, note)
 
 
-def _grey(bytes_: np.ndarray) -> Float32[np.ndarray, "..."]:
+def _gray(bytes_: np.ndarray) -> Float32[np.ndarray, "..."]:
     return np.divide(bytes_, 255, dtype=np.float32)
 
 
@@ -147,7 +147,7 @@ def _images(paths: Sequence[Path]) -> _Read:
         raise files.file_error(paths[0], allowed, given)
     if len(images) != len(labels):
         raise files.file_error(paths[1], "as many labels as images", f"{len(images)} images, {len(labels)} labels")
-    return _Read(_grey(images), labels.astype(np.int64))
+    return _Read(_gray(images), labels.astype(np.int64))
 
 
 def _upright_images(paths: Sequence[Path]) -> _Read:
@@ -158,14 +158,14 @@ def _upright_images(paths: Sequence[Path]) -> _Read:
 
 def _cifar10(paths: Sequence[Path]) -> _Read:
     labels, images = files.records(paths[0], 1)
-    return _Read(_grey(images), labels[:, 0])
+    return _Read(_gray(images), labels[:, 0])
 
 
 def _cifar100(paths: Sequence[Path]) -> _Read:
     labels, images = files.records(paths[0], 2)
     if labels[:, 0].max() > 19:
         raise files.file_error(paths[0], "coarse labels from 0 to 19", f"a label {labels[:, 0].max()}")
-    return _Read(_grey(images), labels[:, 1], labels[:, 0])
+    return _Read(_gray(images), labels[:, 1], labels[:, 0])
 
 
 def _a9a(paths: Sequence[Path]) -> _Read:

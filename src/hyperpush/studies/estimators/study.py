@@ -136,7 +136,7 @@ class Comparison:
             if best is not None and pushes * self.least * self.width >= best:
                 break
             found += self.curves_with(network, pushes, averaging)
-            best = min((cost for curve in found if (cost := reached(curve, REACHED[0])) is not None), default=None)
+            best = min((cost for curve in found if (cost := floats_until(curve, REACHED[0])) is not None), default=None)
         return found
 
     def curves_with(self, network: Network, pushes: int, by: Literal["push", "gossip", "exact"]) -> list[Row]:
@@ -165,7 +165,7 @@ def orders_until(curve: Row, error: float) -> int:
     return min(len(errors), 1 + next((place for place, found in enumerate(errors) if found <= error), len(errors)))
 
 
-def reached(curve: Row, error: float) -> int | None:
+def floats_until(curve: Row, error: float) -> int | None:
     """Floats per client from which on the error is at most `error`; None if it is not in the end."""
     above = [place for place, found in enumerate(curve["relative_error"]) if found > error]
     place = above[-1] + 1 if above else 0
@@ -178,9 +178,9 @@ def summarize(name: str, clients: int, width: int, curves: Sequence[Row]) -> Row
     for error in REACHED:
         # HGP's grid is only searched until 1e-4.
         for method in ("HGP", "TrackedHGP", "ImplicitCG") if error == REACHED[0] else ("TrackedHGP", "ImplicitCG"):
-            own = [curve for curve in curves if curve["method"] == method and reached(curve, error) is not None]
-            best = min(own, key=lambda curve: reached(curve, error) or 0, default=None)
-            row[f"{method} {error:.0e}"] = None if best is None else round((reached(best, error) or 0) / width, 1)
+            own = [curve for curve in curves if curve["method"] == method and floats_until(curve, error) is not None]
+            best = min(own, key=lambda curve: floats_until(curve, error) or 0, default=None)
+            row[f"{method} {error:.0e}"] = None if best is None else round((floats_until(best, error) or 0) / width, 1)
             if method == "HGP":
                 row[f"pushes {error:.0e}"] = None if best is None else best["pushes"]
     return row

@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 import hyperpush as hp
 from hyperpush import influence
-from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.influence import Influence, Weights
@@ -23,7 +22,7 @@ from hyperpush.runs.run import StudyRun
 from hyperpush.studies.data.partition import dirichlet, split, stack
 from hyperpush.studies.data.sources import Dataset, available, load
 from hyperpush.studies.influence.config import InfluenceStudy
-from hyperpush.studies.influence.wrong_labels import hunt_wrong_labels, l2
+from hyperpush.studies.influence.wrong_labels import RATE, hunt_wrong_labels, l2
 from hyperpush.studies.models.cnn import CNN, INFLUENCE
 from hyperpush.task import Task
 
@@ -42,12 +41,8 @@ Row = dict[str, Any]
 
 def run(config: InfluenceStudy, run: StudyRun) -> dict[str, Any]:
     """Predict, retrain, compare; then groups and clients, and the hunt."""
-    config = config.complete()
-    if config.hunt.seeds:  # three examples each at least: to train, to validate, to test
-        check_integer("hunt.clients", config.hunt.clients, minimum=2, maximum=len(load("digits").labels) // 3)
     network = hp.networks.by_name(config.network, config.clients, config.seed, **config.network_options)
     task, described = task_of(config)
-    assert config.batches is not None
     cases = [_case(config, run, task, network, batch, place == 0) for place, batch in enumerate(config.batches)]
     first = cases[0]
     _report(config, run, cases, described)
@@ -58,7 +53,7 @@ def run(config: InfluenceStudy, run: StudyRun) -> dict[str, Any]:
         "cases": cases,
     }
     if config.hunt.seeds:
-        solver = solver_of(config.hunt.steps, config.hunt.rate, 0)
+        solver = solver_of(config.hunt.steps, RATE, 0)
         result["label_noise"] = hunt_wrong_labels(config, solver, run)
     return result
 
@@ -68,9 +63,8 @@ def run(config: InfluenceStudy, run: StudyRun) -> dict[str, Any]:
 
 def task_of(config: InfluenceStudy) -> tuple[Task, str]:
     """The task before training, and what its data are."""
-    rate = config.l2 or 0.0
     if config.model == "logistic":
-        made = hp.tasks.logistic(config.clients, config.seed, examples=config.examples, rate=rate)
+        made = hp.tasks.logistic(config.clients, config.seed, examples=config.examples, rate=config.l2)
         return made, f"synthetic, {config.examples} examples per client"
     found, generator = draw_images(config), np.random.default_rng(config.seed + 1)
     parts = split(dirichlet(found.labels, config.clients, config.concentration, generator), generator)
@@ -85,7 +79,7 @@ def task_of(config: InfluenceStudy) -> tuple[Task, str]:
         outer=losses,
         penalty=l2,
         params=model.init(jax.random.key(config.seed)),
-        hypers=rate,
+        hypers=config.l2,
         train=stack(found, parts.train),
         validation=stack(found, parts.validation),
     )
@@ -133,25 +127,19 @@ class Trained:
             progress = hp.hooks.Progress(lambda _, done, total: bar.update(done))
             return hp.train(self.task, self.solver, self.network, key=self.training_key, hooks=(progress,)).task
 
-    @property
-    def order(self) -> int:
-        """Most steps of an estimator."""
-        assert self.config.order
-        return self.config.order
-
     def retrain(self, weights: Sequence[Weights], progress: Callable[[float], None] | None = None) -> np.ndarray:
         """Σ_k F_k after training with each of these weights, on the links and mini-batches of the training run."""
-        options: Any = {"key": self.training_key, "at_once": self.config.at_once or 1, "progress": progress}
+        options: Any = {"key": self.training_key, "at_once": self.config.at_once, "progress": progress}
         return influence.retrain(self.task, self.solver, self.network, weights, **options).sum(1)
 
     def changes(self, weights: Sequence[Weights], label: str) -> np.ndarray:
         """How retraining with each of these weights changes Σ_k F_k."""
         title = f"retraining without {label}, {_size(self.solver.batch_size)}"
         with self.run.progress(title, len(weights)) as bar:
-            return self.retrain(weights, bar.update) - self.unchanged
+            return self.retrain(weights, bar.update) - self.full_cost
 
     @cached_property
-    def unchanged(self) -> float:
+    def full_cost(self) -> float:
         """Σ_k F_k after training with everything."""
         return self.retrain([influence.without(self.task)])[0]
 
@@ -170,12 +158,9 @@ def _size(batch: int | None) -> str:
 
 def _case(config: InfluenceStudy, run: StudyRun, task: Task, network: Network, batch: int, first: bool) -> Row:
     """One way of training: its predictions against retraining; of the first also groups, times and files."""
-    assert config.steps
-    assert config.rate
-    assert config.removals
     keys = jax.random.split(jax.random.key(config.seed))
     trained = Trained(config, run, task, network, solver_of(config.steps, config.rate, batch), keys[0], keys[1])
-    found = trained.scores(hp.TrackedHGP(trained.order), config.damping, look=True)
+    found = trained.scores(hp.TrackedHGP(config.order), config.damping, look=True)
     for sentence in found.warnings:
         run.console.print(f"warning: {sentence}")
     if first:
@@ -211,8 +196,7 @@ def _case(config: InfluenceStudy, run: StudyRun, task: Task, network: Network, b
 
 def _compare_methods(trained: Trained, predict: Predict, actual: np.ndarray) -> list[Row]:
     """Other dampings and estimators on the same removals."""
-    config, order = trained.config, trained.order
-    assert config.step
+    config, order = trained.config, trained.config.order
     hgp = hp.HGP(order, config.pushes, config.step, trained.solver.batch_size)
     ways: list[tuple[float, HypergradientEstimator]]
     ways = [*((damping, hp.TrackedHGP(order)) for damping in config.dampings), (0.0, hgp)]
@@ -242,7 +226,7 @@ def _judge(
         scores = trained.scores(estimator, damping)
     guess = predict(scores)
     if not np.all(np.isfinite(guess)):
-        raise hp.Diverged(type(estimator).__name__, trained.order, "Try another estimator or smaller steps.")
+        raise hp.Diverged(type(estimator).__name__, trained.config.order, "Try another estimator or smaller steps.")
     slope = float(guess @ actual / (guess @ guess)) if np.any(guess) else None
     return {**influence.agreement(guess, actual), "slope": slope, "rounds": scores.costs.rounds}
 
@@ -317,7 +301,7 @@ def _report(config: InfluenceStudy, run: StudyRun, cases: list[Row], described: 
     figure, axes = panels(len(cases))
     for axis, case in zip(axes, cases, strict=True):
         pairs = case["pairs"]
-        axis.plot([pairs.min(), pairs.max()], [pairs.min(), pairs.max()], color="grey", linewidth=0.8)
+        axis.plot([pairs.min(), pairs.max()], [pairs.min(), pairs.max()], color="gray", linewidth=0.8)
         axis.scatter(*pairs.T, s=12)
         axis.set(xlabel="predicted change of Σ F", ylabel="change after retraining", title=_size(case["batch"]))
         axis.locator_params(axis="x", nbins=5)

@@ -22,6 +22,8 @@ from hyperpush.studies.influence.config import Hunt, InfluenceStudy
 from hyperpush.task import Task
 
 WORST = {"worst_10": 0.1, "worst_20": 0.2}  # shares of a client's examples in which wrong labels are looked for
+CLIENTS, NOISY, SHARE = 5, 2, 0.1  # how many, how many of them mislabel, and which share of their labels
+RATE, L2_RATE = 0.5, 1e-3  # the first step size of SGP, and that of the penalty
 WAYS = ("influence", "shared loss", "local loss", "random")
 
 
@@ -37,14 +39,14 @@ def l2(params: PyTree, rate: Array) -> Float[Array, ""]:
     return L2(rate)(params, None)
 
 
-def noisy_digits(config: Hunt, kind: str, seed: int) -> tuple[Task, list[np.ndarray], Generator]:
+def noisy_digits(kind: str, seed: int) -> tuple[Task, list[np.ndarray], Generator]:
     """The task on digits, which training labels of each noisy client are wrong, and the generator."""
     found, generator = load("digits"), np.random.default_rng(seed)
-    parts = split(iid(len(found.labels), config.clients, generator), generator)
+    parts = split(iid(len(found.labels), CLIENTS, generator), generator)
     labels = found.labels.copy()
     flips = []
-    for own in parts.train[: config.noisy]:
-        many = max(1, round(config.share * len(own)))
+    for own in parts.train[:NOISY]:
+        many = max(1, round(SHARE * len(own)))
         if kind == "random":
             chosen, shift = generator.choice(own, many, replace=False), generator.integers(1, found.classes, many)
         else:  # of one label, or of two that follow each other
@@ -57,7 +59,7 @@ def noisy_digits(config: Hunt, kind: str, seed: int) -> tuple[Task, list[np.ndar
         outer=softmax_losses,
         penalty=l2,
         params={"weight": jnp.zeros((64, found.classes)), "bias": jnp.zeros(found.classes)},
-        hypers=config.l2,
+        hypers=L2_RATE,
         train=stack(found._replace(labels=labels), parts.train),
         validation=stack(found, parts.validation),
     )
@@ -67,7 +69,7 @@ def noisy_digits(config: Hunt, kind: str, seed: int) -> tuple[Task, list[np.ndar
 def hunt_wrong_labels(config: InfluenceStudy, solver: hp.SGP, run: StudyRun) -> dict[str, Any]:
     """The share of wrong labels found by influence, by the loss under the shared or the own model, and by chance."""
     hunt, rows = config.hunt, []
-    network = hp.networks.by_name(config.network, hunt.clients, config.seed, **config.network_options)
+    network = hp.networks.by_name(config.network, CLIENTS, config.seed, **config.network_options)
     with run.progress("wrong labels", hunt.seeds * len(hunt.kinds)) as bar:
         for kind, seed in product(hunt.kinds, range(config.seed, config.seed + hunt.seeds)):
             rows += _hunt(hunt, network, solver, kind, seed)
@@ -77,16 +79,16 @@ def hunt_wrong_labels(config: InfluenceStudy, solver: hp.SGP, run: StudyRun) -> 
         own = [row for row in rows if (row["wrong"], row["by"]) == (kind, way)]
         means.append({"wrong": kind, "by": way, **{name: float(np.mean([row[name] for row in own])) for name in WORST}})
     run.table(
-        f"share of wrong labels found, mean of {hunt.seeds} seeds and {hunt.noisy} clients with {hunt.share:.0%} wrong",
+        f"share of wrong labels found, mean of {hunt.seeds} seeds and {NOISY} clients with {SHARE:.0%} wrong",
         ("wrong labels", "by", "in the worst 10 %", "in the worst 20 %"),
         [tuple(row.values()) for row in means],
     )
-    return {"found": means, "rows": rows, "share": hunt.share, "noisy_clients": hunt.noisy, "clients": hunt.clients}
+    return {"found": means, "rows": rows, "share": SHARE, "noisy_clients": NOISY, "clients": CLIENTS}
 
 
 def _hunt(hunt: Hunt, network: Network, solver: hp.SGP, kind: str, seed: int) -> list[dict[str, Any]]:
     """What each way finds at each noisy client."""
-    task, flips, generator = noisy_digits(hunt, kind, seed)
+    task, flips, generator = noisy_digits(kind, seed)
     key, second = jax.random.split(jax.random.key(seed))
     shared = hp.train(task, solver, network, key=key)
     alone = hp.train(task, hp.LocalSGD(solver.steps, solver.step_size), network, key=key)

@@ -11,6 +11,6 @@ CELLS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="ut
 NETWORKS = tuple(CELLS["emnist"])
 
 
-def published(data: str, network: str, method: str) -> str | None:
+def published_cell(data: str, network: str, method: str) -> str | None:
     """What the papers report for a method, average / 10 % client in per cent, if they do."""
     return CELLS.get(data, {}).get(network, {}).get(method)

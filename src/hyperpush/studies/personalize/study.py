@@ -17,7 +17,7 @@ from hyperpush.studies.data.partition import Split
 from hyperpush.studies.personalize import figures, methods, settings
 from hyperpush.studies.personalize.config import Numbers, Personalize, Setting
 from hyperpush.studies.personalize.methods import Fitted, Fitting
-from hyperpush.studies.personalize.published import SOURCE, published
+from hyperpush.studies.personalize.published import SOURCE, published_cell
 from hyperpush.studies.personalize.scenarios import MODELS, Scenario, scenario
 
 Row = dict[str, Any]
@@ -225,7 +225,7 @@ def show_accuracies(config: Personalize, run: StudyRun, rows: list[Row], skipped
     for name in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == name]
         both = [cell([row[key] for row in own]) for key in ("accuracy", "accuracy_p10")]
-        paper = published(config.data, config.network, name)
+        paper = published_cell(config.data, config.network, name)
         lines.append((name, *both, mean(row["seconds"] for row in own), paper))
     lines += [(name, f"n/a: {reason}", None, None, None) for name, reason in skipped.items()]
     columns = ("method", "accuracy, %", "10 % client", "seconds", "published, larger")

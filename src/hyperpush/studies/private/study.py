@@ -145,7 +145,7 @@ def attack(config: Private, made: Stream, algorithm: LDPDSBO, network: Network) 
     usual = samples(made, rounds, config.spread, jax.random.key(config.seed))
 
     @jax.jit
-    def observed(sign, keys):
+    def observe(sign, keys):
         def first(rows):
             return {**rows, "sample": rows["sample"].at[0, 0].set(sign * 1e3)}
 
@@ -162,7 +162,7 @@ def attack(config: Private, made: Stream, algorithm: LDPDSBO, network: Network) 
 
         return jax.vmap(one)(keys)
 
-    runs = partial(observed, 1.0), partial(observed, -1.0)
+    runs = partial(observe, 1.0), partial(observe, -1.0)
     return audit(*runs, config.trials, seed=config.seed, chunk=50_000)
 
 

@@ -57,7 +57,7 @@ def _draw(run: StudyRun, clients: dict[str, list[float]], best: str) -> None:
     figure, (axes,) = panels()
     order = sorted(range(len(clients["sgp"])), key=lambda client: clients["sgp"][client])
     for place, client in enumerate(order):
-        axes.plot([place, place], [clients["sgp"][client], clients[best][client]], color="grey", linewidth=0.8)
+        axes.plot([place, place], [clients["sgp"][client], clients[best][client]], color="gray", linewidth=0.8)
     for name, marker in (("local", "x"), ("sgp", "o"), (best, "^")):
         axes.plot([clients[name][client] for client in order], marker, markersize=4, label=TITLES[name])
     axes.set(xlabel="clients, from the worst with one model for all", ylabel="test accuracy")
