@@ -11,6 +11,8 @@ Count = Annotated[int, Field(ge=1)]
 Several = Annotated[int, Field(ge=2)]
 Seed = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+Positives = Annotated[tuple[Positive, ...], Field(min_length=1)]
+Counts = Annotated[tuple[Count, ...], Field(min_length=1)]
 Portion = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["float32", "float64"]
 

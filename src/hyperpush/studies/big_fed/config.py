@@ -5,25 +5,23 @@ layers of which the middle one is everybody's. All methods start from the same l
 equally many, by the validation loss averaged over rounds and seeds.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from hyperpush.runs.config import Config
-from hyperpush.studies.options import Count, Positive, Precision, Several, option, study
+from hyperpush.studies.options import Count, Positive, Positives, Precision, Several, option, study
 
 
 class Tuned(Config):
     """What BiG-Fed and whom it is compared with choose from."""
 
-    rounds: Annotated[int, Field(ge=10)] = option(300, "Rounds of every method.")
+    rounds: int = option(300, "Rounds of every method.", ge=10)
     seeds: Count = option(5, "Runs, each with draws of its own.")
     width: Count = option(8, "Width of the layers.")
-    rates: tuple[Positive, ...] = option((0.03, 0.1, 0.3, 1.0), "Inner steps to choose from.", min_length=1)
-    outer_steps: tuple[Positive, ...] = option((0.003, 0.03), "First outer steps to choose from.", min_length=1)
-    outer_exponent: Annotated[float, Field(ge=0)] = option(
-        0.6, "The outer step of round k is the first one / (k + 1)^this."
-    )
+    rates: Positives = option((0.03, 0.1, 0.3, 1.0), "Inner steps to choose from.")
+    outer_steps: Positives = option((0.003, 0.03), "First outer steps to choose from.")
+    outer_exponent: float = option(0.6, "The outer step of round k is the first one / (k + 1)^this.", ge=0)
     damping: Positive = option(1.0, "Added to the diagonal of every block.")
     solver_steps: Count = option(20, "Conjugate gradient steps of every solve with a block.")
     negatives: Positive = option(5.0, "Negative samples for each link.")

@@ -1,11 +1,7 @@
 """Options of the studies that compare every bilevel algorithm on one task."""
 
-from typing import Annotated
-
-from pydantic import Field
-
 from hyperpush.runs.config import Config
-from hyperpush.studies.options import Count, Portion, Positive, Precision, Seed, Several, option
+from hyperpush.studies.options import Count, Portion, Positive, Positives, Precision, Seed, Several, option
 
 
 class Privacy(Config):
@@ -31,15 +27,15 @@ class Comparison(Config):
     clients: Several = option(10, "How many share the data.")
     network: str = option("ring", "Name of the network; it has to be undirected.")
     methods: tuple[str, ...] = option((), "Which to run, by name; all if left out.")
-    iterations: Annotated[int, Field(ge=5)] = option(150, "Iterations of single-loop methods.")
+    iterations: int = option(150, "Iterations of single-loop methods.", ge=5)
     local_steps: Count = option(5, "Local steps of FedBiO and FedBiOAcc, whose rounds are as many times fewer.")
     products: Count = option(5, "Conjugate gradients where a method solves with a Hessian.")
     outer_steps: Count = option(20, "Outer steps of the methods that solve the inner problem first.")
     solver_steps: Count = option(20, "Steps of SGP before each of them, from where it stood.")
     order: Count = option(10, "Order of HGP, and steps of TrackedHGP.")
     pushes: Count = option(4, "Pushes of HGP, of TrackedHGP and of the hypers in a step.")
-    outer: tuple[Positive, ...] = option((1.0, 4.0, 16.0), "Outer steps to try, in units of the task.", min_length=1)
-    inner: tuple[Positive, ...] = option((0.5, 1.5), "Inner steps to try, in units of the task.", min_length=1)
+    outer: Positives = option((1.0, 4.0, 16.0), "Outer steps to try, in units of the task.")
+    inner: Positives = option((0.5, 1.5), "Inner steps to try, in units of the task.")
     points: Count = option(15, "Points of a curve, at least.")
     most: Count = option(50_000, "Methods that would form larger matrices than this many numbers are left out.")
     privacy: Privacy | None = option(None, "Private runs of the methods that have a private form, besides.")

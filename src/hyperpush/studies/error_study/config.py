@@ -7,7 +7,7 @@ directed networks", and of the trends that its theorems predict.
 from typing import Any
 
 from hyperpush.runs.config import Config
-from hyperpush.studies.options import Count, Positive, Precision, Seed, Several, option, study
+from hyperpush.studies.options import Count, Counts, Positive, Precision, Seed, Several, option, study
 
 
 class ErrorStudy(Config):
@@ -21,9 +21,9 @@ class ErrorStudy(Config):
     inner_steps: Count = option(5000, "Steps of stochastic gradient push to the inner solution.")
     inner_rate: Positive = option(2.0, "Its first learning rate, lowered tenfold at milestones.")
     order: Count = option(1000, "Largest order M of the hypergradient's series.")
-    pushes: tuple[Count, ...] = option((1, 2, 5, 10, 100), "Push-sum steps per order.", min_length=1)
+    pushes: Counts = option((1, 2, 5, 10, 100), "Push-sum steps per order.")
     step: Positive = option(1.0, "Step size of the hypergradient's fixed-point iteration.")
-    batches: tuple[Count, ...] = option((100, 20), "Batch sizes; `examples` or more is the full batch.", min_length=1)
+    batches: Counts = option((100, 20), "Batch sizes; `examples` or more is the full batch.")
     runs: Several = option(10, "Runs of the estimator on the one problem, with different seeds.")
     trend_batches: tuple[Count, ...] = option((5, 10, 20, 40, 80), "Batch sizes of the trend.")
     trend_inner_steps: tuple[Count, ...] = option((5, 10, 20, 50, 100, 200, 500), "Steps to inexact inner solutions.")

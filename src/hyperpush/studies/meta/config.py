@@ -8,7 +8,7 @@ optimization", at a size for two cores.
 from typing import Literal
 
 from hyperpush.studies.common.config import Comparison
-from hyperpush.studies.options import Count, Positive, Several, option, study
+from hyperpush.studies.options import Count, Counts, Positive, Positives, Several, option, study
 
 
 class Meta(Comparison):
@@ -26,14 +26,12 @@ class Meta(Comparison):
     new_classes: Several = option(3, "Classes that no training task has.")
     test_tasks: Count = option(50, "New tasks of known classes, and as many of new classes.")
     test_queries: Count = option(15, "Query examples of each class of a new task.")
-    widths: tuple[Count, ...] = option((16,), "Units of each layer, tanh after each.", min_length=1)
+    widths: Counts = option((16,), "Units of each layer, tanh after each.")
     l2: Positive = option(0.03, "L2 rate of a head.")
     loss: Literal["cross-entropy", "squares"] = option("cross-entropy", "Misfit of a head.")
     joint_steps: Count = option(500, "Steps of SGP that train one classifier of all known classes.")
-    outer: tuple[Positive, ...] = option(
-        (0.3, 1.0, 3.0), "Outer steps to try; rates of the joint classifier too.", min_length=1
-    )
-    inner: tuple[Positive, ...] = option((0.3, 1.0), "Inner steps, in units of 1/λ_max of a Hessian.", min_length=1)
+    outer: Positives = option((0.3, 1.0, 3.0), "Outer steps to try; rates of the joint classifier too.")
+    inner: Positives = option((0.3, 1.0), "Inner steps, in units of 1/λ_max of a Hessian.")
 
 
 EXPERIMENT = study(

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from hyperpush.runs.config import Config
 from hyperpush.runs.experiment import Tuning, defer
-from hyperpush.studies.options import Count, Seed, option, study
+from hyperpush.studies.options import Count, Counts, Seed, option, study
 
 Estimator = Literal["", "hgp", "directed-rb", "vr-hgp", "tracked"]
 Paper = Literal["personalized", "cooperative", "hypergradient"]
@@ -79,7 +79,7 @@ class Personalize(Numbers):
     paper: Paper = option("personalized", "Whose settings size=paper takes: docs/guides/personalize.md.")
     seeds: Count = option(1, "Runs, each with a partition, network and model of its own.")
     seed: Seed = option(0, "The first of the seeds.")
-    pushes: tuple[Count, ...] = option((10,), "Pushes per order, S; recipes run once for each number.", min_length=1)
+    pushes: Counts = option((10,), "Pushes per order, S; recipes run once for each number.")
     at_a_time: int = option(0, "Clients computed at a time; 0: all of small models, else 1.", ge=0)
 
 

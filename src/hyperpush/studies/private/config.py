@@ -20,14 +20,14 @@ class Private(Config):
 
     clients: Annotated[int, Field(ge=3)] = 5
     network: str = option("ring", "Name of the network; it has to be undirected and static.")
-    rounds: Annotated[int, Field(ge=100)] = option(100_000, "Rounds T, and samples of each client.")
+    rounds: int = option(100_000, "Rounds T, and samples of each client.", ge=100)
     seeds: Several = option(20, "Runs, each with samples and noise of its own.")
     epsilon: Positive = option(8.0, "Pure ε that no client exceeds, however long it runs.")
     step: Positive = option(0.05, "Step at round 0.")
     step_exponent: Positive = option(0.6, "How fast steps fall.")
     noise_exponent: Positive = option(0.55, "How fast noise falls.")
     spread: Positive = option(0.5, "Samples differ from their mean by at most so much.")
-    trials: Annotated[int, Field(ge=100)] = option(100_000, "Runs of the attack.")
+    trials: int = option(100_000, "Runs of the attack.", ge=100)
     attacked: Count = option(4, "Rounds that the attack looks at.")
     cases: tuple[Case, ...] = option(CASES, "Outer costs; curve is that of the first.", min_length=1)
     seed: Seed = option(0, "Decides the problem, the samples and every draw.")

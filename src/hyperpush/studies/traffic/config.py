@@ -4,30 +4,24 @@ A sensor forecasts its speed 12 steps of five minutes ahead from its last 12 and
 which the middle one is everybody's. The graph is that of the roads (docs/guides/big-fed.md).
 """
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from hyperpush.studies.big_fed.config import Tuned
-from hyperpush.studies.options import Count, Positive, option, study
+from hyperpush.studies.options import Count, Positives, option, study
 
 
 class TrafficConfig(Tuned):
     """Options of the forecast of speeds."""
 
-    rounds: Annotated[int, Field(ge=10)] = option(200, "Rounds of every method.")
+    rounds: int = option(200, "Rounds of every method.", ge=10)
     seeds: Count = option(3, "Runs, each with a start of its own.")
-    rates: tuple[Positive, ...] = option(
-        tuple(0.003125 * 2**k for k in range(10)), "Inner steps to choose from.", min_length=1
-    )
-    outer_steps: tuple[Positive, ...] = option(
-        (0.001, 0.01, 0.1, 1.0), "First outer steps to choose from.", min_length=1
-    )
+    rates: Positives = option(tuple(0.003125 * 2**k for k in range(10)), "Inner steps to choose from.")
+    outer_steps: Positives = option((0.001, 0.01, 0.1, 1.0), "First outer steps to choose from.")
     solver_steps: Count = option(8, "Conjugate gradient steps of every solve with a block.")
     data: str = option("auto", "los-loop, synthetic, or auto: the files if they are there.")
     train_days: Count = option(4, "Days to train on, from the first.")
     validation_days: Count = option(1, "Days after them to choose steps on.")
-    harmonics: Annotated[int, Field(ge=0)] = option(2, "Waves per day that forecasts may follow.")
+    harmonics: int = option(2, "Waves per day that forecasts may follow.", ge=0)
     self_loops: bool = option(True, "Whether a sensor is one of its own neighbors.")
     rewire: Literal["no", "random"] = option("no", "random: sensors are given each other's places.")
 

@@ -3,17 +3,14 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
-from scipy.optimize import minimize
 from scipy.stats import mannwhitneyu
 
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
-from hyperpush.problem import Problem
+from hyperpush.hypergradients import oracles
 from hyperpush.runs.report.figures import panels
 from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.comparison import Benchmark, benchmark_of, compare, method_names
@@ -201,23 +198,8 @@ def area(scores: Float[np.ndarray, "..."], clean: Bool[np.ndarray, "..."]) -> fl
 
 
 def refit(task: hp.Task, hypers: PyTree) -> Float[Array, "..."]:
-    """The minimizer of the mean inner cost for these hypers, by L-BFGS on one machine; params are one array."""
-    shape, dtype = task.params.shape[1:], task.params.dtype
-
-    def value_and_slope(flat):
-        value, slope = _mean_cost(task.problem, jnp.asarray(flat, dtype).reshape(shape), hypers, task.train)
-        return float(value), np.asarray(slope, np.float64).ravel()
-
-    found = minimize(value_and_slope, np.zeros(np.prod(shape)), jac=True, method="L-BFGS-B", options={"maxiter": 500})
-    return jnp.asarray(found.x, dtype).reshape(shape)
-
-
-@eqx.filter_jit
-def _mean_cost(problem: Problem, params: Array, hypers: PyTree, train: PyTree) -> tuple[Array, Array]:
-    def cost(params: Array) -> Array:
-        return jnp.mean(jax.vmap(lambda hyper, data: problem.inner_cost(params, hyper, data))(hypers, train))
-
-    return jax.value_and_grad(cost)(params)
+    """The minimizer of the mean inner cost for these hypers, on one machine; params are one array."""
+    return jnp.asarray(oracles.minimize(task.problem, task.params, hypers, task.data)[0], task.params.dtype)
 
 
 def draw_weights(run: StudyRun, weights: dict[str, Any], wrong: Bool[np.ndarray, "clients m"]) -> None:
