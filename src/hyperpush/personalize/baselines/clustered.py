@@ -11,13 +11,13 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
-from hyperpush.checks import check_nonnegative
 from hyperpush.inner.base import InnerState, Learner
 from hyperpush.inner.fedavg import size
-from hyperpush.method import MethodInfo, as_number
+from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.personalize.baselines.base import LocalEpochs
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence, Server
+from hyperpush.ranges import NonNegative
 
 
 class _State(eqx.Module):
@@ -71,12 +71,8 @@ class ClusteredFL(LocalEpochs):
     )
 
     # Static, since the server compares them in plain Python.
-    still: float = eqx.field(static=True, converter=as_number, default=0.4)
-    moving: float = eqx.field(static=True, converter=as_number, default=1.6)
-
-    def __check_init__(self):
-        check_nonnegative("ClusteredFL.still", self.still)
-        check_nonnegative("ClusteredFL.moving", self.moving)
+    still: NonNegative = eqx.field(static=True, converter=as_number, default=0.4)
+    moving: NonNegative = eqx.field(static=True, converter=as_number, default=1.6)
 
     def program(self, problem: Problem) -> Node:
         def enter(trained: InnerState, ctx: Context):
@@ -108,7 +104,7 @@ class ClusteredFL(LocalEpochs):
         )
 
 
-def _serve(still: float, moving: float, messages: PyTree, key: PRNGKeyArray) -> tuple[Array, Array]:
+def _serve(still: Number, moving: Number, messages: PyTree, key: PRNGKeyArray) -> tuple[Array, Array]:
     """Each group's mean change, after those that have to have parted."""
     sizes, changes, groups = (np.asarray(part) for part in messages)
     groups = part_groups(sizes, changes, groups, still, moving)
@@ -120,7 +116,7 @@ def _serve(still: float, moving: float, messages: PyTree, key: PRNGKeyArray) -> 
 
 
 def part_groups(
-    sizes: np.ndarray, changes: np.ndarray, groups: np.ndarray, still: float, moving: float
+    sizes: np.ndarray, changes: np.ndarray, groups: np.ndarray, still: Number, moving: Number
 ) -> Int[np.ndarray, " n"]:
     """The number of everyone's group, after each that stands still while a member moves has parted in two."""
     groups = groups.copy()

@@ -5,13 +5,13 @@ from typing import ClassVar
 import equinox as eqx
 import optax
 
-from hyperpush.checks import check_integer
 from hyperpush.inner.base import InnerSolver, Learner, learning
 from hyperpush.inner.fedavg import FedAvg, local_epochs
 from hyperpush.method import MethodInfo, as_number
 from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Sequence
+from hyperpush.ranges import Whole
 
 
 class FedAvgPlus(InnerSolver):
@@ -56,12 +56,11 @@ class FedAvgPlus(InnerSolver):
 
     first: FedAvg
     step_size: StepSize | None = eqx.field(converter=as_number, default=None)
-    epochs: int = eqx.field(static=True, default=1)
+    epochs: Whole = eqx.field(static=True, default=1)
     optimizer: Optimizer | optax.GradientTransformation | None = None
 
     def __check_init__(self):
         check_optimizer("FedAvgPlus", self.step_size, self.optimizer)
-        check_integer("FedAvgPlus.epochs", self.epochs, minimum=0)
 
     def program(self, problem: Problem) -> Node:
         transform = build(self.step_size, self.optimizer)

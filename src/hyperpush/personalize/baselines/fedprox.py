@@ -5,13 +5,13 @@ from typing import ClassVar
 
 import equinox as eqx
 
-from hyperpush.checks import check_nonnegative
 from hyperpush.inner.base import Learner, learning
 from hyperpush.inner.fedavg import averaged
-from hyperpush.method import MethodInfo, Number, as_number
+from hyperpush.method import MethodInfo, as_number
 from hyperpush.personalize.baselines.base import LocalEpochs, Near
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Sequence
+from hyperpush.ranges import NonNegative
 
 
 class FedProx(LocalEpochs):
@@ -58,10 +58,7 @@ class FedProx(LocalEpochs):
         example={"steps": 3, "step_size": 0.1, "penalty": 0.1},
     )
 
-    penalty: Number = eqx.field(converter=as_number, kw_only=True)
-
-    def __check_init__(self):
-        check_nonnegative("FedProx.penalty", self.penalty)
+    penalty: NonNegative = eqx.field(converter=as_number, kw_only=True)
 
     def program(self, problem: Problem) -> Node:
         def train(state: Learner, ctx: Context) -> Learner:

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from hyperpush.checks import check_integer, check_positive
 from hyperpush.data.batches import draw
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.inner.fedavg import mean_by_size
-from hyperpush.method import MethodInfo, Number, as_number
+from hyperpush.method import MethodInfo, as_number
 from hyperpush.personalize.baselines.base import Near
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence, Server
+from hyperpush.ranges import Count, OptionalCount, Positive, Whole
 
 
 class _State(eqx.Module):
@@ -72,22 +72,14 @@ class PFedMe(InnerSolver):
         example={"steps": 2, "step_size": 0.05, "inner_steps": 2, "local_steps": 2},
     )
 
-    steps: int = eqx.field(static=True)
-    step_size: Number = eqx.field(converter=as_number)
-    pull: Number = eqx.field(converter=as_number, default=15.0)
-    common_step_size: Number = eqx.field(converter=as_number, default=0.05)
-    inner_steps: int = eqx.field(static=True, default=5)
-    local_steps: int = eqx.field(static=True, default=20)
-    mixing: Number = eqx.field(converter=as_number, default=1.0)
-    batch_size: int | None = eqx.field(static=True, default=None)
-
-    def __check_init__(self):
-        check_integer("PFedMe.steps", self.steps, minimum=0)
-        for name in ("inner_steps", "local_steps"):
-            check_integer(f"PFedMe.{name}", getattr(self, name), minimum=1)
-        for name in ("step_size", "pull", "common_step_size", "mixing"):
-            check_positive(f"PFedMe.{name}", getattr(self, name))
-        check_integer("PFedMe.batch_size", self.batch_size, minimum=1, optional=True)
+    steps: Whole = eqx.field(static=True)
+    step_size: Positive = eqx.field(converter=as_number)
+    pull: Positive = eqx.field(converter=as_number, default=15.0)
+    common_step_size: Positive = eqx.field(converter=as_number, default=0.05)
+    inner_steps: Count = eqx.field(static=True, default=5)
+    local_steps: Count = eqx.field(static=True, default=20)
+    mixing: Positive = eqx.field(converter=as_number, default=1.0)
+    batch_size: OptionalCount = eqx.field(static=True, default=None)
 
     def program(self, problem: Problem) -> Node:
         def train(state: _State, ctx: Context):

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer
 from hyperpush.method import Number, as_number
 from hyperpush.personalize.model import draw_several
 from hyperpush.personalize.recipe import Model, Recipe
+from hyperpush.ranges import Count
 
 
 class MTL(Recipe):
@@ -37,11 +37,8 @@ class MTL(Recipe):
     """
 
     rate: ClassVar[float] = 1.0
-    models: int = eqx.field(static=True, default=3)
+    models: Count = eqx.field(static=True, default=3)
     l2: Number = eqx.field(converter=as_number, default=1e-2)
-
-    def __check_init__(self):
-        check_integer("MTL.models", self.models, minimum=1)
 
     def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
         return draw_several(model, key, self.models)
