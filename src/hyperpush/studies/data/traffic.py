@@ -1,16 +1,14 @@
 """Speeds on roads: a week of 207 sensors in Los Angeles where it is at hand, otherwise generated ones."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from hyperpush.checks import check_integer
-from hyperpush.errors import unknown
 from hyperpush.studies.data import files
 
-SOURCES = ("auto", "los-loop", "synthetic")
+SENSORS, DAYS = 40, 7  # of generated speeds
 DAY = 288  # five-minute steps
 
 
@@ -22,15 +20,13 @@ class Traffic(NamedTuple):
     nearness: Float[np.ndarray, "n n"]  # zeros on the diagonal
 
 
-def traffic(source: str = "auto", *, sensors: int = 40, days: int = 7, seed: int = 0) -> Traffic:
+def traffic(source: Literal["auto", "los-loop", "synthetic"] = "auto", *, seed: int = 0) -> Traffic:
     """Speeds by sensor. `"auto"` takes the files if they are there.
 
     `"los-loop"` is read from `traffic/los-loop/` in the folder that the environment variable HYPERPUSH_DATA names:
-    `los_speed.csv` and `los_adj.csv`, the week of METR-LA that was published with T-GCN (Zhao et al. 2020). `sensors`,
-    `days` and `seed` are for `"synthetic"`.
+    `los_speed.csv` and `los_adj.csv`, the week of METR-LA that was published with T-GCN (Zhao et al. 2020). `seed` is
+    for `"synthetic"`.
     """
-    if source not in SOURCES:
-        raise unknown("data", source, SOURCES)
     base = files.required_folder("traffic/los-loop/, or data=synthetic") if source == "los-loop" else files.folder()
     folder = None if base is None or source == "synthetic" else base / "traffic" / "los-loop"
     if folder is not None and (source == "los-loop" or folder.is_dir()):
@@ -41,7 +37,7 @@ def traffic(source: str = "auto", *, sensors: int = 40, days: int = 7, seed: int
         if len(speeds) < 3 * DAY or speeds.min() < 0:
             raise files.file_error(folder / "los_speed.csv", f"at least {3 * DAY} rows of speeds, 0 or more")
         return Traffic("los-loop", speeds, near * (1 - np.eye(n)))
-    return synthetic(sensors, days, seed)
+    return synthetic(SENSORS, DAYS, seed)
 
 
 def _table(path: Path, header: int) -> Float[np.ndarray, "rows columns"]:
@@ -63,8 +59,6 @@ def synthetic(sensors: int, days: int, seed: int) -> Traffic:
     Sensors are at random places of a square; nearness is exp(−d²/0.15²) of their distance d, 0 below 0.1. A jam is an
     AR(1) process with correlation 0.97 between steps and a covariance that falls with distance.
     """
-    check_integer("sensors", sensors, minimum=2)
-    check_integer("days", days, minimum=3)
     generator = np.random.default_rng(seed)
     places = generator.uniform(size=(sensors, 2))
     apart = np.linalg.norm(places[:, None] - places, axis=-1)

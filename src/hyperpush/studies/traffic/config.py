@@ -18,7 +18,7 @@ class TrafficConfig(Tuned):
     rates: Positives = option(tuple(0.003125 * 2**k for k in range(10)), "Inner steps to choose from.")
     outer_steps: Positives = option((0.001, 0.01, 0.1, 1.0), "First outer steps to choose from.")
     solver_steps: Count = option(8, "Conjugate gradient steps of every solve with a block.")
-    data: str = option("auto", "los-loop, synthetic, or auto: the files if they are there.")
+    data: Literal["auto", "los-loop", "synthetic"] = option("auto", "auto: the files if they are there.")
     train_days: Count = option(4, "Days to train on, from the first.")
     validation_days: Count = option(1, "Days after them to choose steps on.")
     harmonics: int = option(2, "Waves per day that forecasts may follow.", ge=0)
