@@ -1,17 +1,19 @@
 """All curves, and what each network takes to come within 1e-4 and 1e-6."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, PyTree
 
 import hyperpush as hp
 from hyperpush.data.batches import everything
 from hyperpush.hypergradients import oracles
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.networks import Network
+from hyperpush.programs import Context
 from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.estimates import current_value, records, run_recorded
 from hyperpush.studies.common.figures import draw_errors
@@ -20,6 +22,7 @@ from hyperpush.studies.estimators.config import Estimators
 REACHED = (1e-4, 1e-6)
 TAPE = 10**6  # numbers that ITD may record
 Row = dict[str, Any]
+Reader = Callable[[Any, Context], PyTree]
 
 
 def run(config: Estimators, run: StudyRun) -> dict[str, Any]:
@@ -67,7 +70,7 @@ class Comparison:
         options = {"k": min(config.out_links, self.clients - 1)} if name == "k-out" else {}
         network = hp.networks.by_name(name, self.clients, config.seed, **options)
         curves = self.grid_curves(network, "push") + ([] if network.directed else self.grid_curves(network, "gossip"))
-        cases: list[tuple[HypergradientEstimator, str, Any, np.ndarray]] = [
+        cases: list[tuple[HypergradientEstimator, str, Reader, np.ndarray]] = [
             (hp.TrackedHGP(tolerance=config.tolerance), "TrackedHGP", self.implied_value_and_pushes, self.truth),
             (known.ImplicitCG(min(config.order, 2 * self.width)), "ImplicitCG", self.implied_value, self.truth),
             (known.ImplicitNeumann(config.order, self.unit), "HGP", current_value, self.truth),
@@ -86,16 +89,25 @@ class Comparison:
                 cases.append((itd, "ITDBackward", lambda state, ctx: state.kept.value, target))
         return curves + [self.recorded_curve(network, *case) for case in cases]
 
-    def implied_value(self, state: Any, ctx: Any) -> Any:
+    def implied_value(self, state: Any, ctx: Context) -> PyTree:
         """−B_i q: the hypergradient that a solution q implies (these outer costs do not see the hypers)."""
         batch, q = everything(ctx.data.train), state.q.reshape(-1)
         return -self.task.problem.jacobian_product(state.params, state.hyper, batch, q)
 
-    def implied_value_and_pushes(self, state: Any, ctx: Any) -> Any:
+    def implied_value_and_pushes(self, state: Any, ctx: Context) -> PyTree:
         """The same, and how many pushes TrackedHGP chose."""
         return self.implied_value(state, ctx), state.pushes
 
-    def curve(self, method: str, network: Network, rounds: Any, floats: Any, values: Any, truth: Any, **more: Any):
+    def curve(
+        self,
+        method: str,
+        network: Network,
+        rounds: Sequence[int] | np.ndarray,
+        floats: Sequence[int] | np.ndarray,
+        values: Array | np.ndarray,
+        truth: np.ndarray,
+        **more: Any,
+    ) -> Row:
         """One curve of the result; `values` has the records on axis 0."""
         norm = float(np.linalg.norm(truth))
         errors = np.linalg.norm((np.asarray(values, np.float64) - truth).reshape(len(rounds), -1), axis=1) / norm
@@ -114,7 +126,7 @@ class Comparison:
         }
 
     def recorded_curve(
-        self, network: Network, estimator: HypergradientEstimator, loop: str, reader: Any, truth: np.ndarray
+        self, network: Network, estimator: HypergradientEstimator, loop: str, reader: Reader, truth: np.ndarray
     ) -> Row:
         """The curve of an estimator whose loop is recorded; what came before it is counted, too."""
         found = run_recorded(self.task, estimator, network, self.key, {loop: reader})
