@@ -12,6 +12,7 @@ from hyperpush.runs import saved
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
 from hyperpush.studies.influence import wrong_labels
+from hyperpush.studies.influence.config import InfluenceStudy
 from hyperpush.studies.registry import experiments
 
 SMALL = (
@@ -121,6 +122,14 @@ def test_options_that_cannot_be(setting, field):
     with pytest.raises(InvalidInput) as caught:
         load_config("influence", [setting], experiments())
     assert caught.value.field == field
+
+
+def test_a_cnn_has_values_of_its_own_for_what_is_left_out():
+    _, config = load_config("influence", ["model=cnn", "steps=7"], experiments())
+    assert isinstance(config, InfluenceStudy)
+    assert (config.steps, config.rate, config.batches, config.removals) == (7, 0.05, (0, 64), 20)
+    assert InfluenceStudy.model_validate(config.model_dump()) == config
+    assert InfluenceStudy().batches == (0,)
 
 
 def test_too_many_images_end_in_one_line(tmp_path, capsys):

@@ -65,11 +65,12 @@ class InfluenceStudy(Config):
     seed: int = option(0, "Decides the data, the network and every draw.", ge=0)
     precision: Precision = "float32"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """With the CNN's own values for all that was left out."""
-        return {**CNN, **given} if given.get("model") == "cnn" else given
+    @model_validator(mode="after")
+    def _fill_in(self) -> "InfluenceStudy":
+        """Take the CNN's own values for all that was left out."""
+        if self.model == "cnn":  # a configuration is frozen once it is made
+            self.__dict__.update({name: value for name, value in CNN.items() if name not in self.model_fields_set})
+        return self
 
 
 EXPERIMENT = study(
