@@ -69,7 +69,7 @@ class InfluenceStudy(Config):
     def _fill_in(self) -> "InfluenceStudy":
         """Take the CNN's own values for all that was left out."""
         if self.model == "cnn":  # a configuration is frozen once it is made
-            self.__dict__.update({name: value for name, value in CNN.items() if name not in self.model_fields_set})
+            vars(self).update({name: value for name, value in CNN.items() if name not in self.model_fields_set})
         return self
 
 
