@@ -72,7 +72,7 @@ def test_info_is_complete(method):
     assert type(method).__doc__
 
 
-ITD = cast(Any, hp.hypergradients.ITDForward)
+ITD = cast(Any, hp.hypergradients.ITDBackward)
 HGP = cast(Any, hp.HGP)
 
 
@@ -89,8 +89,11 @@ HGP = cast(Any, hp.HGP)
         (lambda: HGP(3, 1, np.ones(2)), "HGP.step_size: got array"),
         (lambda: HGP(3, 1, 0.1, keep_mass=1), "HGP.keep_mass: got 1; allowed: true or false"),
         (lambda: HGP(3, 1, 0.1, batch_size="all"), "HGP.batch_size: got 'all'; allowed: a whole number or None"),
-        (lambda: ITD(hp.SGP), r"ITDForward.solver: .*an object such as SGP\(steps=…, step_size=…\), not the class SGP"),
-        (lambda: ITD("SGP"), r"ITDForward.solver: got 'SGP'; allowed: an object such as SGP\(steps=…, step_size=…\)"),
+        (
+            lambda: ITD(hp.SGP),
+            r"ITDBackward.solver: .*such as SGP\(steps=…, step_size=…\), not the class SGP",
+        ),
+        (lambda: ITD("SGP"), r"ITDBackward.solver: got 'SGP'; allowed: an object such as SGP\(steps=…, step_size=…\)"),
         (lambda: hp.SGP(3), r"SGP.step_size: got None; allowed: a number or hp.schedule\(…\).*or else an optimizer"),
         (lambda: hp.SGP(3, 0.1, optimizer=optax.sgd(0.1)), "SGP.step_size: got 0.1; allowed: None where an optimizer"),
         (lambda: hp.SGP(3, optimizer=cast(Any, "adam")), r"SGP.optimizer: got 'adam'.*hp.optimizer\(\"adam\""),

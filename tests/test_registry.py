@@ -136,10 +136,10 @@ def test_wrong_options_are_named_by_their_key(options, message):
 def test_nested_ones_too():
     solver = {"name": "SGP", "steps": -1, "step_size": 1}
     with pytest.raises(hp.InvalidInput, match=r"method\.solver\.steps: got -1"):
-        build("hypergradients", {"name": "ITDForward", "solver": solver}, "method")
+        build("hypergradients", {"name": "ITDBackward", "solver": solver}, "method")
     other = {"name": "DSGD", "steps": 1, "step_size": 1}
     with pytest.raises(hp.InvalidInput, match=r"method\.solver: got DSGD"):
-        build("hypergradients", {"name": "ITDForward", "solver": other}, "method")
+        build("hypergradients", {"name": "ITDBackward", "solver": other}, "method")
     with pytest.raises(hp.InvalidInput, match=r"method\.name: got None; allowed: the name of an algorithm"):
         build("algorithms", {"steps": 3}, "method")
     with pytest.raises(hp.InvalidInput, match="method: got 'HGP'; allowed: a table"):

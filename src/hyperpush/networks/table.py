@@ -1,7 +1,6 @@
 """Networks whose links are listed once: fixed graphs, and graphs that repeat after a number of steps."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -100,8 +99,8 @@ class Listed(Network):
         True
     """
 
-    directed: ClassVar[bool] = False
-    varying: ClassVar[bool] = False
+    directed = False
+    varying = False
 
     clients: int = eqx.field(static=True)
     table: Table
