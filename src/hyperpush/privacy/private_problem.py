@@ -12,6 +12,7 @@ import optax
 from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, PyTree, UInt32
 
+from hyperpush.checks.ranges import OptionalPositive, Positive
 from hyperpush.errors import InvalidInput
 from hyperpush.method import Configured, Number, as_number
 from hyperpush.privacy import ASSUMPTION
@@ -19,7 +20,7 @@ from hyperpush.privacy.mechanisms import Mechanism, clipped_mean, one_by_one
 from hyperpush.privacy.noise_at_releases import Noising
 from hyperpush.privacy.release import DataSet, access_data, release_tree
 from hyperpush.problem import Penalty, Problem
-from hyperpush.programs import Node, OptionalPositive, Positive
+from hyperpush.programs import Node
 from hyperpush.programs.counting import Kind, marked, unmarked
 
 
