@@ -143,6 +143,10 @@ def number_examples(data: PyTree, *, one: bool = False) -> PyTree:
 def ragged(clients: Sequence[PyTree], field: str = "data") -> Ragged:
     """Stack one pytree of examples per client; each may have its own number of examples.
 
+    Args:
+        clients: The examples of each client, on axis 0 of every leaf.
+        field: What an error calls them.
+
     Raises:
         InvalidInput: A client has no examples, or examples of another structure or shape than client 0.
 

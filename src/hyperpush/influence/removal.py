@@ -132,6 +132,10 @@ def retrain(
 def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..."]) -> dict[str, float | None]:
     """How well predictions match: R² = 1 − RSS/TSS, F1 of "removal lowers the loss", Kendall's τ, Spearman's ρ.
 
+    Args:
+        predicted: Predicted changes of the loss, one for each removal.
+        actual: What retraining changed.
+
     Returns:
         The four by name. None where a number is not defined: fewer than two predictions, or all the same.
 

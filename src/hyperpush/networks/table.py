@@ -137,6 +137,11 @@ class FixedGraph(Listed):
 def adjacency(clients: int, senders: np.ndarray, receivers: np.ndarray) -> scipy.sparse.csr_array:
     """The matrix of the links senders[e] → receivers[e], each once, without those from a client to itself.
 
+    Args:
+        clients: n, the number of rows and columns.
+        senders: Who sends, a number for each link.
+        receivers: Who receives, a number for each link.
+
     Example:
         >>> import numpy as np
         >>> import hyperpush as hp
