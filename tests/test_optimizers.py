@@ -14,7 +14,6 @@ from hyperpush.registry import table
 
 STEPS = np.arange(0, 40)
 PAIRS = {
-    "constant": (hp.schedule("constant", 0.3), optax.constant_schedule(0.3)),
     "milestones": (
         hp.schedule("milestones", 0.3, at=(5, 20), factor=0.2),
         optax.piecewise_constant_schedule(0.3, {5: 0.2, 20: 0.2}),
@@ -27,10 +26,6 @@ PAIRS = {
     "linear": (hp.schedule("linear", 0.3, steps=30, final=0.1), optax.linear_schedule(0.3, 0.1, 30)),
     "warm-up": (hp.schedule("linear", 0.0, steps=30, final=0.1), optax.linear_schedule(0.0, 0.1, 30)),
     "cosine": (hp.schedule("cosine", 0.3, steps=30, final=0.03), optax.cosine_decay_schedule(0.3, 30, alpha=0.1)),
-    "polynomial": (
-        hp.schedule("polynomial", 0.3, steps=30, power=2, final=0.1),
-        optax.polynomial_schedule(0.3, 0.1, 2, 30),
-    ),
 }
 
 
@@ -82,7 +77,7 @@ def test_every_optimizer_takes_a_traced_learning_rate(name):
     x, gradient = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.4])
 
     def moved(transform):
-        memory = transform.init(x)
+        memory, updates = transform.init(x), x
         for _ in range(3):
             updates, memory = transform.update(gradient, memory, x)
         return updates

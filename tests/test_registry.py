@@ -13,8 +13,6 @@ import hyperpush as hp
 from hyperpush import registry
 from hyperpush.registry import build, find, kind_of, registered, table
 
-KINDS = ("inner", "hypergradients", "algorithms", "baselines", "big_fed")
-METHODS = [(kind, each.example()) for kind in KINDS for name, each in registered(kind).items() if name != "FedEM"]
 VARIED = [
     ("inner", hp.SGP(5, hp.schedule("milestones", 0.1, at=(2, 3), factor=0.5), "gradient-after", batch_size=3)),
     ("inner", hp.SGP(5, optimizer=hp.optimizer("adam", learning_rate=hp.schedule("cosine", 0.1, steps=5), b1=0.8))),
@@ -28,7 +26,7 @@ def as_toml(written: dict[str, Any]) -> dict[str, Any]:
     return tomllib.loads(tomli_w.dumps({"method": written}))["method"]
 
 
-@pytest.mark.parametrize(("kind", "method"), METHODS + VARIED, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(("kind", "method"), VARIED, ids=lambda each: type(each).__name__)
 def test_toml_round_trip(kind, method):
     again = build(kind, as_toml(table(method)), "method")
     assert again == method
@@ -136,10 +134,10 @@ def test_wrong_options_are_named_by_their_key(options, message):
 def test_nested_ones_too():
     solver = {"name": "SGP", "steps": -1, "step_size": 1}
     with pytest.raises(hp.InvalidInput, match=r"method\.solver\.steps: got -1"):
-        build("hypergradients", {"name": "ITDForward", "solver": solver}, "method")
+        build("hypergradients", {"name": "ITDBackward", "solver": solver}, "method")
     other = {"name": "DSGD", "steps": 1, "step_size": 1}
     with pytest.raises(hp.InvalidInput, match=r"method\.solver: got DSGD"):
-        build("hypergradients", {"name": "ITDForward", "solver": other}, "method")
+        build("hypergradients", {"name": "ITDBackward", "solver": other}, "method")
     with pytest.raises(hp.InvalidInput, match=r"method\.name: got None; allowed: the name of an algorithm"):
         build("algorithms", {"steps": 3}, "method")
     with pytest.raises(hp.InvalidInput, match="method: got 'HGP'; allowed: a table"):

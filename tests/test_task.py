@@ -74,7 +74,7 @@ def test_hypers_by_example_reach_the_examples_of_a_batch():
     one = jax.tree.map(lambda leaf: leaf[1], task.train)
     few = jax.tree.map(lambda leaf: leaf[np.array([4, 2])], one)
     weights = jnp.arange(7.0)
-    found = task.problem.inner_losses(jnp.ones(3), weights, few)
+    found = task.problem._losses(task.problem.inner, jnp.ones(3), weights, few)
     expected = np.array([4, 2]) * np.asarray(loss(jnp.ones(3), None, (INPUTS[1], TARGETS[1])))[[4, 2]]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 

@@ -180,9 +180,8 @@ def test_links_seen_on_one_network_are_of_no_use_on_another():
 
 def test_training_is_not_differentiated_from_where_it_ended():
     trained: Any = hp.train(quadratic(CLIENTS, 0), SGP, NETWORK, key=0)
-    for method in (hp.hypergradients.ITDBackward(SGP), hp.hypergradients.ITDForward(SGP)):
-        with pytest.raises(hp.InvalidInput, match=r"task: got 'a trained task'; allowed: the task before training"):
-            hp.hypergradient(trained.task, method, NETWORK, key=0)
+    with pytest.raises(hp.InvalidInput, match=r"task: got 'a trained task'; allowed: the task before training"):
+        hp.hypergradient(trained.task, hp.hypergradients.ITDBackward(SGP), NETWORK, key=0)
 
 
 def test_hypers_that_are_in_no_cost_are_refused():

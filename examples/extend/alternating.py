@@ -28,9 +28,9 @@ class Alternating(programs.Algorithm):
         example={"steps": 10, "inner_step_size": 0.1, "outer_step_size": 0.1},
     )
 
-    steps: int = eqx.field(static=True)
-    inner_step_size: programs.Number
-    outer_step_size: programs.Number
+    steps: programs.Whole = eqx.field(static=True)
+    inner_step_size: programs.Positive
+    outer_step_size: programs.Positive
 
     def program(self, problem: programs.Problem) -> programs.Node:
         def move(tree, along, size):

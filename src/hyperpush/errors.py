@@ -6,11 +6,31 @@ from typing import Any
 
 
 class HyperpushError(Exception):
-    """Base of every error that hyperpush raises on purpose; the command line ends with exit code 2 on it."""
+    """Base of every error that hyperpush raises on purpose; the command line ends with exit code 2 on it.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> issubclass(hp.InvalidInput, hp.HyperpushError)
+        True
+    """
 
 
 class InvalidInput(HyperpushError, ValueError):
-    """A configuration, argument or data value that cannot be used."""
+    """A configuration, argument or data value that cannot be used.
+
+    Args:
+        field: What is wrong, by its dotted name such as `SGP.step_size`.
+        given: What it is.
+        allowed: What would be right, in words.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> try:
+        ...     hp.SGP(steps=10, step_size=-1)
+        ... except hp.InvalidInput as error:
+        ...     print(error)
+        SGP.step_size: got -1.0; allowed: a finite number above 0
+    """
 
     def __init__(self, field: str, given: object, allowed: str):
         self.field = field
@@ -20,7 +40,22 @@ class InvalidInput(HyperpushError, ValueError):
 
 
 class Diverged(HyperpushError, ArithmeticError):
-    """An iteration diverged: a number became NaN or infinite."""
+    """An iteration diverged: a number became NaN or infinite.
+
+    Args:
+        where: The loop.
+        round: Its round.
+        advice: What to try.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task = hp.tasks.quadratic(3, seed=0)
+        >>> try:
+        ...     hp.train(task, hp.SGP(steps=1000, step_size=100.0), hp.networks.Ring(3), key=0)
+        ... except hp.Diverged as error:
+        ...     print(error.where)
+        SGP
+    """
 
     def __init__(self, where: str, round: int, advice: str):
         self.where = where
@@ -29,7 +64,18 @@ class Diverged(HyperpushError, ArithmeticError):
 
 
 class NotConverged(HyperpushError):
-    """A result that did not converge, raised by verbs that were called with `throw=True`."""
+    """A result that did not converge, raised by verbs that were called with `throw=True`.
+
+    Args:
+        result: The result; it is kept in the error.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
+        >>> trained = hp.train(task, hp.SGP(steps=1, step_size=0.1), network, key=0, throw=True)
+        >>> trained.status.converged is None  # a method of fixed length does not measure it, and passes
+        True
+    """
 
     def __init__(self, result: Any):
         self.result = result

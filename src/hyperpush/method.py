@@ -51,6 +51,11 @@ class MethodInfo:
         lossy: Whether it tolerates lost messages.
         joint: Whether it takes an outer cost of all clients together.
         example: Options with which it is cheap to try.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> hp.HGP.info.network, hp.HGP.info.target
+        ('any', 'global')
     """
 
     network: NetworkKind
@@ -114,6 +119,12 @@ class Method(Configured):
 
     A subclass has `info`, fields, a `__check_init__` that checks their ranges, and `program`. Types, choices and
     nested objects are checked here, by the annotations.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> method = hp.SGP(steps=10, step_size=0.1)
+        >>> method.with_options(steps=20) == hp.SGP(steps=20, step_size=0.1)
+        True
     """
 
     info: ClassVar[MethodInfo]
@@ -153,9 +164,9 @@ class Method(Configured):
     @classmethod
     def example(cls: type[M]) -> M:
         """A cheap one with valid options."""
-        from hyperpush.registry import made  # it imports every method
+        from hyperpush.registry import construct  # it imports every method
 
-        return made(cls, dict(cls.info.example), cls.__name__)
+        return construct(cls, dict(cls.info.example), cls.__name__)
 
 
 def check_option(label: str, annotation: Any, given: Any) -> None:
@@ -238,7 +249,7 @@ def _annotations(cls: type) -> dict[str, Any]:
 
 @cache
 def _range_checks(cls: type) -> dict[str, list[Callable[[str, Any], Any]]]:
-    """The checks that annotations name, as those of `hyperpush.ranges` do."""
+    """The checks that annotations name, as those of `hyperpush.checks.ranges` do."""
     hints = get_type_hints(cls, include_extras=True)
     return {
         name: [each for each in getattr(hint, "__metadata__", ()) if callable(each)] for name, hint in hints.items()

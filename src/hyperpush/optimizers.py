@@ -7,7 +7,7 @@ import abc
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import equinox as eqx
 import jax
@@ -17,6 +17,7 @@ import optax
 from jax.core import Tracer
 
 from hyperpush.checks import check_arguments, check_integer, check_nonnegative, check_positive
+from hyperpush.checks.ranges import Count, NonNegative, Positive, Range
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.method import Configured, Number, as_number
 
@@ -38,32 +39,16 @@ class Schedule(Configured):
         """The number at a step: a Python, NumPy or JAX one, or an array of them."""
 
 
-class Constant(Schedule):
-    """`value` at every step."""
-
-    name: ClassVar[str] = "constant"
-
-    value: Number = eqx.field(converter=as_number)
-
-    def __check_init__(self):
-        check_positive("schedule.value", self.value)
-
-    def __call__(self, step: Any) -> Any:
-        return self.value
-
-
 class Milestones(Schedule):
     """`value`, multiplied by `factor` at each of the steps `at`."""
 
     name: ClassVar[str] = "milestones"
 
-    value: Number = eqx.field(converter=as_number)
+    value: Positive = eqx.field(converter=as_number)
     at: tuple[int, ...] = eqx.field(static=True, converter=tuple)
-    factor: Number = eqx.field(converter=as_number, default=0.1)
+    factor: Positive = eqx.field(converter=as_number, default=0.1)
 
     def __check_init__(self):
-        check_positive("schedule.value", self.value)
-        check_positive("schedule.factor", self.factor)
         for step in self.at:
             check_integer("schedule.at", step, minimum=0)
 
@@ -79,15 +64,10 @@ class Exponential(Schedule):
 
     name: ClassVar[str] = "exponential"
 
-    value: Number = eqx.field(converter=as_number)
-    factor: Number = eqx.field(converter=as_number)
-    every: int = eqx.field(static=True, default=1)
+    value: Positive = eqx.field(converter=as_number)
+    factor: Positive = eqx.field(converter=as_number)
+    every: Count = eqx.field(static=True, default=1)
     staircase: bool = eqx.field(static=True, default=False)
-
-    def __check_init__(self):
-        check_positive("schedule.value", self.value)
-        check_positive("schedule.factor", self.factor)
-        check_integer("schedule.every", self.every, minimum=1)
 
     def __call__(self, step: Any) -> Any:
         exponent = step / self.every
@@ -97,14 +77,9 @@ class Exponential(Schedule):
 class _Ramp(Schedule):
     """From `value` to `final` in `steps` steps, then `final`."""
 
-    value: Number = eqx.field(converter=as_number)
-    steps: int = eqx.field(static=True)
-    final: Number = eqx.field(converter=as_number, default=0.0)
-
-    def __check_init__(self):
-        check_nonnegative("schedule.value", self.value)
-        check_nonnegative("schedule.final", self.final)
-        check_integer("schedule.steps", self.steps, minimum=1)
+    value: NonNegative = eqx.field(converter=as_number)
+    steps: Count = eqx.field(static=True)
+    final: NonNegative = eqx.field(converter=as_number, default=0.0)
 
     def __call__(self, step: Any) -> Any:
         return self.final + (self.value - self.final) * self.remains(jnp.clip(step / self.steps, 0, 1))
@@ -132,31 +107,13 @@ class Cosine(_Ramp):
         return (1 + jnp.cos(jnp.pi * part)) / 2
 
 
-class Polynomial(_Ramp):
-    """From `value` to `final` in `steps` steps, as (1 − t/`steps`)^`power`; then `final`."""
-
-    name: ClassVar[str] = "polynomial"
-
-    power: Number = eqx.field(converter=as_number, default=1.0)
-
-    def __check_init__(self):
-        check_positive("schedule.power", self.power)
-
-    def remains(self, part: Any) -> Any:
-        return (1 - part) ** self.power
-
-
 class Power(Schedule):
     """`scale`/(t + 1)^`exponent`, for traced numbers, plain ones and NumPy arrays: for steps and for noise."""
 
     name: ClassVar[str] = "power"
 
-    scale: Number = eqx.field(converter=as_number)
-    exponent: Number = eqx.field(converter=as_number, default=0.0)
-
-    def __check_init__(self):
-        check_positive("schedule.scale", self.scale)
-        check_nonnegative("schedule.exponent", self.exponent)
+    scale: Positive = eqx.field(converter=as_number)
+    exponent: NonNegative = eqx.field(converter=as_number, default=0.0)
 
     def __call__(self, step: Any) -> Any:
         return self.scale / (step + 1) ** self.exponent
@@ -166,9 +123,7 @@ class Power(Schedule):
         return Power(self.scale * check_positive("factor", factor), self.exponent)
 
 
-SCHEDULES: dict[str, type[Schedule]] = {
-    each.name: each for each in (Constant, Milestones, Exponential, Linear, Cosine, Polynomial, Power)
-}
+SCHEDULES: dict[str, type[Schedule]] = {each.name: each for each in (Milestones, Exponential, Linear, Cosine, Power)}
 
 
 def schedule(name: str, *args: Any, **options: Any) -> Schedule:
@@ -176,13 +131,13 @@ def schedule(name: str, *args: Any, **options: Any) -> Schedule:
 
     | name | options | number at step t |
     |---|---|---|
-    | `"constant"` | value | value |
     | `"milestones"` | value, at, factor=0.1 | value·factor^k after the first k steps of `at` |
     | `"exponential"` | value, factor, every=1, staircase=False | value·factor^(t/every) |
     | `"linear"` | value, steps, final=0 | straight from value to final |
     | `"cosine"` | value, steps, final=0 | along half a wave from value to final |
-    | `"polynomial"` | value, steps, final=0, power=1 | final + (value − final)(1 − t/steps)^power |
     | `"power"` | scale, exponent=0 | scale/(t + 1)^exponent |
+
+    A number stands for a constant one, and any function of t for others; a function cannot be written to TOML.
 
     Args:
         name: One of the table's.
@@ -320,6 +275,28 @@ def _check_function(field: str, given: Callable[[Any], Any]) -> None:
 def step_size_at(step_size: StepSize, step: Any) -> Any:
     """The step size at a step, counted from 0."""
     return step_size(step) if callable(step_size) else step_size
+
+
+def first_number(step_size: StepSize) -> float | None:
+    """The step size at step 0, the largest of a schedule that falls; None where it is traced and thus not known."""
+    with jax.ensure_compile_time_eval():  # a method may be made where something else is traced
+        number = step_size_at(step_size, 0)
+        try:
+            return float(number)
+        except jax.errors.ConcretizationTypeError:
+            return None
+
+
+def check_share(field: str, given: StepSize) -> None:
+    """Refuse a number, or a schedule that starts, at 0 or below or above 1."""
+    check_step_size(field, given)
+    first = first_number(given)
+    if first is not None and first > 1:
+        raise InvalidInput(field, first, "at most 1")
+
+
+Rate = Annotated[StepSize, Range("above 0: a number, or a schedule", check_step_size)]
+Share = Annotated[StepSize, Range("above 0 and at most 1: a number, or a schedule", check_share)]
 
 
 def check_optimizer(name: str, step_size: object, optimizer: object) -> None:

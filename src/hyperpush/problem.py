@@ -63,6 +63,23 @@ class Problem(eqx.Module):
     f is the mean of the `inner` losses plus the `penalty`, F the mean of the `outer` losses plus the `outer_penalty`.
     Methods reach data through the gradients and products below, and through nothing else. `private` says whether these
     are clipped and get noise.
+
+    Args:
+        inner: One client's inner cost of (params, hyper, batch): one loss per example, or a scalar.
+        outer: The same for the outer level.
+        penalty: Added to f: a scalar of (params, hyper).
+        outer_penalty: Added to F.
+        fixed: What of the params is no array of numbers; the user's functions get it back.
+        by_example: Which leaves of the hypers have one number for each training example.
+        outer_on: The data set that the outer level fits, for counting accesses.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> problem = hp.tasks.quadratic(3, seed=0).problem  # a task's `problem` is what a method gets
+        >>> square = hp.programs.Problem(lambda x, h, a: h * (x - a) ** 2, lambda x, h, a: (x - a) ** 2)
+        >>> float(square.inner_gradient(jnp.array(3.0), jnp.array(0.5), jnp.array([1.0])))  # 2h(x − a)
+        2.0
     """
 
     private: ClassVar[bool] = False
@@ -76,14 +93,6 @@ class Problem(eqx.Module):
     outer_on: str = eqx.field(static=True, default="validation")
 
     # ------------------------------------------------------------------ costs
-
-    def inner_losses(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, "..."]:
-        """One loss per example of a batch, without the penalty; a scalar if the cost is one."""
-        return self._losses(self.inner, params, hyper, batch)
-
-    def outer_losses(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, "..."]:
-        """The same for the outer cost."""
-        return self._losses(self.outer, params, hyper, batch)
 
     def inner_cost(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
         """f."""

@@ -11,11 +11,10 @@ import optax
 from jaxtyping import Array, Float
 
 from hyperpush.checks import no_type_check
-from hyperpush.data.batches import everything
 from hyperpush.engines.result import Recorder, RunResult
 from hyperpush.errors import InvalidInput
 from hyperpush.problem import Cost, Problem
-from hyperpush.programs import Context
+from hyperpush.programs import Context, everything
 from hyperpush.results import RESERVED, History
 from hyperpush.task import Task
 

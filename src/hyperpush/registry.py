@@ -83,7 +83,7 @@ def find(kind: str, name: Any, field: str | None = None) -> type:
     if not isinstance(name, str):
         raise InvalidInput(field, name, f"the name of {KINDS[kind].one}, or module:Class")
     if ":" in name:
-        return _imported(kind, name, field)
+        return _import_class(kind, name, field)
     known = registered(kind)
     by_plain_name = {plain_name(each): found for each, found in known.items()}
     by_plain_name |= {plain_name(found.__name__): found for found in known.values()}
@@ -101,7 +101,7 @@ def build(kind: str, table: Any, field: str) -> Any:
     options = _as_table(table, field)
     if "name" not in options:
         raise InvalidInput(f"{field}.name", None, f"the name of {KINDS[kind].one}: " + ", ".join(registered(kind)))
-    return made(find(kind, options.pop("name"), f"{field}.name"), options, field)
+    return construct(find(kind, options.pop("name"), f"{field}.name"), options, field)
 
 
 def table(given: Any) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def table(given: Any) -> dict[str, Any]:
         InvalidInput: An option is a Python object that no table can hold, such as a function.
     """
     if isinstance(given, Optimizer):
-        return {"name": given.name, **_written(given.options(), type(given).__name__)}
+        return {"name": given.name, **_write_options(given.options(), type(given).__name__)}
     known = {each: name for kind in KINDS for name, each in registered(kind).items()}
     cls = type(given)
     name = given.name if isinstance(given, Schedule) else known.get(cls)
@@ -124,7 +124,7 @@ def table(given: Any) -> dict[str, Any]:
         value = getattr(given, parameter.name)
         if not _same(value, parameter.default):
             options[parameter.name] = value
-    return {"name": name, **_written(options, cls.__name__)}
+    return {"name": name, **_write_options(options, cls.__name__)}
 
 
 def kind_of(given: object) -> str | None:
@@ -165,7 +165,7 @@ def plain_name(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def _imported(kind: str, name: str, field: str) -> type:
+def _import_class(kind: str, name: str, field: str) -> type:
     module, found = import_object(field, name, "Class")
     base = base_of(kind)
     if found is None:
@@ -183,7 +183,7 @@ def _as_table(given: Any, field: str) -> dict[str, Any]:
     return dict(given)
 
 
-def made(make: Callable[..., Any], options: dict[str, Any], field: str) -> Any:
+def construct(make: Callable[..., Any], options: dict[str, Any], field: str) -> Any:
     """An object of a class, its options read by its annotations, its errors named by the dotted key."""
     check_arguments(field, inspect.signature(make), (), options)
     hints = _hints(make)
@@ -191,7 +191,8 @@ def made(make: Callable[..., Any], options: dict[str, Any], field: str) -> Any:
     try:
         return make(**values)
     except InvalidInput as error:
-        label = make.label() if hasattr(make, "label") else getattr(make, "__name__", "")
+        name = getattr(make, "label", None)
+        label = name() if name else getattr(make, "__name__", "")
         option = error.field.removeprefix(f"{field}.").removeprefix(f"{label}.")
         raise InvalidInput(f"{field}.{option}", error.given, error.allowed) from None
 
@@ -243,7 +244,7 @@ def _read_table(allowed: tuple[Any, ...], given: Mapping[str, Any], field: str) 
     name = options.pop("name", classes[0].__name__ if len(classes) == 1 else "")
     if plain_name(str(name)) not in by_name:
         raise unknown(f"{field}.name", str(name), [each.__name__ for each in classes])
-    return made(by_name[plain_name(name)], options, field)
+    return construct(by_name[plain_name(name)], options, field)
 
 
 def _by_function(make: Callable[..., Any], options: dict[str, Any], field: str, label: str) -> Any:
@@ -260,7 +261,7 @@ def _by_function(make: Callable[..., Any], options: dict[str, Any], field: str, 
         raise InvalidInput(f"{field}{rest}", error.given, error.allowed) from None
 
 
-def _written(options: Mapping[str, Any], label: str) -> dict[str, Any]:
+def _write_options(options: Mapping[str, Any], label: str) -> dict[str, Any]:
     return {name: _write(given, f"{label}.{name}") for name, given in options.items()}
 
 
@@ -272,7 +273,7 @@ def _write(given: Any, field: str) -> Any:
     if isinstance(given, eqx.Module):
         return table(given)
     if isinstance(given, Mapping):
-        return _written(given, field)
+        return _write_options(given, field)
     if type(given) in (tuple, list):
         return [_write(each, field) for each in given]
     raise InvalidInput(field, given, "what a table can hold: numbers, texts, hp.optimizer(…), hp.schedule(…), methods")

@@ -35,6 +35,13 @@ class Costs:
         hessian_products: Products with ∂²_xx f.
         jacobian_products: Products with ∂²_λx f.
         accesses: By data set, how many of these gradients and products used it.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task = hp.tasks.quadratic(3, seed=0)  # 4 params each
+        >>> costs = hp.train(task, hp.SGP(steps=10, step_size=0.1), hp.networks.Ring(3), key=0).costs
+        >>> costs.rounds, costs.floats, costs.gradients  # 10 messages of 4 + 1 numbers
+        (10, 50, 10)
     """
 
     rounds: int = 0
@@ -209,7 +216,7 @@ class Result:
         )
         return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
 
-    def checked(self: AnyResult, throw: bool) -> AnyResult:
+    def check(self: AnyResult, throw: bool) -> AnyResult:
         """The result itself; raises `NotConverged` if asked to and it did not converge."""
         if throw and self.status.converged is False:
             raise NotConverged(self)
@@ -223,6 +230,12 @@ class Training(Result):
     Attributes:
         params: Every client's params, clients on axis 0.
         history: Metrics by step, if some were asked for.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task = hp.tasks.quadratic(3, seed=0)
+        >>> hp.train(task, hp.SGP(steps=10, step_size=0.1), hp.networks.Ring(3), key=0)
+        Training(3 clients; fixed length; 10 rounds, 50 floats sent per client)
     """
 
     params: PyTree
@@ -240,6 +253,13 @@ class Estimate(Result):
     Attributes:
         value: Each client's d F̄ / dλ_i: a pytree like `task.hypers`, with clients on axis 0.
         history: What was recorded, by loop; empty without `record`.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
+        >>> found = hp.hypergradient(task, hp.HGP(steps=20, pushes=5, step_size=0.2), network, key=0)
+        >>> found.value.shape == task.hypers.shape
+        True
     """
 
     value: PyTree
@@ -259,6 +279,14 @@ class Solution(Result):
         hypers: Every client's hypers, clients on axis 0; with early stopping those of the best step.
         history: Cost, metrics, rounds and floats by step.
         best_step: The number of steps that lead to `hypers`.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, seed=0, common=True), hp.networks.Ring(3)
+        >>> method = hp.algorithms.MDBO(steps=20, outer_step_size=0.05, inner_step_size=0.1)
+        >>> found = hp.solve(task, method, network, key=0)
+        >>> len(found.history), found.best_step
+        (21, 20)
     """
 
     params: PyTree

@@ -39,7 +39,7 @@ from hyperpush.inner.base import InnerSolver
 from hyperpush.method import Method, check_option
 from hyperpush.networks import Network
 from hyperpush.privacy.budget import within
-from hyperpush.registry import base_of, build, find, made, plain_name, registered
+from hyperpush.registry import base_of, build, construct, find, plain_name, registered
 from hyperpush.results import Result
 from hyperpush.task import Task
 from hyperpush.verbs import hypergradient, solve, train
@@ -141,10 +141,10 @@ def _private_task(task: Task, table: Any, method: Method, network: Network) -> T
     if epsilon is None:
         if delta is not None:
             raise InvalidInput("task.private.epsilon", None, "a number above 0, as delta is given")
-        return made(task.private, options, "task.private")
+        return construct(task.private, options, "task.private")
     check_positive("task.private.epsilon", epsilon)
     options.setdefault("noise", {"name": "Gaussian" if delta else "Laplace", "scale": 1.0})
-    return within(epsilon, delta or None, made(task.private, options, "task.private"), method, network)
+    return within(epsilon, delta or None, construct(task.private, options, "task.private"), method, network)
 
 
 def read_method(table: Mapping[str, Any], field: str = "method") -> Method:

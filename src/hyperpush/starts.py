@@ -29,7 +29,23 @@ class PerExample:
 
 
 def per_client(tree: PyTree) -> PerClient:
-    """Starts that differ between clients: a pytree whose leaves have the clients on axis 0."""
+    """Starts that differ between clients: a pytree whose leaves have the clients on axis 0.
+
+    Args:
+        tree: Params or hypers of all clients, as `hp.Task` takes them for one.
+
+    Returns:
+        What to give `hp.Task` as `params` or `hypers`. Whether there is one row per client is checked there.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> rows, starts = jnp.ones((3, 8)), hp.per_client(jnp.array([0.0, 1.0, 2.0]))
+        >>> task = hp.Task(inner=lambda x, h, a: (x - a) ** 2, outer=lambda x, h, a: (x - h - a) ** 2,
+        ...                params=starts, hypers=0.0, train=rows, validation=rows)
+        >>> task.params.tolist()
+        [0.0, 1.0, 2.0]
+    """
     return PerClient(tree)
 
 

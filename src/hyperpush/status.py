@@ -14,6 +14,11 @@ class Status:
         reason: Why it ended: `"tolerance"`, `"limit"`, `"fixed-length"`, ….
         residual: What was measured; None if nothing was.
         error: An estimate of the result's relative error; None where there is none.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> print(hp.Status(converged=False, reason="limit", residual=0.3))
+        ! not converged: limit
     """
 
     converged: bool | None = None

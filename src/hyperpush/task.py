@@ -12,16 +12,16 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from hyperpush import processes
-from hyperpush.checks import check_arguments, no_type_check
-from hyperpush.cost_checks import Uses, check_cost, check_penalty, check_shown
+from hyperpush.checks import check_arguments, check_boolean, no_type_check
+from hyperpush.checks.costs import as_cost, check_cost, check_function, find_hypers
 from hyperpush.data import sets
 from hyperpush.data.batches import Data, number_examples
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.inner.base import LinkEstimates
-from hyperpush.privacy.mechanisms import Mechanism
-from hyperpush.privacy.noise import Noise
-from hyperpush.privacy.private_problem import PrivateProblem
-from hyperpush.problem import Cost, JointCost, ModelLoss, Penalty, Problem
+from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
+from hyperpush.privacy.private_problem import Noise, PrivateProblem
+from hyperpush.problem import Cost, JointCost, Penalty, Problem
+from hyperpush.programs import one_client
 from hyperpush.starts import PerClient, PerExample, is_per_example, split_start, tree_of
 
 
@@ -64,6 +64,19 @@ class Task:
 
     Raises:
         InvalidInput: Something does not fit; the message names it and what would be right.
+
+    Example:
+        Three clients share one number x; each tunes the rate of its own penalty.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> def loss(x, log_rate, batch):  # one loss per example
+        ...     return (x - batch) ** 2
+        >>> def penalty(x, log_rate):
+        ...     return jnp.exp(log_rate) * x**2
+        >>> train, validation = jnp.ones((3, 8)), jnp.zeros((3, 5))  # clients on axis 0
+        >>> hp.Task(inner=loss, penalty=penalty, outer=loss, params=0.0, hypers=0.0, train=train, validation=validation)
+        Task(3 clients, 1 params each; train 8, validation 5 examples; the outer level fits 'validation')
     """
 
     def __new__(cls, *args: Any, **options: Any):
@@ -98,13 +111,16 @@ class Task:
         if isinstance(outer, JointCost) and outer.own is None and validation is None and outer_on is None:
             outer_on = "train"  # its outer level looks at no examples
         self.outer_on = sets.outer_set(outer_on, self._sets)
-        self.inner, self.outer = _cost("inner", inner), _cost("outer", outer)
-        self.penalty, self.outer_penalty = _function("penalty", penalty), _function("outer_penalty", outer_penalty)
-        self.common = _flag("common", common)
+        self.inner, self.outer = as_cost("inner", inner), as_cost("outer", outer)
+        self.penalty, self.outer_penalty = (
+            check_function("penalty", penalty),
+            check_function("outer_penalty", outer_penalty),
+        )
+        self.common = check_boolean("common", common)
         self.clients = sets.count_clients(self._sets)
         if self.clients < 1:
             raise InvalidInput("train", "data of no client", "examples of at least one client, on axis 0")
-        self.names = _checked_names(names, self.clients)
+        self.names = _check_names(names, self.clients)
         self.several = False  # whether it belongs to a result of several seeds, which leads to no one point
         self.owner: int | None = None  # whose task it is; None: all clients'
         self.point: Point | None = None
@@ -199,11 +215,9 @@ class Task:
         plain = Problem(
             self.inner, self.outer, self.penalty, self.outer_penalty, self.fixed, self.by_example, self.outer_on
         )
-        return (
-            plain
-            if self.privacy is None
-            else PrivateProblem.of(plain, self.privacy, 0 if self.spent is None else sum(self.spent.releases.values()))
-        )
+        if self.privacy is None:
+            return plain
+        return PrivateProblem.of(plain, self.privacy, 0 if self.spent is None else sum(self.spent.releases.values()))
 
     # ------------------------------------------------------- tasks made of it
 
@@ -277,7 +291,9 @@ class Task:
         if self.point is not None:
             allowed = "a task before training, or one with a start that no data led to: training had no noise"
             raise InvalidInput("task.private", "a trained task", allowed)
-        made = Noise.from_options(noise, clip, curvature, coupling, hypers)
+        if not isinstance(noise, Laplace | Gaussian):
+            raise InvalidInput("task.private.noise", noise, "hp.privacy.Gaussian(…) or hp.privacy.Laplace(…)")
+        made = Noise(noise, clip, curvature, coupling, hypers)
         if made.hypers == "per example" and not all(self.by_example):
             allowed = "'shared'; 'per example' is for hypers=hp.per_example(train), each of which is one example's"
             raise InvalidInput("task.private.hypers", hypers, allowed)
@@ -325,49 +341,17 @@ class Task:
 
     def _uses(self) -> tuple[str, ...]:
         one = self.owner is not None
-        for name, tree in (("params", self.params), ("hypers", self.hypers)):
-            sets.check_numbers(name, tree, floating=True, one=one)
-        for name, tree in self.data.sets.items():
-            sets.check_numbers(name, tree, floating=False, one=one)
+        for name, tree in (("params", self.params), ("hypers", self.hypers), *self.data.sets.items()):
+            sets.check_numbers(name, tree, floating=name in ("params", "hypers"), one=one)
         params, hypers, data = (client_shapes(self, tree) for tree in (self.params, self.hypers, self.data))
-        problem, found = self.problem, []
-        costs: list[tuple[str, Cost, PyTree]] = [("inner", problem.inner, data.train)]
-        if not isinstance(problem.outer, JointCost):
-            costs.append(("outer", problem.outer, data.outer))
-        else:
-            found += ["outer"] * check_shown("task.outer.represent", problem, problem.outer, params, hypers)
-            if problem.outer.own is not None:
-                costs.append(("outer.own", problem.outer.own, data.outer))
-        for name, cost, examples in costs:
-            uses = check_cost(f"task.{name}", problem, cost, params, hypers, examples)
-            if not uses.params and (name == "inner" or not uses.hyper):
-                given = "a cost that ignores its params"
-                raise InvalidInput(f"task.{name}", given, "a function that depends on its first argument, the params")
-            if self.privacy is not None and uses.scalar:
-                allowed = "one loss per example: each example's part is clipped on a private task"
-                raise InvalidInput(f"task.{name}", "a cost that returns one scalar", allowed)
-            if name == "outer" and self.outer_on != "train":
-                self._check_by_example("task.outer", uses)
-            found += [name] * uses.hyper
-        for name, penalty in (("penalty", problem.penalty), ("outer_penalty", problem.outer_penalty)):
-            if penalty is not None and check_penalty(f"task.{name}", problem, penalty, params, hypers):
-                found.append(name)
-        return tuple(found)
-
-    def _check_by_example(self, field: str, uses: "Uses") -> None:
-        """Refuse a cost of other examples that uses hypers which belong to the training examples, one to each."""
-        if any(used and rows for used, rows in zip(uses.leaves, self.by_example, strict=True)):
-            given = "a cost that uses hypers made by hp.per_example"
-            raise InvalidInput(field, given, "a cost without them: they belong to the training examples, one to each")
+        return find_hypers(self.problem, params, hypers, data)
 
     def check_metric(self, field: str, metric: Cost, on: str) -> None:
         """Refuse a metric that does not work on a data set."""
         if on not in self.data.sets:
             raise unknown(field, on, self.data.sets)
-        shapes = _shapes if self.owner is not None else one_client
-        check_cost(
-            field, self.problem, metric, shapes(self.params), shapes(self.hypers), shapes(self.data.sets[on]), True
-        )
+        shapes = [client_shapes(self, tree) for tree in (self.params, self.hypers, self.data.sets[on])]
+        check_cost(field, self.problem, metric, *shapes, metric=True)
 
     def check(self) -> None:
         """Refuse costs, starts and data that do not fit each other, naming the one at fault."""
@@ -375,7 +359,7 @@ class Task:
 
     def __repr__(self) -> str:
         sizes = ", ".join(
-            f"{name} {sets.described(tree, self.owner is not None)}" for name, tree in self.data.sets.items()
+            f"{name} {sets.describe(tree, self.owner is not None)}" for name, tree in self.data.sets.items()
         )
         who = f"{self.clients} clients" if self.owner is None else f"client {self.names[self.owner]!r}"
         numbers = sum(leaf.size for leaf in jax.tree.leaves(self.params)) // (self.clients if self.owner is None else 1)
@@ -396,7 +380,7 @@ def _axis_hint(starts: Mapping[str, PyTree], clients: int) -> str:
 # ----------------------------------------------------------------------- names and costs
 
 
-def _checked_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
+def _check_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
     if names is None:
         return tuple(map(str, range(clients)))
     if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
@@ -407,40 +391,6 @@ def _checked_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]
     return listed
 
 
-def _flag(field: str, given: Any) -> bool:
-    if not isinstance(given, bool):
-        raise InvalidInput(field, given, "True or False")
-    return given
-
-
-def _cost(field: str, given: Any) -> Any:
-    if isinstance(given, tuple):
-        if len(given) != 2 or not all(map(callable, given)):
-            raise InvalidInput(f"task.{field}", given, "a function, or a pair of functions (model, loss)")
-        return ModelLoss(*given)
-    if isinstance(given, JointCost):
-        if field == "inner":
-            raise InvalidInput("task.inner", type(given).__name__, "one client's cost: only outer can be a joint one")
-        return given
-    return _function(field, given, optional=False)
-
-
-def _function(field: str, given: Any, optional: bool = True) -> Any:
-    if (given is None and optional) or (callable(given) and not isinstance(given, type)):
-        return given
-    wanted = "(params, hyper)" if "penalty" in field else "(params, hyper, batch)"
-    raise InvalidInput(f"task.{field}", given, f"a function of {wanted}")
-
-
-def one_client(tree: PyTree) -> PyTree:
-    """The shapes that one of several stacked clients has."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
-
-
 def client_shapes(task: Task, tree: PyTree) -> PyTree:
     """The shapes of one client's part of a tree of the task."""
-    return one_client(tree) if task.owner is None else _shapes(tree)
-
-
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+    return one_client(tree) if task.owner is None else jax.eval_shape(lambda: tree)

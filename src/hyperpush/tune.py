@@ -14,15 +14,12 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from hyperpush.algorithms.base import Algorithm, BilevelState
 from hyperpush.algorithms.stopping import check_choice
 from hyperpush.checks import no_type_check
-from hyperpush.data.batches import everything
 from hyperpush.engines.simulate import evaluate
 from hyperpush.errors import InvalidInput, unknown
-from hyperpush.hypergradients.base import HypergradientEstimator
-from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.method import Configured, Method
 from hyperpush.networks import Network
 from hyperpush.problem import Cost
-from hyperpush.programs import Data, Recipe, program_of
+from hyperpush.programs import Data, HypergradientEstimator, InnerSolver, InnerState, Recipe, everything, program_of
 from hyperpush.results import table
 from hyperpush.task import Task
 from hyperpush.verbs import check_call, known_links, last_point, run_keys

@@ -14,21 +14,17 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush import processes
 from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
-from hyperpush.arguments import check_batch_size, check_engine, check_key, check_method, check_network, check_task
 from hyperpush.checks import check_integer, no_type_check
-from hyperpush.data.batches import everything
+from hyperpush.checks.verbs import check_batch_size, check_engine, check_key, check_method, check_network, check_task
 from hyperpush.engines.base import Engine
 from hyperpush.engines.result import Recorder, Recorders, RunResult, recorders_of
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput
 from hyperpush.hooks import listen
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, reverses_links
-from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
-from hyperpush.networks import Network
 from hyperpush.privacy.budget import Budget, budget
-from hyperpush.privacy.noising import without_data
-from hyperpush.problem import Problem
-from hyperpush.programs import program_of
+from hyperpush.privacy.noise_at_releases import without_data
+from hyperpush.programs import InnerSolver, InnerState, LinkEstimates, Network, Problem, everything, program_of
 from hyperpush.recording import Metrics, history_of, recorder, rows_apart
 from hyperpush.results import Costs, Estimate, Result, Solution, Training, over_seeds
 from hyperpush.runs.fingerprint import fingerprint
@@ -68,13 +64,13 @@ class _Call:
         if seeds is not None:
             folders = (None if save is None else Path(save) / f"seed-{number}" for number in range(2**32))
             results = [run(key, folder) for key, folder in zip(run_keys(self.key, seeds), folders, strict=False)]
-            return over_seeds(_after_all(self.task, results), results).checked(throw)
+            return over_seeds(_after_all(self.task, results), results).check(throw)
         options = {name: each if isinstance(each, int | None) else fingerprint(each) for name, each in own.items()}
         call = describe(self.verb.__name__, self.task, self.method, self.network, self.key, **options)
         result = keep(save, call, self.task, lambda: run(self.key))
         if self.task.privacy is not None and result.task.spent is self.task.spent:  # it was read back
             result = replace(result, task=self._spend(result.task))
-        return result.checked(throw)
+        return result.check(throw)
 
     def run(self, states: PyTree, record: Recorders | None = None, every: int = 1, step: int = 0) -> RunResult:
         """Run the method from these states; hooks see the rows that are recorded."""
@@ -170,7 +166,7 @@ def train(
     found: InnerState = run.states
     after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
     history = history_of(run, method.loop, every or 1) if recorders else None
-    return Training(after, call.adapted.status(found), costs, task.problem.whole(found.params), history).checked(throw)
+    return Training(after, call.adapted.status(found), costs, task.problem.whole(found.params), history).check(throw)
 
 
 @no_type_check
@@ -249,7 +245,7 @@ def hypergradient(
     run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
     after, costs = call.after(run, links if point is not None else None)
     status = _with_inner_residual(call.adapted.status(run.states), task, method)
-    return Estimate(after, status, costs, run.states.value, run.history).checked(throw)
+    return Estimate(after, status, costs, run.states.value, run.history).check(throw)
 
 
 @no_type_check
@@ -327,7 +323,7 @@ def solve(
     after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
     params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
-    return Solution(after, call.adapted.status(found), costs, params, found.hyper, history, best).checked(throw)
+    return Solution(after, call.adapted.status(found), costs, params, found.hyper, history, best).check(throw)
 
 
 # ------------------------------------------------------------------------------- checks

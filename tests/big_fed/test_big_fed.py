@@ -14,7 +14,7 @@ import hyperpush as hp
 from hyperpush.big_fed.algorithm import BiGFed, message_passing
 from hyperpush.big_fed.bilinear import coefficients, loss, mean_square, model, represent
 from hyperpush.big_fed.curvature import DampedCurvature
-from hyperpush.programs import Exchange, Sequence, Server, sendings
+from hyperpush.programs import Exchange, Sequence, Server, profile
 from hyperpush.task import JointCost
 from hyperpush.tasks.quadratic import outer_fixed_points, quadratic
 
@@ -208,7 +208,8 @@ def test_every_form_declares_what_it_sends():
     problem = task_of(cosine_of(CLIQUES)).problem
     for form in ("products", "peers"):
         algorithm = BiGFed(2, 0.1, 0.1, form)
-        places = sendings(algorithm.program(problem), hp.algorithms.BilevelState(params[0], kernel), data, N)
+        state = hp.algorithms.BilevelState(params[0], kernel)
+        places = profile(algorithm.program(problem), state, data, N).sendings
         central = any(isinstance(place.node, Server) or getattr(place.node, "by", "") == "exact" for place in places)
         assert (algorithm.info.network == "server") == central
         assert not algorithm.info.matrices

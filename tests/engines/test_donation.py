@@ -27,7 +27,7 @@ def program(rate):
 
 def truth(rate):
     x = np.asarray(SHARED, np.float64)
-    kept = 2 * x
+    kept, twin = 2 * x, x
     for _ in range(ROUNDS):
         x, twin = rate * x + kept, x
     return x, kept, twin

@@ -84,9 +84,9 @@ def test_a_tolerance_ends_early(quadratics):
     assert np.all(error > 1e-8)
 
 
-def test_neumann_is_its_series(quadratics):
+def test_hgp_with_exact_averages_is_its_series(quadratics):
     step = float(1 / quadratics.largest)
-    found = estimate(hp.hypergradients.ImplicitNeumann(3, step), quadratics.made)
+    found = estimate(hp.HGP(3, pushes=1, step_size=step, averaging="exact"), quadratics.made)
     map_ = np.eye(4) - step * quadratics.hessian
     q = step * (np.eye(4) + map_ + map_ @ map_) @ quadratics.source
     np.testing.assert_allclose(found.value, quadratics.value(q), rtol=1e-9, atol=1e-11)

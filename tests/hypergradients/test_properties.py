@@ -18,7 +18,7 @@ ESTIMATORS = {
     "TrackedHGP": hp.TrackedHGP(30, 0.1, 2, tolerance=None, acceleration=0),
     "DirectedRB": hp.hypergradients.DirectedRB(20, 0.1),
     "VRHGP": hp.hypergradients.VRHGP(20, 0.1),
-    "ImplicitNeumann": hp.hypergradients.ImplicitNeumann(20, 0.2),
+    "exact": hp.HGP(20, 1, 0.2, averaging="exact"),
 }
 # These choose weights by what they see, so they are linear only where they end.
 SOLVERS = {"TrackedHGP": hp.TrackedHGP(200, 0.2, 2, tolerance=None), "ImplicitCG": hp.hypergradients.ImplicitCG(6)}

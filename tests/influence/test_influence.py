@@ -211,7 +211,7 @@ def test_retrainings_share_links_and_mini_batches_with_the_run(setting):
     weights = [influence.without(setting), influence.without(setting, [(1, 4)])]
     costs = influence.retrain(setting, solver, NETWORK, weights, key=KEY)
     for own, row in zip(weights, costs, strict=True):
-        trained = hp.train(influence.weighted(setting).at(hypers=own), solver, NETWORK, key=KEY).params
+        trained = hp.train(influence.with_weights(setting).at(hypers=own), solver, NETWORK, key=KEY).params
         expected = [0.5 * np.mean((a @ x - b) ** 2) for (a, b), x in zip(VALIDATION, np.asarray(trained), strict=True)]
         np.testing.assert_allclose(row, expected, rtol=1e-9)
     assert np.any(costs[0] != costs[1])
@@ -231,7 +231,9 @@ def test_agreement_by_hand():
     ("call", "field"),
     [
         (
-            lambda s: influence.weighted(task_of(lambda x, h, e: jnp.sum(losses(x, h, e)), jnp.zeros(SIZE), ONE_SIZE)),
+            lambda s: influence.with_weights(
+                task_of(lambda x, h, e: jnp.sum(losses(x, h, e)), jnp.zeros(SIZE), ONE_SIZE)
+            ),
             "task.inner",
         ),
         (lambda s: influence.without(s, [(0, 5)]), "places"),  # client 0 owns five, and padding

@@ -146,10 +146,7 @@ def test_scores_by_hand():
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: PL(l2=-1), "PL.l2"),
-        (lambda: MTL(models=0), "MTL.models"),
         (lambda: DA(l2=float("nan")), "DA.l2"),
-        (lambda: Interpolation(l2=-1), "Interpolation.l2"),
         (lambda: Head(layer="dense7").params(MODEL, jax.random.key(0)), "Head.layer"),
         (lambda: Head().params(MLP(4, 3), jax.random.key(0)), "Head.layer"),  # nothing but a head
         (lambda: posed(PL(), -1.0), "l2"),

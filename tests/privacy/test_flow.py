@@ -17,8 +17,7 @@ from hyperpush.data.batches import count
 from hyperpush.personalize.baselines import FedEM, FedProx, PFedMe
 from hyperpush.privacy.budget import program_releases
 from hyperpush.privacy.flow import Held, Rows, check_leaf, flow
-from hyperpush.privacy.noise import Noise
-from hyperpush.privacy.private_problem import PrivateProblem
+from hyperpush.privacy.private_problem import Noise, PrivateProblem
 from hyperpush.privacy.release import access_data, release_tree
 from hyperpush.programs import (
     Algorithm,
@@ -39,11 +38,11 @@ from hyperpush.programs import (
     Server,
     draw,
     everything,
+    one_client,
     program_of,
 )
-from hyperpush.registry import made as build
+from hyperpush.registry import construct as build
 from hyperpush.studies.models.dense import MLP
-from hyperpush.task import one_client
 
 SIZE, ROWS, CLIENTS = 4, 10, 3
 
@@ -296,7 +295,7 @@ def test_solvers_are_private_on_a_private_problem_and_are_not_on_a_plain_one(met
     [
         hp.HGP(3, 2, 0.1),
         hp.TrackedHGP(3, 0.1, 2, tolerance=None, acceleration=0),
-        hp.hypergradients.ImplicitNeumann(3, 0.1),
+        hp.HGP(3, 1, 0.1, averaging="exact"),
         hp.hypergradients.ITDBackward(hp.SGP(3, 0.1)),  # takes products along a run that was released
     ],
 )
@@ -305,10 +304,10 @@ def test_estimators_are_private_on_a_private_problem(method):
     assert "without noise" in refusal(method.program(PLAIN), START)
 
 
-def test_derivatives_of_training_are_refused_with_file_and_line():
-    said = refusal(hp.hypergradients.ITDForward(hp.SGP(3, 0.1)).program(HIDDEN), START)
+def test_derivatives_of_gradients_are_refused_with_file_and_line():
+    said = refusal(hp.hypergradients.Dense().program(HIDDEN), START)
     assert "a derivative of a released gradient" in said
-    assert "itd_forward.py:" in said
+    assert "dense.py:" in said
 
 
 def test_a_problem_built_from_the_cost_is_refused():
@@ -429,10 +428,10 @@ def test_records_that_look_at_data_are_refused():
     assert run(lambda state, ctx: state.u).history["HGP"].shape == (2, CLIENTS, SIZE)
 
 
-def test_derivatives_of_training_are_refused_by_the_verb():
-    said = refused(lambda: hp.hypergradient(made(), hp.hypergradients.ITDForward(hp.SGP(3, 0.1)), NETWORK, key=0))
+def test_derivatives_of_gradients_are_refused_by_the_verb():
+    said = refused(lambda: hp.hypergradient(made(), hp.hypergradients.Dense(), NETWORK, key=0))
     assert "a derivative of a released gradient" in said
-    assert "itd_forward.py:" in said
+    assert "dense.py:" in said
 
 
 @pytest.mark.parametrize("name", ["inner", "outer"])

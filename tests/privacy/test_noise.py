@@ -14,9 +14,8 @@ from hyperpush import networks
 from hyperpush.data.batches import Numbered
 from hyperpush.privacy import Gaussian, Laplace
 from hyperpush.privacy.audit import audit
-from hyperpush.privacy.noise import Noise
-from hyperpush.privacy.noising import Noising
-from hyperpush.privacy.private_problem import PrivateProblem
+from hyperpush.privacy.noise_at_releases import Noising
+from hyperpush.privacy.private_problem import Noise, PrivateProblem
 from hyperpush.programs import Context, Data, InnerState, Problem, evaluate, program_of
 
 pytestmark = pytest.mark.usefixtures("float64")

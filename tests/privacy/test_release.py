@@ -12,9 +12,8 @@ import hyperpush as hp
 from hyperpush.data.batches import Numbered
 from hyperpush.privacy import Gaussian, Laplace
 from hyperpush.privacy.budget import program_releases
-from hyperpush.privacy.noise import Noise
-from hyperpush.privacy.noising import Noising, count_releases
-from hyperpush.privacy.private_problem import PrivateProblem
+from hyperpush.privacy.noise_at_releases import Noising, count_releases
+from hyperpush.privacy.private_problem import Noise, PrivateProblem
 from hyperpush.programs import (
     Context,
     Data,

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.progress import Progress
 from wide import float64  # noqa: F401  (a fixture)
 
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
 from hyperpush.registry import registered
 from hyperpush.runs.config import validate
-from hyperpush.runs.run import StudyRun
+from hyperpush.runs.run import Bar, StudyRun
 from hyperpush.studies.common.comparison import Benchmark, compare, method_names, rows_apart, too_large
 from hyperpush.studies.common.config import Comparison, Privacy
 from hyperpush.studies.common.methods import NESTED, single_loop, single_loops
@@ -35,7 +36,8 @@ class Noted(StudyRun):
 
     @contextmanager
     def progress(self, label, total):
-        yield SimpleNamespace(advance=lambda: None)
+        bars = Progress()
+        yield Bar(bars, bars.add_task(label), lambda: None)
 
     def record(self, **values):
         self.records.append(values)

@@ -7,24 +7,37 @@ solutions is zero; x_M, the same with each client's own Hessian at the common in
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
 from jaxtyping import Array, Int, PyTree
 
+from hyperpush.checks.ranges import Whole
 from hyperpush.inner.base import LinkEstimates
 from hyperpush.method import Method, as_number
-from hyperpush.optimizers import step_size_at
+from hyperpush.optimizers import Rate, step_size_at
 from hyperpush.programs import Context, Node, Repeat, Scope, Sequence
-from hyperpush.ranges import Rate, Whole
 
 LOOP = "iterations"  # the name of every algorithm's outermost loop
 T = TypeVar("T")
 
 
 class BilevelState(eqx.Module):
-    """What a client starts from and ends with: its params (inner) and its hyper (outer)."""
+    """What a client starts from and ends with: its params (inner) and its hyper (outer).
+
+    Args:
+        params: x_i.
+        hyper: λ_i.
+        links: What the client knows of its links; None if no estimator asks.
+        best_step: With early stopping, the step that params and hyper belong to.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> hp.programs.BilevelState(params=jnp.zeros(3), hyper=jnp.zeros(())).hyper.shape
+        ()
+    """
 
     params: PyTree
     hyper: PyTree
@@ -32,19 +45,23 @@ class BilevelState(eqx.Module):
     best_step: Int[Array, "*clients"] | None = None  # with early stopping, the step that params and hyper belong to
 
 
-class Algorithm(Method):
+class _HasSteps:
+    """A plain class: in a module this would be a field, and so the first argument of every algorithm."""
+
+    steps: int
+
+
+class Algorithm(Method, _HasSteps):
     """A bilevel algorithm: it moves params and hypers together.
 
     Its program works on `BilevelState` states, and its loop is called `LOOP`. The states inside that loop have the
     fields `params` and `hyper`. Clients' data are `Data`.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> isinstance(hp.algorithms.MDBO.example(), hp.programs.Algorithm)
+        True
     """
-
-    if TYPE_CHECKING:  # as a property: a field would be the first argument of every algorithm
-
-        @property
-        def steps(self) -> int: ...
-    else:
-        steps: eqx.AbstractVar[int]
 
     sample: ClassVar[str] = "MDBO(steps=…, outer_step_size=…, inner_step_size=…)"
 

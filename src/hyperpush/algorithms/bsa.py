@@ -11,10 +11,7 @@ from jaxtyping import Array, Int, PyTree
 
 from hyperpush.algorithms.base import BilevelState
 from hyperpush.algorithms.pooled import PooledDescent, PooledState, average_fields
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Local, Node, Repeat, Sequence
-from hyperpush.ranges import Count, Probability
+from hyperpush.programs import Context, Count, Local, MethodInfo, Node, Probability, Problem, Repeat, Sequence
 
 
 class _State(PooledState):

@@ -11,9 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from hyperpush.algorithms.base import track
 from hyperpush.algorithms.pdbo import PDBO, OuterState
-from hyperpush.method import MethodInfo
-from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Sequence
-from hyperpush.ranges import Count
+from hyperpush.programs import Context, Count, Exchange, Inbox, Local, MethodInfo, Node, Repeat, Sequence
 
 
 class Shared(eqx.Module):

@@ -10,10 +10,7 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush.algorithms.ma_dsbo import MADSBO
 from hyperpush.algorithms.matrices import flat_outer_gradients, second_derivatives
 from hyperpush.algorithms.product_tracking import ProductState, ProductTracking
-from hyperpush.data.batches import draw
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context
+from hyperpush.programs import Context, MethodInfo, Problem, draw
 
 
 class DSBOJHIP(ProductTracking):
@@ -71,7 +68,7 @@ class DSBOJHIP(ProductTracking):
         matrices=True,
     )
 
-    def unsolved(self, params: PyTree, hyper: PyTree) -> Float[Array, "h d"]:
+    def zero_solution(self, params: PyTree, hyper: PyTree) -> Float[Array, "h d"]:
         flat = ravel_pytree(params)[0]
         return jnp.zeros((ravel_pytree(hyper)[0].size, flat.size), flat.dtype)
 

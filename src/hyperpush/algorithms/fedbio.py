@@ -11,10 +11,7 @@ from jaxtyping import Array, Int, PyTree
 from hyperpush.algorithms.base import BilevelState, descend
 from hyperpush.algorithms.inverse import ImplicitDescent, Point
 from hyperpush.algorithms.pooled import average_fields, mean
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Local, Node, Repeat, Sequence
-from hyperpush.ranges import Count
+from hyperpush.programs import Context, Count, Local, MethodInfo, Node, Problem, Repeat, Sequence
 
 
 class LocalState(eqx.Module):

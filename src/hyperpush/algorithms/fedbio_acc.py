@@ -9,11 +9,7 @@ from jaxtyping import PyTree
 from hyperpush.algorithms.fedbio import FedBiO, LocalState
 from hyperpush.algorithms.inverse import Point, correct
 from hyperpush.algorithms.pooled import mean
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import step_size_at
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Node
-from hyperpush.ranges import Share
+from hyperpush.programs import Context, MethodInfo, Node, Problem, Share, as_number, step_size_at
 
 
 class FedBiOAcc(FedBiO):

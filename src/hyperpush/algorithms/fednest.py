@@ -14,11 +14,7 @@ from hyperpush.algorithms.base import BilevelState, descend
 from hyperpush.algorithms.bsa import BSA
 from hyperpush.algorithms.inverse import correct
 from hyperpush.algorithms.pooled import PooledDescent, PooledState, average_fields, mean
-from hyperpush.data.batches import draw, everything
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Local, Node, Repeat, Sequence
-from hyperpush.ranges import Count
+from hyperpush.programs import Context, Count, Local, MethodInfo, Node, Problem, Repeat, Sequence, draw, everything
 
 
 class _State(PooledState):

@@ -11,13 +11,10 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend, move_towards, track
 from hyperpush.algorithms.matrices import flat_outer_gradients, second_derivatives
-from hyperpush.data.batches import draw
+from hyperpush.checks.ranges import OptionalCount, OptionalPositive
 from hyperpush.errors import InvalidInput
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import step_size_at
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node
-from hyperpush.ranges import OptionalCount, OptionalPositive, Rate
+from hyperpush.optimizers import Rate, step_size_at
+from hyperpush.programs import Context, Exchange, Inbox, MethodInfo, Node, Problem, as_number, draw
 
 
 class Parts(eqx.Module):

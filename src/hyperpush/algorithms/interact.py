@@ -6,12 +6,8 @@ import equinox as eqx
 from jaxtyping import PyTree
 
 from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend, track
-from hyperpush.data.batches import everything
 from hyperpush.hypergradients.local_implicit import own_hypergradient
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node
-from hyperpush.ranges import Count
+from hyperpush.programs import Context, Count, Exchange, Inbox, MethodInfo, Node, Problem, everything
 
 
 class _State(eqx.Module):

@@ -11,13 +11,10 @@ import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import TwoLevelDescent, descend
-from hyperpush.data.batches import draw, everything
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.local_implicit import own_hypergradient
 from hyperpush.method import Configured, as_number
-from hyperpush.problem import Problem
-from hyperpush.programs import Context
-from hyperpush.ranges import Count, OptionalCount, Positive
+from hyperpush.programs import Context, Count, OptionalCount, Positive, Problem, draw, everything
 
 Point = tuple[PyTree, PyTree]  # (params, hyper)
 

@@ -14,15 +14,12 @@ from hyperpush.algorithms.base import Algorithm, BilevelState, descend
 from hyperpush.checks import check_integer, check_positive, is_jax_number, is_number
 from hyperpush.data.batches import Ragged, capacity, everything
 from hyperpush.errors import InvalidInput
-from hyperpush.method import MethodInfo, Number
 from hyperpush.networks import Network, matrix
 from hyperpush.optimizers import Power
 from hyperpush.privacy.accountant import Accountant, check_schedules
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism, mean_of, one_by_one, project
 from hyperpush.privacy.sensitivity import VARIABLES, Constants, LoopSensitivity, Use, by_variable
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node
-from hyperpush.ranges import Count, Whole
+from hyperpush.programs import Context, Count, Exchange, Inbox, MethodInfo, Node, Number, Problem, Whole
 
 
 class _State(eqx.Module):

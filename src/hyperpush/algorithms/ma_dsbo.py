@@ -8,12 +8,7 @@ import optax
 from jaxtyping import Array, Int, PyTree
 
 from hyperpush.algorithms.product_tracking import ProductState, ProductTracking
-from hyperpush.data.batches import draw
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import step_size_at
-from hyperpush.problem import Problem
-from hyperpush.programs import Context
-from hyperpush.ranges import Rate
+from hyperpush.programs import Context, MethodInfo, Problem, Rate, as_number, draw, step_size_at
 
 
 class MADSBO(ProductTracking):
@@ -85,7 +80,7 @@ class MADSBO(ProductTracking):
     def new_share(self, iteration: Int[Array, ""]) -> object:
         return step_size_at(self.averaging, iteration)
 
-    def unsolved(self, params: PyTree, hyper: PyTree) -> PyTree:
+    def zero_solution(self, params: PyTree, hyper: PyTree) -> PyTree:
         return optax.tree.zeros_like(params)
 
     def residual(self, problem: Problem, state: ProductState, ctx: Context) -> PyTree:

@@ -8,12 +8,10 @@ from jaxtyping import PyTree
 
 from hyperpush.algorithms.base import BilevelState, descend, move_towards, track
 from hyperpush.algorithms.inverse import ImplicitDescent, Point
+from hyperpush.checks.ranges import Positive
 from hyperpush.errors import InvalidInput
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import step_size_at
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node
-from hyperpush.ranges import Positive, Rate, first_number
+from hyperpush.optimizers import Rate, first_number
+from hyperpush.programs import Context, Exchange, Inbox, MethodInfo, Node, Problem, as_number, step_size_at
 
 
 class _State(eqx.Module):

@@ -13,12 +13,9 @@ from hyperpush.algorithms.stopping import EarlyStopping, Watch
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
-from hyperpush.method import Method, MethodInfo
 from hyperpush.networks import Network
 from hyperpush.optimizers import Optimizer, as_transformation
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence
-from hyperpush.ranges import Whole
+from hyperpush.programs import Context, Local, Method, MethodInfo, Node, Problem, Repeat, Scope, Sequence, Whole
 from hyperpush.status import Status
 
 
@@ -197,6 +194,6 @@ class PDBO(Algorithm):
         until = None
         if stop is not None:
             solve = Sequence(solve, stop.program(problem))
-            until = lambda state, ctx: stop.ended(state.watch)  # noqa: E731
+            until = lambda state, ctx: stop.has_ended(state.watch)  # noqa: E731
         loop = Repeat(Sequence(estimate, self.move(outer), solve), self.steps, until, name=LOOP)
         return Scope(Sequence(Repeat(solve, 1, name="start"), loop), enter, leave)

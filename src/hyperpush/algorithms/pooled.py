@@ -12,11 +12,9 @@ from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import descend
 from hyperpush.algorithms.inverse import ConjugateGradients, ImplicitDescent, Inverse, Neumann
-from hyperpush.data.batches import draw
 from hyperpush.hypergradients.base import HypergradientState
 from hyperpush.hypergradients.implicit_cg import ImplicitCG
-from hyperpush.problem import Problem
-from hyperpush.programs import Average, Context, Node, Repeat, Scope, Sequence, Server
+from hyperpush.programs import Average, Context, Node, Problem, Repeat, Scope, Sequence, Server, draw
 
 
 def mean(get: Callable[[Any, Context], PyTree], put: Callable[[Any, PyTree, Context], Any]) -> Average:

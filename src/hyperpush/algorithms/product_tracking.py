@@ -10,12 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend, move_towards, track
-from hyperpush.data.batches import draw
-from hyperpush.method import as_number
-from hyperpush.optimizers import StepSize, step_size_at
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Sequence
-from hyperpush.ranges import Count, OptionalCount, Rate
+from hyperpush.checks.ranges import Count, OptionalCount
+from hyperpush.optimizers import Rate, StepSize, step_size_at
+from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Problem, Repeat, Sequence, as_number, draw
 
 
 class Tracker(eqx.Module):
@@ -94,7 +91,7 @@ class ProductTracking(TwoLevelDescent):
     batch_size: OptionalCount = eqx.field(static=True, default=None)
 
     @abc.abstractmethod
-    def unsolved(self, params: PyTree, hyper: PyTree) -> PyTree:
+    def zero_solution(self, params: PyTree, hyper: PyTree) -> PyTree:
         """Zeros of the solution's shape."""
 
     @abc.abstractmethod
@@ -118,7 +115,7 @@ class ProductTracking(TwoLevelDescent):
 
         def enter(state: BilevelState, ctx: Context) -> ProductState:
             first, second, third = (replace(ctx, key=key) for key in jax.random.split(ctx.key, 3))
-            zeros, start = self.unsolved(state.params, state.hyper), jnp.zeros((), jnp.int32)
+            zeros, start = self.zero_solution(state.params, state.hyper), jnp.zeros((), jnp.int32)
             begun = ProductState(state.params, state.hyper, zeros, state.hyper, start, Tracker.start(zeros), None, None)
             begun = restart(replace(begun, direction=self.hypergradient(problem, begun, first)), second)
             if not self.tracked:

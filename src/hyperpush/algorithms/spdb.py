@@ -11,10 +11,7 @@ from jaxtyping import PyTree
 
 from hyperpush.algorithms.base import BilevelState, descend
 from hyperpush.algorithms.inverse import ImplicitDescent
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node
-from hyperpush.ranges import Positive
+from hyperpush.programs import Context, Exchange, Inbox, MethodInfo, Node, Positive, Problem, as_number
 
 
 class _State(eqx.Module):

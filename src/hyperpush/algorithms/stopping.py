@@ -13,9 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from hyperpush.data.batches import count, everything
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.method import Configured
-from hyperpush.problem import Problem
-from hyperpush.programs import Average, Context, Exchange, Inbox, Local, Node, Repeat, Sequence
-from hyperpush.ranges import Count
+from hyperpush.programs import Average, Context, Count, Exchange, Inbox, Local, Node, Problem, Repeat, Sequence
 
 
 class Watch(eqx.Module):
@@ -109,7 +107,7 @@ class EarlyStopping(Configured):
         agree = Exchange(lambda state, ctx: state.watch.mean, largest, weights="ones", reduce="max")
         return Sequence(Local(measure), average, Repeat(agree, self.agreement, name="agreement"), Local(judge))
 
-    def ended(self, watch: Watch) -> Bool[Array, ""]:
+    def has_ended(self, watch: Watch) -> Bool[Array, ""]:
         """Whether the client's patience is at an end."""
         return watch.step - watch.best_step >= self.patience
 

@@ -10,10 +10,7 @@ from jaxtyping import PyTree
 from hyperpush.algorithms.base import BilevelState, descend, track
 from hyperpush.algorithms.interact import INTERACT
 from hyperpush.algorithms.inverse import ImplicitDescent, Neumann, Point, correct
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node
-from hyperpush.ranges import Count
+from hyperpush.programs import Context, Count, Exchange, Inbox, MethodInfo, Node, Problem
 
 
 class _State(eqx.Module):

@@ -5,12 +5,9 @@ from typing import ClassVar
 
 import optax
 
-from hyperpush.algorithms.base import BilevelState
 from hyperpush.algorithms.bsa import BSA
 from hyperpush.algorithms.pooled import PooledDescent, PooledState, average_fields
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Node, Sequence
+from hyperpush.programs import BilevelState, Context, MethodInfo, Node, Problem, Sequence
 
 
 class TTSA(PooledDescent):

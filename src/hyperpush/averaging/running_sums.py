@@ -29,7 +29,22 @@ Vector = Float64[np.ndarray, " size"]
 
 @final
 class Outgoing:
-    """One client's totals σ and counters, by target; an edge that is not used keeps its own."""
+    """One client's totals σ and counters, by target; an edge that is not used keeps its own.
+
+    Args:
+        size: The length of the vectors.
+
+    Example:
+        The first message is lost. The second one brings its share, too.
+
+        >>> import numpy as np
+        >>> from hyperpush.averaging.running_sums import Incoming, Outgoing
+        >>> sender, receiver = Outgoing(1), Incoming(1)
+        >>> lost = sender.add(1, np.array([0.25]))
+        >>> counter, total = sender.add(1, np.array([0.5]))
+        >>> receiver.take(0, counter, total).tolist()
+        [0.75]
+    """
 
     def __init__(self, size: int):
         self.size = size
@@ -39,7 +54,7 @@ class Outgoing:
     def add(self, target: int, share: Vector) -> tuple[int, Vector]:
         """Put `share` on the edge to `target`; returns the (counter, total) to send. The total is read-only."""
         counter = self.counters.get(target, 0) + 1
-        total = self.total(target) + _checked("share", share, self.size)
+        total = self.total(target) + _check_vector("share", share, self.size)
         total.flags.writeable = False
         self.counters[target], self.totals[target] = counter, total
         return counter, total
@@ -51,7 +66,20 @@ class Outgoing:
 
 @final
 class Incoming:
-    """One client's accounted totals ρ and last counters, by sender."""
+    """One client's accounted totals ρ and last counters, by sender.
+
+    Args:
+        size: The length of the vectors.
+
+    Example:
+        A message that was overtaken adds nothing.
+
+        >>> import numpy as np
+        >>> from hyperpush.averaging.running_sums import Incoming
+        >>> receiver = Incoming(1)
+        >>> receiver.take(0, 2, np.array([0.75])).tolist(), receiver.take(0, 1, np.array([0.25]))
+        ([0.75], None)
+    """
 
     def __init__(self, size: int):
         self.size = size
@@ -60,7 +88,7 @@ class Incoming:
 
     def take(self, sender: int, counter: int, total: Vector) -> Vector | None:
         """What a message of `sender` adds to this client, or None if a message at least as new came before it."""
-        total = _checked("total", total, self.size)
+        total = _check_vector("total", total, self.size)
         if counter <= self.counters.get(sender, 0):
             return None
         increment = total - self.total(sender)
@@ -78,7 +106,7 @@ def in_flight(outgoing: Outgoing, target: int, incoming: Incoming, sender: int) 
     return outgoing.total(target) - incoming.total(sender)
 
 
-def _checked(name: str, vector: Vector, size: int) -> Vector:
+def _check_vector(name: str, vector: Vector, size: int) -> Vector:
     if vector.dtype != np.float64 or vector.shape != (size,):
         raise InvalidInput(name, f"{vector.dtype}{list(vector.shape)}", f"a float64 vector of length {size}")
     return vector

@@ -14,13 +14,13 @@ from hyperpush.algorithms.pooled import average_fields, mean
 from hyperpush.big_fed.cosine import Cosine, find_strangers, pair_cost
 from hyperpush.big_fed.curvature import Curvature, DampedCurvature
 from hyperpush.big_fed.strangers import check_strangers
+from hyperpush.checks.ranges import Count, NonNegative, OptionalCount
 from hyperpush.data.batches import draw
 from hyperpush.errors import InvalidInput
 from hyperpush.method import MethodInfo, NetworkKind, as_number
 from hyperpush.networks import Network
 from hyperpush.problem import JointCost, ModelLoss, Problem
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Sequence, Server
-from hyperpush.ranges import Count, NonNegative, OptionalCount
 
 # What the network of each form has to do, and what clients send.
 FORMS: dict[str, tuple[NetworkKind, str]] = {

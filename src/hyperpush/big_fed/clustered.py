@@ -12,11 +12,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.checks import check_integer
-from hyperpush.inner.base import GradientSolver, Learner, learning
+from hyperpush.checks.ranges import Count, OptionalCount
+from hyperpush.inner.base import GradientSolver, Learner, solver_program
 from hyperpush.inner.fedavg import local_epochs, size
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence, Server
-from hyperpush.ranges import Count, OptionalCount
 
 Relabel = Callable[[Array, Array, Array], Array]  # (points, sizes, labels) -> labels
 
@@ -76,7 +76,7 @@ class ClusteredAveraging(GradientSolver):
 
         def receive(state: ClusterState, answer: PyTree, ctx: Context) -> ClusterState:
             restore = ravel_pytree(state.learner.params)[1]
-            return ClusterState(state.learner.moved(restore(answer[0]), state.learner.memory), answer[1])
+            return ClusterState(state.learner.at(restore(answer[0]), state.learner.memory), answer[1])
 
         def meet(relabel: Relabel) -> Node:
             def compute(messages: PyTree, key: PRNGKeyArray) -> PyTree:
@@ -88,4 +88,4 @@ class ClusteredAveraging(GradientSolver):
             return Server(send, compute, receive)
 
         loops = [Repeat(Sequence(Local(train), meet(relabel)), rounds, name=name) for rounds, name, relabel in phases]
-        return learning(Scope(Sequence(*loops), enter, leave=lambda before, state, ctx: state.learner), transform)
+        return solver_program(Scope(Sequence(*loops), enter, leave=lambda before, state, ctx: state.learner), transform)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from hyperpush.big_fed.structure import Graph
+from hyperpush.checks.ranges import NonNegative, Whole
 from hyperpush.method import Configured, as_number
 from hyperpush.networks.hashing import words
-from hyperpush.ranges import NonNegative, Whole
 from hyperpush.task import JointCost
 
 

@@ -8,10 +8,10 @@ from jaxtyping import Array, Float, Int
 from scipy.cluster.hierarchy import cut_tree, linkage
 
 from hyperpush.big_fed.clustered import ClusteredAveraging
+from hyperpush.checks.ranges import Whole
 from hyperpush.method import MethodInfo
 from hyperpush.problem import Problem
 from hyperpush.programs import Node
-from hyperpush.ranges import Whole
 
 
 @final

@@ -18,7 +18,19 @@ from hyperpush.errors import InvalidInput
 
 
 class Data(eqx.Module):
-    """What a client keeps: its data sets by name. The inner cost uses `train`, the outer level fits `outer`."""
+    """What a client keeps: its data sets by name. The inner cost uses `train`, the outer level fits `outer`.
+
+    Args:
+        sets: Examples by the name of the data set; `train` is one of them.
+        outer_on: The data set that the outer level fits.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> data = hp.programs.Data.pair(train=jnp.ones(5), validation=jnp.zeros(3))
+        >>> data.train.shape, data.outer.shape
+        ((5,), (3,))
+    """
 
     sets: dict[str, PyTree]
     outer_on: str = eqx.field(static=True, default="validation")
@@ -38,7 +50,20 @@ class Data(eqx.Module):
 
 
 class Ragged(eqx.Module):
-    """Examples of clients that own different numbers of them: padded leaves, and how many are real."""
+    """Examples of clients that own different numbers of them: padded leaves, and how many are real.
+
+    `hp.programs.ragged` makes it; a task makes it of a list of clients.
+
+    Args:
+        examples: A pytree whose leaves have the clients on axis 0 and the examples on axis 1, padded with zeros.
+        counts: How many examples of each client are real.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> hp.programs.ragged([jnp.ones(2), jnp.ones(3)]).examples.tolist()
+        [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
+    """
 
     examples: PyTree
     counts: Int[Array, "..."]
@@ -56,6 +81,23 @@ class Batch(eqx.Module):
 
     A cost that returns one loss per example never sees it. A cost that is no mean over examples asks for it with
     `hp.Batch.cost(function)`, and is then called as `function(params, hyper, batch)` with a `Batch`.
+
+    Args:
+        examples: A pytree of examples, on axis 0.
+        mask: 1 where an example is real, 0 where it is padding.
+
+    Example:
+        The largest loss is no mean, so this cost has to leave padding out by itself.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> def largest(x, hyper, batch):
+        ...     return jnp.max(batch.mask * (batch.examples - x) ** 2)
+        >>> rows = [jnp.ones(4), 3 * jnp.ones(2)]  # two clients
+        >>> task = hp.Task(inner=hp.Batch.cost(largest), outer=lambda x, h, a: (x - h - a) ** 2, params=0.0, hypers=0.0,
+        ...                train=rows, validation=rows)
+        >>> hp.train(task, hp.LocalSGD(steps=30, step_size=0.4), hp.networks.Ring(2), key=0).params.round(2).tolist()
+        [1.0, 3.0]
     """
 
     examples: PyTree
@@ -100,6 +142,10 @@ def number_examples(data: PyTree, *, one: bool = False) -> PyTree:
 
 def ragged(clients: Sequence[PyTree], field: str = "data") -> Ragged:
     """Stack one pytree of examples per client; each may have its own number of examples.
+
+    Args:
+        clients: The examples of each client, on axis 0 of every leaf.
+        field: What an error calls them.
 
     Raises:
         InvalidInput: A client has no examples, or examples of another structure or shape than client 0.
@@ -153,14 +199,27 @@ def count(data: PyTree) -> Int[Array, ""] | int:
 
 
 def everything(data: PyTree) -> PyTree:
-    """One client's full batch."""
+    """One client's full batch.
+
+    Args:
+        data: One client's examples, or its part of `Ragged` data.
+
+    Returns:
+        The examples; a `Batch` where some of them are padding.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> hp.programs.everything(jnp.arange(3)).tolist()
+        [0, 1, 2]
+    """
     if isinstance(data, Ragged):
         real = jnp.arange(capacity(data)) < data.counts
         return Batch(data.examples, real.astype(jnp.zeros(()).dtype))
     return data
 
 
-def shuffled(data: PyTree, key: PRNGKeyArray) -> Int[Array, " m"]:
+def shuffle(data: PyTree, key: PRNGKeyArray) -> Int[Array, " m"]:
     """One client's example numbers in random order, padding last."""
     order = jax.random.uniform(key, (capacity(data),))
     if isinstance(data, Ragged):
@@ -184,10 +243,24 @@ def draw(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
     """`size` of one client's examples, uniformly without replacement; all of them for `None`.
 
     A client that owns fewer gives all it has. Only the drawn rows are gathered; the data stay where they are.
+
+    Args:
+        data: One client's examples, or its part of `Ragged` data.
+        size: Examples of the mini-batch, at least 1; None takes all.
+        key: Decides which.
+
+    Raises:
+        InvalidInput: The leaves have different numbers of examples.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> hp.programs.draw(jnp.arange(10), 4, jax.random.key(0)).shape
+        (4,)
     """
     if size is None:
         return everything(data)
     lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(getattr(data, "examples", data))}
     if len(lengths) != 1:
         raise InvalidInput("batch", size, "None: these data have no common axis of examples to draw from")
-    return rows(data, shuffled(data, key)[:size])
+    return rows(data, shuffle(data, key)[:size])

@@ -19,12 +19,28 @@ RESERVED = ("train", "validation", "holdout", "test")
 
 @dataclass(frozen=True)
 class Clients:
-    """Data that are loaded client by client, so that nobody has to hold all of them."""
+    """Data that are loaded client by client, so that nobody has to hold all of them.
+
+    Args:
+        load: `load(i)` returns the examples of client i: a pytree of arrays with the examples on axis 0.
+        count: How many clients there are.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> def load(client):
+        ...     return jnp.full(5 + client, float(client))
+        >>> rows = hp.tasks.clients(load, 3)
+        >>> task = hp.Task(inner=lambda x, h, a: (x - a) ** 2, outer=lambda x, h, a: (x - h - a) ** 2, params=0.0,
+        ...                hypers=0.0, train=rows, validation=rows)
+        >>> task.for_client(2).train.tolist()
+        [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    """
 
     load: Callable[[int], PyTree]
     count: int
 
-    def stacked(self, field: str) -> PyTree:
+    def stack(self, field: str) -> PyTree:
         """All clients' data; of several processes each loads those of its own clients."""
         if processes.count() > 1 and self.count % jax.device_count() == 0:
             return processes.stack(self.one, self.count)
@@ -70,7 +86,7 @@ class DataSet:
     def all(self) -> PyTree:
         """All clients' examples, stacked on axis 0."""
         if isinstance(self.given, Clients):
-            return self.given.stacked(self.name)
+            return self.given.stack(self.name)
         return stack_clients(self.name, self.given) if isinstance(self.given, list) else arrays(self.given)
 
     def of(self, client: int | None) -> PyTree:
@@ -210,7 +226,7 @@ def given_counts(given: PyTree) -> tuple[int, ...] | None:
     return (shape[1],) * shape[0] if len(shape) > 1 else None
 
 
-def described(tree: PyTree, one: bool) -> str:
+def describe(tree: PyTree, one: bool) -> str:
     """How many examples a client has, in words."""
     if isinstance(tree, Ragged) and not one:
         counts = processes.visible(tree.counts)

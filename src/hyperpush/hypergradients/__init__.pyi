@@ -9,9 +9,7 @@ from .directed_rb import DirectedRB as DirectedRB
 from .exact_rb import ExactRB as ExactRB
 from .hgp import HGP as HGP
 from .implicit_cg import ImplicitCG as ImplicitCG
-from .implicit_neumann import ImplicitNeumann as ImplicitNeumann
 from .itd_backward import ITDBackward as ITDBackward
-from .itd_forward import ITDForward as ITDForward
 from .local_gradient import LocalGradient as LocalGradient
 from .tracked import TrackedHGP as TrackedHGP
 from .vr_hgp import VRHGP as VRHGP

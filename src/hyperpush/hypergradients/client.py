@@ -7,9 +7,7 @@ from jax.flatten_util import ravel_pytree
 
 from hyperpush.hypergradients.base import HypergradientState, outer_gradients, subtract_indirect
 from hyperpush.hypergradients.implicit import Implicit, Solving, solve_together, start_solving
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Node, Scope
+from hyperpush.programs import Context, MethodInfo, Node, Problem, Scope
 
 
 class ClientGradient(Implicit):

@@ -5,9 +5,7 @@ from typing import Any, ClassVar
 
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradients
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Local, Node
+from hyperpush.programs import Context, Local, MethodInfo, Node, Problem
 
 
 class DirectGradient(HypergradientEstimator):

@@ -5,9 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 
 from hyperpush.hypergradients.recurrent import Recurrent, reversed_weights
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Node, Sequence
+from hyperpush.programs import MethodInfo, Node, Problem, Sequence
 
 
 class DirectedRB(Recurrent):

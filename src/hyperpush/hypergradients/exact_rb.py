@@ -1,11 +1,11 @@
 """Exact recurrent backpropagation: directed recurrent backpropagation with the true weights of undirected links."""
 
+from dataclasses import replace
 from typing import ClassVar
 
+from hyperpush.hypergradients.directed_rb import DirectedRB
 from hyperpush.hypergradients.recurrent import Recurrent
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Node
+from hyperpush.programs import MethodInfo, Node, Problem
 
 
 class ExactRB(Recurrent):
@@ -39,14 +39,7 @@ class ExactRB(Recurrent):
         True
     """
 
-    info: ClassVar[MethodInfo] = MethodInfo(
-        network="undirected",
-        target="global",
-        sends="one vector of the size of the params per step",
-        paper="Personalized decentralized bilevel optimization over stochastic and directed networks",
-        note="through the steps of SGP",
-        example={"steps": 20, "step_size": 0.1},
-    )
+    info: ClassVar[MethodInfo] = replace(DirectedRB.info, network="undirected")
 
     def step(self, problem: Problem) -> Node:
         return self.exchange(problem, "reverse")

@@ -1,4 +1,13 @@
-"""Iterative differentiation in backward mode: through a recorded run of SGP, from its end."""
+"""Iterative differentiation: back through a recorded run of SGP, from its end.
+
+To a small change of z and λ, one step of SGP with its links, step size γ and batch answers by
+
+    gradient-first:  dz⁺ = P(dz − γ(H dz/ω + Bᵀdλ))         gradient-after:  dz⁺ = P dz − γ(H dz/ω + Bᵀdλ)
+
+with H_i = ∂²_xx f_i and B_i = ∂²_λx f_i at x_i = z_i/ω_i. In the end F̄ changes by Σ_i c_iᵀdz_i + (1/n)∂_λF_iᵀdλ_i with
+c_i = (1/n)∂_xF_i/ω_i. Backward mode multiplies the transposes of these maps from the last step on (Franceschi, Donini,
+Frasconi and Pontil, arXiv:1703.01785).
+"""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -7,14 +16,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from hyperpush.hypergradients.base import HypergradientState
-from hyperpush.hypergradients.itd import IterativeDifferentiation, SGPRun, sources
+from hyperpush.checks import check_integer
+from hyperpush.errors import InvalidInput
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradient_shares
 from hyperpush.inner.sgp import SGP
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Inbox, Local, Node, Repeat, Scope, Sequence, Server
+from hyperpush.method import MethodInfo, Number
+from hyperpush.optimizers import step_size_at
+from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Problem, Repeat, Scope, Sequence, Server, draw
 
 
 class _Tape(eqx.Module):
@@ -25,13 +35,23 @@ class _Tape(eqx.Module):
     sent: Float[Array, "*steps n"]  # the weights it pushed with, its own at its own place
 
 
-class _Kept(eqx.Module):
+class _Run(eqx.Module):
+    """A client in the middle of SGP, or on the way back."""
+
+    z: PyTree
+    mass: Float[Array, ""]  # ω
+    hyper: PyTree
+    key: PRNGKeyArray  # its mini-batches follow from this and the step, so that they can be drawn again
     tape: _Tape
     u: PyTree
     value: PyTree  # v
 
+    @property
+    def params(self) -> PyTree:
+        return jax.tree.map(lambda z: (z / self.mass).astype(z.dtype), self.z)
 
-class ITDBackward(IterativeDifferentiation):
+
+class ITDBackward(HypergradientEstimator):
     """Iterative differentiation in backward mode: back through a recorded run of SGP.
 
     The result is the derivative of F̄(x(T), λ), where x(T) is what `solver`'s T steps make of the given params. Links,
@@ -79,49 +99,76 @@ class ITDBackward(IterativeDifferentiation):
         example={"solver": SGP(steps=10, step_size=0.1)},
     )
 
-    def program(self, problem: Problem) -> Node:
-        steps = self.solver.steps
+    trains: ClassVar[bool] = True
 
-        def start(state: HypergradientState, ctx: Context) -> SGPRun:
+    solver: SGP
+
+    def __check_init__(self):
+        if self.solver.optimizer is not None:
+            allowed = "None: only plain SGD, given by step_size"
+            raise InvalidInput("ITDBackward.solver.optimizer", self.solver.optimizer, allowed)
+        check_integer("ITDBackward.solver.steps", self.solver.steps, minimum=1)
+
+    def program(self, problem: Problem) -> Node:
+        first, steps = self.solver.variant == "gradient-first", self.solver.steps
+
+        def start(state: HypergradientState, ctx: Context) -> _Run:
             rows = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), state.params)
             tape = _Tape(rows, jnp.zeros(steps), jnp.zeros((steps, ctx.clients)))
-            kept = _Kept(tape, *optax.tree.zeros_like((state.params, state.hyper)))
-            return SGPRun(state.params, jnp.ones(()), state.hyper, ctx.key, kept=kept)
+            zeros = optax.tree.zeros_like((state.params, state.hyper))
+            return _Run(state.params, jnp.ones(()), state.hyper, ctx.key, tape, *zeros)
 
-        def descend(run: SGPRun, ctx: Context) -> tuple[PyTree, None]:
-            step_size, batch = self.step_size_and_batch(run.key, ctx.round, ctx)
-            return optax.tree.scale(-step_size, problem.inner_gradient(run.params, run.hyper, batch)), None
+        def descend(run: _Run, ctx: Context) -> tuple[_Run, PyTree]:
+            step_size, batch = self._step_size_and_batch(run, ctx.round, ctx)
+            return run, optax.tree.scale(-step_size, problem.inner_gradient(run.params, run.hyper, batch))
 
-        def record(run: SGPRun, inbox: Inbox, ctx: Context) -> _Kept:
+        def push(held: tuple[_Run, PyTree], ctx: Context) -> tuple[PyTree, Array]:
+            run, change = held
+            return _add(run.z, change) if first else run.z, run.mass
+
+        def record(held: tuple[_Run, PyTree], inbox: Inbox, ctx: Context) -> _Run:
+            run, change = held
+            z, mass = inbox.mix(push(held, ctx))
             assert inbox.sent is not None
             sent = jnp.where(jnp.arange(ctx.clients) == ctx.client, inbox.own, inbox.sent)
             now = _Tape(run.params, run.mass, sent)
-            tape = jax.tree.map(lambda rows, row: rows.at[ctx.round].set(row), run.kept.tape, now)
-            return replace(run.kept, tape=tape)
+            tape = jax.tree.map(lambda rows, row: rows.at[ctx.round].set(row), run.tape, now)
+            return replace(run, z=z if first else _add(z, change), mass=mass, tape=tape)
 
-        def turn(run: SGPRun, ctx: Context) -> SGPRun:
-            return replace(run, kept=_Kept(run.kept.tape, *sources(problem, run, ctx)))
+        def turn(run: _Run, ctx: Context) -> _Run:
+            along_x, along_hyper = outer_gradient_shares(problem, HypergradientState(run.params, run.hyper, None), ctx)
+            return replace(run, u=jax.tree.map(lambda g: g / run.mass, along_x), value=along_hyper)
 
-        def send(run: SGPRun, ctx: Context):
-            return run.kept.u, run.kept.tape.sent[steps - 1 - ctx.round]
+        def send(run: _Run, ctx: Context):
+            return run.u, run.tape.sent[steps - 1 - ctx.round]
 
         def mix(messages: tuple[PyTree, Float[Array, "n n"]], key: PRNGKeyArray) -> PyTree:
             vectors, sent = messages
             precise = jax.lax.Precision.HIGHEST
             return jax.tree.map(lambda u: jnp.tensordot(sent, u, 1, precision=precise).astype(u.dtype), vectors)
 
-        def receive(run: SGPRun, mixed: PyTree, ctx: Context) -> SGPRun:
-            kept, step = run.kept, steps - 1 - ctx.round
-            then = jax.tree.map(lambda rows: rows[step], kept.tape)
-            step_size, batch = self.step_size_and_batch(run.key, step, ctx)
-            at = mixed if self.solver.variant == "gradient-first" else kept.u
-            along_x, along_hyper = problem.products(then.params, run.hyper, batch, at)
+        def receive(run: _Run, mixed: PyTree, ctx: Context) -> _Run:
+            step = steps - 1 - ctx.round
+            then = jax.tree.map(lambda rows: rows[step], run.tape)
+            step_size, batch = self._step_size_and_batch(run, step, ctx)
+            along_x, along_hyper = problem.products(then.params, run.hyper, batch, mixed if first else run.u)
             u = jax.tree.map(lambda m, h: (m - step_size / then.mass * h).astype(m.dtype), mixed, along_x)
-            v = jax.tree.map(lambda v, b: (v - step_size * b).astype(v.dtype), kept.value, along_hyper)
-            return replace(run, kept=_Kept(kept.tape, u, v))
+            v = jax.tree.map(lambda v, b: (v - step_size * b).astype(v.dtype), run.value, along_hyper)
+            return replace(run, u=u, value=v)
 
-        def finish(before: HypergradientState, run: SGPRun, ctx: Context) -> HypergradientState:
-            return replace(before, params=run.params, value=run.kept.value)
+        def finish(before: HypergradientState, run: _Run, ctx: Context) -> HypergradientState:
+            return replace(before, params=run.params, value=run.value)
 
+        exchange = Exchange(push, record, conserved=True, observe=True)
+        step = Scope(exchange, enter=descend, leave=lambda run, after, ctx: after)
         way_back = Repeat(Server(send, mix, receive), steps, name="ITDBackward")
-        return Scope(Sequence(self.run_program(descend, record), Local(turn), way_back), start, finish)
+        return Scope(Sequence(Repeat(step, steps, name="SGP"), Local(turn), way_back), start, finish)
+
+    def _step_size_and_batch(self, run: _Run, step: Int[Array, ""], ctx: Context) -> tuple[Number, PyTree]:
+        assert self.solver.step_size is not None
+        batch = draw(ctx.data.train, self.solver.batch_size, jax.random.fold_in(run.key, step))
+        return step_size_at(self.solver.step_size, step), batch
+
+
+def _add(values: PyTree, added: PyTree) -> PyTree:
+    return jax.tree.map(lambda v, a: (v + a).astype(v.dtype), values, added)

@@ -5,13 +5,9 @@ from typing import ClassVar
 
 import equinox as eqx
 
-from hyperpush.data.batches import everything
-from hyperpush.hypergradients.base import HypergradientState
 from hyperpush.hypergradients.implicit import Implicit
 from hyperpush.hypergradients.local_implicit import own_hypergradient
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Local, Node
+from hyperpush.programs import Context, HypergradientState, Local, MethodInfo, Node, Problem, everything
 
 
 class LocalGradient(Implicit):

@@ -174,7 +174,7 @@ class Pooled(eqx.Module):
             x = optimize.minimize(
                 cost, start, jac=True, hessp=lambda x, v: hessian_at(x) @ v, method="trust-ncg", options=options
             ).x
-            gradient = cost(x)[1]
+            gradient, step = cost(x)[1], np.zeros_like(x)
             for _ in range(POLISH):
                 step = solve(hessian_at(x), gradient)
                 after = cost(x - step)[1]

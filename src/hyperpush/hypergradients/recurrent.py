@@ -21,14 +21,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.checks import check_integer, check_positive
-from hyperpush.data.batches import draw
+from hyperpush.checks.ranges import OptionalCount, Positive, Whole
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradient_shares
 from hyperpush.inner.base import LinkEstimates
-from hyperpush.method import Number, as_number
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node, Repeat, Scope
+from hyperpush.programs import Context, Exchange, Inbox, Node, Problem, Repeat, Scope, as_number, draw
 
 Variant = Literal["gradient-first", "gradient-after"]
 
@@ -47,16 +44,10 @@ class Backward(eqx.Module):
 class Recurrent(HypergradientEstimator):
     """An estimator that goes `steps` steps back through SGP, whose step size was `step_size` in the end."""
 
-    steps: int = eqx.field(static=True)
-    step_size: Number = eqx.field(converter=as_number)
+    steps: Whole = eqx.field(static=True)
+    step_size: Positive = eqx.field(converter=as_number)
     variant: Variant = eqx.field(static=True, default="gradient-first", kw_only=True)
-    batch_size: int | None = eqx.field(static=True, default=None, kw_only=True)
-
-    def __check_init__(self):
-        name = type(self).__name__
-        check_integer(f"{name}.steps", self.steps, minimum=0)
-        check_positive(f"{name}.step_size", self.step_size)
-        check_integer(f"{name}.batch_size", self.batch_size, minimum=1, optional=True)
+    batch_size: OptionalCount = eqx.field(static=True, default=None, kw_only=True)
 
     @abc.abstractmethod
     def step(self, problem: Problem) -> Node:

@@ -7,11 +7,9 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from hyperpush.checks import check_probability
+from hyperpush.hypergradients.directed_rb import DirectedRB
 from hyperpush.hypergradients.recurrent import Backward, Recurrent, reversed_weights
-from hyperpush.method import MethodInfo, Number, as_number
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.programs import Context, Exchange, Inbox, MethodInfo, Node, Probability, Problem, as_number
 
 
 class _State(eqx.Module):
@@ -57,21 +55,10 @@ class VRHGP(Recurrent):
         True
     """
 
-    info: ClassVar[MethodInfo] = MethodInfo(
-        network="two-way",
-        target="global",
-        sends="two vectors of the size of the params per step",
-        paper="Personalized decentralized bilevel optimization over stochastic and directed networks",
-        note="through the steps of SGP",
-        example={"steps": 20, "step_size": 0.1},
-    )
+    info: ClassVar[MethodInfo] = replace(DirectedRB.info, sends="two vectors of the size of the params per step")
 
-    alpha: Number = eqx.field(converter=as_number, default=0.9)
-    beta: Number = eqx.field(converter=as_number, default=0.1)
-
-    def __check_init__(self):
-        check_probability("VRHGP.alpha", self.alpha)
-        check_probability("VRHGP.beta", self.beta)
+    alpha: Probability = eqx.field(converter=as_number, default=0.9)
+    beta: Probability = eqx.field(converter=as_number, default=0.1)
 
     def begin(self, back: Backward) -> _State:
         return _State(back, back.source)

@@ -8,5 +8,5 @@ from hyperpush.influence.scores import Influence as Influence
 from hyperpush.influence.scores import group_score as group_score
 from hyperpush.influence.scores import scores as scores
 from hyperpush.influence.weights import Weights as Weights
-from hyperpush.influence.weights import weighted as weighted
+from hyperpush.influence.weights import with_weights as with_weights
 from hyperpush.influence.weights import without as without

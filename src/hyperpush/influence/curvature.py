@@ -11,22 +11,31 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from hyperpush.arguments import check_key
 from hyperpush.checks import check_integer
-from hyperpush.data.batches import everything
+from hyperpush.checks.verbs import check_key
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.lanczos import Lanczos
 from hyperpush.hypergradients.settings import SHRINK, learn_settings
-from hyperpush.networks import Network
-from hyperpush.problem import Problem
-from hyperpush.programs import Average, Context, Node, Recipe, Repeat, Scope, Sequence
+from hyperpush.programs import Average, Context, Network, Node, Problem, Recipe, Repeat, Scope, Sequence, everything
 from hyperpush.results import Costs
 from hyperpush.task import Task
 
 
 class Curvature(NamedTuple):
-    """Eigenvalues of the mean Hessian, from inside, up to rounding; a positive one is not a proof."""
+    """Eigenvalues of the mean Hessian, from inside, up to rounding; a positive one is not a proof.
+
+    Args:
+        smallest: λ_min, or a number above it.
+        largest: λ_max, or a number below it.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.FullyConnected(3)
+        >>> found = hp.influence.curvature(task, network, key=0)
+        >>> 0 < found.smallest < found.largest
+        True
+    """
 
     smallest: float
     largest: float

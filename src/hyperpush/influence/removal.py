@@ -15,7 +15,7 @@ from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput
 from hyperpush.hooks import Progress
-from hyperpush.influence.weights import Weights, check_weights, weighted
+from hyperpush.influence.weights import Weights, check_weights, with_weights
 from hyperpush.inner.base import InnerSolver
 from hyperpush.networks import Network
 from hyperpush.problem import Cost, Penalty, Problem
@@ -77,6 +77,19 @@ def retrain(
         at_once: How many retrainings are one solve.
         engine: Where the clients run.
         progress: Is told how many are done.
+
+    Returns:
+        F of every client after each retraining, [weights, clients].
+
+    Raises:
+        InvalidInput: The weights are no list, or those of another task; or the method has an optimizer.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.logistic(clients=3, seed=0), hp.networks.Ring(3)
+        >>> all_of_them, one_less = hp.influence.without(task), hp.influence.without(task, [(0, 2)])
+        >>> hp.influence.retrain(task, hp.SGP(steps=9, step_size=0.5), network, [all_of_them, one_less], key=0).shape
+        (2, 3)
     """
     check_integer("at_once", at_once, minimum=1)
     if isinstance(weights, Weights) or not isinstance(weights, Sequence):
@@ -86,7 +99,7 @@ def retrain(
         raise InvalidInput("weights", weights, "at least one set of weights")
     if getattr(method, "optimizer", None) is not None:
         raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")
-    made = weighted(task)
+    made = with_weights(task)
     parts = -(-len(weights) // at_once)
     size, found = -(-len(weights) // parts), []  # equal parts, so that one program serves all
     steps = getattr(method, "steps", None)
@@ -118,6 +131,10 @@ def retrain(
 
 def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..."]) -> dict[str, float | None]:
     """How well predictions match: R² = 1 − RSS/TSS, F1 of "removal lowers the loss", Kendall's τ, Spearman's ρ.
+
+    Args:
+        predicted: Predicted changes of the loss, one for each removal.
+        actual: What retraining changed.
 
     Returns:
         The four by name. None where a number is not defined: fewer than two predictions, or all the same.

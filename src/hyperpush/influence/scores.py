@@ -20,7 +20,7 @@ from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.influence.curvature import Curvature, measure_curvature, resolution
 from hyperpush.influence.removal import outer_costs
-from hyperpush.influence.weights import Chosen, Place, Weights, check_weights, weighted
+from hyperpush.influence.weights import Chosen, Place, Weights, check_weights, with_weights
 from hyperpush.networks import Network
 from hyperpush.problem import Cost, Penalty
 from hyperpush.results import Estimate, Result
@@ -41,6 +41,15 @@ class Influence(Result):
         damping: What was added to the mean Hessian.
         curvature: The ends of the spectrum of the mean Hessian without it; None if not looked at.
         estimate: The hypergradient by all weights.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.logistic(clients=3, seed=0), hp.networks.FullyConnected(3)
+        >>> trained = hp.train(task, hp.SGP(steps=300, step_size=0.5), network, key=0).task
+        >>> found = hp.influence.scores(trained, hp.hypergradients.ImplicitCG(steps=20), network, key=0)
+        >>> client, number = found.top(1)[0]
+        >>> bool(abs(found.examples[client][number]) == max(abs(own).max() for own in found.examples))
+        True
     """
 
     examples: tuple[Float[np.ndarray, " _"], ...]
@@ -115,7 +124,7 @@ def scores(
 
     Args:
         task: A trained task whose inner cost returns one loss per example.
-        method: An estimator with a global target. `ITDForward` and `ITDBackward` take the task before training.
+        method: An estimator with a global target. `ITDBackward` takes the task before training.
         network: Who can send to whom, and when.
         key: An integer or a JAX key.
         damping: Added to the mean Hessian, 0 or more. Where that is indefinite, `warnings` say how much is needed.
@@ -146,7 +155,7 @@ def scores(
         [(1, 1)]
     """
     _check(method, damping)
-    made = weighted(task)
+    made = with_weights(task)
     # ½δ‖x‖² adds δ to the Hessian and nothing to the derivatives by weights.
     damped = made.with_l2(damping) if damping else made
     estimate = hypergradient(damped, method, network, key=key, engine=engine, hooks=hooks)
@@ -160,7 +169,7 @@ def scores(
     else:
         changes, counts = jax.tree.map(lambda v: v[None], changes), [int(count(task.train))]
     examples = tuple(own[:size] for own, size in zip(changes.examples, counts, strict=True))
-    return Influence(task, estimate.status, costs, examples, changes.client, damping, found, estimate).checked(throw)
+    return Influence(task, estimate.status, costs, examples, changes.client, damping, found, estimate).check(throw)
 
 
 class _Pulled(eqx.Module):
@@ -238,7 +247,7 @@ def group_score(
     """
     _check(method, damping)
     check_weights(task, [weights])
-    made = weighted(task)
+    made = with_weights(task)
     damped = made.with_l2(damping) if damping else made
     pull = jax.tree.map(jnp.zeros_like, task.params)
     moved_task = damped.replace(

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from hyperpush.checks import no_type_check
-from hyperpush.cost_checks import check_cost
+from hyperpush.checks.costs import check_cost
 from hyperpush.data.sets import example_counts, rows
 from hyperpush.errors import InvalidInput
 from hyperpush.problem import Cost, Penalty
@@ -23,6 +23,17 @@ class Weights(eqx.Module):
     """How much each of a client's examples counts, and how much the client; 1 is as given, 0 is removed.
 
     `own` are the client's hypers, which stay as they are.
+
+    Args:
+        examples: One number for each training example, [clients, examples].
+        client: One number for each client.
+        own: The clients' hypers.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task = hp.tasks.logistic(clients=3, seed=0)
+        >>> hp.influence.without(task, clients=[1]).client.tolist()
+        [1.0, 0.0, 1.0]
     """
 
     examples: Float[Array, "..."]  # [clients, m]; several runs at once are on the last axis
@@ -55,11 +66,26 @@ def get_own(weights: Weights) -> PyTree:
     return weights.own
 
 
-def weighted(task: Task) -> Task:
+def with_weights(task: Task) -> Task:
     """f_i(x, (w, c)) = c ((1/N_i) Σ_j w_j ℓ(x; z_ij) + penalty), with all weights 1; F_i as it is.
 
     N_i stays as it is when weights change. Equation 12 of Terashita and Hara (arXiv:2210.02129), with a weight for each
     client besides. The inner cost has to return one loss per example: no share of the penalty belongs to one.
+
+    Args:
+        task: A task that is not private, whose inner cost returns one loss per example.
+
+    Returns:
+        The task whose hypers are `Weights`, all 1.
+
+    Raises:
+        InvalidInput: The task is private, or its inner cost is one scalar.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task = hp.tasks.logistic(clients=3, seed=0)
+        >>> float(hp.influence.with_weights(task).hypers.examples.min())
+        1.0
     """
     if task.privacy is not None:
         raise InvalidInput("task", "a private task", "one without noise: influence is what single examples do")

@@ -8,18 +8,30 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.data.batches import Ragged, capacity, everything, rows, shuffled
+from hyperpush.checks.ranges import Whole
+from hyperpush.data.batches import Ragged, capacity, everything, rows, shuffle
 from hyperpush.method import Method, as_number
 from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
 from hyperpush.problem import Problem
 from hyperpush.programs import Node, Scope
-from hyperpush.ranges import Whole
 
 
 class LinkEstimates(eqx.Module):
     """What a client learns about the network while it trains: all that it can see from where it stands.
 
     Stacked over clients, every field has them on axis 0.
+
+    Args:
+        sent: p̄: the mean weight that it pushed to each client, its own at its own place.
+        heard: δ̄: the share of the rounds in which it heard from each client.
+        mass: The time average of its push-sum weight ω.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.FullyConnected(3)
+        >>> seen = hp.train(task, hp.SGP(steps=10, step_size=0.1, observe=True), network, key=0).task.point.links
+        >>> seen.heard.shape
+        (3, 3)
     """
 
     sent: Float[Array, "*clients n"]  # p̄: mean weight it pushed to each client, its own at its own place
@@ -28,7 +40,19 @@ class LinkEstimates(eqx.Module):
 
 
 class InnerState(eqx.Module):
-    """A client's side of the inner problem: its parameters, its hyperparameters, and what it saw of the network."""
+    """A client's side of the inner problem: its parameters, its hyperparameters, and what it saw of the network.
+
+    Args:
+        params: x_i.
+        hyper: λ_i.
+        links: What it saw; None if it did not look.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> hp.programs.InnerState(params=jnp.zeros(3), hyper=jnp.zeros(())).links is None
+        True
+    """
 
     params: PyTree
     hyper: PyTree
@@ -39,6 +63,11 @@ class InnerSolver(Method):
     """A method for the inner problem min_x (1/n) Σ_i f_i(x, λ_i).
 
     Its program works on `InnerState` states. Clients' data are `Data`.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> isinstance(hp.SGP(steps=10, step_size=0.1), hp.programs.InnerSolver)
+        True
     """
 
     sample: ClassVar[str] = "SGP(steps=…, step_size=…)"
@@ -72,7 +101,7 @@ class Learner(eqx.Module):
     hyper: PyTree
     memory: optax.OptState
 
-    def moved(self, params: PyTree, memory: optax.OptState) -> "Learner":
+    def at(self, params: PyTree, memory: optax.OptState) -> "Learner":
         """The same client at other params."""
         return Learner(params, self.hyper, memory)
 
@@ -82,10 +111,10 @@ class Learner(eqx.Module):
         """One step of the optimizer on a batch: the own params, or others to start from, plus the update."""
         gradient = problem.inner_gradient(self.params, self.hyper, batch)
         updates, memory = transform.update(gradient, self.memory, self.params)
-        return self.moved(optax.apply_updates(self.params if start is None else start, updates), memory)
+        return self.at(optax.apply_updates(self.params if start is None else start, updates), memory)
 
 
-def learning(loop: Node, transform: optax.GradientTransformation) -> Node:
+def solver_program(loop: Node, transform: optax.GradientTransformation) -> Node:
     """A loop on `Learner` states as a program on `InnerState` states."""
     return Scope(
         loop,
@@ -110,7 +139,7 @@ def epoch(
     total = capacity(examples)
     if size is None or size >= total:
         return state.step(problem, transform, everything(examples))
-    order = shuffled(examples, key)
+    order = shuffle(examples, key)
     padded = isinstance(examples, Ragged)
     batches = -(-total // size) if padded else total // size
     order = jnp.pad(order, (0, max(batches * size - total, 0)))

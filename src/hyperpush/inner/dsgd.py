@@ -5,12 +5,9 @@ from typing import ClassVar, Literal
 import equinox as eqx
 from jaxtyping import PyTree
 
-from hyperpush.data.batches import draw
-from hyperpush.inner.base import GradientSolver, Learner, learning
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Sequence
-from hyperpush.ranges import OptionalCount
+from hyperpush.checks.ranges import OptionalCount
+from hyperpush.inner.base import GradientSolver, Learner, solver_program
+from hyperpush.programs import Context, Exchange, Inbox, Local, MethodInfo, Node, Problem, Repeat, Sequence, draw
 
 
 class DSGD(GradientSolver):
@@ -68,7 +65,8 @@ class DSGD(GradientSolver):
 
         def receive(state: Learner, inbox: Inbox, ctx: Context) -> Learner:
             mixed = inbox.mix(state.params)
-            return descend(state, ctx, mixed) if after else state.moved(mixed, state.memory)
+            return descend(state, ctx, mixed) if after else state.at(mixed, state.memory)
 
         mix = Exchange(send=lambda state, ctx: state.params, receive=receive, weights="gossip")
-        return learning(Repeat(mix if after else Sequence(Local(descend), mix), self.steps, name="DSGD"), transform)
+        step = mix if after else Sequence(Local(descend), mix)
+        return solver_program(Repeat(step, self.steps, name="DSGD"), transform)

@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
+from hyperpush.checks.ranges import Count, OptionalCount
 from hyperpush.data.batches import count
-from hyperpush.inner.base import GradientSolver, Learner, epoch, learning
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Local, Node, Repeat, Sequence, Server
-from hyperpush.ranges import Count, OptionalCount
+from hyperpush.inner.base import GradientSolver, Learner, epoch, solver_program
+from hyperpush.programs import Context, Exchange, Local, MethodInfo, Node, Problem, Repeat, Sequence, Server
 
 
 class FedAvg(GradientSolver):
@@ -79,8 +77,8 @@ class FedAvg(GradientSolver):
         def train(state: Learner, ctx: Context) -> Learner:
             return local_epochs(problem, transform, state, ctx, ctx.data.train, self.epochs, self.batch_size)
 
-        round_ = Sequence(Local(train), averaged(self.averaging, self.weighted))
-        return learning(Repeat(round_, self.steps, name="FedAvg"), transform)
+        round_ = Sequence(Local(train), average_params(self.averaging, self.weighted))
+        return solver_program(Repeat(round_, self.steps, name="FedAvg"), transform)
 
 
 def local_epochs(
@@ -111,16 +109,16 @@ def mean_by_size(sizes: Float[Array, " n"], values: PyTree) -> PyTree:
     return jax.tree.map(lambda v: jnp.broadcast_to(jnp.tensordot(shares, v, 1), v.shape), values)
 
 
-def averaged(by: Literal["server", "gossip"], weighted: bool) -> Node:
+def average_params(by: Literal["server", "gossip"], weighted: bool) -> Node:
     """All clients' params become their mean, at a server, or mix with their neighbors'; on `Learner` states."""
     if by == "gossip":
         return Exchange(
             send=lambda state, ctx: state.params,
-            receive=lambda state, inbox, ctx: state.moved(inbox.mix(state.params), state.memory),
+            receive=lambda state, inbox, ctx: state.at(inbox.mix(state.params), state.memory),
             weights="gossip",
         )
     return Server(
         send=lambda state, ctx: (size(ctx, weighted), state.params),
         compute=lambda messages, key: mean_by_size(*messages),
-        receive=lambda state, params, ctx: state.moved(params, state.memory),
+        receive=lambda state, params, ctx: state.at(params, state.memory),
     )

@@ -4,12 +4,8 @@ from typing import ClassVar
 
 import equinox as eqx
 
-from hyperpush.data.batches import draw
-from hyperpush.inner.base import GradientSolver, Learner, learning
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Local, Node, Repeat
-from hyperpush.ranges import OptionalCount
+from hyperpush.inner.base import GradientSolver, Learner, solver_program
+from hyperpush.programs import Context, Local, MethodInfo, Node, OptionalCount, Problem, Repeat, draw
 
 
 class LocalSGD(GradientSolver):
@@ -61,4 +57,4 @@ class LocalSGD(GradientSolver):
         def descend(state: Learner, ctx: Context) -> Learner:
             return state.step(problem, transform, draw(ctx.data.train, self.batch_size, ctx.key))
 
-        return learning(Repeat(Local(descend), self.steps, name="LocalSGD"), transform)
+        return solver_program(Repeat(Local(descend), self.steps, name="LocalSGD"), transform)

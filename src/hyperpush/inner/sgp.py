@@ -9,12 +9,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.data.batches import draw
+from hyperpush.checks.ranges import OptionalCount
 from hyperpush.inner.base import GradientSolver, InnerState, LinkEstimates
-from hyperpush.method import MethodInfo
-from hyperpush.problem import Problem
-from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
-from hyperpush.ranges import OptionalCount
+from hyperpush.programs import Context, Exchange, Inbox, Local, MethodInfo, Node, Problem, Repeat, Scope, Sequence, draw
 
 
 class _State(eqx.Module):

@@ -42,7 +42,7 @@ class Network(eqx.Module):
 
     example: ClassVar[Mapping[str, Any]] = {}  # options besides `clients` that have no default, for 6 clients
 
-    name: eqx.AbstractClassVar[str]
+    name: ClassVar[str]
     clients: eqx.AbstractVar[int]
     directed: eqx.AbstractVar[bool]
     varying: eqx.AbstractVar[bool]

@@ -59,7 +59,7 @@ class DirectedRing(FixedGraph):
     """
 
     name: ClassVar[str] = "directed-ring"
-    directed: ClassVar[bool] = True
+    directed = True
 
     def __init__(self, clients: int):
         super().__init__("clients", _circulant(check_integer("clients", clients, minimum=2), (1,)))
@@ -82,7 +82,7 @@ class Exponential(FixedGraph):
     """
 
     name: ClassVar[str] = "exponential"
-    directed: ClassVar[bool] = True
+    directed = True
 
     def __init__(self, clients: int):
         clients = check_integer("clients", clients, minimum=2)
@@ -106,8 +106,8 @@ class OnePeerExponential(Network):
     """
 
     name: ClassVar[str] = "one-peer-exponential"
-    directed: ClassVar[bool] = True
-    varying: ClassVar[bool] = True
+    directed = True
+    varying = True
 
     clients: int = eqx.field(static=True)
 

@@ -30,8 +30,8 @@ class FullyConnected(Network):
     """
 
     name: ClassVar[str] = "fully-connected"
-    directed: ClassVar[bool] = False
-    varying: ClassVar[bool] = False
+    directed = False
+    varying = False
 
     clients: int = eqx.field(static=True)
 

@@ -26,7 +26,7 @@ class _Independent(Network):
     comparison is one of whole numbers, so it gives the same answer in every float precision.
     """
 
-    varying: ClassVar[bool] = True
+    varying = True
 
     clients: int = eqx.field(static=True)
     probability: tuple[float, float] = eqx.field(static=True)
@@ -95,7 +95,7 @@ class RandomDirected(_Independent):
     """
 
     name: ClassVar[str] = "random-directed"
-    directed: ClassVar[bool] = True
+    directed = True
 
     def __init__(self, clients: int, probability: float | Sequence[float] = (0.4, 0.8), seed: int = 0):
         super().__init__(clients, probability, seed)
@@ -125,7 +125,7 @@ class RandomUndirected(_Independent):
     """
 
     name: ClassVar[str] = "random-undirected"
-    directed: ClassVar[bool] = False
+    directed = False
 
     def __init__(self, clients: int, probability: float | Sequence[float] = (0.4, 0.8), seed: int = 0):
         super().__init__(clients, probability, seed)

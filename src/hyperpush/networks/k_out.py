@@ -47,7 +47,7 @@ class KOut(Network):
 
     example: ClassVar[Mapping[str, Any]] = {"k": 2}
     name: ClassVar[str] = "k-out"
-    directed: ClassVar[bool] = True
+    directed = True
 
     clients: int = eqx.field(static=True)
     k: int = eqx.field(static=True)

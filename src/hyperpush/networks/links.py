@@ -10,6 +10,12 @@ class Links(eqx.Module):
 
     They are dense, one slot per client, or sparse, with k slots that say whom they lead to.
 
+    Args:
+        own: The weight that each sender keeps for itself.
+        weights: Of each slot; 0 where the link is down.
+        alive: Whether the link is up.
+        targets: The receiver of each slot; None if slot i leads to client i.
+
     Example:
         >>> import jax
         >>> import jax.numpy as jnp

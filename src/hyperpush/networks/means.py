@@ -11,6 +11,10 @@ class Means(NamedTuple):
 
     Estimators that reverse links use it where training has not observed them.
 
+    Args:
+        push: The mean push weight from j (row) to i (column); the sender's own share is on the diagonal.
+        up: How often the link from j to i is up; 1 on the diagonal.
+
     Example:
         >>> import hyperpush as hp
         >>> print(hp.networks.DirectedRing(3).means().stationary().round(3))

@@ -60,6 +60,12 @@ def matrix(
 ) -> Float[Array, "n n"]:
     """The mixing matrix of a step: P[i, j] is the weight of what i receives from j, P[i, i] what i keeps.
 
+    Args:
+        network: Any network.
+        key: Decides random links; fixed networks ignore it.
+        step: The network's time, from 0.
+        weights: `"push"`, `"gossip"` or `"ones"`, as in `network.links`.
+
     Example:
         >>> import jax
         >>> import hyperpush as hp
@@ -120,6 +126,9 @@ def _by_slot(
 
 def lowest(dtype: jnp.dtype) -> Array:
     """What every number of the type is at least: what `combine` gives with "max" where nothing is heard.
+
+    Args:
+        dtype: Of the numbers: floating, whole or boolean.
 
     Example:
         >>> import jax.numpy as jnp

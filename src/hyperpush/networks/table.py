@@ -1,7 +1,6 @@
 """Networks whose links are listed once: fixed graphs, and graphs that repeat after a number of steps."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -100,8 +99,8 @@ class Listed(Network):
         True
     """
 
-    directed: ClassVar[bool] = False
-    varying: ClassVar[bool] = False
+    directed = False
+    varying = False
 
     clients: int = eqx.field(static=True)
     table: Table
@@ -137,6 +136,11 @@ class FixedGraph(Listed):
 
 def adjacency(clients: int, senders: np.ndarray, receivers: np.ndarray) -> scipy.sparse.csr_array:
     """The matrix of the links senders[e] → receivers[e], each once, without those from a client to itself.
+
+    Args:
+        clients: n, the number of rows and columns.
+        senders: Who sends, a number for each link.
+        receivers: Who receives, a number for each link.
 
     Example:
         >>> import numpy as np

@@ -18,6 +18,10 @@ def doubly_stochastic(graph: scipy.sparse.csr_array, mixing: str) -> Float[np.nd
     `"metropolis"` takes 1 / (1 + max(deg_i, deg_j)). `"fastest-mixing"` minimizes |λ₂| by a semidefinite program, for
     up to 200 clients.
 
+    Args:
+        graph: A symmetric matrix with an entry for each link; `hp.networks.adjacency` makes one.
+        mixing: `"metropolis"` or `"fastest-mixing"`.
+
     Raises:
         InvalidInput: There are no such weights, the graph is too large, or cvxpy is not installed.
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from hyperpush.arguments import check_key
 from hyperpush.checks import check_nonnegative
+from hyperpush.checks.verbs import check_key
 from hyperpush.errors import InvalidInput
 from hyperpush.method import Configured, Number, as_number
 from hyperpush.personalize.model import Model as Model

@@ -61,15 +61,8 @@ class Accountant(eqx.Module):
     def __init__(self, sender: LoopSensitivity, noise: Mechanism | Mapping[str, Mechanism]):
         self.sender = sender
         self.noise = by_variable("Accountant.noise", noise, tuple(sender.dims), (Laplace, Gaussian))
-        if sender.use == "once":
-            least = min(step.exponent for step in sender.steps.values())
-            for name, mechanism in self.noise.items():
-                if mechanism.scale.exponent > least:
-                    raise InvalidInput(
-                        f"Accountant.noise[{name!r}].scale.exponent",
-                        mechanism.scale.exponent,
-                        f"at most {least}, the least exponent of the steps: else samples cost the more the later",
-                    )
+        if sender.use == "once":  # else samples cost the more the later they come
+            _finite_budget(sender.steps, self.noise, sender.use)
 
     def losses(self, rounds: int) -> Losses:
         """Sensitivity over noise scale of each variable in each round: ε of a Laplace release, μ of a Gaussian one."""

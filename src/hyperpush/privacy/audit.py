@@ -25,6 +25,18 @@ class Audit:
 
     `assumes` is what the claims that it judges rest on. The attack does not list representable draws, so it does not
     see what they betray.
+
+    Args:
+        lower: The bound.
+        confidence: With which probability it is true.
+        trials: How many runs it took.
+        event: What was observed.
+        rates: How often it happened with each data set, the likelier one first.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> hp.privacy.Audit(1.3, 0.95, 1000, "score ≥ 2", (0.4, 0.1)).refutes(1.0)
+        True
     """
 
     assumes: ClassVar[str] = ASSUMPTION

@@ -15,21 +15,19 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jaxtyping import PyTree
 
-from hyperpush.algorithms.base import Algorithm, BilevelState
 from hyperpush.checks import check_positive, no_type_check
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, reverses_links
 from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
-from hyperpush.method import Method
 from hyperpush.optimizers import Power
 from hyperpush.privacy import ASSUMPTION
 from hyperpush.privacy.accountant import compose, least_factor
 from hyperpush.privacy.flow import Held, refuse_leaks
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from hyperpush.privacy.noising import count_releases
+from hyperpush.privacy.noise_at_releases import count_releases
 from hyperpush.privacy.release import DataSet
 from hyperpush.privacy.traces import place
-from hyperpush.programs import Node, Path, Recipe, Role, program_of, visit_leaves
+from hyperpush.programs import Algorithm, BilevelState, Method, Node, Path, Recipe, Role, program_of, visit_leaves
 from hyperpush.programs.counting import Work
 from hyperpush.task import Task, client_shapes
 
@@ -73,6 +71,18 @@ class Budget(eqx.Module):
 
     Release t costs 1/noise(t), and all compose: pure ε adds up, ε at δ is composed by dp-accounting. It is the cost
     with ideal real-valued noise: see `assumes`. Results hold the budget of the runs that led to them (`.privacy`).
+
+    Args:
+        parts: What the leaves of the programs release.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> rows = jnp.ones((3, 50))
+        >>> task = hp.Task(inner=lambda x, h, a: (x - a) ** 2, outer=lambda x, h, a: (x - h - a) ** 2, params=0.0,
+        ...                hypers=0.0, train=rows, validation=rows).private(clip=1.0, noise=hp.privacy.Laplace(40.0))
+        >>> print(hp.privacy.budget(task, hp.SGP(steps=20, step_size=0.1)))
+        private releases per client: 20 of train
     """
 
     assumes: ClassVar[str] = ASSUMPTION

@@ -105,6 +105,10 @@ def project(tree: PyTree, radius: float | Float[Array, ""]) -> PyTree:
 
     It does not expand: ‖project(a) − project(b)‖ ≤ ‖a − b‖ for finite a and b.
 
+    Args:
+        tree: Any pytree of arrays, taken as one vector.
+        radius: Above 0.
+
     Example:
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp

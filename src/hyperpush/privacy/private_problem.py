@@ -1,8 +1,9 @@
-"""A problem whose data are reached through private accesses only."""
+"""What a private task lets others know: means over clipped examples, with noise that hides any one of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -11,14 +12,41 @@ import optax
 from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, PyTree, UInt32
 
+from hyperpush.checks.ranges import OptionalPositive, Positive
 from hyperpush.errors import InvalidInput
-from hyperpush.method import Number
-from hyperpush.privacy.noise import Noise, bounded_mean
-from hyperpush.privacy.noising import Noising
+from hyperpush.method import Configured, Number, as_number
+from hyperpush.privacy import ASSUMPTION
+from hyperpush.privacy.mechanisms import Mechanism, clipped_mean, one_by_one
+from hyperpush.privacy.noise_at_releases import Noising
 from hyperpush.privacy.release import DataSet, access_data, release_tree
 from hyperpush.problem import Penalty, Problem
 from hyperpush.programs import Node
 from hyperpush.programs.counting import Kind, marked, unmarked
+
+
+class Noise(Configured):
+    """What a client lets others know of its data; `hp.Task.private` makes it, and explains its options.
+
+    A release is the mean of N examples' parts of norm at most C, which one of them changes by at most Δ = 2C/N
+    (ℓ1, for Laplace noise: √dim·2C/N), plus noise of scale `mechanism`·Δ. Its cost is 1/`mechanism`, whatever C, N and
+    the dimension.
+    """
+
+    assumes: ClassVar[str] = ASSUMPTION
+
+    mechanism: Mechanism
+    clip: Positive = eqx.field(converter=as_number)
+    curvature: OptionalPositive = eqx.field(converter=as_number, default=None)
+    coupling: OptionalPositive = eqx.field(converter=as_number, default=None)
+    hypers: Literal["shared", "per example"] = eqx.field(static=True, default="shared")
+
+    @classmethod
+    def label(cls) -> str:
+        return "task.private"
+
+    def times(self, factor: float) -> "Noise":
+        """The same with `factor` times as much noise."""
+        return replace(self, mechanism=self.mechanism.times(factor))
 
 
 class PrivateProblem(Problem):
@@ -162,3 +190,12 @@ def _uses_hyper(problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree) 
     _, used = dce_jaxpr(jaxpr, [True])
     first = len(jax.tree.leaves(params))
     return any(used[first : first + len(jax.tree.leaves(hyper))])
+
+
+def bounded_mean(function: Callable[[PyTree], PyTree], batch: PyTree, bound: Number) -> tuple[PyTree, Number]:
+    """The mean of `function` over a batch's rows, each clipped to `bound`, and Δ: how far one row moves it."""
+    one, rows, mask = one_by_one(function, batch)
+    with unmarked():  # all rows together are one access
+        mean = clipped_mean(one, rows, bound, mask)
+    count = jax.tree.leaves(rows)[0].shape[0] if mask is None else jnp.maximum(jnp.sum(mask), 1)
+    return mean, 2 * bound / count

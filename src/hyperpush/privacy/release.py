@@ -1,9 +1,9 @@
 """Releases: the places of a leaf at which something about a client's data becomes known.
 
 A private access goes through two identities in the trace. `access_data` stands where it reads the data, `release_tree`
-where its result leaves, with the most that one example can change it. Noise is added there when a program is made
-private (`noising.py`). A release that no noise was added to cannot run: its lowering raises. So whatever path a
-computation takes, it ends with noise or with an error.
+where its result leaves, with the most that one example can change it. `noise_at_releases.py` adds noise there when a
+program is made private. A release without noise cannot run: its lowering raises. So whatever path a computation takes,
+it ends with noise or with an error.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def _refuse_derivative(*_: Any, **__: Any) -> NoReturn:
         f"task.private: {calling_line()}",
         "a derivative of a released gradient",
         "gradients and products of the problem themselves: problem.hessian_product instead of a derivative of "
-        "problem.inner_gradient; HGP, TrackedHGP or ITDBackward instead of ITDForward",
+        "problem.inner_gradient; HGP or TrackedHGP instead of Dense",
     )
 
 

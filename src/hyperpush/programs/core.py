@@ -1,21 +1,15 @@
-"""What a method written elsewhere needs besides the nodes: base classes, states, problems and data."""
+"""What a method needs besides the nodes: base classes, states, problems, data, and types of options with a range.
 
-from hyperpush.algorithms.base import Algorithm as Algorithm
-from hyperpush.algorithms.base import BilevelState as BilevelState
-from hyperpush.data.batches import Data as Data
-from hyperpush.data.batches import Ragged as Ragged
-from hyperpush.data.batches import draw as draw
-from hyperpush.data.batches import everything as everything
-from hyperpush.data.batches import ragged as ragged
-from hyperpush.engines.simulate import evaluate as evaluate
-from hyperpush.hypergradients.base import HypergradientEstimator as HypergradientEstimator
-from hyperpush.hypergradients.base import HypergradientState as HypergradientState
-from hyperpush.hypergradients.base import outer_gradient_shares as outer_gradient_shares
-from hyperpush.inner.base import InnerSolver as InnerSolver
-from hyperpush.inner.base import InnerState as InnerState
-from hyperpush.inner.base import LinkEstimates as LinkEstimates
-from hyperpush.method import Method as Method
-from hyperpush.method import MethodInfo as MethodInfo
-from hyperpush.method import Number as Number
-from hyperpush.networks import Network as Network
-from hyperpush.problem import Problem as Problem
+Modules that these names come from import the nodes alone.
+"""
+
+from hyperpush.algorithms.base import Algorithm, BilevelState
+from hyperpush.checks.ranges import Count, NonNegative, OptionalCount, OptionalPositive, Positive, Probability, Whole
+from hyperpush.data.batches import Data, Ragged, draw, everything, ragged
+from hyperpush.engines.simulate import evaluate
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradient_shares
+from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
+from hyperpush.method import Method, MethodInfo, Number, as_number
+from hyperpush.networks import Network
+from hyperpush.optimizers import Rate, Share, step_size_at
+from hyperpush.problem import Problem

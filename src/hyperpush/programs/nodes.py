@@ -48,7 +48,22 @@ def leaf_key(key: PRNGKeyArray, role: Role, client: Int[Array, ""] | int) -> PRN
 
 
 class Context(eqx.Module):
-    """What a leaf may know besides the client's state."""
+    """What a leaf may know besides the client's state.
+
+    Args:
+        client: The client's number, from 0.
+        clients: How many there are.
+        round: The iteration of the innermost loop around, from 0.
+        key: The leaf's own, for this client and round.
+        data: The client's own data, such as `Data`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, hyperpush as hp
+        >>> numbers = hp.programs.Repeat(hp.programs.Local(lambda x, ctx: x + ctx.round + ctx.data), 3)
+        >>> start, data = jnp.zeros(2), jnp.array([0.0, 10.0])
+        >>> hp.Simulate().run(numbers, hp.networks.Ring(2), start, data, jax.random.key(0)).states.tolist()
+        [3.0, 33.0]
+    """
 
     client: Int[Array, ""]
     clients: int = eqx.field(static=True)
@@ -58,7 +73,21 @@ class Context(eqx.Module):
 
 
 class Inbox(eqx.Module):
-    """What one client received in one exchange."""
+    """What one client received in one exchange.
+
+    Args:
+        total: The messages of the *others*, combined with their weights.
+        own: The weight that the client keeps for its own message.
+        heard: Who was heard; None unless the exchange observes.
+        sent: The weights used as a sender, by receiver; None unless the exchange observes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> inbox = hp.programs.Inbox(total=jnp.array(3.0), own=jnp.array(0.5))
+        >>> float(inbox.mix(jnp.array(2.0)))  # 0.5·2 + 3
+        4.0
+    """
 
     total: Message  # the messages of the *others*, combined with their weights; stacked, zeros where none was heard
     own: Float[Array, ""]  # the weight the client keeps for its own message
@@ -149,6 +178,14 @@ class Average(eqx.Module):
         put: `put(state, average, mass, context)` takes back the averaged value and the mass.
         rounds: Steps of averaging, 0 or more; 0 leaves everybody its own value. More are closer to the mean.
         by: How: `"push"` on any network, `"gossip"` on undirected ones, `"exact"` with a server.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, hyperpush as hp
+        >>> mean = hp.programs.Average(lambda x, ctx: (x, jnp.ones(())), lambda x, mean, mass, ctx: mean, rounds=40)
+        >>> start, key = jnp.array([0.0, 3.0, 6.0]), jax.random.key(0)
+        >>> found = hp.Simulate().run(mean, hp.networks.DirectedRing(3), start, None, key).states
+        >>> bool(abs(found - 3).max() < 1e-3)
+        True
     """
 
     get: Callable[[State, Context], tuple[PyTree, Float[Array, ""]]] = eqx.field(static=True)
@@ -191,6 +228,18 @@ class Server(eqx.Module):
         compute: `compute(messages, key)` sees the messages stacked on axis 0 and returns the answers stacked alike.
         receive: `receive(state, answer, context)` makes the new state.
         host: Whether `compute` is plain Python (clustering, a solver); otherwise it must be jittable, which is faster.
+
+    Example:
+        Everybody gets the largest number.
+
+        >>> import jax, jax.numpy as jnp, hyperpush as hp
+        >>> largest = hp.programs.Server(
+        ...     send=lambda x, ctx: x, compute=lambda all_x, key: jnp.full_like(all_x, all_x.max()),
+        ...     receive=lambda x, answer, ctx: answer,
+        ... )
+        >>> start, key = jnp.array([0.0, 3.0, 6.0]), jax.random.key(0)
+        >>> hp.Simulate().run(largest, hp.networks.Ring(3), start, None, key).states.tolist()
+        [6.0, 6.0, 6.0]
     """
 
     send: Callable[[State, Context], Message] = eqx.field(static=True)
@@ -212,6 +261,12 @@ class Repeat(eqx.Module):
 
     Raises:
         InvalidInput: `at_most` is negative, or both `until` and `times` are given.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, hyperpush as hp
+        >>> double = hp.programs.Repeat(hp.programs.Local(lambda x, ctx: 2 * x), 5)
+        >>> hp.Simulate().run(double, hp.networks.Ring(2), jnp.ones(2), None, jax.random.key(0)).states.tolist()
+        [32.0, 32.0]
     """
 
     body: "Node"
@@ -239,6 +294,15 @@ class Scope(eqx.Module):
         body: What runs inside.
         enter: `enter(state, context)` makes the state inside.
         leave: `leave(state, inner, context)` makes the state after it from the one before and the one inside.
+
+    Example:
+        Inside, the state is a pair; outside, the number alone.
+
+        >>> import jax, jax.numpy as jnp, hyperpush as hp
+        >>> swap = hp.programs.Local(lambda pair, ctx: (pair[1], pair[0]))
+        >>> program = hp.programs.Scope(swap, lambda x, ctx: (x, 10 * x), lambda x, pair, ctx: pair[0])
+        >>> hp.Simulate().run(program, hp.networks.Ring(2), jnp.ones(2), None, jax.random.key(0)).states.tolist()
+        [10.0, 10.0]
     """
 
     body: "Node"
@@ -247,7 +311,18 @@ class Scope(eqx.Module):
 
 
 class Sequence(eqx.Module):
-    """One node after the other."""
+    """One node after the other.
+
+    Args:
+        nodes: In the order in which they run; none of them is a node that does nothing.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, hyperpush as hp
+        >>> add, double = (hp.programs.Local(f) for f in (lambda x, ctx: x + 1, lambda x, ctx: 2 * x))
+        >>> both = hp.programs.Sequence(add, double)
+        >>> hp.Simulate().run(both, hp.networks.Ring(2), jnp.zeros(2), None, jax.random.key(0)).states.tolist()
+        [2.0, 2.0]
+    """
 
     nodes: tuple["Node", ...]
 

@@ -25,7 +25,6 @@ from hyperpush.programs.nodes import (
     Scope,
     Sequence,
     Server,
-    State,
 )
 from hyperpush.programs.recipe import Recipe, as_recipe
 
@@ -63,8 +62,8 @@ class Profile:
     sendings: tuple[Sending, ...]
     loops: tuple[tuple[Path, Path, Repeat], ...]  # (its body, the body of the loop around it, it), outer ones first
     work: dict[Path, Work]  # in one pass through a body, without the loops in it; at () what stands in no loop
-    states: dict[Path, State]  # the shapes of the state before each node
-    result: State  # and after the last
+    states: dict[Path, PyTree]  # the shapes of the state before each node
+    result: PyTree  # and after the last
     scopes: tuple[Path, ...]  # of nodes with a state of their own, outer ones first
 
     def passes(self, agreed: Mapping[Path, int] | None = None) -> dict[Path, int]:
@@ -77,7 +76,7 @@ class Profile:
                 passes[body] = int(agreed[body])
         return passes
 
-    def held(self, path: Path) -> list[State]:
+    def held(self, path: Path) -> list[PyTree]:
         """The shapes of the states outside of the scopes around a node, outermost first."""
         return [self.states[each] for each in self.scopes if len(each) < len(path) and each == path[: len(each)]]
 
@@ -136,7 +135,7 @@ class Profile:
         return total
 
 
-def profile(program: Node | Recipe, state: State, data: PyTree, clients: int) -> Profile:
+def profile(program: Node | Recipe, state: PyTree, data: PyTree, clients: int) -> Profile:
     """Walk a program once, from one client's state (arrays or shapes), tracing each of its leaves.
 
     What it finds depends on structure and shapes alone, and is remembered by them.
@@ -152,16 +151,11 @@ def profile(program: Node | Recipe, state: State, data: PyTree, clients: int) ->
 Visit = Callable[[Path, Role, Callable[..., Any], ClosedJaxpr | None, PyTree], None]
 
 
-def visit_leaves(program: Node | Recipe, state: State, data: PyTree, clients: int, visit: Visit) -> Profile:
+def visit_leaves(program: Node | Recipe, state: PyTree, data: PyTree, clients: int, visit: Visit) -> Profile:
     """Trace every leaf of a program, from one client's state (arrays or shapes), and show each to `visit`."""
     shapes = jax.eval_shape(lambda *trees: trees, state, data)
     leaves, structure = jax.tree.flatten((as_recipe(program).shapes(), *shapes))
     return _profile.__wrapped__(structure, tuple(leaves), clients, jax.config.read("jax_enable_x64"), visit)
-
-
-def sendings(program: Node | Recipe, state: State, data: PyTree, clients: int) -> list[Sending]:
-    """Every place of a program that sends, with its message, from one client's state (arrays or shapes)."""
-    return list(profile(program, state, data, clients).sendings)
 
 
 def one_client(tree: PyTree) -> PyTree:
@@ -213,7 +207,7 @@ def _profile(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool, 
     recipe, state, data = structure.unflatten(leaves)
     numbers, rest = eqx.partition(recipe, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
     tracer = _Tracer(data, clients, visit)
-    results: list[State] = []
+    results: list[PyTree] = []
 
     def trace(numbers: Recipe) -> None:
         results.append(tracer.walk(eqx.combine(numbers, rest).program(), state, (), ()))
@@ -232,30 +226,30 @@ class _Tracer:
         self.sendings: list[Sending] = []
         self.loops: list[tuple[Path, Path, Repeat]] = []
         self.work: dict[Path, Work] = {}
-        self.states: dict[Path, State] = {}
+        self.states: dict[Path, PyTree] = {}
         self.scopes: list[Path] = []
         # What stands at several places of a program is traced once.
         self.seen: dict[Any, tuple[Any, ClosedJaxpr, Work]] = {}
 
-    def walk(self, node: Node, state: State, path: Path, body: Path) -> State:
+    def walk(self, node: Node, state: PyTree, path: Path, body: Path) -> PyTree:
         """The state after a node."""
         self.states[path] = state
         return _WALKS[type(node)](self, node, state, path, body)
 
-    def local(self, node: Local, state: State, path: Path, body: Path) -> State:
+    def local(self, node: Local, state: PyTree, path: Path, body: Path) -> PyTree:
         return self.leaf(path, Role.LOCAL, node.f, body, state)
 
-    def sequence(self, node: Sequence, state: State, path: Path, body: Path) -> State:
+    def sequence(self, node: Sequence, state: PyTree, path: Path, body: Path) -> PyTree:
         for position, child in enumerate(node.nodes):
             state = self.walk(child, state, (*path, position), body)
         return state
 
-    def scope(self, node: Scope, state: State, path: Path, body: Path) -> State:
+    def scope(self, node: Scope, state: PyTree, path: Path, body: Path) -> PyTree:
         self.scopes.append(path)
         inner = self.walk(node.body, self.leaf(path, Role.ENTER, node.enter, body, state), (*path, 0), body)
         return self.leaf(path, Role.LEAVE, node.leave, body, state, inner)
 
-    def repeat(self, node: Repeat, state: State, path: Path, body: Path) -> State:
+    def repeat(self, node: Repeat, state: PyTree, path: Path, body: Path) -> PyTree:
         inside = (*path, 0)
         self.loops.append((inside, body, cast(Repeat, outline(node))))
         if node.times is not None:
@@ -266,7 +260,7 @@ class _Tracer:
             self.send(node, jax.ShapeDtypeStruct((), jnp.float32), path, inside)
         return state
 
-    def exchange(self, node: Exchange, state: State, path: Path, body: Path) -> State:
+    def exchange(self, node: Exchange, state: PyTree, path: Path, body: Path) -> PyTree:
         total = self.send(node, self.leaf(path, Role.SEND, node.send, body, state), path, body)
         if node.reduce == "sum":
             total = self.summed(total)
@@ -278,12 +272,12 @@ class _Tracer:
         sent = self.stacked(self.number) if node.observe else None
         return self.leaf(path, Role.RECEIVE, node.take, body, state, total, self.number, heard, sent)
 
-    def average(self, node: Average, state: State, path: Path, body: Path) -> State:
+    def average(self, node: Average, state: PyTree, path: Path, body: Path) -> PyTree:
         value, mass = self.leaf(path, Role.ENTER, node.get, body, state)
         self.send(node, (value, mass) if node.by == "push" else value, path, body)
         return self.leaf(path, Role.LEAVE, node.put, body, state, self.summed(value), mass)
 
-    def server(self, node: Server, state: State, path: Path, body: Path) -> State:
+    def server(self, node: Server, state: PyTree, path: Path, body: Path) -> PyTree:
         message = self.send(node, self.leaf(path, Role.SEND, node.send, body, state), path, body)
         if node.host:  # what comes back is known only when it has run; most keep the shape of the state
             if self.visit is not None:
@@ -321,7 +315,7 @@ class _Tracer:
         return all_clients(message, self.clients)
 
 
-_WALKS: dict[type, Callable[..., State]] = {
+_WALKS: dict[type, Callable[..., PyTree]] = {
     Local: _Tracer.local,
     Sequence: _Tracer.sequence,
     Scope: _Tracer.scope,

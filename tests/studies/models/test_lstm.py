@@ -26,7 +26,7 @@ def test_logits_are_those_of_numpy():
     weights = jax.tree.map(np.asarray, params)
     expected = []
     for line in text:
-        h, c = np.zeros((2, 4)), np.zeros((2, 4))
+        h, c, x = np.zeros((2, 4)), np.zeros((2, 4)), np.zeros(4)
         for character in line:
             x = weights["embedding"][character]
             for place in range(2):

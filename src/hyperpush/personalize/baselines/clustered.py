@@ -83,12 +83,12 @@ class ClusteredFL(LocalEpochs):
         def train(state: _State, ctx: Context):
             after = self.train(problem, state.learner, ctx, ctx.data.train)
             change = ravel_pytree(after.params)[0] - ravel_pytree(state.learner.params)[0]
-            return _State(state.learner.moved(state.learner.params, after.memory), change, state.group)
+            return _State(state.learner.at(state.learner.params, after.memory), change, state.group)
 
         def receive(state: _State, answer: PyTree, ctx: Context):
             change, group = answer
             flat, unravel = ravel_pytree(state.learner.params)
-            moved = state.learner.moved(unravel(flat + change), state.learner.memory)
+            moved = state.learner.at(unravel(flat + change), state.learner.memory)
             return _State(moved, jnp.zeros_like(change), group)
 
         serve = Server(

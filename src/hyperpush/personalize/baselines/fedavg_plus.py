@@ -5,7 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 import optax
 
-from hyperpush.inner.base import InnerSolver, Learner, learning
+from hyperpush.inner.base import InnerSolver, Learner, solver_program
 from hyperpush.inner.fedavg import FedAvg, local_epochs
 from hyperpush.method import MethodInfo, as_number
 from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
@@ -68,4 +68,4 @@ class FedAvgPlus(InnerSolver):
         def tune(state: Learner, ctx: Context):
             return local_epochs(problem, transform, state, ctx, ctx.data.train, self.epochs, self.first.batch_size)
 
-        return Sequence(self.first.program(problem), learning(Local(tune), transform))
+        return Sequence(self.first.program(problem), solver_program(Local(tune), transform))

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, PyTree
 
 from hyperpush.data.batches import Ragged, everything, open_batch
 from hyperpush.errors import InvalidInput
-from hyperpush.inner.base import Learner, learning
-from hyperpush.inner.fedavg import averaged
+from hyperpush.inner.base import Learner, solver_program
+from hyperpush.inner.fedavg import average_params
 from hyperpush.method import MethodInfo
 from hyperpush.personalize.baselines.base import LocalEpochs
 from hyperpush.personalize.recipe import Losses, Recipe, losses
@@ -102,5 +102,5 @@ class FedEM(LocalEpochs):
             state = replace(state, hyper=jnp.log(jnp.maximum(proportions, jnp.finfo(shares.dtype).tiny)))
             return self.train(maximized, state, ctx, examples)
 
-        body = Sequence(Local(train), averaged(self.averaging, weighted=True))
-        return learning(Repeat(body, self.steps, name="FedEM"), self.transformation)
+        body = Sequence(Local(train), average_params(self.averaging, weighted=True))
+        return solver_program(Repeat(body, self.steps, name="FedEM"), self.transformation)

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import equinox as eqx
 
-from hyperpush.inner.base import Learner, learning
-from hyperpush.inner.fedavg import averaged
+from hyperpush.inner.base import Learner, solver_program
+from hyperpush.inner.fedavg import average_params
 from hyperpush.method import MethodInfo, as_number
 from hyperpush.personalize.baselines.base import LocalEpochs, Near
 from hyperpush.problem import Problem
@@ -65,5 +65,5 @@ class FedProx(LocalEpochs):
             near = replace(problem, penalty=Near(self.penalty, state.params, problem.penalty))
             return self.train(near, state, ctx, ctx.data.train)
 
-        body = Sequence(Local(train), averaged("server", weighted=True))
-        return learning(Repeat(body, self.steps, name="FedProx"), self.transformation)
+        body = Sequence(Local(train), average_params("server", weighted=True))
+        return solver_program(Repeat(body, self.steps, name="FedProx"), self.transformation)

@@ -31,16 +31,16 @@ _NAME = re.compile(r"((\d{6})-(result|state))-(\d+)of(\d+)\.([0-9a-f]+)\.safeten
 
 
 class Rows(NamedTuple):
-    """An array to be saved; of the axis that has the clients only the first `count`, without padding."""
+    """An array to be saved; of the axis that has the clients only the first `clients`, without padding."""
 
     array: Any
     axis: int | None = None
-    count: int = 0
+    clients: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
         shape = self.array.shape
-        return shape if self.axis is None else (*shape[: self.axis], self.count, *shape[self.axis + 1 :])
+        return shape if self.axis is None else (*shape[: self.axis], self.clients, *shape[self.axis + 1 :])
 
 
 @dataclass(frozen=True)

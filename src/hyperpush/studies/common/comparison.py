@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 
 import hyperpush as hp
 from hyperpush.algorithms.base import Algorithm
-from hyperpush.arguments import check_links
+from hyperpush.checks.verbs import check_links
 from hyperpush.data.batches import everything
 from hyperpush.errors import unknown
 from hyperpush.networks import Network

@@ -10,11 +10,11 @@ import hyperpush as hp
 from hyperpush.data.batches import capacity
 from hyperpush.networks import Network
 from hyperpush.privacy import ASSUMPTION
+from hyperpush.programs import one_client
 from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.comparison import Benchmark, Compared, Row, benchmark_of, best_run
 from hyperpush.studies.common.config import Comparison, Privacy
 from hyperpush.studies.common.methods import NESTED, nested_loops
-from hyperpush.task import one_client
 
 QUIET = 1e6  # an ε whose noise does not matter
 SINGLE = "LDPDSBO"  # the one of the algorithms that move params and hypers together with a private form

@@ -73,7 +73,6 @@ class Comparison:
         cases: list[tuple[HypergradientEstimator, str, Reader, np.ndarray]] = [
             (hp.TrackedHGP(tolerance=config.tolerance), "TrackedHGP", self.implied_value_and_pushes, self.truth),
             (known.ImplicitCG(min(config.order, 2 * self.width)), "ImplicitCG", self.implied_value, self.truth),
-            (known.ImplicitNeumann(config.order, self.unit), "HGP", current_value, self.truth),
         ]
         if config.recurrent and network.two_way():
             rounds, step = config.recurrent, config.recurrent_step * self.unit
@@ -86,7 +85,7 @@ class Comparison:
                 cases.append((known.ExactRB(rounds, step), "ExactRB", current_value, target))
             if self.clients * self.width * rounds <= TAPE:
                 itd = known.ITDBackward(hp.SGP(rounds, step))
-                cases.append((itd, "ITDBackward", lambda state, ctx: state.kept.value, target))
+                cases.append((itd, "ITDBackward", lambda state, ctx: state.value, target))
         return curves + [self.recorded_curve(network, *case) for case in cases]
 
     def implied_value(self, state: Any, ctx: Context) -> PyTree:

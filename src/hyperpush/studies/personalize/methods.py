@@ -16,11 +16,11 @@ from hyperpush.inner.base import InnerSolver
 from hyperpush.networks import Network
 from hyperpush.optimizers import Optimizer, Schedule
 from hyperpush.personalize import DA, MTL, ClusteredFL, FedAvgPlus, FedEM, FedProx, Model, PFedMe, Recipe, Shared
+from hyperpush.programs import one_client
 from hyperpush.registry import registered
 from hyperpush.studies.personalize.config import Outer, Setting
 from hyperpush.studies.personalize.scenarios import Scenario
 from hyperpush.studies.personalize.settings import Kind
-from hyperpush.task import one_client
 
 
 class Fitted(NamedTuple):

@@ -1,0 +1,40 @@
+"""What every registered recipe has to do, fitted to a few examples. A new one is tested by being there."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from common_suite import CLIENTS, ENGINE, NETWORK, CommonSuite, compiled  # noqa: F401
+
+import hyperpush as hp
+from hyperpush.registry import registered
+from hyperpush.studies.models.dense import MLP
+
+GENERATOR = np.random.default_rng(0)
+MODEL = MLP(3, 3, (4,))
+DATA: Any = {
+    name: (GENERATOR.normal(size=(CLIENTS, 6, 3)).astype(np.float32), GENERATOR.integers(0, 3, (CLIENTS, 6)))
+    for name in ("train", "validation")
+}
+SOLVER, OUTER = hp.SGP(3, 0.1), hp.optimizer("sgd", learning_rate=2.0)
+FITTED: Any = {"inner": SOLVER, "hypergradient": hp.HGP(2, 1, 0.1), "outer": OUTER, "steps": 2}
+RECIPES = {name: each(l2=0.5) for name, each in registered("recipes").items() if name != "Shared"}
+
+
+@pytest.mark.parametrize("method", RECIPES.values(), ids=RECIPES)
+class TestRecipes(CommonSuite):
+    @staticmethod
+    def run(method, engine=ENGINE, network=NETWORK):
+        return hp.personalize.fit(MODEL, method, network, **DATA, **FITTED, key=0, engine=engine)
+
+    @staticmethod
+    def values(result):
+        return result.hypers
+
+
+def test_nothing_is_personal_in_a_shared_model():
+    """`Shared` has no option and no hyper that matters: it is what is trained without any."""
+    shared = hp.personalize.Shared()
+    found = hp.personalize.fit(MODEL, shared, NETWORK, **DATA, method=SOLVER, key=0)
+    trained = hp.train(shared.task(MODEL, **DATA, key=0, l2=1e-3), SOLVER, NETWORK, key=0)
+    np.testing.assert_array_equal(found.client(0).params["dense1"]["weight"], trained.params["dense1"]["weight"][0])
