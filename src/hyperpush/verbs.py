@@ -34,7 +34,7 @@ from hyperpush.results import Costs, Estimate, Result, Solution, Training, over_
 from hyperpush.runs.fingerprint import fingerprint
 from hyperpush.runs.saving import describe, keep
 from hyperpush.settings import keep_compiled_code
-from hyperpush.status import Status
+from hyperpush.status import Report, Status
 from hyperpush.task import Point, Task
 
 
@@ -245,7 +245,8 @@ def hypergradient(
     point = last_point(task, network)
     if links is None:
         links = known_links(call.adapted, network, point, task)
-    states = HypergradientState(task.params, task.hypers, jax.tree.map(jnp.zeros_like, task.hypers), links)
+    zeros, report = jax.tree.map(jnp.zeros_like, task.hypers), Report.none(client_axis(task))
+    states = HypergradientState(task.params, task.hypers, zeros, links, report=report)
     run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
     after, costs = call.after(run, links if point is not None else None)
     status = _with_inner_residual(call.adapted.status(run.states), task, method)
@@ -316,7 +317,7 @@ def solve(
     steps = method.steps
     every = rows_apart(steps) if every is None else check_integer("every", every, minimum=1)
     links = known_links(call.adapted, network, last_point(task, network), task)
-    counter = jnp.full(() if task.owner is not None else task.clients, steps, jnp.int32)
+    counter = jnp.full(client_axis(task), steps, jnp.int32)
     run = call.run(
         BilevelState(task.params, task.hypers, links, counter),
         {LOOP: recorder(task, metrics, rows=steps // every + 1)},
@@ -418,6 +419,11 @@ def _inner_residual(problem: Problem, params: PyTree, hypers: PyTree, train: PyT
     mean = optax.tree.norm(jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), gradients))
     sizes = jnp.mean(jax.vmap(optax.tree.norm)(gradients))
     return jnp.asarray(mean / jnp.where(sizes > 0, sizes, 1))
+
+
+def client_axis(task: Task) -> tuple[int, ...]:
+    """The leading axis of what all clients have one number of; one party's task has none."""
+    return (task.clients,) if task.owner is None else ()
 
 
 def last_point(task: Task, network: Network) -> Point | None:

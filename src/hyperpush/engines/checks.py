@@ -16,7 +16,7 @@ def check_repairable(program: Node, faulty: bool) -> None:
     """Refuse programs that would be silently wrong, or never end, where messages get lost."""
 
     def fragile(node: Node) -> bool:
-        return node.until is not None if isinstance(node, Repeat) else isinstance(node, Server | Average)
+        return node.votes if isinstance(node, Repeat) else isinstance(node, Server | Average)
 
     if faulty and contains(program, fragile):
         allowed = "reliable links: averages that start anew (HGP's), servers and votes on ending a loop require them"

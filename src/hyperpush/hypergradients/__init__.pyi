@@ -14,4 +14,5 @@ from .itd_backward import ITDBackward as ITDBackward
 from .itd_forward import ITDForward as ITDForward
 from .local_gradient import LocalGradient as LocalGradient
 from .tracked import TrackedHGP as TrackedHGP
+from .tree_cg import TreeCG as TreeCG
 from .vr_hgp import VRHGP as VRHGP

@@ -13,6 +13,7 @@ from hyperpush.inner.base import LinkEstimates
 from hyperpush.method import Method
 from hyperpush.problem import Problem
 from hyperpush.programs import Context
+from hyperpush.status import Report, Status
 
 
 class HypergradientState(eqx.Module):
@@ -23,6 +24,7 @@ class HypergradientState(eqx.Module):
     value: PyTree
     links: LinkEstimates | None = None  # what the client knows of its links, for estimators that reverse them
     memory: PyTree = None  # what the estimator wants to find again at the next outer step
+    report: Report | None = None  # whether the estimate is to be believed; None: it does not say
 
 
 class HypergradientEstimator(Method):
@@ -37,6 +39,9 @@ class HypergradientEstimator(Method):
     def memory(self, params: PyTree, hyper: PyTree) -> PyTree:
         """What a client remembers before the first outer step; None: it remembers nothing from step to step."""
         return None
+
+    def status(self, states: HypergradientState) -> Status:
+        return Status() if states.report is None else states.report.status()
 
 
 def reverses_links(method: Method) -> bool:

@@ -208,6 +208,8 @@ class Repeat(eqx.Module):
         until: `until(state, context)` ends the loop when it holds at *every* client. The clients find that out by
             max-consensus after each iteration, so nobody falls out of step.
         times: `times(state, context)` says how often; every client must hold the same number, e.g. one agreed on.
+        common: Whether `until` looks only at what is the same at every client, such as an exact average. Then all know
+            without a vote when to end.
         name: By which the loop is recorded, shown, and named when it diverges.
 
     Raises:
@@ -219,6 +221,12 @@ class Repeat(eqx.Module):
     until: Callable[[State, Context], Bool[Array, ""]] | None = eqx.field(static=True, default=None)
     times: Callable[[State, Context], Int[Array, ""]] | None = eqx.field(static=True, default=None)
     name: str = eqx.field(static=True, default="loop")
+    common: bool = eqx.field(static=True, default=False)
+
+    @property
+    def votes(self) -> bool:
+        """Whether the clients vote after each iteration."""
+        return self.until is not None and not self.common
 
     @property
     def agreed(self) -> bool:

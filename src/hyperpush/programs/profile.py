@@ -263,6 +263,7 @@ class _Tracer:
         self.walk(node.body, state, inside, inside)
         if node.until is not None:
             self.leaf(path, Role.UNTIL, node.until, inside, state)
+        if node.votes:
             self.send(node, jax.ShapeDtypeStruct((), jnp.float32), path, inside)
         return state
 

@@ -185,7 +185,11 @@ class Interpreter(RunContext):
             carry, done = self.run(inside, carry), jnp.zeros((), bool)
             if node.until is not None:
                 votes = self.apply(node.until, Role.UNTIL, inside, carry.states)
-                carry, done = self.agree(carry, votes, visit.path)
+                if node.common:
+                    done = ~self.placement.any(~votes)
+                    carry = replace(carry, clock=carry.clock.disagree(self.placement.any(votes != done)))
+                else:
+                    carry, done = self.agree(carry, votes, visit.path)
             if recording is not None:
                 recorder, every, _ = recording
                 row = (i - start) // every + (begins.astype(jnp.int32) if recorder.entry else 0)

@@ -59,7 +59,7 @@ def prepare(request: Request) -> tuple[Profile, Carry, int]:
         conserved = [s for s in found.sendings if getattr(s.node, "conserved", False)]
         totals = {s.path: lossy.Totals.start(s.message, network.clients, faults.delay) for s in conserved}
     clock = Clock.start((body for body, _, loop in found.loops if loop.agreed), request.step)
-    agrees = any(loop.until is not None for _, _, loop in found.loops)
+    agrees = any(loop.votes for _, _, loop in found.loops)
     sent = {s.path: jnp.asarray(np.zeros(network.clients, np.int32)) for s in found.sendings}
     return found, Carry(states, clock, totals, sent), network.flood_rounds() if agrees else 1
 

@@ -146,7 +146,7 @@ class Peer:
         self._apply = self._functions.apply
         with compiling:  # peers of one process wait for one to trace the program
             found = profile(Recipe(_stepwise, (recipe,)), state, data, self.network.clients)
-        votes = any(loop.until is not None for _, _, loop in found.loops)
+        votes = any(loop.votes for _, _, loop in found.loops)
         self._agreement = self.network.flood_rounds() if votes else 1
         self._open_channels(found)
         where.first = where.step
@@ -255,7 +255,9 @@ class Peer:
             where.loops.pop()
             if node.agreed:
                 where.passes[at.body.path] += 1
-            ended = node.until is not None and self._agree(bool(self._apply(now, Role.UNTIL, state)), at.path)
+            ended = node.until is not None and bool(self._apply(now, Role.UNTIL, state))
+            if node.votes:
+                ended = self._agree(ended, at.path)
             if record is not None and (i + 1) % self._every == 0:
                 where.record(node.name, self._apply(now, Role.RECORD, state, record=record.f))
             if self._progress is not None:
