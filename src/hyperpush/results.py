@@ -306,7 +306,8 @@ def own(task: Task, name: str | int, params: PyTree, hypers: PyTree) -> Own:
 
 def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
     """Several runs as one result, with a leading seed axis on every array; the worst status, the largest costs."""
-    first, worst = results[0], min(results, key=lambda each: each.status.converged is not False)
+    first, order = results[0], (False, None, True)
+    worst = min(results, key=lambda each: order.index(each.status.converged))
     numbers = [each.name for each in fields(Costs) if each.name != "accesses"]
     largest = {name: max(getattr(each.costs, name) for each in results) for name in numbers}
     changes = {

@@ -18,6 +18,7 @@ from hyperpush.networks import Network
 from hyperpush.optimizers import Optimizer, as_transformation
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence
+from hyperpush.programs.report import Report
 from hyperpush.ranges import Whole
 from hyperpush.status import Status
 
@@ -34,6 +35,7 @@ class OuterState(eqx.Module):
     memory: PyTree  # the estimator's, from one outer step to the next
     shared: PyTree  # the client's part of the consensus; None without
     watch: Watch | None  # of the metric; None without early stopping
+    report: Report  # of all estimates so far
 
 
 class PDBO(Algorithm):
@@ -97,6 +99,8 @@ class PDBO(Algorithm):
         },
     )
 
+    nested: ClassVar[bool] = True
+
     inner: InnerSolver
     hypergradient: HypergradientEstimator
     outer: Optimizer | optax.GradientTransformation
@@ -120,8 +124,9 @@ class PDBO(Algorithm):
             allowed = f"True: {estimator} differentiates training from the start"
             raise InvalidInput(f"{type(self).__name__}.restart", False, allowed)
 
-    def status(self, states: Any) -> Status:
-        return Status() if self.stop is None else Status(reason="early-stopping")
+    def status(self, states: BilevelState) -> Status:
+        found = Status() if states.report is None else states.report.status()
+        return found if self.stop is None or found.converged is False else replace(found, reason="early-stopping")
 
     def parts(self) -> Iterator[Method]:
         yield self.inner
@@ -168,13 +173,15 @@ class PDBO(Algorithm):
                 memory=estimator.memory(state.params, state.hyper) if self.remember else None,
                 shared=self.start_consensus(state.hyper),
                 watch=None if stop is None else Watch.start(state.params, state.hyper),
+                report=Report.none(),
             )
 
         def leave(before: BilevelState, state: OuterState, ctx: Context) -> BilevelState:
+            before = replace(before, links=state.links, report=state.report)
             if state.watch is None:
-                return replace(before, params=state.params, hyper=state.hyper, links=state.links)
+                return replace(before, params=state.params, hyper=state.hyper)
             best = state.watch
-            return replace(before, params=best.params, hyper=best.hyper, links=state.links, best_step=best.best_step)
+            return replace(before, params=best.params, hyper=best.hyper, best_step=best.best_step)
 
         def start_inner(state: OuterState, ctx: Context) -> InnerState:
             return InnerState(state.first if self.restart else state.params, state.hyper)
@@ -187,10 +194,11 @@ class PDBO(Algorithm):
         def start_estimate(state: OuterState, ctx: Context) -> HypergradientState:
             params = state.first if estimator.trains else state.params
             zeros = optax.tree.zeros_like(state.hyper)
-            return HypergradientState(params, state.hyper, zeros, state.links, state.memory)
+            return HypergradientState(params, state.hyper, zeros, state.links, state.memory, Report.none())
 
         def end_estimate(state: OuterState, found: HypergradientState, ctx: Context) -> OuterState:
-            return replace(state, hypergradient=found.value, memory=found.memory)
+            report = state.report if found.report is None else state.report.worst(found.report)
+            return replace(state, hypergradient=found.value, memory=found.memory, report=report)
 
         solve: Node = Scope(self.inner.program(problem), start_inner, end_inner)
         estimate = Scope(estimator.program(problem), start_estimate, end_estimate)

@@ -13,7 +13,8 @@ from hyperpush.inner.base import LinkEstimates
 from hyperpush.method import Method
 from hyperpush.problem import Problem
 from hyperpush.programs import Context
-from hyperpush.status import Report, Status
+from hyperpush.programs.report import Report
+from hyperpush.status import Status
 
 
 class HypergradientState(eqx.Module):

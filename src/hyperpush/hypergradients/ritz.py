@@ -47,12 +47,17 @@ class Tridiagonal(eqx.Module):
 
     def smallest(self, floor: Float[Array, ""]) -> Float[Array, ""]:
         """Its smallest eigenvalue, from below by at most a tenth of a percent; `floor` if it is not above that."""
-        low, high = floor, jnp.maximum(self.least, floor)
-        for _ in range(SWEEPS):
+        least = jnp.finfo(floor.dtype).eps ** 2 * self.most  # keeps the quotient of the bounds finite
+        low = jnp.maximum(floor, least)
+        high = jnp.maximum(self.least, low)
+
+        def narrow(_, bounds):
+            low, high = bounds
             shifts = low * (high / low) ** (jnp.arange(SHIFTS + 1, dtype=low.dtype) / SHIFTS)
             above = jnp.argmax(self._has_below(shifts).at[-1].set(True))  # the first shift above the eigenvalue
-            low, high = shifts[jnp.maximum(above - 1, 0)], shifts[above]
-        return low
+            return shifts[jnp.maximum(above - 1, 0)], shifts[above]
+
+        return jax.lax.fori_loop(0, SWEEPS, narrow, (low, high))[0]
 
     def _has_below(self, shifts: Float[Array, " s"]) -> Array:
         """Whether T − shift·I has a negative pivot, by the stationary qd transform (Parlett and Dhillon 2000).

@@ -22,7 +22,8 @@ from hyperpush.hypergradients.ritz import Tridiagonal
 from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.problem import Problem
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
-from hyperpush.status import Reason, Report
+from hyperpush.programs.report import Report
+from hyperpush.status import Reason
 
 # What a client multiplies and all average in an iteration: the residual at x, or the next direction.
 RESIDUAL, DIRECTION, ENDED = range(3)
@@ -235,14 +236,14 @@ class TreeCG(HypergradientEstimator):
 
     def _advance(self, state: _State, means: tuple[Any, ...], clients: int) -> _State:
         """What every client makes of the averages; but for `along_x` the same at all of them."""
-        image, probed, squared, ratios = means
+        image, probed, squared, largest, ratios = means
         state = replace(state, count=state.count + 1, ratio=(clients * ratios) ** 0.25)
         rounding = jnp.finfo(image.dtype).eps
         at_residual = state.phase == RESIDUAL
         vector = jnp.where(at_residual, state.x, state.descent.direction)
         size = jnp.linalg.norm(vector)
         spread = jnp.sqrt(squared) * size  # root mean square of ‖H_k vector‖ over the clients
-        state = replace(state, largest=jnp.maximum(state.largest, jnp.sqrt(squared)))
+        state = replace(state, largest=jnp.maximum(state.largest, jnp.sqrt(largest)))
         floor = ROUNDING * rounding * state.largest
         if state.probe is not None:
             state = self._advance_probe(state, probed, floor)
@@ -258,7 +259,7 @@ class TreeCG(HypergradientEstimator):
         image = image + self.damping * probe.descent.direction
         descent, _ = probe.descent.advance(image)
         singular = probe.on & (probe.descent.curvature(image) <= floor)
-        smallest = descent.ritz.smallest(_positive(floor))
+        smallest = descent.ritz.smallest(floor)
         settled = descent.size <= SHRUNK * smallest / descent.ritz.most * probe.first
         useful = probe.on & ~singular
         return replace(
@@ -295,7 +296,7 @@ class TreeCG(HypergradientEstimator):
         """A step along the direction."""
         descent, length = state.descent.advance(image)
         singular = state.descent.curvature(image) <= floor
-        smallest = _smaller(state.smallest, descent.ritz.smallest(_positive(floor)))
+        smallest = _smaller(state.smallest, descent.ritz.smallest(floor))
         singular = singular | (smallest <= floor)
         drift = jnp.hypot(state.drift, rounding * length)
         error = state.ratio * (descent.size + drift) / _positive(smallest)
@@ -338,7 +339,12 @@ def _message(state: _State, ctx: Context) -> tuple[Any, Array]:
     at_residual = state.phase == RESIDUAL
     vector = jnp.where(at_residual, state.x, state.descent.direction)
     size = jnp.linalg.norm(vector)
-    squared = (jnp.linalg.norm(state.image) / jnp.where(size > 0, size, 1)) ** 2
+    squared = largest = (jnp.linalg.norm(state.image) / jnp.where(size > 0, size, 1)) ** 2
+    probed = None
+    if state.probe is not None:
+        probed, direction = state.probe.image, jnp.linalg.norm(state.probe.descent.direction)
+        own = (jnp.linalg.norm(probed) / jnp.where(direction > 0, direction, 1)) ** 2
+        largest = jnp.maximum(squared, jnp.where(state.probe.on, own, 0))
     mine = optax.tree.norm(jax.tree.map(jnp.subtract, state.direct, state.along_x))
     # Where terms cancel beyond half of the digits, the error is measured against the terms.
     terms = optax.tree.norm(state.direct) + state.reach * jnp.linalg.norm(state.x)
@@ -346,7 +352,7 @@ def _message(state: _State, ctx: Context) -> tuple[Any, Array]:
     ratio = jnp.where(scale > 0, state.reach / jnp.where(scale > 0, scale, 1), UNBOUNDED)
     ratio = jnp.where(state.reach > 0, jnp.minimum(ratio, UNBOUNDED), 0)
     image = jnp.where(at_residual, state.source - state.image, state.image)
-    return (image, None if state.probe is None else state.probe.image, squared, ratio**4), jnp.ones(())
+    return (image, probed, squared, largest, ratio**4), jnp.ones(())
 
 
 def _norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) -> Float[Array, ""]:
