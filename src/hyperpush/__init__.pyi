@@ -21,6 +21,7 @@ from .errors import Diverged as Diverged
 from .errors import HyperpushError as HyperpushError
 from .errors import InvalidInput as InvalidInput
 from .errors import NotConverged as NotConverged
+from .hypergradients.automatic import Automatic as Automatic
 from .hypergradients.check import check as check
 from .hypergradients.hgp import HGP as HGP
 from .hypergradients.tracked import TrackedHGP as TrackedHGP

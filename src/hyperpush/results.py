@@ -192,6 +192,8 @@ class Result:
         count = self.task.clients
         said = [f"{self.seeds} seeds"] if self.seeds else []
         said.append(f"{count} clients" if self.task.owner is None else f"client {self.names[0]!r}")
+        if self.status.chosen:
+            said.append(f"by {self.status.chosen.partition(':')[0]}")
         return said if self.privacy is None else [*said, str(self.privacy)]
 
     def __repr__(self) -> str:
@@ -202,6 +204,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         rows = {"clients": ", ".join(self.facts()), "status": str(self.status)}
+        rows |= {"chosen": self.status.chosen} if self.status.chosen else {}
         rows |= {each.name.replace("_", " "): getattr(self.costs, each.name) for each in fields(Costs)}
         cells = "".join(
             f"<tr><th style='text-align:left'>{name}</th><td>{html.escape(str(value))}</td></tr>"

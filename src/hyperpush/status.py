@@ -51,6 +51,7 @@ class Status:
         error: An estimate of the result's relative error, usually too large; None where there is none.
         runs: How many inner solves and estimates it speaks of.
         failed: How many of them did not converge.
+        chosen: Which estimator `hp.Automatic` took, and why; empty where there was nothing to choose.
     """
 
     converged: bool | None = None
@@ -59,6 +60,7 @@ class Status:
     error: float | None = None
     runs: int = 1
     failed: int = 0
+    chosen: str = ""
 
     def __str__(self) -> str:
         said = self.reason.replace("-", " ")

@@ -36,6 +36,7 @@ from hyperpush.results import Costs, Estimate, Result, Solution, Training, over_
 from hyperpush.runs.fingerprint import fingerprint
 from hyperpush.runs.saving import describe, keep
 from hyperpush.settings import keep_compiled_code
+from hyperpush.status import Status
 from hyperpush.task import Point, Task
 
 
@@ -54,7 +55,11 @@ class _Call:
     @property
     def adapted(self) -> Any:
         """The method as it runs on this network."""
-        return self.method.on(self.network, self.engine.lossy)
+        return self.method.on(self.network, self.engine.lossy, self.task)
+
+    def status(self, states: Any) -> Status:
+        """What the method says of the states that it ended with, and which estimator it took."""
+        return replace(self.adapted.status(states), chosen=self.method.choice(self.engine.lossy, self.task))
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
         """The call with `seeds=`, several runs as one result; or with `save=`, a run that is kept in a folder.
@@ -171,7 +176,7 @@ def train(
     found: InnerState = run.states
     after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
     history = history_of(run, method.loop, every or 1) if recorders else None
-    status = replace(call.adapted.status(found), residual=inner_residual(after, method))
+    status = replace(call.status(found), residual=inner_residual(after, method))
     return Training(after, status, costs, task.problem.whole(found.params), history).checked(throw)
 
 
@@ -251,7 +256,7 @@ def hypergradient(
     states = HypergradientState(task.params, task.hypers, zeros, links, report=report)
     run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
     after, costs = call.after(run, links if point is not None else None)
-    status = call.adapted.status(run.states)
+    status = call.status(run.states)
     if (residual := inner_residual(task, method)) is not None:
         status = status.at(residual)
     return Estimate(after, status, costs, run.states.value, run.history).checked(throw)
@@ -332,7 +337,7 @@ def solve(
     after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
     params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
-    status, residual = call.adapted.status(found), inner_residual(after, method)
+    status, residual = call.status(found), inner_residual(after, method)
     if residual is not None and method.nested:
         status = status.at(residual)
     return Solution(after, status, costs, params, found.hyper, history, best).checked(throw)
@@ -353,7 +358,7 @@ def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engin
     for part in (method, *method.parts()):
         check_batch_size(part, task)
     if task.privacy is not None:
-        budget(task, method.on(network, engine.lossy))  # refuses what lets data out
+        budget(task, method.on(network, engine.lossy, task))  # refuses what lets data out
     return check_key(key)
 
 
@@ -405,10 +410,9 @@ def _after_all(task: Task, runs: Sequence[Result]) -> Task:
 def inner_residual(task: Task, method: Method) -> float | None:
     """How far the task's params are from solving the inner problem that all clients share.
 
-    ‖mean of the clients' inner gradients g_i‖ in units of how much the params contribute to it, the larger of
-    ‖mean of H_i x‖ and a tenth of the mean ‖g_i‖. For a quadratic cost, the first ratio is the distance to the solution
-    relative to the params, both as the Hessian weighs them. It does not depend on how unlike the clients are. The second
-    is for solutions near zero.
+    It is ‖mean of the clients' inner gradients g_i‖ over the larger of ‖mean of H_i x‖ and a tenth of the mean ‖g_i‖.
+    For a quadratic cost, the first quotient is the distance to the solution relative to the params, both as the Hessian
+    weighs them. It does not depend on how unlike the clients are. The second is for solutions near zero.
 
     None where data must not be looked at, where nobody sees all clients, or where it does not matter.
     """

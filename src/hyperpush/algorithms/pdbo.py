@@ -132,12 +132,16 @@ class PDBO(Algorithm):
         yield self.inner
         yield self.hypergradient
 
-    def on(self, network: Network, faults: Any = None) -> "PDBO":
+    def choice(self, faults: Any, task: Any) -> str:
+        return self.hypergradient.choice(faults, task)
+
+    def on(self, network: Network, faults: Any = None, task: Any = None) -> "PDBO":
         if self.stop is not None and faults is not None:
             given = "early stopping on links that lose messages"
             raise InvalidInput(f"{type(self).__name__}.stop", given, "reliable links, as clients vote on it; or None")
         stop = None if self.stop is None else replace(self.stop, agreement=network.flood_rounds())
-        return replace(self, stop=stop, remember=self.remember and faults is None)
+        estimator = self.hypergradient.on(network, faults, task)
+        return replace(self, stop=stop, remember=self.remember and faults is None, hypergradient=estimator)
 
     def check_task(self, task: Any) -> None:
         super().check_task(task)

@@ -1,4 +1,5 @@
 from . import vr_theory as vr_theory
+from .automatic import Automatic as Automatic
 from .base import HypergradientEstimator as HypergradientEstimator
 from .base import HypergradientState as HypergradientState
 from .check import Check as Check

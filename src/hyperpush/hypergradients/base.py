@@ -1,7 +1,7 @@
 """What every hypergradient estimator starts from and ends with."""
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from hyperpush.data.batches import everything
+from hyperpush.errors import InvalidInput
 from hyperpush.inner.base import LinkEstimates
 from hyperpush.method import Method
 from hyperpush.problem import Problem
@@ -36,6 +37,13 @@ class HypergradientEstimator(Method):
 
     sample: ClassVar[str] = "HGP(steps=…, pushes=…, step_size=…)"
     trains: ClassVar[bool] = False  # whether it trains itself, from the params that it is given
+    exact: ClassVar[bool] = False  # whether it requires products without noise
+
+    def check_task(self, task: Any) -> None:
+        super().check_task(task)
+        if self.exact and task.privacy is not None:
+            name = type(self).__name__
+            raise InvalidInput("method", f"{name} on a private task", f"TrackedHGP or HGP: {name} tolerates no noise")
 
     def memory(self, params: PyTree, hyper: PyTree) -> PyTree:
         """What a client remembers before the first outer step; None: it remembers nothing from step to step."""

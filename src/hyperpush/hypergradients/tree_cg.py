@@ -144,6 +144,7 @@ class TreeCG(HypergradientEstimator):
         (True, True)
     """
 
+    exact: ClassVar[bool] = True
     info: ClassVar[MethodInfo] = MethodInfo(
         network="any",
         target="global",
