@@ -63,10 +63,9 @@ class Status:
     chosen: str = ""
 
     def __str__(self) -> str:
-        said = self.reason.replace("-", " ")
         if self.converged is not False:
-            return f"converged ({said})" if self.converged else said
-        facts = [f"{said}: {EXPLAINED[self.reason]}" if self.reason in EXPLAINED else said]
+            return f"converged ({self.reason})" if self.converged else self.reason.replace("-", " ")
+        facts = [f"{self.reason}: {EXPLAINED[self.reason]}" if self.reason in EXPLAINED else self.reason]
         if self.error is not None and self.reason != "unsolved":
             facts.append(f"relative error up to {self.error:.2g}")
         if self.reason == "unsolved" and self.residual is not None:
