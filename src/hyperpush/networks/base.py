@@ -84,6 +84,15 @@ class Network(eqx.Module):
         """After how many steps the links repeat, for networks without chance."""
         return 1
 
+    @property
+    def scheduled(self) -> bool:
+        """Whether everybody knows the links of all steps ahead: they repeat after `period()` steps, whatever the key.
+
+        Exact averages along a tree are planned then. On all other networks clients wait for links: nobody knows
+        tomorrow's random ones. False is always safe.
+        """
+        return not self.varying
+
     def means(self) -> Means:
         """How often each link is up and the mean weight pushed over it, exactly (n×n, on the host)."""
         everyone, key, n = jnp.arange(self.clients), jax.random.key(0), self.clients
