@@ -31,7 +31,8 @@ class Network(eqx.Module):
 
     **To write one**, derive from `hp.networks.Listed` if the links can be listed (`examples/extend/line.py` does).
     Else define `_slots`, `flood_rounds` and `possible`, and `means` if links are random. Every network names itself
-    (`name`), and says whether its links are `directed` and whether they change (`varying`).
+    (`name`), and says whether its links are `directed` and whether they change (`varying`). Links that change by a
+    schedule that all know are `scheduled`, with their `period`.
 
     Example:
         >>> import hyperpush as hp

@@ -109,7 +109,7 @@ def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
         ),
         step=int(carry.clock.step),
         rounds=int(carry.clock.step) - step,
-        floats=found.floats(agreed, agreement) + round(int(found.floats_by_tree(carry.clock.by_tree)) / n),
+        floats=round(found.floats(agreed, agreement) + int(found.floats_by_tree(carry.clock.by_tree)) / n),
         work=found.total(agreed) + loop.extra,
         history=loop.history.result(n),
         late=int(carry.clock.late),
