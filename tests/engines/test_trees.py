@@ -317,6 +317,12 @@ def test_no_tree(monkeypatch):
         run(Flaky(5, ends=3))
 
 
-def test_peers_refuse():
-    with pytest.raises(hp.errors.InvalidInput, match=r"Average.by: got 'tree'"):
-        run(hp.networks.Ring(3), hp.Threads())
+@pytest.mark.parametrize("network", [hp.networks.OnePeerExponential(5), Flaky(5)], ids=["planned", "waiting"])
+def test_peers_send_along_the_same_tree(network):
+    one, peers = run(network), run(network, hp.Threads())
+    np.testing.assert_allclose(peers.states, one.states, rtol=1e-6)
+    np.testing.assert_array_equal(peers.bytes, one.bytes)
+    np.testing.assert_array_equal(peers.clocks["averages"].floats, one.clocks["averages"].floats)
+    assert (peers.rounds, peers.step, peers.floats) == (one.rounds, one.step, one.floats)
+    with pytest.raises(hp.errors.InvalidInput, match="links that lose messages"):
+        run(network, hp.Threads(faults=LOSS))

@@ -146,8 +146,9 @@ class Average(eqx.Module):
     `"tree"`: the plain mean again, summed over the network's own links along a tree to client 0 and sent back, as
     `hyperpush.networks.trees` describes. It takes as many rounds as the links allow, and each client sends at most two
     messages on average, more where links lose some. Engines that host all clients compute the mean at once, and count
-    what the tree takes. The first such average of a run on random links also counts what it takes to learn how often
-    they are up. **Use it** where clients trust each other. A parent sees its children's sums and could falsify them.
+    what the tree takes; peers send along it. The first such average of a run on random links also counts what it takes
+    to learn how often they are up. **Use it** where clients trust each other. A parent sees its children's sums and
+    could falsify them.
 
     Args:
         get: `get(state, context)` gives `(value, mass)`. A value is any pytree: several travel in one message.
@@ -163,9 +164,9 @@ class Average(eqx.Module):
     by: Literal["push", "gossip", "exact", "tree"] = eqx.field(static=True, default="push")
 
     def stepwise(self) -> "Node":
-        """The same average as single exchanges, for engines that cannot compose them."""
+        """The same average as single exchanges, for engines that cannot compose them; along a tree it stays one."""
         if self.by == "tree":
-            raise InvalidInput("Average.by", self.by, "on hp.Simulate and hp.Shard; peers have 'push' or 'exact'")
+            return self
         push = self.by == "push"
 
         def receive(held, inbox: Inbox, ctx):
