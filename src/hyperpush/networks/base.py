@@ -104,6 +104,10 @@ class Network(eqx.Module):
             up += np.asarray(links.alive, float) + np.eye(n)
         return Means(push / self.period(), up / self.period())
 
+    def frequencies(self) -> Float[np.ndarray, "n n"]:
+        """How often each link j → i (row j, column i) is up; the diagonal means nothing."""
+        return self.means().up
+
     def links(
         self, key: PRNGKeyArray, step: Step, senders: Senders, weights: Weights = "push", padded: bool = True
     ) -> Links:

@@ -90,10 +90,10 @@ class PlannedTree(eqx.Module):
 class WaitingTree(eqx.Module):
     """Trees that never change, on links that come and go.
 
-    What clients know of the links: who can ever talk to whom, and by observation how often. `network.means()` stands
-    for what they observe; a link of which it says nothing counts as up in one of 1,000 steps. What it takes to learn
-    it from each other is a trip of its own (`learn`), once in a run. Everybody's row of n frequencies goes to the
-    root on the way of the fewest links, and the root sends the n parents of both trees back.
+    What clients know of the links: who can ever talk to whom, and by observation how often. `network.frequencies()`
+    stands for what they observe; a link of which it says nothing counts as up in one of 1,000 steps. To learn it from
+    each other takes a trip of its own, once in a run (`learn`). Everybody's row of n frequencies goes to the root on
+    the way of the fewest links, and the root sends the n parents of both trees back.
     """
 
     up: Int[np.ndarray, " n"]
@@ -107,7 +107,7 @@ class WaitingTree(eqx.Module):
         possible = network.possible()
         require_connected(f"network {network.name}", possible)
         senders, receivers = possible.nonzero()
-        waits = 1 / np.maximum(network.means().up[senders, receivers], 1e-3)
+        waits = 1 / np.maximum(network.frequencies()[senders, receivers], 1e-3)
         expected = scipy.sparse.csr_array((waits, (senders, receivers)), shape=possible.shape)
         there, self.up = _nearest(expected.T.tocsr())
         back, self.down = _nearest(expected)
@@ -137,12 +137,12 @@ class WaitingTree(eqx.Module):
         return Trip(rounds, up, down, sums + messages, sums + links, complete)
 
     def learn(self, step: Int[Array, ""], post: Post, lossy: bool) -> Trip:
-        """What it takes to learn how often links are up; `messages` and `links` count single numbers."""
-        up, down, n = jnp.asarray(self.hops), jnp.asarray(self.down), self.up.shape[0]
+        """What it takes to learn how often links are up; `messages` and `links` count rows of n numbers."""
+        up, down = jnp.asarray(self.hops), jnp.asarray(self.down)
         repeat = _Repeat(lossy, jnp.asarray(self.patience), jnp.zeros((), bool))
         sums, messages, links, rounds, complete = _wait(up, down, step, post, repeat)
-        rows = n * jnp.asarray(self.below) * sums
-        return Trip(rounds, up, down, rows + 2 * n * messages, rows + 2 * n * links, complete)
+        rows = jnp.asarray(self.below) * sums
+        return Trip(rounds, up, down, rows + 2 * messages, rows + 2 * links, complete)
 
 
 Tree = PlannedTree | WaitingTree

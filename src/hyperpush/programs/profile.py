@@ -29,7 +29,7 @@ from hyperpush.programs.nodes import (
 )
 from hyperpush.programs.recipe import Recipe, as_recipe
 
-# In place of a path: what clients send once to learn how often links are up, counted in numbers.
+# In place of a path: what clients send once to learn how often links are up, counted in rows of n numbers.
 LEARNING: Path = (-1,)
 
 
@@ -97,10 +97,10 @@ class Profile:
         passes = self.passes(agreed)
         return sum(passes[s.body] * s.messages(agreement) * s.floats for s in self.sendings if not s.by_tree)
 
-    def floats_by_tree(self, messages: Mapping[Path, Any]) -> Any:
-        """Numbers that all clients together have sent along trees, in so many messages at each place."""
-        width = {LEARNING: 1} | {sending.path: sending.floats for sending in self.sendings}
-        return sum(width[path] * np.asarray(count, np.int64) for path, count in messages.items())
+    def floats_by_tree(self, messages: Mapping[Path, Any], clients: int) -> Any:
+        """Numbers that a client has sent along trees, on average, from the messages of all clients at each place."""
+        width = {LEARNING: clients} | {sending.path: sending.floats for sending in self.sendings}
+        return sum(width[path] * np.asarray(count, np.int64) for path, count in messages.items()) / clients
 
     def floats_at(
         self,

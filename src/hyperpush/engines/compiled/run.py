@@ -100,7 +100,7 @@ def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
     n, agreement = context.network.clients, context.agreement
     agreed = {body: int(times) for body, times in carry.clock.passes.items()}
     width, sent = {sending.path: sending.bytes for sending in found.sendings}, np.zeros(n, np.int64)
-    width[LEARNING] = jnp.zeros(()).dtype.itemsize
+    width[LEARNING] = n * jnp.zeros(()).dtype.itemsize
     for path, count in processes.gathered(carry.sent).items():
         sent += width[path] * np.asarray(count)[:n].astype(np.int64)
     return RunResult(
@@ -109,7 +109,7 @@ def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
         ),
         step=int(carry.clock.step),
         rounds=int(carry.clock.step) - step,
-        floats=round(found.floats(agreed, agreement) + int(found.floats_by_tree(carry.clock.by_tree)) / n),
+        floats=round(found.floats(agreed, agreement) + float(found.floats_by_tree(carry.clock.by_tree, n))),
         work=found.total(agreed) + loop.extra,
         history=loop.history.result(n),
         late=int(carry.clock.late),

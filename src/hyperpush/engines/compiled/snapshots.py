@@ -80,8 +80,8 @@ class History:
             until_then = {body: count[here] for body, count in agreed.items()}
             body = self.profile.loops[number][0]
             floats[here] = self.profile.floats_at(body, iterations[here], until_then, agreement, entered[here])
-        by_tree = self.profile.floats_by_tree(dict(zip(trees, messages, strict=True)))
-        return RowClock(step, np.rint(floats + by_tree / clients).astype(np.int64), agreed, started)
+        by_tree = self.profile.floats_by_tree(dict(zip(trees, messages, strict=True)), clients)
+        return RowClock(step, np.rint(floats + by_tree).astype(np.int64), agreed, started)
 
 
 @dataclass(frozen=True)

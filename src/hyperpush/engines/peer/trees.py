@@ -53,7 +53,8 @@ class TreeAverages:
         """The mean of everybody's value, the same to the last bit at all."""
         state, messenger, me = self.state, self.messenger, self.messenger.client
         if isinstance(self.tree, WaitingTree) and self.tree.learns and not state.learned:
-            self._count(self._trip(learns=True), 1, jnp.zeros(()).dtype.itemsize)
+            n = self.network.clients
+            self._count(self._trip(learns=True), n, n * jnp.zeros(()).dtype.itemsize)
             state.learned = True
         trip, begun = self._trip(), state.step
         others = np.arange(self.network.clients) != ROOT
