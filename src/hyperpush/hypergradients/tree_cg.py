@@ -198,7 +198,7 @@ class TreeCG(HypergradientEstimator):
         def remaining(state: _State, ctx: Context) -> Int[Array, ""]:
             return jnp.where(state.phase == ENDED, 0, 1)
 
-        body = Sequence(Local(multiply), Average(_message, advance, rounds=1, by="exact"))
+        body = Sequence(Local(multiply), Average(_message, advance, rounds=1, by="tree"))
         probing = Repeat(body, self.steps, until=needs_no_probe, name="TreeCG", common=True)
         rest = Repeat(body, self.steps, until=has_ended, name="TreeCG without probe", common=True)
         rest = Repeat(rest, 1, times=remaining, name="unless ended")
