@@ -130,8 +130,8 @@ class Method(Configured):
         """The method as it runs on a network, where `faults` says what links do to messages, and for a task."""
         return self
 
-    def choice(self, faults: Any, task: Any) -> str:
-        """Which estimator it takes there by itself, and why; empty if there is nothing to choose."""
+    def choice(self, task: Any) -> str:
+        """Which estimator it takes for a task by itself, and why; empty if there is nothing to choose."""
         return ""
 
     def check_task(self, task: Any) -> None:

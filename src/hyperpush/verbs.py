@@ -59,7 +59,7 @@ class _Call:
 
     def status(self, states: Any) -> Status:
         """What the method says of the states that it ended with, and which estimator it took."""
-        return replace(self.adapted.status(states), chosen=self.method.choice(self.engine.lossy, self.task))
+        return replace(self.adapted.status(states), chosen=self.method.choice(self.task))
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
         """The call with `seeds=`, several runs as one result; or with `save=`, a run that is kept in a folder.

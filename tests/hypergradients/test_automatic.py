@@ -10,19 +10,18 @@ NETWORK = hp.networks.RandomDirected(6)
 
 
 @pytest.mark.parametrize(
-    ("options", "faults", "name", "why"),
+    ("options", "name", "why"),
     [
-        ({}, None, "TreeCG", "members that trust each other"),
-        ({"trust": False}, None, "TrackedHGP", "distrust"),
-        ({"batch_size": 1}, None, "TrackedHGP", "mini-batches"),
-        ({}, hp.Faults(loss=0.1), "TrackedHGP", "lose messages"),
+        ({}, "TreeCG", "members that trust each other"),
+        ({"trust": False}, "TrackedHGP", "distrust"),
+        ({"batch_size": 1}, "TrackedHGP", "mini-batches"),
     ],
 )
-def test_it_takes_what_the_situation_allows_and_says_why(options, faults, name, why):
+def test_it_takes_what_the_situation_allows_and_says_why(options, name, why):
     method, task = hp.Automatic(**options), system("like").task
-    assert type(method.on(NETWORK, faults, task)).__name__ == name
-    assert method.choice(faults, task).startswith(f"{name}: ")
-    assert why in method.choice(faults, task)
+    assert type(method.on(NETWORK, None, task)).__name__ == name
+    assert method.choice(task).startswith(f"{name}: ")
+    assert why in method.choice(task)
 
 
 def test_results_carry_the_choice():

@@ -132,8 +132,8 @@ class PDBO(Algorithm):
         yield self.inner
         yield self.hypergradient
 
-    def choice(self, faults: Any, task: Any) -> str:
-        return self.hypergradient.choice(faults, task)
+    def choice(self, task: Any) -> str:
+        return self.hypergradient.choice(task)
 
     def on(self, network: Network, faults: Any = None, task: Any = None) -> "PDBO":
         if self.stop is not None and faults is not None:

@@ -30,8 +30,8 @@ class TrainFirst(HypergradientEstimator):
     def on(self, network: Any, faults: Any = None, task: Any = None) -> "TrainFirst":
         return TrainFirst(self.inner.on(network, faults, task), self.hypergradient.on(network, faults, task))
 
-    def choice(self, faults: Any, task: Any) -> str:
-        return self.hypergradient.choice(faults, task)
+    def choice(self, task: Any) -> str:
+        return self.hypergradient.choice(task)
 
     def check_task(self, task: Any) -> None:
         for part in self.parts():

@@ -1,4 +1,4 @@
-"""The best estimator that network, data, privacy and trust allow."""
+"""The best estimator that data, privacy and trust allow."""
 
 from typing import Any, ClassVar
 
@@ -18,14 +18,13 @@ PRIVATE_STEPS = 10  # every step of a private run is a release
 
 
 class Automatic(HypergradientEstimator):
-    """The best estimator that network, data, privacy and trust allow. The status says which it was, and why.
+    """The best estimator that data, privacy and trust allow. The status says which it was, and why.
 
     | where | it takes |
     |---|---|
-    | all examples, links without loss, members that trust each other | `TreeCG` |
+    | all examples, members that trust each other | `TreeCG`; where messages get lost, it sends them again |
     | mini-batches | `TrackedHGP` with a step size found before |
     | a private task | `TrackedHGP` with the step size that the bound of curvature allows, ten steps |
-    | links that lose messages | `TrackedHGP` of fixed length |
     | members that distrust each other (`trust=False`) | `TrackedHGP`: nobody forwards another's sum |
 
     **Use it** unless you compare estimators.
@@ -43,7 +42,7 @@ class Automatic(HypergradientEstimator):
         >>> import hyperpush as hp
         >>> task, network = hp.tasks.quadratic(5, seed=0), hp.networks.RandomDirected(5)
         >>> hp.hypergradient(task, hp.Automatic(), network, key=0).status.chosen
-        'TreeCG: all examples, reliable links, members that trust each other'
+        'TreeCG: all examples, members that trust each other'
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -64,17 +63,17 @@ class Automatic(HypergradientEstimator):
         check_positive("Automatic.tolerance", self.tolerance, optional=True)
 
     def on(self, network: Any, faults: Any = None, task: Any = None) -> HypergradientEstimator:
-        return self._choose(faults, None if task is None else task.privacy)[0]
+        return self._choose(None if task is None else task.privacy)[0]
 
-    def choice(self, faults: Any, task: Any) -> str:
-        estimator, why = self._choose(faults, task.privacy)
+    def choice(self, task: Any) -> str:
+        estimator, why = self._choose(task.privacy)
         return f"{type(estimator).__name__}: {why}"
 
     def program(self, problem: Problem) -> Node:
-        return self._choose(None, getattr(problem, "noise", None))[0].program(problem)
+        return self._choose(getattr(problem, "noise", None))[0].program(problem)
 
-    def _choose(self, faults: Any, noise: Noise | None) -> tuple[HypergradientEstimator, str]:
-        """The estimator for links with these faults and data with this noise, and why it."""
+    def _choose(self, noise: Noise | None) -> tuple[HypergradientEstimator, str]:
+        """The estimator for data with this noise, and why it."""
         tolerance = {} if self.tolerance is None else {"tolerance": self.tolerance}
         if noise is not None:
             if noise.curvature is None:
@@ -83,8 +82,6 @@ class Automatic(HypergradientEstimator):
             return TrackedHGP(PRIVATE_STEPS, **options), "a private task"
         if self.batch_size is not None:
             return TrackedHGP(batch_size=self.batch_size), "mini-batches"
-        if faults is not None:
-            return TrackedHGP(tolerance=None, pushes=10), "links that lose messages"
         if not self.trust:
             return TrackedHGP(**tolerance), "members that distrust each other"
-        return TreeCG(**tolerance), "all examples, reliable links, members that trust each other"
+        return TreeCG(**tolerance), "all examples, members that trust each other"

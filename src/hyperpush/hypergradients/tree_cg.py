@@ -151,6 +151,7 @@ class TreeCG(HypergradientEstimator):
         sends="at most two vectors of the size of the params per average, and three averages more than products",
         paper="here; conjugate gradients: Hestenes and Stiefel 1952",
         note="inner nodes of the tree see their children's vectors",
+        lossy=True,
         example={"steps": 50},
     )
 
