@@ -320,7 +320,8 @@ def test_no_tree(monkeypatch):
 @pytest.mark.parametrize("network", [hp.networks.OnePeerExponential(5), Flaky(5)], ids=["planned", "waiting"])
 def test_peers_send_along_the_same_tree(network):
     one, peers = run(network), run(network, hp.Threads())
-    np.testing.assert_allclose(peers.states, one.states, rtol=1e-6)
+    # Sums of numbers of about 100 in another order: float32 rounds each by up to 1e-5.
+    np.testing.assert_allclose(peers.states, one.states, rtol=1e-6, atol=1e-4)
     np.testing.assert_array_equal(peers.bytes, one.bytes)
     np.testing.assert_array_equal(peers.clocks["averages"].floats, one.clocks["averages"].floats)
     assert (peers.rounds, peers.step, peers.floats) == (one.rounds, one.step, one.floats)
