@@ -135,9 +135,13 @@ def test_an_estimate_before_training_says_that_the_inner_problem_is_not_solved()
     before = hp.hypergradient(make(), estimator, RANDOM_NETWORK, key=0)
     assert before.status.residual is not None
     assert before.status.residual > 0.5
-    assert "the inner problem is not solved" in repr(before)
+    assert before.status.converged is False
+    assert "! not converged (unsolved: the params do not solve the inner problem" in repr(before)
+    with pytest.raises(hp.NotConverged, match="unsolved"):
+        hp.hypergradient(make(), estimator, RANDOM_NETWORK, key=0, throw=True)
     trained = hp.train(make(), hp.SGP(600, 0.05), RANDOM_NETWORK, key=0)
     after = hp.hypergradient(trained.task, estimator, RANDOM_NETWORK, key=0)
     assert after.status.residual is not None
     assert after.status.residual < 0.1
-    assert "not solved" not in repr(after)
+    assert after.status.converged is None
+    assert "!" not in repr(after)

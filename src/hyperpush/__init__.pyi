@@ -21,9 +21,11 @@ from .errors import Diverged as Diverged
 from .errors import HyperpushError as HyperpushError
 from .errors import InvalidInput as InvalidInput
 from .errors import NotConverged as NotConverged
+from .hypergradients.automatic import Automatic as Automatic
 from .hypergradients.check import check as check
 from .hypergradients.hgp import HGP as HGP
 from .hypergradients.tracked import TrackedHGP as TrackedHGP
+from .hypergradients.tree_cg import TreeCG as TreeCG
 from .inner.dsgd import DSGD as DSGD
 from .inner.fedavg import FedAvg as FedAvg
 from .inner.local_sgd import LocalSGD as LocalSGD

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from hyperpush.status import Status
+
 
 class HyperpushError(Exception):
     """Base of every error that hyperpush raises on purpose; the command line ends with exit code 2 on it.
@@ -40,7 +42,7 @@ class InvalidInput(HyperpushError, ValueError):
 
 
 class Diverged(HyperpushError, ArithmeticError):
-    """An iteration diverged: a number became NaN or infinite.
+    """An iteration diverged: a number became NaN or infinite. Its `status` says so, like that of a result.
 
     Args:
         where: The loop.
@@ -60,6 +62,7 @@ class Diverged(HyperpushError, ArithmeticError):
     def __init__(self, where: str, round: int, advice: str):
         self.where = where
         self.round = round
+        self.status = Status(converged=False, reason="diverged", failed=1)
         super().__init__(f"{where} diverged (NaN or infinity) in round {round}. {advice}")
 
 

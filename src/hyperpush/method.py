@@ -137,9 +137,13 @@ class Method(Configured):
         """The methods that it is made of."""
         yield from ()
 
-    def on(self: M, network: Any, faults: Any = None) -> M:
-        """The method as it runs on a network, where `faults` says what links do to messages."""
+    def on(self: M, network: Any, faults: Any = None, task: Any = None) -> M:
+        """The method as it runs on a network, where `faults` says what links do to messages, and for a task."""
         return self
+
+    def choice(self, task: Any) -> str:
+        """Which estimator it takes for a task by itself, and why; empty if there is nothing to choose."""
+        return ""
 
     def check_task(self, task: Any) -> None:
         """Refuse a task that it cannot work on; what all refuse is checked before."""

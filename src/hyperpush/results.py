@@ -199,6 +199,8 @@ class Result:
         count = self.task.clients
         said = [f"{self.seeds} seeds"] if self.seeds else []
         said.append(f"{count} clients" if self.task.owner is None else f"client {self.names[0]!r}")
+        if self.status.chosen:
+            said.append(f"by {self.status.chosen.partition(':')[0]}")
         return said if self.privacy is None else [*said, str(self.privacy)]
 
     def __repr__(self) -> str:
@@ -209,6 +211,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         rows = {"clients": ", ".join(self.facts()), "status": str(self.status)}
+        rows |= {"chosen": self.status.chosen} if self.status.chosen else {}
         rows |= {each.name.replace("_", " "): getattr(self.costs, each.name) for each in fields(Costs)}
         cells = "".join(
             f"<tr><th style='text-align:left'>{name}</th><td>{html.escape(str(value))}</td></tr>"
@@ -334,7 +337,8 @@ def own(task: Task, name: str | int, params: PyTree, hypers: PyTree) -> Own:
 
 def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
     """Several runs as one result, with a leading seed axis on every array; the worst status, the largest costs."""
-    first, worst = results[0], min(results, key=lambda each: each.status.converged is not False)
+    first, order = results[0], (False, None, True)
+    worst = min(results, key=lambda each: order.index(each.status.converged))
     numbers = [each.name for each in fields(Costs) if each.name != "accesses"]
     largest = {name: max(getattr(each.costs, name) for each in results) for name in numbers}
     changes = {

@@ -1,8 +1,40 @@
 """Whether to believe a result, and why."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 
-UNSOLVED = 0.1  # mean inner gradient, of the mean of the clients' own, above which an estimate says so
+# Mean inner gradient, in units of its scale, above which an estimate is not believed. SGP's own bias leaves 0.002 to
+# 0.05 on the tasks of the documentation, and a network before training has about 1.
+UNSOLVED = 0.1
+
+
+class Reason(IntEnum):
+    """Why a method ended, from the best to the worst: of several, the largest is the status of all."""
+
+    TOLERANCE = 0
+    FIXED_LENGTH = 1
+    LIMIT = 2
+    STALLED = 3
+    INACCURATE = 4
+    ILL_POSED = 5
+
+    @property
+    def text(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+    @property
+    def converged(self) -> bool | None:
+        return {Reason.TOLERANCE: True, Reason.FIXED_LENGTH: None}.get(self, False)
+
+
+EXPLAINED = {
+    "diverged": "a number became NaN or infinite",
+    "limit": "it took all steps that it was given",
+    "stalled": "steps bring no progress",
+    "inaccurate": "rounding, or the condition of the problem, allows no better",
+    "ill-posed": "the Hessian is singular or indefinite",
+    "unsolved": "the params do not solve the inner problem",
+}
 
 
 @dataclass(frozen=True)
@@ -11,27 +43,44 @@ class Status:
 
     Attributes:
         converged: True or False; None for methods of fixed length, which do not measure it.
-        reason: Why it ended: `"tolerance"`, `"limit"`, `"fixed-length"`, ….
-        residual: What was measured; None if nothing was.
-        error: An estimate of the result's relative error; None where there is none.
+        reason: Why it ended: `"tolerance"`, `"limit"` (of steps), `"inaccurate"` (rounding allows no better),
+            `"stalled"`, `"ill-posed"` (a singular or indefinite Hessian), `"unsolved"` (the params do not solve the
+            inner problem), `"early-stopping"` or `"fixed-length"`.
+        residual: How far the inner problem is from solved: the norm of the mean inner gradient, in units of its scale.
+            None if it was not measured.
+        error: An estimate of the result's relative error, usually too large; None where there is none.
+        runs: How many inner solves and estimates it speaks of.
+        failed: How many of them did not converge.
+        chosen: Which estimator `hp.Automatic` took, and why; empty where there was nothing to choose.
 
     Example:
         >>> import hyperpush as hp
-        >>> print(hp.Status(converged=False, reason="limit", residual=0.3))
-        ! not converged: limit
+        >>> print(hp.Status(converged=False, reason="limit", error=0.3))
+        ! not converged (limit: it took all steps that it was given, relative error up to 0.3)
     """
 
     converged: bool | None = None
     reason: str = "fixed-length"
     residual: float | None = None
     error: float | None = None
+    runs: int = 1
+    failed: int = 0
+    chosen: str = ""
 
     def __str__(self) -> str:
-        if self.converged is False:
-            return f"! not converged: {self.reason}"
-        if self.converged:
-            return f"converged ({self.reason})"
-        said = self.reason.replace("-", " ")
-        if self.residual is not None and self.residual > UNSOLVED:
-            return f"{said}, ! the inner problem is not solved: its gradient is {self.residual:.2g} of its scale"
-        return said
+        if self.converged is not False:
+            return f"converged ({self.reason})" if self.converged else self.reason.replace("-", " ")
+        facts = [f"{self.reason}: {EXPLAINED[self.reason]}" if self.reason in EXPLAINED else self.reason]
+        if self.error is not None and self.reason != "unsolved":
+            facts.append(f"relative error up to {self.error:.2g}")
+        if self.reason == "unsolved" and self.residual is not None:
+            facts.append(f"their mean gradient is {self.residual:.2g} of its scale")
+        if self.runs > 1:
+            facts.append(f"{self.failed} of {self.runs} solves")
+        return f"! not converged ({', '.join(facts)})"
+
+    def at(self, residual: float) -> "Status":
+        """The status of an estimate at params with this inner residual; those that solve nothing are not believed."""
+        if self.converged is False or residual <= UNSOLVED:
+            return replace(self, residual=residual)
+        return replace(self, converged=False, reason="unsolved", residual=residual, failed=self.runs)

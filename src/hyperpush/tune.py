@@ -182,7 +182,7 @@ def _scores(
     methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array
 ) -> list[Float[np.ndarray, " seeds"]]:
     """Every method's score for every key; methods of one structure in one compiled program."""
-    recipes = [program_of(each.on(network), task.problem).traceable() for each in methods]
+    recipes = [program_of(each.on(network, None, task), task.problem).traceable() for each in methods]
     numbers, rest = zip(*(eqx.partition(recipe, eqx.is_array) for recipe in recipes), strict=True)
     groups: dict[Any, list[int]] = {}
     for place in range(len(methods)):

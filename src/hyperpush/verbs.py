@@ -22,9 +22,11 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput
 from hyperpush.hooks import listen
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, reverses_links
+from hyperpush.method import Method
 from hyperpush.privacy.budget import Budget, budget
 from hyperpush.privacy.noise_at_releases import without_data
 from hyperpush.programs import InnerSolver, InnerState, LinkEstimates, Network, Problem, everything, program_of
+from hyperpush.programs.report import Report
 from hyperpush.recording import Metrics, history_of, recorder, rows_apart
 from hyperpush.results import Costs, Estimate, Result, Solution, Training, over_seeds
 from hyperpush.runs.fingerprint import fingerprint
@@ -49,7 +51,11 @@ class _Call:
     @property
     def adapted(self) -> Any:
         """The method as it runs on this network."""
-        return self.method.on(self.network, self.engine.lossy)
+        return self.method.on(self.network, self.engine.lossy, self.task)
+
+    def status(self, states: Any) -> Status:
+        """What the method says of the states that it ended with, and which estimator it took."""
+        return replace(self.adapted.status(states), chosen=self.method.choice(self.task))
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
         """The call with `seeds=`, several runs as one result; or with `save=`, a run that is kept in a folder.
@@ -166,7 +172,8 @@ def train(
     found: InnerState = run.states
     after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
     history = history_of(run, method.loop, every or 1) if recorders else None
-    return Training(after, call.adapted.status(found), costs, task.problem.whole(found.params), history).check(throw)
+    status = replace(call.status(found), residual=inner_residual(after, method))
+    return Training(after, status, costs, task.problem.whole(found.params), history).check(throw)
 
 
 @no_type_check
@@ -207,8 +214,8 @@ def hypergradient(
 
     Returns:
         An `Estimate` with `value`, `status` and `costs`. `status.residual` is how far the task's params are from
-        solving the inner problem: the norm of the mean of all clients' inner gradients, relative to the mean of their
-        norms. It is 0 at the solution, and about 1 where nothing was trained; above 0.1 the estimate says so.
+        solving the inner problem (`hp.Status`): 0 at the solution, about 1 or more where nothing was trained. Above 0.1
+        the estimate is marked as not converged.
 
     Raises:
         InvalidInput: The method does not fit the task or network; methods that do are listed.
@@ -241,10 +248,13 @@ def hypergradient(
     point = last_point(task, network)
     if links is None:
         links = known_links(call.adapted, network, point, task)
-    states = HypergradientState(task.params, task.hypers, jax.tree.map(jnp.zeros_like, task.hypers), links)
+    zeros, report = jax.tree.map(jnp.zeros_like, task.hypers), Report.none(client_axis(task))
+    states = HypergradientState(task.params, task.hypers, zeros, links, report=report)
     run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
     after, costs = call.after(run, links if point is not None else None)
-    status = _with_inner_residual(call.adapted.status(run.states), task, method)
+    status = call.status(run.states)
+    if (residual := inner_residual(task, method)) is not None:
+        status = status.at(residual)
     return Estimate(after, status, costs, run.states.value, run.history).check(throw)
 
 
@@ -312,9 +322,9 @@ def solve(
     steps = method.steps
     every = rows_apart(steps) if every is None else check_integer("every", every, minimum=1)
     links = known_links(call.adapted, network, last_point(task, network), task)
-    counter = jnp.full(() if task.owner is not None else task.clients, steps, jnp.int32)
+    counter = jnp.full(client_axis(task), steps, jnp.int32)
     run = call.run(
-        BilevelState(task.params, task.hypers, links, counter),
+        BilevelState(task.params, task.hypers, links, counter, Report.none(client_axis(task))),
         {LOOP: recorder(task, metrics, rows=steps // every + 1)},
         every,
     )
@@ -323,7 +333,10 @@ def solve(
     after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
     params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
-    return Solution(after, call.adapted.status(found), costs, params, found.hyper, history, best).check(throw)
+    status, residual = call.status(found), inner_residual(after, method)
+    if residual is not None and method.nested:
+        status = status.at(residual)
+    return Solution(after, status, costs, params, found.hyper, history, best).check(throw)
 
 
 # ------------------------------------------------------------------------------- checks
@@ -341,7 +354,7 @@ def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engin
     for part in (method, *method.parts()):
         check_batch_size(part, task)
     if task.privacy is not None:
-        budget(task, method.on(network, engine.lossy))  # refuses what lets data out
+        budget(task, method.on(network, engine.lossy, task))  # refuses what lets data out
     return check_key(key)
 
 
@@ -390,30 +403,39 @@ def _after_all(task: Task, runs: Sequence[Result]) -> Task:
     return task.replace(spent=sum((Budget(run.privacy.parts[len(before.parts) :]) for run in runs), before))
 
 
-def _with_inner_residual(status: Status, task: Task, method: HypergradientEstimator) -> Status:
-    """The status with how far the task's params are from solving the inner problem that all share.
+def inner_residual(task: Task, method: Method) -> float | None:
+    """How far the task's params are from solving the inner problem that all clients share.
 
-    Nothing is measured where data must not be looked at, where nobody sees all clients, or where it does not matter.
+    It is ‖mean of the clients' inner gradients g_i‖ over the larger of ‖mean of H_i x‖ and a tenth of the mean ‖g_i‖.
+    For a quadratic cost, the first quotient is the distance to the solution relative to the params, both as the Hessian
+    weighs them. It does not depend on how unlike the clients are. The second is for solutions near zero.
+
+    None where data must not be looked at, where nobody sees all clients, or where it does not matter.
     """
-    matters = method.info.target in ("global", "client") and not method.trains
-    if not matters or task.privacy is not None or task.owner is not None or processes.count() > 1:
-        return status
+    matters = method.info.target in ("global", "client", "inner") and method.info.network != "none"
+    trains = isinstance(method, HypergradientEstimator) and method.trains
+    if trains or not matters or task.privacy is not None or task.owner is not None or processes.count() > 1:
+        return None
     problem = program_of(method, task.problem).traceable().parts[1]
-    residual = float(_inner_residual(problem, task.params, task.hypers, task.train))
-    return status if status.residual is not None else replace(status, residual=residual)
+    return float(_inner_residual(problem, task.params, task.hypers, task.train))
 
 
 @eqx.filter_jit
 def _inner_residual(problem: Problem, params: PyTree, hypers: PyTree, train: PyTree) -> Float[Array, ""]:
-    """‖mean of the clients' inner gradients‖ / mean of their norms: 0 at the solution, about 1 far from it."""
+    def one(x: PyTree, hyper: PyTree, examples: PyTree) -> tuple[PyTree, PyTree]:
+        batch = everything(examples)
+        return problem.inner_gradient(x, hyper, batch), problem.hessian_product(x, hyper, batch, x)
 
-    def one(x: PyTree, hyper: PyTree, examples: PyTree) -> PyTree:
-        return problem.inner_gradient(x, hyper, everything(examples))
+    gradients, products = jax.vmap(one)(params, hypers, train)
+    means = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), (gradients, products))
+    mean, part = map(optax.tree.norm, means)
+    scale = jnp.maximum(part, 0.1 * jnp.mean(jax.vmap(optax.tree.norm)(gradients)))
+    return jnp.asarray(mean / jnp.where(scale > 0, scale, 1))
 
-    gradients = jax.vmap(one)(params, hypers, train)
-    mean = optax.tree.norm(jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), gradients))
-    sizes = jnp.mean(jax.vmap(optax.tree.norm)(gradients))
-    return jnp.asarray(mean / jnp.where(sizes > 0, sizes, 1))
+
+def client_axis(task: Task) -> tuple[int, ...]:
+    """The leading axis of what all clients have one number of; one party's task has none."""
+    return (task.clients,) if task.owner is None else ()
 
 
 def last_point(task: Task, network: Network) -> Point | None:

@@ -55,13 +55,29 @@ def test_what_it_suggests():
     assert found.tenfold == pytest.approx(-1 / np.log10(np.sqrt(0.5)), rel=0.05)
 
 
-def test_it_is_printed_as_a_table():
+def test_it_is_printed_on_one_screen_the_problem_first():
     text = str(good()).splitlines()
     assert text[0].endswith("on directed-ring: passed at tolerance 1e-02")
-    names = [line[2:17].strip() for line in text[1:]]
-    assert names[:4] == ["target", "inner problem", "given params", "closed form"]
-    assert names[-4:] == ["direction", "1", "2", "3"]
+    assert [line for line in text[1:] if not line.startswith(" ")] == ["the problem", "the estimate", "what to change"]
+    names = [line[2:17].strip() for line in text if line.startswith("  ")]
+    assert names[:3] == ["conditioning", "inner problem", "given params"]
+    assert names[names.index("direction") + 1 :][:3] == ["1", "2", "3"]
     assert "60 Hessian products, 60 Jacobian products, 1 gradients" in str(good())
+    assert len(text) < 25
+
+
+def test_it_says_how_the_problem_is():
+    """The Jacobian of the solution is −(Σ A)⁻¹C_iᵀ; what a ring sends has gone around after n − 1 rounds."""
+    found, (low, *_, high) = good(), EIGENVALUES
+    hessians, couplings = (np.asarray(SETTING.first[name], float) for name in ("hessian", "coupling"))
+    assert found.condition == pytest.approx(high / low, rel=1e-4)
+    assert found.own_smallest == pytest.approx(min(np.linalg.eigvalsh(each)[0] for each in hessians), rel=1e-4)
+    moves = np.einsum("nhd,knh->kd", couplings, found.directions)
+    largest = np.linalg.norm(np.linalg.solve(hessians.sum(0), moves.T), axis=0).max()
+    assert found.sensitivity == pytest.approx(largest, rel=1e-3)
+    assert found.window == 3
+    assert found.given_residual is not None
+    assert found.given_residual < 1e-4
 
 
 def test_too_few_pushes_fail():

@@ -7,7 +7,7 @@ import hyperpush as hp
 from hyperpush.runs import saved
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
-from hyperpush.studies.estimators.study import reached
+from hyperpush.studies.estimators.study import floats_until
 from hyperpush.studies.registry import experiments
 
 SMALL = (
@@ -36,7 +36,7 @@ def curves(study, method, **fields):
 
 def test_tracked_hgp_goes_where_hgp_stalls(study):
     (tracked,) = curves(study, "TrackedHGP")
-    assert reached(tracked, 1e-6) is not None
+    assert floats_until(tracked, 1e-6) is not None
     for stalled in curves(study, "HGP", pushes=1):
         assert min(stalled["relative_error"], default=1) > 1e-3
 
@@ -66,4 +66,4 @@ def test_rounds_and_floats_are_counted(study):
     ("errors", "cost"), [([1.0, 0.1, 0.01], 3), ([0.01, 1.0, 0.01, 0.01], 3), ([0.01, 1.0], None), ([0.01], 1)]
 )
 def test_an_error_counts_as_reached_where_it_stays(errors, cost):
-    assert reached({"relative_error": errors, "floats_per_client": list(range(1, 9))[: len(errors)]}, 0.05) == cost
+    assert floats_until({"relative_error": errors, "floats_per_client": list(range(1, 9))[: len(errors)]}, 0.05) == cost

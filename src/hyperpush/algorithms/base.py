@@ -18,6 +18,7 @@ from hyperpush.inner.base import LinkEstimates
 from hyperpush.method import Method, as_number
 from hyperpush.optimizers import Rate, step_size_at
 from hyperpush.programs import Context, Node, Repeat, Scope, Sequence
+from hyperpush.programs.report import Report
 
 LOOP = "iterations"  # the name of every algorithm's outermost loop
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class BilevelState(eqx.Module):
     hyper: PyTree
     links: LinkEstimates | None = None  # what the client knows of its links, for estimators that reverse them
     best_step: Int[Array, "*clients"] | None = None  # with early stopping, the step that params and hyper belong to
+    report: Report | None = None  # of the inner solves and estimates so far
 
 
 class _HasSteps:
@@ -63,6 +65,7 @@ class Algorithm(Method, _HasSteps):
         True
     """
 
+    nested: ClassVar[bool] = False  # whether it solves the inner problem before it estimates a hypergradient
     sample: ClassVar[str] = "MDBO(steps=…, outer_step_size=…, inner_step_size=…)"
 
     @property

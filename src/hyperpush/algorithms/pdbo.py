@@ -16,6 +16,7 @@ from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
 from hyperpush.networks import Network
 from hyperpush.optimizers import Optimizer, as_transformation
 from hyperpush.programs import Context, Local, Method, MethodInfo, Node, Problem, Repeat, Scope, Sequence, Whole
+from hyperpush.programs.report import Report
 from hyperpush.status import Status
 
 
@@ -31,6 +32,7 @@ class OuterState(eqx.Module):
     memory: PyTree  # the estimator's, from one outer step to the next
     shared: PyTree  # the client's part of the consensus; None without
     watch: Watch | None  # of the metric; None without early stopping
+    report: Report  # of all estimates so far
 
 
 class PDBO(Algorithm):
@@ -94,6 +96,8 @@ class PDBO(Algorithm):
         },
     )
 
+    nested: ClassVar[bool] = True
+
     inner: InnerSolver
     hypergradient: HypergradientEstimator
     outer: Optimizer | optax.GradientTransformation
@@ -117,19 +121,24 @@ class PDBO(Algorithm):
             allowed = f"True: {estimator} differentiates training from the start"
             raise InvalidInput(f"{type(self).__name__}.restart", False, allowed)
 
-    def status(self, states: Any) -> Status:
-        return Status() if self.stop is None else Status(reason="early-stopping")
+    def status(self, states: BilevelState) -> Status:
+        found = Status() if states.report is None else states.report.status()
+        return found if self.stop is None or found.converged is False else replace(found, reason="early-stopping")
 
     def parts(self) -> Iterator[Method]:
         yield self.inner
         yield self.hypergradient
 
-    def on(self, network: Network, faults: Any = None) -> "PDBO":
+    def choice(self, task: Any) -> str:
+        return self.hypergradient.choice(task)
+
+    def on(self, network: Network, faults: Any = None, task: Any = None) -> "PDBO":
         if self.stop is not None and faults is not None:
             given = "early stopping on links that lose messages"
             raise InvalidInput(f"{type(self).__name__}.stop", given, "reliable links, as clients vote on it; or None")
         stop = None if self.stop is None else replace(self.stop, agreement=network.flood_rounds())
-        return replace(self, stop=stop, remember=self.remember and faults is None)
+        estimator = self.hypergradient.on(network, faults, task)
+        return replace(self, stop=stop, remember=self.remember and faults is None, hypergradient=estimator)
 
     def check_task(self, task: Any) -> None:
         super().check_task(task)
@@ -165,13 +174,15 @@ class PDBO(Algorithm):
                 memory=estimator.memory(state.params, state.hyper) if self.remember else None,
                 shared=self.start_consensus(state.hyper),
                 watch=None if stop is None else Watch.start(state.params, state.hyper),
+                report=Report.none(),
             )
 
         def leave(before: BilevelState, state: OuterState, ctx: Context) -> BilevelState:
+            before = replace(before, links=state.links, report=state.report)
             if state.watch is None:
-                return replace(before, params=state.params, hyper=state.hyper, links=state.links)
+                return replace(before, params=state.params, hyper=state.hyper)
             best = state.watch
-            return replace(before, params=best.params, hyper=best.hyper, links=state.links, best_step=best.best_step)
+            return replace(before, params=best.params, hyper=best.hyper, best_step=best.best_step)
 
         def start_inner(state: OuterState, ctx: Context) -> InnerState:
             return InnerState(state.first if self.restart else state.params, state.hyper)
@@ -184,10 +195,11 @@ class PDBO(Algorithm):
         def start_estimate(state: OuterState, ctx: Context) -> HypergradientState:
             params = state.first if estimator.trains else state.params
             zeros = optax.tree.zeros_like(state.hyper)
-            return HypergradientState(params, state.hyper, zeros, state.links, state.memory)
+            return HypergradientState(params, state.hyper, zeros, state.links, state.memory, Report.none())
 
         def end_estimate(state: OuterState, found: HypergradientState, ctx: Context) -> OuterState:
-            return replace(state, hypergradient=found.value, memory=found.memory)
+            report = state.report if found.report is None else state.report.worst(found.report)
+            return replace(state, hypergradient=found.value, memory=found.memory, report=report)
 
         solve: Node = Scope(self.inner.program(problem), start_inner, end_inner)
         estimate = Scope(estimator.program(problem), start_estimate, end_estimate)

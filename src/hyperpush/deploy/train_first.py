@@ -27,8 +27,11 @@ class TrainFirst(HypergradientEstimator):
         yield self.inner
         yield self.hypergradient
 
-    def on(self, network: Any, faults: Any = None) -> "TrainFirst":
-        return TrainFirst(self.inner.on(network, faults), self.hypergradient.on(network, faults))
+    def on(self, network: Any, faults: Any = None, task: Any = None) -> "TrainFirst":
+        return TrainFirst(self.inner.on(network, faults, task), self.hypergradient.on(network, faults, task))
+
+    def choice(self, task: Any) -> str:
+        return self.hypergradient.choice(task)
 
     def check_task(self, task: Any) -> None:
         for part in self.parts():

@@ -12,14 +12,19 @@ from hyperpush.errors import InvalidInput, unknown
 from hyperpush.programs import Average, Node, Repeat, Server, contains
 
 
-def check_repairable(program: Node, faulty: bool) -> None:
-    """Refuse programs that would be silently wrong, or never end, where messages get lost."""
+def check_repairable(program: Node, faulty: bool, trees: bool = False) -> None:
+    """Refuse programs that would be silently wrong, or never end, where messages get lost.
+
+    With `trees`, averages along a tree are not: the engine sends their messages again.
+    """
 
     def fragile(node: Node) -> bool:
-        return node.until is not None if isinstance(node, Repeat) else isinstance(node, Server | Average)
+        if isinstance(node, Repeat):
+            return node.votes
+        return isinstance(node, Server) or (isinstance(node, Average) and not (trees and node.by == "tree"))
 
     if faulty and contains(program, fragile):
-        allowed = "reliable links: averages that start anew (HGP's), servers and votes on ending a loop require them"
+        allowed = "reliable links, which averages that start anew, servers and votes require; or methods without them"
         raise InvalidInput("faults", "links that lose messages", allowed)
 
 

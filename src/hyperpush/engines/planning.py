@@ -43,10 +43,11 @@ class Planner(Engine):
     def execute(self, request: Request) -> RunResult:
         """See `Engine.run`."""
         network, states, data, step = request.network, request.states, request.data, request.step
-        found, _, agreement = prepare(request)
-        n, passes = network.clients, found.passes()
+        found, _, known = prepare(request)
+        n, passes, agreement, tree = network.clients, found.passes(), known["agreement"], known["tree"]
         sent = [(passes[s.body] * s.messages(agreement), s) for s in found.sendings]
-        rounds, floats = sum(times for times, _ in sent), sum(times * s.floats for times, s in sent)
+        rounds = sum(passes[s.body] * tree.typical_rounds if s.by_tree else times for times, s in sent)
+        floats = sum(times * s.floats for times, s in sent)
         agreed = {body: passes[body] for body, _, loop in found.loops if loop.agreed}
         moved = moved_bytes(sharded(network, self.processes), network, found, agreed, agreement)
         held = ((state, found.held(path)) for path, state in found.states.items())

@@ -113,13 +113,8 @@ def evaluate(
     recipe = as_recipe(program)
 
     def compute(states: PyTree, data: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
-        _, carry, agreement = prepare(Request(recipe, network, states, data, key, None, step))
-        options = {
-            "agreement": agreement,
-            "batch": clients_per_batch,
-            "recorders": recorders_of(record),
-            "every": every,
-        }
+        _, carry, options = prepare(Request(recipe, network, states, data, key, None, step))
+        options |= {"batch": clients_per_batch, "recorders": recorders_of(record), "every": every}
         run = _Recording.of(network, SingleDevice(network.clients), data, key, recipe, **options)
         after = run.run(Visit(recipe.program(), keys.program_key(key)), carry)
         return after.states, run.history

@@ -88,8 +88,11 @@ def run_peers(
 def _all_clients(results: list[RunResult]) -> RunResult:
     """What a run leaves behind, of the results of its clients."""
     one = results[0]
+    rows = {name: np.mean([each.clocks[name].floats for each in results], axis=0) for name in one.clocks}
     return replace(
         one,
+        floats=round(sum(each.floats for each in results) / len(results)),  # along a tree, some send more than others
+        clocks={name: replace(clock, floats=np.rint(rows[name]).astype(int)) for name, clock in one.clocks.items()},
         states=stack([each.states for each in results]),
         history={name: stack([each.history[name] for each in results], 1) for name in one.history},
         late=sum(each.late for each in results),

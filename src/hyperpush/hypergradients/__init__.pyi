@@ -1,4 +1,5 @@
 from . import vr_theory as vr_theory
+from .automatic import Automatic as Automatic
 from .base import HypergradientEstimator as HypergradientEstimator
 from .base import HypergradientState as HypergradientState
 from .check import Check as Check
@@ -12,4 +13,5 @@ from .implicit_cg import ImplicitCG as ImplicitCG
 from .itd_backward import ITDBackward as ITDBackward
 from .local_gradient import LocalGradient as LocalGradient
 from .tracked import TrackedHGP as TrackedHGP
+from .tree_cg import TreeCG as TreeCG
 from .vr_hgp import VRHGP as VRHGP

@@ -1,7 +1,7 @@
 """What every hypergradient estimator starts from and ends with."""
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -9,10 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from hyperpush.data.batches import everything
+from hyperpush.errors import InvalidInput
 from hyperpush.inner.base import LinkEstimates
 from hyperpush.method import Method
 from hyperpush.problem import Problem
 from hyperpush.programs import Context
+from hyperpush.programs.report import Report
+from hyperpush.status import Status
 
 
 class HypergradientState(eqx.Module):
@@ -23,6 +26,7 @@ class HypergradientState(eqx.Module):
     value: PyTree
     links: LinkEstimates | None = None  # what the client knows of its links, for estimators that reverse them
     memory: PyTree = None  # what the estimator wants to find again at the next outer step
+    report: Report | None = None  # whether the estimate is to be believed; None: it does not say
 
 
 class HypergradientEstimator(Method):
@@ -33,10 +37,20 @@ class HypergradientEstimator(Method):
 
     sample: ClassVar[str] = "HGP(steps=…, pushes=…, step_size=…)"
     trains: ClassVar[bool] = False  # whether it trains itself, from the params that it is given
+    exact: ClassVar[bool] = False  # whether it requires products without noise
+
+    def check_task(self, task: Any) -> None:
+        super().check_task(task)
+        if self.exact and task.privacy is not None:
+            name = type(self).__name__
+            raise InvalidInput("method", f"{name} on a private task", f"TrackedHGP or HGP: {name} tolerates no noise")
 
     def memory(self, params: PyTree, hyper: PyTree) -> PyTree:
         """What a client remembers before the first outer step; None: it remembers nothing from step to step."""
         return None
+
+    def status(self, states: HypergradientState) -> Status:
+        return Status() if states.report is None else states.report.status()
 
 
 def reverses_links(method: Method) -> bool:

@@ -22,7 +22,7 @@ from hyperpush.networks import Network
 from hyperpush.programs import Context, Exchange, Node, Recipe, Repeat
 from hyperpush.results import Estimate
 from hyperpush.task import Task
-from hyperpush.verbs import check_call, hypergradient
+from hyperpush.verbs import check_call, hypergradient, inner_residual
 
 SERIES = 1e-4  # what the suggested number of steps leaves of HGP's series
 LENGTH = 1e-3  # of a finite difference, relative to the hypers
@@ -58,6 +58,10 @@ class Check:
         largest: Largest eigenvalue of the Hessian that the target inverts: the mean one, or the clients' own.
         smallest: The smallest one.
         tenfold: Rounds in which the network's averaging error falls tenfold; None if it does not.
+        given_residual: How far the given params are from solved, as in `hp.Status`; None if it does not matter.
+        own_smallest: Smallest eigenvalue of any client's own Hessian at the solution.
+        sensitivity: Largest change of the solution per change of the hypers along the directions, |dx|/|dλ|.
+        window: Rounds after which whatever anyone sends has reached all (repeated connection).
     """
 
     estimator: HypergradientEstimator
@@ -83,6 +87,15 @@ class Check:
     largest: float
     smallest: float
     tenfold: float | None
+    given_residual: float | None
+    own_smallest: float
+    sensitivity: float
+    window: int
+
+    @property
+    def condition(self) -> float:
+        """λ_max/λ_min of the Hessian; infinite where it is not positive definite."""
+        return self.largest / self.smallest if self.smallest > 0 else math.inf
 
     @property
     def difference_error(self) -> float:
@@ -175,34 +188,59 @@ class Check:
         return said
 
     def __str__(self) -> str:
-        steps, rounds = self.suggested_steps, self.tenfold and math.ceil(self.tenfold)
-        suggested = (
-            self.suggested_step_size and f"step_size {self.suggested_step_size:.4g}, steps {steps} for {SERIES:.0e}"
-        )
+        """One screen: the problem, the estimate, and what to change."""
+        verdict = f"{'passed' if self.passed else 'FAILED'} at tolerance {self.tolerance:.0e}"
+        rows = [f"  {name:<15}{text}" for name, text in self._rows_of_the_problem().items()]
+        lines = [f"{self.estimator} on {self.network}: {verdict}", "the problem", *rows, "the estimate"]
+        lines += [f"  {name:<15}{text}" for name, text in self._rows_of_the_estimate().items()]
+        lines.append(f"  {'direction':<15}{'difference':>14}{'±':>9}{'estimate':>15}")
+        for number, row in enumerate(zip(self.differences, self.uncertainties, self.predictions, strict=True)):
+            lines.append(f"  {number + 1:<15}{row[0]:>14.6e}{row[1]:>9.0e}{row[2]:>15.6e}")
+        return "\n".join([*lines, "what to change", *(f"  {sentence}" for sentence in self._advice())])
+
+    def _rows_of_the_problem(self) -> dict[str, str]:
+        own = f"; a client's own down to {self.own_smallest:.2g}{' (indefinite)' if self.own_smallest < 0 else ''}"
+        given = "" if self.given_residual is None else f", residual {self.given_residual:.2g}"
+        rounds = self.tenfold and math.ceil(self.tenfold)
+        contraction = "no step size lets training contract"
+        if self.smallest > 0:
+            contraction = f"at step size 1/λ_max training contracts by {1 - 1 / self.condition:.4g} per step"
+        return {
+            "conditioning": f"λ_max {self.largest:.4g}, λ_min {self.smallest:.4g}, κ {self.condition:.3g}{own}",
+            "inner problem": f"{'solved' if self.solved else 'NOT SOLVED'}, gradient norm {self.gradient_norm:.1e}",
+            "given params": f"{self.given_distance:.1e} from its solution, {self.given_spread:.1e} from their mean"
+            f"{given}; hypergradient there {self.given_effect:.1e} off",
+            "sensitivity": f"|dx|/|dλ| up to {self.sensitivity:.3g} along the directions below",
+            "range": f"the outer gradient is in the Hessian's range up to {self.residual:.1e}",
+            "connection": f"whatever is sent reaches all within {self.window} rounds; averaging errors "
+            + (f"fall tenfold in {rounds}" if rounds else "do not fall"),
+            "contraction": contraction,
+        }
+
+    def _rows_of_the_estimate(self) -> dict[str, str]:
         rows = {
             "target": self.estimator.info.target,
-            "inner problem": f"{'solved' if self.solved else 'NOT SOLVED'}, gradient norm {self.gradient_norm:.1e}",
-            "given params": f"{self.given_distance:.1e} from its solution, {self.given_spread:.1e} from their mean, "
-            f"gradient norm {self.given_gradient_norm:.1e}; hypergradient there {self.given_effect:.1e} off",
             "closed form": f"estimate {self.reference_error:.1e} off (residual {self.residual:.1e})",
             "differences": f"estimate {self.difference_error:.1e} off (h = {self.length:.1e})",
-            "curvature": f"λ_max {self.largest:.4g}, λ_min {self.smallest:.4g}",
-            "suggested": suggested or "nothing",
-            "averaging": f"error falls tenfold in {rounds} rounds" if rounds else "does not converge",
         }
         if self.estimate is not None:
             cost = self.estimate.costs
+            rows["status"] = (
+                f"{self.estimate.status}{self.estimate.status.chosen and '; ' + self.estimate.status.chosen}"
+            )
             rows["each client"] = (
                 f"{cost.rounds} rounds, {cost.floats} numbers sent, {cost.hessian_products} Hessian products, "
                 f"{cost.jacobian_products} Jacobian products, {cost.gradients} gradients"
             )
-        verdict = f"{'passed' if self.passed else 'FAILED'} at tolerance {self.tolerance:.0e}"
-        lines = [f"{self.estimator} on {self.network}: {verdict}"]
-        lines += [f"  {name:<15}{text}" for name, text in rows.items()]
-        lines.append(f"  {'direction':<15}{'difference':>14}{'±':>9}{'estimate':>15}")
-        for number, row in enumerate(zip(self.differences, self.uncertainties, self.predictions, strict=True)):
-            lines.append(f"  {number + 1:<15}{row[0]:>14.6e}{row[1]:>9.0e}{row[2]:>15.6e}")
-        return "\n".join(lines + [f"  ! {sentence}" for sentence in self.warnings])
+        return rows
+
+    def _advice(self) -> list[str]:
+        said = [f"! {sentence}" for sentence in self.warnings]
+        if self.suggested_step_size is not None and self.suggested_steps is not None:
+            said.append(
+                f"for HGP: step_size {self.suggested_step_size:.4g}, steps {self.suggested_steps} for {SERIES:.0e}"
+            )
+        return said or ["nothing"]
 
 
 @no_type_check
@@ -271,7 +309,7 @@ def check(
         elsewhere, _ = pooled.hypergradient(target, given, hypers)
         moves, weights = _directions(keys[0], hypers, directions, target)
         length = LENGTH * (_norm(hypers) / (math.sqrt(network.clients) if target == "client" else 1) or 1.0)
-        slopes, missing = np.zeros((2, directions)), found.newton_step
+        slopes, missing, sensitivity = np.zeros((2, directions)), found.newton_step, 0.0
         for halves, d, sign in np.ndindex(2, directions, 2):
             h = (-length if sign else length) / (halves + 1)
             moved, end = jax.tree.map(lambda leaf, move, d=d, h=h: leaf + h * move[d], hypers, moves), found
@@ -280,7 +318,9 @@ def check(
             outer_costs = np.asarray(pooled.of_each("outer_cost", end.params, moved, on="outer"))
             slopes[halves, d] += weights[d] @ outer_costs / (2 * h)
             missing = max(missing, end.newton_step)
+            sensitivity = max(sensitivity, _farthest(end.params, found.params) / abs(h))
         smallest, largest = pooled.spectrum(found.params, hypers, keys[1])
+        own_smallest, _ = Pooled(task.problem, data, alone=True).spectrum(found.params, hypers, keys[1])
         given, solution, reference, elsewhere, moves = jax.tree.map(
             np.asarray, (given, found.params, reference, elsewhere, moves)
         )
@@ -317,6 +357,10 @@ def check(
         largest=largest,
         smallest=smallest,
         tenfold=tenfold,
+        given_residual=inner_residual(task, method),
+        own_smallest=own_smallest,
+        sensitivity=sensitivity,
+        window=network.flood_rounds(),
     )
 
 

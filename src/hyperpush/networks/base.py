@@ -31,7 +31,8 @@ class Network(eqx.Module):
 
     **To write one**, derive from `hp.networks.Listed` if the links can be listed (`examples/extend/line.py` does).
     Else define `_slots`, `flood_rounds` and `possible`, and `means` if links are random. Every network names itself
-    (`name`), and says whether its links are `directed` and whether they change (`varying`).
+    (`name`), and says whether its links are `directed` and whether they change (`varying`). Links that change by a
+    schedule that all know are `scheduled`, with their `period`.
 
     Example:
         >>> import hyperpush as hp
@@ -84,6 +85,15 @@ class Network(eqx.Module):
         """After how many steps the links repeat, for networks without chance."""
         return 1
 
+    @property
+    def scheduled(self) -> bool:
+        """Whether everybody knows the links of all steps ahead: they repeat after `period()` steps, whatever the key.
+
+        Exact averages along a tree are planned then. On all other networks clients wait for links: nobody knows
+        tomorrow's random ones. False is always safe.
+        """
+        return not self.varying
+
     def means(self) -> Means:
         """How often each link is up and the mean weight pushed over it, exactly (n×n, on the host)."""
         everyone, key, n = jnp.arange(self.clients), jax.random.key(0), self.clients
@@ -93,6 +103,10 @@ class Network(eqx.Module):
             push += np.asarray(links.weights, float) + np.diag(np.asarray(links.own, float))
             up += np.asarray(links.alive, float) + np.eye(n)
         return Means(push / self.period(), up / self.period())
+
+    def frequencies(self) -> Float[np.ndarray, "n n"]:
+        """How often each link j → i (row j, column i) is up; the diagonal means nothing."""
+        return self.means().up
 
     def links(
         self, key: PRNGKeyArray, step: Step, senders: Senders, weights: Weights = "push", padded: bool = True

@@ -118,6 +118,10 @@ class OnePeerExponential(Network):
         distance = jnp.asarray(_powers(self.clients))[jnp.asarray(step) % self.period()]
         return jnp.ones((senders.shape[0], 1), bool), ((senders + distance) % self.clients)[:, None]
 
+    @property
+    def scheduled(self) -> bool:
+        return True
+
     def period(self) -> int:
         return len(_powers(self.clients))
 

@@ -62,6 +62,9 @@ class _Independent(Network):
     def means(self) -> Means:
         return of_independent(self.probabilities())
 
+    def frequencies(self) -> Float[np.ndarray, "n n"]:
+        return self.probabilities()  # the means of weights take n times as long
+
     def flood_rounds(self) -> int:
         silent = 1 - self.probabilities()
         return random_flood(self, stall=float(max(silent.prod(axis=0).max(), silent.prod(axis=1).max())))

@@ -113,6 +113,10 @@ class Listed(Network):
         assert self.table.own is not None
         return self.table.rows(self.table.gossip, step, senders), self.table.rows(self.table.own, step, senders)
 
+    @property
+    def scheduled(self) -> bool:
+        return True
+
     def period(self) -> int:
         return len(self.table.alive)
 

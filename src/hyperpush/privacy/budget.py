@@ -191,7 +191,7 @@ def budget(task: Task, method: Method, network: Any = None) -> Budget:
     noise = _noise_of(task)
     check_method(method)
     method.check_task(task)
-    method = method if network is None else method.on(network)
+    method = method if network is None else method.on(network, None, task)
     return Budget(tuple(Spending(noise.mechanism, leaf) for leaf in releases(task, method, first_state(task, method))))
 
 

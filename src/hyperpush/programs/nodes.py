@@ -172,12 +172,19 @@ class Average(eqx.Module):
 
     `"push"`: w ← Pw, ω ← Pω from (value, mass), average = w/ω (push-sum: Kempe, Dobra, Gehrke 2003). `"gossip"`:
     w ← Ww with doubly stochastic W. `"exact"`: the plain mean at once, as a server or an all-reduce would give it.
+    `"tree"`: the plain mean again, summed over the network's own links along a tree to client 0 and sent back, as
+    `hyperpush.networks.trees` describes. It takes as many rounds as the links allow, and each client sends at most two
+    messages on average, more where links lose some. Engines that host all clients compute the mean at once, and count
+    what the tree takes; peers send along it. The first such average of a run on random links also counts what it takes
+    to learn how often they are up. **Use it** where clients trust each other. A parent sees its children's sums and
+    could falsify them.
 
     Args:
-        get: `get(state, context)` gives `(value, mass)`.
+        get: `get(state, context)` gives `(value, mass)`. A value is any pytree: several travel in one message.
         put: `put(state, average, mass, context)` takes back the averaged value and the mass.
-        rounds: Steps of averaging, 0 or more; 0 leaves everybody its own value. More are closer to the mean.
-        by: How: `"push"` on any network, `"gossip"` on undirected ones, `"exact"` with a server.
+        rounds: Steps of averaging, 0 or more; 0 leaves everybody its own value. More are closer to the mean. Exact
+            means ignore it.
+        by: How: `"push"` on any network, `"gossip"` on undirected ones, `"exact"` with a server, `"tree"` without one.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -191,10 +198,12 @@ class Average(eqx.Module):
     get: Callable[[State, Context], tuple[PyTree, Float[Array, ""]]] = eqx.field(static=True)
     put: Callable[[State, PyTree, Float[Array, ""], Context], State] = eqx.field(static=True)
     rounds: int = eqx.field(static=True)
-    by: Literal["push", "gossip", "exact"] = eqx.field(static=True, default="push")
+    by: Literal["push", "gossip", "exact", "tree"] = eqx.field(static=True, default="push")
 
     def stepwise(self) -> "Node":
-        """The same average as single exchanges, for engines that cannot compose them."""
+        """The same average as single exchanges, for engines that cannot compose them; along a tree it stays one."""
+        if self.by == "tree":
+            return self
         push = self.by == "push"
 
         def receive(held, inbox: Inbox, ctx):
@@ -257,6 +266,8 @@ class Repeat(eqx.Module):
         until: `until(state, context)` ends the loop when it holds at *every* client. The clients find that out by
             max-consensus after each iteration, so nobody falls out of step.
         times: `times(state, context)` says how often; every client must hold the same number, e.g. one agreed on.
+        common: Whether `until` looks only at what is the same at every client, such as an exact average. Then all know
+            without a vote when to end.
         name: By which the loop is recorded, shown, and named when it diverges.
 
     Raises:
@@ -274,6 +285,12 @@ class Repeat(eqx.Module):
     until: Callable[[State, Context], Bool[Array, ""]] | None = eqx.field(static=True, default=None)
     times: Callable[[State, Context], Int[Array, ""]] | None = eqx.field(static=True, default=None)
     name: str = eqx.field(static=True, default="loop")
+    common: bool = eqx.field(static=True, default=False)
+
+    @property
+    def votes(self) -> bool:
+        """Whether the clients vote after each iteration."""
+        return self.until is not None and not self.common
 
     @property
     def agreed(self) -> bool:

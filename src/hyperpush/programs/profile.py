@@ -28,6 +28,9 @@ from hyperpush.programs.nodes import (
 )
 from hyperpush.programs.recipe import Recipe, as_recipe
 
+# In place of a path: what clients send once to learn how often links are up, counted in rows of n numbers.
+LEARNING: Path = (-1,)
+
 
 class Sending(eqx.Module):
     """A place in a program that sends: its path, the node, and the message's shapes (of one client)."""
@@ -45,10 +48,18 @@ class Sending(eqx.Module):
     def bytes(self) -> int:
         return bytes_of(self.message)
 
+    @property
+    def by_tree(self) -> bool:
+        """Whether it goes along a tree: how many messages that takes, only the run can tell."""
+        return isinstance(self.node, Average) and self.node.by == "tree"
+
     def messages(self, agreement: int) -> int:
-        """How many are sent each time, where clients agree on ending a loop in `agreement` rounds."""
-        if isinstance(self.node, Average) and self.node.by != "exact":
-            return self.node.rounds
+        """How many are sent each time, where clients agree on ending a loop in `agreement` rounds.
+
+        Along a tree they are two at most, on average over clients and without losses.
+        """
+        if isinstance(self.node, Average):
+            return {"exact": 1, "tree": 2}.get(self.node.by, self.node.rounds)
         return agreement if isinstance(self.node, Repeat) else 1
 
 
@@ -81,9 +92,14 @@ class Profile:
         return [self.states[each] for each in self.scopes if len(each) < len(path) and each == path[: len(each)]]
 
     def floats(self, agreed: Mapping[Path, int], agreement: int) -> int:
-        """Numbers sent."""
+        """Numbers sent, but for those along a tree."""
         passes = self.passes(agreed)
-        return sum(passes[s.body] * s.messages(agreement) * s.floats for s in self.sendings)
+        return sum(passes[s.body] * s.messages(agreement) * s.floats for s in self.sendings if not s.by_tree)
+
+    def floats_by_tree(self, messages: Mapping[Path, Any], clients: int) -> Any:
+        """Numbers that a client has sent along trees, on average, from the messages of all clients at each place."""
+        width = {LEARNING: clients} | {sending.path: sending.floats for sending in self.sendings}
+        return sum(width[path] * np.asarray(count, np.int64) for path, count in messages.items()) / clients
 
     def floats_at(
         self,
@@ -98,7 +114,7 @@ class Profile:
         At each moment the loop has been entered `entered` times, the last time for `iterations` iterations, and the
         bodies of loops of an agreed length have run as often as `agreed` says. What stands before the loop is
         complete, what stands in it counts by iterations, and what follows has not begun. A loop that was entered
-        several times must have a fixed length, and so must the loops around it.
+        several times must have a fixed length, and so must the loops around it. What goes along trees is left out.
         """
         around = {inside: (above, node) for inside, above, node in self.loops}
         iterations = np.asarray(iterations, np.int64)
@@ -123,6 +139,8 @@ class Profile:
 
         sent = np.zeros(iterations.shape, np.int64)
         for sending in self.sendings:
+            if sending.by_tree:
+                continue
             path = (*sending.path, 1) if isinstance(sending.node, Repeat) else sending.path  # a vote ends a pass
             sent += np.asarray(passes(sending.body, path), np.int64) * sending.messages(agreement) * sending.floats
         return sent
@@ -257,6 +275,7 @@ class _Tracer:
         self.walk(node.body, state, inside, inside)
         if node.until is not None:
             self.leaf(path, Role.UNTIL, node.until, inside, state)
+        if node.votes:
             self.send(node, jax.ShapeDtypeStruct((), jnp.float32), path, inside)
         return state
 

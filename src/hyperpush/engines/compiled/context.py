@@ -17,6 +17,7 @@ from hyperpush.engines import keys
 from hyperpush.engines.compiled.placement import AXIS, Placement
 from hyperpush.engines.faults import Faults
 from hyperpush.networks import Network
+from hyperpush.networks.trees import Tree
 from hyperpush.programs import Recipe
 
 R = TypeVar("R", bound="RunContext")
@@ -32,6 +33,7 @@ class RunContext(eqx.Module):
     faults_key: PRNGKeyArray
     recipe: Recipe
     faults: Faults | None = None
+    tree: Tree | None = None  # of programs with averages along one
     agreement: int = eqx.field(static=True, default=1)  # rounds of max-consensus that reach everyone
     batch: int | None = eqx.field(static=True, default=None)  # clients per vectorized batch; None: all at once
     mesh: Mesh | None = eqx.field(static=True, default=None)  # None: all clients on one device

@@ -25,8 +25,8 @@ def moved_bytes(
         )
         if isinstance(node, Server) or by_receiver:
             rows = others * placement.block  # all see all
-        elif isinstance(node, Average) and node.by == "exact":
-            rows = others
+        elif isinstance(node, Average) and node.by in ("exact", "tree"):  # a sum over devices, whatever clients send
+            rows, times = others, 1
         elif isinstance(node, Average) and composes(network, place.floats):
             rows, times = others * placement.block, 1
         total += passes[place.body] * times * rows * place.bytes * placement.devices

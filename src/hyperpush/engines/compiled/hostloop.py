@@ -25,6 +25,7 @@ from hyperpush.engines.compiled.snapshots import History, Structure, restore, ta
 from hyperpush.engines.hooks import Cursor, Divergence, ProgressHook, Replay, Snapshot, Trail
 from hyperpush.engines.result import OUTSIDE, Recorder, RecordFunction
 from hyperpush.errors import Diverged, HyperpushError, InvalidInput
+from hyperpush.networks.trees import LONGEST
 from hyperpush.programs import (
     Node,
     Path,
@@ -95,7 +96,7 @@ class HostLoop:
     def compile_whole(self, carry: Carry, key: PRNGKeyArray) -> Carry | None:
         """The result of the program in one call; None if it diverged."""
         after, finite = self.attempt(Visit(self.program, key), carry)
-        return check_split(after) if finite else None
+        return check_clock(after) if finite else None
 
     def weight(self, node: Node, path: Path) -> int:
         """What one pass through a node at a path takes: leaves times the numbers of all clients' states."""
@@ -121,7 +122,7 @@ class HostLoop:
         after, finite = self.attempt(visit, carry)
         if not finite:
             raise Diverged(OUTSIDE, visit.round, "Check the data and the step sizes.")
-        return after
+        return check_clock(after)
 
     def resumes(self, path: Path) -> bool:
         """Whether the place where the run continues is at this path or below."""
@@ -196,7 +197,7 @@ class HostLoop:
             result = self.run_chunk(visit, schedule, carry, done, stop)
             if recorder is not None:
                 self.keep_records(visit, result, done // self.every + (not entry))
-            carry = check_split(strong(result.carry))
+            carry = check_clock(strong(result.carry))
             ended = bool(result.ended) or int(result.reached) < stop or node.at_most == 0
             schedule.adapt(time.perf_counter() - began)
             self.boundary(visit, node.at_most if ended else stop, stop - done, carry)
@@ -252,7 +253,7 @@ class HostLoop:
     def record(self, visit: Visit, recorder: Recorder, when: Visit, carry: Carry, iterations: int) -> None:
         """A row of a loop whose body the host walks, after so many iterations."""
         made = self.apply(Role.RECORD, when, carry, recorder.f).states
-        clock = np.array([[int(each) for each in jax.tree.leaves((carry.clock.step, carry.clock.passes))]], np.int32)
+        clock = np.asarray(processes.gathered(carry.clock.row()))[None]
         self.note(visit, jax.tree.map(lambda v: v[None], made), clock, [iterations])
 
     def keep_records(self, visit: Visit, result: ChunkResult, first_row: int) -> None:
@@ -282,8 +283,12 @@ class HostLoop:
         return partial(take, self.structure, trail, carry, list(self.held), self.history.copy(), Counter(self.extra))
 
 
-def check_split(carry: Carry) -> Carry:
-    """The carry, if clients agree about the ends of loops."""
+def check_clock(carry: Carry) -> Carry:
+    """The carry, if clients agree about the ends of loops and averages along trees have come to an end."""
+    if bool(carry.clock.stuck):
+        raise HyperpushError(
+            f"an average along a tree did not reach everybody within {LONGEST:,} rounds: some links are hardly ever up"
+        )
     if bool(carry.clock.split):
         raise HyperpushError("clients disagree about the end of a loop: the network did not reach everyone in time")
     return carry

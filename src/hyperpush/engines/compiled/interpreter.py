@@ -20,6 +20,7 @@ from hyperpush.engines.compiled.placement import alive_rows, along, weight_rows
 from hyperpush.engines.result import Recorder
 from hyperpush.networks import Links, Network, Weights
 from hyperpush.networks.mixing import mixing_matrix
+from hyperpush.networks.trees import PlannedTree, Post, Trip, reliable_post
 from hyperpush.programs import (
     Average,
     Context,
@@ -33,6 +34,7 @@ from hyperpush.programs import (
     State,
     leaf_key,
 )
+from hyperpush.programs.profile import LEARNING
 
 
 class Clock(eqx.Module):
@@ -40,13 +42,16 @@ class Clock(eqx.Module):
 
     step: Int[Array, ""]  # every exchange takes one step of network time
     passes: dict[Path, Int[Array, ""]]  # how often the bodies of loops of an agreed length have run
+    by_tree: dict[Path, Int[Array, ""]]  # messages that all clients together have sent along trees, by place
     late: Int[Array, ""]  # messages that came too late and were dropped
     split: Bool[Array, ""]  # clients disagreed about ending a loop
+    stuck: Bool[Array, ""]  # an average along a tree did not reach everybody
 
     @staticmethod
-    def start(bodies: Iterable[Path], step: int) -> "Clock":
-        zero = jnp.zeros((), jnp.int32)
-        return Clock(jnp.asarray(step, jnp.int32), dict.fromkeys(bodies, zero), zero, jnp.zeros((), bool))
+    def start(bodies: Iterable[Path], step: int, by_tree: Iterable[Path] = ()) -> "Clock":
+        zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+        counts = dict.fromkeys(bodies, zero), dict.fromkeys(by_tree, zero)
+        return Clock(jnp.asarray(step, jnp.int32), *counts, zero, no, no)
 
     def advance(self, rounds: Any = 1, late: Any = 0) -> "Clock":
         return replace(self, step=self.step + rounds, late=self.late + late)
@@ -55,11 +60,17 @@ class Clock(eqx.Module):
         return replace(self, split=self.split | split)
 
     def row(self) -> Int[Array, " columns"]:
-        """The step, then the passes by the order of their paths: what is noted beside a record."""
-        return jnp.stack(jax.tree.leaves((self.step, self.passes)))
+        """The step, then passes and messages by the order of their paths: what is noted beside a record."""
+        return jnp.stack(jax.tree.leaves((self.step, self.passes, self.by_tree)))
 
     def passed(self, body: Path, times: Any) -> "Clock":
         return replace(self, passes={**self.passes, body: self.passes[body] + times})
+
+    def travelled(self, path: Path, trip: Trip) -> "Clock":
+        """After a trip along a tree."""
+        total = self.by_tree[path] + jnp.sum(trip.messages, dtype=jnp.int32)
+        after = replace(self.advance(trip.rounds), stuck=self.stuck | ~trip.complete)
+        return replace(after, by_tree={**self.by_tree, path: total})
 
 
 class Carry(eqx.Module):
@@ -185,7 +196,11 @@ class Interpreter(RunContext):
             carry, done = self.run(inside, carry), jnp.zeros((), bool)
             if node.until is not None:
                 votes = self.apply(node.until, Role.UNTIL, inside, carry.states)
-                carry, done = self.agree(carry, votes, visit.path)
+                if node.common:
+                    done = ~self.placement.any(~votes)
+                    carry = replace(carry, clock=carry.clock.disagree(self.placement.any(votes != done)))
+                else:
+                    carry, done = self.agree(carry, votes, visit.path)
             if recording is not None:
                 recorder, every, _ = recording
                 row = (i - start) // every + (begins.astype(jnp.int32) if recorder.entry else 0)
@@ -267,6 +282,10 @@ class Interpreter(RunContext):
         value, mass = self.apply(node.get, Role.ENTER, visit, carry.states)
         held = (value, mass) if node.by == "push" else value
         floats = sum(leaf.size for leaf in jax.tree.leaves(held)) // mass.shape[0]
+        if by == "tree":
+            # No vector travels along it: the value is the mean, and what the tree takes is counted.
+            states = self.apply(node.put, Role.LEAVE, visit, carry.states, self.placement.mean(held), mass)
+            return with_states(self.travel(visit.path, carry), states)
         if by == "exact":
             mixed, sent = self.placement.mean(held), 1
             clock = clock.advance()
@@ -290,6 +309,35 @@ class Interpreter(RunContext):
             mixed = jax.tree.map(lambda w: w / along(mass, w), mixed)
         states = self.apply(node.put, Role.LEAVE, visit, carry.states, mixed, mass)
         return replace(carry, states=states, clock=clock).sending(visit.path, sent)
+
+    def travel(self, path: Path, carry: Carry) -> Carry:
+        """Count an average along the tree, and before the first one what it takes to learn the links."""
+        assert self.tree is not None  # prepared for every program that has such averages
+        if isinstance(self.tree, PlannedTree):
+            return self.travelled(path, carry, self.tree.trip(carry.clock.step))
+        tree, post, lossy = self.tree, self.post(), self.faults is not None
+        if tree.learns:
+            before = (carry.clock, carry.sent[LEARNING])
+
+            def learn(before):
+                own = replace(carry, clock=before[0], sent={**carry.sent, LEARNING: before[1]})
+                own = self.travelled(LEARNING, own, tree.learn(own.clock.step, post, lossy))
+                return own.clock, own.sent[LEARNING]
+
+            known = before[0].by_tree[LEARNING] > 0
+            clock, sent = jax.lax.cond(known, lambda before: before, learn, before)
+            carry = replace(carry, clock=clock, sent={**carry.sent, LEARNING: sent})
+        again = sum(count for place, count in carry.clock.by_tree.items() if place != LEARNING) > 0
+        return self.travelled(path, carry, tree.trip(carry.clock.step, post, lossy, again))
+
+    def travelled(self, path: Path, carry: Carry, trip: Trip) -> Carry:
+        return replace(carry, clock=carry.clock.travelled(path, trip)).sending(path, self.placement.mine(trip.links))
+
+    def post(self) -> Post:
+        """Which links of all clients are up, and when what is sent on them arrives."""
+        if self.faults is None:
+            return reliable_post(self.network, self.network_key)
+        return lossy.post(self.network, self.network_key, self.faults, self.faults_key)
 
     def operator(self, step: Int[Array, ""], rounds: int, weights: Weights) -> tuple[Array, Int[Array, " n"]]:
         """The n×n operator of `rounds` steps from `step` on, and the messages that each client sends in them."""

@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hyperpush.engines.compiled.placement import alive_rows, weight_rows
 from hyperpush.engines.faults import Faults
-from hyperpush.networks import Links
+from hyperpush.networks import Links, Network
+from hyperpush.networks.trees import Post, reliable_post
 
 
 class Fates(NamedTuple):
@@ -38,6 +39,20 @@ def in_time(links: Links, fate: Fates, clients: int) -> tuple[Links, Int[Array, 
         now = jnp.take_along_axis(now, links.targets, axis=1)
     alive = links.alive & now
     return Links(links.own, jnp.where(alive, links.weights, 0), alive, links.targets), jnp.sum(late, dtype=jnp.int32)
+
+
+def post(network: Network, network_key: PRNGKeyArray, faults: Faults, key: PRNGKeyArray) -> Post:
+    """Which links are up, and when the first copy of what is sent on them arrives."""
+    reliable = reliable_post(network, network_key)
+
+    def one(step, senders, receivers):
+        alive, _ = reliable(step, senders, receivers)
+        fate = fates(faults, key, step, senders, network.clients)
+        edges = jnp.arange(senders.shape[0]), receivers
+        copies = jnp.where(fate.arrives[edges], step + fate.delays[edges], NEVER)
+        return alive, jnp.where(alive, jnp.min(copies, axis=1), NEVER)
+
+    return one
 
 
 class Totals(eqx.Module):

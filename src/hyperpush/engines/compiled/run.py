@@ -1,6 +1,7 @@
 """A run of a compiled engine, from what it is given to its result."""
 
 import abc
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,7 +23,9 @@ from hyperpush.engines.compiled.routes import routes
 from hyperpush.engines.result import RunResult
 from hyperpush.errors import InvalidInput
 from hyperpush.networks import Network
+from hyperpush.networks.trees import WaitingTree, tree_of
 from hyperpush.programs import Profile, bytes_of, one_client, profile
+from hyperpush.programs.profile import LEARNING
 
 
 class CompiledEngine(Engine):
@@ -37,8 +40,8 @@ class CompiledEngine(Engine):
     def execute(self, request: Request) -> RunResult:
         """See `Engine.run`."""
         network, key, mesh = request.network, request.key, self.devices_of_run()
-        found, carry, agreement = prepare(request)
-        options = {"faults": request.faults, "agreement": agreement, "batch": self.clients_per_batch, "mesh": mesh}
+        found, carry, options = prepare(request)
+        options |= {"faults": request.faults, "batch": self.clients_per_batch, "mesh": mesh}
         placement, numbers = placement_on(network, mesh, request.states), request.recipe.traceable()
         context = Interpreter.of(network, placement, request.data, key, numbers, **options)
         loop = HostLoop(context, request, found)
@@ -47,21 +50,30 @@ class CompiledEngine(Engine):
         return conclude(loop, loop.run(start, context.replicate(keys.program_key(key))), request.step)
 
 
-def prepare(request: Request) -> tuple[Profile, Carry, int]:
-    """What a program does, the carry it starts with, and the rounds that an agreement takes."""
+def prepare(request: Request) -> tuple[Profile, Carry, dict[str, Any]]:
+    """What a program does, the carry it starts with, and what a context has to know of it.
+
+    That is the rounds of an `agreement`, and the `tree` for averages along one.
+    """
     recipe, network, states, data, _, faults, *_ = request
     check_clients("states", states, network.clients)
     check_clients("data", data, network.clients)
-    check_repairable(recipe.program(), faults is not None)
+    check_repairable(recipe.program(), faults is not None, trees=True)
     found = profile(recipe, one_client(states), one_client(data), network.clients)
     totals = {}
     if faults is not None:
         conserved = [s for s in found.sendings if getattr(s.node, "conserved", False)]
         totals = {s.path: lossy.Totals.start(s.message, network.clients, faults.delay) for s in conserved}
-    clock = Clock.start((body for body, _, loop in found.loops if loop.agreed), request.step)
-    agrees = any(loop.until is not None for _, _, loop in found.loops)
-    sent = {s.path: jnp.asarray(np.zeros(network.clients, np.int32)) for s in found.sendings}
-    return found, Carry(states, clock, totals, sent), network.flood_rounds() if agrees else 1
+    by_tree = [sending.path for sending in found.sendings if sending.by_tree]
+    tree = tree_of(network, faults is not None) if by_tree else None
+    learning = [LEARNING] if isinstance(tree, WaitingTree) and tree.learns else []
+    bodies = (body for body, _, loop in found.loops if loop.agreed)
+    clock = Clock.start(bodies, request.step, (*by_tree, *learning))
+    places = (*(sending.path for sending in found.sendings), *learning)
+    sent = {path: jnp.asarray(np.zeros(network.clients, np.int32)) for path in places}
+    agrees = any(loop.votes for _, _, loop in found.loops)
+    agreement = network.flood_rounds() if agrees else 1
+    return found, Carry(states, clock, totals, sent), {"agreement": agreement, "tree": tree}
 
 
 def placement_on(network: Network, mesh: Mesh | None, states: PyTree) -> Placement:
@@ -88,6 +100,7 @@ def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
     n, agreement = context.network.clients, context.agreement
     agreed = {body: int(times) for body, times in carry.clock.passes.items()}
     width, sent = {sending.path: sending.bytes for sending in found.sendings}, np.zeros(n, np.int64)
+    width[LEARNING] = n * jnp.zeros(()).dtype.itemsize
     for path, count in processes.gathered(carry.sent).items():
         sent += width[path] * np.asarray(count)[:n].astype(np.int64)
     return RunResult(
@@ -96,12 +109,12 @@ def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
         ),
         step=int(carry.clock.step),
         rounds=int(carry.clock.step) - step,
-        floats=found.floats(agreed, agreement),
+        floats=round(found.floats(agreed, agreement) + float(found.floats_by_tree(carry.clock.by_tree, n))),
         work=found.total(agreed) + loop.extra,
         history=loop.history.result(n),
         late=int(carry.clock.late),
         totals=carry.totals,
-        clocks=loop.history.row_clocks(agreement, step),
+        clocks=loop.history.row_clocks(carry.clock, n, agreement, step),
         bytes=sent,
         moved=moved_bytes(context.placement, context.network, found, agreed, agreement),
     )

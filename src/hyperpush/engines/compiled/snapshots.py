@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 
 from hyperpush import processes
 from hyperpush.engines import keys
-from hyperpush.engines.compiled.interpreter import Carry, Interpreter
+from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
 from hyperpush.engines.hooks import Snapshot, Trail
 from hyperpush.engines.result import Recorder, RowClock
 from hyperpush.errors import HyperpushError
@@ -64,20 +64,24 @@ class History:
             if parts
         }
 
-    def row_clocks(self, agreement: int, started: int) -> dict[str, RowClock]:
-        """When all rows were made."""
-        return {name: self._row_clock(np.concatenate(c), agreement, started) for name, c in self.clocks.items() if c}
+    def row_clocks(self, end: Clock, clients: int, agreement: int, started: int) -> dict[str, RowClock]:
+        """When all rows were made; `end` is the clock at the end of the run."""
+        made = {name: np.concatenate(clocks) for name, clocks in self.clocks.items() if clocks}
+        trees = sorted(end.by_tree)
+        return {name: self._row_clock(rows, trees, clients, agreement, started) for name, rows in made.items()}
 
-    def _row_clock(self, rows: np.ndarray, agreement: int, started: int) -> RowClock:
-        loops, entered, iterations, step, *passes = rows.astype(np.int64).T
+    def _row_clock(self, rows: np.ndarray, trees: list[Path], clients: int, agreement: int, started: int) -> RowClock:
+        loops, entered, iterations, step, *counts = rows.astype(np.int64).T
         bodies = sorted(body for body, _, loop in self.profile.loops if loop.agreed)
+        passes, messages = counts[: len(bodies)], counts[len(bodies) :]
         agreed, floats = dict(zip(bodies, passes, strict=True)), np.zeros_like(step)
         for number in np.unique(loops):  # several loops may have the same name
             here = loops == number
             until_then = {body: count[here] for body, count in agreed.items()}
             body = self.profile.loops[number][0]
             floats[here] = self.profile.floats_at(body, iterations[here], until_then, agreement, entered[here])
-        return RowClock(step, floats, agreed, started)
+        by_tree = self.profile.floats_by_tree(dict(zip(trees, messages, strict=True)), clients)
+        return RowClock(step, np.rint(floats + by_tree).astype(np.int64), agreed, started)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,19 @@ from hyperpush.engines.peer.functions import is_key
 from hyperpush.engines.peer.state import Frame, PeerState, Row, Stage
 from hyperpush.engines.result import Recorder
 from hyperpush.errors import HyperpushError
-from hyperpush.programs import Exchange, Local, Node, Repeat, Scope, Sequence, children
+from hyperpush.programs import Average, Exchange, Local, Node, Repeat, Scope, Sequence, children
 
 Arrays = Mapping[str, np.ndarray]
 Shapes = Callable[[Callable[..., Any], PyTree], PyTree]  # those of f(state, context)
-PLAIN = ("first", "step", "own", "leaving", "heir", "stage")  # fields of a `PeerState` that JSON holds as they are
+PLAIN = (
+    "first",
+    "step",
+    "own",
+    "leaving",
+    "heir",
+    "stage",
+    "learned",
+)  # fields of a `PeerState` that JSON holds as they are
 COUNTED = ("rounds", "floats", "bytes", "late")
 
 
@@ -103,7 +111,7 @@ class Saved:
             else:
                 found.append(Frame(at, times))
             node = children(node)[at if isinstance(node, Sequence) else 0]
-        if not isinstance(node, Exchange):
+        if not isinstance(node, Exchange | Average):
             raise HyperpushError("the checkpoint is of another program")
         return found
 

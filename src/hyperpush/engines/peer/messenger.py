@@ -224,5 +224,5 @@ class Messenger:
         """The messages of this exchange by sender; that somebody's is missing is an error."""
         arrived = {sender: tree for sender, tree, _ in self.receive(path, expected)}
         if missing := sorted(set(np.flatnonzero(expected).tolist()) - set(arrived)):
-            raise HyperpushError(f"peer {self.client}: no message from {missing}; a server needs every message")
+            raise HyperpushError(f"peer {self.client}: no message from {missing}; servers and trees need every message")
         return arrived

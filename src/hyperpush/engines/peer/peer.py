@@ -25,12 +25,13 @@ from hyperpush.engines.peer.functions import (
 from hyperpush.engines.peer.members import Members, NewView
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.engines.peer.state import Counts, Cursor, Frame, PeerState, Stage
+from hyperpush.engines.peer.trees import TreeAverages
 from hyperpush.engines.result import Progress, Record, RunResult, recorders_of
 from hyperpush.engines.transport import Transport
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.networks import Network, Weights
 from hyperpush.programs import contains, stepwise
-from hyperpush.programs.nodes import Exchange, Inbox, Local, Node, Path, Repeat, Role, Scope, Sequence, Server
+from hyperpush.programs.nodes import Average, Exchange, Inbox, Local, Node, Path, Repeat, Role, Scope, Sequence, Server
 from hyperpush.programs.profile import Profile, profile
 from hyperpush.programs.recipe import Recipe, as_recipe
 from hyperpush.programs.recipe import at as node_at
@@ -98,6 +99,7 @@ class Peer:
             Repeat: self._run_repeat,
             Exchange: self._run_exchange,
             Server: self._run_server,
+            Average: self._run_average,
         }
 
     @property
@@ -146,7 +148,7 @@ class Peer:
         self._apply = self._functions.apply
         with compiling:  # peers of one process wait for one to trace the program
             found = profile(Recipe(_stepwise, (recipe,)), state, data, self.network.clients)
-        votes = any(loop.until is not None for _, _, loop in found.loops)
+        votes = any(loop.votes for _, _, loop in found.loops)
         self._agreement = self.network.flood_rounds() if votes else 1
         self._open_channels(found)
         where.first = where.step
@@ -189,6 +191,11 @@ class Peer:
             infinite = isinstance(place.node, Exchange) and place.node.reduce == "max"
             lasting = _scope_around(self._program, place.path) is None
             self._channels.add(Channel(place.path, place.message, tolerant, infinite, lasting=lasting))
+        by_tree = [place for place in found.sendings if place.by_tree]
+        if by_tree:
+            self._trees = TreeAverages(self.network, self.key, self._messenger)
+        for place in by_tree:
+            self._trees.open(place.path, place.message)
 
     # ------------------------------------------------------------------ nodes
 
@@ -255,7 +262,9 @@ class Peer:
             where.loops.pop()
             if node.agreed:
                 where.passes[at.body.path] += 1
-            ended = node.until is not None and self._agree(bool(self._apply(now, Role.UNTIL, state)), at.path)
+            ended = node.until is not None and bool(self._apply(now, Role.UNTIL, state))
+            if node.votes:
+                ended = self._agree(ended, at.path)
             if record is not None and (i + 1) % self._every == 0:
                 where.record(node.name, self._apply(now, Role.RECORD, state, record=record.f))
             if self._progress is not None:
@@ -379,6 +388,15 @@ class Peer:
             answer = messenger.receive_all(down, ~others)[SERVER]
         self._tick(at.path, np.ones(1, bool))
         return self._apply(at, Role.RECEIVE, state, jax.tree.map(jnp.asarray, answer))
+
+    def _run_average(self, node: Average, state: PyTree, at: Cursor) -> PyTree:
+        """Along a tree; all others have been spelled out."""
+        if self._resumed is not None:
+            state = self._restore(state)
+        self._save(state, False)
+        value, mass = self._apply(at, Role.ENTER, state)
+        mean = self._trees.mean(at.path, jax.tree.map(np.asarray, value))
+        return self._apply(at, Role.LEAVE, state, jax.tree.map(jnp.asarray, mean), mass)
 
     def _links(self, weights: Weights) -> ClientLinks:
         links = links_at(self.network, self.key, self.step, self.client, weights)

@@ -92,6 +92,7 @@ class PeerState:
     leaving: bool = False  # for good: its mass is to go to others
     heir: int | None = None  # who was given it
     stage: Stage = Stage.RUNNING
+    learned: bool = False  # whether what it takes to learn how often links are up has been counted
     frames: list[Frame] = field(default_factory=list)  # the nodes it is in
     loops: list[tuple[str, int]] = field(default_factory=list)  # names and rounds of the loops it is in
     passes: Counter[Path] = field(default_factory=Counter)  # how often bodies of loops of an agreed length have run

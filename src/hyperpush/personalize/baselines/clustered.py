@@ -17,7 +17,7 @@ from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.personalize.baselines.base import LocalEpochs
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence, Server
-from hyperpush.ranges import NonNegative
+from hyperpush.checks.ranges import NonNegative
 
 
 class _State(eqx.Module):

@@ -11,7 +11,7 @@ from hyperpush.method import MethodInfo, as_number
 from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Sequence
-from hyperpush.ranges import Whole
+from hyperpush.checks.ranges import Whole
 
 
 class FedAvgPlus(InnerSolver):

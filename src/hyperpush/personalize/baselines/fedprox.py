@@ -11,7 +11,7 @@ from hyperpush.method import MethodInfo, as_number
 from hyperpush.personalize.baselines.base import LocalEpochs, Near
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Sequence
-from hyperpush.ranges import NonNegative
+from hyperpush.checks.ranges import NonNegative
 
 
 class FedProx(LocalEpochs):

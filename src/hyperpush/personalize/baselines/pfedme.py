@@ -16,7 +16,7 @@ from hyperpush.method import MethodInfo, as_number
 from hyperpush.personalize.baselines.base import Near
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence, Server
-from hyperpush.ranges import Count, OptionalCount, Positive, Whole
+from hyperpush.checks.ranges import Count, OptionalCount, Positive, Whole
 
 
 class _State(eqx.Module):

@@ -1,0 +1,94 @@
+"""Averages along a tree by real messages: every client adds up its children's sums, and passes on the mean.
+
+The tree is that of the links (`hyperpush.networks.trees`), and so are rounds and messages that are counted: peers do
+not wait for links to come up, but count as if they did. What they know of the links is in the network's description.
+"""
+
+from typing import final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
+
+from hyperpush.engines import keys
+from hyperpush.engines.peer.channels import Channel
+from hyperpush.engines.peer.functions import compiling
+from hyperpush.engines.peer.messenger import Messenger
+from hyperpush.errors import HyperpushError
+from hyperpush.networks import Network
+from hyperpush.networks.trees import LONGEST, ROOT, PlannedTree, Tree, Trip, WaitingTree, reliable_post, tree_of
+from hyperpush.programs import Path
+
+
+@eqx.filter_jit
+def _trip(network: Network, tree: Tree, root: PRNGKeyArray, step: ArrayLike, learns: bool) -> Trip:
+    if isinstance(tree, PlannedTree):
+        return tree.trip(jnp.asarray(step))
+    post = reliable_post(network, keys.network_key(root))
+    travel = tree.learn if learns else tree.trip
+    return travel(jnp.asarray(step), post, False)
+
+
+def mean_channel(path: Path) -> Path:
+    """Where the mean comes back to the sums that are sent at a path."""
+    return (*path, 1)
+
+
+@final
+class TreeAverages:
+    """One client's part in averages along a tree."""
+
+    def __init__(self, network: Network, key: PRNGKeyArray, messenger: Messenger):
+        self.network, self.key, self.messenger, self.state = network, key, messenger, messenger.state
+        self.tree = tree_of(network, lossy=False)
+
+    def open(self, path: Path, message: PyTree[jax.ShapeDtypeStruct]) -> None:
+        """Expect means at a place; its sums have a channel already."""
+        mean = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) / 1, message))
+        self.messenger.channels.add(Channel(mean_channel(path), mean))
+
+    def mean(self, path: Path, value: PyTree) -> PyTree:
+        """The mean of everybody's value, the same to the last bit at all."""
+        state, messenger, me = self.state, self.messenger, self.messenger.client
+        if isinstance(self.tree, WaitingTree) and self.tree.learns and not state.learned:
+            n = self.network.clients
+            self._count(self._trip(learns=True), n, n * jnp.zeros(()).dtype.itemsize)
+            state.learned = True
+        trip, begun = self._trip(), state.step
+        others = np.arange(self.network.clients) != ROOT
+        messenger.check_finite(value)
+        total = value
+        for _, part in sorted(messenger.receive_all(path, (trip.up == me) & others).items()):
+            total = jax.tree.map(np.add, total, part)
+        if me != ROOT:
+            messenger.send_one(path, int(trip.up[me]), total)
+        state.step += 1  # the way back: the same two may talk again
+        if me == ROOT:
+            shapes, n = messenger.channels.current[mean_channel(path)].message, self.network.clients
+            mean = jax.tree.map(lambda leaf, like: np.asarray(leaf / n, like.dtype), total, shapes)
+        else:
+            teller = int(trip.down[me])
+            mean = messenger.receive_all(mean_channel(path), np.arange(self.network.clients) == teller)[teller]
+        for child in np.flatnonzero((trip.down == me) & others).tolist():
+            messenger.send_one(mean_channel(path), child, mean)
+        state.step, channel = begun, messenger.channels.current[path]
+        self._count(trip, channel.floats, channel.bytes)
+        return mean
+
+    def _trip(self, learns: bool = False) -> Trip:
+        with compiling:  # peers of one process wait for one to compile it
+            found = _trip(self.network, self.tree, self.key, np.asarray(self.state.step, np.int32), learns)
+        trip = jax.tree.map(np.asarray, found)
+        if not trip.complete:
+            raise HyperpushError(f"an average along a tree did not reach everybody within {LONGEST:,} rounds")
+        return trip
+
+    def _count(self, trip: Trip, floats: int, size: int) -> None:
+        """A trip has taken place, with messages of so many numbers and bytes."""
+        counts, me = self.state.counts, self.messenger.client
+        self.state.step += int(trip.rounds)
+        counts.rounds += int(trip.rounds)
+        counts.floats += floats * int(trip.messages[me])
+        counts.bytes += size * int(trip.links[me])

@@ -1,0 +1,88 @@
+"""The best estimator that data, privacy and trust allow."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+
+from hyperpush.checks import check_integer, check_positive
+from hyperpush.errors import InvalidInput
+from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.hypergradients.tracked import TrackedHGP
+from hyperpush.hypergradients.tree_cg import TreeCG
+from hyperpush.method import MethodInfo, Number, as_number
+from hyperpush.privacy.private_problem import Noise
+from hyperpush.problem import Problem
+from hyperpush.programs import Node
+
+PRIVATE_STEPS = 10  # every step of a private run is a release
+
+
+class Automatic(HypergradientEstimator):
+    """The best estimator that data, privacy and trust allow. The status says which it was, and why.
+
+    | where | it takes |
+    |---|---|
+    | all examples, members that trust each other | `TreeCG`; where messages get lost, it sends them again |
+    | mini-batches | `TrackedHGP` with a step size found before |
+    | a private task | `TrackedHGP` with the step size that the bound of curvature allows, ten steps |
+    | members that distrust each other (`trust=False`) | `TrackedHGP`: nobody forwards another's sum |
+
+    **Use it** unless you compare estimators.
+
+    Args:
+        batch_size: Training examples per mini-batch; None uses all.
+        tolerance: The largest relative error of any client's result to accept, above 0; None: the estimator's own.
+        trust: Whether members trust each other with their vectors. In a tree, who forwards sees its children's vectors
+            and can falsify a sum.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(5, seed=0), hp.networks.RandomDirected(5)
+        >>> hp.hypergradient(task, hp.Automatic(), network, key=0).status.chosen
+        'TreeCG: all examples, members that trust each other'
+    """
+
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="any",
+        target="global",
+        sends="what the estimator that it takes sends",
+        paper="here",
+        private=True,
+        lossy=True,
+    )
+
+    batch_size: int | None = eqx.field(static=True, default=None)
+    tolerance: Number | None = eqx.field(converter=as_number, default=None)
+    trust: bool = eqx.field(static=True, default=True)
+
+    def __check_init__(self):
+        check_integer("Automatic.batch_size", self.batch_size, minimum=1, optional=True)
+        check_positive("Automatic.tolerance", self.tolerance, optional=True)
+
+    def on(self, network: Any, faults: Any = None, task: Any = None) -> Any:
+        return self._choose(None if task is None else task.privacy)[0]
+
+    def choice(self, task: Any) -> str:
+        estimator, why = self._choose(task.privacy)
+        return f"{type(estimator).__name__}: {why}"
+
+    def program(self, problem: Problem) -> Node:
+        return self._choose(getattr(problem, "noise", None))[0].program(problem)
+
+    def _choose(self, noise: Noise | None) -> tuple[HypergradientEstimator, str]:
+        """The estimator for data with this noise, and why it."""
+        if noise is not None:
+            if noise.curvature is None:
+                raise InvalidInput("task.private.curvature", None, "a number above 0: step sizes follow from it")
+            rate = 1 / noise.curvature
+            estimator = TrackedHGP(PRIVATE_STEPS, step_size=rate, batch_size=self.batch_size, tolerance=None)
+            return estimator, "a private task"
+        if self.batch_size is not None:
+            return TrackedHGP(batch_size=self.batch_size), "mini-batches"
+        if not self.trust:
+            tracked = TrackedHGP() if self.tolerance is None else TrackedHGP(tolerance=self.tolerance)
+            return tracked, "members that distrust each other"
+        return TreeCG(tolerance=self.tolerance), "all examples, members that trust each other"

@@ -1,0 +1,387 @@
+"""Conjugate gradients on exact averages along a tree, which know the error of their result."""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from hyperpush.checks import check_integer, check_nonnegative, check_positive
+from hyperpush.data.batches import everything
+from hyperpush.hypergradients.base import (
+    HypergradientEstimator,
+    HypergradientState,
+    outer_gradient_shares,
+    subtract_indirect,
+)
+from hyperpush.hypergradients.ritz import Tridiagonal
+from hyperpush.method import MethodInfo, Number, as_number
+from hyperpush.problem import Problem
+from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
+from hyperpush.programs.report import Report
+from hyperpush.status import Reason
+
+# What a client multiplies and all average in an iteration: the residual at x, or the next direction.
+RESIDUAL, DIRECTION, ENDED = range(3)
+RUNNING = -1  # no reason to end yet
+POWER_STEPS = 10  # for the norm of B_i; ten come within a few percent of it, and MARGIN covers that
+MARGIN = 1.1
+ROUNDING = 8  # curvatures below so many roundings of the largest are zero
+STALLED = 0.3  # a cycle that leaves more than this share of the residual has met rounding
+SHRUNK = 1e-3  # of the probe's residual, relative to the condition number: then its Ritz values have settled
+UNBOUNDED = 1e8  # ‖B_i‖/‖v_i‖ where v_i is zero; its fourth power fits float32
+CAUTION = 1.3  # the smallest eigenvalue may have fallen by so much since the outer step before
+
+
+class Memory(eqx.Module):
+    """What a client keeps for the next outer step."""
+
+    x: Float[Array, "*clients d"]
+    smallest: Float[Array, "*clients"]  # eigenvalue of the mean Hessian seen so far; 0: none yet
+
+
+class _Descent(eqx.Module):
+    """Conjugate gradients on one right-hand side, without its solution."""
+
+    residual: Float[Array, " d"]
+    direction: Float[Array, " d"]
+    ritz: Tridiagonal
+
+    @staticmethod
+    def start(residual: Float[Array, " d"], room: int) -> "_Descent":
+        return _Descent(residual, residual, Tridiagonal.start(room, residual.dtype))
+
+    @property
+    def size(self) -> Float[Array, ""]:
+        return jnp.linalg.norm(self.residual)
+
+    def curvature(self, image: Float[Array, " d"]) -> Float[Array, ""]:
+        """pᵀHp / pᵀp."""
+        squared = self.direction @ self.direction
+        return (self.direction @ image) / jnp.where(squared > 0, squared, 1)
+
+    def advance(self, image: Float[Array, " d"]) -> tuple["_Descent", Float[Array, ""]]:
+        """After a step, and its length α; `image` is the direction's."""
+        squared, slope = self.residual @ self.residual, self.direction @ image
+        length = squared / jnp.where(slope > 0, slope, 1)
+        residual = self.residual - length * image
+        ratio = (residual @ residual) / jnp.where(squared > 0, squared, 1)
+        return _Descent(residual, residual + ratio * self.direction, self.ritz.append(length, ratio)), length
+
+
+class _Probe(eqx.Module):
+    """A second right-hand side, random and common: the directions that the first has no part in are not overlooked."""
+
+    descent: _Descent
+    image: Float[Array, " d"]  # H_i times its direction
+    first: Float[Array, ""]  # size of its residual at the start
+    on: Bool[Array, ""]
+
+
+class _State(eqx.Module):
+    params: PyTree
+    hyper: PyTree
+    source: Float[Array, " d"]  # (1/n)∂_x F_i
+    direct: PyTree  # (1/n)∂_λ F_i
+    reach: Float[Array, ""]  # ‖B_i‖
+    x: Float[Array, " d"]
+    along_x: PyTree  # B_i x, summed up on the way
+    descent: _Descent
+    probe: _Probe | None
+    image: Float[Array, " d"]  # H_i times what `phase` says
+    along: PyTree  # B_i times it
+    phase: Int[Array, ""]
+    reason: Int[Array, ""]
+    count: Int[Array, ""]  # iterations so far
+    smallest: Float[Array, ""]  # eigenvalue of the mean Hessian, as far as it is known
+    largest: Float[Array, ""]  # curvature of the clients' Hessians seen so far, in the mean
+    drift: Float[Array, ""]  # what rounding may have added to the residual since it was computed anew
+    begin: Float[Array, ""]  # size of the residual at the start of a cycle
+    ratio: Float[Array, ""]  # a bound of the largest ‖B_i‖/‖v_i‖
+    error: Float[Array, ""]  # of v, relative, as estimated
+
+
+class TreeCG(HypergradientEstimator):
+    """Conjugate gradients on exact averages along a tree, with an estimate of the error of their result.
+
+        v_i = (1/n) ∂_λ F_i − B_i x,    mean(H_k) x = mean((1/n) ∂_x F_k)
+
+    All means are exact: they are gathered along a spanning tree of the network and sent back, at most two vectors per
+    client on average. So plain conjugate gradients apply (Hestenes and Stiefel 1952). Their Ritz values, and those of a
+    second, random right-hand side, bound the smallest eigenvalue θ of the mean Hessian from above, closer and closer.
+    The relative error of every v_i is then about at most
+
+        max_i ‖B_i‖/‖v_i‖ · (‖r‖ + rounding)/θ,    r the residual,
+
+    and the method ends where this is below the tolerance. It says so where it cannot get there: a limit of steps, a
+    singular or indefinite Hessian (`"ill-posed"`), or a condition that rounding does not allow (`"inaccurate"`).
+
+    **Use it** wherever links repeat and members trust each other: it is the default (`hp.Automatic`). **Avoid it** with
+    mini-batches, on private tasks, and among members that distrust each other: who forwards in the tree sees its
+    children's vectors and can falsify a sum. There take `TrackedHGP`.
+
+    Args:
+        steps: Products with the Hessian at most, at least 1; at the limit the status says so. √κ·ln(2/ε)/2 reach an
+            error ε at condition number κ.
+        tolerance: The largest relative error of any client's result to accept, above 0. None: 1e-5 in float64, 1e-3 in
+            float32; the true error is usually ten times smaller or less.
+        damping: Added to the diagonal of the mean Hessian, 0 or more. Above 0 it makes a singular Hessian positive
+            definite, and biases the result.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(5, seed=0), hp.networks.RandomDirected(5)
+        >>> exact = hp.hypergradient(task, hp.hypergradients.Dense(), network, key=0).value
+        >>> found = hp.hypergradient(task, hp.TreeCG(), network, key=0)
+        >>> found.status.converged, bool(abs(found.value - exact).max() < 1e-3)
+        (True, True)
+    """
+
+    exact: ClassVar[bool] = True
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="any",
+        target="global",
+        sends="at most two vectors of the size of the params per average, and three averages more than products",
+        paper="here; conjugate gradients: Hestenes and Stiefel 1952",
+        note="inner nodes of the tree see their children's vectors",
+        lossy=True,
+        example={"steps": 50},
+    )
+
+    steps: int = eqx.field(static=True, default=2000)
+    tolerance: Number | None = eqx.field(converter=as_number, default=None)
+    damping: Number = eqx.field(converter=as_number, default=0.0)
+
+    def __check_init__(self):
+        check_integer("TreeCG.steps", self.steps, minimum=1)
+        check_positive("TreeCG.tolerance", self.tolerance, optional=True)
+        check_nonnegative("TreeCG.damping", self.damping)
+
+    def memory(self, params: PyTree, hyper: PyTree) -> Memory:
+        vector = ravel_pytree(params)[0]
+        return Memory(jnp.zeros_like(vector), jnp.zeros((), vector.dtype))
+
+    def program(self, problem: Problem) -> Node:
+        def start(state: HypergradientState, ctx: Context) -> _State:
+            return self._start(problem, state, ctx)
+
+        def multiply(state: _State, ctx: Context) -> _State:
+            return _multiply(problem, state, ctx)
+
+        def advance(state: _State, means: tuple[Any, ...], mass: Any, ctx: Context) -> _State:
+            return self._advance(state, means, ctx.clients)
+
+        def finish(before: HypergradientState, state: _State, ctx: Context) -> HypergradientState:
+            x = ravel_pytree(before.params)[1](state.x)
+            after = subtract_indirect(problem, before, state.direct, x, ctx)
+            reason = jnp.where(state.reason == RUNNING, Reason.LIMIT, state.reason)
+            error = jnp.where(reason == Reason.ILL_POSED, -1, state.error)
+            memory = before.memory and Memory(state.x, state.smallest)
+            return replace(after, memory=memory, report=Report.of(reason, error))
+
+        def drop_probe(state: _State, ctx: Context) -> _State:
+            return replace(state, probe=None)
+
+        def has_ended(state: _State, ctx: Context) -> Bool[Array, ""]:
+            return state.phase == ENDED
+
+        def needs_no_probe(state: _State, ctx: Context) -> Bool[Array, ""]:
+            assert state.probe is not None
+            return (state.phase == ENDED) | ~state.probe.on
+
+        def remaining(state: _State, ctx: Context) -> Int[Array, ""]:
+            return jnp.where(state.phase == ENDED, 0, 1)
+
+        body = Sequence(Local(multiply), Average(_message, advance, rounds=1, by="tree"))
+        probing = Repeat(body, self.steps, until=needs_no_probe, name="TreeCG", common=True)
+        rest = Repeat(body, self.steps, until=has_ended, name="TreeCG without probe", common=True)
+        rest = Repeat(rest, 1, times=remaining, name="unless ended")
+        return Scope(Sequence(probing, Scope(rest, drop_probe, lambda before, state, ctx: state)), start, finish)
+
+    def _start(self, problem: Problem, state: HypergradientState, ctx: Context) -> _State:
+        source, direct = outer_gradient_shares(problem, state, ctx)
+        source = ravel_pytree(source)[0]
+        zero, none = jnp.zeros((), source.dtype), jnp.zeros_like(source)
+        known = Memory(none, zero) if state.memory is None else state.memory
+        # The same at every client.
+        random = jax.random.normal(jax.random.key(0), source.shape, source.dtype)
+        probe = _Probe(_Descent.start(random, self.steps), none, jnp.linalg.norm(random), jnp.ones((), bool))
+        return _State(
+            params=state.params,
+            hyper=state.hyper,
+            source=source,
+            direct=direct,
+            reach=MARGIN * _norm_of_jacobian(problem, state, ctx),
+            x=known.x,
+            along_x=optax.tree.zeros_like(direct),
+            descent=_Descent.start(none, self.steps),
+            probe=probe,
+            image=none,
+            along=optax.tree.zeros_like(direct),
+            phase=jnp.asarray(RESIDUAL, jnp.int32),
+            reason=jnp.asarray(RUNNING, jnp.int32),
+            count=jnp.zeros((), jnp.int32),
+            smallest=known.smallest / CAUTION,
+            largest=zero,
+            drift=zero,
+            begin=zero,
+            ratio=zero + UNBOUNDED,
+            error=zero - 1,
+        )
+
+    def _advance(self, state: _State, means: tuple[Any, ...], clients: int) -> _State:
+        """What every client makes of the averages; but for `along_x` the same at all of them."""
+        image, probed, squared, largest, ratios = means
+        state = replace(state, count=state.count + 1, ratio=(clients * ratios) ** 0.25)
+        rounding = jnp.finfo(image.dtype).eps
+        at_residual = state.phase == RESIDUAL
+        vector = jnp.where(at_residual, state.x, state.descent.direction)
+        size = jnp.linalg.norm(vector)
+        spread = jnp.sqrt(squared) * size  # root mean square of ‖H_k vector‖ over the clients
+        state = replace(state, largest=jnp.maximum(state.largest, jnp.sqrt(largest)))
+        floor = ROUNDING * rounding * state.largest
+        if state.probe is not None:
+            state = self._advance_probe(state, probed, floor)
+        residual = self._check_residual(state, image, 2 * rounding * spread)
+        direction = self._step(state, image + self.damping * vector, rounding * spread, floor)
+        after = jax.tree.map(lambda a, b: jnp.where(at_residual, a, b), residual, direction)
+        ended = (after.reason != RUNNING) | (after.count >= self.steps)
+        return replace(after, phase=jnp.where(ended, ENDED, after.phase).astype(jnp.int32))
+
+    def _advance_probe(self, state: _State, image: Float[Array, " d"], floor: Float[Array, ""]) -> _State:
+        probe = state.probe
+        assert probe is not None
+        image = image + self.damping * probe.descent.direction
+        descent, _ = probe.descent.advance(image)
+        singular = probe.on & (probe.descent.curvature(image) <= floor)
+        smallest = descent.ritz.smallest(floor)
+        settled = descent.size <= SHRUNK * smallest / descent.ritz.most * probe.first
+        useful = probe.on & ~singular
+        return replace(
+            state,
+            probe=jax.tree.map(
+                lambda new, old: jnp.where(useful, new, old),
+                replace(probe, descent=descent, on=~settled & (descent.ritz.count < self.steps)),
+                replace(probe, on=probe.on & ~singular),
+            ),
+            smallest=jnp.where(useful, _smaller(state.smallest, smallest), state.smallest),
+            reason=jnp.where(singular, Reason.ILL_POSED, state.reason).astype(jnp.int32),
+        )
+
+    def _check_residual(self, state: _State, residual: Float[Array, " d"], floor: Float[Array, ""]) -> _State:
+        """The residual computed anew: the end, or the start of another cycle."""
+        residual = residual - self.damping * state.x
+        size, first = jnp.linalg.norm(residual), state.begin == 0
+        error = state.ratio * (size + floor) / _positive(state.smallest)
+        solved = (~first & (error <= 2 * self._tolerance(residual))) | (size == 0)
+        hopeless = ~first & ((size > STALLED * state.begin) | (size <= 3 * floor))
+        reason = jnp.where(solved, Reason.TOLERANCE, jnp.where(hopeless, Reason.INACCURATE, state.reason))
+        return replace(
+            state,
+            descent=_Descent.start(residual, self.steps),
+            begin=size,
+            drift=jnp.zeros_like(state.drift),
+            error=jnp.where(size == 0, 0, jnp.where(first, state.error, error)),
+            phase=jnp.asarray(DIRECTION, jnp.int32),
+            reason=jnp.where(state.reason == RUNNING, reason, state.reason).astype(jnp.int32),
+            along_x=jax.tree.map(lambda old, new: new, state.along_x, state.along),
+        )
+
+    def _step(self, state: _State, image: Float[Array, " d"], rounding: Float[Array, ""], floor: Any) -> _State:
+        """A step along the direction."""
+        descent, length = state.descent.advance(image)
+        singular = state.descent.curvature(image) <= floor
+        smallest = _smaller(state.smallest, descent.ritz.smallest(floor))
+        singular = singular | (smallest <= floor)
+        drift = jnp.hypot(state.drift, rounding * length)
+        error = state.ratio * (descent.size + drift) / _positive(smallest)
+        leave = (error <= self._tolerance(image)) | (descent.size <= 2 * drift)
+        after = replace(
+            state,
+            x=state.x + length * state.descent.direction,
+            along_x=jax.tree.map(lambda sum, part: sum + length * part, state.along_x, state.along),
+            descent=descent,
+            drift=drift,
+            smallest=smallest,
+            error=error,
+            phase=jnp.where(leave, RESIDUAL, DIRECTION).astype(jnp.int32),
+        )
+        stop = singular | (state.reason != RUNNING)
+        reason = jnp.where(singular & (state.reason == RUNNING), Reason.ILL_POSED, state.reason).astype(jnp.int32)
+        kept = jax.tree.map(lambda old, new: jnp.where(stop, old, new), state, after)
+        return replace(kept, reason=reason)
+
+    def _tolerance(self, like: Array) -> Any:
+        if self.tolerance is not None:
+            return self.tolerance
+        return 1e-5 if like.dtype == jnp.float64 else 1e-3
+
+
+def _multiply(problem: Problem, state: _State, ctx: Context) -> _State:
+    """A client's products with what `phase` says, and with the probe's direction."""
+    back, examples = ravel_pytree(state.params)[1], everything(ctx.data.train)
+    vector = jnp.where(state.phase == RESIDUAL, state.x, state.descent.direction)
+    image, along = problem.products(state.params, state.hyper, examples, back(vector))
+    state = replace(state, image=ravel_pytree(image)[0], along=along)
+    if state.probe is None:
+        return state
+    product = problem.hessian_product(state.params, state.hyper, examples, back(state.probe.descent.direction))
+    return replace(state, probe=replace(state.probe, image=ravel_pytree(product)[0]))
+
+
+def _message(state: _State, ctx: Context) -> tuple[Any, Array]:
+    """What is averaged: the products, how large they are at this client, and how sensitive its result is."""
+    at_residual = state.phase == RESIDUAL
+    vector = jnp.where(at_residual, state.x, state.descent.direction)
+    size = jnp.linalg.norm(vector)
+    squared = largest = (jnp.linalg.norm(state.image) / jnp.where(size > 0, size, 1)) ** 2
+    probed = None
+    if state.probe is not None:
+        probed, direction = state.probe.image, jnp.linalg.norm(state.probe.descent.direction)
+        own = (jnp.linalg.norm(probed) / jnp.where(direction > 0, direction, 1)) ** 2
+        largest = jnp.maximum(squared, jnp.where(state.probe.on, own, 0))
+    mine = optax.tree.norm(jax.tree.map(jnp.subtract, state.direct, state.along_x))
+    # Where terms cancel beyond half of the digits, the error is measured against the terms.
+    terms = optax.tree.norm(state.direct) + state.reach * jnp.linalg.norm(state.x)
+    scale = jnp.maximum(mine, jnp.sqrt(jnp.finfo(squared.dtype).eps) * terms)
+    ratio = jnp.where(scale > 0, state.reach / jnp.where(scale > 0, scale, 1), UNBOUNDED)
+    ratio = jnp.where(state.reach > 0, jnp.minimum(ratio, UNBOUNDED), 0)
+    image = jnp.where(at_residual, state.source - state.image, state.image)
+    return (image, probed, squared, largest, ratio**4), jnp.ones(())
+
+
+def _norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) -> Float[Array, ""]:
+    """‖B_i‖ from below, by power iteration on B_iᵀB_i."""
+    vector, back = ravel_pytree(state.params)
+    examples = everything(ctx.data.train)
+
+    def multiply(q: Float[Array, " d"]) -> PyTree:
+        return problem.jacobian_product(state.params, state.hyper, examples, back(q))
+
+    def once(_, held):
+        q, _ = held
+        image, pull = jax.vjp(multiply, q)
+        q = pull(image)[0]
+        size = jnp.linalg.norm(q)
+        return q / jnp.where(size > 0, size, 1), jnp.asarray(optax.tree.norm(image), vector.dtype)
+
+    first = jax.random.normal(ctx.key, vector.shape, vector.dtype)
+    first = first / jnp.linalg.norm(first)
+    return jax.lax.fori_loop(0, POWER_STEPS, once, (first, jnp.zeros((), vector.dtype)))[1]
+
+
+def _positive(number: Float[Array, ""]) -> Float[Array, ""]:
+    """The number, or the smallest positive one."""
+    return jnp.maximum(number, jnp.finfo(number.dtype).tiny)
+
+
+def _smaller(known: Float[Array, ""], found: Float[Array, ""]) -> Float[Array, ""]:
+    """The smaller of two, where 0 is not known."""
+    return jnp.where(known > 0, jnp.minimum(known, found), found)

@@ -1,0 +1,283 @@
+"""Exact averages along a tree: everybody's value is summed on the way to the root, and the mean goes back to all.
+
+An average costs each client about two messages: one partial sum to its parent, and the mean to its children. Which tree
+that is, and how long it takes, depends on what clients know of the links:
+
+- **Planned**: links that are a schedule (`network.scheduled`) are known ahead, so the tree is one of the network
+  unfolded in time. A window of T rounds is long enough if, going backward from its end, every client has a link into
+  the tree at some step. Then it sends its partial sum at that step, and the shortest such window is taken. The mean
+  goes back by the first link on which each client can get it.
+- **Waiting**: nobody knows tomorrow's random links. Two trees that never change, of the ways with the shortest expected
+  waiting time Σ 1/frequency to the root and from it (Dijkstra), say who sends to whom. A client waits for all its
+  children, and then for the link to its parent.
+
+The root is client 0: everybody knows the lowest number, so there is nothing to agree on.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from scipy.sparse.csgraph import breadth_first_order, dijkstra
+
+from hyperpush.networks.base import Network
+from hyperpush.networks.links import Links
+from hyperpush.networks.reach import require_connected
+
+ROOT = 0
+LONGEST = 100_000  # rounds after which an average along a tree gives up
+NEVER = np.iinfo(np.int32).max
+# Which of the links senders[e] → receivers[e] are up at a step, and when what is sent on them now arrives.
+Post = Callable[[Int[Array, ""], Int[Array, " n"], Int[Array, " n"]], tuple[Bool[Array, " n"], Int[Array, " n"]]]
+
+
+class Trip(NamedTuple):
+    """One average along a tree."""
+
+    rounds: Int[Array, ""]  # that it takes
+    up: Int[Array, " n"]  # to whom each client sends its partial sum; the root: to itself
+    down: Int[Array, " n"]  # from whom it gets the mean
+    messages: Int[Array, " n"]  # that each client sends, where one to several at once counts once
+    links: Int[Array, " n"]  # over which each client sends
+    complete: Bool[Array, ""]  # whether everybody has the mean
+
+
+class PlannedTree(eqx.Module):
+    """The trees of a schedule, by the step at which an average begins, modulo the schedule's period."""
+
+    rounds: Int[np.ndarray, " period"]
+    up: Int[np.ndarray, "period n"]
+    down: Int[np.ndarray, "period n"]
+    messages: Int[np.ndarray, "period n"]
+    links: Int[np.ndarray, "period n"]
+
+    def __init__(self, network: Network):
+        frame, sender, receiver = _schedule(network)
+        period, n = network.period(), network.clients
+        union = scipy.sparse.csr_array((np.ones(len(sender)), (sender, receiver)), shape=(n, n))
+        require_connected(f"network {network.name}", union)
+        broadcast = _spread(frame, sender, receiver, period, n)
+        # Who can reach the root before a step is found as in a broadcast, with links and time reversed.
+        backward = _spread(period - 1 - frame, receiver, sender, period, n)
+        start = np.arange(period)
+        window, ends = np.full(period, -1), start.copy()
+        for rounds in range(int(backward.rounds.max()) + 1):
+            ends = np.where(window < 0, (start + rounds) % period, ends)
+            fits = (window < 0) & (backward.rounds[-ends % period] <= rounds)
+            window = np.where(fits, rounds, window)
+        self.rounds = (window + broadcast.rounds[ends]).astype(np.int32)
+        self.up, self.down = backward.source[-ends % period], broadcast.source[ends]
+        sends = np.arange(n) != ROOT
+        self.messages, self.links = sends + broadcast.messages[ends], sends + broadcast.links[ends]
+
+    @property
+    def typical_rounds(self) -> int:
+        """Rounds of the longest average."""
+        return int(self.rounds.max())
+
+    def trip(self, step: Int[Array, ""]) -> Trip:
+        """The average that begins at a step."""
+        phase = step % self.rounds.shape[0]
+        tables = (self.rounds, self.up, self.down, self.messages, self.links)
+        return Trip(*(jnp.asarray(table)[phase] for table in tables), complete=jnp.ones((), bool))
+
+
+class WaitingTree(eqx.Module):
+    """Trees that never change, on links that come and go.
+
+    What clients know of the links: who can ever talk to whom, and by observation how often. `network.frequencies()`
+    stands for what they observe; a link of which it says nothing counts as up in one of 1,000 steps. To learn it from
+    each other takes a trip of its own, once in a run (`learn`). Everybody's row of n frequencies goes to the root on
+    the way of the fewest links, and the root sends the n parents of both trees back.
+    """
+
+    up: Int[np.ndarray, " n"]
+    down: Int[np.ndarray, " n"]
+    hops: Int[np.ndarray, " n"]  # parents on the ways of the fewest links to the root
+    below: Int[np.ndarray, " n"]  # clients whose way there goes through each client, itself included
+    patience: Int[np.ndarray, ""]  # rounds after which a message is sent again, on links that lose some
+    learns: bool = eqx.field(static=True)  # whether clients have to learn the frequencies first
+
+    def __init__(self, network: Network):
+        possible = network.possible()
+        require_connected(f"network {network.name}", possible)
+        senders, receivers = possible.nonzero()
+        waits = 1 / np.maximum(network.frequencies()[senders, receivers], 1e-3)
+        expected = scipy.sparse.csr_array((waits, (senders, receivers)), shape=possible.shape)
+        there, self.up = _nearest(expected.T.tocsr())
+        back, self.down = _nearest(expected)
+        order, hops = breadth_first_order(possible.T.tocsr(), ROOT)
+        self.hops = np.where(hops < 0, ROOT, hops).astype(np.int32)
+        self.below = np.ones(network.clients, np.int32)
+        for client in order[:0:-1]:
+            self.below[self.hops[client]] += self.below[client]
+        # Before an answer can be expected, nobody asks again.
+        self.patience = np.asarray(np.ceil(there.max() + back.max()), np.int32)
+        self.learns = not network.scheduled
+
+    @property
+    def typical_rounds(self) -> int:
+        """Rounds that the longest way there and back takes on average."""
+        return int(self.patience)
+
+    def trip(self, step: Int[Array, ""], post: Post, lossy: bool, again: Bool[Array, ""] | bool = False) -> Trip:
+        """The average that begins at a step.
+
+        Where links are `lossy`, message k is sent again after every `patience` rounds until k + 1 is heard: that proves
+        that all had k. So the mean of the average before is repeated, too, if this one comes `again` after another.
+        """
+        up, down = jnp.asarray(self.up), jnp.asarray(self.down)
+        repeat = _Repeat(lossy, jnp.asarray(self.patience), jnp.asarray(again))
+        sums, messages, links, rounds, complete = _wait(up, down, step, post, repeat)
+        return Trip(rounds, up, down, sums + messages, sums + links, complete)
+
+    def learn(self, step: Int[Array, ""], post: Post, lossy: bool) -> Trip:
+        """What it takes to learn how often links are up; `messages` and `links` count rows of n numbers."""
+        up, down = jnp.asarray(self.hops), jnp.asarray(self.down)
+        repeat = _Repeat(lossy, jnp.asarray(self.patience), jnp.zeros((), bool))
+        sums, messages, links, rounds, complete = _wait(up, down, step, post, repeat)
+        rows = jnp.asarray(self.below) * sums
+        return Trip(rounds, up, down, rows + 2 * messages, rows + 2 * links, complete)
+
+
+Tree = PlannedTree | WaitingTree
+
+
+def tree_of(network: Network, lossy: bool) -> Tree:
+    """The tree of a network. On links that lose messages no plan holds: there clients wait, whatever they know."""
+    return PlannedTree(network) if network.scheduled and not lossy else WaitingTree(network)
+
+
+def up_between(links: Links, senders: Int[Array, " e"], receivers: Int[Array, " e"]) -> Bool[Array, " e"]:
+    """Which of the links senders[e] → receivers[e] are up, of the links of all clients."""
+    if links.targets is None:
+        return links.alive[senders, receivers]
+    return jnp.any(links.alive[senders] & (links.targets[senders] == receivers[:, None]), axis=1)
+
+
+def reliable_post(network: Network, key: PRNGKeyArray) -> Post:
+    """Links on which what is sent arrives in the same round."""
+
+    def post(step, senders, receivers):
+        everyone = network.links(key, step, jnp.arange(network.clients), "ones", padded=False)
+        alive = up_between(everyone, senders, receivers)
+        return alive, jnp.where(alive, step, NEVER)
+
+    return post
+
+
+class _Repeat(NamedTuple):
+    """When messages are sent again."""
+
+    lossy: bool  # whether at all
+    patience: Int[Array, ""]  # after how many rounds
+    again: Bool[Array, ""]  # whether there is a mean from before to repeat
+
+    def due(self, now: Int[Array, ""], last: Int[Array, " n"]) -> Bool[Array, " n"]:
+        return (now - last >= self.patience) if self.lossy else jnp.zeros(last.shape, bool)
+
+
+class _Waiting(NamedTuple):
+    """A moment of an average on waiting trees; by client. Steps are `NEVER` before they are known, or −1."""
+
+    now: Int[Array, ""]
+    summed: Int[Array, " n"]  # when its partial sum arrives at its parent
+    arrived: Int[Array, " n"]  # when the mean arrives here
+    sent: Int[Array, " n"]  # when it last sent its partial sum
+    told: Int[Array, " n"]  # when it was last sent the mean
+    repeated: Int[Array, " n"]  # when it was last sent the one before
+    counts: Int[Array, "3 n"]  # partial sums sent, messages with a mean, and links that they went over
+
+
+def _wait(
+    up: Int[Array, " n"], down: Int[Array, " n"], start: Int[Array, ""], post: Post, repeat: _Repeat
+) -> tuple[Int[Array, " n"], Int[Array, " n"], Int[Array, " n"], Int[Array, ""], Bool[Array, ""]]:
+    """Partial sums sent, messages with the mean, links that they went over, rounds, and whether all have the mean."""
+    everyone = jnp.arange(up.shape[0])
+    other, none = everyone != ROOT, jnp.zeros(up.shape, bool)
+
+    def unfinished(at: _Waiting) -> Bool[Array, ""]:
+        return ~jnp.all(at.arrived < at.now) & (at.now - start < LONGEST)
+
+    def one_round(at: _Waiting) -> _Waiting:
+        now, has = at.now, at.arrived < at.now
+        waits = none.at[up].max((at.summed >= now) & other)
+        alive, due = post(now, everyone, up)
+        sums = alive & other & ~waits & ~has & ((at.sent < 0) | repeat.due(now, at.sent))
+        summed = jnp.minimum(at.summed, jnp.where(sums, due, NEVER))
+        alive, due = post(now, down, everyone)
+        tells = alive & other & has[down] & ((at.told < 0) | repeat.due(now, at.told))
+        repeats = alive & other & ~has[down] & repeat.due(now, at.repeated) & repeat.again
+        arrived = jnp.minimum(at.arrived, jnp.where(tells, due, NEVER))
+        gathered = ~jnp.any((summed > now) & (up == ROOT) & other)
+        arrived = arrived.at[ROOT].min(jnp.where(gathered, now, NEVER))
+        speaks = tells | repeats
+        counts = jnp.stack([sums, none.at[down].max(speaks), jnp.zeros_like(up).at[down].add(speaks)])
+        sent, told = jnp.where(sums, now, at.sent), jnp.where(tells, now, at.told)
+        repeated = jnp.where(repeats, now, at.repeated)
+        return _Waiting(now + 1, summed, arrived, sent, told, repeated, at.counts + counts)
+
+    never, before = (jnp.full(up.shape, step, jnp.int32) for step in (NEVER, -1))
+    nothing = jnp.zeros((3, *up.shape), jnp.int32)
+    alone = up.shape[0] == 1
+    first = _Waiting(start, never, before if alone else never, before, before, before + start, nothing)
+    end = jax.lax.while_loop(unfinished, one_round, first)
+    return *end.counts, end.now - start, jnp.all(end.arrived < end.now)
+
+
+class _Spread(NamedTuple):
+    """What the root knows, spread from each step of the period on."""
+
+    rounds: Int[np.ndarray, " period"]
+    source: Int[np.ndarray, "period n"]  # from whom each client gets it
+    messages: Int[np.ndarray, "period n"]
+    links: Int[np.ndarray, "period n"]
+
+
+def _spread(frame: np.ndarray, sender: np.ndarray, receiver: np.ndarray, period: int, n: int) -> _Spread:
+    """Everybody gets it at the first step at which a holder has a link to it; of several the lowest number sends."""
+    order = np.lexsort((sender, frame))
+    frame, sender, receiver = frame[order], sender[order], receiver[order]
+    rounds, source = np.zeros(period, np.int32), np.full((period, n), ROOT, np.int32)
+    messages, links = np.zeros((2, period, n), np.int32)
+    holds = np.zeros((period, n), bool)
+    holds[:, ROOT] = True
+    later = 0
+    while not holds.all():
+        begun = (frame - later) % period  # when it began, for those that see this link now
+        gets = np.flatnonzero(holds[begun, sender] & ~holds[begun, receiver])
+        _, first = np.unique(begun[gets] * n + receiver[gets], return_index=True)
+        begun, told, teller = begun[gets[first]], receiver[gets[first]], sender[gets[first]]
+        holds[begun, told], source[begun, told], rounds[begun] = True, teller, later + 1
+        np.add.at(links, (begun, teller), 1)
+        messages.reshape(-1)[np.unique(begun * n + teller)] += 1
+        later += 1
+    return _Spread(rounds, source, messages, links)
+
+
+@eqx.filter_jit
+def _links_at(network: Network, step: Int[Array, ""]) -> Links:
+    return network.links(jax.random.key(0), step, jnp.arange(network.clients), "ones", padded=False)
+
+
+def _schedule(network: Network) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The links of all steps of a period: step, sender, receiver."""
+    found = []
+    for step in range(network.period()):
+        links = _links_at(network, jnp.int32(step))
+        sender, slot = np.nonzero(np.asarray(links.alive))
+        receiver = slot if links.targets is None else np.asarray(links.targets)[sender, slot]
+        found.append((np.full(len(sender), step), sender, receiver))
+    frame, sender, receiver = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return frame, sender, receiver
+
+
+def _nearest(lengths: scipy.sparse.csr_array) -> tuple[np.ndarray, Int[np.ndarray, " n"]]:
+    """How far all are from the root, and who is before each on the shortest way."""
+    distances, before = dijkstra(lengths, indices=ROOT, return_predecessors=True)
+    return distances, np.where(before < 0, ROOT, before).astype(np.int32)

@@ -1,0 +1,59 @@
+"""What a client knows of the status of a result while a program runs."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from hyperpush.status import Reason, Status
+
+LARGEST = 1e30  # what an estimate of an error is cut off at: states must be finite
+
+
+class Report(eqx.Module):
+    """What a client knows of the status while a program runs."""
+
+    reason: Int[Array, "*clients"]  # a `Reason`
+    error: Float[Array, "*clients"]  # below 0: not known
+    runs: Int[Array, "*clients"]
+    failed: Int[Array, "*clients"]
+
+    @staticmethod
+    def of(reason: Any, error: Any = -1.0) -> "Report":
+        """The report of one solve or estimate."""
+        reason = jnp.asarray(reason, jnp.int32)
+        failed = (reason > Reason.FIXED_LENGTH).astype(jnp.int32)
+        return Report(
+            reason, jnp.minimum(jnp.asarray(error, jnp.zeros(()).dtype), LARGEST), jnp.ones_like(failed), failed
+        )
+
+    @staticmethod
+    def none(shape: tuple[int, ...] = ()) -> "Report":
+        """The report of nothing yet."""
+        zeros = jnp.zeros(shape, jnp.int32)
+        return Report(zeros, jnp.full(shape, -1.0), zeros, zeros)
+
+    def worst(self, other: "Report") -> "Report":
+        """The report of both."""
+        return Report(
+            jnp.maximum(self.reason, other.reason),
+            jnp.maximum(self.error, other.error),
+            self.runs + other.runs,
+            self.failed + other.failed,
+        )
+
+    def status(self) -> Status:
+        """The status that all clients' reports together give."""
+        runs = int(np.max(self.runs))
+        if runs == 0:
+            return Status()
+        reason, error = Reason(int(np.max(self.reason))), float(np.max(self.error))
+        return Status(
+            reason.converged,
+            reason.text,
+            error=error if error >= 0 else None,
+            runs=runs,
+            failed=int(np.max(self.failed)),
+        )

@@ -1,0 +1,119 @@
+"""TreeCG knows its error, says where there is no answer, and is never wrong without a word."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from systems import System, system
+from wide import float64  # noqa: F401
+
+import hyperpush as hp
+from hyperpush.hypergradients.ritz import Tridiagonal
+
+NETWORK = hp.networks.RandomDirected(6)
+REGULAR = ["like", "unlike", "indefinite clients", "zero clients", "ill-conditioned"]
+
+
+def estimate(found: System, method=None, **options):
+    return hp.hypergradient(found.task, method or hp.TreeCG(), NETWORK, key=0, **options)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kind", REGULAR)
+def test_the_error_is_below_its_estimate_and_that_below_the_tolerance(kind):
+    for seed in range(5):
+        problem = system(kind, seed)
+        found = estimate(problem)
+        assert (found.status.converged, found.status.reason) == (True, "tolerance")
+        assert found.status.error is not None
+        assert problem.error(found.value) <= found.status.error <= 2e-5
+
+
+@pytest.mark.parametrize("kind", REGULAR[:-1])
+def test_in_float32_too(kind):
+    for seed in range(5):
+        problem = system(kind, seed)
+        found = estimate(problem)
+        assert found.status.converged
+        assert found.status.error is not None
+        assert problem.error(found.value) <= found.status.error <= 2e-3
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kind", ["singular", "indefinite", "nearly singular"])
+def test_hessians_without_an_inverse_are_called_so(kind):
+    for seed in range(5):
+        found = estimate(system(kind, seed))
+        assert found.status.converged is False
+        assert found.status.reason in ("ill-posed", "inaccurate")
+    with pytest.raises(hp.NotConverged, match="ill-posed: the Hessian is singular or indefinite"):
+        estimate(system("indefinite"), throw=True)
+
+
+@pytest.mark.usefixtures("float64")
+def test_an_outer_gradient_that_misses_a_weak_direction_does_not_hide_it():
+    """Without a second right-hand side, conjugate gradients would not see the eigenvalue 1e-9."""
+    problem = system("like", d=8)
+    values, vectors = np.linalg.eigh(problem.hessians.mean(0))
+    weak = vectors[:, 0]
+    hessians = problem.hessians - (values[0] - 1e-9) * np.outer(weak, weak)
+    along = problem.sources.mean(0) @ weak
+    hidden = problem._replace(hessians=hessians, sources=problem.sources - (along - 1e-7) * weak)
+    found = estimate(hidden)
+    assert found.status.converged is False or hidden.error(found.value) < 1e-3
+
+
+@pytest.mark.usefixtures("float64")
+def test_too_few_steps_are_a_limit_and_more_start_from_where_the_last_outer_step_ended():
+    problem = system("ill-conditioned")
+    short = estimate(problem, hp.TreeCG(steps=4))
+    assert (short.status.converged, short.status.reason) == (False, "limit")
+    inner, outer = hp.SGP(steps=1, step_size=1e-9), hp.optimizer("sgd", learning_rate=1e-12)
+
+    def products(**options):
+        method = hp.PDBO(inner, hp.TreeCG(), outer, steps=3, **options)
+        return hp.solve(problem.task, method, NETWORK, key=0).costs.hessian_products
+
+    assert products() < 0.6 * products(remember=False)
+
+
+def test_solutions_tell_how_many_of_their_estimates_failed():
+    def solve(steps):
+        inner, outer = hp.SGP(200, 0.3), hp.optimizer("sgd", learning_rate=0.1)
+        method = hp.PDBO(inner, hp.TreeCG(steps=steps), outer, steps=3)
+        return hp.solve(system("like").task, method, hp.networks.FullyConnected(6), key=0).status
+
+    good, bad = solve(100), solve(2)
+    assert (good.converged, good.runs, good.failed) == (True, 3, 0)
+    assert (bad.converged, bad.reason, bad.runs, bad.failed) == (False, "limit", 3, 3)
+    assert "3 of 3 solves" in str(bad)
+
+
+def test_noise_is_refused():
+    private = hp.tasks.logistic(6, seed=0).private(
+        noise=hp.privacy.Gaussian(1.0), clip=1.0, curvature=1.0, coupling=1.0
+    )
+    with pytest.raises(hp.InvalidInput, match="TreeCG on a private task"):
+        hp.hypergradient(private, hp.TreeCG(), NETWORK, key=0)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("least", [1e-2, 1e-6, 1e-12])
+def test_the_smallest_ritz_value_is_that_of_the_tridiagonal_matrix(least):
+    """Conjugate gradients in NumPy, and T's eigenvalues from its factors in extended precision."""
+    random, d = np.random.default_rng(0), 8
+    basis, _ = np.linalg.qr(random.normal(size=(d, d)))
+    matrix, found = (basis * np.geomspace(least, 1, d)) @ basis.T, Tridiagonal.start(20, jnp.zeros(()).dtype)
+    residual = direction = random.normal(size=d)
+    lengths, ratios = [], []
+    for _ in range(5):
+        image = matrix @ direction
+        length = residual @ residual / (direction @ image)
+        after = residual - length * image
+        ratio = after @ after / (residual @ residual)
+        residual, direction = after, after + ratio * direction
+        lengths, ratios = [*lengths, length], [*ratios, ratio]
+        found = found.append(jnp.asarray(length), jnp.asarray(ratio))
+        diagonal = 1 / np.array(lengths) + np.array([0, *(b / a for a, b in zip(lengths, ratios, strict=True))][:-1])
+        beside = np.sqrt(ratios[:-1]) / lengths[:-1]
+        truth = np.linalg.eigvalsh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))[0]
+        np.testing.assert_allclose(found.smallest(jnp.asarray(1e-15)), truth, rtol=2e-3)
