@@ -38,8 +38,8 @@ class Flaky(Network):
     """A network as a user may write it: i → i + 1 and 0 → n/2, each up in half of the steps."""
 
     name: ClassVar[str] = "flaky"
-    directed = True
-    varying = True
+    directed: bool = eqx.field(static=True, default=True, kw_only=True)
+    varying: bool = eqx.field(static=True, default=True, kw_only=True)
     clients: int = eqx.field(static=True)
     ends: int = eqx.field(static=True, default=0)  # links that are missing from it for ever
 

@@ -5,13 +5,13 @@ from typing import ClassVar
 import equinox as eqx
 import optax
 
+from hyperpush.checks.ranges import Whole
 from hyperpush.inner.base import InnerSolver, Learner, solver_program
 from hyperpush.inner.fedavg import FedAvg, local_epochs
 from hyperpush.method import MethodInfo, as_number
 from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Sequence
-from hyperpush.checks.ranges import Whole
 
 
 class FedAvgPlus(InnerSolver):

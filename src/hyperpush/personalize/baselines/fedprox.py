@@ -5,13 +5,13 @@ from typing import ClassVar
 
 import equinox as eqx
 
+from hyperpush.checks.ranges import NonNegative
 from hyperpush.inner.base import Learner, solver_program
 from hyperpush.inner.fedavg import average_params
 from hyperpush.method import MethodInfo, as_number
 from hyperpush.personalize.baselines.base import LocalEpochs, Near
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Sequence
-from hyperpush.checks.ranges import NonNegative
 
 
 class FedProx(LocalEpochs):

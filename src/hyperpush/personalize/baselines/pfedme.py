@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
+from hyperpush.checks.ranges import Count, OptionalCount, Positive, Whole
 from hyperpush.data.batches import draw
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.inner.fedavg import mean_by_size
@@ -16,7 +17,6 @@ from hyperpush.method import MethodInfo, as_number
 from hyperpush.personalize.baselines.base import Near
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence, Server
-from hyperpush.checks.ranges import Count, OptionalCount, Positive, Whole
 
 
 class _State(eqx.Module):

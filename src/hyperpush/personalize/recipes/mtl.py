@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from hyperpush.checks.ranges import Count
 from hyperpush.method import Number, as_number
 from hyperpush.personalize.model import draw_several
 from hyperpush.personalize.recipe import Model, Recipe
-from hyperpush.checks.ranges import Count
 
 
 class MTL(Recipe):
