@@ -32,12 +32,7 @@ def test_a_plan_counts_what_the_algorithms_send(monkeypatch):
     assert (solve["rounds"], estimate["rounds"]) == (3 * 30 + 2 * 15, 15)
     assert solve["bytes_per_round"] == estimate["bytes_per_round"] == 4 * 7
     assert (solve["call"], solve["clients"]) == ("start, SGP, iterations, HGP", 4)
-    # Both devices send the sums for the other's two clients; the estimate's pushes are composed into one.
-    assert solve["megabytes_moved"] == pytest.approx(2 * 2 * 28 * (90 + 2 * 5) / 2**20)
-    assert estimate["megabytes_moved"] == pytest.approx(2 * 2 * 28 * 5 / 2**20)
-    one = planned(experiment, config)
-    assert one["megabytes_moved"] == 0
-    assert one["megabytes_per_process"] > 0
+    assert planned(experiment, config)["megabytes_per_process"] > 0
     assert (solve["floats"], estimate["floats"]) == (7 * solve["rounds"], 7 * 15)
     assert jnp.ones(()).dtype == jnp.float32
 

@@ -18,8 +18,9 @@ from jaxtyping import PRNGKeyArray, PyTree
 from hyperpush.checks import check_boolean, check_integer, check_positive
 from hyperpush.engines.base import Engine, Request
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.peer import SERVER, Checkpoint, Peer, check_conserved
+from hyperpush.engines.peer import SERVER, Checkpoint, Peer
 from hyperpush.engines.result import Progress, RunResult
+from hyperpush.engines.run_checks import check_conserved
 from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.engines.transport.zenoh.addresses import Address, check_name
 from hyperpush.errors import InvalidInput, unknown

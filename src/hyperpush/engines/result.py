@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int, PyTree
 
 from hyperpush.engines.compiled import lossy
-from hyperpush.programs import Context, Path, State
+from hyperpush.programs import Context, Path, Profile, State, traced
 from hyperpush.programs.counting import Work
 from hyperpush.programs.recipe import with_arrays
 
@@ -37,6 +37,12 @@ def recorders_of(record: Recorders | None) -> dict[str, Recorder]:
     """What to record, by name of a loop. Its numbers are arrays: like those of a recipe, a new one compiles nothing."""
     made = {name: each if isinstance(each, Recorder) else Recorder(each) for name, each in (record or {}).items()}
     return with_arrays(made)
+
+
+def record_shapes(found: Profile, name: str, recorder: Recorder, clients: int, data: PyTree) -> PyTree:
+    """The shapes that a recorder returns of one client's state in the loop of a name; `data` are that client's."""
+    body = next(body for body, _, loop in found.loops if loop.name == name)
+    return traced(recorder.f, clients, data, found.states[body])[0]
 
 
 @final
@@ -88,4 +94,3 @@ class RunResult:
     clocks: dict[str, RowClock] = field(default_factory=dict)  # by loop: when the rows of its history were made
     # Bytes each client sent: the size of a message for every live link it went over, and once to a server.
     bytes: Int[np.ndarray, " clients"] = field(default_factory=lambda: np.zeros(0, np.int64))
-    moved: int = 0  # bytes that devices sent to each other, where clients are spread over several

@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 from hyperpush import processes
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Recording, Visit, with_states
 from hyperpush.engines.compiled.placement import AXIS
-from hyperpush.engines.hooks import RunHook
 from hyperpush.engines.result import Recorder, RecordFunction
+from hyperpush.engines.run_hooks import RunHook
 from hyperpush.programs import Path, Repeat, Role, at, leaf_of
 
 FIRST_CHUNK = 16

@@ -17,13 +17,13 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from hyperpush import processes
 from hyperpush.engines.base import Request, ambient
-from hyperpush.engines.checks import check_recording
 from hyperpush.engines.compiled import chunks
 from hyperpush.engines.compiled.chunks import ChunkResult, ChunkSchedule, compiled, run_chunk, run_pass
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Visit, restarted, with_states
 from hyperpush.engines.compiled.snapshots import History, Structure, restore, take
-from hyperpush.engines.hooks import Cursor, Divergence, ProgressHook, Replay, Snapshot, Trail
 from hyperpush.engines.result import OUTSIDE, Recorder, RecordFunction
+from hyperpush.engines.run_checks import check_recording
+from hyperpush.engines.run_hooks import Cursor, Divergence, ProgressHook, Replay, Snapshot, Trail
 from hyperpush.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.programs import (
     Node,

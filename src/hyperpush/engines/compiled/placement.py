@@ -108,11 +108,6 @@ class Sharded(Placed):
     def real(self) -> Bool[Array, " b"]:
         return self.ids() < self.clients
 
-    @property
-    def rows_out(self) -> int:
-        """Clients' rows that a device sends to others in one exchange."""
-        return (self.devices - 1) * self.block if self.routes is None else self.routes.rows_out
-
     def combine(self, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
         if self.routes is not None:
             return self.exchange(self.routes, links, values, reduce)

@@ -12,14 +12,13 @@ from jaxtyping import PyTree
 from hyperpush import processes
 from hyperpush.engines import keys
 from hyperpush.engines.base import Engine, Request
-from hyperpush.engines.checks import check_clients, check_repairable
 from hyperpush.engines.compiled import lossy
-from hyperpush.engines.compiled.cost_model import moved_bytes
 from hyperpush.engines.compiled.hostloop import HostLoop
 from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
 from hyperpush.engines.compiled.placement import Placement, Sharded, SingleDevice
 from hyperpush.engines.compiled.routes import routes
 from hyperpush.engines.result import RunResult
+from hyperpush.engines.run_checks import check_clients, check_repairable
 from hyperpush.errors import InvalidInput
 from hyperpush.networks import Network
 from hyperpush.programs import Profile, bytes_of, one_client, profile
@@ -68,18 +67,13 @@ def placement_on(network: Network, mesh: Mesh | None, states: PyTree) -> Placeme
     """Where the clients are."""
     if mesh is None:
         return SingleDevice(network.clients)
-    placement = sharded(network, mesh.size)
+    placement = Sharded(network.clients, mesh.size, routes(network, mesh.size, -(-network.clients // mesh.size)))
     if placement.has_padding and processes.count() > 1 and bytes_of(states) > processes.GATHERED:
         # Before hours are spent on results that nobody can have.
         given = f"{network.clients}, with {bytes_of(states) >> 20} MB of states"
         allowed = f"a multiple of the {mesh.size} devices, over which the results stay spread"
         raise InvalidInput("clients", given, allowed)
     return placement
-
-
-def sharded(network: Network, devices: int) -> Sharded:
-    """A block of clients on each of so many devices."""
-    return Sharded(network.clients, devices, routes(network, devices, Sharded(network.clients, devices).block))
 
 
 def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
@@ -103,5 +97,4 @@ def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
         totals=carry.totals,
         clocks=loop.history.row_clocks(agreement, step),
         bytes=sent,
-        moved=moved_bytes(context.placement, context.network, found, agreed, agreement),
     )

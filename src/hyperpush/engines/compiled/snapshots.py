@@ -13,10 +13,10 @@ from jaxtyping import Array, PyTree
 from hyperpush import processes
 from hyperpush.engines import keys
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter
-from hyperpush.engines.hooks import Snapshot, Trail
-from hyperpush.engines.result import Recorder, RowClock
+from hyperpush.engines.result import Recorder, RowClock, record_shapes
+from hyperpush.engines.run_hooks import Snapshot, Trail
 from hyperpush.errors import HyperpushError
-from hyperpush.programs import Path, Profile, State, one_client, traced
+from hyperpush.programs import Path, Profile, State, one_client
 
 
 @dataclass
@@ -96,12 +96,6 @@ class Structure:
         return (found.states[path] if trail else found.result), found.held(path), sent
 
 
-def record_shapes(found: Profile, name: str, recorder: Recorder, clients: int, data: PyTree) -> PyTree:
-    """What a recorder returns of one client's state in the loop of a name; `data` are all clients'."""
-    body = next(body for body, _, loop in found.loops if loop.name == name)
-    return traced(recorder.f, clients, one_client(data), found.states[body])[0]
-
-
 def take(
     structure: Structure, trail: Trail, carry: Carry, held: list[State], history: History, extra: Counter[str]
 ) -> Snapshot | None:
@@ -137,7 +131,7 @@ def restore(structure: Structure, snapshot: Snapshot, history: History) -> tuple
             leaves, history.structures[name] = jax.tree.flatten(
                 load(
                     f"history {name}",
-                    record_shapes(structure.profile, name, each, context.network.clients, context.data),
+                    record_shapes(structure.profile, name, each, context.network.clients, one_client(context.data)),
                     1,
                 )
             )

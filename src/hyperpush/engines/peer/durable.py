@@ -1,7 +1,7 @@
 """What a peer stores before it sends, and how it comes back to that place of its program."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -13,12 +13,11 @@ from jaxtyping import PyTree
 from hyperpush.engines.peer.channels import Channels
 from hyperpush.engines.peer.functions import is_key
 from hyperpush.engines.peer.state import Frame, PeerState, Row, Stage
-from hyperpush.engines.result import Recorder
 from hyperpush.errors import HyperpushError
-from hyperpush.programs import Exchange, Local, Node, Repeat, Scope, Sequence, children
+from hyperpush.programs import Exchange, Node, Profile, Repeat, Scope, Sequence
+from hyperpush.programs import at as node_at
 
 Arrays = Mapping[str, np.ndarray]
-Shapes = Callable[[Callable[..., Any], PyTree], PyTree]  # those of f(state, context)
 PLAIN = ("first", "step", "own", "leaving", "heir", "stage")  # fields of a `PeerState` that JSON holds as they are
 COUNTED = ("rounds", "floats", "bytes", "late")
 
@@ -88,24 +87,21 @@ class Saved:
         for name, count in zip(COUNTED, self.facts["counts"], strict=True):
             setattr(state.counts, name, count)
 
-    def frames(self, program: Node, state: PyTree, shapes: Shapes) -> list[Frame]:
+    def frames(self, program: Node, found: Profile) -> list[Frame]:
         """The nodes on the way to the exchange that was stored, outermost first."""
-        node, outer, found = program, state, []
+        path, frames = (), []
         if self.facts["stage"] and not self.facts["leaving"]:
-            return found
+            return frames
         for depth, (at, times, within, rows) in enumerate(self.facts["frames"]):
+            node = node_at(program, path)
             if isinstance(node, Scope) != within or not isinstance(node, Sequence | Repeat | Scope):
                 raise HyperpushError("the checkpoint is of another program")
-            if isinstance(node, Scope):
-                outer = self.tree(f"frame{depth}", outer)
-                found.append(Frame(at, times, outer, rows))
-                outer = shapes(node.enter, outer)
-            else:
-                found.append(Frame(at, times))
-            node = children(node)[at if isinstance(node, Sequence) else 0]
-        if not isinstance(node, Exchange):
+            outer = self.tree(f"frame{depth}", found.states[path]) if within else None
+            frames.append(Frame(at, times, outer, rows))
+            path = (*path, at if isinstance(node, Sequence) else 0)
+        if not isinstance(node_at(program, path), Exchange):
             raise HyperpushError("the checkpoint is of another program")
-        return found
+        return frames
 
     def restore_totals(self, channels: Channels) -> None:
         """The running sums as they were."""
@@ -117,19 +113,12 @@ class Saved:
                 sums.totals = {other: self.arrays[f"channel{number}/{way}/{other}"] for other in sums.counters}
             channel.acknowledged = {int(other): counter for other, counter in saved["kept"].items()}
 
-    def rows(
-        self, record: Mapping[str, Recorder], program: Node, start: PyTree, shapes: Shapes
-    ) -> dict[str, list[Row]]:
-        """What was recorded until then."""
-        found = {}
-        for name, rows in self.facts["rows"].items():
-            if rows and name in record:
-                like = shapes(record[name].f, _shapes_in_loop(name, program, start, shapes))
-                found[name] = [
-                    Row(self.tree(f"history/{name}/{number}", like), step, floats, _passes(passes))
-                    for number, (step, floats, passes) in enumerate(rows)
-                ]
-        return found
+    def rows(self, name: str, like: PyTree) -> list[Row]:
+        """What was recorded of a loop until then; `like` has the shapes of one record."""
+        return [
+            Row(self.tree(f"history/{name}/{number}", like), step, floats, _passes(passes))
+            for number, (step, floats, passes) in enumerate(self.facts["rows"].get(name, ()))
+        ]
 
     def tree(self, name: str, like: PyTree) -> PyTree:
         """Stored arrays as a tree like `like`."""
@@ -147,28 +136,3 @@ class Saved:
 
 def _passes(stored: list[Any]) -> dict[tuple[int, ...], int]:
     return {tuple(path): times for path, times in stored}
-
-
-def shapes_after(node: Node, state: PyTree, shapes: Shapes) -> PyTree:
-    """The shapes of the state after a node; what is repeated, and messages, keep those of before."""
-    if isinstance(node, Local):
-        return shapes(node.f, state)
-    if isinstance(node, Sequence):
-        for child in node.nodes:
-            state = shapes_after(child, state, shapes)
-    if isinstance(node, Scope):
-        inner = shapes_after(node.body, shapes(node.enter, state), shapes)
-        return shapes(lambda both, ctx: node.leave(both[0], both[1], ctx), (state, inner))
-    return state
-
-
-def _shapes_in_loop(name: str, program: Node, start: PyTree, shapes: Shapes) -> PyTree:
-    """The shapes of what the loop `name` runs on."""
-    stack: list[tuple[Node, PyTree]] = [(program, start)]
-    while stack:
-        node, state = stack.pop()
-        if isinstance(node, Repeat) and node.name == name:
-            return state
-        inner = shapes(node.enter, state) if isinstance(node, Scope) else state
-        stack += [(child, inner) for child in children(node)]
-    raise HyperpushError(f"the checkpoint holds records of {name!r}, which is not in this program")

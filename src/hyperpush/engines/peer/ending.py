@@ -11,12 +11,12 @@ from hyperpush.engines.peer.members import Left, Members
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.engines.peer.state import PeerState, Stage
 from hyperpush.engines.transport import LAST
+from hyperpush.engines.transport.retransmission import Backoff
 from hyperpush.engines.transport.wire import Kind
 from hyperpush.errors import HyperpushError
 
-RESEND = 0.05  # seconds before totals that nobody has acknowledged are sent again, at first
-LONGEST = 1.0  # and at most
-LOOK = 0.01  # seconds between looks at what has arrived
+# Seconds between two looks at what has arrived: below the time of a message on most networks, and no load on a core.
+LOOK = 0.01
 
 Save = Callable[[], None]
 
@@ -33,7 +33,7 @@ class _Wait:
         self.messenger, self.members, self._save = messenger, messenger.transport, save
         self._news: Any = None
         self._since = time.monotonic()
-        self._due, self._pause = 0.0, RESEND
+        self.resend = Backoff()
 
     def look(self) -> None:
         """Take in what has come; what others wait to hear of is made durable first."""
@@ -41,13 +41,6 @@ class _Wait:
         if self.messenger.owes:
             self._save()
             self.messenger.acknowledge_owed()
-
-    def again(self) -> bool:
-        """Whether it is time to send again; less and less often."""
-        if time.monotonic() < self._due:
-            return False
-        self._due, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST)
-        return True
 
     def rest(self, what: str, *news: Any) -> None:
         """Wait a moment, unless nothing at all has changed for too long."""
@@ -82,7 +75,7 @@ def drain(messenger: Messenger, lasting: list[Channel], save: Save) -> None:
         if members.closed != state.closed:  # nothing here depends on them
             state.closed, told = members.closed, False
         unheard = [(channel, t) for channel in lasting for t in channel.unacknowledged(state.closed | members.left)]
-        if wait.again():
+        if wait.resend.is_due():
             _send_last(messenger, unheard)
         if not unheard and not told:
             _reach(state, Stage.DONE, save)
@@ -154,7 +147,7 @@ def _await_heir(messenger: Messenger, channel: Channel, others: list[int], save:
         silent = here - channel.last
         if not (missing or first or silent):
             break
-        if wait.again():
+        if wait.resend.is_due():
             messenger.say_farewell()
         what = f"{sorted(first)} to leave first" if first else f"the last totals of {sorted(silent)}"
         wait.rest(what, sorted(channel.last))
@@ -180,7 +173,7 @@ def _await_acknowledgments(messenger: Messenger, channel: Channel, save: Save) -
         unheard = channel.unacknowledged(state.closed | wait.members.left | channel.elsewhere)
         if not unheard:
             return
-        if wait.again():
+        if wait.resend.is_due():
             for target in unheard:
                 messenger.send_total(channel, target, Kind.TRANSFER)
         wait.rest(f"{unheard} to take in what was sent to them", unheard)

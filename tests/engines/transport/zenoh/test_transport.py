@@ -79,7 +79,7 @@ def test_a_peer_that_dies_is_noticed_and_what_it_missed_is_sent_again(places):
             assert again.collect(2, [0]) == [(0, body(0, 2))]
             assert again.collect(3, [0]) == [(0, body(0, 3))]
             again.acknowledge(4)
-            until(lambda: not first.links[1].kept)
+            until(lambda: not first.links[1].unacknowledged.to_resend())
         finally:
             again.close()
     finally:

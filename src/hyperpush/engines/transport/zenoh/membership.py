@@ -7,12 +7,12 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from hyperpush.engines.transport.wire import Reason, Rejected
 from hyperpush.engines.transport.zenoh.control import ControlMessage, Departure, Topic
-from hyperpush.engines.transport.zenoh.deadlines import Deadline
+from hyperpush.engines.transport.zenoh.deadlines import Deadline, Rounds, microseconds
 
 LEAD = 2  # rounds that a peer may be ahead of a neighbor before it waits for it, asynchronously
 
@@ -32,7 +32,6 @@ class Neighbor:
     last_seen: float = -math.inf
     lost: float = field(default_factory=time.monotonic)  # since when it is gone
     step: int = -1  # of its newest message, or to which it says that it has come
-    answering: bool = False  # an answer to its question for our pace waits to be sent
     received_bytes: int = 0
     sent_bytes: int = 0
 
@@ -81,11 +80,11 @@ class Membership:
         for place in self.left & set(neighbors):
             neighbors[place].done = True
 
-    def message(self, topic: Topic, place: int, step: int = 0, pace: int = 0, sent: int = 0) -> ControlMessage:
+    def message(self, topic: Topic, place: int, step: int = 0) -> ControlMessage:
         """What to say to a neighbor."""
         known = self.neighbors[place].incarnation
         said = self.departure, step, self.incarnation, known, self.digest, self.closed, self.left
-        return ControlMessage(topic, *said, pace, sent)
+        return ControlMessage(topic, *said)
 
     # ------------------------------------------------------------------ what is heard
 
@@ -145,19 +144,20 @@ class Membership:
         else:
             other.lost = now
 
-    def hear_pace(self, place: int, said: ControlMessage) -> bool:
-        """Take in how far a neighbor is and how fast; whether it asks and is to be answered."""
+    def heartbeat(self, place: int, rounds: Rounds) -> ControlMessage:
+        """How far this peer is and how fast, for a neighbor."""
+        said = self.message(Topic.HEARTBEAT, place, max(rounds.step, 0))
+        return replace(said, pace=rounds.pace, sent=microseconds(), echo=self.neighbors[place].deadline.echo)
+
+    def hear_heartbeat(self, place: int, said: ControlMessage) -> None:
+        """Take in how far a neighbor is and how fast."""
         other = self.neighbors[place]
         if (said.incarnation, said.known) != (other.incarnation, self.incarnation) or place in self.closed:
-            return False  # of or for a process that is gone, or who is out
+            return  # of or for a process that is gone, or who is out
         other.last_seen = time.monotonic()
+        other.deadline.hear(said.pace, said.sent, said.echo)
         if said.pace:
-            other.step, other.deadline.pace = max(other.step, said.step), said.pace / 1e6
-        if said.topic == Topic.ANSWER:
-            other.deadline.hear(said.sent)
-            return False
-        asked, other.answering = not other.answering, True
-        return asked
+            other.step = max(other.step, said.step)
 
     # ------------------------------------------------------------------ what is decided
 

@@ -5,8 +5,8 @@ in parts of one size. Who sent one is the name in its key, which access control 
 
 On a second channel (`control`) peers say hello (who they are in this run, which configuration they hold, from which
 step on they need messages), acknowledge what they need no more, announce that they are done, and who is removed or
-has left. Liveliness tells who is there. On a third (`pace`), asynchronously, they ask each other how fast they are;
-that never waits for a congested link.
+has left. Liveliness tells who is there. On a third (`pace`), asynchronously, they send heartbeats that say how fast
+they are. A heartbeat never waits for a congested link: it is dropped.
 """
 
 import math
@@ -19,14 +19,15 @@ from typing import Any, Literal, final
 
 from hyperpush.checks import require
 from hyperpush.engines.transport.memory import LAST
+from hyperpush.engines.transport.retransmission import ACKNOWLEDGE_EVERY
 from hyperpush.engines.transport.wire import Reason, Rejected, Rejections
 from hyperpush.engines.transport.zenoh.addresses import Address
 from hyperpush.engines.transport.zenoh.control import ControlMessage, Topic, unpack
-from hyperpush.engines.transport.zenoh.deadlines import Deadline, Rounds, microseconds
+from hyperpush.engines.transport.zenoh.deadlines import HEARTBEAT, MOST_HEARTBEATS, Deadline, Rounds
 from hyperpush.engines.transport.zenoh.identity import Identity
+from hyperpush.engines.transport.zenoh.links import Link
 from hyperpush.engines.transport.zenoh.membership import Membership, Neighbor
 from hyperpush.engines.transport.zenoh.parts import split
-from hyperpush.engines.transport.zenoh.retransmission import Link
 from hyperpush.engines.transport.zenoh.session import CHANNELS, alive_key, message_key, open_session, settings
 from hyperpush.errors import HyperpushError, InvalidInput
 
@@ -35,9 +36,7 @@ zenoh = require("zenoh", "peers")
 Mode = Literal["synchronous", "asynchronous"]
 
 LIMIT = 256 << 20  # bytes of the longest payload, unless told otherwise
-ACKNOWLEDGE = 8  # steps between acknowledgments
 OVERTAKES = 10.0  # seconds by which the news that somebody is done may come before its last message
-ASK_EVERY, ASK_BEHIND = 0.1, 0.02  # seconds between questions for a neighbor's pace; while it is waited for
 _AGAIN = "again"  # a task like the topics of control messages: send what is kept again
 
 
@@ -99,9 +98,8 @@ class Zenoh:
         self._numbers = count()
         self._collecting = -1, 0.0  # a step, and since when it is waited for
         self._rounds = Rounds()
-        self._open = True
+        self._closing = threading.Event()
         self._tasks: queue.SimpleQueue[tuple[Topic | str, int, int] | None] = queue.SimpleQueue()
-        self._questions: queue.SimpleQueue[tuple[int, int | None] | None] = queue.SimpleQueue()
         self.members = Membership(
             self.names,
             client,
@@ -112,7 +110,7 @@ class Zenoh:
             closed=closed,
             left=left,
             tell=lambda topic, place: self._tasks.put((topic, place, self.members.needed)),
-            forget=lambda place, step: self.links[place].forget(step),
+            forget=lambda place, step: self.links[place].unacknowledged.acknowledge(step),
             send_again=lambda place: self._tasks.put((_AGAIN, place, 0)),
         )
         self._session = open_session(settings(run, names[client], listen, links, identity))
@@ -120,7 +118,7 @@ class Zenoh:
         self._held: list[Any] = []  # Zenoh forgets what nobody holds
         self._workers = [
             threading.Thread(target=work, name=f"{names[client]} {channel}", daemon=True)
-            for channel, work in (("control", self._work), ("pace", self._tell_paces))
+            for channel, work in (("control", self._work), ("pace", self._beat))[: 1 + self.asynchronous]
         ]
         try:
             self._declare()
@@ -162,7 +160,8 @@ class Zenoh:
             raise InvalidInput("message", f"{len(payload)} bytes", allowed)
         with self._changed:
             self._check()
-            self.links[to].keep(step, payload)
+            if not self.asynchronous:
+                self.links[to].unacknowledged.keep(step, payload)
         self._put(to, step, payload)
         self.sent_messages += 1
 
@@ -178,7 +177,7 @@ class Zenoh:
             found = [(sender, payload) for sender in sorted(self.links) for payload in self.links[sender].take(step)]
             self.members.needed = max(self.members.needed, step)
             self._rounds.begin()
-        if not self.asynchronous and not self.durable and step % ACKNOWLEDGE == 0:
+        if not self.asynchronous and not self.durable and step % ACKNOWLEDGE_EVERY == 0:
             self.acknowledge(step)
         return found
 
@@ -200,35 +199,20 @@ class Zenoh:
         start = time.monotonic()
         if step < LAST:
             self._rounds.end(step)
-            self._ask(self.neighbors, ASK_EVERY)
         while True:
             self._check()
             self.members.remove_gone()
-            now = time.monotonic()
-            until = {sender: start + self.neighbors[sender].deadline.seconds for sender in expected}
-            until = {s: end for s, end in until.items() if end > now and not self._is_settled(s, step)}
-            unheard = {sender for sender in until if not self.neighbors[sender].deadline.known}
-            for place in self.members.behind(step) if expected else ():
-                if (end := start + self.neighbors[place].deadline.most) > now:
-                    until[place] = end
-                    unheard.add(place)
-            if not until:
+            waits = [self.neighbors[each].deadline.seconds for each in expected if not self._is_settled(each, step)]
+            if expected:
+                waits += [self.neighbors[place].deadline.most for place in self.members.behind(step)]
+            left = start + max(waits, default=0.0) - time.monotonic()
+            if left <= 0:
                 return
-            self._ask(unheard, ASK_BEHIND)  # their messages may be lost
-            end = min(max(until.values()), now + ASK_BEHIND) if unheard else max(until.values())
-            self._changed.wait(min(end - now, 1.0))
+            self._changed.wait(min(left, 1.0))  # heartbeats, too, wake it: they change deadlines
 
     def _is_settled(self, sender: int, step: int) -> bool:
         """Whether a message is there, or will not come."""
         return self.links[sender].has(step) or self.members.is_hopeless(sender)
-
-    def _ask(self, places: Collection[int], every: float) -> None:
-        """Ask those who take part for their pace, if that was some time ago."""
-        now = time.monotonic()
-        for place in places:
-            other = self.neighbors[place]
-            if self.members.takes_part(place) and other.agreed and other.deadline.due(every, now):
-                self._questions.put((place, None))
 
     def acknowledge(self, step: int) -> None:
         """Tell the neighbors that nothing before `step` will be needed again, even after a restart."""
@@ -238,12 +222,11 @@ class Zenoh:
     def close(self) -> None:
         """See `Transport.close`."""
         with self._changed:
-            if not self._open:
+            if self._closing.is_set():
                 return
-            self._open = False
+            self._closing.set()
             self._changed.notify_all()
         self._tasks.put(None)
-        self._questions.put(None)
         for worker in self._workers:
             worker.join(10)
         self._held.clear()
@@ -381,16 +364,15 @@ class Zenoh:
 
     def _on_control(self, place: int, header: bytes, payload: bytes) -> None:
         said = self._unpack(header, payload)
-        if said.topic in (Topic.ASK, Topic.ANSWER):
-            raise Rejected(Reason.BAD_CONTROL, "it is about a pace")
+        if said.topic == Topic.HEARTBEAT:
+            raise Rejected(Reason.BAD_CONTROL, "a heartbeat")
         self.members.hear(place, said)
 
     def _on_pace(self, place: int, header: bytes, payload: bytes) -> None:
         said = self._unpack(header, payload)
-        if said.topic not in (Topic.ASK, Topic.ANSWER) or said.digest != self.members.digest:
-            raise Rejected(Reason.BAD_CONTROL, "it is not about a pace of this run")
-        if self.members.hear_pace(place, said):
-            self._questions.put((place, said.sent))
+        if said.topic != Topic.HEARTBEAT or said.digest != self.members.digest:
+            raise Rejected(Reason.BAD_CONTROL, "it is no heartbeat of this run")
+        self.members.hear_heartbeat(place, said)
 
     def _unpack(self, header: bytes, payload: bytes) -> ControlMessage:
         if header:
@@ -422,7 +404,7 @@ class Zenoh:
     def _check(self) -> None:
         if self.members.failure is not None:
             raise HyperpushError(f"{self._me}: {self.members.failure}")
-        if not self._open:
+        if self._closing.is_set():
             raise HyperpushError(f"{self._me}: its transport is closed")
 
     @property
@@ -440,7 +422,7 @@ class Zenoh:
         while (task := self._tasks.get()) is not None:
             topic, place, step = task
             with self._changed:
-                kept = list(self.links[place].kept)
+                kept = self.links[place].unacknowledged.to_resend()
                 if topic == Topic.DONE and not self.members.says_done:
                     continue  # it was true of another view
                 said = self.members.message(topic, place, step) if isinstance(topic, Topic) else None
@@ -450,18 +432,14 @@ class Zenoh:
             for at, payload in kept:
                 self._put(place, at, payload)
 
-    def _tell_paces(self) -> None:
-        """Send questions for a pace, and answers to them."""
-        while (task := self._questions.get()) is not None:
-            place, asked = task
-            with self._changed:
-                if asked is not None:
-                    self.neighbors[place].answering = False
-                step, typical = self._rounds.step, self._rounds.typical.seconds
-                pace = 0 if typical is None or step < 0 else math.ceil(typical * 1e6)
-                topic, sent = (Topic.ASK, microseconds()) if asked is None else (Topic.ANSWER, asked)
-                said = self.members.message(topic, place, max(step, 0), pace, sent)
-            self._deliver(place, "pace", said.pack(len(self.names)), None)
+    def _beat(self) -> None:
+        """Send heartbeats."""
+        while not self._closing.wait(max(HEARTBEAT, len(self.neighbors) / MOST_HEARTBEATS)):
+            for place, other in self.neighbors.items():
+                with self._changed:
+                    said = self.members.heartbeat(place, self._rounds) if other.alive and other.agreed else None
+                if said is not None:
+                    self._deliver(place, "pace", said.pack(len(self.names)), None)
 
     def _put(self, to: int, step: int, payload: bytes | bytearray) -> None:
         for header, part in split(next(self._numbers), step, payload):
@@ -473,5 +451,5 @@ class Zenoh:
             self._publishers[to, channel].put(payload, attachment=attachment)
         except zenoh.ZError:  # the session closes; `_check` says why
             with self._changed:
-                if self._open:
+                if not self._closing.is_set():
                     self.members.failure = self.members.failure or f"cannot send to {self.names[to]}"
