@@ -69,7 +69,7 @@ class Planner(Engine):
             floats=floats,
             work=found.total(agreed),
             history={name: ones(all_clients(all_clients(each, n), rows[name])) for name, each in shapes.items()},
-            clocks={name: RowClock(zeros, zeros, dict.fromkeys(agreed, zeros)) for name, zeros in none.items()},
+            clocks={name: RowClock(zeros, zeros) for name, zeros in none.items()},
             bytes=np.zeros(n, np.int64),
         )
 

@@ -52,7 +52,6 @@ class RowClock:
 
     step: Int[np.ndarray, " rows"]  # network time
     floats: Int[np.ndarray, " rows"]  # numbers each client had sent in the run (a message to several counts once)
-    passes: dict[Path, Int[np.ndarray, " rows"]]  # how often the bodies of loops of an agreed length had run
     started: int = 0  # network time at the start of the run
 
     @property

@@ -240,7 +240,7 @@ class HostLoop:
         message = self.apply(Role.SEND, visit, carry).states
         messages = jax.tree.map(lambda v: first(v, n), processes.gathered(message))
         answers = node.compute(messages, leaf_key(processes.gathered(visit.key), Role.COMPUTE, 0))
-        answered = replace(carry, clock=carry.clock.advance()).sending(path, 1)
+        answered = replace(carry, clock=carry.clock.advance(path)).sending(path, 1)
         both = with_states(answered, (carry.states, self.context.place(answers)))
         if path not in self.answered:
             self.answered[path] = traced(node.receive, n, *one_client((self.context.data, *both.states)))[1]
@@ -252,7 +252,7 @@ class HostLoop:
     def record(self, visit: Visit, recorder: Recorder, when: Visit, carry: Carry, iterations: int) -> None:
         """A row of a loop whose body the host walks, after so many iterations."""
         made = self.apply(Role.RECORD, when, carry, recorder.f).states
-        clock = np.array([[int(each) for each in jax.tree.leaves((carry.clock.step, carry.clock.passes))]], np.int32)
+        clock = np.asarray(processes.gathered(carry.clock.row()))[None]
         self.note(visit, jax.tree.map(lambda v: v[None], made), clock, [iterations])
 
     def keep_records(self, visit: Visit, result: ChunkResult, first_row: int) -> None:
@@ -264,7 +264,7 @@ class HostLoop:
 
     def note(self, visit: Visit, records: PyTree, clocks: np.ndarray, iterations: list[int]) -> None:
         """Add rows to the history, and show them."""
-        self.history.add(visit.node.name, visit.path, self.trail, records, clocks, iterations)
+        self.history.add(visit.node.name, records, clocks)
         for hook in self.hooks:
             hook.rows(visit.node.name, iterations, records)
 

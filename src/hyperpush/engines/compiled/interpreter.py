@@ -40,23 +40,27 @@ class Clock(eqx.Module):
 
     step: Int[Array, ""]  # every exchange takes one step of network time
     passes: dict[Path, Int[Array, ""]]  # how often the bodies of loops of an agreed length have run
+    exchanges: dict[Path, Int[Array, ""]]  # that have taken place, by the place that sends
     late: Int[Array, ""]  # messages that came too late and were dropped
     split: Bool[Array, ""]  # clients disagreed about ending a loop
 
     @staticmethod
-    def start(bodies: Iterable[Path], step: int) -> "Clock":
+    def start(bodies: Iterable[Path], places: Iterable[Path], step: int) -> "Clock":
         zero = jnp.zeros((), jnp.int32)
-        return Clock(jnp.asarray(step, jnp.int32), dict.fromkeys(bodies, zero), zero, jnp.zeros((), bool))
+        passes, exchanges = dict.fromkeys(bodies, zero), dict.fromkeys(places, zero)
+        return Clock(jnp.asarray(step, jnp.int32), passes, exchanges, zero, jnp.zeros((), bool))
 
-    def advance(self, rounds: Any = 1, late: Any = 0) -> "Clock":
-        return replace(self, step=self.step + rounds, late=self.late + late)
+    def advance(self, path: Path, rounds: Any = 1, late: Any = 0) -> "Clock":
+        """After so many exchanges of the place at a path."""
+        exchanges = {**self.exchanges, path: self.exchanges[path] + rounds}
+        return replace(self, step=self.step + rounds, exchanges=exchanges, late=self.late + late)
 
     def disagree(self, split: Bool[Array, ""]) -> "Clock":
         return replace(self, split=self.split | split)
 
     def row(self) -> Int[Array, " columns"]:
-        """The step, then the passes by the order of their paths: what is noted beside a record."""
-        return jnp.stack(jax.tree.leaves((self.step, self.passes)))
+        """The step, then the exchanges by the order of their paths: what is noted beside a record."""
+        return jnp.stack(jax.tree.leaves((self.step, self.exchanges)))
 
     def passed(self, body: Path, times: Any) -> "Clock":
         return replace(self, passes={**self.passes, body: self.passes[body] + times})
@@ -167,17 +171,16 @@ class Interpreter(RunContext):
             carry = replace(carry, clock=carry.clock.disagree(self.placement.any(times != largest)))
             stop = jnp.minimum(stop, largest)
 
-        def row_of(recorder: Recorder, at: Visit, carry: Carry, passed: Any) -> PyTree:
-            clock = carry.clock.passed((*visit.path, 0), passed) if node.agreed else carry.clock
-            return self.apply(recorder.f, Role.RECORD, at, carry.states), clock.row()
+        def row_of(recorder: Recorder, at: Visit, carry: Carry) -> PyTree:
+            return self.apply(recorder.f, Role.RECORD, at, carry.states), carry.clock.row()
 
         records = None
         if recording is not None:
             entry = visit._replace(round=0)
-            shapes = jax.eval_shape(lambda: row_of(recording.recorder, entry, carry, 0))
+            shapes = jax.eval_shape(lambda: row_of(recording.recorder, entry, carry))
             records = jax.tree.map(lambda s: jnp.zeros((recording.rows, *s.shape), s.dtype), shapes)
             if recording.recorder.entry:
-                records = write_row(records, begins, 0, lambda: row_of(recording.recorder, entry, carry, 0))
+                records = write_row(records, begins, 0, lambda: row_of(recording.recorder, entry, carry))
 
         def step(loop_state):
             i, carry, records, _ = loop_state
@@ -190,7 +193,7 @@ class Interpreter(RunContext):
                 recorder, every, _ = recording
                 row = (i - start) // every + (begins.astype(jnp.int32) if recorder.entry else 0)
                 due = (i + 1) % every == 0
-                records = write_row(records, due, row, lambda: row_of(recorder, inside, carry, i + 1 - start))
+                records = write_row(records, due, row, lambda: row_of(recorder, inside, carry))
             return i + 1, carry, records, done
 
         first = (jnp.asarray(start, jnp.int32), carry, records, jnp.zeros((), bool))
@@ -207,7 +210,7 @@ class Interpreter(RunContext):
             links = self.links(clock.step, "ones")
             arrived, late = self.in_time(links, clock.step)
             heard = self.placement.combine(arrived, objection, "max")
-            return jnp.maximum(objection, heard), clock.advance(late=late), sent + messages(links)
+            return jnp.maximum(objection, heard), clock.advance(path, late=late), sent + messages(links)
 
         objection = (~votes).astype(jnp.float32)
         held = (objection, carry.clock, jnp.zeros(votes.shape, jnp.int32))
@@ -258,7 +261,7 @@ class Interpreter(RunContext):
             heard = self.placement.heard(arrived)
             sent = weight_rows(links, self.network.clients)
         states = self.apply(node.take, Role.RECEIVE, visit, carry.states, total, own, heard, sent)
-        after = replace(carry, states=states, clock=clock.advance(late=late), totals=totals)
+        after = replace(carry, states=states, clock=clock.advance(path, late=late), totals=totals)
         return after.sending(path, messages(links))
 
     def average(self, visit: Visit, carry: Carry) -> Carry:
@@ -269,7 +272,7 @@ class Interpreter(RunContext):
         floats = sum(leaf.size for leaf in jax.tree.leaves(held)) // mass.shape[0]
         if by == "exact":
             mixed, sent = self.placement.mean(held), 1
-            clock = clock.advance()
+            clock = clock.advance(visit.path)
         else:
             if composes(self.network, floats):
                 operator, sent = self.operator(clock.step, node.rounds, by)
@@ -284,7 +287,7 @@ class Interpreter(RunContext):
                     return held, sent + messages(links)
 
                 mixed, sent = jax.lax.fori_loop(0, node.rounds, once, (held, jnp.zeros(mass.shape, jnp.int32)))
-            clock = clock.advance(node.rounds)
+            clock = clock.advance(visit.path, node.rounds)
         if node.by == "push":
             mixed, mass = mixed
             mixed = jax.tree.map(lambda w: w / along(mass, w), mixed)
@@ -325,7 +328,7 @@ class Interpreter(RunContext):
         message = self.apply(node.send, Role.SEND, visit, carry.states)
         answers = node.compute(self.placement.gather(message), leaf_key(visit.key, Role.COMPUTE, 0))
         states = self.apply(node.receive, Role.RECEIVE, visit, carry.states, self.placement.mine(answers))
-        return replace(carry, states=states, clock=carry.clock.advance()).sending(visit.path, 1)
+        return replace(carry, states=states, clock=carry.clock.advance(visit.path)).sending(visit.path, 1)
 
 
 def write_row(records: PyTree, due: Bool[Array, ""], row: Any, make: Callable[[], PyTree]) -> PyTree:

@@ -57,7 +57,8 @@ def prepare(request: Request) -> tuple[Profile, Carry, int]:
     if faults is not None:
         conserved = [s for s in found.sendings if getattr(s.node, "conserved", False)]
         totals = {s.path: lossy.Totals.start(s.message, network.clients, faults.delay) for s in conserved}
-    clock = Clock.start((body for body, _, loop in found.loops if loop.agreed), request.step)
+    agreed = [body for body, _, loop in found.loops if loop.agreed]
+    clock = Clock.start(agreed, [s.path for s in found.sendings], request.step)
     agrees = any(loop.until is not None for _, _, loop in found.loops)
     sent = {s.path: jnp.asarray(np.zeros(network.clients, np.int32)) for s in found.sendings}
     return found, Carry(states, clock, totals, sent), network.flood_rounds() if agrees else 1
@@ -79,8 +80,8 @@ def placement_on(network: Network, mesh: Mesh | None, states: PyTree) -> Placeme
 def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
     """Collect a run's results on the host."""
     context, found = loop.context, loop.profile
-    n, agreement = context.network.clients, context.agreement
-    agreed = {body: int(times) for body, times in carry.clock.passes.items()}
+    n, clock = context.network.clients, carry.clock
+    agreed = {body: int(times) for body, times in clock.passes.items()}
     width, sent = {sending.path: sending.bytes for sending in found.sendings}, np.zeros(n, np.int64)
     for path, count in processes.gathered(carry.sent).items():
         sent += width[path] * np.asarray(count)[:n].astype(np.int64)
@@ -88,13 +89,13 @@ def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
         states=jax.tree.map(
             lambda v: v if v.shape[0] == n else processes.whole("clients", v)[:n], processes.gathered(carry.states)
         ),
-        step=int(carry.clock.step),
-        rounds=int(carry.clock.step) - step,
-        floats=found.floats(agreed, agreement),
+        step=int(clock.step),
+        rounds=int(clock.step) - step,
+        floats=sum(int(clock.exchanges[sending.path]) * sending.floats for sending in found.sendings),
         work=found.total(agreed) + loop.extra,
         history=loop.history.result(n),
-        late=int(carry.clock.late),
+        late=int(clock.late),
         totals=carry.totals,
-        clocks=loop.history.row_clocks(agreement, step),
+        clocks=loop.history.row_clocks(step),
         bytes=sent,
     )

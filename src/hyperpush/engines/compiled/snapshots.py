@@ -16,7 +16,7 @@ from hyperpush.engines.compiled.interpreter import Carry, Interpreter
 from hyperpush.engines.result import Recorder, RowClock, record_shapes
 from hyperpush.engines.run_hooks import Snapshot, Trail
 from hyperpush.errors import HyperpushError
-from hyperpush.programs import Path, Profile, State, one_client
+from hyperpush.programs import Profile, State, one_client
 
 
 @dataclass
@@ -25,8 +25,7 @@ class History:
 
     profile: Profile
     rows: dict[str, list[list[Array]]]  # leaves of records [rows, clients, …], by chunk
-    # Number of the loop, times entered, iterations since, and a row of the clock.
-    clocks: dict[str, list[np.ndarray]]
+    clocks: dict[str, list[np.ndarray]]  # see `Clock.row`
     structures: dict[str, Any] = field(default_factory=dict)  # of the records
 
     def copy(self) -> "History":
@@ -34,18 +33,11 @@ class History:
         rows, clocks = ({name: list(parts) for name, parts in each.items()} for each in (self.rows, self.clocks))
         return replace(self, rows=rows, clocks=clocks)
 
-    def add(
-        self, name: str, path: Path, trail: Trail, records: PyTree, clocks: np.ndarray, iterations: list[int]
-    ) -> None:
-        """Rows of the loop at a path, made after so many iterations; `trail` are the loops around it."""
-        numbers = {body[:-1]: number for number, (body, _, _) in enumerate(self.profile.loops)}
-        entered = 0  # of the loops around this one only the host's own run more than once, and they have fixed lengths
-        for around, i in trail:
-            entered = entered * self.profile.loops[numbers[around]][2].at_most + i
+    def add(self, name: str, records: PyTree, clocks: np.ndarray) -> None:
+        """Rows of a loop, and when each was made."""
         leaves, self.structures[name] = jax.tree.flatten(records)
         self.rows[name].append(leaves)
-        made = np.array([(numbers[path], entered + 1, i) for i in iterations], np.int32).reshape(-1, 3)
-        self.clocks[name].append(np.concatenate([made, clocks], axis=1))
+        self.clocks[name].append(clocks)
 
     def joined(self, name: str) -> list[Array]:
         """All rows of a name."""
@@ -64,20 +56,12 @@ class History:
             if parts
         }
 
-    def row_clocks(self, agreement: int, started: int) -> dict[str, RowClock]:
+    def row_clocks(self, started: int) -> dict[str, RowClock]:
         """When all rows were made."""
-        return {name: self._row_clock(np.concatenate(c), agreement, started) for name, c in self.clocks.items() if c}
-
-    def _row_clock(self, rows: np.ndarray, agreement: int, started: int) -> RowClock:
-        loops, entered, iterations, step, *passes = rows.astype(np.int64).T
-        bodies = sorted(body for body, _, loop in self.profile.loops if loop.agreed)
-        agreed, floats = dict(zip(bodies, passes, strict=True)), np.zeros_like(step)
-        for number in np.unique(loops):  # several loops may have the same name
-            here = loops == number
-            until_then = {body: count[here] for body, count in agreed.items()}
-            body = self.profile.loops[number][0]
-            floats[here] = self.profile.floats_at(body, iterations[here], until_then, agreement, entered[here])
-        return RowClock(step, floats, agreed, started)
+        floats = [sending.floats for sending in sorted(self.profile.sendings, key=lambda sending: sending.path)]
+        rows = {name: np.concatenate(parts).astype(np.int64) for name, parts in self.clocks.items() if parts}
+        sent = np.array(floats, np.int64)
+        return {name: RowClock(each[:, 0], each[:, 1:] @ sent, started) for name, each in rows.items()}
 
 
 @dataclass(frozen=True)

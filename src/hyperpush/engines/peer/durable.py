@@ -63,7 +63,7 @@ def pack(client_state: PyTree, state: PeerState, channels: Channels) -> tuple[di
         "left": sorted(state.left),
         "frames": [(frame.at, frame.times, frame.outer is not None, frame.rows) for frame in state.frames],
         "channels": sums,
-        "rows": {n: [(r.step, r.floats, list(r.passes.items())) for r in rows] for n, rows in state.records.items()},
+        "rows": {n: [(r.step, r.floats) for r in rows] for n, rows in state.records.items()},
         "passes": list(state.passes.items()),
         "counts": [getattr(state.counts, name) for name in COUNTED],
     }
@@ -83,7 +83,7 @@ class Saved:
             setattr(state, name, self.facts[name])
         state.stage = Stage(state.stage)
         state.closed, state.left = frozenset(self.facts["closed"]), frozenset(self.facts["left"])
-        state.passes = Counter(_passes(self.facts["passes"]))
+        state.passes = Counter({tuple(path): times for path, times in self.facts["passes"]})
         for name, count in zip(COUNTED, self.facts["counts"], strict=True):
             setattr(state.counts, name, count)
 
@@ -116,8 +116,8 @@ class Saved:
     def rows(self, name: str, like: PyTree) -> list[Row]:
         """What was recorded of a loop until then; `like` has the shapes of one record."""
         return [
-            Row(self.tree(f"history/{name}/{number}", like), step, floats, _passes(passes))
-            for number, (step, floats, passes) in enumerate(self.facts["rows"].get(name, ()))
+            Row(self.tree(f"history/{name}/{number}", like), step, floats)
+            for number, (step, floats) in enumerate(self.facts["rows"].get(name, ()))
         ]
 
     def tree(self, name: str, like: PyTree) -> PyTree:
@@ -132,7 +132,3 @@ class Saved:
             return jax.random.wrap_key_data(jnp.asarray(array)) if is_key(leaf) else jnp.asarray(array)
 
         return structure.unflatten([read(place, leaf) for place, leaf in enumerate(leaves)])
-
-
-def _passes(stored: list[Any]) -> dict[tuple[int, ...], int]:
-    return {tuple(path): times for path, times in stored}

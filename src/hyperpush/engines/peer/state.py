@@ -76,7 +76,6 @@ class Row(NamedTuple):
     value: Any
     step: int
     floats: int
-    passes: dict[Path, int]
 
 
 @final
@@ -104,7 +103,7 @@ class PeerState:
 
     def record(self, name: str, value: PyTree) -> None:
         """Keep a row."""
-        self.records[name].append(Row(value, self.step, self.counts.floats, dict(self.passes)))
+        self.records[name].append(Row(value, self.step, self.counts.floats))
 
     def keep_rows(self, rows: Mapping[str, int]) -> None:
         """Forget all but so many rows of each loop."""
@@ -117,9 +116,7 @@ class PeerState:
         return {name: self._clock(rows) for name, rows in self.records.items() if rows}
 
     def _clock(self, rows: list[Row]) -> RowClock:
-        step, floats = (np.array(column, np.int64) for column in zip(*((r.step, r.floats) for r in rows), strict=True))
-        passes = {path: np.array([row.passes.get(path, 0) for row in rows], np.int64) for path in self.passes}
-        return RowClock(step, floats, passes, self.first)
+        return RowClock(np.array([r.step for r in rows]), np.array([r.floats for r in rows]), self.first)
 
     @property
     def view(self) -> int:
