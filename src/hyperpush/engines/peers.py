@@ -302,9 +302,9 @@ class PeerSession:
             "round": counts.rounds,
             "loop": self.loop,
             "late": counts.late,
-            "rejected": counts.rejections.counts(),
+            "rejected": dict(counts.rejections),
             "links": links,
-            "rejected_by_transport": self.transport.rejections.counts(),
+            "rejected_by_transport": dict(self.transport.rejections),
             "received_bytes": sum(link["received_bytes"] for link in links.values()),
             "sent_bytes": sum(link["sent_bytes"] for link in links.values()),
         }

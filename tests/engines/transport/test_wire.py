@@ -2,6 +2,7 @@ import contextlib
 import dataclasses
 import struct
 import zlib
+from collections import Counter
 from hashlib import blake2b
 
 import jax
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from hyperpush.engines.transport import wire
-from hyperpush.engines.transport.wire import Header, Reason, Rejected, Rejections, Template, decode, encode, peek
+from hyperpush.engines.transport.wire import Header, Reason, Rejected, Template, decode, encode, peek
 from hyperpush.errors import HyperpushError, InvalidInput
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -237,7 +238,7 @@ def test_booleans_must_be_0_or_1():
 
 def test_random_mutations_raise_nothing_but_rejected():
     random = np.random.default_rng(0)
-    rejections = Rejections()
+    rejections = Counter()
     accepted = 0
     for trial in range(20_000):
         data = bytearray(MESSAGE)
@@ -258,7 +259,7 @@ def test_random_mutations_raise_nothing_but_rejected():
         try:
             _, tree = decode(data, TEMPLATE, expect_sender=4)
         except Rejected as rejected:
-            rejections.add(rejected.reason)
+            rejections[rejected.reason] += 1
         else:
             accepted += data != MESSAGE
             assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
@@ -266,8 +267,8 @@ def test_random_mutations_raise_nothing_but_rejected():
             peek(data)
     # A sound checksum around changed values or header fields is a valid message; most mutations are not that.
     assert 0 < accepted < 5_000
-    assert rejections.total > 15_000
-    assert set(rejections.counts()) >= {
+    assert rejections.total() > 15_000
+    assert set(rejections) >= {
         *(
             Reason.OVERSIZED,
             Reason.TOO_SHORT,
@@ -280,14 +281,6 @@ def test_random_mutations_raise_nothing_but_rejected():
     }
 
 
-def test_rejections_count_by_reason():
-    rejections = Rejections()
-    for each in (Reason.TOO_SHORT, Reason.OVERSIZED, Reason.TOO_SHORT, "late"):
-        rejections.add(each)
-    assert (rejections.total, rejections[Reason.TOO_SHORT], rejections[Reason.BAD_MAGIC]) == (4, 2, 0)
-    assert rejections.counts() == {"too-short": 2, "oversized": 1, "late": 1}
-
-
 def test_what_cannot_be_sent_is_named():
     assert issubclass(Rejected, HyperpushError)
     for leaf in (np.array(["text"]), np.array([object()]), np.complex64(1), jax.random.key(0)):
@@ -295,7 +288,3 @@ def test_what_cannot_be_sent_is_named():
             encode(HEADER, leaf)
         with pytest.raises(InvalidInput, match="dtype"):
             Template(leaf)
-    with pytest.raises(InvalidInput, match=r"header\.node"):
-        Header(view=0, node=2**32, step=0, sender=0)
-    with pytest.raises(InvalidInput, match=r"header\.step"):
-        Header(view=0, node=0, step=-1, sender=0)

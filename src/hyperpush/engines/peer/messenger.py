@@ -112,7 +112,7 @@ class Messenger:
             try:
                 taken = self._take(sender, payload)
             except Rejected as rejected:
-                self.state.counts.rejections.add(rejected.reason)
+                self.state.counts.rejections[rejected.reason.value] += 1
                 continue
             if taken is not None:
                 found.append(taken)

@@ -163,7 +163,7 @@ class Peer:
             work=counts.work,
             history={name: stack(rows) for name, rows in self.history.items() if rows},
             late=counts.late,
-            rejected=counts.rejections.counts(),
+            rejected=dict(counts.rejections),
             clocks=self._state.clocks,
             bytes=np.asarray([counts.bytes], np.int64),
         )

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush.engines.result import RowClock
-from hyperpush.engines.transport.wire import Rejections
 from hyperpush.programs import Path
 from hyperpush.programs.counting import Work
 
@@ -67,7 +66,7 @@ class Counts:
     bytes: int = 0  # of messages, for every link that they went over
     late: int = 0
     work: Work = field(default_factory=Work)  # once the program has ended
-    rejections: Rejections = field(default_factory=Rejections)
+    rejections: Counter[str] = field(default_factory=Counter)  # messages refused, by `Reason`
 
 
 class Row(NamedTuple):

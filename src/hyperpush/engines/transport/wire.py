@@ -11,9 +11,7 @@ shapes of the leaves) has to be the one that the receiver expects.
 
 import math
 import struct
-import threading
 import zlib
-from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import lru_cache
@@ -98,31 +96,6 @@ _KINDS = frozenset(Kind)
 
 
 @final
-class Rejections:
-    """How many messages were refused, by reason: a `Reason`, or a word of the caller's own, such as "late"."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def add(self, reason: str) -> None:
-        with self._lock:
-            self._counts[str(reason)] += 1
-
-    def __getitem__(self, reason: str) -> int:
-        return self._counts[str(reason)]
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts().values())
-
-    def counts(self) -> dict[str, int]:
-        """A copy: reason to number, most frequent first."""
-        with self._lock:
-            return dict(self._counts.most_common())
-
-
-@final
 @dataclass(frozen=True)
 class Header:
     """What a message says about itself.
@@ -138,12 +111,6 @@ class Header:
     counter: int = 0
     weight: float = 1.0
     kind: Kind = Kind.MESSAGE
-
-    def __post_init__(self) -> None:
-        for name, bits in (("view", 32), ("node", 32), ("step", 64), ("sender", 32), ("counter", 64)):
-            value = getattr(self, name)
-            if not 0 <= value < 2**bits:
-                raise InvalidInput(f"header.{name}", value, f"an integer from 0 to 2^{bits} - 1")
 
 
 @final

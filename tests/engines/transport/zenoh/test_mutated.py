@@ -174,7 +174,7 @@ def babbled(folder, each, width, mode, program, start, rounds):
             with jax.enable_x64(transport.asynchronous):
                 peer = Peer(client, network, babbler, jax.random.key(0), tolerant=transport.asynchronous)
                 state = peer.run(program, start(client), None)
-            refused = peer.counts.rejections.total + transport.rejections.total
+            refused = peer.counts.rejections.total() + transport.rejections.total()
             return jax.tree.map(np.asarray, state), babbler.sent, refused, transport.closed
         finally:
             transport.close()

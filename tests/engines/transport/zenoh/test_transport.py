@@ -49,7 +49,7 @@ def test_everybody_hears_everybody_in_step(places):
                 got = transport.collect(step, others)
                 assert [(sender, bytes(payload)) for sender, payload in got] == [(o, body(o, step)) for o in others]
             transport.finish()
-            return transport.status(), transport.rejections.total, transport.sent_messages
+            return transport.status(), transport.rejections.total(), transport.sent_messages
         finally:
             transport.close()
             transport.close()

@@ -13,14 +13,15 @@ import math
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from typing import Any, Literal, final
 
 from hyperpush.checks import require
-from hyperpush.engines.transport.memory import LAST
+from hyperpush.engines.transport.protocol import LAST
 from hyperpush.engines.transport.retransmission import ACKNOWLEDGE_EVERY
-from hyperpush.engines.transport.wire import Reason, Rejected, Rejections
+from hyperpush.engines.transport.wire import Reason, Rejected
 from hyperpush.engines.transport.zenoh.addresses import Address
 from hyperpush.engines.transport.zenoh.control import ControlMessage, Topic, unpack
 from hyperpush.engines.transport.zenoh.deadlines import HEARTBEAT, MOST_HEARTBEATS, Deadline, Rounds
@@ -90,7 +91,7 @@ class Zenoh:
         self.run, self.names, self.client = run, tuple(names), client
         self.patience, self.durable, self.limit = patience, durable, limit
         self.asynchronous = mode == "asynchronous"
-        self.rejections, self.sent_messages = Rejections(), 0
+        self.rejections, self.sent_messages = Counter[str](), 0
         places = [self.names.index(name) for name in links]
         self.neighbors = {place: Neighbor(names[place], Deadline(most=longest_wait)) for place in places}
         self.links = {place: Link(limit, not self.asynchronous) for place in places}
@@ -344,13 +345,13 @@ class Zenoh:
         """A callback of Zenoh: whatever comes in, nothing but a count may come of it if it does not fit."""
 
         def guarded(sample: Any) -> None:
-            attached = sample.attachment
-            try:
-                with self._changed:
-                    take(place, b"" if attached is None else attached.to_bytes(), sample.payload.to_bytes())
-                    self._changed.notify_all()
-            except Rejected as rejected:
-                self.rejections.add(rejected.reason)
+            header = b"" if sample.attachment is None else sample.attachment.to_bytes()
+            with self._changed:
+                try:
+                    take(place, header, sample.payload.to_bytes())
+                except Rejected as rejected:
+                    self.rejections[rejected.reason.value] += 1
+                self._changed.notify_all()
 
         return guarded
 
@@ -388,7 +389,8 @@ class Zenoh:
         """Count links whose certificate names nobody that we know: access control lets nothing through them."""
         name = event.link.auth_identifier
         if event.kind == zenoh.SampleKind.PUT and name is not None and name not in self.names:
-            self.rejections.add("stranger")
+            with self._changed:
+                self.rejections["stranger"] += 1
 
     # ----------------------------------------------------------------- errors
 
