@@ -23,7 +23,7 @@ SMALL = ["clients=4", "outer.steps=2", "inner.steps=30", "estimator.order=5", "e
 
 
 def test_a_plan_counts_what_the_algorithms_send(monkeypatch):
-    monkeypatch.setattr(hostloop, "compiled", None)  # whatever ran would call it
+    monkeypatch.setattr(hostloop, "call_compiled", None)  # whatever ran would call it
     experiment, config = load_config("solve", SMALL, registry.experiments())
     found = planned(experiment, config, processes=2)
     assert found["stopped"] is None

@@ -211,7 +211,7 @@ class Peers(Engine, Configured):
         store = None if self.checkpoint is None else Checkpoint(Path(self.checkpoint), digest)
         stored = None if store is None else store.load()
         secret = None if self.secret is None else read_secret(Path(self.secret), digest)
-        before = {} if stored is None else stored[1]
+        before = stored or {}
         transport = Zenoh(
             session,
             list(self.addresses),

@@ -114,7 +114,7 @@ def _compiled(given: tuple[Any, ...], donated: PyTree) -> Any:
     return kind(Carry(states, clock, totals, sent), *others)
 
 
-def compiled(
+def call_compiled(
     function: Callable[..., Any], context: Interpreter, static: tuple[Any, ...], *arguments: Any, donated: PyTree = None
 ) -> Any:
     """function(context, *static, *arguments), compiled; block by block where there are several devices.

@@ -18,8 +18,8 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from hyperpush import processes
 from hyperpush.engines.base import Request, ambient
 from hyperpush.engines.compiled import chunks
-from hyperpush.engines.compiled.chunks import ChunkResult, ChunkSchedule, compiled, run_chunk, run_pass
-from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Visit, restarted, with_states
+from hyperpush.engines.compiled.chunks import ChunkResult, ChunkSchedule, call_compiled, run_chunk, run_pass
+from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Visit, restart_below, with_states
 from hyperpush.engines.compiled.snapshots import History, Structure, restore, take
 from hyperpush.engines.result import OUTSIDE, Recorder, RecordFunction
 from hyperpush.engines.run_checks import check_recording
@@ -133,7 +133,7 @@ class HostLoop:
             self.held.append(self.saved[1][len(self.held)])
         else:
             self.held.append(carry.states)
-            carry = restarted(carry, self.apply(Role.ENTER, visit, carry).states, visit.path)
+            carry = restart_below(carry, self.apply(Role.ENTER, visit, carry).states, visit.path)
         after = self.walk(visit.inside(), carry)
         return self.apply(Role.LEAVE, visit, with_states(after, (self.held.pop(), after.states)))
 
@@ -142,7 +142,7 @@ class HostLoop:
     ) -> tuple[Carry, bool]:
         """The carry after a node, or after one of its leaves, and whether it is finite."""
         static = (visit.path, (role, record))
-        after, finite = compiled(run_pass, self.context, static, carry, visit.key, np.int32(visit.round))
+        after, finite = call_compiled(run_pass, self.context, static, carry, visit.key, np.int32(visit.round))
         return strong(after), bool(finite)
 
     def apply(self, role: Role, visit: Visit, carry: Carry, record: RecordFunction | None = None) -> Carry:
@@ -210,7 +210,7 @@ class HostLoop:
 
         def run(stop: int, donated: PyTree = None) -> ChunkResult:
             numbers = (np.int32(visit.round), np.int32(start), np.int32(stop))
-            return compiled(run_chunk, self.context, static, rest, visit.key, numbers, donated=donated)
+            return call_compiled(run_chunk, self.context, static, rest, visit.key, numbers, donated=donated)
 
         result = run(stop, donated)
         if bool(result.finite):

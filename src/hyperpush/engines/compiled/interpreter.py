@@ -62,7 +62,7 @@ class Clock(eqx.Module):
         """The step, then the exchanges by the order of their paths: what is noted beside a record."""
         return jnp.stack(jax.tree.leaves((self.step, self.exchanges)))
 
-    def passed(self, body: Path, times: Any) -> "Clock":
+    def add_passes(self, body: Path, times: Any) -> "Clock":
         return replace(self, passes={**self.passes, body: self.passes[body] + times})
 
 
@@ -83,9 +83,9 @@ def with_states(carry: Carry, states: State) -> Carry:
     return replace(carry, states=states)
 
 
-def restarted(carry: Carry, states: State, path: Path) -> Carry:
+def restart_below(carry: Carry, states: State, path: Path) -> Carry:
     """A new state for what is below `path`: what is still under way there belongs to the old one and is dropped."""
-    totals = {place: old.restarted() if place[: len(path)] == path else old for place, old in carry.totals.items()}
+    totals = {place: old.restart() if place[: len(path)] == path else old for place, old in carry.totals.items()}
     return replace(carry, states=states, totals=totals)
 
 
@@ -147,7 +147,7 @@ class Interpreter(RunContext):
             return carry
         if isinstance(node, Scope):
             inner = self.apply(node.enter, Role.ENTER, visit, carry.states)
-            after = self.run(visit.inside(), restarted(carry, inner, visit.path))
+            after = self.run(visit.inside(), restart_below(carry, inner, visit.path))
             return with_states(after, self.apply(node.leave, Role.LEAVE, visit, carry.states, after.states))
         if isinstance(node, Repeat):
             return self.loop(visit, carry, 0, node.at_most)[0]
@@ -199,7 +199,7 @@ class Interpreter(RunContext):
         first = (jnp.asarray(start, jnp.int32), carry, records, jnp.zeros((), bool))
         i, carry, records, done = jax.lax.while_loop(lambda s: (s[0] < stop) & ~s[3], step, first)
         if node.agreed:
-            carry = replace(carry, clock=carry.clock.passed((*visit.path, 0), i - start))
+            carry = replace(carry, clock=carry.clock.add_passes((*visit.path, 0), i - start))
         return carry, records, i, done
 
     def agree(self, carry: Carry, votes: Bool[Array, " b"], path: Path) -> tuple[Carry, Bool[Array, ""]]:

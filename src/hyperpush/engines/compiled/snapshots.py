@@ -39,7 +39,7 @@ class History:
         self.rows[name].append(leaves)
         self.clocks[name].append(clocks)
 
-    def joined(self, name: str) -> list[Array]:
+    def join_rows(self, name: str) -> list[Array]:
         """All rows of a name."""
         return [parts[0] if len(parts) == 1 else jnp.concatenate(parts) for parts in zip(*self.rows[name], strict=True)]
 
@@ -51,7 +51,7 @@ class History:
             return whole if whole.shape[1] == clients else processes.whole("record", whole)[:, :clients]
 
         return {
-            name: self.structures[name].unflatten([ours(each) for each in self.joined(name)])
+            name: self.structures[name].unflatten([ours(each) for each in self.join_rows(name)])
             for name, parts in self.rows.items()
             if parts
         }
@@ -93,7 +93,7 @@ def take(
     arrays = {f"{name} {k}": leaf for name, part in (("rows", rows), ("whole", whole)) for k, leaf in enumerate(part)}
     for name, clocks in history.clocks.items():
         if clocks:
-            arrays |= {f"history {name} {place}": leaf for place, leaf in enumerate(history.joined(name))}
+            arrays |= {f"history {name} {place}": leaf for place, leaf in enumerate(history.join_rows(name))}
             arrays[f"clock {name}"] = np.concatenate(clocks)
     return Snapshot(trail, arrays, structure.context.network.clients, dict(extra))
 
@@ -104,7 +104,7 @@ def restore(structure: Structure, snapshot: Snapshot, history: History) -> tuple
 
     def load(name: str, like: PyTree, axis: int) -> PyTree:
         leaves, known = jax.tree.flatten(like)
-        return known.unflatten([_placed(context, arrays[f"{name} {k}"], leaf, axis) for k, leaf in enumerate(leaves)])
+        return known.unflatten([_place(context, arrays[f"{name} {k}"], leaf, axis) for k, leaf in enumerate(leaves)])
 
     states, held, sent = load("rows", structure.of_client(snapshot.trail), 0)
     leaves, known = jax.tree.flatten((structure.start.clock, structure.start.totals))
@@ -123,7 +123,7 @@ def restore(structure: Structure, snapshot: Snapshot, history: History) -> tuple
     return Carry(states, clock, totals, sent), held
 
 
-def _placed(context: Interpreter, stored: Any, like: jax.ShapeDtypeStruct, axis: int) -> Array:
+def _place(context: Interpreter, stored: Any, like: jax.ShapeDtypeStruct, axis: int) -> Array:
     """An array of a snapshot, with its clients where they are hosted; `like` is one client's."""
     one = keys.as_bits(like)
     shape = (*stored.shape[:axis], context.network.clients, *one.shape)

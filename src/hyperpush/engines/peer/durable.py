@@ -1,4 +1,8 @@
-"""What a peer stores before it sends, and how it comes back to that place of its program."""
+"""What survives a crash: a peer saves its state, its place in the program and the totals of its links, then it sends.
+
+A restarted peer continues at the exchange that was saved, and sends the same totals again. Receivers have taken them in
+already, or do so now: either way nothing is lost and nothing counts twice.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,14 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from hyperpush.engines.keys import as_bits, from_bits
 from hyperpush.engines.peer.channels import Channels
-from hyperpush.engines.peer.functions import is_key
 from hyperpush.engines.peer.state import Frame, PeerState, Row, Stage
 from hyperpush.errors import HyperpushError
 from hyperpush.programs import Exchange, Node, Profile, Repeat, Scope, Sequence
 from hyperpush.programs import at as node_at
 
-Arrays = Mapping[str, np.ndarray]
 PLAIN = ("first", "step", "own", "leaving", "heir", "stage")  # fields of a `PeerState` that JSON holds as they are
 COUNTED = ("rounds", "floats", "bytes", "late")
 
@@ -26,47 +29,43 @@ COUNTED = ("rounds", "floats", "bytes", "late")
 class Store(Protocol):
     """Where a peer keeps what it needs to continue after it was killed."""
 
-    def save(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        """Make both durable, together, in place of what was saved before."""
+    def save(self, facts: Mapping[str, Any]) -> None:
+        """Make durable, in place of what was saved before: dicts, lists and numbers, as JSON has them, and arrays."""
         ...
 
-    def load(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    def load(self) -> dict[str, Any] | None:
         """What was saved last."""
         ...
 
 
-def pack(client_state: PyTree, state: PeerState, channels: Channels) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def pack(client_state: PyTree, state: PeerState, channels: Channels) -> dict[str, Any]:
     """The client's state, the totals and the place of a peer that is about to send."""
-    arrays: dict[str, np.ndarray] = {}
-
-    def put(name: str, tree: PyTree) -> None:
-        for place, leaf in enumerate(jax.tree.leaves(tree)):
-            arrays[f"{name}/{place}"] = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-
-    put("state", client_state)
-    for depth, frame in enumerate(state.frames):
-        put(f"frame{depth}", frame.outer)
-    for name, rows in state.records.items():
-        for number, row in enumerate(rows):
-            put(f"history/{name}/{number}", row.value)
-    sums = []
-    for number, channel in enumerate(channels.tolerant()):
-        arrays[f"channel{number}/pending"] = channel.pending
-        for way, each in (("out", channel.outgoing), ("in", channel.incoming)):
-            for other, total in each.totals.items():
-                arrays[f"channel{number}/{way}/{other}"] = total
-        counters = {"out": channel.outgoing.counters, "in": channel.incoming.counters, "kept": channel.acknowledged}
-        sums.append({"path": channel.path, "epoch": channel.epoch, **counters})
-    return arrays, {
+    sums = [
+        {
+            "path": channel.path,
+            "epoch": channel.epoch,
+            "pending": channel.pending,
+            "out": [channel.outgoing.counters, channel.outgoing.totals],
+            "in": [channel.incoming.counters, channel.incoming.totals],
+            "acknowledged": channel.acknowledged,
+        }
+        for channel in channels.tolerant()
+    ]
+    return {
         **{name: getattr(state, name) for name in PLAIN},
         "closed": sorted(state.closed),
         "left": sorted(state.left),
-        "frames": [(frame.at, frame.times, frame.outer is not None, frame.rows) for frame in state.frames],
+        "state": _arrays(client_state),
+        "frames": [(frame.at, frame.times, _arrays(frame.outer), frame.rows) for frame in state.frames],
         "channels": sums,
-        "rows": {n: [(r.step, r.floats) for r in rows] for n, rows in state.records.items()},
+        "rows": {n: [(_arrays(r.value), r.step, r.floats) for r in rows] for n, rows in state.records.items()},
         "passes": list(state.passes.items()),
         "counts": [getattr(state.counts, name) for name in COUNTED],
     }
+
+
+def _arrays(tree: PyTree) -> list[np.ndarray]:
+    return [np.asarray(as_bits(leaf)) for leaf in jax.tree.leaves(tree)]
 
 
 @final
@@ -74,7 +73,6 @@ def pack(client_state: PyTree, state: PeerState, channels: Channels) -> tuple[di
 class Saved:
     """What a store held."""
 
-    arrays: Arrays
     facts: Mapping[str, Any]
 
     def restore(self, state: PeerState) -> None:
@@ -92,12 +90,12 @@ class Saved:
         path, frames = (), []
         if self.facts["stage"] and not self.facts["leaving"]:
             return frames
-        for depth, (at, times, within, rows) in enumerate(self.facts["frames"]):
+        for at, times, outer, rows in self.facts["frames"]:
             node = node_at(program, path)
-            if isinstance(node, Scope) != within or not isinstance(node, Sequence | Repeat | Scope):
+            if not isinstance(node, Sequence | Repeat | Scope):
                 raise HyperpushError("the checkpoint is of another program")
-            outer = self.tree(f"frame{depth}", found.states[path]) if within else None
-            frames.append(Frame(at, times, outer, rows))
+            inside = isinstance(node, Scope)
+            frames.append(Frame(at, times, as_tree(outer, found.states[path]) if inside else None, rows))
             path = (*path, at if isinstance(node, Sequence) else 0)
         if not isinstance(node_at(program, path), Exchange):
             raise HyperpushError("the checkpoint is of another program")
@@ -105,30 +103,27 @@ class Saved:
 
     def restore_totals(self, channels: Channels) -> None:
         """The running sums as they were."""
-        for number, saved in enumerate(self.facts["channels"]):
+
+        def by_client(stored: Mapping[str, Any]) -> dict[int, Any]:
+            return {int(other): value for other, value in stored.items()}
+
+        for saved in self.facts["channels"]:
             channel = channels.renew(tuple(saved["path"]), tuple(saved["epoch"]))
-            channel.pending = self.arrays[f"channel{number}/pending"]
+            channel.pending, channel.acknowledged = saved["pending"], by_client(saved["acknowledged"])
             for way, sums in (("out", channel.outgoing), ("in", channel.incoming)):
-                sums.counters = {int(other): counter for other, counter in saved[way].items()}
-                sums.totals = {other: self.arrays[f"channel{number}/{way}/{other}"] for other in sums.counters}
-            channel.acknowledged = {int(other): counter for other, counter in saved["kept"].items()}
+                sums.counters, sums.totals = map(by_client, saved[way])
 
     def rows(self, name: str, like: PyTree) -> list[Row]:
         """What was recorded of a loop until then; `like` has the shapes of one record."""
-        return [
-            Row(self.tree(f"history/{name}/{number}", like), step, floats)
-            for number, (step, floats) in enumerate(self.facts["rows"].get(name, ()))
-        ]
+        return [Row(as_tree(value, like), step, floats) for value, step, floats in self.facts["rows"].get(name, ())]
 
-    def tree(self, name: str, like: PyTree) -> PyTree:
-        """Stored arrays as a tree like `like`."""
-        leaves, structure = jax.tree.flatten(like)
 
-        def read(place: int, leaf: Any) -> Any:
-            array = self.arrays.get(f"{name}/{place}")
-            shape = jax.eval_shape(jax.random.key_data, leaf).shape if is_key(leaf) else leaf.shape
-            if array is None or array.shape != shape or (not is_key(leaf) and array.dtype != leaf.dtype):
-                raise HyperpushError(f"the checkpoint does not fit this program: {name}/{place}")
-            return jax.random.wrap_key_data(jnp.asarray(array)) if is_key(leaf) else jnp.asarray(array)
-
-        return structure.unflatten([read(place, leaf) for place, leaf in enumerate(leaves)])
+def as_tree(stored: list[np.ndarray], like: PyTree) -> PyTree:
+    """Stored arrays as a tree of the shapes of `like`."""
+    leaves, structure = jax.tree.flatten(like)
+    expected = [as_bits(leaf) for leaf in leaves]
+    if [(each.shape, each.dtype) for each in stored] != [(each.shape, each.dtype) for each in expected]:
+        raise HyperpushError("the checkpoint does not fit this program: it holds other arrays")
+    return structure.unflatten(
+        [from_bits(jnp.asarray(each), leaf.dtype) for each, leaf in zip(stored, leaves, strict=True)]
+    )

@@ -1,4 +1,17 @@
-"""How a peer ends among others: when all have what was sent to them, or earlier, with its mass in other hands."""
+"""How a peer ends: after all others have its mass, or earlier, with its mass transferred.
+
+Draining ends a run. Each peer sends its last totals again until every receiver has made them durable. Then it announces
+that it is done. It ends when all neighbors are done, in one view of the membership.
+
+Leaving ends a peer's part in a run that continues (`transfer_mass`), in three steps:
+
+1. It announces that it leaves. Neighbors put nothing more on its links, and send it their last totals.
+2. When it has the last totals of all, it adds all that it holds to the total of one neighbor, its heir.
+3. It sends its totals until all have made them durable, and announces that it has left.
+
+Every step is saved before anybody hears of it, so that a peer that is killed on the way continues to leave. Two
+neighbors never transfer at once: the one with the lower number leaves first (after Ricart and Agrawala 1981).
+"""
 
 import time
 from collections.abc import Callable
@@ -54,6 +67,14 @@ class _Wait:
         time.sleep(LOOK)
 
 
+def await_missing(messenger: Messenger) -> None:
+    """Before an average ends, who is gone comes back or is removed: part of its mass would be in it for ever."""
+    if isinstance(messenger.transport, Members):
+        while messenger.transport.missing():
+            time.sleep(LOOK)
+        messenger.check_view()
+
+
 def drain(messenger: Messenger, lasting: list[Channel], save: Save) -> None:
     """Wait until everybody has taken in what was sent to it on the channels that last, and needs nothing more.
 
@@ -107,9 +128,9 @@ def transfer_mass(
 ) -> NoReturn:
     """Take in what is still on its way, push all of it to one neighbor, and be gone: raises `Left`.
 
-    A neighbor's last total is its leave to go: nothing more will come from it, and it does not transfer itself
-    meanwhile. Nobody goes before a leaver with a lower number, or while somebody is away. Who is in another stage of
-    the run already, where this mass is of no use, is not waited for.
+    A neighbor's last total permits it to go: nothing more will come from that neighbor, which does not transfer
+    meanwhile. Nobody goes before a leaver with a lower number, or while somebody is away. A neighbor in another stage
+    of the run, where this mass is of no use, is not waited for.
 
     Args:
         messenger: Its state is that of the leaver.

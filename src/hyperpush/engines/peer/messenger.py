@@ -1,4 +1,14 @@
-"""What a peer sends and takes in: headers, checks, running sums and their acknowledgments."""
+"""What a peer sends and takes in: headers, checks, running sums and their acknowledgments.
+
+Each message names the membership (`view`), the place in the program (`node`) and the round (`step`) that it is of. A
+receiver refuses what does not fit, and counts it.
+
+- A MESSAGE counts in its own round only. One that comes later is counted and dropped.
+- A TOTAL is the running sum of a link. The receiver credits what it adds to the newest one that it has taken in, so
+  losses, repeats and reordering change nothing (Hadjicostis, Vaidya and Domínguez-García 2016).
+- SEEN acknowledges a total at once: the sender may put the next share on the link.
+- DURABLE acknowledges a last total when the receiver has saved it: the sender may forget it.
+"""
 
 from typing import final
 

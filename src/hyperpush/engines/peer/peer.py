@@ -1,6 +1,5 @@
 """One client of a run: it goes through the program, node by node."""
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NoReturn, final
@@ -11,8 +10,8 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.engines.peer.channels import Channel
-from hyperpush.engines.peer.durable import Saved, Store, pack
-from hyperpush.engines.peer.ending import drain, transfer_mass
+from hyperpush.engines.peer.durable import Saved, Store, as_tree, pack
+from hyperpush.engines.peer.ending import await_missing, drain, transfer_mass
 from hyperpush.engines.peer.exchanges import Received, ask_server, exchange_messages, exchange_totals
 from hyperpush.engines.peer.functions import ClientFunctions, ClientLinks, compiling, compute_key, links_at, stack
 from hyperpush.engines.peer.members import Members, NewView
@@ -91,7 +90,7 @@ class Peer:
 
     @property
     def closed(self) -> frozenset[int]:
-        """Who is out of the view."""
+        """Who was removed."""
         return self._state.closed
 
     @property
@@ -133,10 +132,10 @@ class Peer:
         votes = any(loop.until is not None for _, _, loop in found.loops)
         self._agreement = self.network.flood_rounds() if votes else 1
         self._profile = found
-        self._open_channels()
+        self._channels.open(self._program, found, self.tolerant)
         where.first = where.step
         if self.store is not None and (stored := self.store.load()) is not None:
-            self._resumed = Saved(*stored)
+            self._resumed = Saved(stored)
             self._ahead = self._resumed.frames(self._program, found)
             self._resumed.restore(where)
         self._draw()
@@ -148,7 +147,7 @@ class Peer:
             except NewView:
                 where.frames, where.loops = [], []
                 self._go_back(where.first)
-                self._channels.restart((), self._epoch(()))
+                self._channels.restart((), self._state.epoch(()))
         where.counts.work = found.total(where.passes)
         return state
 
@@ -167,13 +166,6 @@ class Peer:
             clocks=self._state.clocks,
             bytes=np.asarray([counts.bytes], np.int64),
         )
-
-    def _open_channels(self) -> None:
-        for place in self._profile.sendings:
-            tolerant = self.tolerant and isinstance(place.node, Exchange) and place.node.conserved
-            infinite = isinstance(place.node, Exchange) and place.node.reduce == "max"
-            lasting = _scope_around(self._program, place.path) is None
-            self._channels.add(Channel(place.path, place.message, tolerant, infinite, lasting=lasting))
 
     # ------------------------------------------------------------------ nodes
 
@@ -210,13 +202,14 @@ class Peer:
             try:
                 inner = None  # the exchange that was stored brings it
                 if self._resumed is None:
-                    self._channels.restart(at.path, self._epoch(at.address))
+                    self._channels.restart(at.path, self._state.epoch(at.address))
                     inner = self._apply(at, Role.ENTER, state)
                 inner = self._run_node(node.body, inner, at.body)
-                self._wait_for_the_missing(at.path)
+                if self._channels.tolerant(at.path):
+                    await_missing(self._messenger)
                 break
             except NewView:
-                if self._has_sums_around(at.path):  # those that began before it are of the old view, too
+                if self._channels.has_sums_around(at.path):  # those that began before it are of the old view, too
                     raise
                 del where.frames[depth:], where.loops[loops:]
                 where.keep_rows(frame.rows)
@@ -227,7 +220,8 @@ class Peer:
     def _run_repeat(self, node: Repeat, state: PyTree, at: Cursor) -> PyTree:
         where, frame = self._state, self._enter(Frame(0, -1))
         if frame.times < 0:
-            frame.times = self._times(node, state, at)
+            wanted = node.at_most if node.times is None else int(self._apply(at, Role.TIMES, state))
+            frame.times = min(node.at_most, wanted)
         record = self._record.get(node.name)
         if record is not None and record.entry and frame.at == 0 and self._resumed is None:
             where.record(node.name, self._apply(at._replace(round=0), Role.RECORD, state, record=record.f))
@@ -248,11 +242,6 @@ class Peer:
                 break
         where.frames.pop()
         return state
-
-    def _times(self, node: Repeat, state: PyTree, at: Cursor) -> int:
-        if node.times is None:
-            return node.at_most
-        return min(node.at_most, int(self._apply(at, Role.TIMES, state)))
 
     def _agree(self, content: bool, path: Path) -> bool:
         objection = np.asarray(not content, np.float32)
@@ -322,21 +311,10 @@ class Peer:
 
     def _tick(self, path: Path, links: np.ndarray) -> None:
         """An exchange has taken place, in which a message went over those of the links."""
-        channel, counts = self._channels.current[path], self.counts
-        self._state.step += 1
-        counts.rounds += 1
-        counts.floats += channel.floats
-        counts.bytes += channel.bytes * int(links.sum())
+        channel = self._channels.current[path]
+        self._state.tick(channel.floats, channel.bytes * int(links.sum()))
 
     # ---------------------------------------------------------------- members
-
-    def _wait_for_the_missing(self, path: Path) -> None:
-        """Before an average ends, who is gone comes back or is removed: part of its mass would be in it for ever."""
-        if not isinstance(self.transport, Members) or not self._channels.tolerant(path):
-            return
-        while self.transport.missing():
-            time.sleep(0.05)
-        self._messenger.check_view()
 
     def _go_back(self, step: int) -> None:
         """What began at `step` begins anew, in the view of those who are left."""
@@ -350,16 +328,6 @@ class Peer:
         where.closed, where.step, where.stage, where.heir = self.transport.closed, step, Stage.RUNNING, None
         self._draw()
         self.transport.done(False)
-
-    def _epoch(self, address: tuple[int, ...]) -> Path:
-        """What tells running sums that begin here from all others: where, and in which view."""
-        return (*address, self._state.view) if self.closed else address
-
-    def _has_sums_around(self, path: Path) -> bool:
-        """Whether the state around a `Scope` has running sums of its own."""
-        outside = [channel.path for channel in self._channels.tolerant() if channel.path[: len(path)] != path]
-        scopes = [_scope_around(self._program, each) for each in outside]
-        return any(scope is None or path[: len(scope)] == scope for scope in scopes)
 
     def _draw(self) -> None:
         """Draw from the secret, in every view other numbers: the same noise on two values would give both away."""
@@ -411,7 +379,7 @@ class Peer:
             return
         if isinstance(self.transport, Members):
             self._state.left = self.transport.left
-        self.store.save(*pack(state, self._state, self._channels))
+        self.store.save(pack(state, self._state, self._channels))
         if isinstance(self.transport, Members):
             self.transport.acknowledge(self._state.clock)
 
@@ -422,14 +390,8 @@ class Peer:
         for name, recorder in self._record.items():
             shapes = record_shapes(self._profile, name, recorder, self.network.clients, self._functions.data)
             self._state.records[name] = self._resumed.rows(name, shapes)
-        return self._resumed.tree("state", like)
+        return as_tree(self._resumed.facts["state"], like)
 
 
 def _stepwise(recipe: Recipe) -> Node:
     return stepwise(recipe.program())
-
-
-def _scope_around(program: Node, path: Path) -> Path | None:
-    """The innermost `Scope` around a place, whose state ends with it; None if there is none."""
-    around = [path[:depth] for depth in range(len(path)) if isinstance(node_at(program, path[:depth]), Scope)]
-    return around[-1] if around else None

@@ -96,6 +96,17 @@ class PeerState:
     records: dict[str, list[Row]] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
 
+    def tick(self, floats: int, sent_bytes: int) -> None:
+        """An exchange has taken place, in which so much was sent."""
+        self.step += 1
+        self.counts.rounds += 1
+        self.counts.floats += floats
+        self.counts.bytes += sent_bytes
+
+    def epoch(self, address: tuple[int, ...]) -> Path:
+        """What tells running sums that begin at an address from all others: where, and in which view."""
+        return (*address, self.view) if self.closed else address
+
     def begin(self, names: Iterable[str]) -> None:
         """Forget what was recorded."""
         self.records = {name: [] for name in names}

@@ -8,13 +8,15 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
 
 from hyperpush.engines.transport.wire import Reason, Rejected
 from hyperpush.engines.transport.zenoh.control import ControlMessage, Departure, Topic
 from hyperpush.engines.transport.zenoh.deadlines import Deadline, Rounds, microseconds
 
-LEAD = 2  # rounds that a peer may be ahead of a neighbor before it waits for it, asynchronously
+# Rounds that a peer may be ahead of a neighbor before it waits for it, asynchronously. One round is on its way at any
+# time, and one more evens out rounds that take different times. More would only push away more mass.
+LEAD = 2
 
 
 @final
@@ -34,6 +36,12 @@ class Neighbor:
     step: int = -1  # of its newest message, or to which it says that it has come
     received_bytes: int = 0
     sent_bytes: int = 0
+
+    def status(self) -> dict[str, Any]:
+        """What to show of it."""
+        seen = round(time.monotonic() - self.last_seen, 3) if self.last_seen > -math.inf else None
+        sizes = {"received_bytes": self.received_bytes, "sent_bytes": self.sent_bytes}
+        return {"alive": self.alive, "step": self.step, "last_seen": seen, **sizes}
 
 
 @final
@@ -94,6 +102,8 @@ class Membership:
             raise Rejected(Reason.BAD_CONTROL, "it removes peers, or lets them leave, in step")
         if said.topic != Topic.HELLO and said.digest != self.digest:
             raise Rejected(Reason.BAD_CONTROL, "it is of another configuration")
+        if said.topic == Topic.HEARTBEAT:
+            return self._hear_heartbeat(place, said)
         other = self.neighbors[place]
         other.last_seen = time.monotonic()
         if said.digest != self.digest:
@@ -112,6 +122,7 @@ class Membership:
                 self._forget(place, said.step)
             elif said.topic == Topic.DONE:  # done among others than those we know of is not done
                 other.done, other.done_since = said.closed == self.closed, time.monotonic()
+        return None
 
     def _hear_members(self, place: int, said: ControlMessage) -> None:
         self._note_closed(said.closed, self.neighbors[place].name)
@@ -149,7 +160,7 @@ class Membership:
         said = self.message(Topic.HEARTBEAT, place, max(rounds.step, 0))
         return replace(said, pace=rounds.pace, sent=microseconds(), echo=self.neighbors[place].deadline.echo)
 
-    def hear_heartbeat(self, place: int, said: ControlMessage) -> None:
+    def _hear_heartbeat(self, place: int, said: ControlMessage) -> None:
         """Take in how far a neighbor is and how fast."""
         other = self.neighbors[place]
         if (said.incarnation, said.known) != (other.incarnation, self.incarnation) or place in self.closed:

@@ -9,7 +9,6 @@ has left. Liveliness tells who is there. On a third (`pace`), asynchronously, th
 they are. A heartbeat never waits for a congested link: it is dropped.
 """
 
-import math
 import queue
 import threading
 import time
@@ -18,26 +17,28 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from typing import Any, Literal, final
 
-from hyperpush.checks import require
 from hyperpush.engines.transport.protocol import LAST
 from hyperpush.engines.transport.retransmission import ACKNOWLEDGE_EVERY
 from hyperpush.engines.transport.wire import Reason, Rejected
 from hyperpush.engines.transport.zenoh.addresses import Address
-from hyperpush.engines.transport.zenoh.control import ControlMessage, Topic, unpack
+from hyperpush.engines.transport.zenoh.control import Topic, unpack
 from hyperpush.engines.transport.zenoh.deadlines import HEARTBEAT, MOST_HEARTBEATS, Deadline, Rounds
+from hyperpush.engines.transport.zenoh.endpoints import Endpoints, Take
 from hyperpush.engines.transport.zenoh.identity import Identity
 from hyperpush.engines.transport.zenoh.links import Link
 from hyperpush.engines.transport.zenoh.membership import Membership, Neighbor
 from hyperpush.engines.transport.zenoh.parts import split
-from hyperpush.engines.transport.zenoh.session import CHANNELS, alive_key, message_key, open_session, settings
+from hyperpush.engines.transport.zenoh.session import CHANNELS, open_session, settings
 from hyperpush.errors import HyperpushError, InvalidInput
-
-zenoh = require("zenoh", "peers")
 
 Mode = Literal["synchronous", "asynchronous"]
 
-LIMIT = 256 << 20  # bytes of the longest payload, unless told otherwise
-OVERTAKES = 10.0  # seconds by which the news that somebody is done may come before its last message
+# Bytes of the longest payload, unless told otherwise: 64 million parameters in float32. It bounds what a broken
+# neighbor can make us hold.
+LIMIT = 256 << 20
+# Seconds by which the news that somebody is done may come before its last message. Control messages overtake data: a
+# payload of LIMIT bytes takes that long at 200 Mbit/s.
+OVERTAKES = 10.0
 _AGAIN = "again"  # a task like the topics of control messages: send what is kept again
 
 
@@ -89,9 +90,10 @@ class Zenoh:
         limit: int = LIMIT,
     ):
         self.run, self.names, self.client = run, tuple(names), client
+        self._me = f"peer {names[client]}"  # in errors
         self.patience, self.durable, self.limit = patience, durable, limit
         self.asynchronous = mode == "asynchronous"
-        self.rejections, self.sent_messages = Counter[str](), 0
+        self.rejections = Counter[str]()
         places = [self.names.index(name) for name in links]
         self.neighbors = {place: Neighbor(names[place], Deadline(most=longest_wait)) for place in places}
         self.links = {place: Link(limit, not self.asynchronous) for place in places}
@@ -114,48 +116,27 @@ class Zenoh:
             forget=lambda place, step: self.links[place].unacknowledged.acknowledge(step),
             send_again=lambda place: self._tasks.put((_AGAIN, place, 0)),
         )
-        self._session = open_session(settings(run, names[client], listen, links, identity))
-        self._publishers: dict[tuple[int, str], Any] = {}
-        self._held: list[Any] = []  # Zenoh forgets what nobody holds
+        takes = {"data": self._on_data, "control": self._on_control, "pace": self._on_control}
+        self._endpoints = Endpoints(
+            open_session(settings(run, names[client], listen, links, identity)),
+            run,
+            names[client],
+            {place: other.name for place, other in self.neighbors.items()},
+            {channel: self._guard(takes[channel]) for channel in CHANNELS[: 2 + self.asynchronous]},
+            self._on_life,
+            self._on_link,
+        )
         self._workers = [
             threading.Thread(target=work, name=f"{names[client]} {channel}", daemon=True)
             for channel, work in (("control", self._work), ("pace", self._beat))[: 1 + self.asynchronous]
         ]
-        try:
-            self._declare()
-        except BaseException:
-            self._session.close()
-            raise
         for worker in self._workers:
             worker.start()
-
-    def _declare(self) -> None:
-        me = self.names[self.client]
-        takes = {"data": self._on_data, "control": self._on_control, "pace": self._on_pace}
-        for place, other in self.neighbors.items():
-            for channel in CHANNELS if self.asynchronous else ("data", "control"):
-                full = zenoh.CongestionControl.DROP if channel == "pace" else zenoh.CongestionControl.BLOCK
-                self._publishers[place, channel] = self._session.declare_publisher(
-                    message_key(self.run, me, other.name, channel),
-                    congestion_control=full,
-                    reliability=zenoh.Reliability.RELIABLE,
-                    express=channel != "data",
-                )
-                key, take = message_key(self.run, other.name, me, channel), self._guard(takes[channel], place)
-                self._held.append(self._session.declare_subscriber(key, take))
-            watch = self._session.liveliness().declare_subscriber(
-                alive_key(self.run, other.name), lambda sample, place=place: self._on_life(place, sample), history=True
-            )
-            self._held.append(watch)
-        self._held.append(self._session.info.declare_link_events_listener(self._on_link, history=True))
-        # Last: who sees the token knows that the subscribers are there.
-        self._held.append(self._session.liveliness().declare_token(alive_key(self.run, me)))
 
     # -------------------------------------------------------------- transport
 
     def send(self, to: int, step: int, payload: bytes | bytearray) -> None:
         """See `Transport.send`."""
-        self._check_neighbor("to", to)
         if len(payload) > self.limit:
             allowed = f"at most {self.limit} bytes: smaller messages, or a larger `limit` of every peer's transport"
             raise InvalidInput("message", f"{len(payload)} bytes", allowed)
@@ -164,12 +145,9 @@ class Zenoh:
             if not self.asynchronous:
                 self.links[to].unacknowledged.keep(step, payload)
         self._put(to, step, payload)
-        self.sent_messages += 1
 
     def collect(self, step: int, expected: Collection[int]) -> list[tuple[int, bytes | bytearray]]:
         """See `Transport.collect`."""
-        for sender in expected:
-            self._check_neighbor("expected", sender)
         with self._changed:
             if self.asynchronous:
                 self._wait_at_own_pace(step, expected)
@@ -203,17 +181,14 @@ class Zenoh:
         while True:
             self._check()
             self.members.remove_gone()
-            waits = [self.neighbors[each].deadline.seconds for each in expected if not self._is_settled(each, step)]
+            unheard = [each for each in expected if not (self.links[each].has(step) or self.members.is_hopeless(each))]
+            waits = [self.neighbors[each].deadline.seconds for each in unheard]
             if expected:
                 waits += [self.neighbors[place].deadline.most for place in self.members.behind(step)]
             left = start + max(waits, default=0.0) - time.monotonic()
             if left <= 0:
                 return
             self._changed.wait(min(left, 1.0))  # heartbeats, too, wake it: they change deadlines
-
-    def _is_settled(self, sender: int, step: int) -> bool:
-        """Whether a message is there, or will not come."""
-        return self.links[sender].has(step) or self.members.is_hopeless(sender)
 
     def acknowledge(self, step: int) -> None:
         """Tell the neighbors that nothing before `step` will be needed again, even after a restart."""
@@ -230,8 +205,7 @@ class Zenoh:
         self._tasks.put(None)
         for worker in self._workers:
             worker.join(10)
-        self._held.clear()
-        self._session.close()
+        self._endpoints.close()
 
     # ---------------------------------------------------------------- members
 
@@ -324,31 +298,23 @@ class Zenoh:
 
     def status(self) -> dict[str, dict[str, Any]]:
         """What is known of each neighbor, by name."""
-        now = time.monotonic()
         with self._changed:
             return {
-                other.name: {
-                    "alive": other.alive,
-                    "closed": place in self.closed,
-                    "step": other.step,
-                    "last_seen": round(now - other.last_seen, 3) if other.last_seen > -math.inf else None,
-                    "received_bytes": other.received_bytes,
-                    "sent_bytes": other.sent_bytes,
-                }
+                other.name: other.status()
+                | {"closed": place in self.closed}
                 | ({"deadline": round(other.deadline.seconds, 4)} if self.asynchronous else {})
                 for place, other in self.neighbors.items()
             }
 
     # --------------------------------------------------------------- incoming
 
-    def _guard(self, take: Callable[[int, bytes, bytes], None], place: int) -> Callable[[Any], None]:
-        """A callback of Zenoh: whatever comes in, nothing but a count may come of it if it does not fit."""
+    def _guard(self, take: Take) -> Take:
+        """Whatever comes in, nothing but a count may come of it if it does not fit."""
 
-        def guarded(sample: Any) -> None:
-            header = b"" if sample.attachment is None else sample.attachment.to_bytes()
+        def guarded(place: int, header: bytes, payload: bytes) -> None:
             with self._changed:
                 try:
-                    take(place, header, sample.payload.to_bytes())
+                    take(place, header, payload)
                 except Rejected as rejected:
                     self.rejections[rejected.reason.value] += 1
                 self._changed.notify_all()
@@ -364,31 +330,18 @@ class Zenoh:
             other.step = max(other.step, step)
 
     def _on_control(self, place: int, header: bytes, payload: bytes) -> None:
-        said = self._unpack(header, payload)
-        if said.topic == Topic.HEARTBEAT:
-            raise Rejected(Reason.BAD_CONTROL, "a heartbeat")
-        self.members.hear(place, said)
-
-    def _on_pace(self, place: int, header: bytes, payload: bytes) -> None:
-        said = self._unpack(header, payload)
-        if said.topic != Topic.HEARTBEAT or said.digest != self.members.digest:
-            raise Rejected(Reason.BAD_CONTROL, "it is no heartbeat of this run")
-        self.members.hear_heartbeat(place, said)
-
-    def _unpack(self, header: bytes, payload: bytes) -> ControlMessage:
         if header:
             raise Rejected(Reason.BAD_CONTROL, "it has an attachment")
-        return unpack(payload, len(self.names))
+        self.members.hear(place, unpack(payload, len(self.names)))
 
-    def _on_life(self, place: int, sample: Any) -> None:
+    def _on_life(self, place: int, alive: bool) -> None:
         with self._changed:
-            self.members.hear_life(place, sample.kind == zenoh.SampleKind.PUT)
+            self.members.hear_life(place, alive)
             self._changed.notify_all()
 
-    def _on_link(self, event: Any) -> None:
+    def _on_link(self, name: str | None) -> None:
         """Count links whose certificate names nobody that we know: access control lets nothing through them."""
-        name = event.link.auth_identifier
-        if event.kind == zenoh.SampleKind.PUT and name is not None and name not in self.names:
+        if name is not None and name not in self.names:
             with self._changed:
                 self.rejections["stranger"] += 1
 
@@ -408,14 +361,6 @@ class Zenoh:
             raise HyperpushError(f"{self._me}: {self.members.failure}")
         if self._closing.is_set():
             raise HyperpushError(f"{self._me}: its transport is closed")
-
-    @property
-    def _me(self) -> str:
-        return f"peer {self.names[self.client]}"
-
-    def _check_neighbor(self, field: str, place: int) -> None:
-        if place not in self.neighbors:
-            raise InvalidInput(field, place, f"one of the neighbors {sorted(self.neighbors)}")
 
     # --------------------------------------------------------------- outgoing
 
@@ -449,9 +394,7 @@ class Zenoh:
         self.neighbors[to].sent_bytes += len(payload)
 
     def _deliver(self, to: int, channel: str, payload: bytes, attachment: bytes | None) -> None:
-        try:
-            self._publishers[to, channel].put(payload, attachment=attachment)
-        except zenoh.ZError:  # the session closes; `_check` says why
+        if not self._endpoints.put(to, channel, payload, attachment):
             with self._changed:
                 if not self._closing.is_set():
                     self.members.failure = self.members.failure or f"cannot send to {self.names[to]}"
