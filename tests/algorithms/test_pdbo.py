@@ -10,7 +10,7 @@ from wide import float64  # noqa: F401
 import hyperpush as hp
 from hyperpush.algorithms import CDBOLocal
 from hyperpush.algorithms.base import LOOP, BilevelState
-from hyperpush.engines.checks import check_repairable
+from hyperpush.engines.run_checks import check_repairable
 from hyperpush.hypergradients.base import HypergradientState
 from hyperpush.programs import Exchange, Local, Scope, contains, program_of
 from hyperpush.tasks.quadratic import quadratic

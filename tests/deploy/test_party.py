@@ -95,27 +95,27 @@ def test_killed_when_its_result_was_written_it_ends_with_that(tmp_path):
     with pytest.raises(InvalidInput, match=r"peers\.alice\.out: got .*without the result of an earlier run"):
         run_peer(config, "alice", tmp_path)
     file = tmp_path / "alice" / "checkpoint.safetensors"
-    Checkpoint(file, bytes(32)).save({}, {})
+    Checkpoint(file, bytes(32)).save({})
     with pytest.raises(InvalidInput, match="checkpoint: got 'one of configuration 0000"):  # of another run
         run_peer(config, "alice", tmp_path)
-    Checkpoint(file, digest(config)).save({}, {})
+    Checkpoint(file, digest(config)).save({})
     assert run_peer(config, "alice", tmp_path) == {"name": "alice"}
     assert not file.exists()
 
 
 def test_a_checkpoint_that_cannot_be_written_is_one_error_and_the_last_one_is_good(tmp_path, monkeypatch):
     store = Checkpoint(tmp_path / "checkpoint.safetensors", bytes(32))
-    store.save({"x": np.ones(3)}, {"step": 1})
+    store.save({"x": [np.ones(3)], "step": 1})
 
     def full(file):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(HyperpushError, match=r"cannot be written \(No space left on device\)"):
-        store.save({"x": np.zeros(3)}, {"step": 2})
+        store.save({"x": [np.zeros(3)], "step": 2})
     stored = store.load()
     assert stored is not None
-    assert (stored[0]["x"].tolist(), stored[1]) == ([1, 1, 1], {"step": 1})
+    assert (stored["x"][0].tolist(), stored["step"]) == ([1, 1, 1], 1)
 
 
 # ------------------------------------------------------------- configurations

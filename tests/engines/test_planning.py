@@ -66,7 +66,7 @@ def spec(tmp_path):
 
 
 def test_a_plan_counts_what_the_algorithms_send(spec, monkeypatch):
-    monkeypatch.setattr(hostloop, "compiled", None)  # whatever ran would call it
+    monkeypatch.setattr(hostloop, "call_compiled", None)  # whatever ran would call it
     experiment, config = load_config(spec(SOLVED), [], registry.experiments())
     (solve,) = planned(experiment, config, processes=2)["pieces"]
     # Three inner solves of 30 pushes and two estimates of 5·3. Six params and a weight, float32.
@@ -74,11 +74,8 @@ def test_a_plan_counts_what_the_algorithms_send(spec, monkeypatch):
     assert solve["bytes_per_round"] == 4 * 7
     assert solve["floats"] == 7 * solve["rounds"]
     assert (solve["call"], solve["clients"]) == ("start, SGP, iterations, HGP", 4)
-    # Both devices send the sums for the other's two clients; the estimate's pushes are composed into one.
-    assert solve["megabytes_moved"] == pytest.approx(2 * 2 * 28 * (90 + 2 * 5) / 2**20)
     one = planned(experiment, config)
     assert one["stopped"] is None
-    assert one["megabytes_moved"] == 0
     assert one["megabytes_per_process"] > 0
     assert jnp.ones(()).dtype == jnp.float32
 

@@ -38,9 +38,9 @@ def test_neighbours_hear_what_they_should(network, rows):
     blocks = np.arange(n) // block
     # Each device sends at most one row for each client elsewhere that its own clients have a link to.
     most = max(np.count_nonzero(possible[blocks == b].any(0) & (blocks != b)) for b in range(4))
-    assert most <= found.rows_out < 3 * block
+    assert most <= sum(found.sizes) < 3 * block
     if rows is not None:
-        assert found.rows_out == rows
+        assert sum(found.sizes) == rows
     x = np.random.default_rng(0).normal(size=(n, 5)).astype(np.float32)
     outcome = Shard().run(PUSH, network, (x, x), jnp.zeros((n, 1)), KEY)
     matrices = [hp.networks.matrix(network, keys.network_key(KEY), t) for t in range(ROUNDS)]
@@ -48,7 +48,6 @@ def test_neighbours_hear_what_they_should(network, rows):
     for matrix in matrices:
         expected = np.asarray(matrix, np.float64) @ expected
     np.testing.assert_allclose(outcome.states[0], expected, rtol=1e-5, atol=1e-6)
-    assert outcome.moved == ROUNDS * 4 * found.rows_out * 5 * 4
     if network.name == "ring":
         heard = Shard().run(LARGEST, network, (x, x), jnp.zeros((n, 1)), KEY).states[1]
         np.testing.assert_array_equal(heard, np.max([np.roll(x, shift, 0) for shift in (-1, 0, 1)], axis=0))
@@ -58,6 +57,3 @@ def test_links_that_lead_everywhere_are_summed_and_scattered():
     for network in (hp.networks.RandomDirected(8), hp.networks.FullyConnected(8), hp.networks.KOut(40, 3)):
         assert routes(network, 4, network.clients // 4) is None
     assert routes(hp.networks.Ring(30), 1, 30) is None
-    x = jnp.ones((8, 5))
-    moved = Shard().run(PUSH, hp.networks.RandomDirected(8), (x, x), x, KEY).moved
-    assert moved == ROUNDS * 4 * 3 * 2 * 5 * 4  # to 3 other devices 2 rows each

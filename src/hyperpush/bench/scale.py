@@ -69,7 +69,6 @@ def time_row(config: Scale, count: int, turns: list[Parts]) -> dict[str, Any]:
         "clients": config.clients,
         "seconds": per_round("seconds"),
         "cpu_seconds": per_round("cpu_seconds"),  # of one process
-        "megabytes_moved_per_round": turns[0][0]["moved"] / config.rounds / 2**20,
     }
 
 
@@ -126,7 +125,7 @@ def measure(asked: dict[str, Any], coordinator: str, index: str) -> None:
         times, busy = [], []
         for _ in range(asked["repeats"]):
             began, worked = perf_counter(), process_time()
-            found["moved"] = work()
+            work()
             times.append(perf_counter() - began)
             busy.append(process_time() - worked)
         found["seconds"], found["cpu_seconds"] = median(times), median(busy)
@@ -136,8 +135,8 @@ def measure(asked: dict[str, Any], coordinator: str, index: str) -> None:
     processes.barrier("written")
 
 
-def prepare(asked: dict[str, Any]) -> Callable[[], int]:
-    """What runs `rounds` rounds of all clients and returns the bytes moved; each process makes its own clients'."""
+def prepare(asked: dict[str, Any]) -> Callable[[], None]:
+    """What runs `rounds` rounds of all clients; each process makes its own clients'."""
     clients, rounds, seed = asked["clients"], asked["rounds"], asked["seed"]
     task = images(asked["model"], clients, seed, asked["examples"], validation=1, spread=True)
     network, key = hp.networks.RandomDirected(clients, seed=seed), jax.random.key(seed)
@@ -148,9 +147,7 @@ def prepare(asked: dict[str, Any]) -> Callable[[], int]:
         states = HypergradientState(task.params, task.hypers, jax.tree.map(jnp.zeros_like, task.hypers))
     program, engine = program_of(method.on(network), task.problem), hp.Shard(clients_per_batch=1)
 
-    def work() -> int:
-        found = engine.run(program, network, states, task.data, key)
-        jax.block_until_ready(found.states)
-        return found.moved
+    def work() -> None:
+        jax.block_until_ready(engine.run(program, network, states, task.data, key).states)
 
     return work

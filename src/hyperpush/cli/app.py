@@ -174,7 +174,7 @@ def plan(
     names = list(found["pieces"][0]) if found["pieces"] else []
     rows = [[piece[name] for name in names] for piece in found["pieces"]]
     _print_table(f"{experiment.name}, {processes} processes", [name.replace("_", " ") for name in names], rows)
-    shown = ("rounds", "floats", "megabytes_moved", "megabytes_per_process")
+    shown = ("rounds", "floats", "megabytes_per_process")
     totals = [*((name.replace("_", " "), found[name]) for name in shown), *found["epsilon"].items()]
     if found["stopped"]:
         totals.append(("not planned further", found["stopped"]))

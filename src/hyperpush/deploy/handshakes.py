@@ -9,10 +9,10 @@ are Zenoh's words: one that is not known counts as a bad handshake.
 import os
 import sys
 import threading
+from collections import Counter
 from functools import cache
 
 from hyperpush.checks import require
-from hyperpush.engines.transport.wire import Rejections
 
 zenoh = require("zenoh", "peers")
 
@@ -33,9 +33,9 @@ def reason(line: str) -> str | None:
 
 
 @cache  # once per process
-def count_handshakes() -> Rejections:
+def count_handshakes() -> Counter[str]:
     """Start Zenoh's log and count what it refuses from now on, for the rest of the process."""
-    counts = Rejections()
+    counts = Counter[str]()
     sys.stdout.flush()
     real = os.dup(1)
     read, write = os.pipe()
@@ -50,7 +50,7 @@ def count_handshakes() -> Rejections:
                 if found is None:
                     os.write(real, line.encode())
                 else:
-                    counts.add(found)
+                    counts[found] += 1
 
     threading.Thread(target=watch, name="handshakes", daemon=True).start()
     os.environ.pop("RUST_LOG", None)  # it would win over what is asked for here

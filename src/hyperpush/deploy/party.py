@@ -140,7 +140,7 @@ class Watch:
         """What the status file says."""
         assert self.session is not None
         seen = self.session.status()
-        seen["rejected_by_transport"] = seen["rejected_by_transport"] | self.handshakes.counts()
+        seen["rejected_by_transport"] = seen["rejected_by_transport"] | dict(self.handshakes)
         return {"name": self.name, "pid": os.getpid(), **seen}
 
     def end(self) -> None:

@@ -12,8 +12,8 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.checks import check_integer, check_positive
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.hooks import RunHook
 from hyperpush.engines.result import Progress, Record, Recorder, RunResult, recorders_of
+from hyperpush.engines.run_hooks import RunHook
 from hyperpush.errors import InvalidInput
 from hyperpush.networks import Network
 from hyperpush.programs import Node, Recipe, as_recipe

@@ -18,8 +18,9 @@ from jaxtyping import PRNGKeyArray, PyTree
 from hyperpush.checks import check_boolean, check_integer, check_positive
 from hyperpush.engines.base import Engine, Request
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.peer import SERVER, Checkpoint, Peer, check_conserved
+from hyperpush.engines.peer import SERVER, Checkpoint, Peer
 from hyperpush.engines.result import Progress, RunResult
+from hyperpush.engines.run_checks import check_conserved
 from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.engines.transport.zenoh.addresses import Address, check_name
 from hyperpush.errors import InvalidInput, unknown
@@ -210,7 +211,7 @@ class Peers(Engine, Configured):
         store = None if self.checkpoint is None else Checkpoint(Path(self.checkpoint), digest)
         stored = None if store is None else store.load()
         secret = None if self.secret is None else read_secret(Path(self.secret), digest)
-        before = {} if stored is None else stored[1]
+        before = stored or {}
         transport = Zenoh(
             session,
             list(self.addresses),
@@ -301,9 +302,9 @@ class PeerSession:
             "round": counts.rounds,
             "loop": self.loop,
             "late": counts.late,
-            "rejected": counts.rejections.counts(),
+            "rejected": dict(counts.rejections),
             "links": links,
-            "rejected_by_transport": self.transport.rejections.counts(),
+            "rejected_by_transport": dict(self.transport.rejections),
             "received_bytes": sum(link["received_bytes"] for link in links.values()),
             "sent_bytes": sum(link["sent_bytes"] for link in links.values()),
         }

@@ -16,13 +16,11 @@ from jaxtyping import PyTree
 
 from hyperpush import processes
 from hyperpush.engines.base import Engine, Request, surround
-from hyperpush.engines.compiled.cost_model import moved_bytes
-from hyperpush.engines.compiled.run import prepare, sharded
-from hyperpush.engines.compiled.snapshots import record_shapes
-from hyperpush.engines.result import Recorder, RowClock, RunResult
+from hyperpush.engines.compiled.run import prepare
+from hyperpush.engines.result import Recorder, RowClock, RunResult, record_shapes
 from hyperpush.errors import InvalidInput
 from hyperpush.privacy import ASSUMPTION
-from hyperpush.programs import Profile, all_clients, bytes_of
+from hyperpush.programs import Profile, all_clients, bytes_of, one_client
 
 LARGE = 1 << 24  # bytes
 
@@ -33,7 +31,7 @@ class Planner(Engine):
 
     processes: int = eqx.field(static=True, default=1)
     # One row for each call, at most: loops that clients agree to end may end earlier. `parameters` are the numbers in
-    # one client's state, where it is largest; a client sends `floats`; megabytes are moved between processes.
+    # one client's state, where it is largest; a client sends `floats`.
     pieces: list[dict[str, Any]] = eqx.field(static=True, default_factory=list)
 
     def active(self) -> AbstractContextManager[None]:
@@ -49,7 +47,6 @@ class Planner(Engine):
         rounds = sum(passes[s.body] * tree.typical_rounds if s.by_tree else times for times, s in sent)
         floats = sum(times * s.floats for times, s in sent)
         agreed = {body: passes[body] for body, _, loop in found.loops if loop.agreed}
-        moved = moved_bytes(sharded(network, self.processes), network, found, agreed, agreement)
         held = ((state, found.held(path)) for path, state in found.states.items())
         largest = n * max(map(bytes_of, (*held, found.result)))
         piece = {
@@ -59,13 +56,12 @@ class Planner(Engine):
             "rounds": rounds,
             "floats": floats,
             "bytes_per_round": sum(times * s.bytes for times, s in sent) / max(rounds, 1),
-            "megabytes_moved": moved / 2**20,
             "megabytes_per_process": self.held(largest, n, states, data) / 2**20,
         }
         self.pieces.append(piece)
         recorders = request.recorders
         rows = {name: planned_rows(found, name, each, request.every) for name, each in recorders.items()}
-        shapes = {name: record_shapes(found, name, each, n, data) for name, each in recorders.items()}
+        shapes = {name: record_shapes(found, name, each, n, one_client(data)) for name, each in recorders.items()}
         none = {name: np.zeros(count, np.int64) for name, count in rows.items()}
         return RunResult(
             states=ones(all_clients(found.result, n)),
@@ -74,9 +70,8 @@ class Planner(Engine):
             floats=floats,
             work=found.total(agreed),
             history={name: ones(all_clients(all_clients(each, n), rows[name])) for name, each in shapes.items()},
-            clocks={name: RowClock(zeros, zeros, dict.fromkeys(agreed, zeros)) for name, zeros in none.items()},
+            clocks={name: RowClock(zeros, zeros) for name, zeros in none.items()},
             bytes=np.zeros(n, np.int64),
-            moved=moved,
         )
 
     def held(self, largest: int, clients: int, states: PyTree, data: PyTree) -> float:
@@ -125,7 +120,7 @@ def plan(run: Callable[[Callable[[Any], None]], Any], processes: int) -> dict[st
     return {
         "processes": processes,
         "pieces": pieces,
-        **{name: sum(each[name] for each in pieces) for name in ("rounds", "floats", "megabytes_moved")},
+        **{name: sum(each[name] for each in pieces) for name in ("rounds", "floats")},
         "megabytes_per_process": max((each["megabytes_per_process"] for each in pieces), default=0.0),
         "epsilon": epsilon,
         "assumes": ASSUMPTION if epsilon else None,

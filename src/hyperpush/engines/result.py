@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int, PyTree
 
 from hyperpush.engines.compiled import lossy
-from hyperpush.programs import Context, Path, State
+from hyperpush.programs import Context, Path, Profile, State, traced
 from hyperpush.programs.counting import Work
 from hyperpush.programs.recipe import with_arrays
 
@@ -39,6 +39,12 @@ def recorders_of(record: Recorders | None) -> dict[str, Recorder]:
     return with_arrays(made)
 
 
+def record_shapes(found: Profile, name: str, recorder: Recorder, clients: int, data: PyTree) -> PyTree:
+    """The shapes that a recorder returns of one client's state in the loop of a name; `data` are that client's."""
+    body = next(body for body, _, loop in found.loops if loop.name == name)
+    return traced(recorder.f, clients, data, found.states[body])[0]
+
+
 @final
 @dataclass(frozen=True)
 class RowClock:
@@ -46,7 +52,6 @@ class RowClock:
 
     step: Int[np.ndarray, " rows"]  # network time
     floats: Int[np.ndarray, " rows"]  # numbers each client had sent in the run (a message to several counts once)
-    passes: dict[Path, Int[np.ndarray, " rows"]]  # how often the bodies of loops of an agreed length had run
     started: int = 0  # network time at the start of the run
 
     @property
@@ -88,4 +93,3 @@ class RunResult:
     clocks: dict[str, RowClock] = field(default_factory=dict)  # by loop: when the rows of its history were made
     # Bytes each client sent: the size of a message for every live link it went over, and once to a server.
     bytes: Int[np.ndarray, " clients"] = field(default_factory=lambda: np.zeros(0, np.int64))
-    moved: int = 0  # bytes that devices sent to each other, where clients are spread over several

@@ -17,7 +17,7 @@ from hyperpush.engines.compiled.run import CompiledEngine
 from hyperpush.errors import InvalidInput
 
 
-def _frozen(devices: Any) -> Any:
+def _as_tuple(devices: Any) -> Any:
     return tuple(devices) if isinstance(devices, list) else devices
 
 
@@ -46,7 +46,7 @@ class Shard(CompiledEngine):
         5
     """
 
-    devices: int | tuple[Any, ...] | None = eqx.field(static=True, default=None, converter=_frozen)
+    devices: int | tuple[Any, ...] | None = eqx.field(static=True, default=None, converter=_as_tuple)
     clients_per_batch: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):

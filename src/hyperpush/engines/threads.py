@@ -12,11 +12,11 @@ from jaxtyping import PyTree
 
 from hyperpush.engines import keys
 from hyperpush.engines.base import Engine, Request
-from hyperpush.engines.checks import check_clients
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer.functions import row, stack
 from hyperpush.engines.peer.peer import Peer
 from hyperpush.engines.result import Progress, Record, RunResult
+from hyperpush.engines.run_checks import check_clients
 from hyperpush.engines.transport import Memory
 from hyperpush.programs import Node, Recipe
 

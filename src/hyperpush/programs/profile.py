@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
-from jaxtyping import Int, PyTree
+from jaxtyping import PyTree
 
 from hyperpush.programs.counting import Work, work_of
 from hyperpush.programs.nodes import (
@@ -91,59 +91,13 @@ class Profile:
         """The shapes of the states outside of the scopes around a node, outermost first."""
         return [self.states[each] for each in self.scopes if len(each) < len(path) and each == path[: len(each)]]
 
-    def floats(self, agreed: Mapping[Path, int], agreement: int) -> int:
-        """Numbers sent, but for those along a tree."""
-        passes = self.passes(agreed)
-        return sum(passes[s.body] * s.messages(agreement) * s.floats for s in self.sendings if not s.by_tree)
-
-    def floats_by_tree(self, messages: Mapping[Path, Any], clients: int) -> Any:
-        """Numbers that a client has sent along trees, on average, from the messages of all clients at each place."""
-        width = {LEARNING: clients} | {sending.path: sending.floats for sending in self.sendings}
-        return sum(width[path] * np.asarray(count, np.int64) for path, count in messages.items()) / clients
-
-    def floats_at(
-        self,
-        body: Path,
-        iterations: Int[np.ndarray, " rows"],
-        agreed: Mapping[Path, Int[np.ndarray, " rows"]],
-        agreement: int,
-        entered: Int[np.ndarray, " rows"] | int = 1,
-    ) -> Int[np.ndarray, " rows"]:
-        """Numbers sent until each of some moments between two iterations of the loop whose body is at `body`.
-
-        At each moment the loop has been entered `entered` times, the last time for `iterations` iterations, and the
-        bodies of loops of an agreed length have run as often as `agreed` says. What stands before the loop is
-        complete, what stands in it counts by iterations, and what follows has not begun. A loop that was entered
-        several times must have a fixed length, and so must the loops around it. What goes along trees is left out.
-        """
-        around = {inside: (above, node) for inside, above, node in self.loops}
-        iterations = np.asarray(iterations, np.int64)
-        above, node = around[body]
-        whole = np.broadcast_to(np.asarray(entered, np.int64), iterations.shape)
-        done = agreed[body] if node.agreed else (whole - 1) * node.at_most + iterations
-        # Passes that the bodies around the loop have begun; the last of them is under way.
-        begun = {above: whole}
-        while above:
-            above, node = around[above]
-            whole = -(-whole // max(node.at_most, 1))
-            begun[above] = whole
-
-        def passes(inside: Path, path: Path) -> Any:
-            """How often what stands at `path`, in that body, has run."""
-            if inside == body:
-                return done
-            if inside in begun:
-                return begun[inside] - (path > body)
-            above, node = around[inside]
-            return agreed[inside] if node.agreed else node.at_most * passes(above, inside)
-
-        sent = np.zeros(iterations.shape, np.int64)
-        for sending in self.sendings:
-            if sending.by_tree:
-                continue
-            path = (*sending.path, 1) if isinstance(sending.node, Repeat) else sending.path  # a vote ends a pass
-            sent += np.asarray(passes(sending.body, path), np.int64) * sending.messages(agreement) * sending.floats
-        return sent
+    def floats(self, exchanges: Mapping[Path, Any], clients: int) -> Any:
+        """Numbers that a client has sent, from the exchanges at each place; along trees, the mean over clients."""
+        # Every client sends in an exchange; along a tree the messages of all are counted.
+        width = {sending.path: sending.floats * (1 if sending.by_tree else clients) for sending in self.sendings}
+        width[LEARNING] = clients
+        total = sum(width[path] * np.asarray(count, np.int64) for path, count in exchanges.items())
+        return np.rint(np.asarray(total) / clients).astype(np.int64)
 
     def total(self, agreed: Mapping[Path, int]) -> Work:
         """Gradients and products computed."""

@@ -31,7 +31,7 @@ from hyperpush.runs.locks import alone
 from hyperpush.runs.report.tables import table
 
 if TYPE_CHECKING:
-    from hyperpush.engines.hooks import ProgressHook
+    from hyperpush.engines.run_hooks import ProgressHook
     from hyperpush.runs.checkpoints.journal import Journal
 
 CHECKPOINTS, LOCK = "checkpoints", "lock"
@@ -302,7 +302,7 @@ def _journal(run: StudyRun, work: Path, policy: Policy) -> "Journal":
 
 def _phases(run: StudyRun) -> "ProgressHook":
     """Shows the loop that an engine is in."""
-    from hyperpush.engines.hooks import ProgressHook  # not before it is needed: it loads JAX
+    from hyperpush.engines.run_hooks import ProgressHook  # not before it is needed: it loads JAX
 
     return ProgressHook(run.phase)
 

@@ -1,6 +1,5 @@
 """Members in one room: a network in memory, without sockets or clocks, on which who dies, and when, is the test's."""
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +8,7 @@ import jax
 import numpy as np
 
 from hyperpush.engines.peer import Peer
+from hyperpush.engines.peer.checkpoint import decode, encode
 from hyperpush.engines.transport import wire
 
 _EMPTY = len(wire.encode(wire.Header(0, 0, 0, 0), np.zeros(0)))
@@ -25,16 +25,12 @@ class Kept:
     def __init__(self):
         self.kept = None
 
-    def save(self, arrays, facts):
-        self.kept = {name: np.array(array) for name, array in arrays.items()}, json.loads(json.dumps(facts))
+    def save(self, facts):
+        text, arrays = encode(facts)
+        self.kept = text, {name: array.copy() for name, array in arrays.items()}
 
     def load(self):
-        return self.kept
-
-    @property
-    def arrays(self):
-        assert self.kept is not None
-        return self.kept[0]
+        return None if self.kept is None else decode(*self.kept)
 
 
 class Hall:

@@ -102,7 +102,7 @@ def averaging(name, base, names, ports, rounds, options, faults=None):
     client = names.index(name)
     store = Checkpoint(folder / "checkpoint.safetensors", DIGEST)
     stored = store.load()
-    out = {} if stored is None else {name: stored[1][name] for name in ("closed", "left")}
+    out = {} if stored is None else {name: stored[name] for name in ("closed", "left")}
     transport = places.open(client, mode="asynchronous", durable=True, **out, **options)
     lossy = transport if faults is None else Faulty(transport, Faults(**faults), 1, client)
     with jax.enable_x64(True):

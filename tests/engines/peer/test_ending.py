@@ -31,10 +31,10 @@ def start(client):
     return jnp.asarray(START[client]), jnp.ones(())
 
 
-def held(arrays):
+def held(facts):
     """The (w, ω) of a checkpoint, with what was taken in since."""
-    pending = arrays["channel0/pending"]
-    return np.asarray(arrays["state/0"]) + pending[:-1], float(arrays["state/1"]) + pending[-1]
+    pending, (w, mass) = facts["channels"][0]["pending"], facts["state"]
+    return w + pending[:-1], float(mass) + pending[-1]
 
 
 def leaving(hall, when, **each):
@@ -82,11 +82,11 @@ def test_if_all_leave_the_last_one_keeps_everything_and_says_so(seed):
     last = kept[0]
     assert f"peer {last}: everybody else has left" in str(found[last])
     assert "it stays here, in its checkpoint" in str(found[last])
-    w, mass = held(stores[last].arrays)
+    w, mass = held(stores[last].load())
     assert mass == pytest.approx(CLIENTS, rel=1e-12)
     np.testing.assert_allclose(w, START.sum(0), atol=1e-11)
     for each in set(range(CLIENTS)) - {last}:
-        assert held(stores[each].arrays)[1] == 0
+        assert held(stores[each].load())[1] == 0
 
 
 def test_nobody_leaves_while_somebody_is_away():
@@ -129,7 +129,7 @@ def test_killed_while_it_drains_it_ends_with_the_same(when, loss):
     check_all_of_it(found)
     assert all(hall.alive.values())
     for store, (w, mass) in zip(stores, found, strict=True):  # the result was durable before anybody was told
-        kept_w, kept_mass = held(store.arrays)
+        kept_w, kept_mass = held(store.load())
         assert kept_mass == pytest.approx(float(mass), rel=1e-12)
         np.testing.assert_allclose(kept_w, w, atol=1e-12)
 
@@ -173,8 +173,8 @@ def test_killed_when_all_is_over_it_says_again_that_it_is_done(monkeypatch):
     monkeypatch.setattr(Seat, "everyone_done", held_back)
 
     class Mortal(Kept):
-        def save(self, arrays, facts):
-            super().save(arrays, facts)
+        def save(self, facts):
+            super().save(facts)
             if facts["stage"] == Stage.OVER:
                 lives.append(facts)
                 hall.die(1)
@@ -200,7 +200,7 @@ def test_what_is_acknowledged_for_good_is_durable():
         header = wire.peek(payload)
         if header.kind == Kind.DURABLE:
             seen.append(header.counter)
-            durable = stores[seat.client].kept[1]["channels"][0]["in"].get(str(seat.to), 0)
+            durable = stores[seat.client].load()["channels"][0]["in"][0].get(str(seat.to), 0)
             if header.counter > durable:
                 wrong.append((seat.client, seat.to, header.counter, durable))
         return False

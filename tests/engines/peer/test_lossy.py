@@ -29,7 +29,7 @@ def test_the_average_is_exact_and_no_mass_is_lost(loss, tmp_path):
             with jax.enable_x64(True):
                 peer = Peer(client, network, lossy, jax.random.key(3), tolerant=True)
                 w, mass = peer.run(push_sum(ROUNDS), (jnp.asarray(values(CLIENTS)[client]), jnp.ones(())), None)
-            return np.asarray(w), float(mass), lossy.lost, peer.counts.rejections.total
+            return np.asarray(w), float(mass), lossy.lost, peer.counts.rejections.total()
         finally:
             transport.close()
 

@@ -9,7 +9,8 @@ from engines.peer.parties import Places, push_sum, together, values
 
 import hyperpush as hp
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.peer import Left, Peer, check_conserved
+from hyperpush.engines.peer import Left, Peer
+from hyperpush.engines.run_checks import check_conserved
 from hyperpush.engines.transport import Memory, wire
 from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.errors import InvalidInput

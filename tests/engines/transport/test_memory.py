@@ -10,8 +10,8 @@ import pytest
 from hyperpush.averaging.running_sums import Incoming, Outgoing
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.transport import Memory, Transport
-from hyperpush.engines.transport.wire import Header, Rejected, Rejections, Template, decode, encode
-from hyperpush.errors import HyperpushError, InvalidInput
+from hyperpush.engines.transport.wire import Header, Rejected, Template, decode, encode
+from hyperpush.errors import HyperpushError
 
 KEY = jax.random.key(3)
 FAULTS = Faults(loss=0.3, duplicate=0.1, delay=3)
@@ -53,7 +53,6 @@ def test_without_faults_everything_arrives_at_once_and_in_order():
     logs = run(hub, chatter(50, 4))
     for client, log in enumerate(logs):
         assert log == [(step, other, step) for step in range(50) for other in range(4) if other != client]
-        assert (hub.endpoint(client).sent_messages, hub.endpoint(client).sent_bytes) == (150, 600)
 
 
 def test_faults_are_those_of_fates_and_repeat_with_the_seed():
@@ -107,7 +106,6 @@ def test_a_lost_message_is_not_waited_for():
     for step in range(20):
         hub.endpoint(0).send(1, step, b"gone")
         assert hub.endpoint(1).collect(step, [0]) == []
-    assert hub.endpoint(0).sent_messages == 20
 
 
 def test_late_messages_of_peers_no_longer_expected_still_come():
@@ -151,27 +149,6 @@ def test_one_failing_peer_ends_all_of_them():
         hub.endpoint(0).send(1, 1, b"")
 
 
-def test_a_peer_that_closes_is_not_waited_for():
-    hub = Memory(3)
-
-    def peer(client, transport):
-        if client == 0:
-            transport.send(1, 0, b"last words")
-            transport.close()
-            transport.close()
-            return None
-        if client == 1:
-            assert transport.collect(0, [0]) == [(0, b"last words")]
-        return transport.collect(1, [0])
-
-    outcomes = run(hub, peer)
-    assert outcomes[0] is None
-    assert all(isinstance(outcome, HyperpushError) for outcome in outcomes[1:])
-    assert any("closed before sending" in str(outcome) for outcome in outcomes[1:])
-    with pytest.raises(HyperpushError):
-        hub.endpoint(0).send(1, 1, b"")
-
-
 def test_push_sum_by_running_sums_over_threads():
     """Wire, transport and running sums together: the average is exact among faults and rubbish."""
     clients, steps = 5, 200
@@ -186,7 +163,7 @@ def test_push_sum_by_running_sums_over_threads():
         hub.inject(step % clients, step, (step + 1) % clients, b"rubbish" * (step % 40))
 
     def peer(client, transport: Transport):
-        outgoing, incoming, rejections = Outgoing(4), Incoming(4), Rejections()
+        outgoing, incoming, rejections = Outgoing(4), Incoming(4), Counter()
         mass = np.append(values[client], 1.0)
         for step in range(steps):
             mass = mass / 3
@@ -199,33 +176,14 @@ def test_push_sum_by_running_sums_over_threads():
                 try:
                     header, leaf = decode(payload, template, expect_sender=sender)
                 except Rejected as rejected:
-                    rejections.add(rejected.reason)
+                    rejections[rejected.reason] += 1
                     continue
                 increment = incoming.take(sender, header.counter, np.append(leaf, header.weight))
                 if increment is not None:
                     mass = mass + increment
-        return mass[:-1] / mass[-1], rejections.total
+        return mass[:-1] / mass[-1], rejections.total()
 
     outcomes = run(hub, peer)
     assert sum(rejected for _, rejected in outcomes) == steps / 10
     for average, _ in outcomes:
         np.testing.assert_allclose(average, values.mean(0), atol=1e-9)
-
-
-def test_bad_arguments_are_named():
-    with pytest.raises(InvalidInput, match="clients"):
-        Memory(0)
-    with pytest.raises(InvalidInput, match="deadline"):
-        Memory(2, deadline=0.0)
-    with pytest.raises(InvalidInput, match="key"):
-        Memory(2, FAULTS)
-    hub = Memory(2)
-    for call in (
-        lambda: hub.endpoint(2),
-        lambda: hub.endpoint(0).send(2, 0, b""),
-        lambda: hub.endpoint(0).send(-1, 0, b""),
-        lambda: hub.endpoint(0).collect(0, [5]),
-        lambda: hub.inject(2, 0, 0, b""),
-    ):
-        with pytest.raises(InvalidInput, match="a client from 0 to 1"):
-            call()

@@ -2,6 +2,8 @@ import contextlib
 import dataclasses
 import struct
 import zlib
+from collections import Counter
+from hashlib import blake2b
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from hyperpush.engines.transport import wire
-from hyperpush.engines.transport.wire import Header, Reason, Rejected, Rejections, Template, decode, encode, peek
+from hyperpush.engines.transport.wire import Header, Reason, Rejected, Template, decode, encode, peek
 from hyperpush.errors import HyperpushError, InvalidInput
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -107,12 +109,11 @@ def test_jax_arrays_numbers_and_foreign_byte_order():
 
 def test_byte_layout_is_fixed():
     """Two machines of different make must agree: the bytes themselves are the promise."""
-    digest = Template([np.float32(0)]).digest
-    expected = struct.pack("<4sHBxIIQIIQd16s", b"hpsh", 2, 0, 1, 2, 3, 4, 0, 5, 0.25, digest)
-    expected += bytes([11, 1]) + struct.pack("<Q", 2) + bytes(6) + struct.pack("<2f", 1, 2)
+    digest = blake2b(b"[0] float32 (2,)", digest_size=16).digest()
+    expected = struct.pack("<4sHBxIIQIIQd16s", b"hpsh", 3, 0, 1, 2, 3, 4, 0, 5, 0.25, digest)
+    expected += struct.pack("<2f", 1, 2)
     expected += struct.pack("<I", zlib.crc32(expected))
     assert encode(HEADER, [np.array([1, 2], np.float32)]) == expected
-    assert digest.hex() == "1731a34e81e6ae74ad1bbab77e211163"
 
 
 def test_decoded_leaves_are_read_in_place_aligned_and_read_only():
@@ -128,7 +129,7 @@ def test_every_truncation_is_rejected():
         assert reason(MESSAGE[:length]) in {Reason.TOO_SHORT, Reason.BAD_CHECKSUM}
         if length >= 4:
             assert reason(resealed(MESSAGE[:length])) in {
-                *(Reason.TOO_SHORT, Reason.WRONG_SHAPE),
+                Reason.TOO_SHORT,
                 *([Reason.BAD_CHECKSUM] if length < 68 else []),
             }
 
@@ -197,20 +198,13 @@ def test_wrong_structure(other):
 @pytest.mark.parametrize("shape", [(3, 2), (6,), (1, 2, 3), (), (2, 2), (0, 3)])
 def test_wrong_shape(shape):
     data = encode(HEADER, TREE | {"a": np.zeros(shape, np.float32)})
-    assert reason(data) == (Reason.OVERSIZED if len(data) > TEMPLATE.size else Reason.WRONG_SHAPE)
+    assert reason(data) == (Reason.OVERSIZED if len(data) > TEMPLATE.size else Reason.WRONG_STRUCTURE)
 
 
 @pytest.mark.parametrize("dtype", ["i4", "u4", "f2", BFLOAT16, "f8"])
 def test_wrong_dtype(dtype):
     data = encode(HEADER, TREE | {"a": np.zeros((2, 3), dtype)})
-    assert reason(data) == (Reason.OVERSIZED if len(data) > TEMPLATE.size else Reason.WRONG_DTYPE)
-
-
-def test_sizes_in_a_message_are_never_believed():
-    """A shape of 2^64 - 1 in the table costs nothing: it is compared, not used."""
-    data = bytearray(MESSAGE)
-    struct.pack_into("<Q", data, 66, 2**64 - 1)
-    assert reason(resealed(data)) == Reason.WRONG_SHAPE
+    assert reason(data) == (Reason.OVERSIZED if len(data) > TEMPLATE.size else Reason.WRONG_STRUCTURE)
 
 
 def test_wrong_sender():
@@ -244,7 +238,7 @@ def test_booleans_must_be_0_or_1():
 
 def test_random_mutations_raise_nothing_but_rejected():
     random = np.random.default_rng(0)
-    rejections = Rejections()
+    rejections = Counter()
     accepted = 0
     for trial in range(20_000):
         data = bytearray(MESSAGE)
@@ -265,7 +259,7 @@ def test_random_mutations_raise_nothing_but_rejected():
         try:
             _, tree = decode(data, TEMPLATE, expect_sender=4)
         except Rejected as rejected:
-            rejections.add(rejected.reason)
+            rejections[rejected.reason] += 1
         else:
             accepted += data != MESSAGE
             assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
@@ -273,8 +267,8 @@ def test_random_mutations_raise_nothing_but_rejected():
             peek(data)
     # A sound checksum around changed values or header fields is a valid message; most mutations are not that.
     assert 0 < accepted < 5_000
-    assert rejections.total > 15_000
-    assert set(rejections.counts()) >= {
+    assert rejections.total() > 15_000
+    assert set(rejections) >= {
         *(
             Reason.OVERSIZED,
             Reason.TOO_SHORT,
@@ -283,16 +277,8 @@ def test_random_mutations_raise_nothing_but_rejected():
             Reason.WRONG_KIND,
             Reason.BAD_CHECKSUM,
         ),
-        *(Reason.WRONG_SENDER, Reason.WRONG_STRUCTURE, Reason.WRONG_DTYPE, Reason.WRONG_SHAPE, Reason.NOT_BOOLEAN),
+        *(Reason.WRONG_SENDER, Reason.WRONG_STRUCTURE, Reason.NOT_BOOLEAN),
     }
-
-
-def test_rejections_count_by_reason():
-    rejections = Rejections()
-    for each in (Reason.TOO_SHORT, Reason.OVERSIZED, Reason.TOO_SHORT, "late"):
-        rejections.add(each)
-    assert (rejections.total, rejections[Reason.TOO_SHORT], rejections[Reason.BAD_MAGIC]) == (4, 2, 0)
-    assert rejections.counts() == {"too-short": 2, "oversized": 1, "late": 1}
 
 
 def test_what_cannot_be_sent_is_named():
@@ -302,7 +288,3 @@ def test_what_cannot_be_sent_is_named():
             encode(HEADER, leaf)
         with pytest.raises(InvalidInput, match="dtype"):
             Template(leaf)
-    with pytest.raises(InvalidInput, match=r"header\.node"):
-        Header(view=0, node=2**32, step=0, sender=0)
-    with pytest.raises(InvalidInput, match=r"header\.step"):
-        Header(view=0, node=0, step=-1, sender=0)

@@ -9,7 +9,7 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.hooks import ProgressHook
+from hyperpush.engines.run_hooks import ProgressHook
 from hyperpush.engines.shard import Shard
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import HyperpushError

@@ -1,6 +1,5 @@
 """Partitions: every example once, sizes and distributions as their definitions say, and padding that loses nothing."""
 
-
 import jax
 import numpy as np
 import pytest

@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 from hyperpush import processes
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Recording, Visit, with_states
 from hyperpush.engines.compiled.placement import AXIS
-from hyperpush.engines.hooks import RunHook
 from hyperpush.engines.result import Recorder, RecordFunction
+from hyperpush.engines.run_hooks import RunHook
 from hyperpush.programs import Path, Repeat, Role, at, leaf_of
 
 FIRST_CHUNK = 16
@@ -114,7 +114,7 @@ def _compiled(given: tuple[Any, ...], donated: PyTree) -> Any:
     return kind(Carry(states, clock, totals, sent), *others)
 
 
-def compiled(
+def call_compiled(
     function: Callable[..., Any], context: Interpreter, static: tuple[Any, ...], *arguments: Any, donated: PyTree = None
 ) -> Any:
     """function(context, *static, *arguments), compiled; block by block where there are several devices.

@@ -18,7 +18,7 @@ from hyperpush.engines.compiled.placement import AXIS, Placement
 from hyperpush.engines.faults import Faults
 from hyperpush.networks import Network
 from hyperpush.networks.trees import Tree
-from hyperpush.programs import Recipe
+from hyperpush.programs import Path, Recipe
 
 R = TypeVar("R", bound="RunContext")
 
@@ -34,6 +34,7 @@ class RunContext(eqx.Module):
     recipe: Recipe
     faults: Faults | None = None
     tree: Tree | None = None  # of programs with averages along one
+    tree_places: tuple[Path, ...] = eqx.field(static=True, default=())  # where these stand
     agreement: int = eqx.field(static=True, default=1)  # rounds of max-consensus that reach everyone
     batch: int | None = eqx.field(static=True, default=None)  # clients per vectorized batch; None: all at once
     mesh: Mesh | None = eqx.field(static=True, default=None)  # None: all clients on one device

@@ -17,13 +17,13 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from hyperpush import processes
 from hyperpush.engines.base import Request, ambient
-from hyperpush.engines.checks import check_recording
 from hyperpush.engines.compiled import chunks
-from hyperpush.engines.compiled.chunks import ChunkResult, ChunkSchedule, compiled, run_chunk, run_pass
-from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Visit, restarted, with_states
+from hyperpush.engines.compiled.chunks import ChunkResult, ChunkSchedule, call_compiled, run_chunk, run_pass
+from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Visit, restart_below, with_states
 from hyperpush.engines.compiled.snapshots import History, Structure, restore, take
-from hyperpush.engines.hooks import Cursor, Divergence, ProgressHook, Replay, Snapshot, Trail
 from hyperpush.engines.result import OUTSIDE, Recorder, RecordFunction
+from hyperpush.engines.run_checks import check_recording
+from hyperpush.engines.run_hooks import Cursor, Divergence, ProgressHook, Replay, Snapshot, Trail
 from hyperpush.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.networks.trees import LONGEST
 from hyperpush.programs import (
@@ -134,7 +134,7 @@ class HostLoop:
             self.held.append(self.saved[1][len(self.held)])
         else:
             self.held.append(carry.states)
-            carry = restarted(carry, self.apply(Role.ENTER, visit, carry).states, visit.path)
+            carry = restart_below(carry, self.apply(Role.ENTER, visit, carry).states, visit.path)
         after = self.walk(visit.inside(), carry)
         return self.apply(Role.LEAVE, visit, with_states(after, (self.held.pop(), after.states)))
 
@@ -143,7 +143,7 @@ class HostLoop:
     ) -> tuple[Carry, bool]:
         """The carry after a node, or after one of its leaves, and whether it is finite."""
         static = (visit.path, (role, record))
-        after, finite = compiled(run_pass, self.context, static, carry, visit.key, np.int32(visit.round))
+        after, finite = call_compiled(run_pass, self.context, static, carry, visit.key, np.int32(visit.round))
         return strong(after), bool(finite)
 
     def apply(self, role: Role, visit: Visit, carry: Carry, record: RecordFunction | None = None) -> Carry:
@@ -211,7 +211,7 @@ class HostLoop:
 
         def run(stop: int, donated: PyTree = None) -> ChunkResult:
             numbers = (np.int32(visit.round), np.int32(start), np.int32(stop))
-            return compiled(run_chunk, self.context, static, rest, visit.key, numbers, donated=donated)
+            return call_compiled(run_chunk, self.context, static, rest, visit.key, numbers, donated=donated)
 
         result = run(stop, donated)
         if bool(result.finite):
@@ -241,7 +241,7 @@ class HostLoop:
         message = self.apply(Role.SEND, visit, carry).states
         messages = jax.tree.map(lambda v: first(v, n), processes.gathered(message))
         answers = node.compute(messages, leaf_key(processes.gathered(visit.key), Role.COMPUTE, 0))
-        answered = replace(carry, clock=carry.clock.advance()).sending(path, 1)
+        answered = replace(carry, clock=carry.clock.advance(path)).sending(path, 1)
         both = with_states(answered, (carry.states, self.context.place(answers)))
         if path not in self.answered:
             self.answered[path] = traced(node.receive, n, *one_client((self.context.data, *both.states)))[1]
@@ -265,7 +265,7 @@ class HostLoop:
 
     def note(self, visit: Visit, records: PyTree, clocks: np.ndarray, iterations: list[int]) -> None:
         """Add rows to the history, and show them."""
-        self.history.add(visit.node.name, visit.path, self.trail, records, clocks, iterations)
+        self.history.add(visit.node.name, records, clocks)
         for hook in self.hooks:
             hook.rows(visit.node.name, iterations, records)
 

@@ -42,35 +42,37 @@ class Clock(eqx.Module):
 
     step: Int[Array, ""]  # every exchange takes one step of network time
     passes: dict[Path, Int[Array, ""]]  # how often the bodies of loops of an agreed length have run
-    by_tree: dict[Path, Int[Array, ""]]  # messages that all clients together have sent along trees, by place
+    exchanges: dict[Path, Int[Array, ""]]  # by the place that sends; along a tree, messages of all clients together
     late: Int[Array, ""]  # messages that came too late and were dropped
     split: Bool[Array, ""]  # clients disagreed about ending a loop
     stuck: Bool[Array, ""]  # an average along a tree did not reach everybody
 
     @staticmethod
-    def start(bodies: Iterable[Path], step: int, by_tree: Iterable[Path] = ()) -> "Clock":
+    def start(bodies: Iterable[Path], places: Iterable[Path], step: int) -> "Clock":
         zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-        counts = dict.fromkeys(bodies, zero), dict.fromkeys(by_tree, zero)
-        return Clock(jnp.asarray(step, jnp.int32), *counts, zero, no, no)
+        passes, exchanges = dict.fromkeys(bodies, zero), dict.fromkeys(places, zero)
+        return Clock(jnp.asarray(step, jnp.int32), passes, exchanges, zero, no, no)
 
-    def advance(self, rounds: Any = 1, late: Any = 0) -> "Clock":
-        return replace(self, step=self.step + rounds, late=self.late + late)
+    def advance(self, path: Path, rounds: Any = 1, late: Any = 0) -> "Clock":
+        """After so many exchanges of the place at a path."""
+        exchanges = {**self.exchanges, path: self.exchanges[path] + rounds}
+        return replace(self, step=self.step + rounds, exchanges=exchanges, late=self.late + late)
 
     def disagree(self, split: Bool[Array, ""]) -> "Clock":
         return replace(self, split=self.split | split)
 
     def row(self) -> Int[Array, " columns"]:
-        """The step, then passes and messages by the order of their paths: what is noted beside a record."""
-        return jnp.stack(jax.tree.leaves((self.step, self.passes, self.by_tree)))
+        """The step, then the exchanges by the order of their paths: what is noted beside a record."""
+        return jnp.stack(jax.tree.leaves((self.step, self.exchanges)))
 
-    def passed(self, body: Path, times: Any) -> "Clock":
+    def add_passes(self, body: Path, times: Any) -> "Clock":
         return replace(self, passes={**self.passes, body: self.passes[body] + times})
 
     def travelled(self, path: Path, trip: Trip) -> "Clock":
         """After a trip along a tree."""
-        total = self.by_tree[path] + jnp.sum(trip.messages, dtype=jnp.int32)
-        after = replace(self.advance(trip.rounds), stuck=self.stuck | ~trip.complete)
-        return replace(after, by_tree={**self.by_tree, path: total})
+        total = self.exchanges[path] + jnp.sum(trip.messages, dtype=jnp.int32)
+        after = replace(self, step=self.step + trip.rounds, stuck=self.stuck | ~trip.complete)
+        return replace(after, exchanges={**self.exchanges, path: total})
 
 
 class Carry(eqx.Module):
@@ -90,9 +92,9 @@ def with_states(carry: Carry, states: State) -> Carry:
     return replace(carry, states=states)
 
 
-def restarted(carry: Carry, states: State, path: Path) -> Carry:
+def restart_below(carry: Carry, states: State, path: Path) -> Carry:
     """A new state for what is below `path`: what is still under way there belongs to the old one and is dropped."""
-    totals = {place: old.restarted() if place[: len(path)] == path else old for place, old in carry.totals.items()}
+    totals = {place: old.restart() if place[: len(path)] == path else old for place, old in carry.totals.items()}
     return replace(carry, states=states, totals=totals)
 
 
@@ -154,7 +156,7 @@ class Interpreter(RunContext):
             return carry
         if isinstance(node, Scope):
             inner = self.apply(node.enter, Role.ENTER, visit, carry.states)
-            after = self.run(visit.inside(), restarted(carry, inner, visit.path))
+            after = self.run(visit.inside(), restart_below(carry, inner, visit.path))
             return with_states(after, self.apply(node.leave, Role.LEAVE, visit, carry.states, after.states))
         if isinstance(node, Repeat):
             return self.loop(visit, carry, 0, node.at_most)[0]
@@ -178,17 +180,16 @@ class Interpreter(RunContext):
             carry = replace(carry, clock=carry.clock.disagree(self.placement.any(times != largest)))
             stop = jnp.minimum(stop, largest)
 
-        def row_of(recorder: Recorder, at: Visit, carry: Carry, passed: Any) -> PyTree:
-            clock = carry.clock.passed((*visit.path, 0), passed) if node.agreed else carry.clock
-            return self.apply(recorder.f, Role.RECORD, at, carry.states), clock.row()
+        def row_of(recorder: Recorder, at: Visit, carry: Carry) -> PyTree:
+            return self.apply(recorder.f, Role.RECORD, at, carry.states), carry.clock.row()
 
         records = None
         if recording is not None:
             entry = visit._replace(round=0)
-            shapes = jax.eval_shape(lambda: row_of(recording.recorder, entry, carry, 0))
+            shapes = jax.eval_shape(lambda: row_of(recording.recorder, entry, carry))
             records = jax.tree.map(lambda s: jnp.zeros((recording.rows, *s.shape), s.dtype), shapes)
             if recording.recorder.entry:
-                records = write_row(records, begins, 0, lambda: row_of(recording.recorder, entry, carry, 0))
+                records = write_row(records, begins, 0, lambda: row_of(recording.recorder, entry, carry))
 
         def step(loop_state):
             i, carry, records, _ = loop_state
@@ -205,13 +206,13 @@ class Interpreter(RunContext):
                 recorder, every, _ = recording
                 row = (i - start) // every + (begins.astype(jnp.int32) if recorder.entry else 0)
                 due = (i + 1) % every == 0
-                records = write_row(records, due, row, lambda: row_of(recorder, inside, carry, i + 1 - start))
+                records = write_row(records, due, row, lambda: row_of(recorder, inside, carry))
             return i + 1, carry, records, done
 
         first = (jnp.asarray(start, jnp.int32), carry, records, jnp.zeros((), bool))
         i, carry, records, done = jax.lax.while_loop(lambda s: (s[0] < stop) & ~s[3], step, first)
         if node.agreed:
-            carry = replace(carry, clock=carry.clock.passed((*visit.path, 0), i - start))
+            carry = replace(carry, clock=carry.clock.add_passes((*visit.path, 0), i - start))
         return carry, records, i, done
 
     def agree(self, carry: Carry, votes: Bool[Array, " b"], path: Path) -> tuple[Carry, Bool[Array, ""]]:
@@ -222,7 +223,7 @@ class Interpreter(RunContext):
             links = self.links(clock.step, "ones")
             arrived, late = self.in_time(links, clock.step)
             heard = self.placement.combine(arrived, objection, "max")
-            return jnp.maximum(objection, heard), clock.advance(late=late), sent + messages(links)
+            return jnp.maximum(objection, heard), clock.advance(path, late=late), sent + messages(links)
 
         objection = (~votes).astype(jnp.float32)
         held = (objection, carry.clock, jnp.zeros(votes.shape, jnp.int32))
@@ -273,7 +274,7 @@ class Interpreter(RunContext):
             heard = self.placement.heard(arrived)
             sent = weight_rows(links, self.network.clients)
         states = self.apply(node.take, Role.RECEIVE, visit, carry.states, total, own, heard, sent)
-        after = replace(carry, states=states, clock=clock.advance(late=late), totals=totals)
+        after = replace(carry, states=states, clock=clock.advance(path, late=late), totals=totals)
         return after.sending(path, messages(links))
 
     def average(self, visit: Visit, carry: Carry) -> Carry:
@@ -288,7 +289,7 @@ class Interpreter(RunContext):
             return with_states(self.travel(visit.path, carry), states)
         if by == "exact":
             mixed, sent = self.placement.mean(held), 1
-            clock = clock.advance()
+            clock = clock.advance(visit.path)
         else:
             if composes(self.network, floats):
                 operator, sent = self.operator(clock.step, node.rounds, by)
@@ -303,7 +304,7 @@ class Interpreter(RunContext):
                     return held, sent + messages(links)
 
                 mixed, sent = jax.lax.fori_loop(0, node.rounds, once, (held, jnp.zeros(mass.shape, jnp.int32)))
-            clock = clock.advance(node.rounds)
+            clock = clock.advance(visit.path, node.rounds)
         if node.by == "push":
             mixed, mass = mixed
             mixed = jax.tree.map(lambda w: w / along(mass, w), mixed)
@@ -324,10 +325,10 @@ class Interpreter(RunContext):
                 own = self.travelled(LEARNING, own, tree.learn(own.clock.step, post, lossy))
                 return own.clock, own.sent[LEARNING]
 
-            known = before[0].by_tree[LEARNING] > 0
+            known = before[0].exchanges[LEARNING] > 0
             clock, sent = jax.lax.cond(known, lambda before: before, learn, before)
             carry = replace(carry, clock=clock, sent={**carry.sent, LEARNING: sent})
-        again = sum(count for place, count in carry.clock.by_tree.items() if place != LEARNING) > 0
+        again = sum(carry.clock.exchanges[place] for place in self.tree_places) > 0
         return self.travelled(path, carry, tree.trip(carry.clock.step, post, lossy, again))
 
     def travelled(self, path: Path, carry: Carry, trip: Trip) -> Carry:
@@ -373,7 +374,7 @@ class Interpreter(RunContext):
         message = self.apply(node.send, Role.SEND, visit, carry.states)
         answers = node.compute(self.placement.gather(message), leaf_key(visit.key, Role.COMPUTE, 0))
         states = self.apply(node.receive, Role.RECEIVE, visit, carry.states, self.placement.mine(answers))
-        return replace(carry, states=states, clock=carry.clock.advance()).sending(visit.path, 1)
+        return replace(carry, states=states, clock=carry.clock.advance(visit.path)).sending(visit.path, 1)
 
 
 def write_row(records: PyTree, due: Bool[Array, ""], row: Any, make: Callable[[], PyTree]) -> PyTree:

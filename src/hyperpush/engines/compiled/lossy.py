@@ -80,7 +80,7 @@ class Totals(eqx.Module):
             due=jnp.full((depth, *links), NEVER),
         )
 
-    def restarted(self) -> "Totals":
+    def restart(self) -> "Totals":
         """As at the start."""
         zero = jax.tree.map(jnp.zeros_like, self)
         return replace(

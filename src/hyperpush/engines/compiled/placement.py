@@ -48,7 +48,7 @@ class Placed(eqx.Module):
         self, links: Links, weights: Float[Array, "b n"], values: PyTree, reduce: Literal["sum", "max"]
     ) -> PyTree:
         """What everybody receives, with weights chosen by the receivers (row: receiver, column: sender)."""
-        return combine(received(self.heard(links), weights), self.gather(values), self.block, reduce)
+        return combine(receiver_links(self.heard(links), weights), self.gather(values), self.block, reduce)
 
     def stack(self, links: Links, values: PyTree) -> PyTree:
         """What everybody hears, one row per sender."""
@@ -108,11 +108,6 @@ class Sharded(Placed):
     def real(self) -> Bool[Array, " b"]:
         return self.ids() < self.clients
 
-    @property
-    def rows_out(self) -> int:
-        """Clients' rows that a device sends to others in one exchange."""
-        return (self.devices - 1) * self.block if self.routes is None else self.routes.rows_out
-
     def combine(self, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
         if self.routes is not None:
             return self.exchange(self.routes, links, values, reduce)
@@ -129,7 +124,7 @@ class Sharded(Placed):
             weights = jax.lax.all_to_all(own, AXIS, split_axis=1, concat_axis=0, tiled=True).T
 
         def one(v):
-            mixed = self.scattered(contribution, weights, self.only_real(v))
+            mixed = self.sum_and_scatter(contribution, weights, self.only_real(v))
             return mixed.astype(v.dtype) if jnp.issubdtype(v.dtype, jnp.inexact) else mixed
 
         return jax.tree.map(one, values)
@@ -153,10 +148,10 @@ class Sharded(Placed):
         sent = values if reduce == "max" else jax.tree.map(self.only_real, values)
         buffer = combine(local, sent, table.shape[1], reduce)
 
-        def arrived(rows: Array) -> Array:
+        def deliver(rows: Array) -> Array:
             total, start = rows[: self.block], self.block
             for shift, size in zip(routes.shifts, routes.sizes, strict=True):
-                part = jax.lax.ppermute(rows[start : start + size], AXIS, self.shifted(shift))
+                part = jax.lax.ppermute(rows[start : start + size], AXIS, self.ring_shift(shift))
                 to = table[(me - shift) % self.devices, start : start + size]
                 place = jnp.where(to < self.clients, to - me * self.block, self.block)  # beyond the end: dropped
                 at = total.at[place]
@@ -164,7 +159,7 @@ class Sharded(Placed):
                 start += size
             return total
 
-        return jax.tree.map(arrived, buffer)
+        return jax.tree.map(deliver, buffer)
 
     def heard(self, links: Links) -> Bool[Array, "b n"]:
         rows = alive_rows(links, self.clients)
@@ -179,7 +174,7 @@ class Sharded(Placed):
             return pad(jnp.tensordot(columns, v, 1, precision=jax.lax.Precision.HIGHEST), self.padded, 0)
 
         def one(v):
-            mixed = self.scattered(contribution, weights, self.only_real(v))
+            mixed = self.sum_and_scatter(contribution, weights, self.only_real(v))
             # Nothing reaches padding clients: they keep what they have.
             return jnp.where(along(self.real(), v), mixed, v) if self.has_padding else mixed
 
@@ -189,11 +184,11 @@ class Sharded(Placed):
         # Padding clients may grow beyond all bounds, and 0 · inf would reach everybody.
         return jnp.where(along(self.real(), v), v, 0) if self.has_padding else v
 
-    def shifted(self, shift: int) -> list[tuple[int, int]]:
+    def ring_shift(self, shift: int) -> list[tuple[int, int]]:
         """Everybody to the device `shift` places on."""
         return [(device, (device + shift) % self.devices) for device in range(self.devices)]
 
-    def scattered(self, contribution, weights: Float[Array, "b padded"] | None, v: Array) -> Array:
+    def sum_and_scatter(self, contribution, weights: Float[Array, "b padded"] | None, v: Array) -> Array:
         """Sum of all devices' contributions, each device keeping its own clients' rows.
 
         With the weights of the own clients (row) for everybody's rows (column), the rows themselves are sent: the sums
@@ -209,7 +204,7 @@ class Sharded(Placed):
                 wide = jnp.promote_types(columns.dtype, weights.dtype)
                 total = jnp.zeros(columns.shape, wide)
                 for shift in range(self.devices):
-                    theirs = jax.lax.ppermute(columns, AXIS, self.shifted(shift)) if shift else columns
+                    theirs = jax.lax.ppermute(columns, AXIS, self.ring_shift(shift)) if shift else columns
                     share = jax.lax.dynamic_slice_in_dim(weights, (me - shift) % self.devices * n, n, axis=1)
                     total += jnp.dot(share.astype(wide), theirs.astype(wide), precision=jax.lax.Precision.HIGHEST)
                 return total
@@ -219,7 +214,7 @@ class Sharded(Placed):
             total = jax.lax.dynamic_slice_in_dim(rows, me * n, n)
             for shift in range(1, self.devices):
                 theirs = jax.lax.dynamic_slice_in_dim(rows, (me + shift) % self.devices * n, n)
-                total += jax.lax.ppermute(theirs, AXIS, self.shifted(shift))
+                total += jax.lax.ppermute(theirs, AXIS, self.ring_shift(shift))
             return total
 
         if part == width:
@@ -289,7 +284,7 @@ def rows_heard(heard: Bool[Array, "r s"], values: PyTree) -> PyTree:
     return jax.tree.map(lambda v: jnp.where(heard.reshape(heard.shape + (1,) * (v.ndim - 1)), v[None], 0), values)
 
 
-def received(heard: Bool[Array, "r s"], weights: Float[Array, "r s"]) -> Links:
+def receiver_links(heard: Bool[Array, "r s"], weights: Float[Array, "r s"]) -> Links:
     """Links with the receivers' weights, sender-major as everywhere."""
     alive = heard.T
     return Links(jnp.ones(alive.shape[0]), jnp.where(alive, weights.T, 0), alive, None)

@@ -24,11 +24,6 @@ class Routes:
     clients: int
     table: bytes
 
-    @property
-    def rows_out(self) -> int:
-        """Rows that a device sends to others in one exchange."""
-        return sum(self.sizes)
-
     def destinations(self, devices: int) -> Int[np.ndarray, "devices rows"]:
         """The client to whom each row of each device's buffer goes; `clients` where it goes to nobody."""
         return np.frombuffer(self.table, np.int32).reshape(devices, -1)

@@ -13,14 +13,13 @@ from jaxtyping import PyTree
 from hyperpush import processes
 from hyperpush.engines import keys
 from hyperpush.engines.base import Engine, Request
-from hyperpush.engines.checks import check_clients, check_repairable
 from hyperpush.engines.compiled import lossy
-from hyperpush.engines.compiled.cost_model import moved_bytes
 from hyperpush.engines.compiled.hostloop import HostLoop
 from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
 from hyperpush.engines.compiled.placement import Placement, Sharded, SingleDevice
 from hyperpush.engines.compiled.routes import routes
 from hyperpush.engines.result import RunResult
+from hyperpush.engines.run_checks import check_clients, check_repairable
 from hyperpush.errors import InvalidInput
 from hyperpush.networks import Network
 from hyperpush.networks.trees import WaitingTree, tree_of
@@ -53,7 +52,7 @@ class CompiledEngine(Engine):
 def prepare(request: Request) -> tuple[Profile, Carry, dict[str, Any]]:
     """What a program does, the carry it starts with, and what a context has to know of it.
 
-    That is the rounds of an `agreement`, and the `tree` for averages along one.
+    That is the rounds of an `agreement`, and the `tree` for averages along one, which stand at `tree_places`.
     """
     recipe, network, states, data, _, faults, *_ = request
     check_clients("states", states, network.clients)
@@ -64,23 +63,22 @@ def prepare(request: Request) -> tuple[Profile, Carry, dict[str, Any]]:
     if faults is not None:
         conserved = [s for s in found.sendings if getattr(s.node, "conserved", False)]
         totals = {s.path: lossy.Totals.start(s.message, network.clients, faults.delay) for s in conserved}
-    by_tree = [sending.path for sending in found.sendings if sending.by_tree]
+    by_tree = tuple(sending.path for sending in found.sendings if sending.by_tree)
     tree = tree_of(network, faults is not None) if by_tree else None
     learning = [LEARNING] if isinstance(tree, WaitingTree) and tree.learns else []
-    bodies = (body for body, _, loop in found.loops if loop.agreed)
-    clock = Clock.start(bodies, request.step, (*by_tree, *learning))
     places = (*(sending.path for sending in found.sendings), *learning)
+    clock = Clock.start([body for body, _, loop in found.loops if loop.agreed], places, request.step)
     sent = {path: jnp.asarray(np.zeros(network.clients, np.int32)) for path in places}
-    agrees = any(loop.votes for _, _, loop in found.loops)
-    agreement = network.flood_rounds() if agrees else 1
-    return found, Carry(states, clock, totals, sent), {"agreement": agreement, "tree": tree}
+    agreement = network.flood_rounds() if any(loop.votes for _, _, loop in found.loops) else 1
+    options = {"agreement": agreement, "tree": tree, "tree_places": by_tree}
+    return found, Carry(states, clock, totals, sent), options
 
 
 def placement_on(network: Network, mesh: Mesh | None, states: PyTree) -> Placement:
     """Where the clients are."""
     if mesh is None:
         return SingleDevice(network.clients)
-    placement = sharded(network, mesh.size)
+    placement = Sharded(network.clients, mesh.size, routes(network, mesh.size, -(-network.clients // mesh.size)))
     if placement.has_padding and processes.count() > 1 and bytes_of(states) > processes.GATHERED:
         # Before hours are spent on results that nobody can have.
         given = f"{network.clients}, with {bytes_of(states) >> 20} MB of states"
@@ -89,16 +87,11 @@ def placement_on(network: Network, mesh: Mesh | None, states: PyTree) -> Placeme
     return placement
 
 
-def sharded(network: Network, devices: int) -> Sharded:
-    """A block of clients on each of so many devices."""
-    return Sharded(network.clients, devices, routes(network, devices, Sharded(network.clients, devices).block))
-
-
 def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
     """Collect a run's results on the host."""
     context, found = loop.context, loop.profile
-    n, agreement = context.network.clients, context.agreement
-    agreed = {body: int(times) for body, times in carry.clock.passes.items()}
+    n, clock = context.network.clients, carry.clock
+    agreed = {body: int(times) for body, times in clock.passes.items()}
     width, sent = {sending.path: sending.bytes for sending in found.sendings}, np.zeros(n, np.int64)
     width[LEARNING] = n * jnp.zeros(()).dtype.itemsize
     for path, count in processes.gathered(carry.sent).items():
@@ -107,14 +100,13 @@ def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
         states=jax.tree.map(
             lambda v: v if v.shape[0] == n else processes.whole("clients", v)[:n], processes.gathered(carry.states)
         ),
-        step=int(carry.clock.step),
-        rounds=int(carry.clock.step) - step,
-        floats=round(found.floats(agreed, agreement) + float(found.floats_by_tree(carry.clock.by_tree, n))),
+        step=int(clock.step),
+        rounds=int(clock.step) - step,
+        floats=int(found.floats(clock.exchanges, n)),
         work=found.total(agreed) + loop.extra,
         history=loop.history.result(n),
-        late=int(carry.clock.late),
+        late=int(clock.late),
         totals=carry.totals,
-        clocks=loop.history.row_clocks(carry.clock, n, agreement, step),
+        clocks=loop.history.row_clocks(clock, n, step),
         bytes=sent,
-        moved=moved_bytes(context.placement, context.network, found, agreed, agreement),
     )

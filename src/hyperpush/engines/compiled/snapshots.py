@@ -13,10 +13,10 @@ from jaxtyping import Array, PyTree
 from hyperpush import processes
 from hyperpush.engines import keys
 from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
-from hyperpush.engines.hooks import Snapshot, Trail
-from hyperpush.engines.result import Recorder, RowClock
+from hyperpush.engines.result import Recorder, RowClock, record_shapes
+from hyperpush.engines.run_hooks import Snapshot, Trail
 from hyperpush.errors import HyperpushError
-from hyperpush.programs import Path, Profile, State, one_client, traced
+from hyperpush.programs import Profile, State, one_client
 
 
 @dataclass
@@ -25,8 +25,7 @@ class History:
 
     profile: Profile
     rows: dict[str, list[list[Array]]]  # leaves of records [rows, clients, …], by chunk
-    # Number of the loop, times entered, iterations since, and a row of the clock.
-    clocks: dict[str, list[np.ndarray]]
+    clocks: dict[str, list[np.ndarray]]  # see `Clock.row`
     structures: dict[str, Any] = field(default_factory=dict)  # of the records
 
     def copy(self) -> "History":
@@ -34,20 +33,13 @@ class History:
         rows, clocks = ({name: list(parts) for name, parts in each.items()} for each in (self.rows, self.clocks))
         return replace(self, rows=rows, clocks=clocks)
 
-    def add(
-        self, name: str, path: Path, trail: Trail, records: PyTree, clocks: np.ndarray, iterations: list[int]
-    ) -> None:
-        """Rows of the loop at a path, made after so many iterations; `trail` are the loops around it."""
-        numbers = {body[:-1]: number for number, (body, _, _) in enumerate(self.profile.loops)}
-        entered = 0  # of the loops around this one only the host's own run more than once, and they have fixed lengths
-        for around, i in trail:
-            entered = entered * self.profile.loops[numbers[around]][2].at_most + i
+    def add(self, name: str, records: PyTree, clocks: np.ndarray) -> None:
+        """Rows of a loop, and when each was made."""
         leaves, self.structures[name] = jax.tree.flatten(records)
         self.rows[name].append(leaves)
-        made = np.array([(numbers[path], entered + 1, i) for i in iterations], np.int32).reshape(-1, 3)
-        self.clocks[name].append(np.concatenate([made, clocks], axis=1))
+        self.clocks[name].append(clocks)
 
-    def joined(self, name: str) -> list[Array]:
+    def join_rows(self, name: str) -> list[Array]:
         """All rows of a name."""
         return [parts[0] if len(parts) == 1 else jnp.concatenate(parts) for parts in zip(*self.rows[name], strict=True)]
 
@@ -59,29 +51,19 @@ class History:
             return whole if whole.shape[1] == clients else processes.whole("record", whole)[:, :clients]
 
         return {
-            name: self.structures[name].unflatten([ours(each) for each in self.joined(name)])
+            name: self.structures[name].unflatten([ours(each) for each in self.join_rows(name)])
             for name, parts in self.rows.items()
             if parts
         }
 
-    def row_clocks(self, end: Clock, clients: int, agreement: int, started: int) -> dict[str, RowClock]:
+    def row_clocks(self, end: Clock, clients: int, started: int) -> dict[str, RowClock]:
         """When all rows were made; `end` is the clock at the end of the run."""
-        made = {name: np.concatenate(clocks) for name, clocks in self.clocks.items() if clocks}
-        trees = sorted(end.by_tree)
-        return {name: self._row_clock(rows, trees, clients, agreement, started) for name, rows in made.items()}
-
-    def _row_clock(self, rows: np.ndarray, trees: list[Path], clients: int, agreement: int, started: int) -> RowClock:
-        loops, entered, iterations, step, *counts = rows.astype(np.int64).T
-        bodies = sorted(body for body, _, loop in self.profile.loops if loop.agreed)
-        passes, messages = counts[: len(bodies)], counts[len(bodies) :]
-        agreed, floats = dict(zip(bodies, passes, strict=True)), np.zeros_like(step)
-        for number in np.unique(loops):  # several loops may have the same name
-            here = loops == number
-            until_then = {body: count[here] for body, count in agreed.items()}
-            body = self.profile.loops[number][0]
-            floats[here] = self.profile.floats_at(body, iterations[here], until_then, agreement, entered[here])
-        by_tree = self.profile.floats_by_tree(dict(zip(trees, messages, strict=True)), clients)
-        return RowClock(step, np.rint(floats + by_tree).astype(np.int64), agreed, started)
+        rows = {name: np.concatenate(parts).astype(np.int64) for name, parts in self.clocks.items() if parts}
+        found = {}
+        for name, each in rows.items():
+            exchanges = dict(zip(sorted(end.exchanges), each[:, 1:].T, strict=True))
+            found[name] = RowClock(each[:, 0], self.profile.floats(exchanges, clients), started)
+        return found
 
 
 @dataclass(frozen=True)
@@ -100,12 +82,6 @@ class Structure:
         return (found.states[path] if trail else found.result), found.held(path), sent
 
 
-def record_shapes(found: Profile, name: str, recorder: Recorder, clients: int, data: PyTree) -> PyTree:
-    """What a recorder returns of one client's state in the loop of a name; `data` are all clients'."""
-    body = next(body for body, _, loop in found.loops if loop.name == name)
-    return traced(recorder.f, clients, one_client(data), found.states[body])[0]
-
-
 def take(
     structure: Structure, trail: Trail, carry: Carry, held: list[State], history: History, extra: Counter[str]
 ) -> Snapshot | None:
@@ -119,7 +95,7 @@ def take(
     arrays = {f"{name} {k}": leaf for name, part in (("rows", rows), ("whole", whole)) for k, leaf in enumerate(part)}
     for name, clocks in history.clocks.items():
         if clocks:
-            arrays |= {f"history {name} {place}": leaf for place, leaf in enumerate(history.joined(name))}
+            arrays |= {f"history {name} {place}": leaf for place, leaf in enumerate(history.join_rows(name))}
             arrays[f"clock {name}"] = np.concatenate(clocks)
     return Snapshot(trail, arrays, structure.context.network.clients, dict(extra))
 
@@ -130,7 +106,7 @@ def restore(structure: Structure, snapshot: Snapshot, history: History) -> tuple
 
     def load(name: str, like: PyTree, axis: int) -> PyTree:
         leaves, known = jax.tree.flatten(like)
-        return known.unflatten([_placed(context, arrays[f"{name} {k}"], leaf, axis) for k, leaf in enumerate(leaves)])
+        return known.unflatten([_place(context, arrays[f"{name} {k}"], leaf, axis) for k, leaf in enumerate(leaves)])
 
     states, held, sent = load("rows", structure.of_client(snapshot.trail), 0)
     leaves, known = jax.tree.flatten((structure.start.clock, structure.start.totals))
@@ -141,7 +117,7 @@ def restore(structure: Structure, snapshot: Snapshot, history: History) -> tuple
             leaves, history.structures[name] = jax.tree.flatten(
                 load(
                     f"history {name}",
-                    record_shapes(structure.profile, name, each, context.network.clients, context.data),
+                    record_shapes(structure.profile, name, each, context.network.clients, one_client(context.data)),
                     1,
                 )
             )
@@ -149,7 +125,7 @@ def restore(structure: Structure, snapshot: Snapshot, history: History) -> tuple
     return Carry(states, clock, totals, sent), held
 
 
-def _placed(context: Interpreter, stored: Any, like: jax.ShapeDtypeStruct, axis: int) -> Array:
+def _place(context: Interpreter, stored: Any, like: jax.ShapeDtypeStruct, axis: int) -> Array:
     """An array of a snapshot, with its clients where they are hosted; `like` is one client's."""
     one = keys.as_bits(like)
     shape = (*stored.shape[:axis], context.network.clients, *one.shape)

@@ -9,9 +9,8 @@ at any moment, it continues from there and sends the same again: no mass is lost
 
 from hyperpush.engines.peer.checkpoint import Checkpoint as Checkpoint
 from hyperpush.engines.peer.durable import Store as Store
+from hyperpush.engines.peer.exchanges import SERVER as SERVER
 from hyperpush.engines.peer.functions import row as row
 from hyperpush.engines.peer.members import Left as Left
 from hyperpush.engines.peer.members import Members as Members
-from hyperpush.engines.peer.peer import SERVER as SERVER
 from hyperpush.engines.peer.peer import Peer as Peer
-from hyperpush.engines.peer.peer import check_conserved as check_conserved

@@ -1,4 +1,8 @@
-"""The places of a program that send: what their messages look like, and the running sums of their links."""
+"""The places of a program that send: what their messages look like, and the running sums of their links.
+
+A channel has a number on the wire, a hash of its path and epoch. A new epoch begins when a `Scope` is entered, or when
+the membership changes: then sums start from zero under a new number, and what is under way for the old one is late.
+"""
 
 import zlib
 from typing import final
@@ -11,7 +15,7 @@ from jaxtyping import PyTree
 from hyperpush.averaging.running_sums import Incoming, Outgoing
 from hyperpush.engines.transport import wire
 from hyperpush.errors import HyperpushError
-from hyperpush.programs import Path
+from hyperpush.programs import Exchange, Node, Path, Profile, Scope, at
 
 
 def _number(path: Path, epoch: Path = ()) -> int:
@@ -28,7 +32,7 @@ class Channel:
         tolerant: Whether its messages travel as running sums, which survive losses.
         infinite: Whether ±inf may be sent, the neutral element of a maximum.
         epoch: What tells one beginning of its sums from another.
-        lasting: Whether what is averaged here is part of no stage, and so of use in all of them.
+        scope: The path of the innermost `Scope` around it, whose state ends with it; None: it stands in none.
     """
 
     def __init__(
@@ -38,9 +42,9 @@ class Channel:
         tolerant: bool = False,
         infinite: bool = False,
         epoch: Path = (),
-        lasting: bool = False,
+        scope: Path | None = None,
     ):
-        self.path, self.message, self.tolerant, self.epoch, self.lasting = path, message, tolerant, epoch, lasting
+        self.path, self.message, self.tolerant, self.epoch, self.scope = path, message, tolerant, epoch, scope
         self.number = _number(path, epoch)  # its name on the wire
         example = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
         self.floats = sum(leaf.size for leaf in jax.tree.leaves(example))
@@ -52,6 +56,11 @@ class Channel:
         self.acknowledged: dict[int, int] = {}  # and that it will not forget
         self.last: set[int] = set()  # senders that have put their last total on the link
         self.elsewhere: set[int] = set()  # those of them that are in another stage of the run, without this channel
+
+    @property
+    def lasting(self) -> bool:
+        """Whether what is averaged here is part of no stage, and so of use in all of them."""
+        return self.scope is None
 
     def check(self, header: wire.Header) -> None:
         """Refuse a message that is not of the kind that travels here."""
@@ -101,6 +110,21 @@ class Channels:
             raise HyperpushError(f"two places of the program have the same number {channel.number} on the wire")
         self.numbered[channel.number] = self.current[channel.path] = channel
 
+    def open(self, program: Node, found: Profile, tolerant: bool) -> None:
+        """A channel for every place of a program that sends."""
+        for place in found.sendings:
+            exchange = place.node if isinstance(place.node, Exchange) else None
+            sums = tolerant and exchange is not None and exchange.conserved
+            infinite = exchange is not None and exchange.reduce == "max"
+            path = place.path
+            scopes = [path[:depth] for depth in range(len(path)) if isinstance(at(program, path[:depth]), Scope)]
+            self.add(Channel(path, place.message, sums, infinite, scope=scopes[-1] if scopes else None))
+
+    def has_sums_around(self, path: Path) -> bool:
+        """Whether the state around the `Scope` at a path has running sums of its own."""
+        outside = [each for each in self.tolerant() if each.path[: len(path)] != path]
+        return any(each.scope is None or path[: len(each.scope)] == each.scope for each in outside)
+
     def number(self, path: Path) -> int:
         """The name on the wire of the channel at a path, also of one that only others listen to."""
         return self.current[path].number if path in self.current else _number(path)
@@ -122,7 +146,7 @@ class Channels:
         """Running sums from nothing in place of those at a path."""
         old = self.current[path]
         del self.numbered[old.number]
-        new = Channel(path, old.message, True, False, epoch, old.lasting)
+        new = Channel(path, old.message, True, False, epoch, old.scope)
         self.past.discard(new.number)
         self.numbered[new.number] = self.current[path] = new
         return new

@@ -12,7 +12,27 @@ from safetensors.numpy import save
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.runs.files import write_atomically
 
-VERSION = "3"
+VERSION = "4"
+
+
+_ARRAY = "__array__"  # in JSON: the number of an array that stands in its place
+
+
+def encode(facts: Mapping[str, Any]) -> tuple[str, dict[str, np.ndarray]]:
+    """Facts as JSON, and the arrays in them by number."""
+    arrays: dict[str, np.ndarray] = {}
+
+    def put(array: np.ndarray) -> dict[str, str]:
+        number = str(len(arrays))
+        arrays[number] = np.ascontiguousarray(array).reshape(array.shape)
+        return {_ARRAY: number}
+
+    return json.dumps(facts, default=put), arrays
+
+
+def decode(text: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The facts of which `encode` has made this."""
+    return json.loads(text, object_hook=lambda found: arrays[found[_ARRAY]] if _ARRAY in found else found)
 
 
 @final
@@ -23,10 +43,10 @@ class Checkpoint:
         self.path = path
         self.digest = digest.hex()
 
-    def save(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+    def save(self, facts: Mapping[str, Any]) -> None:
         """See `Store.save`."""
-        header = {"version": VERSION, "digest": self.digest, "facts": json.dumps(facts)}
-        data = save({name: np.ascontiguousarray(each).reshape(each.shape) for name, each in arrays.items()}, header)
+        text, arrays = encode(facts)
+        data = save(arrays, {"version": VERSION, "digest": self.digest, "facts": text})
         try:
             write_atomically(self.path, data)
         except OSError as error:
@@ -34,7 +54,7 @@ class Checkpoint:
                 f"the checkpoint {self.path} cannot be written ({error.strerror}); the one before is still there"
             ) from None
 
-    def load(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    def load(self) -> dict[str, Any] | None:
         """See `Store.load`."""
         if not self.path.exists():
             return None
@@ -44,13 +64,13 @@ class Checkpoint:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if header.get("version") != VERSION:
                 raise ValueError(f"version {header.get('version')}, not {VERSION}")
-            facts = json.loads(header["facts"])
+            facts = decode(header["facts"], arrays)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise InvalidInput("checkpoint", str(self.path), f"a checkpoint that can be read ({error})") from None
         if header["digest"] != self.digest:
             given = f"one of configuration {header['digest'][:16]}…"
             raise InvalidInput("checkpoint", given, f"one of configuration {self.digest[:16]}…: {self.path}")
-        return arrays, facts
+        return facts
 
     def remove(self) -> None:
         """Forget it: the run is over."""

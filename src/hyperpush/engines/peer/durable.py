@@ -1,7 +1,11 @@
-"""What a peer stores before it sends, and how it comes back to that place of its program."""
+"""What survives a crash: a peer saves its state, its place in the program and the totals of its links, then it sends.
+
+A restarted peer continues at the exchange that was saved, and sends the same totals again. Receivers have taken them in
+already, or do so now: either way nothing is lost and nothing counts twice.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -10,24 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from hyperpush.engines.keys import as_bits, from_bits
 from hyperpush.engines.peer.channels import Channels
-from hyperpush.engines.peer.functions import is_key
 from hyperpush.engines.peer.state import Frame, PeerState, Row, Stage
-from hyperpush.engines.result import Recorder
 from hyperpush.errors import HyperpushError
-from hyperpush.programs import Average, Exchange, Local, Node, Repeat, Scope, Sequence, children
+from hyperpush.programs import Average, Exchange, Node, Profile, Repeat, Scope, Sequence
+from hyperpush.programs import at as node_at
 
-Arrays = Mapping[str, np.ndarray]
-Shapes = Callable[[Callable[..., Any], PyTree], PyTree]  # those of f(state, context)
-PLAIN = (
-    "first",
-    "step",
-    "own",
-    "leaving",
-    "heir",
-    "stage",
-    "learned",
-)  # fields of a `PeerState` that JSON holds as they are
+# Fields of a `PeerState` that JSON holds as they are.
+PLAIN = ("first", "step", "own", "leaving", "heir", "stage", "learned")
 COUNTED = ("rounds", "floats", "bytes", "late")
 
 
@@ -35,47 +30,43 @@ COUNTED = ("rounds", "floats", "bytes", "late")
 class Store(Protocol):
     """Where a peer keeps what it needs to continue after it was killed."""
 
-    def save(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        """Make both durable, together, in place of what was saved before."""
+    def save(self, facts: Mapping[str, Any]) -> None:
+        """Make durable, in place of what was saved before: dicts, lists and numbers, as JSON has them, and arrays."""
         ...
 
-    def load(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    def load(self) -> dict[str, Any] | None:
         """What was saved last."""
         ...
 
 
-def pack(client_state: PyTree, state: PeerState, channels: Channels) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def pack(client_state: PyTree, state: PeerState, channels: Channels) -> dict[str, Any]:
     """The client's state, the totals and the place of a peer that is about to send."""
-    arrays: dict[str, np.ndarray] = {}
-
-    def put(name: str, tree: PyTree) -> None:
-        for place, leaf in enumerate(jax.tree.leaves(tree)):
-            arrays[f"{name}/{place}"] = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-
-    put("state", client_state)
-    for depth, frame in enumerate(state.frames):
-        put(f"frame{depth}", frame.outer)
-    for name, rows in state.records.items():
-        for number, row in enumerate(rows):
-            put(f"history/{name}/{number}", row.value)
-    sums = []
-    for number, channel in enumerate(channels.tolerant()):
-        arrays[f"channel{number}/pending"] = channel.pending
-        for way, each in (("out", channel.outgoing), ("in", channel.incoming)):
-            for other, total in each.totals.items():
-                arrays[f"channel{number}/{way}/{other}"] = total
-        counters = {"out": channel.outgoing.counters, "in": channel.incoming.counters, "kept": channel.acknowledged}
-        sums.append({"path": channel.path, "epoch": channel.epoch, **counters})
-    return arrays, {
+    sums = [
+        {
+            "path": channel.path,
+            "epoch": channel.epoch,
+            "pending": channel.pending,
+            "out": [channel.outgoing.counters, channel.outgoing.totals],
+            "in": [channel.incoming.counters, channel.incoming.totals],
+            "acknowledged": channel.acknowledged,
+        }
+        for channel in channels.tolerant()
+    ]
+    return {
         **{name: getattr(state, name) for name in PLAIN},
         "closed": sorted(state.closed),
         "left": sorted(state.left),
-        "frames": [(frame.at, frame.times, frame.outer is not None, frame.rows) for frame in state.frames],
+        "state": _arrays(client_state),
+        "frames": [(frame.at, frame.times, _arrays(frame.outer), frame.rows) for frame in state.frames],
         "channels": sums,
-        "rows": {n: [(r.step, r.floats, list(r.passes.items())) for r in rows] for n, rows in state.records.items()},
+        "rows": {n: [(_arrays(r.value), r.step, r.floats) for r in rows] for n, rows in state.records.items()},
         "passes": list(state.passes.items()),
         "counts": [getattr(state.counts, name) for name in COUNTED],
     }
+
+
+def _arrays(tree: PyTree) -> list[np.ndarray]:
+    return [np.asarray(as_bits(leaf)) for leaf in jax.tree.leaves(tree)]
 
 
 @final
@@ -83,7 +74,6 @@ def pack(client_state: PyTree, state: PeerState, channels: Channels) -> tuple[di
 class Saved:
     """What a store held."""
 
-    arrays: Arrays
     facts: Mapping[str, Any]
 
     def restore(self, state: PeerState) -> None:
@@ -92,91 +82,49 @@ class Saved:
             setattr(state, name, self.facts[name])
         state.stage = Stage(state.stage)
         state.closed, state.left = frozenset(self.facts["closed"]), frozenset(self.facts["left"])
-        state.passes = Counter(_passes(self.facts["passes"]))
+        state.passes = Counter({tuple(path): times for path, times in self.facts["passes"]})
         for name, count in zip(COUNTED, self.facts["counts"], strict=True):
             setattr(state.counts, name, count)
 
-    def frames(self, program: Node, state: PyTree, shapes: Shapes) -> list[Frame]:
+    def frames(self, program: Node, found: Profile) -> list[Frame]:
         """The nodes on the way to the exchange that was stored, outermost first."""
-        node, outer, found = program, state, []
+        path, frames = (), []
         if self.facts["stage"] and not self.facts["leaving"]:
-            return found
-        for depth, (at, times, within, rows) in enumerate(self.facts["frames"]):
-            if isinstance(node, Scope) != within or not isinstance(node, Sequence | Repeat | Scope):
+            return frames
+        for at, times, outer, rows in self.facts["frames"]:
+            node = node_at(program, path)
+            if not isinstance(node, Sequence | Repeat | Scope):
                 raise HyperpushError("the checkpoint is of another program")
-            if isinstance(node, Scope):
-                outer = self.tree(f"frame{depth}", outer)
-                found.append(Frame(at, times, outer, rows))
-                outer = shapes(node.enter, outer)
-            else:
-                found.append(Frame(at, times))
-            node = children(node)[at if isinstance(node, Sequence) else 0]
-        if not isinstance(node, Exchange | Average):
+            inside = isinstance(node, Scope)
+            frames.append(Frame(at, times, as_tree(outer, found.states[path]) if inside else None, rows))
+            path = (*path, at if isinstance(node, Sequence) else 0)
+        if not isinstance(node_at(program, path), Exchange | Average):
             raise HyperpushError("the checkpoint is of another program")
-        return found
+        return frames
 
     def restore_totals(self, channels: Channels) -> None:
         """The running sums as they were."""
-        for number, saved in enumerate(self.facts["channels"]):
+
+        def by_client(stored: Mapping[str, Any]) -> dict[int, Any]:
+            return {int(other): value for other, value in stored.items()}
+
+        for saved in self.facts["channels"]:
             channel = channels.renew(tuple(saved["path"]), tuple(saved["epoch"]))
-            channel.pending = self.arrays[f"channel{number}/pending"]
+            channel.pending, channel.acknowledged = saved["pending"], by_client(saved["acknowledged"])
             for way, sums in (("out", channel.outgoing), ("in", channel.incoming)):
-                sums.counters = {int(other): counter for other, counter in saved[way].items()}
-                sums.totals = {other: self.arrays[f"channel{number}/{way}/{other}"] for other in sums.counters}
-            channel.acknowledged = {int(other): counter for other, counter in saved["kept"].items()}
+                sums.counters, sums.totals = map(by_client, saved[way])
 
-    def rows(
-        self, record: Mapping[str, Recorder], program: Node, start: PyTree, shapes: Shapes
-    ) -> dict[str, list[Row]]:
-        """What was recorded until then."""
-        found = {}
-        for name, rows in self.facts["rows"].items():
-            if rows and name in record:
-                like = shapes(record[name].f, _shapes_in_loop(name, program, start, shapes))
-                found[name] = [
-                    Row(self.tree(f"history/{name}/{number}", like), step, floats, _passes(passes))
-                    for number, (step, floats, passes) in enumerate(rows)
-                ]
-        return found
-
-    def tree(self, name: str, like: PyTree) -> PyTree:
-        """Stored arrays as a tree like `like`."""
-        leaves, structure = jax.tree.flatten(like)
-
-        def read(place: int, leaf: Any) -> Any:
-            array = self.arrays.get(f"{name}/{place}")
-            shape = jax.eval_shape(jax.random.key_data, leaf).shape if is_key(leaf) else leaf.shape
-            if array is None or array.shape != shape or (not is_key(leaf) and array.dtype != leaf.dtype):
-                raise HyperpushError(f"the checkpoint does not fit this program: {name}/{place}")
-            return jax.random.wrap_key_data(jnp.asarray(array)) if is_key(leaf) else jnp.asarray(array)
-
-        return structure.unflatten([read(place, leaf) for place, leaf in enumerate(leaves)])
+    def rows(self, name: str, like: PyTree) -> list[Row]:
+        """What was recorded of a loop until then; `like` has the shapes of one record."""
+        return [Row(as_tree(value, like), step, floats) for value, step, floats in self.facts["rows"].get(name, ())]
 
 
-def _passes(stored: list[Any]) -> dict[tuple[int, ...], int]:
-    return {tuple(path): times for path, times in stored}
-
-
-def shapes_after(node: Node, state: PyTree, shapes: Shapes) -> PyTree:
-    """The shapes of the state after a node; what is repeated, and messages, keep those of before."""
-    if isinstance(node, Local):
-        return shapes(node.f, state)
-    if isinstance(node, Sequence):
-        for child in node.nodes:
-            state = shapes_after(child, state, shapes)
-    if isinstance(node, Scope):
-        inner = shapes_after(node.body, shapes(node.enter, state), shapes)
-        return shapes(lambda both, ctx: node.leave(both[0], both[1], ctx), (state, inner))
-    return state
-
-
-def _shapes_in_loop(name: str, program: Node, start: PyTree, shapes: Shapes) -> PyTree:
-    """The shapes of what the loop `name` runs on."""
-    stack: list[tuple[Node, PyTree]] = [(program, start)]
-    while stack:
-        node, state = stack.pop()
-        if isinstance(node, Repeat) and node.name == name:
-            return state
-        inner = shapes(node.enter, state) if isinstance(node, Scope) else state
-        stack += [(child, inner) for child in children(node)]
-    raise HyperpushError(f"the checkpoint holds records of {name!r}, which is not in this program")
+def as_tree(stored: list[np.ndarray], like: PyTree) -> PyTree:
+    """Stored arrays as a tree of the shapes of `like`."""
+    leaves, structure = jax.tree.flatten(like)
+    expected = [as_bits(leaf) for leaf in leaves]
+    if [(each.shape, each.dtype) for each in stored] != [(each.shape, each.dtype) for each in expected]:
+        raise HyperpushError("the checkpoint does not fit this program: it holds other arrays")
+    return structure.unflatten(
+        [from_bits(jnp.asarray(each), leaf.dtype) for each, leaf in zip(stored, leaves, strict=True)]
+    )

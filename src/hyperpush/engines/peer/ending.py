@@ -1,4 +1,17 @@
-"""How a peer ends among others: when all have what was sent to them, or earlier, with its mass in other hands."""
+"""How a peer ends: after all others have its mass, or earlier, with its mass transferred.
+
+Draining ends a run. Each peer sends its last totals again until every receiver has made them durable. Then it announces
+that it is done. It ends when all neighbors are done, in one view of the membership.
+
+Leaving ends a peer's part in a run that continues (`transfer_mass`), in three steps:
+
+1. It announces that it leaves. Neighbors put nothing more on its links, and send it their last totals.
+2. When it has the last totals of all, it adds all that it holds to the total of one neighbor, its heir.
+3. It sends its totals until all have made them durable, and announces that it has left.
+
+Every step is saved before anybody hears of it, so that a peer that is killed on the way continues to leave. Two
+neighbors never transfer at once: the one with the lower number leaves first (after Ricart and Agrawala 1981).
+"""
 
 import time
 from collections.abc import Callable
@@ -11,12 +24,12 @@ from hyperpush.engines.peer.members import Left, Members
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.engines.peer.state import PeerState, Stage
 from hyperpush.engines.transport import LAST
+from hyperpush.engines.transport.retransmission import Backoff
 from hyperpush.engines.transport.wire import Kind
 from hyperpush.errors import HyperpushError
 
-RESEND = 0.05  # seconds before totals that nobody has acknowledged are sent again, at first
-LONGEST = 1.0  # and at most
-LOOK = 0.01  # seconds between looks at what has arrived
+# Seconds between two looks at what has arrived: below the time of a message on most networks, and no load on a core.
+LOOK = 0.01
 
 Save = Callable[[], None]
 
@@ -33,7 +46,7 @@ class _Wait:
         self.messenger, self.members, self._save = messenger, messenger.transport, save
         self._news: Any = None
         self._since = time.monotonic()
-        self._due, self._pause = 0.0, RESEND
+        self.resend = Backoff()
 
     def look(self) -> None:
         """Take in what has come; what others wait to hear of is made durable first."""
@@ -41,13 +54,6 @@ class _Wait:
         if self.messenger.owes:
             self._save()
             self.messenger.acknowledge_owed()
-
-    def again(self) -> bool:
-        """Whether it is time to send again; less and less often."""
-        if time.monotonic() < self._due:
-            return False
-        self._due, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST)
-        return True
 
     def rest(self, what: str, *news: Any) -> None:
         """Wait a moment, unless nothing at all has changed for too long."""
@@ -59,6 +65,14 @@ class _Wait:
             who = f"peer {self.messenger.client}"
             raise HyperpushError(f"{who}: no news within {members.patience:g} s, waiting for {what}")
         time.sleep(LOOK)
+
+
+def await_missing(messenger: Messenger) -> None:
+    """Before an average ends, who is gone comes back or is removed: part of its mass would be in it for ever."""
+    if isinstance(messenger.transport, Members):
+        while messenger.transport.missing():
+            time.sleep(LOOK)
+        messenger.check_view()
 
 
 def drain(messenger: Messenger, lasting: list[Channel], save: Save) -> None:
@@ -82,7 +96,7 @@ def drain(messenger: Messenger, lasting: list[Channel], save: Save) -> None:
         if members.closed != state.closed:  # nothing here depends on them
             state.closed, told = members.closed, False
         unheard = [(channel, t) for channel in lasting for t in channel.unacknowledged(state.closed | members.left)]
-        if wait.again():
+        if wait.resend.is_due():
             _send_last(messenger, unheard)
         if not unheard and not told:
             _reach(state, Stage.DONE, save)
@@ -114,9 +128,9 @@ def transfer_mass(
 ) -> NoReturn:
     """Take in what is still on its way, push all of it to one neighbor, and be gone: raises `Left`.
 
-    A neighbor's last total is its leave to go: nothing more will come from it, and it does not transfer itself
-    meanwhile. Nobody goes before a leaver with a lower number, or while somebody is away. Who is in another stage of
-    the run already, where this mass is of no use, is not waited for.
+    A neighbor's last total permits it to go: nothing more will come from that neighbor, which does not transfer
+    meanwhile. Nobody goes before a leaver with a lower number, or while somebody is away. A neighbor in another stage
+    of the run, where this mass is of no use, is not waited for.
 
     Args:
         messenger: Its state is that of the leaver.
@@ -154,7 +168,7 @@ def _await_heir(messenger: Messenger, channel: Channel, others: list[int], save:
         silent = here - channel.last
         if not (missing or first or silent):
             break
-        if wait.again():
+        if wait.resend.is_due():
             messenger.say_farewell()
         what = f"{sorted(first)} to leave first" if first else f"the last totals of {sorted(silent)}"
         wait.rest(what, sorted(channel.last))
@@ -180,7 +194,7 @@ def _await_acknowledgments(messenger: Messenger, channel: Channel, save: Save) -
         unheard = channel.unacknowledged(state.closed | wait.members.left | channel.elsewhere)
         if not unheard:
             return
-        if wait.again():
+        if wait.resend.is_due():
             for target in unheard:
                 messenger.send_total(channel, target, Kind.TRANSFER)
         wait.rest(f"{unheard} to take in what was sent to them", unheard)

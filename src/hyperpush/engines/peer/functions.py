@@ -118,15 +118,6 @@ class ClientFunctions:
         what = (at.path, role, _kind(record), len(address), self._kind)
         return _compile_once(what, lambda: _leaf(self._recipe, at.path, record, role, *given))
 
-    def shapes(self, f: Callable[..., Any], state: PyTree) -> PyTree:
-        """The shapes of `f(state, context)`."""
-        me, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
-
-        def call(state, client, round, key, data):
-            return f(state, Context(client, self.clients, round, key, data))
-
-        return jax.eval_shape(call, state, me, me, key, self.data)
-
 
 def combine(like: PyTree, arrived: list[tuple[int, PyTree, float]], reduce: str, clients: int) -> PyTree:
     """What an inbox holds: the weighted sum, the maximum, or the stack of the others' messages."""

@@ -1,4 +1,14 @@
-"""What a peer sends and takes in: headers, checks, running sums and their acknowledgments."""
+"""What a peer sends and takes in: headers, checks, running sums and their acknowledgments.
+
+Each message names the membership (`view`), the place in the program (`node`) and the round (`step`) that it is of. A
+receiver refuses what does not fit, and counts it.
+
+- A MESSAGE counts in its own round only. One that comes later is counted and dropped.
+- A TOTAL is the running sum of a link. The receiver credits what it adds to the newest one that it has taken in, so
+  losses, repeats and reordering change nothing (Hadjicostis, Vaidya and Domínguez-García 2016).
+- SEEN acknowledges a total at once: the sender may put the next share on the link.
+- DURABLE acknowledges a last total when the receiver has saved it: the sender may forget it.
+"""
 
 from typing import final
 
@@ -112,7 +122,7 @@ class Messenger:
             try:
                 taken = self._take(sender, payload)
             except Rejected as rejected:
-                self.state.counts.rejections.add(rejected.reason)
+                self.state.counts.rejections[rejected.reason.value] += 1
                 continue
             if taken is not None:
                 found.append(taken)

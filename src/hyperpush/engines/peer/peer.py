@@ -1,52 +1,35 @@
 """One client of a run: it goes through the program, node by node."""
 
-import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, NoReturn, final
+from functools import partial
+from typing import NoReturn, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush.engines.checks import check_recording, check_repairable
-from hyperpush.engines.peer.channels import Channel, flatten
-from hyperpush.engines.peer.durable import Saved, Store, pack, shapes_after
-from hyperpush.engines.peer.ending import drain, transfer_mass
-from hyperpush.engines.peer.functions import (
-    ClientFunctions,
-    ClientLinks,
-    combine,
-    compiling,
-    compute_key,
-    links_at,
-    stack,
-)
+from hyperpush.engines.peer.channels import Channel
+from hyperpush.engines.peer.durable import Saved, Store, as_tree, pack
+from hyperpush.engines.peer.ending import await_missing, drain, transfer_mass
+from hyperpush.engines.peer.exchanges import Received, ask_server, exchange_messages, exchange_totals
+from hyperpush.engines.peer.functions import ClientFunctions, ClientLinks, compiling, compute_key, links_at, stack
 from hyperpush.engines.peer.members import Members, NewView
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.engines.peer.state import Counts, Cursor, Frame, PeerState, Stage
 from hyperpush.engines.peer.trees import TreeAverages
-from hyperpush.engines.result import Progress, Record, RunResult, recorders_of
+from hyperpush.engines.result import Progress, Record, RunResult, record_shapes, recorders_of
+from hyperpush.engines.run_checks import check_recording, check_repairable
 from hyperpush.engines.transport import Transport
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.networks import Network, Weights
-from hyperpush.programs import contains, stepwise
+from hyperpush.programs import stepwise
 from hyperpush.programs.nodes import Average, Exchange, Inbox, Local, Node, Path, Repeat, Role, Scope, Sequence, Server
-from hyperpush.programs.profile import Profile, profile
+from hyperpush.programs.profile import profile
 from hyperpush.programs.recipe import Recipe, as_recipe
 from hyperpush.programs.recipe import at as node_at
 
-SERVER = 0  # the peer that plays the server
 LATE = (1 << 31) - 1  # part of the key of what takes in late mass: no loop gets there
-
-
-class _Taken(NamedTuple):
-    """What an exchange brings: the total, the weight of one's own, who sent, and the weights of what was sent."""
-
-    total: PyTree
-    own: ArrayLike
-    senders: list[int]
-    weights: np.ndarray
 
 
 @final
@@ -109,7 +92,7 @@ class Peer:
 
     @property
     def closed(self) -> frozenset[int]:
-        """Who is out of the view."""
+        """Who was removed."""
         return self._state.closed
 
     @property
@@ -150,11 +133,13 @@ class Peer:
             found = profile(Recipe(_stepwise, (recipe,)), state, data, self.network.clients)
         votes = any(loop.votes for _, _, loop in found.loops)
         self._agreement = self.network.flood_rounds() if votes else 1
-        self._open_channels(found)
+        self._profile = found
+        self._channels.open(self._program, found, self.tolerant)
+        self._trees = TreeAverages.of(self.network, self.key, self._messenger, found)
         where.first = where.step
         if self.store is not None and (stored := self.store.load()) is not None:
-            self._resumed = Saved(*stored)
-            self._ahead = self._resumed.frames(self._program, state, self._functions.shapes)
+            self._resumed = Saved(stored)
+            self._ahead = self._resumed.frames(self._program, found)
             self._resumed.restore(where)
         self._draw()
         while True:
@@ -165,7 +150,7 @@ class Peer:
             except NewView:
                 where.frames, where.loops = [], []
                 self._go_back(where.first)
-                self._channels.restart((), self._epoch(()))
+                self._channels.restart((), self._state.epoch(()))
         where.counts.work = found.total(where.passes)
         return state
 
@@ -180,29 +165,17 @@ class Peer:
             work=counts.work,
             history={name: stack(rows) for name, rows in self.history.items() if rows},
             late=counts.late,
-            rejected=counts.rejections.counts(),
+            rejected=dict(counts.rejections),
             clocks=self._state.clocks,
             bytes=np.asarray([counts.bytes], np.int64),
         )
-
-    def _open_channels(self, found: Profile) -> None:
-        for place in found.sendings:
-            tolerant = self.tolerant and isinstance(place.node, Exchange) and place.node.conserved
-            infinite = isinstance(place.node, Exchange) and place.node.reduce == "max"
-            lasting = _scope_around(self._program, place.path) is None
-            self._channels.add(Channel(place.path, place.message, tolerant, infinite, lasting=lasting))
-        by_tree = [place for place in found.sendings if place.by_tree]
-        if by_tree:
-            self._trees = TreeAverages(self.network, self.key, self._messenger)
-        for place in by_tree:
-            self._trees.open(place.path, place.message)
 
     # ------------------------------------------------------------------ nodes
 
     def _run_program(self) -> PyTree:
         """The state at the end of the program, or the one that was stored there."""
         if self._resumed is not None and self._state.stage and not self._state.leaving:
-            state = self._restore(shapes_after(self._program, self._start, self._functions.shapes))
+            state = self._restore(self._profile.result)
             self._resumed = None
             return state
         state = self._run_node(self._program, self._start, Cursor())
@@ -230,16 +203,16 @@ class Peer:
         state, depth, loops = frame.outer, len(where.frames), len(where.loops)
         while True:
             try:
+                inner = None  # the exchange that was stored brings it
                 if self._resumed is None:
-                    self._channels.restart(at.path, self._epoch(at.address))
+                    self._channels.restart(at.path, self._state.epoch(at.address))
                     inner = self._apply(at, Role.ENTER, state)
-                else:
-                    inner = self._functions.shapes(node.enter, state)
                 inner = self._run_node(node.body, inner, at.body)
-                self._wait_for_the_missing(at.path)
+                if self._channels.tolerant(at.path):
+                    await_missing(self._messenger)
                 break
             except NewView:
-                if self._has_sums_around(at.path):  # those that began before it are of the old view, too
+                if self._channels.has_sums_around(at.path):  # those that began before it are of the old view, too
                     raise
                 del where.frames[depth:], where.loops[loops:]
                 where.keep_rows(frame.rows)
@@ -250,7 +223,8 @@ class Peer:
     def _run_repeat(self, node: Repeat, state: PyTree, at: Cursor) -> PyTree:
         where, frame = self._state, self._enter(Frame(0, -1))
         if frame.times < 0:
-            frame.times = self._times(node, state, at)
+            wanted = node.at_most if node.times is None else int(self._apply(at, Role.TIMES, state))
+            frame.times = min(node.at_most, wanted)
         record = self._record.get(node.name)
         if record is not None and record.entry and frame.at == 0 and self._resumed is None:
             where.record(node.name, self._apply(at._replace(round=0), Role.RECORD, state, record=record.f))
@@ -274,11 +248,6 @@ class Peer:
         where.frames.pop()
         return state
 
-    def _times(self, node: Repeat, state: PyTree, at: Cursor) -> int:
-        if node.times is None:
-            return node.at_most
-        return min(node.at_most, int(self._apply(at, Role.TIMES, state)))
-
     def _agree(self, content: bool, path: Path) -> bool:
         objection = np.asarray(not content, np.float32)
         for _ in range(self._agreement):
@@ -300,101 +269,53 @@ class Peer:
     def _run_exchange(self, node: Exchange, state: PyTree, at: Cursor) -> PyTree:
         resumed = self._resumed is not None
         if resumed:
-            state = self._restore(state)
+            state = self._restore(self._profile.states[at.path])
         channel, links = self._channels.current[at.path], self._links(node.link_weights)
         message = jax.tree.map(np.asarray, self._apply(at, Role.SEND, state))
         if channel.tolerant:
             if self._state.leaving or (self._asked_to_leave and not resumed):
                 self._leave(node, channel, state, at)
-            taken = self._exchange_totals(channel, message, state, links, resumed)
+            save = partial(self._save, state, True)
+            received = exchange_totals(self._messenger, channel, message, links, resumed, save)
         else:
-            taken = self._exchange_messages(node, message, state, links, at)
+            self._save(state, False)
+
+            def own_weights() -> np.ndarray:
+                return np.asarray(self._apply(at, Role.WEIGHTS, state))
+
+            received = exchange_messages(self._messenger, node, at.path, message, links, own_weights)
         self._tick(at.path, links.to)
-        return self._receive(node, at, state, taken)
+        return self._receive(node, at, state, received)
 
-    def _exchange_totals(
-        self, channel: Channel, message: PyTree, state: PyTree, links: ClientLinks, resumed: bool
-    ) -> _Taken:
-        targets, messenger = np.flatnonzero(links.to).tolist(), self._messenger
-        if resumed:  # the totals hold this exchange's shares already
-            links = links._replace(own=np.asarray(self._state.own, links.own.dtype))
-            targets = list(channel.outgoing.totals)
-        else:
-            if isinstance(self.transport, Members):
-                # The total that those get again who have not seen the last share is all they need. Else whoever is not
-                # heard, and hears nothing, would soon have pushed away all of its mass ω, and x = z/ω would move by
-                # rate·∇f/ω. Any weights that add up to 1 do for push-sum.
-                links = links.keep_shares(channel.unseen(targets))
-            flat = flatten(message)
-            messenger.check_finite(flat)
-            for target in np.flatnonzero(links.weights).tolist():
-                channel.outgoing.add(target, np.float64(links.weights[target]) * flat)
-            self._state.own = float(links.own)
-        self._save(state, True)
-        messenger.acknowledge_owed()
-        for target in targets:
-            messenger.send_total(channel, target)
-        messenger.say_farewell()
-        senders = [header.sender for header, _ in messenger.collect(channel.path, links.heard)]
-        return _Taken(channel.take(), links.own, senders, links.weights)
-
-    def _exchange_messages(
-        self, node: Exchange, message: PyTree, state: PyTree, links: ClientLinks, at: Cursor
-    ) -> _Taken:
-        self._save(state, False)
-        self._messenger.send(at.path, message, np.flatnonzero(links.to), links.weights)
-        arrived, own = self._messenger.receive(at.path, links.heard), links.own
-        weights = links.weights if node.weights == "reverse" else None
-        if callable(node.weights):
-            weights = np.asarray(self._apply(at, Role.WEIGHTS, state))
-            own = weights[self.client]
-        if weights is not None:  # the receiver's own, not those that senders name
-            arrived = [(sender, value, float(weights[sender])) for sender, value, _ in arrived]
-        total = combine(message, arrived, node.reduce, self.network.clients)
-        return _Taken(total, own, [sender for sender, _, _ in arrived], links.weights)
-
-    def _receive(self, node: Exchange, at: Cursor, state: PyTree, taken: _Taken) -> PyTree:
+    def _receive(self, node: Exchange, at: Cursor, state: PyTree, received: Received) -> PyTree:
         """The state after an inbox."""
-        inbox = Inbox(taken.total, jnp.asarray(taken.own))
+        inbox = Inbox(received.total, jnp.asarray(received.own))
         if node.observe:
             heard = np.zeros(self.network.clients, bool)
-            heard[taken.senders] = True
-            inbox = Inbox(inbox.total, inbox.own, jnp.asarray(heard), jnp.asarray(taken.weights))
+            heard[received.senders] = True
+            inbox = Inbox(inbox.total, inbox.own, jnp.asarray(heard), jnp.asarray(received.weights))
         return self._apply(at, Role.RECEIVE, state, inbox)
 
     def _receive_late(self, node: Exchange, channel: Channel, at: Cursor, state: PyTree) -> PyTree:
         """The state with what came late: an exchange in which one keeps all of one's own, and nobody is heard."""
         late = Cursor(channel.path, (*at.address, LATE), at.round)
         nobody = np.asarray(jnp.zeros(self.network.clients))
-        return self._receive(node, late, state, _Taken(channel.take(), 1.0, [], nobody))
+        return self._receive(node, late, state, Received(channel.take(), 1.0, [], nobody))
 
     def _run_server(self, node: Server, state: PyTree, at: Cursor) -> PyTree:
-        n = self.network.clients
         message = jax.tree.map(np.asarray, self._apply(at, Role.SEND, state))
         key = compute_key(self.key, np.asarray(at.address, np.uint32))
-        down, messenger = (*at.path, 1), self._messenger
-        others = np.arange(n) != SERVER
-        if self.client == SERVER:
-            everyone = messenger.receive_all(at.path, others) | {SERVER: message}
-            answers = node.compute(jax.tree.map(lambda *rows: jnp.stack(rows), *(everyone[k] for k in range(n))), key)
-            answers = jax.tree.map(np.asarray, answers)
-            for other in np.flatnonzero(others).tolist():
-                messenger.send_one(down, other, jax.tree.map(lambda rows, k=other: rows[k], answers))
-            answer = jax.tree.map(lambda rows: rows[SERVER], answers)
-        else:
-            messenger.send_one(at.path, SERVER, message)
-            if down not in self._channels.current:
-                self._channels.add(Channel(down, _answer_shapes(node, message, key, n)))
-            answer = messenger.receive_all(down, ~others)[SERVER]
+        answer = ask_server(self._messenger, node, at.path, message, key, self.network.clients)
         self._tick(at.path, np.ones(1, bool))
         return self._apply(at, Role.RECEIVE, state, jax.tree.map(jnp.asarray, answer))
 
     def _run_average(self, node: Average, state: PyTree, at: Cursor) -> PyTree:
         """Along a tree; all others have been spelled out."""
         if self._resumed is not None:
-            state = self._restore(state)
+            state = self._restore(self._profile.states[at.path])
         self._save(state, False)
         value, mass = self._apply(at, Role.ENTER, state)
+        assert self._trees is not None
         mean = self._trees.mean(at.path, jax.tree.map(np.asarray, value))
         return self._apply(at, Role.LEAVE, state, jax.tree.map(jnp.asarray, mean), mass)
 
@@ -405,21 +326,10 @@ class Peer:
 
     def _tick(self, path: Path, links: np.ndarray) -> None:
         """An exchange has taken place, in which a message went over those of the links."""
-        channel, counts = self._channels.current[path], self.counts
-        self._state.step += 1
-        counts.rounds += 1
-        counts.floats += channel.floats
-        counts.bytes += channel.bytes * int(links.sum())
+        channel = self._channels.current[path]
+        self._state.tick(channel.floats, channel.bytes * int(links.sum()))
 
     # ---------------------------------------------------------------- members
-
-    def _wait_for_the_missing(self, path: Path) -> None:
-        """Before an average ends, who is gone comes back or is removed: part of its mass would be in it for ever."""
-        if not isinstance(self.transport, Members) or not self._channels.tolerant(path):
-            return
-        while self.transport.missing():
-            time.sleep(0.05)
-        self._messenger.check_view()
 
     def _go_back(self, step: int) -> None:
         """What began at `step` begins anew, in the view of those who are left."""
@@ -433,16 +343,6 @@ class Peer:
         where.closed, where.step, where.stage, where.heir = self.transport.closed, step, Stage.RUNNING, None
         self._draw()
         self.transport.done(False)
-
-    def _epoch(self, address: tuple[int, ...]) -> Path:
-        """What tells running sums that begin here from all others: where, and in which view."""
-        return (*address, self._state.view) if self.closed else address
-
-    def _has_sums_around(self, path: Path) -> bool:
-        """Whether the state around a `Scope` has running sums of its own."""
-        outside = [channel.path for channel in self._channels.tolerant() if channel.path[: len(path)] != path]
-        scopes = [_scope_around(self._program, each) for each in outside]
-        return any(scope is None or path[: len(scope)] == scope for scope in scopes)
 
     def _draw(self) -> None:
         """Draw from the secret, in every view other numbers: the same noise on two values would give both away."""
@@ -494,41 +394,19 @@ class Peer:
             return
         if isinstance(self.transport, Members):
             self._state.left = self.transport.left
-        self.store.save(*pack(state, self._state, self._channels))
+        self.store.save(pack(state, self._state, self._channels))
         if isinstance(self.transport, Members):
             self.transport.acknowledge(self._state.clock)
 
-    def _restore(self, state: PyTree) -> PyTree:
-        """The state, totals and records of the exchange that was stored."""
+    def _restore(self, like: PyTree) -> PyTree:
+        """The state, totals and records of the exchange that was stored; `like` has the shapes of the state."""
         assert self._resumed is not None
         self._resumed.restore_totals(self._channels)
-        self._state.records |= self._resumed.rows(self._record, self._program, self._start, self._functions.shapes)
-        return self._resumed.tree("state", state)
-
-
-def _answer_shapes(node: Server, message: PyTree, key: PRNGKeyArray, clients: int) -> PyTree:
-    """The shapes of a server's answer to one client."""
-    if node.host:
-        raise HyperpushError("a server that computes in plain Python runs on simulate and shard only")
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((clients, *leaf.shape), leaf.dtype), message)
-    answers = jax.eval_shape(node.compute, shapes, key)
-    return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape[1:], each.dtype), answers)
+        for name, recorder in self._record.items():
+            shapes = record_shapes(self._profile, name, recorder, self.network.clients, self._functions.data)
+            self._state.records[name] = self._resumed.rows(name, shapes)
+        return as_tree(self._resumed.facts["state"], like)
 
 
 def _stepwise(recipe: Recipe) -> Node:
     return stepwise(recipe.program())
-
-
-def _scope_around(program: Node, path: Path) -> Path | None:
-    """The innermost `Scope` around a place, whose state ends with it; None if there is none."""
-    around = [path[:depth] for depth in range(len(path)) if isinstance(node_at(program, path[:depth]), Scope)]
-    return around[-1] if around else None
-
-
-def check_conserved(program: Node) -> None:
-    """Refuse, where every peer goes at its own pace, programs whose messages must come in time."""
-    check_repairable(program, True)
-    if contains(program, lambda node: isinstance(node, Exchange) and not node.conserved):
-        raise InvalidInput(
-            "mode", "asynchronous", "synchronous: this program has messages that cannot come late (not conserved)"
-        )

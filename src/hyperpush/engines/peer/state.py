@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush.engines.result import RowClock
-from hyperpush.engines.transport.wire import Rejections
 from hyperpush.programs import Path
 from hyperpush.programs.counting import Work
 
@@ -67,7 +66,7 @@ class Counts:
     bytes: int = 0  # of messages, for every link that they went over
     late: int = 0
     work: Work = field(default_factory=Work)  # once the program has ended
-    rejections: Rejections = field(default_factory=Rejections)
+    rejections: Counter[str] = field(default_factory=Counter)  # messages refused, by `Reason`
 
 
 class Row(NamedTuple):
@@ -76,7 +75,6 @@ class Row(NamedTuple):
     value: Any
     step: int
     floats: int
-    passes: dict[Path, int]
 
 
 @final
@@ -99,13 +97,24 @@ class PeerState:
     records: dict[str, list[Row]] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
 
+    def tick(self, floats: int, sent_bytes: int) -> None:
+        """An exchange has taken place, in which so much was sent."""
+        self.step += 1
+        self.counts.rounds += 1
+        self.counts.floats += floats
+        self.counts.bytes += sent_bytes
+
+    def epoch(self, address: tuple[int, ...]) -> Path:
+        """What tells running sums that begin at an address from all others: where, and in which view."""
+        return (*address, self.view) if self.closed else address
+
     def begin(self, names: Iterable[str]) -> None:
         """Forget what was recorded."""
         self.records = {name: [] for name in names}
 
     def record(self, name: str, value: PyTree) -> None:
         """Keep a row."""
-        self.records[name].append(Row(value, self.step, self.counts.floats, dict(self.passes)))
+        self.records[name].append(Row(value, self.step, self.counts.floats))
 
     def keep_rows(self, rows: Mapping[str, int]) -> None:
         """Forget all but so many rows of each loop."""
@@ -118,9 +127,7 @@ class PeerState:
         return {name: self._clock(rows) for name, rows in self.records.items() if rows}
 
     def _clock(self, rows: list[Row]) -> RowClock:
-        step, floats = (np.array(column, np.int64) for column in zip(*((r.step, r.floats) for r in rows), strict=True))
-        passes = {path: np.array([row.passes.get(path, 0) for row in rows], np.int64) for path in self.passes}
-        return RowClock(step, floats, passes, self.first)
+        return RowClock(np.array([r.step for r in rows]), np.array([r.floats for r in rows]), self.first)
 
     @property
     def view(self) -> int:

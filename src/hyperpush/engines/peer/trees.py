@@ -19,7 +19,7 @@ from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.errors import HyperpushError
 from hyperpush.networks import Network
 from hyperpush.networks.trees import LONGEST, ROOT, PlannedTree, Tree, Trip, WaitingTree, reliable_post, tree_of
-from hyperpush.programs import Path
+from hyperpush.programs import Path, Profile
 
 
 @eqx.filter_jit
@@ -43,6 +43,16 @@ class TreeAverages:
     def __init__(self, network: Network, key: PRNGKeyArray, messenger: Messenger):
         self.network, self.key, self.messenger, self.state = network, key, messenger, messenger.state
         self.tree = tree_of(network, lossy=False)
+
+    @staticmethod
+    def of(network: Network, key: PRNGKeyArray, messenger: Messenger, found: Profile) -> "TreeAverages | None":
+        """With a place for every average along a tree; None if there is none."""
+        places = [sending for sending in found.sendings if sending.by_tree]
+        averages = TreeAverages(network, key, messenger) if places else None
+        for place in places:
+            assert averages is not None
+            averages.open(place.path, place.message)
+        return averages
 
     def open(self, path: Path, message: PyTree[jax.ShapeDtypeStruct]) -> None:
         """Expect means at a place; its sums have a channel already."""

@@ -1,5 +1,5 @@
 """How peers move bytes: the protocol, a network in memory, and one on Eclipse Zenoh (in `zenoh/`)."""
 
-from hyperpush.engines.transport.memory import LAST as LAST
 from hyperpush.engines.transport.memory import Memory as Memory
-from hyperpush.engines.transport.memory import Transport as Transport
+from hyperpush.engines.transport.protocol import LAST as LAST
+from hyperpush.engines.transport.protocol import Transport as Transport

@@ -1,20 +1,17 @@
-"""The bytes of one message: a fixed header, the leaves of a pytree and a checksum.
+"""The shape of a message on the wire: a fixed header, the leaves of a pytree and a checksum.
 
-    header    64 bytes: magic, version, kind, view, node, step, sender, counter, weight, digest of the tree's structure
-    table     per leaf: dtype code (u8), number of axes (u8), axes (u64 each)
+    header    64 bytes: magic, version, kind, view, node, step, sender, counter, weight, digest of the tree
     leaves    per leaf: its elements in C order
     checksum  CRC32 of everything before it (u32); of more than 64 KiB, of the sums of its columns (see `checksum`)
 
-All numbers are little-endian; the leaves start at multiples of 8 bytes, so that they are read in place. The receiver
-knows what it waits for (`Template`): nothing that a message says about its own sizes is believed, only compared.
+All numbers are little-endian. Leaves start at multiples of 8 bytes, so that they are read in place. The receiver knows
+what it waits for (`Template`). A message says nothing about its own sizes: the digest of its tree (paths, types and
+shapes of the leaves) has to be the one that the receiver expects.
 """
 
 import math
 import struct
-import threading
 import zlib
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import lru_cache
@@ -27,23 +24,20 @@ import numpy as np
 
 from hyperpush.errors import HyperpushError, InvalidInput
 
-VERSION = 2
+VERSION = 3
 
 _MAGIC = b"hpsh"
 _HEADER = struct.Struct("<4sHBxIIQI4xQd16s")
 _CHECKSUM_BYTES = 4
 _ALIGNMENT = 8
 _SHORT, _WIDTH = 1 << 16, 1021  # bytes; words in a row
-# A code is the place in this list: append, never reorder.
-_DTYPES = tuple(
-    np.dtype(dtype)
+_DTYPES = frozenset(
+    np.dtype(dtype).name
     for dtype in (
         *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
         *(np.float16, jnp.bfloat16, np.float32, np.float64),
     )
 )
-_CODES = {dtype.name: code for code, dtype in enumerate(_DTYPES)}
-_FIRST_FLOAT = _CODES["float16"]
 
 
 class Kind(IntEnum):
@@ -78,8 +72,6 @@ class Reason(StrEnum):
     BAD_CHECKSUM = "bad-checksum"
     WRONG_SENDER = "wrong-sender"
     WRONG_STRUCTURE = "wrong-structure"
-    WRONG_DTYPE = "wrong-dtype"
-    WRONG_SHAPE = "wrong-shape"
     NOT_BOOLEAN = "not-boolean"
     NOT_FINITE = "not-finite"
     # The rest only a peer can tell, who knows the program and where in it it is.
@@ -104,31 +96,6 @@ _KINDS = frozenset(Kind)
 
 
 @final
-class Rejections:
-    """How many messages were refused, by reason: a `Reason`, or a word of the caller's own, such as "late"."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def add(self, reason: str) -> None:
-        with self._lock:
-            self._counts[str(reason)] += 1
-
-    def __getitem__(self, reason: str) -> int:
-        return self._counts[str(reason)]
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts().values())
-
-    def counts(self) -> dict[str, int]:
-        """A copy: reason to number, most frequent first."""
-        with self._lock:
-            return dict(self._counts.most_common())
-
-
-@final
 @dataclass(frozen=True)
 class Header:
     """What a message says about itself.
@@ -145,33 +112,24 @@ class Header:
     weight: float = 1.0
     kind: Kind = Kind.MESSAGE
 
-    def __post_init__(self) -> None:
-        for name, bits in (("view", 32), ("node", 32), ("step", 64), ("sender", 32), ("counter", 64)):
-            value = getattr(self, name)
-            if not 0 <= value < 2**bits:
-                raise InvalidInput(f"header.{name}", value, f"an integer from 0 to 2^{bits} - 1")
-
 
 @final
 class Template:
     """What a receiver expects: a tree like `example`, whose leaves are arrays, numbers or `jax.ShapeDtypeStruct`s.
 
-    Floats must be finite; `allow_infinite` lets ±inf through (the neutral element of a maximum), never NaN. The
-    structure is the sequence of key paths to the leaves: it does not depend on the process or on the version of JAX.
+    Floats must be finite; `allow_infinite` lets ±inf through (the neutral element of a maximum), never NaN.
     """
 
     def __init__(self, example: Any, allow_infinite: bool = False):
         leaves, self.treedef = jax.tree.flatten(example)
         self.allow_infinite = allow_infinite
-        self.digest = _digest(self.treedef)
-        described = [_describe(leaf) for leaf in leaves]
-        self.entries = tuple(_entry(code, shape) for code, shape in described)
-        offset = _align(_HEADER.size + sum(map(len, self.entries)))
-        fields = []
-        for code, shape in described:
-            fields.append((code, shape, offset))
-            offset += _align(math.prod(shape) * _DTYPES[code].itemsize)
-        self.leaves: tuple[tuple[int, tuple[int, ...], int], ...] = tuple(fields)
+        described = tuple(_describe(leaf) for leaf in leaves)
+        self.digest = _digest(self.treedef, described)
+        offset = _HEADER.size
+        self.leaves: list[tuple[np.dtype, tuple[int, ...], int]] = []  # type, shape and place of each
+        for dtype, shape in described:
+            self.leaves.append((dtype, shape, offset))
+            offset += _align(math.prod(shape) * dtype.itemsize)
         self.size = offset + _CHECKSUM_BYTES
         """The length of every valid message, in bytes."""
 
@@ -198,11 +156,9 @@ def encode(header: Header, tree: Any) -> bytearray:
     data = bytearray(template.size)
     numbers = header.kind, header.view, header.node, header.step, header.sender, header.counter, header.weight
     _HEADER.pack_into(data, 0, _MAGIC, VERSION, *numbers, template.digest)
-    table = b"".join(template.entries)
-    data[_HEADER.size : _HEADER.size + len(table)] = table
     view = memoryview(data)
-    for (code, _, offset), leaf in zip(template.leaves, jax.tree.leaves(tree), strict=True):
-        raw = _to_bytes(np.asarray(leaf, dtype=_DTYPES[code]))
+    for (dtype, _, offset), leaf in zip(template.leaves, jax.tree.leaves(tree), strict=True):
+        raw = _to_bytes(np.asarray(leaf, dtype=dtype))
         view[offset : offset + raw.nbytes] = raw.data
     found = checksum(view[:-_CHECKSUM_BYTES])
     view[-_CHECKSUM_BYTES:] = found.to_bytes(_CHECKSUM_BYTES, "little")
@@ -226,8 +182,7 @@ def decode(
         raise Rejected(Reason.OVERSIZED, f"{len(view)} bytes, at most {template.size} expected")
     header, digest = _read_sealed(view, expect_sender)
     if digest != template.digest:
-        raise Rejected(Reason.WRONG_STRUCTURE, "another tree of leaves than expected")
-    _check_table(view, template.entries)
+        raise Rejected(Reason.WRONG_STRUCTURE, "other leaves, types or shapes than expected")
     if len(view) < template.size:
         raise Rejected(Reason.TOO_SHORT, f"{len(view)} bytes, {template.size} expected")
     if not math.isfinite(header.weight):
@@ -263,27 +218,13 @@ def _read_header(view: memoryview) -> tuple[Header, bytes]:
     return Header(*fields, kind=Kind(kind)), digest
 
 
-def _check_table(view: memoryview, entries: Iterable[bytes]) -> None:
-    offset = _HEADER.size
-    for index, expected in enumerate(entries):
-        given = bytes(view[offset : min(offset + len(expected), len(view) - _CHECKSUM_BYTES)])
-        if given[:1] != expected[:1]:
-            if not given:
-                raise Rejected(Reason.TOO_SHORT, f"it ends before the description of leaf {index}")
-            raise Rejected(Reason.WRONG_DTYPE, f"leaf {index} is not {_DTYPES[expected[0]].name}")
-        if given != expected:
-            raise Rejected(Reason.WRONG_SHAPE, f"leaf {index} has another shape than expected")
-        offset += len(expected)
-
-
 def _read_leaf(view: memoryview, index: int, template: Template) -> np.ndarray:
-    code, shape, offset = template.leaves[index]
-    dtype = _DTYPES[code]
+    dtype, shape, offset = template.leaves[index]
     bits = np.frombuffer(view, f"<u{dtype.itemsize}", math.prod(shape), offset)
     if dtype == np.bool_ and (bits > 1).any():
         raise Rejected(Reason.NOT_BOOLEAN, f"leaf {index} holds bytes other than 0 and 1")
     array = bits.astype(f"=u{dtype.itemsize}", copy=False).view(dtype).reshape(shape)
-    if code >= _FIRST_FLOAT:
+    if jnp.issubdtype(dtype, jnp.inexact):
         bad = np.isnan(array).any() if template.allow_infinite else not np.isfinite(array).all()
         if bad:
             raise Rejected(Reason.NOT_FINITE, f"leaf {index} holds values that are not finite")
@@ -296,16 +237,12 @@ def _to_bytes(array: np.ndarray) -> np.ndarray:
     return bits.astype(f"<u{array.dtype.itemsize}", copy=False).view(np.uint8)
 
 
-def _describe(leaf: Any) -> tuple[int, tuple[int, ...]]:
+def _describe(leaf: Any) -> tuple[np.dtype, tuple[int, ...]]:
+    """Type and shape of a leaf, in this machine's byte order."""
     shaped = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
-    code = _CODES.get(shaped.dtype.name)
-    if code is None:
-        raise InvalidInput("message dtype", shaped.dtype.name, ", ".join(_CODES))
-    return code, tuple(shaped.shape)
-
-
-def _entry(code: int, shape: tuple[int, ...]) -> bytes:
-    return struct.pack(f"<BB{len(shape)}Q", code, len(shape), *shape)
+    if shaped.dtype.name not in _DTYPES:
+        raise InvalidInput("message dtype", shaped.dtype.name, ", ".join(sorted(_DTYPES)))
+    return np.dtype(shaped.dtype).newbyteorder("="), tuple(shaped.shape)
 
 
 def _align(size: int) -> int:
@@ -313,7 +250,8 @@ def _align(size: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _digest(treedef: Any) -> bytes:
+def _digest(treedef: Any, described: tuple[tuple[np.dtype, tuple[int, ...]], ...]) -> bytes:
     # Key paths rather than the text of the treedef, which may print addresses and changes between versions of JAX.
-    paths, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(treedef, range(treedef.num_leaves)))
-    return blake2b("\n".join(jax.tree_util.keystr(path) for path, _ in paths).encode(), digest_size=16).digest()
+    paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(treedef, range(treedef.num_leaves)))
+    lines = [f"{jax.tree_util.keystr(path)} {described[k][0].name} {described[k][1]}" for path, k in paths]
+    return blake2b("\n".join(lines).encode(), digest_size=16).digest()

@@ -25,7 +25,7 @@ transport = Zenoh(
 print("ready", flush=True)
 for _ in sys.stdin:
     time.sleep(0.2)
-    counts = {**handshakes.counts(), **transport.rejections.counts()}
+    counts = {**handshakes, **transport.rejections}
     mail = [(transport.names[sender], bytes(payload).decode()) for sender, payload in transport.collect(1 << 40, [])]
     seen = transport.status()
     received = {name: link["received_bytes"] for name, link in seen.items()}

@@ -1,6 +1,6 @@
 """What peers say to each other besides the messages of their program: who is there, what is needed, and how fast.
 
-header    80 bytes: magic, topic, whether the sender leaves, step, incarnations of both ends, pace, time, digest
+header    88 bytes: magic, topic, whether the sender leaves, step, incarnations of both ends, pace, times, digest
 closed    a bit for each peer that is removed
 left      a bit for each peer that has left for good
 checksum  CRC32 of everything before it
@@ -14,9 +14,9 @@ from typing import final
 
 from hyperpush.engines.transport.wire import Reason, Rejected
 
-_HEADER = struct.Struct("<4sBBxxQQQQQ32s")
+_HEADER = struct.Struct("<4sBBxxQQQQQQ32s")
 _CHECKSUM = struct.Struct("<I")
-_MAGIC = b"hpc3"
+_MAGIC = b"hpc4"
 
 
 class Topic(IntEnum):
@@ -26,8 +26,7 @@ class Topic(IntEnum):
     ACKNOWLEDGE = 2  # I need nothing before `step`
     DONE = 3  # I am done and need nothing more
     MEMBERS = 4  # somebody is removed, leaves or has left
-    ASK = 5  # how far are you, and how long does a round take you?
-    ANSWER = 6  # I am at `step`, and a round takes me `pace`
+    HEARTBEAT = 5  # I am at `step`, and a round takes me `pace`
 
 
 class Departure(IntEnum):
@@ -51,12 +50,13 @@ class ControlMessage:
     digest: bytes  # of the sender's configuration
     closed: frozenset[int]
     left: frozenset[int]
-    pace: int = 0  # microseconds of a round; 0: it has not begun, and `step` of a question or answer says nothing
-    sent: int = 0  # when a question was sent, by the clock of who asked
+    pace: int = 0  # microseconds of a round; 0: it has not begun, and `step` of a heartbeat says nothing
+    sent: int = 0  # when a heartbeat was sent, by the sender's clock
+    echo: int = 0  # see `Deadline.echo`
 
     def pack(self, clients: int) -> bytes:
         """Its bytes, in a run of so many clients."""
-        numbers = self.topic, self.departure, self.step, self.incarnation, self.known, self.pace, self.sent
+        numbers = self.topic, self.departure, self.step, self.incarnation, self.known, self.pace, self.sent, self.echo
         head = _HEADER.pack(_MAGIC, *numbers, bytes(self.digest))
         data = head + _mask(self.closed, clients) + _mask(self.left, clients)
         return data + _CHECKSUM.pack(zlib.crc32(data))
@@ -68,14 +68,14 @@ def unpack(data: bytes, clients: int) -> ControlMessage:
     if len(data) != _HEADER.size + 2 * mask + _CHECKSUM.size:
         raise Rejected(Reason.BAD_CONTROL, f"{len(data)} bytes")
     body = data[: -_CHECKSUM.size]
-    magic, topic, departure, step, incarnation, known, pace, sent, digest = _HEADER.unpack_from(body)
+    magic, topic, departure, step, incarnation, known, *times, digest = _HEADER.unpack_from(body)
     if magic != _MAGIC or topic not in tuple(Topic) or departure not in tuple(Departure) or any(body[6:8]):
         raise Rejected(Reason.BAD_CONTROL, f"it starts with {body[:8]!r}")
     if data[-_CHECKSUM.size :] != _CHECKSUM.pack(zlib.crc32(body)):
         raise Rejected(Reason.BAD_CONTROL, "damaged on the way")
     closed, left = (_members(each, clients) for each in (body[_HEADER.size : -mask], body[-mask:]))
     about = Topic(topic), Departure(departure), step, incarnation, known, digest, closed, left
-    return ControlMessage(*about, pace, sent)
+    return ControlMessage(*about, *times)
 
 
 def _mask(members: frozenset[int], clients: int) -> bytes:

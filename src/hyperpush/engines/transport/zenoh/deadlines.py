@@ -1,18 +1,27 @@
-"""How long to wait for a neighbor: as long as it needs for a round and its message for the way.
+"""How long to wait for a neighbor's message, asynchronously: as long as its round takes, and the message its way.
 
-Waits are not learned from waits. Who waits in vain for a message that was lost sends its own late; whoever waits for it
-would take it for slow and wait longer in vain itself, and so on up to the longest wait. So peers tell each other how
-far they are and how long a round takes them without their waits, and the answer to that says how long the way is:
-neither depends on how long anybody waits for messages, on losses or on messages that are late.
+Waits are not learned from waits. A peer that waits in vain for a lost message sends its own late. If its neighbors took
+it for slow, they would wait longer in vain themselves, and so on up to the longest wait.
 
-Of a link at most one question is on its way, and answers carry the time at which the question was sent.
+So peers send each other heartbeats. A heartbeat says how far the sender is, and how long a round takes it without its
+waits. It also carries the time at which it was sent, and returns the newest time that came from the receiver, plus how
+long that was held: the difference to the receiver's clock is the round trip, as by the timestamps of TCP (RFC 7323).
+None of this depends on how long anybody waits, on losses or on messages that are late.
 """
 
 import time
 from collections import deque
 from typing import final
 
+# Seconds between two heartbeats: a neighbor's step is known to within a few rounds of small models, and twenty small
+# messages a second are no load.
+HEARTBEAT = 0.05
+# Heartbeats of one peer in a second at most, over all its links: a tenth of what Python sends and reads in that time.
+MOST_HEARTBEATS = 1000
+# Durations remembered: enough for a second longest one, few enough to follow a machine whose load changes.
 REMEMBERED = 16
+# A deadline is this times the usual duration: rounds vary, and a deadline that is a little too early loses a message of
+# the round, one that is a little too late only time.
 MARGIN = 1.5
 
 
@@ -36,6 +45,7 @@ class Typical:
 class Deadline:
     """Of one link, in seconds, between `least` and `most`; before both parts of it are known, `most`."""
 
+    # 2 ms: below it, a thread that waits may not even be woken in time.
     def __init__(self, least: float = 0.002, most: float = 2.0):
         self.least, self.most = least, most
         self.forget()
@@ -44,12 +54,7 @@ class Deadline:
         """Another process is at the other end."""
         self.pace: float | None = None  # what a round takes the neighbor
         self.way = Typical()  # there and back
-        self._asked = float("-inf")
-        self._open = False  # the answer has not come
-
-    @property
-    def known(self) -> bool:
-        return self.pace is not None and self.way.seconds is not None
+        self._newest: tuple[int, int] | None = None  # the neighbor's newest time, and when it came
 
     @property
     def seconds(self) -> float:
@@ -58,17 +63,22 @@ class Deadline:
             return self.most
         return min(max(MARGIN * (self.pace + way), self.least), self.most)
 
-    def due(self, every: float, now: float) -> bool:
-        """Whether to ask now: `every` so often, but not while an answer may still come. If so, that is noted."""
-        if now - self._asked < (max(every, self.most) if self._open else every):
-            return False
-        self._asked, self._open = now, True
-        return True
+    def hear(self, pace: int, sent: int, echo: int) -> None:
+        """Take in a heartbeat: the neighbor's pace (0: not known yet), its time, and our own that it returns, or 0."""
+        now = microseconds()
+        self._newest = sent, now
+        if pace:
+            self.pace = pace / 1e6
+        if echo:
+            self.way.add(max(now - echo, 0) / 1e6)
 
-    def hear(self, sent: int) -> None:
-        """The answer to the question of that time has come."""
-        self._open = False
-        self.way.add(max(microseconds() - sent, 0) / 1e6)
+    @property
+    def echo(self) -> int:
+        """The neighbor's newest time and how long it was held here; 0 if none has come."""
+        if self._newest is None:
+            return 0
+        sent, came = self._newest
+        return sent + microseconds() - came
 
 
 @final
@@ -93,6 +103,12 @@ class Rounds:
     def interrupt(self) -> None:
         """What is waited for now is not part of a round."""
         self._since = None
+
+    @property
+    def pace(self) -> int:
+        """Microseconds of a round; 0 before the first."""
+        seconds = self.typical.seconds
+        return 0 if seconds is None else max(round(seconds * 1e6), 1)
 
 
 def microseconds() -> int:

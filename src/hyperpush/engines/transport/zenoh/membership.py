@@ -7,14 +7,16 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import final
+from dataclasses import dataclass, field, replace
+from typing import Any, final
 
 from hyperpush.engines.transport.wire import Reason, Rejected
 from hyperpush.engines.transport.zenoh.control import ControlMessage, Departure, Topic
-from hyperpush.engines.transport.zenoh.deadlines import Deadline
+from hyperpush.engines.transport.zenoh.deadlines import Deadline, Rounds, microseconds
 
-LEAD = 2  # rounds that a peer may be ahead of a neighbor before it waits for it, asynchronously
+# Rounds that a peer may be ahead of a neighbor before it waits for it, asynchronously. One round is on its way at any
+# time, and one more evens out rounds that take different times. More would only push away more mass.
+LEAD = 2
 
 
 @final
@@ -32,9 +34,14 @@ class Neighbor:
     last_seen: float = -math.inf
     lost: float = field(default_factory=time.monotonic)  # since when it is gone
     step: int = -1  # of its newest message, or to which it says that it has come
-    answering: bool = False  # an answer to its question for our pace waits to be sent
     received_bytes: int = 0
     sent_bytes: int = 0
+
+    def status(self) -> dict[str, Any]:
+        """What to show of it."""
+        seen = round(time.monotonic() - self.last_seen, 3) if self.last_seen > -math.inf else None
+        sizes = {"received_bytes": self.received_bytes, "sent_bytes": self.sent_bytes}
+        return {"alive": self.alive, "step": self.step, "last_seen": seen, **sizes}
 
 
 @final
@@ -81,11 +88,11 @@ class Membership:
         for place in self.left & set(neighbors):
             neighbors[place].done = True
 
-    def message(self, topic: Topic, place: int, step: int = 0, pace: int = 0, sent: int = 0) -> ControlMessage:
+    def message(self, topic: Topic, place: int, step: int = 0) -> ControlMessage:
         """What to say to a neighbor."""
         known = self.neighbors[place].incarnation
         said = self.departure, step, self.incarnation, known, self.digest, self.closed, self.left
-        return ControlMessage(topic, *said, pace, sent)
+        return ControlMessage(topic, *said)
 
     # ------------------------------------------------------------------ what is heard
 
@@ -95,6 +102,8 @@ class Membership:
             raise Rejected(Reason.BAD_CONTROL, "it removes peers, or lets them leave, in step")
         if said.topic != Topic.HELLO and said.digest != self.digest:
             raise Rejected(Reason.BAD_CONTROL, "it is of another configuration")
+        if said.topic == Topic.HEARTBEAT:
+            return self._hear_heartbeat(place, said)
         other = self.neighbors[place]
         other.last_seen = time.monotonic()
         if said.digest != self.digest:
@@ -113,6 +122,7 @@ class Membership:
                 self._forget(place, said.step)
             elif said.topic == Topic.DONE:  # done among others than those we know of is not done
                 other.done, other.done_since = said.closed == self.closed, time.monotonic()
+        return None
 
     def _hear_members(self, place: int, said: ControlMessage) -> None:
         self._note_closed(said.closed, self.neighbors[place].name)
@@ -145,19 +155,20 @@ class Membership:
         else:
             other.lost = now
 
-    def hear_pace(self, place: int, said: ControlMessage) -> bool:
-        """Take in how far a neighbor is and how fast; whether it asks and is to be answered."""
+    def heartbeat(self, place: int, rounds: Rounds) -> ControlMessage:
+        """How far this peer is and how fast, for a neighbor."""
+        said = self.message(Topic.HEARTBEAT, place, max(rounds.step, 0))
+        return replace(said, pace=rounds.pace, sent=microseconds(), echo=self.neighbors[place].deadline.echo)
+
+    def _hear_heartbeat(self, place: int, said: ControlMessage) -> None:
+        """Take in how far a neighbor is and how fast."""
         other = self.neighbors[place]
         if (said.incarnation, said.known) != (other.incarnation, self.incarnation) or place in self.closed:
-            return False  # of or for a process that is gone, or who is out
+            return  # of or for a process that is gone, or who is out
         other.last_seen = time.monotonic()
+        other.deadline.hear(said.pace, said.sent, said.echo)
         if said.pace:
-            other.step, other.deadline.pace = max(other.step, said.step), said.pace / 1e6
-        if said.topic == Topic.ANSWER:
-            other.deadline.hear(said.sent)
-            return False
-        asked, other.answering = not other.answering, True
-        return asked
+            other.step = max(other.step, said.step)
 
     # ------------------------------------------------------------------ what is decided
 

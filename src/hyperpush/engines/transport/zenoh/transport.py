@@ -5,39 +5,40 @@ in parts of one size. Who sent one is the name in its key, which access control 
 
 On a second channel (`control`) peers say hello (who they are in this run, which configuration they hold, from which
 step on they need messages), acknowledge what they need no more, announce that they are done, and who is removed or
-has left. Liveliness tells who is there. On a third (`pace`), asynchronously, they ask each other how fast they are;
-that never waits for a congested link.
+has left. Liveliness tells who is there. On a third (`pace`), asynchronously, they send heartbeats that say how fast
+they are. A heartbeat never waits for a congested link: it is dropped.
 """
 
-import math
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from typing import Any, Literal, final
 
-from hyperpush.checks import require
-from hyperpush.engines.transport.memory import LAST
-from hyperpush.engines.transport.wire import Reason, Rejected, Rejections
+from hyperpush.engines.transport.protocol import LAST
+from hyperpush.engines.transport.retransmission import ACKNOWLEDGE_EVERY
+from hyperpush.engines.transport.wire import Reason, Rejected
 from hyperpush.engines.transport.zenoh.addresses import Address
-from hyperpush.engines.transport.zenoh.control import ControlMessage, Topic, unpack
-from hyperpush.engines.transport.zenoh.deadlines import Deadline, Rounds, microseconds
+from hyperpush.engines.transport.zenoh.control import Topic, unpack
+from hyperpush.engines.transport.zenoh.deadlines import HEARTBEAT, MOST_HEARTBEATS, Deadline, Rounds
+from hyperpush.engines.transport.zenoh.endpoints import Endpoints, Take
 from hyperpush.engines.transport.zenoh.identity import Identity
+from hyperpush.engines.transport.zenoh.links import Link
 from hyperpush.engines.transport.zenoh.membership import Membership, Neighbor
 from hyperpush.engines.transport.zenoh.parts import split
-from hyperpush.engines.transport.zenoh.retransmission import Link
-from hyperpush.engines.transport.zenoh.session import CHANNELS, alive_key, message_key, open_session, settings
+from hyperpush.engines.transport.zenoh.session import CHANNELS, open_session, settings
 from hyperpush.errors import HyperpushError, InvalidInput
-
-zenoh = require("zenoh", "peers")
 
 Mode = Literal["synchronous", "asynchronous"]
 
-LIMIT = 256 << 20  # bytes of the longest payload, unless told otherwise
-ACKNOWLEDGE = 8  # steps between acknowledgments
-OVERTAKES = 10.0  # seconds by which the news that somebody is done may come before its last message
-ASK_EVERY, ASK_BEHIND = 0.1, 0.02  # seconds between questions for a neighbor's pace; while it is waited for
+# Bytes of the longest payload, unless told otherwise: 64 million parameters in float32. It bounds what a broken
+# neighbor can make us hold.
+LIMIT = 256 << 20
+# Seconds by which the news that somebody is done may come before its last message. Control messages overtake data: a
+# payload of LIMIT bytes takes that long at 200 Mbit/s.
+OVERTAKES = 10.0
 _AGAIN = "again"  # a task like the topics of control messages: send what is kept again
 
 
@@ -89,9 +90,10 @@ class Zenoh:
         limit: int = LIMIT,
     ):
         self.run, self.names, self.client = run, tuple(names), client
+        self._me = f"peer {names[client]}"  # in errors
         self.patience, self.durable, self.limit = patience, durable, limit
         self.asynchronous = mode == "asynchronous"
-        self.rejections, self.sent_messages = Rejections(), 0
+        self.rejections = Counter[str]()
         places = [self.names.index(name) for name in links]
         self.neighbors = {place: Neighbor(names[place], Deadline(most=longest_wait)) for place in places}
         self.links = {place: Link(limit, not self.asynchronous) for place in places}
@@ -99,9 +101,8 @@ class Zenoh:
         self._numbers = count()
         self._collecting = -1, 0.0  # a step, and since when it is waited for
         self._rounds = Rounds()
-        self._open = True
+        self._closing = threading.Event()
         self._tasks: queue.SimpleQueue[tuple[Topic | str, int, int] | None] = queue.SimpleQueue()
-        self._questions: queue.SimpleQueue[tuple[int, int | None] | None] = queue.SimpleQueue()
         self.members = Membership(
             self.names,
             client,
@@ -112,64 +113,41 @@ class Zenoh:
             closed=closed,
             left=left,
             tell=lambda topic, place: self._tasks.put((topic, place, self.members.needed)),
-            forget=lambda place, step: self.links[place].forget(step),
+            forget=lambda place, step: self.links[place].unacknowledged.acknowledge(step),
             send_again=lambda place: self._tasks.put((_AGAIN, place, 0)),
         )
-        self._session = open_session(settings(run, names[client], listen, links, identity))
-        self._publishers: dict[tuple[int, str], Any] = {}
-        self._held: list[Any] = []  # Zenoh forgets what nobody holds
+        takes = {"data": self._on_data, "control": self._on_control, "pace": self._on_control}
+        self._endpoints = Endpoints(
+            open_session(settings(run, names[client], listen, links, identity)),
+            run,
+            names[client],
+            {place: other.name for place, other in self.neighbors.items()},
+            {channel: self._guard(takes[channel]) for channel in CHANNELS[: 2 + self.asynchronous]},
+            self._on_life,
+            self._on_link,
+        )
         self._workers = [
             threading.Thread(target=work, name=f"{names[client]} {channel}", daemon=True)
-            for channel, work in (("control", self._work), ("pace", self._tell_paces))
+            for channel, work in (("control", self._work), ("pace", self._beat))[: 1 + self.asynchronous]
         ]
-        try:
-            self._declare()
-        except BaseException:
-            self._session.close()
-            raise
         for worker in self._workers:
             worker.start()
-
-    def _declare(self) -> None:
-        me = self.names[self.client]
-        takes = {"data": self._on_data, "control": self._on_control, "pace": self._on_pace}
-        for place, other in self.neighbors.items():
-            for channel in CHANNELS if self.asynchronous else ("data", "control"):
-                full = zenoh.CongestionControl.DROP if channel == "pace" else zenoh.CongestionControl.BLOCK
-                self._publishers[place, channel] = self._session.declare_publisher(
-                    message_key(self.run, me, other.name, channel),
-                    congestion_control=full,
-                    reliability=zenoh.Reliability.RELIABLE,
-                    express=channel != "data",
-                )
-                key, take = message_key(self.run, other.name, me, channel), self._guard(takes[channel], place)
-                self._held.append(self._session.declare_subscriber(key, take))
-            watch = self._session.liveliness().declare_subscriber(
-                alive_key(self.run, other.name), lambda sample, place=place: self._on_life(place, sample), history=True
-            )
-            self._held.append(watch)
-        self._held.append(self._session.info.declare_link_events_listener(self._on_link, history=True))
-        # Last: who sees the token knows that the subscribers are there.
-        self._held.append(self._session.liveliness().declare_token(alive_key(self.run, me)))
 
     # -------------------------------------------------------------- transport
 
     def send(self, to: int, step: int, payload: bytes | bytearray) -> None:
         """See `Transport.send`."""
-        self._check_neighbor("to", to)
         if len(payload) > self.limit:
             allowed = f"at most {self.limit} bytes: smaller messages, or a larger `limit` of every peer's transport"
             raise InvalidInput("message", f"{len(payload)} bytes", allowed)
         with self._changed:
             self._check()
-            self.links[to].keep(step, payload)
+            if not self.asynchronous:
+                self.links[to].unacknowledged.keep(step, payload)
         self._put(to, step, payload)
-        self.sent_messages += 1
 
     def collect(self, step: int, expected: Collection[int]) -> list[tuple[int, bytes | bytearray]]:
         """See `Transport.collect`."""
-        for sender in expected:
-            self._check_neighbor("expected", sender)
         with self._changed:
             if self.asynchronous:
                 self._wait_at_own_pace(step, expected)
@@ -178,7 +156,7 @@ class Zenoh:
             found = [(sender, payload) for sender in sorted(self.links) for payload in self.links[sender].take(step)]
             self.members.needed = max(self.members.needed, step)
             self._rounds.begin()
-        if not self.asynchronous and not self.durable and step % ACKNOWLEDGE == 0:
+        if not self.asynchronous and not self.durable and step % ACKNOWLEDGE_EVERY == 0:
             self.acknowledge(step)
         return found
 
@@ -200,35 +178,17 @@ class Zenoh:
         start = time.monotonic()
         if step < LAST:
             self._rounds.end(step)
-            self._ask(self.neighbors, ASK_EVERY)
         while True:
             self._check()
             self.members.remove_gone()
-            now = time.monotonic()
-            until = {sender: start + self.neighbors[sender].deadline.seconds for sender in expected}
-            until = {s: end for s, end in until.items() if end > now and not self._is_settled(s, step)}
-            unheard = {sender for sender in until if not self.neighbors[sender].deadline.known}
-            for place in self.members.behind(step) if expected else ():
-                if (end := start + self.neighbors[place].deadline.most) > now:
-                    until[place] = end
-                    unheard.add(place)
-            if not until:
+            unheard = [each for each in expected if not (self.links[each].has(step) or self.members.is_hopeless(each))]
+            waits = [self.neighbors[each].deadline.seconds for each in unheard]
+            if expected:
+                waits += [self.neighbors[place].deadline.most for place in self.members.behind(step)]
+            left = start + max(waits, default=0.0) - time.monotonic()
+            if left <= 0:
                 return
-            self._ask(unheard, ASK_BEHIND)  # their messages may be lost
-            end = min(max(until.values()), now + ASK_BEHIND) if unheard else max(until.values())
-            self._changed.wait(min(end - now, 1.0))
-
-    def _is_settled(self, sender: int, step: int) -> bool:
-        """Whether a message is there, or will not come."""
-        return self.links[sender].has(step) or self.members.is_hopeless(sender)
-
-    def _ask(self, places: Collection[int], every: float) -> None:
-        """Ask those who take part for their pace, if that was some time ago."""
-        now = time.monotonic()
-        for place in places:
-            other = self.neighbors[place]
-            if self.members.takes_part(place) and other.agreed and other.deadline.due(every, now):
-                self._questions.put((place, None))
+            self._changed.wait(min(left, 1.0))  # heartbeats, too, wake it: they change deadlines
 
     def acknowledge(self, step: int) -> None:
         """Tell the neighbors that nothing before `step` will be needed again, even after a restart."""
@@ -238,16 +198,14 @@ class Zenoh:
     def close(self) -> None:
         """See `Transport.close`."""
         with self._changed:
-            if not self._open:
+            if self._closing.is_set():
                 return
-            self._open = False
+            self._closing.set()
             self._changed.notify_all()
         self._tasks.put(None)
-        self._questions.put(None)
         for worker in self._workers:
             worker.join(10)
-        self._held.clear()
-        self._session.close()
+        self._endpoints.close()
 
     # ---------------------------------------------------------------- members
 
@@ -340,34 +298,26 @@ class Zenoh:
 
     def status(self) -> dict[str, dict[str, Any]]:
         """What is known of each neighbor, by name."""
-        now = time.monotonic()
         with self._changed:
             return {
-                other.name: {
-                    "alive": other.alive,
-                    "closed": place in self.closed,
-                    "step": other.step,
-                    "last_seen": round(now - other.last_seen, 3) if other.last_seen > -math.inf else None,
-                    "received_bytes": other.received_bytes,
-                    "sent_bytes": other.sent_bytes,
-                }
+                other.name: other.status()
+                | {"closed": place in self.closed}
                 | ({"deadline": round(other.deadline.seconds, 4)} if self.asynchronous else {})
                 for place, other in self.neighbors.items()
             }
 
     # --------------------------------------------------------------- incoming
 
-    def _guard(self, take: Callable[[int, bytes, bytes], None], place: int) -> Callable[[Any], None]:
-        """A callback of Zenoh: whatever comes in, nothing but a count may come of it if it does not fit."""
+    def _guard(self, take: Take) -> Take:
+        """Whatever comes in, nothing but a count may come of it if it does not fit."""
 
-        def guarded(sample: Any) -> None:
-            attached = sample.attachment
-            try:
-                with self._changed:
-                    take(place, b"" if attached is None else attached.to_bytes(), sample.payload.to_bytes())
-                    self._changed.notify_all()
-            except Rejected as rejected:
-                self.rejections.add(rejected.reason)
+        def guarded(place: int, header: bytes, payload: bytes) -> None:
+            with self._changed:
+                try:
+                    take(place, header, payload)
+                except Rejected as rejected:
+                    self.rejections[rejected.reason.value] += 1
+                self._changed.notify_all()
 
         return guarded
 
@@ -380,33 +330,20 @@ class Zenoh:
             other.step = max(other.step, step)
 
     def _on_control(self, place: int, header: bytes, payload: bytes) -> None:
-        said = self._unpack(header, payload)
-        if said.topic in (Topic.ASK, Topic.ANSWER):
-            raise Rejected(Reason.BAD_CONTROL, "it is about a pace")
-        self.members.hear(place, said)
-
-    def _on_pace(self, place: int, header: bytes, payload: bytes) -> None:
-        said = self._unpack(header, payload)
-        if said.topic not in (Topic.ASK, Topic.ANSWER) or said.digest != self.members.digest:
-            raise Rejected(Reason.BAD_CONTROL, "it is not about a pace of this run")
-        if self.members.hear_pace(place, said):
-            self._questions.put((place, said.sent))
-
-    def _unpack(self, header: bytes, payload: bytes) -> ControlMessage:
         if header:
             raise Rejected(Reason.BAD_CONTROL, "it has an attachment")
-        return unpack(payload, len(self.names))
+        self.members.hear(place, unpack(payload, len(self.names)))
 
-    def _on_life(self, place: int, sample: Any) -> None:
+    def _on_life(self, place: int, alive: bool) -> None:
         with self._changed:
-            self.members.hear_life(place, sample.kind == zenoh.SampleKind.PUT)
+            self.members.hear_life(place, alive)
             self._changed.notify_all()
 
-    def _on_link(self, event: Any) -> None:
+    def _on_link(self, name: str | None) -> None:
         """Count links whose certificate names nobody that we know: access control lets nothing through them."""
-        name = event.link.auth_identifier
-        if event.kind == zenoh.SampleKind.PUT and name is not None and name not in self.names:
-            self.rejections.add("stranger")
+        if name is not None and name not in self.names:
+            with self._changed:
+                self.rejections["stranger"] += 1
 
     # ----------------------------------------------------------------- errors
 
@@ -422,16 +359,8 @@ class Zenoh:
     def _check(self) -> None:
         if self.members.failure is not None:
             raise HyperpushError(f"{self._me}: {self.members.failure}")
-        if not self._open:
+        if self._closing.is_set():
             raise HyperpushError(f"{self._me}: its transport is closed")
-
-    @property
-    def _me(self) -> str:
-        return f"peer {self.names[self.client]}"
-
-    def _check_neighbor(self, field: str, place: int) -> None:
-        if place not in self.neighbors:
-            raise InvalidInput(field, place, f"one of the neighbors {sorted(self.neighbors)}")
 
     # --------------------------------------------------------------- outgoing
 
@@ -440,7 +369,7 @@ class Zenoh:
         while (task := self._tasks.get()) is not None:
             topic, place, step = task
             with self._changed:
-                kept = list(self.links[place].kept)
+                kept = self.links[place].unacknowledged.to_resend()
                 if topic == Topic.DONE and not self.members.says_done:
                     continue  # it was true of another view
                 said = self.members.message(topic, place, step) if isinstance(topic, Topic) else None
@@ -450,18 +379,14 @@ class Zenoh:
             for at, payload in kept:
                 self._put(place, at, payload)
 
-    def _tell_paces(self) -> None:
-        """Send questions for a pace, and answers to them."""
-        while (task := self._questions.get()) is not None:
-            place, asked = task
-            with self._changed:
-                if asked is not None:
-                    self.neighbors[place].answering = False
-                step, typical = self._rounds.step, self._rounds.typical.seconds
-                pace = 0 if typical is None or step < 0 else math.ceil(typical * 1e6)
-                topic, sent = (Topic.ASK, microseconds()) if asked is None else (Topic.ANSWER, asked)
-                said = self.members.message(topic, place, max(step, 0), pace, sent)
-            self._deliver(place, "pace", said.pack(len(self.names)), None)
+    def _beat(self) -> None:
+        """Send heartbeats."""
+        while not self._closing.wait(max(HEARTBEAT, len(self.neighbors) / MOST_HEARTBEATS)):
+            for place, other in self.neighbors.items():
+                with self._changed:
+                    said = self.members.heartbeat(place, self._rounds) if other.alive and other.agreed else None
+                if said is not None:
+                    self._deliver(place, "pace", said.pack(len(self.names)), None)
 
     def _put(self, to: int, step: int, payload: bytes | bytearray) -> None:
         for header, part in split(next(self._numbers), step, payload):
@@ -469,9 +394,7 @@ class Zenoh:
         self.neighbors[to].sent_bytes += len(payload)
 
     def _deliver(self, to: int, channel: str, payload: bytes, attachment: bytes | None) -> None:
-        try:
-            self._publishers[to, channel].put(payload, attachment=attachment)
-        except zenoh.ZError:  # the session closes; `_check` says why
+        if not self._endpoints.put(to, channel, payload, attachment):
             with self._changed:
-                if self._open:
+                if not self._closing.is_set():
                     self.members.failure = self.members.failure or f"cannot send to {self.names[to]}"

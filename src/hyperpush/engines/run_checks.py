@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from hyperpush.checks import check_integer
 from hyperpush.engines.result import Recorder
 from hyperpush.errors import InvalidInput, unknown
-from hyperpush.programs import Average, Node, Repeat, Server, contains
+from hyperpush.programs import Average, Exchange, Node, Repeat, Server, contains
 
 
 def check_repairable(program: Node, faulty: bool, trees: bool = False) -> None:
@@ -44,3 +44,12 @@ def check_clients(name: str, tree: PyTree, clients: int) -> None:
         shape = jnp.shape(leaf)
         if not shape or shape[0] != clients:
             raise InvalidInput(f"{name}{jax.tree_util.keystr(path)}", shape, f"{clients} clients on axis 0")
+
+
+def check_conserved(program: Node) -> None:
+    """Refuse, where every peer goes at its own pace, programs whose messages must come in time."""
+    check_repairable(program, True)
+    if contains(program, lambda node: isinstance(node, Exchange) and not node.conserved):
+        raise InvalidInput(
+            "mode", "asynchronous", "synchronous: this program has messages that cannot come late (not conserved)"
+        )

@@ -1,18 +1,14 @@
-"""One link's messages: sent ones until they are acknowledged, received ones until their step comes.
+"""One link of a peer: what was sent and may be sent again, and what has come and waits for its step."""
 
-In step with each other, peers keep what they sent until the receiver says that it needs nothing before some step, and
-send it again to a receiver that comes back. At their own pace they keep nothing: totals make up for what is lost.
-"""
-
-from collections import deque
 from typing import final
 
+from hyperpush.engines.transport.retransmission import Payload, Unacknowledged
 from hyperpush.engines.transport.wire import Reason, Rejected
 from hyperpush.engines.transport.zenoh.parts import Assembly
 
-HELD = 1 << 30  # bytes of payloads of one sender that may wait for their step
-
-Payload = bytes | bytearray
+# Bytes of payloads of one sender that may wait for their step: four of the longest (`transport.LIMIT`). It bounds what
+# a sender that is broken, or far ahead because it hears nobody, can make us hold.
+HELD = 1 << 30
 
 
 @final
@@ -28,17 +24,7 @@ class Link:
         self.in_step = in_step
         self.assembly = Assembly(limit)
         self.mail: list[tuple[int, Payload]] = []
-        self.kept: deque[tuple[int, Payload]] = deque()  # sent, and perhaps to be sent again
-
-    def keep(self, step: int, payload: Payload) -> None:
-        """Keep what is sent, if it may have to be sent again."""
-        if self.in_step:
-            self.kept.append((step, payload))
-
-    def forget(self, step: int) -> None:
-        """Nothing before `step` will have to be sent again."""
-        while self.kept and self.kept[0][0] < step:
-            self.kept.popleft()
+        self.unacknowledged = Unacknowledged()
 
     def add(self, header: bytes, part: bytes, needed: int) -> int | None:
         """Take a part; the step of the payload that it completes. What was sent again and is known is dropped."""

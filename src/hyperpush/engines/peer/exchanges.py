@@ -1,0 +1,111 @@
+"""One exchange of a peer with its neighbors: of running sums, of messages, or with a server."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
+
+from hyperpush.engines.peer.channels import Channel, flatten
+from hyperpush.engines.peer.functions import ClientLinks, combine
+from hyperpush.engines.peer.members import Members
+from hyperpush.engines.peer.messenger import Messenger
+from hyperpush.errors import HyperpushError
+from hyperpush.programs import Exchange, Path, Server, all_clients, one_client
+
+SERVER = 0  # the peer that plays the server: any would do, and all must mean the same
+
+
+class Received(NamedTuple):
+    """What an exchange brings."""
+
+    total: PyTree
+    own: ArrayLike  # the weight of one's own
+    senders: list[int]
+    weights: np.ndarray  # of what was sent, by receiver
+
+
+def exchange_totals(
+    messenger: Messenger,
+    channel: Channel,
+    message: PyTree,
+    links: ClientLinks,
+    resumed: bool,
+    save: Callable[[], None],
+) -> Received:
+    """Put shares of a message on the links, send the links' totals, and take in what has arrived.
+
+    Args:
+        messenger: That of this peer.
+        channel: The place of the program, with the running sums of its links.
+        message: What is shared out.
+        links: Those of this step.
+        resumed: Whether the totals hold the shares of this exchange already, because it was restarted here.
+        save: Makes the totals durable, before anybody gets them.
+    """
+    targets = np.flatnonzero(links.to).tolist()
+    if resumed:
+        links = links._replace(own=np.asarray(messenger.state.own, links.own.dtype))
+        targets = list(channel.outgoing.totals)
+    else:
+        if isinstance(messenger.transport, Members):
+            # The total that those get again who have not seen the last share is all they need. Else whoever is not
+            # heard, and hears nothing, would soon have pushed away all of its mass ω, and x = z/ω would move by
+            # rate·∇f/ω. Any weights that add up to 1 do for push-sum.
+            links = links.keep_shares(channel.unseen(targets))
+        flat = flatten(message)
+        messenger.check_finite(flat)
+        for target in np.flatnonzero(links.weights).tolist():
+            channel.outgoing.add(target, np.float64(links.weights[target]) * flat)
+        messenger.state.own = float(links.own)
+    save()
+    messenger.acknowledge_owed()
+    for target in targets:
+        messenger.send_total(channel, target)
+    messenger.say_farewell()
+    senders = [header.sender for header, _ in messenger.collect(channel.path, links.heard)]
+    return Received(channel.take(), links.own, senders, links.weights)
+
+
+def exchange_messages(
+    messenger: Messenger,
+    node: Exchange,
+    path: Path,
+    message: PyTree,
+    links: ClientLinks,
+    own_weights: Callable[[], np.ndarray],
+) -> Received:
+    """Send a message, and combine those of this round; `own_weights()` are the receiver's, where it chooses them."""
+    messenger.send(path, message, np.flatnonzero(links.to), links.weights)
+    arrived, own = messenger.receive(path, links.heard), links.own
+    weights = links.weights if node.weights == "reverse" else None
+    if callable(node.weights):
+        weights = own_weights()
+        own = weights[messenger.client]
+    if weights is not None:  # the receiver's own, not those that senders name
+        arrived = [(sender, value, float(weights[sender])) for sender, value, _ in arrived]
+    total = combine(message, arrived, node.reduce, len(links.to))
+    return Received(total, own, [sender for sender, _, _ in arrived], links.weights)
+
+
+def ask_server(
+    messenger: Messenger, node: Server, path: Path, message: PyTree, key: PRNGKeyArray, clients: int
+) -> PyTree:
+    """A server's answer to this peer's message; the peer that plays the server gives everybody's."""
+    if node.host:
+        raise HyperpushError("a server that computes in plain Python runs on simulate and shard only")
+    down, others = (*path, 1), np.arange(clients) != SERVER
+    if messenger.client == SERVER:
+        everyone = messenger.receive_all(path, others) | {SERVER: message}
+        answers = node.compute(jax.tree.map(lambda *rows: jnp.stack(rows), *(everyone[k] for k in range(clients))), key)
+        answers = jax.tree.map(np.asarray, answers)
+        for other in np.flatnonzero(others).tolist():
+            messenger.send_one(down, other, jax.tree.map(lambda rows, k=other: rows[k], answers))
+        return jax.tree.map(lambda rows: rows[SERVER], answers)
+    messenger.send_one(path, SERVER, message)
+    if down not in messenger.channels.current:
+        shapes = all_clients(message, clients)
+        messenger.channels.add(Channel(down, one_client(jax.eval_shape(node.compute, shapes, key))))
+    return messenger.receive_all(down, ~others)[SERVER]

@@ -1,0 +1,86 @@
+"""What a peer declares to Zenoh: publishers and subscribers for each neighbor and channel, and its liveliness."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, final
+
+from hyperpush.checks import require
+from hyperpush.engines.transport.zenoh.session import alive_key, message_key
+
+zenoh = require("zenoh", "peers")
+
+Take = Callable[[int, bytes, bytes], None]  # the neighbor, the attachment and the payload of a message
+
+
+@final
+class Endpoints:
+    """One peer's ends of its links.
+
+    Args:
+        session: That of Zenoh.
+        run: The name of the run: part of every key.
+        me: This peer's name.
+        others: The neighbors' names, by number.
+        takes: By channel, what takes in a message.
+        on_life: Called with a neighbor and whether it has come or gone.
+        on_link: Called with the name at the other end of a new link.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        run: str,
+        me: str,
+        others: Mapping[int, str],
+        takes: Mapping[str, Take],
+        on_life: Callable[[int, bool], None],
+        on_link: Callable[[str | None], None],
+    ):
+        self._session, self._publishers = session, {}
+        self._held: list[Any] = []  # Zenoh forgets what nobody holds
+        new = zenoh.SampleKind.PUT
+
+        def hear_link(event: Any) -> None:
+            if event.kind == new:
+                on_link(event.link.auth_identifier)
+
+        try:
+            for place, name in others.items():
+                for channel, take in takes.items():
+                    # A heartbeat that waits is worth nothing, so a congested link drops it; nothing else may be lost.
+                    full = zenoh.CongestionControl.DROP if channel == "pace" else zenoh.CongestionControl.BLOCK
+                    self._publishers[place, channel] = session.declare_publisher(
+                        message_key(run, me, name, channel),
+                        congestion_control=full,
+                        reliability=zenoh.Reliability.RELIABLE,
+                        express=channel != "data",
+                    )
+                    key = message_key(run, name, me, channel)
+                    self._held.append(session.declare_subscriber(key, partial(_unwrap, take, place)))
+                watch = session.liveliness().declare_subscriber(
+                    alive_key(run, name), lambda sample, place=place: on_life(place, sample.kind == new), history=True
+                )
+                self._held.append(watch)
+            self._held.append(session.info.declare_link_events_listener(hear_link, history=True))
+            # Last: who sees the token knows that the subscribers are there.
+            self._held.append(session.liveliness().declare_token(alive_key(run, me)))
+        except BaseException:
+            session.close()
+            raise
+
+    def put(self, to: int, channel: str, payload: bytes, attachment: bytes | None) -> bool:
+        """Send bytes to a neighbor; False if the session is closing."""
+        try:
+            self._publishers[to, channel].put(payload, attachment=attachment)
+        except zenoh.ZError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Leave the network."""
+        self._held.clear()
+        self._session.close()
+
+
+def _unwrap(take: Take, place: int, sample: Any) -> None:
+    take(place, b"" if sample.attachment is None else sample.attachment.to_bytes(), sample.payload.to_bytes())
