@@ -31,7 +31,7 @@ app = typer.Typer(
 Overrides = Annotated[
     list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set one option. Repeat it for more.")
 ]
-Out = Annotated[Path | None, typer.Option(help="StudyRun folder; it must be new or empty.", show_default="under runs/")]
+Out = Annotated[Path | None, typer.Option(help="Run folder; it must be new or empty.", show_default="under runs/")]
 Minutes = Annotated[
     float, typer.Option("--checkpoint-minutes", min=0, help="Minutes between checkpoints; 0 saves none by time.")
 ]
@@ -107,7 +107,7 @@ def run(
     process: Process = None,
     as_json: AsJson = False,
 ) -> None:
-    """StudyRun a study or a TOML file. `hyperpush resume` continues an interrupted run."""
+    """Run a study or a TOML file. `hyperpush resume` continues an interrupted run."""
     known = registry.experiments()
     load_config(what, overrides or [], known)  # before processes are started
     _together(processes, coordinator, process)
@@ -246,7 +246,7 @@ def peer(
     name: Annotated[str, typer.Option(help="Name of this peer in the spec.")],
     as_json: AsJson = False,
 ) -> None:
-    """StudyRun one peer of a spec, next to its own data."""
+    """Run one peer of a spec, next to its own data."""
     party = importlib.import_module("hyperpush.deploy.party")
     read = party.read(config)
     result = party.run_peer(read, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
@@ -271,7 +271,7 @@ def swarm(
     seconds: Annotated[float, typer.Option(help="End all peers after this time.")] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """StudyRun all peers of a spec as processes on this machine, over loopback, with faults if asked."""
+    """Run all peers of a spec as processes on this machine, over loopback, with faults if asked."""
     party, swarms = (importlib.import_module(f"hyperpush.deploy.{name}") for name in ("party", "swarm"))
     faults = {"loss": loss, "duplicate": duplicate, "delay": delay, "seed": seed}
     read = party.read(config, count, {name: value for name, value in faults.items() if value is not None})
@@ -334,7 +334,7 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """StudyRun the command line; an error that the user can act on is one line on stderr and exit code 2."""
+    """Run the command line; an error that the user can act on is one line on stderr and exit code 2."""
     _arguments[:] = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
