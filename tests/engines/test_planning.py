@@ -16,7 +16,7 @@ from hyperpush.engines.planning import Planner
 from hyperpush.engines.simulate import Simulate
 from hyperpush.programs import Local, Repeat
 from hyperpush.runs.config import load_config
-from hyperpush.runs.run import planned
+from hyperpush.runs.run import plan_run
 from hyperpush.studies import registry
 
 SMALL = ["clients=4", "outer.steps=2", "inner.steps=30", "estimator.order=5", "estimator.pushes=3"]
@@ -25,7 +25,7 @@ SMALL = ["clients=4", "outer.steps=2", "inner.steps=30", "estimator.order=5", "e
 def test_a_plan_counts_what_the_algorithms_send(monkeypatch):
     monkeypatch.setattr(hostloop, "compiled", None)  # whatever ran would call it
     experiment, config = load_config("solve", SMALL, registry.experiments())
-    found = planned(experiment, config, processes=2)
+    found = plan_run(experiment, config, processes=2)
     assert found["stopped"] is None
     solve, estimate = found["pieces"]
     # Three inner solves of 30 pushes and two estimates of 5·3; then one estimate. Six params and a weight, float32.
@@ -35,7 +35,7 @@ def test_a_plan_counts_what_the_algorithms_send(monkeypatch):
     # Both devices send the sums for the other's two clients; the estimate's pushes are composed into one.
     assert solve["megabytes_moved"] == pytest.approx(2 * 2 * 28 * (90 + 2 * 5) / 2**20)
     assert estimate["megabytes_moved"] == pytest.approx(2 * 2 * 28 * 5 / 2**20)
-    one = planned(experiment, config)
+    one = plan_run(experiment, config)
     assert one["megabytes_moved"] == 0
     assert one["megabytes_per_process"] > 0
     assert (solve["floats"], estimate["floats"]) == (7 * solve["rounds"], 7 * 15)
