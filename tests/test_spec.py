@@ -6,10 +6,13 @@ import tomllib
 
 import numpy as np
 import pytest
+import tomli_w
 
 import hyperpush as hp
 from hyperpush.cli.app import main
 from hyperpush.errors import InvalidInput
+from hyperpush.runs.config import load_config
+from hyperpush.runs.spec import SPEC
 from hyperpush.spec import read
 
 TEXT = """
@@ -50,7 +53,32 @@ def test_the_file_gives_the_same_bits_as_the_call():
     np.testing.assert_array_equal(found.params, called.params)
 
 
+def test_a_name_alone_stands_for_a_table(tmp_path):
+    values = {**tomllib.loads(TEXT), "network": "ring", "engine": "Simulate"}
+    found = read(values)
+    assert isinstance(found.network, hp.networks.Ring)
+    assert isinstance(found.engine, hp.Simulate)
+    (tmp_path / "my.toml").write_text(tomli_w.dumps(values))
+    _, config = load_config(str(tmp_path / "my.toml"), ["network=star"], {"spec": SPEC})
+    assert config.model_dump()["network"] == {"name": "star"}
+
+
+def test_a_sweep_of_a_file_says_what_it_needs(tmp_path, capsys):
+    (tmp_path / "my.toml").write_text(TEXT)
+    for arguments, message in (
+        ([], "sweep.validation: got None; allowed: cost, or a metric of [metrics]; a spec names in [sweep] what to"),
+        (["-s", "sweep.validation=cost", "-s", "sweep.test=['rounds']"], "--grid 'method.steps=[5, 10]'"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["sweep", str(tmp_path / "my.toml"), *arguments])
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert message in said
+
+
 WRONG = {
+    "network": (3, r"network: got 3; allowed: a table \[network\] with a name and options, or a name alone"),
     "method.inner.step_sise": (0.1, r"method\.inner\.step_sise.*did you mean 'step_size'"),
     "method.inner.step_size": (-1.0, r"method\.inner\.step_size: got -1\.0"),
     "method.inner.name": ("SPG", r"method\.inner\.name: got 'SPG'.*did you mean 'SGP'"),
@@ -105,6 +133,13 @@ def test_the_command_runs_and_keeps_what_hp_load_reads(tmp_path, capsys):
     assert printed["costs"]["rounds"] == 20 + 2 * (25 + 20)
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["method"]["name"] == "PDBO"
     assert hp.load(tmp_path / "run").params["hypers"].shape == (4, 6)
+    spec = read(tomllib.loads(TEXT))
+    found, solution = hp.load(tmp_path / "run", task=spec.task), spec.run()
+    assert isinstance(solution, hp.Solution)
+    np.testing.assert_array_equal(found.result.hypers, solution.hypers)
+    np.testing.assert_array_equal(found.result.history.cost, solution.history.cost)
+    assert (found.result.costs, found.result.status) == (solution.costs, solution.status)
+    assert {each["kind"] for each in found.events} == {"row"}
 
 
 @pytest.mark.parametrize("given", ["0", "nan", "inf"])

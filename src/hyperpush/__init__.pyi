@@ -36,8 +36,8 @@ from .results import Costs as Costs
 from .results import Estimate as Estimate
 from .results import Solution as Solution
 from .results import Training as Training
-from .runs.saving import Run as Run
-from .runs.saving import load as load
+from .runs.saved import Run as Run
+from .runs.saved import load as load
 from .starts import per_client as per_client
 from .starts import per_example as per_example
 from .status import Status as Status

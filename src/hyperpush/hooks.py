@@ -3,7 +3,6 @@
 Subclass `Hook` and override what is of interest; pass objects to a verb as `hooks=[…]`.
 """
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,8 @@ import numpy as np
 
 from hyperpush import processes
 from hyperpush.errors import InvalidInput
+from hyperpush.runs.events import append_event, event
+from hyperpush.runs.events import read_events as read_events
 
 LOG = logging.getLogger("hyperpush")
 
@@ -122,10 +123,19 @@ class Log(Hook):
 
 
 class JSONLines(Hook):
-    """Appends every row's means over clients to a file, one JSON object per line.
+    """Appends every row's means over clients to a file, as events of kind `row` (`hyperpush.runs.events`).
 
     Args:
         path: The file. It is made if it is not there.
+
+    Example:
+        >>> import tempfile
+        >>> import hyperpush as hp
+        >>> file, task = tempfile.mkdtemp() + "/rows.jsonl", hp.tasks.quadratic(3, 0)
+        >>> hooks = [hp.hooks.JSONLines(file)]
+        >>> trained = hp.train(task, hp.SGP(4, 0.1), hp.networks.Ring(3), key=0, every=2, hooks=hooks)
+        >>> [(row["kind"], row["loop"], row["step"]) for row in hp.hooks.read_events(file)]
+        [('row', 'SGP', 0), ('row', 'SGP', 2), ('row', 'SGP', 4)]
     """
 
     def __init__(self, path: str | Path):
@@ -136,8 +146,8 @@ class JSONLines(Hook):
             raise InvalidInput("JSONLines.path", str(path), "a file in a folder that exists")
 
     def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": "row", "loop": loop, "step": step, **means(values)}) + "\n")
+        finite = {name: value for name, value in means(values).items() if np.isfinite(value)}
+        append_event(self.path, event("row", {"loop": loop, "step": step, **finite}))
 
 
 def means(values: Mapping[str, Any]) -> dict[str, float]:

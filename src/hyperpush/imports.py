@@ -9,6 +9,8 @@ from typing import Any
 
 from hyperpush.errors import InvalidInput, unknown
 
+ENTRY_POINTS = "hyperpush.methods"  # the group in which distributions name methods and networks of their own
+
 
 def allow_imports_from(folder: Path) -> None:
     """Let modules of a folder be named: those beside a file, and those in the current directory."""
@@ -42,3 +44,8 @@ def load_function(field: str, name: Any) -> Callable[..., Any]:
         return found
     public = [key for key, each in vars(module).items() if callable(each) and not key.startswith("_")]
     raise unknown(field, name, [f"{module.__name__}:{key}" for key in public])
+
+
+def plain_name(name: str) -> str:
+    """A name without case, dashes and underscores."""
+    return name.lower().replace("-", "").replace("_", "")

@@ -19,11 +19,10 @@ import equinox as eqx
 
 from hyperpush.checks import check_arguments
 from hyperpush.errors import InvalidInput, unknown
-from hyperpush.imports import import_object, load_function
+from hyperpush.imports import ENTRY_POINTS, import_object, load_function, plain_name
 from hyperpush.method import MethodInfo
 from hyperpush.optimizers import Optimizer, Schedule, optimizer, schedule
 
-ENTRY_POINTS = "hyperpush.methods"
 NONE = "none"  # TOML has no null
 
 
@@ -158,11 +157,6 @@ def _is_offered(each: type) -> bool:
 
 def _name(each: type) -> str:
     return each.name if issubclass(each, base_of("networks")) else each.__name__
-
-
-def plain_name(name: str) -> str:
-    """A name without case, dashes and underscores."""
-    return name.lower().replace("-", "").replace("_", "")
 
 
 def _import_class(kind: str, name: str, field: str) -> type:

@@ -1,10 +1,9 @@
-"""What the environment decides: where compiled code is kept between processes."""
+"""What the environment decides: where the index and compiled code are kept between processes."""
 
 import os
 from functools import cache
 from pathlib import Path
 
-import jax
 import platformdirs
 
 
@@ -17,6 +16,8 @@ def cache_folder() -> Path:
 @cache  # once a process
 def keep_compiled_code() -> None:
     """Keep what JAX compiles for other processes, unless the user has told JAX where to keep it."""
+    import jax  # here: `hyperpush list` asks for the folder and must not wait for JAX
+
     if getattr(jax.config, "jax_compilation_cache_dir") is None:  # noqa: B009, JAX makes it when it runs
         jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # many small ones add up

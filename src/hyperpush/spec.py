@@ -19,7 +19,8 @@
 
 Further tables: `[train]` (an inner solver that trains before an estimator), `[engine]`, `[metrics]`, `[hooks]`, and
 `[task.private]` (clip, and either noise or epsilon and delta). Every name may be a registered one or `module:Class`.
-`verb = "influence"` scores training examples with an estimator.
+`verb = "influence"` scores training examples with an estimator. What needs no options may be a name alone:
+`network = "ring"`.
 """
 
 import inspect
@@ -27,24 +28,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hyperpush import tasks
 from hyperpush.checks import check_arguments, check_integer, check_positive
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.hooks import Hook
 from hyperpush.hypergradients.base import HypergradientEstimator
-from hyperpush.imports import load_function
+from hyperpush.imports import load_function, plain_name
 from hyperpush.influence.scores import scores
 from hyperpush.inner.base import InnerSolver
 from hyperpush.method import Method, check_option
 from hyperpush.networks import Network
 from hyperpush.privacy.budget import within
-from hyperpush.registry import base_of, build, construct, find, plain_name, registered
+from hyperpush.registry import base_of, build, construct, find, registered
 from hyperpush.results import Result
+from hyperpush.runs.config import named_table
 from hyperpush.task import Task
 from hyperpush.verbs import hypergradient, solve, train
 
 TABLES = ("key", "precision", "verb", "every", "task", "network", "method", "train", "engine", "metrics", "hooks")
+NAMED = ("task", "network", "method", "train", "engine")  # tables that a string alone may stand for
 METHODS = ("algorithms", "hypergradients", "inner", "baselines", "big_fed")  # kinds of methods that a file may name
 VERBS = ("train", "hypergradient", "solve", "influence")
 
@@ -55,7 +59,7 @@ class Spec:
 
     verb: str
     task: Task
-    method: Any
+    method: Any  # of the kind that the verb takes
     network: Network
     key: int
     engine: Engine
@@ -85,6 +89,7 @@ def read(values: Mapping[str, Any]) -> Spec:
     Raises:
         InvalidInput: It names the dotted key, what was given and what is allowed.
     """
+    values = {key: named_table(each) if key in NAMED else each for key, each in values.items()}
     check_tables(values)
     table = dict(values["task"])
     private = table.pop("private", None)
@@ -113,7 +118,7 @@ def check_tables(values: Mapping[str, Any]) -> None:
             raise unknown(key, key, TABLES)
     for key in ("task", "network", "method"):
         if not isinstance(values.get(key), Mapping):
-            raise InvalidInput(key, values.get(key), f"a table [{key}] with a name")
+            raise InvalidInput(key, values.get(key), f"a table [{key}] with a name and options, or a name alone")
 
 
 def read_task(table: Mapping[str, Any]) -> Task:
@@ -132,7 +137,7 @@ def read_task(table: Mapping[str, Any]) -> Task:
     return task
 
 
-def _private_task(task: Task, table: Any, method: Method, network: Network) -> Task:
+def _private_task(task: Task, table: object, method: Method, network: Network) -> Task:
     """The task with `[task.private]`: with the noise that it names, or with the one that fits `epsilon` and `delta`."""
     if not isinstance(table, Mapping):
         raise InvalidInput("task.private", table, "a table with clip, and noise or epsilon")
@@ -152,7 +157,7 @@ def read_method(table: Mapping[str, Any], field: str = "method") -> Method:
     return build(method_kind(table.get("name"), f"{field}.name"), table, field)
 
 
-def method_kind(name: Any, field: str) -> str:
+def method_kind(name: object, field: str) -> str:
     """The kind of the method that is called so, or that `module:Class` names."""
     known = {kind: registered(kind) for kind in METHODS}
     if isinstance(name, str) and ":" in name:
@@ -171,7 +176,7 @@ def read_network(table: Mapping[str, Any], clients: int) -> Network:
     return build("networks", {**table, "clients": clients}, "network")
 
 
-def task_function(name: Any) -> Callable[..., Any]:
+def task_function(name: object) -> Callable[..., Any]:
     """The function that makes the task that is called so, or that `module:function` names."""
     if isinstance(name, str) and ":" in name:
         return load_function("task.name", name)
@@ -183,8 +188,6 @@ def task_function(name: Any) -> Callable[..., Any]:
 
 def ready_made() -> dict[str, Callable[..., Task]]:
     """The functions of `hp.tasks` that make a task of numbers alone."""
-    import hyperpush.tasks as tasks
-
     functions = {name: each for name, each in vars(tasks).items() if inspect.isfunction(each)}
     return {
         name: each
@@ -208,7 +211,7 @@ def _task_of(name: str, function: Callable[..., Any], options: Mapping[str, Any]
         raise InvalidInput("task.name", said, "a function that makes a task of the table's options") from error
 
 
-def _verb(given: Any, method: Method) -> str:
+def _verb(given: object, method: Method) -> str:
     kinds = {InnerSolver: ("train",), HypergradientEstimator: ("hypergradient", "influence")}
     fitting = next((verbs for kind, verbs in kinds.items() if isinstance(method, kind)), ("solve",))
     if given is None:
@@ -220,7 +223,7 @@ def _verb(given: Any, method: Method) -> str:
     return given
 
 
-def _metrics(table: Any) -> dict[str, Any]:
+def _metrics(table: object) -> dict[str, Any]:
     if not isinstance(table, Mapping):
         raise InvalidInput("metrics", table, "a table of metrics by name")
     found: dict[str, Any] = {}
@@ -238,7 +241,7 @@ def _metrics(table: Any) -> dict[str, Any]:
     return found
 
 
-def _hooks(table: Any) -> tuple[Hook, ...]:
+def _hooks(table: object) -> tuple[Hook, ...]:
     if not isinstance(table, Mapping):
         raise InvalidInput("hooks", table, "a table of hooks by name")
     found = []

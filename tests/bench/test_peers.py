@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
-from hyperpush.bench.peers import PeersBench, run_peers
+from hyperpush.bench.config import Peers
+from hyperpush.bench.peers import run
 from hyperpush.cli.app import main
+from hyperpush.runs.run import StudyRun
 
 ROUNDS, BLOCKS, MEGABYTES = 2, 3, 0.01
 
 
-class Kept:
+class Kept(StudyRun):
     """A run that keeps what it is given."""
 
     def __init__(self):
@@ -23,10 +25,10 @@ class Kept:
 
 
 def test_both_kinds_are_measured_and_compared():
-    run = Kept()
-    found = run_peers(PeersBench(megabytes=MEGABYTES, rounds=ROUNDS, blocks=BLOCKS), run)
+    kept = Kept()
+    found = run(Peers(megabytes=MEGABYTES, rounds=ROUNDS, blocks=BLOCKS), kept)
     seconds = {
-        kind: np.array([each["seconds"] for each in run.records if each["kind"] == kind])
+        kind: np.array([each["seconds"] for each in kept.records if each["side"] == kind])
         for kind in ("bare Zenoh", "peers")
     }
     for kind, key in (("bare Zenoh", "bare_zenoh"), ("peers", "peers")):
@@ -38,7 +40,7 @@ def test_both_kinds_are_measured_and_compared():
     ratios = np.sort(seconds["bare Zenoh"] / seconds["peers"])
     assert found["share"] == pytest.approx(ratios[BLOCKS // 2])
     assert (found["asked"], found["met"]) == (0.7, bool(ratios[BLOCKS // 2] >= 0.7))
-    ((title, _, rows),) = run.tables
+    ((title, _, rows),) = kept.tables
     assert "mutual TLS" in title
     assert [row[0] for row in rows] == ["bare Zenoh", "peers", "share"]
     assert rows[-1][-1].endswith("asked 0.7: met" if found["met"] else "asked 0.7: not met")

@@ -12,7 +12,11 @@ from tiny import TINY
 
 import hyperpush
 from hyperpush.cli import app as cli
+from hyperpush.cli import index
+from hyperpush.cli.index import load_index
+from hyperpush.runs.config import load_config
 from hyperpush.studies import registry
+from hyperpush.studies.quickstart.config import EXPERIMENT as QUICKSTART
 
 
 @pytest.fixture
@@ -33,8 +37,8 @@ def call(monkeypatch, tmp_path, capsys):
 def test_list_and_version(call):
     code, out, _ = call("list")
     assert code == 0
-    assert "tiny" in out
-    assert "Halve a number." in out
+    assert "error-study" in out
+    assert "Error of hypergradient push against the closed form." in out
     assert "random-directed" in out
     assert call("--version") == (0, f"hyperpush {hyperpush.__version__}\n", "")
 
@@ -71,17 +75,18 @@ def test_without_json_stdout_is_empty(call):
 
 
 def test_show_prints_a_file_that_runs(call, tmp_path):
-    code, out, _ = call("show", "tiny")
+    code, out, _ = call("show", "quickstart")
     assert code == 0
     (tmp_path / "mine.toml").write_text(out)
-    assert call("run", "mine.toml", "--out", "here")[0] == 0
+    experiment, config = load_config("mine.toml", [], {"quickstart": QUICKSTART})
+    assert config == experiment.config()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["run", "tinny"], "experiment: got 'tinny'; allowed: tiny (did you mean 'tiny'?)"),
-        (["show", "tinny"], "did you mean 'tiny'?"),
+        (["show", "TrakedHGP"], "did you mean 'TrackedHGP'?"),
         (["run", "tiny", "-s", "stpes=3"], "did you mean 'steps'?"),
         (["run", "tiny", "-s", "steps=many"], "steps: got 'many'; allowed: a valid integer"),
         (["run", "tiny", "-s", "steps=101"], "steps: got 101; allowed: less than or equal to 100"),
@@ -105,11 +110,64 @@ def test_bad_input_is_one_line_and_exit_code_2(call, tmp_path, arguments, messag
     assert files - {"runs"} == {"bad.toml", "full", "full/kept"}
 
 
-@pytest.mark.parametrize("arguments", [["run"], ["nothing"], ["run", "tiny", "--colour"]])
-def test_wrong_usage_is_exit_code_2(call, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "Missing argument 'NAME|FILE.toml'; see: hyperpush run --help"),
+        (["nothing"], "No such command 'nothing'; see: hyperpush --help"),
+        (["run", "tiny", "--josn"], "No such option: --josn"),
+        (["swarm", "my.toml", "-n", "many"], "Invalid value for '-n'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(call, arguments, message):
     code, out, err = call(*arguments)
     assert (code, out) == (2, "")
-    assert "Usage" in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_without_arguments_it_helps(call):
+    code, out, err = call()
+    assert (code, err) == (0, "")
+    assert "Usage" in out
+    assert "StudyRun" not in out
+
+
+LIGHT = """
+import sys
+from hyperpush.cli.app import main
+try:
+    main()
+finally:
+    print([name for name in ("jax", "equinox", "numpy") if name in sys.modules])
+"""
+
+
+def test_help_list_show_and_completion_load_no_jax(tmp_path):
+    environment = {**os.environ, "HYPERPUSH_CACHE": str(tmp_path)}
+
+    def run(*arguments: str, **more: str) -> list[str]:
+        command = [sys.executable, "-c", LIGHT, *arguments]
+        done = subprocess.run(command, env=environment | more, capture_output=True, text=True, check=False, timeout=120)
+        return done.stdout.splitlines()
+
+    assert run("--help")[-1] == "[]"
+    assert "jax" in run("list")[-1]  # the first one makes the index
+    assert run("list")[-1] == run("list", "--methods")[-1] == run("show", "HGP")[-1] == "[]"
+    completing = {"_HYPERPUSH_COMPLETE": "complete_bash", "COMP_WORDS": "hyperpush show Track", "COMP_CWORD": "2"}
+    assert run(**completing) == ["TrackedHGP", "[]"]
+
+
+def test_an_index_of_other_code_is_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYPERPUSH_CACHE", str(tmp_path))
+    made = load_index()
+    (tmp_path / index.FILE).write_text(json.dumps({**made, "networks": []}))
+    assert load_index()["networks"] == []
+    monkeypatch.setattr(index, "code_stamp", lambda: "another")
+    assert load_index() == {**made, "stamp": "another"}
+    monkeypatch.setenv("HYPERPUSH_CACHE", str(tmp_path / index.FILE / "no folder"))
+    assert load_index()["names"] == made["names"]
 
 
 def test_an_interrupt_is_exit_code_130_and_leaves_nothing(call, tmp_path):

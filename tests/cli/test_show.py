@@ -6,8 +6,7 @@ import tomllib
 import pytest
 
 from hyperpush.cli.app import main
-from hyperpush.cli.explain import find_class, options_toml
-from hyperpush.errors import InvalidInput
+from hyperpush.cli.explain import options_toml
 from hyperpush.registry import build, registered
 
 METHODS = [("algorithms", "PDBO"), ("hypergradients", "HGP"), ("inner", "SGP"), ("networks", "random-directed")]
@@ -15,7 +14,7 @@ METHODS = [("algorithms", "PDBO"), ("hypergradients", "HGP"), ("inner", "SGP"), 
 
 @pytest.mark.parametrize(("kind", "name"), METHODS, ids=[name for _, name in METHODS])
 def test_what_is_shown_makes_the_thing(kind, name):
-    table = tomllib.loads(options_toml(*find_class(name, [])))
+    table = tomllib.loads(options_toml(kind, registered(kind)[name]))
     inside = table.get("method") or {**table["network"], "clients": 4}
     made = build(kind, inside, "shown")
     assert type(made) is registered(kind)[name]
@@ -30,8 +29,3 @@ def test_every_option_of_an_estimator_is_explained(capsys):
         assert option.name in shown
     assert "Rounds of averaging per step" in shown
     assert "arXiv:2210.02129" in shown
-
-
-def test_an_unknown_name_suggests_the_nearest():
-    with pytest.raises(InvalidInput, match="did you mean 'TrackedHGP'"):
-        find_class("TrakedHGP", ["error-study"])

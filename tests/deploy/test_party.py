@@ -44,7 +44,7 @@ def compare(config, base, found):
     truth, names = spec.read(config.spec.sentence()).run(), list(found["peers"])
     assert isinstance(truth, hp.Solution)
     models = {
-        file: np.stack([load_file(base / name / f"{file}.safetensors")[""] for name in names])
+        file: np.stack([load_file(base / name / "models" / file / f"{name}.safetensors")[""] for name in names])
         for file in ("params", "hypers")
     }
     assert np.abs(truth.hypers - np.log(0.01)).max() > 0.1  # two steps of Adam
@@ -191,8 +191,8 @@ def test_bad_swarms_are_one_line_and_leave_nothing(tmp_path, capsys):
         (["-n", "1"], "-n: got 1"),
         (["-n", "3", "--kill", "3"], "--kill"),
         (["-n", "3", "--restart", "1"], "--kill, --restart"),
-        (["-n", "3", "--loss", "0.3"], "deploy.faults: got"),
-        (["-n", "3", "--loss", "1.5"], "deploy.faults.loss: got 1.5"),
+        (["-n", "3", "-s", "deploy.faults.loss=0.3"], "deploy.faults: got"),
+        (["-n", "3", "-s", "deploy.faults.loss=1.5"], "deploy.faults.loss: got 1.5"),
     ):
         assert says in refused(["swarm", file, *arguments, "--out", out], capsys)
         assert not out.exists()

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from deploy.deployed import deployed
 from deploy.digits import accuracy
-from safetensors.numpy import load_file
 
 import hyperpush as hp
 from hyperpush import spec
@@ -50,9 +49,9 @@ def without_loss(tmp_path_factory):
 @pytest.mark.parametrize("loss", [0.3, 0.5])
 def test_the_accuracy_is_within_a_point_of_that_without_loss(loss, without_loss, tmp_path):
     found = swarm(options(tmp_path / "run.toml", loss), CLIENTS, tmp_path / "run", seconds=900)
-    models = [load_file(tmp_path / "run" / name / "params.safetensors") for name in found["peers"]]
-    params = {key: np.stack([model[key] for model in models]) for key in ("w", "b")}
-    hypers = np.stack([load_file(tmp_path / "run" / name / "hypers.safetensors")[""] for name in found["peers"]])
+    folders = [hp.load(tmp_path / "run" / name) for name in found["peers"]]
+    params = {key: np.concatenate([folder.arrays("params")[key] for folder in folders]) for key in ("w", "b")}
+    hypers = np.concatenate([folder.models("hypers") for folder in folders])
     assert np.abs(hypers).max() > 0.15
     reached = accuracy(params, hypers, CLIENTS, 0)
     print(f"{loss:.0%} loss: {reached:.2f} %, without: {without_loss:.2f} %")

@@ -44,7 +44,7 @@ def run(base, secrets=None, epsilon=50.0):
     assert [result["delta"] for result in results] == [0, 0]
     assert all(sum(result["releases"].values()) == RELEASES for result in results)
     assert all(result["assumes"] == ASSUMPTION for result in results)
-    return np.stack([load_file(base / name / "params.safetensors")[""] for name in NAMES])
+    return np.stack([load_file(base / name / "models" / "params" / f"{name}.safetensors")[""] for name in NAMES])
 
 
 @pytest.fixture(scope="module")

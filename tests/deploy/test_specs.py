@@ -9,8 +9,9 @@ from safetensors.numpy import load_file
 
 import hyperpush as hp
 from hyperpush import spec
-from hyperpush.deploy.party import leaf_name, run_peer
+from hyperpush.deploy.party import run_peer
 from hyperpush.deploy.swarm import on_loopback
+from hyperpush.runs.saved import leaf_name
 
 CLIENTS = 3
 SGP = {"name": "SGP", "steps": 20, "step_size": 0.3}
@@ -28,10 +29,10 @@ def both(base, sentence):
     return [base / name for name in names], results, truth
 
 
-def same_files(folders, file, truth):
+def same_files(folders, name, truth):
     """Whether the parties' files hold their parts of a stacked tree."""
     for client, folder in enumerate(folders):
-        found = load_file(folder / file)
+        found = load_file(folder / "models" / name / f"{folder.name}.safetensors")
         leaves = jax.tree_util.tree_flatten_with_path(truth)[0]
         assert set(found) == {leaf_name(where) for where, _ in leaves}
         for where, leaf in leaves:
@@ -57,13 +58,18 @@ def test_algorithms_reach_what_the_simulator_reaches(task, network, method, tmp_
     sentence = {"task": task, "network": {"name": network}, "method": method}
     folders, results, truth = both(tmp_path, sentence)
     assert isinstance(truth, hp.Solution)
-    same_files(folders, "params.safetensors", truth.params)
-    same_files(folders, "hypers.safetensors", truth.hypers)
+    same_files(folders, "params", truth.params)
+    same_files(folders, "hypers", truth.hypers)
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(truth.hypers)) > 1e-3
     costs = np.asarray(truth.history.cost)
     for client, result in enumerate(results):
         assert (result["rounds"], result["floats"]) == (truth.costs.rounds, truth.costs.floats)
         np.testing.assert_allclose(result["outer_costs"], costs[:, client], rtol=1e-5)
+    own = truth.task.replace(names=tuple(folder.name for folder in folders)).for_client(folders[1].name)
+    loaded = hp.load(folders[1], task=own).result
+    np.testing.assert_allclose(loaded.history.cost, costs[:, 1], rtol=1e-5)
+    for mine, leaf in zip(jax.tree.leaves(loaded.hypers), jax.tree.leaves(truth.hypers), strict=True):
+        np.testing.assert_allclose(mine, leaf[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("verb", ["hypergradient", "influence"])
@@ -87,7 +93,7 @@ def test_estimates_and_influence_reach_what_the_simulator_reaches(verb, tmp_path
         return
     assert isinstance(truth, hp.Estimate)
     assert np.abs(truth.value).max() > 1e-3
-    same_files(folders, "hypergradient.safetensors", truth.value)
+    same_files(folders, "value", truth.value)
     # Parties train and estimate in one program: it counts both.
     params = 4 * 3
     assert [result["rounds"] for result in results] == [20 + truth.costs.rounds] * CLIENTS

@@ -16,7 +16,7 @@ from hyperpush.engines.planning import Planner
 from hyperpush.engines.simulate import Simulate
 from hyperpush.programs import Local, Repeat
 from hyperpush.runs.config import load_config
-from hyperpush.runs.run import planned
+from hyperpush.runs.run import plan_run
 from hyperpush.studies import registry
 
 # Trains, then estimates: two calls.
@@ -68,22 +68,22 @@ def spec(tmp_path):
 def test_a_plan_counts_what_the_algorithms_send(spec, monkeypatch):
     monkeypatch.setattr(hostloop, "call_compiled", None)  # whatever ran would call it
     experiment, config = load_config(spec(SOLVED), [], registry.experiments())
-    (solve,) = planned(experiment, config, processes=2)["pieces"]
+    (solve,) = plan_run(experiment, config, processes=2)["pieces"]
     # Three inner solves of 30 pushes and two estimates of 5·3. Six params and a weight, float32.
     assert solve["rounds"] == 3 * 30 + 2 * 15
     assert solve["bytes_per_round"] == 4 * 7
     assert solve["floats"] == 7 * solve["rounds"]
     assert (solve["call"], solve["clients"]) == ("start, SGP, iterations, HGP", 4)
-    one = planned(experiment, config)
+    one = plan_run(experiment, config)
     assert one["stopped"] is None
     assert one["megabytes_per_process"] > 0
     assert jnp.ones(()).dtype == jnp.float32
 
 
 def test_a_plan_lists_every_call(spec, monkeypatch):
-    monkeypatch.setattr(hostloop, "compiled", None)
+    monkeypatch.setattr(hostloop, "call_compiled", None)
     experiment, config = load_config(spec(TRAINED), [], registry.experiments())
-    found = planned(experiment, config, processes=2)
+    found = plan_run(experiment, config, processes=2)
     assert found["stopped"] is None
     train, estimate = found["pieces"]
     assert (train["rounds"], estimate["rounds"]) == (30, 15)

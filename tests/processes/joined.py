@@ -18,7 +18,7 @@ from hyperpush import processes
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import Journal, values_digest
 from hyperpush.runs.checkpoints.store import Store
-from hyperpush.runs.saved import _load_models, save_models
+from hyperpush.runs.saved import load_models, save_models
 from hyperpush.studies.data import partition
 from hyperpush.studies.data.sources import Dataset
 from hyperpush.tasks.logistic import logistic
@@ -120,7 +120,7 @@ def beyond_one_process(folder: Path, index: int) -> None:
     save_models(folder / "models" / "tree", {**tree, "all": np.arange(4.0)}, index == 0)
     processes.barrier("models")
     assert len(list((folder / "models" / "tree").iterdir())) == 4
-    saved = _load_models(folder / "models" / "tree")
+    saved = load_models(folder / "models" / "tree")
     np.testing.assert_array_equal(saved["all"], np.arange(4.0))
     np.testing.assert_array_equal(saved["a"][list(own)], processes.visible(tree["a"]))
 

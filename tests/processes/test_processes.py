@@ -13,7 +13,7 @@ import pytest
 
 from hyperpush.cli import app as cli
 from hyperpush.errors import HyperpushError
-from hyperpush.processes.starter import _free_port, start
+from hyperpush.processes.starter import free_ports, start
 from hyperpush.runs.saved import load
 
 # One device each: with the tests' four, two processes would compile for eight.
@@ -39,7 +39,11 @@ outer = { name = "adam", learning_rate = 0.1 }
 def test_two_processes_compute_what_one_does(tmp_path):
     script = Path(__file__).with_name("joined.py")
     done = subprocess.run(
-        [sys.executable, script, tmp_path, str(_free_port())], env=ALONE, capture_output=True, text=True, timeout=300
+        [sys.executable, script, tmp_path, str(free_ports(1)[0])],
+        env=ALONE,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 

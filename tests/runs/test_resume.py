@@ -120,9 +120,8 @@ def test_a_resume_that_fails_at_its_start_deletes_nothing(tmp_path, monkeypatch,
     if cause == "stray file":
         (checkpoints / "notes.txt").write_text("mine")
     else:
-        monkeypatch.setattr(
-            "hyperpush.runs.run._journal" if cause == "interrupted" else "hyperpush.runs.run.StudyRun", fails
-        )
+        where = {"interrupted": "folder.RunFolder.open_journal", "refused": "run.StudyRun"}[cause]
+        monkeypatch.setattr(f"hyperpush.runs.{where}", fails)
         with pytest.raises((KeyboardInterrupt, InvalidInput)):
             resume(out, KNOWN, Console(quiet=True), POLICY)
         monkeypatch.undo()

@@ -11,8 +11,9 @@ from rich.console import Console
 from tiny import TINY, TinyConfig
 
 from hyperpush.errors import Diverged, InvalidInput
+from hyperpush.runs.events import to_json
 from hyperpush.runs.run import execute
-from hyperpush.runs.saved import load, save_models, to_json
+from hyperpush.runs.saved import load, save_models
 
 
 def test_a_run_folder_can_be_read_back(tmp_path):
@@ -24,6 +25,8 @@ def test_a_run_folder_can_be_read_back(tmp_path):
     assert read.result == {"experiment": "tiny", "steps": 2, "value": [0.25, 0.25], "dtype": "float32"}
     assert read.result == json.loads(to_json(result))
     assert read.metrics == [{"step": 0, "value": 0.5}, {"step": 1, "value": 0.25}]
+    assert [list(each) for each in read.events] == [["time", "kind", "step", "value"]] * 2
+    assert {each["kind"] for each in read.events} == {"record"}
     np.testing.assert_array_equal(read.models("final")["layer"]["w"], np.arange(6).reshape(2, 3))
     np.testing.assert_array_equal(read.params["final"]["layer"]["b"], [0.25, 0.25])
     (figure,) = run.figures

@@ -1,84 +1,72 @@
 """How much memory the hypergradient of a large model takes, all clients on one machine."""
 
-from collections.abc import Callable
+from functools import partial
+from itertools import product
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jaxtyping import PyTree
 
 import hyperpush as hp
-from hyperpush.bench.config import Estimated, Memory
+from hyperpush.bench.config import Memory
 from hyperpush.bench.images import images
-from hyperpush.bench.timing import in_new_process, machine, peak_megabytes, show
+from hyperpush.bench.timing import Row, in_new_process, machine, measure_rows, peak_megabytes
+from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.programs import HypergradientState, Scope, one_client, traced
 from hyperpush.runs.run import StudyRun
 
-STEP_SIZE = 0.01  # where it is given
-
-
-class Case(NamedTuple):
-    """An estimate to be made, and the numbers in the clients' states meanwhile."""
-
-    parameters: int  # of each client
-    numbers: int  # in the state of each client
-    estimate: Callable[[], hp.Estimate]
+ESTIMATORS: dict[str, HypergradientEstimator] = {
+    "HGP": hp.HGP(2, 2, 0.01),
+    "TrackedHGP": hp.TrackedHGP(2, 0.01, pushes=1, tolerance=None, acceleration=1),
+    "TrackedHGP by default": hp.TrackedHGP(10),
+}
 
 
 def run(config: Memory, run: StudyRun) -> dict[str, Any]:
-    """Measure every method with every batch."""
-    where, rows = machine(), []
-    with run.progress("memory", len(config.methods) * len(config.batches)) as bar:
-        for method in config.methods:
-            for batch in config.batches:
-                rows.append(in_new_process(measure, config, method, batch))
-                run.record(**rows[-1])
-                bar.advance()
-    show(run, f"{config.clients} clients, {config.model}", rows)
-    return {"memory": rows, "machine": where}
+    """Measure every estimator with every batch, each in a process of its own."""
+    where = machine()
+    cases = [partial(in_new_process, measure, config, *case) for case in product(ESTIMATORS, config.batches)]
+    return {"memory": measure_rows(run, f"{config.clients} clients, {config.model}", cases), "machine": where}
 
 
-def measure(config: Memory, method: Estimated, batch: int) -> dict[str, Any]:
+def measure(config: Memory, method: str, batch: int) -> list[Row]:
     """What the states of all clients take, the most that was resident from start to end, and the time once compiled."""
-    row: dict[str, Any] = {"method": method, "batch": batch}
+    row: Row = {"method": method, "batch": batch}
 
     def everything() -> None:
-        case = prepare(config, method, batch or None)
-        case.estimate()  # compiles
+        task = images(config.model, config.clients, config.seed, config.examples)
+        network = hp.networks.RandomDirected(config.clients, seed=config.seed)
+        parameters, numbers = state_sizes(task, ESTIMATORS[method], network)
+        engine = hp.Simulate(clients_per_batch=batch or None)
+
+        def estimate() -> hp.Estimate:
+            found = hp.hypergradient(task, ESTIMATORS[method], network, key=config.seed, engine=engine)
+            jax.block_until_ready(found.value)
+            return found
+
+        estimate()  # compiles
         began = perf_counter()
-        products = case.estimate().costs.hessian_products
-        seconds = perf_counter() - began
-        row["parameters"] = case.parameters
-        row["vectors"] = case.numbers // case.parameters
-        row["states_megabytes"] = 4 * config.clients * case.numbers / 2**20
-        row["products"] = products
-        row["seconds_per_product"] = seconds / products
+        products = estimate().costs.hessian_products
+        row.update(
+            parameters=parameters,
+            vectors=numbers // parameters,
+            states_megabytes=4 * config.clients * numbers / 2**20,
+            products=products,
+            seconds_per_product=(perf_counter() - began) / products,
+        )
 
     row["peak_megabytes"] = peak_megabytes(everything)
-    return row
+    return [row]
 
 
-def prepare(config: Memory, method: Estimated, batch: int | None) -> Case:
-    """The hypergradient by scales of the logits, one for each class and client, on random images."""
-    task = images(config.model, config.clients, config.seed, config.examples)
-    network = hp.networks.RandomDirected(config.clients, seed=config.seed)
-    estimator = {
-        "hgp": hp.HGP(config.steps, config.pushes, STEP_SIZE),
-        "tracked": hp.TrackedHGP(config.steps, STEP_SIZE, pushes=1, tolerance=None, acceleration=1),
-        "automatic": hp.TrackedHGP(config.automatic_steps),
-    }[method]
-
-    def estimate() -> hp.Estimate:
-        engine = hp.Simulate(clients_per_batch=batch)
-        done = hp.hypergradient(task, estimator, network, key=config.seed, engine=engine)
-        jax.block_until_ready(done.value)
-        return done
-
+def state_sizes(task: hp.Task, estimator: HypergradientEstimator, network: hp.networks.Network) -> tuple[int, int]:
+    """The numbers in one client's params, and in its state while it estimates."""
     program = estimator.on(network).program(task.problem)
     assert isinstance(program, Scope)
     start = HypergradientState(task.params, task.hypers, task.hypers)
-    state, _ = traced(program.enter, config.clients, *one_client((task.data, start)))
-    return Case(count(one_client(task.params)), count(state), estimate)
+    state, _ = traced(program.enter, task.clients, *one_client((task.data, start)))
+    return count(one_client(task.params)), count(state)
 
 
 def count(tree: PyTree) -> int:

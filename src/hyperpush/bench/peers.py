@@ -12,46 +12,42 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
+import numpy as np
 
+from hyperpush.bench.config import Peers
+from hyperpush.bench.timing import machine
+from hyperpush.checks import require
+from hyperpush.deploy.certificates import make
+from hyperpush.deploy.swarm import Processes
+from hyperpush.engines.transport.wire import Header, Template, decode, encode
+from hyperpush.engines.transport.zenoh import session
+from hyperpush.engines.transport.zenoh.addresses import Address
+from hyperpush.engines.transport.zenoh.identity import Identity
+from hyperpush.engines.transport.zenoh.transport import Zenoh
 from hyperpush.errors import HyperpushError
-from hyperpush.runs.config import Config
-from hyperpush.runs.experiment import Experiment
+from hyperpush.processes.starter import free_ports
+from hyperpush.runs.run import StudyRun
 
-Count = Annotated[int, Field(ge=1)]
+zenoh = require("zenoh", "peers")
+
 Side = tuple[Callable[[], None], Callable[[], None]]
 NAMES = ("left", "right")
 ASKED = 0.7  # the share of bare Zenoh's rounds that peers are to reach, with messages of 9 MB and mutual TLS
 
 
-class PeersBench(Config):
-    """Options of the benchmark of peers."""
-
-    megabytes: float = Field(default=9.0, gt=0, le=200, description="Size of a message, in 10⁶ bytes.")
-    rounds: Count = Field(default=20, description="Rounds in a block.")
-    blocks: Count = Field(default=7, description="Blocks of each kind, of which the median is taken.")
-    secure: bool = Field(default=True, description="Whether both sides use mutual TLS.")
-
-
-def run_peers(config: PeersBench, run: Any) -> dict[str, Any]:
+def run(config: Peers, run: StudyRun) -> dict[str, Any]:
     """Measure both and compare."""
-    # Here, as in the functions below, so that the command line does not wait for them.
-    import numpy as np
-
-    from hyperpush.bench.timing import machine
-
     where, seconds = machine(), _measure(config)
     rows, found = [], {}
     for kind, times in seconds.items():
         rate = config.rounds / float(np.median(times))
         both_ways = 2 * rate * int(config.megabytes * 1e6) / 1e6
-        name = kind.replace(" ", "_").lower()
-        found[name] = {"rounds_per_second": rate, "megabytes_per_second": both_ways}
+        found[kind.replace(" ", "_").lower()] = {"rounds_per_second": rate, "megabytes_per_second": both_ways}
         rows.append((kind, rate, both_ways, f"{config.rounds / max(times):.1f} to {config.rounds / min(times):.1f}"))
         for block, each in enumerate(times):
-            run.record(kind=kind, block=block, seconds=each)
+            run.record(side=kind, block=block, seconds=each)
     ratios = np.asarray(seconds["bare Zenoh"]) / np.asarray(seconds["peers"])
     share = float(np.median(ratios))
     met = share >= ASKED
@@ -62,11 +58,8 @@ def run_peers(config: PeersBench, run: Any) -> dict[str, Any]:
     return {**found, "share": share, "asked": ASKED, "met": met, "machine": where}
 
 
-def _measure(config: PeersBench) -> dict[str, list[float]]:
+def _measure(config: Peers) -> dict[str, list[float]]:
     """Seconds of each block of each kind."""
-    from hyperpush.deploy.certificates import make
-    from hyperpush.deploy.swarm import Processes, free_ports
-
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         if config.secure:
@@ -78,11 +71,8 @@ def _measure(config: PeersBench) -> dict[str, list[float]]:
         return json.loads((base / f"{NAMES[0]}.json").read_text())
 
 
-def party(name: str, config: PeersBench, base: str, ports: list[int]) -> None:
+def party(name: str, config: Peers, base: str, ports: list[int]) -> None:
     """One side of it."""
-    from hyperpush.engines.transport.zenoh.addresses import Address
-    from hyperpush.engines.transport.zenoh.identity import Identity
-
     folder, me = Path(base), NAMES.index(name)
     who = Identity(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key") if config.secure else None
     here, there = ([Address("127.0.0.1", ports[pair + side]) for pair in (0, 2)] for side in (me, 1 - me))
@@ -101,12 +91,8 @@ def party(name: str, config: PeersBench, base: str, ports: list[int]) -> None:
     (folder / f"{name}.json").write_text(json.dumps({kind: times[1:] for kind, times in seconds.items()}))
 
 
-def _bare(me: int, size: int, here: Any, dialed: Any, who: Any) -> Side:
+def _bare(me: int, size: int, here: Address, dialed: Address | None, who: Identity | None) -> Side:
     """A round of bare Zenoh, and its end."""
-    import zenoh
-
-    from hyperpush.engines.transport.zenoh import session
-
     name, other = NAMES[me], NAMES[1 - me]
     made = session.settings("bare", name, here, {other: dialed}, who)
     del made["transport"]["link"]["rx"]  # whole messages, as long as they are
@@ -134,13 +120,8 @@ def _bare(me: int, size: int, here: Any, dialed: Any, who: Any) -> Side:
     return exchange, close
 
 
-def _peers(me: int, size: int, here: Any, dialed: Any, who: Any) -> Side:
+def _peers(me: int, size: int, here: Address, dialed: Address | None, who: Identity | None) -> Side:
     """A round of peers, and their end."""
-    import numpy as np
-
-    from hyperpush.engines.transport.wire import Header, Template, decode, encode
-    from hyperpush.engines.transport.zenoh.transport import Zenoh
-
     transport = Zenoh("peers", NAMES, me, {NAMES[1 - me]: dialed}, listen=here, identity=who)
     transport.ready()
     tree = {"params": np.random.default_rng(me).normal(size=size // 4).astype(np.float32)}
@@ -157,6 +138,3 @@ def _peers(me: int, size: int, here: Any, dialed: Any, who: Any) -> Side:
         transport.close()
 
     return exchange, close
-
-
-BENCH = Experiment("peers", "Long messages between two peers, against bare Zenoh.", PeersBench, run_peers)

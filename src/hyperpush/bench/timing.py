@@ -1,9 +1,9 @@
-"""Wall-clock time of repeated work, peak memory, and the machine they were measured on."""
+"""Wall-clock time of repeated work, peak memory, and rows of measurements as a table."""
 
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from math import ceil, log
@@ -15,10 +15,27 @@ from typing import Any, TypeVar
 from hyperpush.runs.run import StudyRun
 
 T = TypeVar("T")
+Row = dict[str, Any]
 Task = Callable[[int], Any]  # does so many rounds and waits for their result
 
 _FIRST = 2
 _GROWTH = 100
+
+
+def measure_rows(run: StudyRun, title: str, cases: Sequence[Callable[[], list[Row]]]) -> list[Row]:
+    """Measure case by case, record every row, and show all as a table; nothing without cases."""
+    rows = []
+    with run.progress(title, len(cases)) as bar:
+        for measure in cases:
+            found = measure()
+            for row in found:
+                run.record(**row)
+            rows += found
+            bar.advance()
+    if rows:
+        columns = [name.replace("megabytes", "MB").replace("microseconds", "µs").replace("_", " ") for name in rows[0]]
+        run.table(title, columns, [list(row.values()) for row in rows])
+    return rows
 
 
 def per_round(tasks: Sequence[Task], seconds: float, repeats: int) -> list[float]:
@@ -28,7 +45,7 @@ def per_round(tasks: Sequence[Task], seconds: float, repeats: int) -> list[float
     what else a run does once, however many its rounds, is spread over them.
     """
     lengths = [_length(task, seconds) for task in tasks]
-    times = [[_timed(task, length) for task, length in zip(tasks, lengths, strict=True)] for _ in range(repeats)]
+    times = [[_seconds(task, length) for task, length in zip(tasks, lengths, strict=True)] for _ in range(repeats)]
     return [median(own) / length for own, length in zip(zip(*times, strict=True), lengths, strict=True)]
 
 
@@ -38,6 +55,7 @@ def peak_megabytes(task: Callable[[], Any]) -> float | None:
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
+        task()
         return None
     task()
     status = Path("/proc/self/status").read_text().splitlines()
@@ -53,13 +71,6 @@ def in_new_process(function: Callable[..., T], *arguments: Any) -> T:
     """What a function returns in a fresh process, in which nothing that ran before has left memory behind."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
-
-
-def show(run: StudyRun, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows of the same fields as a table; nothing without rows."""
-    if rows:
-        columns = [name.replace("megabytes", "MB").replace("microseconds", "µs").replace("_", " ") for name in rows[0]]
-        run.table(title, columns, [list(row.values()) for row in rows])
 
 
 def machine() -> dict[str, Any]:
@@ -79,13 +90,13 @@ def _length(task: Task, seconds: float) -> int:
     length = _FIRST
     while True:
         task(length)
-        taken = _timed(task, length)
+        taken = _seconds(task, length)
         if taken >= seconds / 2:
             return length
         length = ceil(length * min(_GROWTH, seconds / taken))
 
 
-def _timed(task: Task, rounds: int) -> float:
+def _seconds(task: Task, rounds: int) -> float:
     began = time.perf_counter()
     task(rounds)
     return time.perf_counter() - began

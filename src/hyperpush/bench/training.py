@@ -13,49 +13,45 @@ import jax.numpy as jnp
 import hyperpush as hp
 from hyperpush.bench.config import Training
 from hyperpush.bench.images import MODELS, images
-from hyperpush.bench.timing import exponent, machine, peak_megabytes, show
+from hyperpush.bench.timing import Row, exponent, machine, measure_rows, peak_megabytes
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.runs.run import StudyRun
 from hyperpush.studies.models.cnn import CNN
 
+PRODUCT = 3000  # rows and columns of its matrices
 Case = tuple[str, int, Callable[[], None]]  # what it is, operations per round of all clients, the rounds
 
 
 def run(config: Training, run: StudyRun) -> dict[str, Any]:
-    """Time every number of clients, the matrix product before and after each."""
-    where, rows = machine(), []
-    before: dict[str, tuple[int, float]] = {}  # clients and seconds of each kind of round, the number before
-    with run.progress("training", len(config.clients)) as bar:
-        for clients in config.clients:
-            cases = prepare(config, clients)
-            peaks = [peak_megabytes(task) for _, _, task in cases]  # compiles, too
-            times: list[list[float]] = [[] for _ in cases]
-            speeds = []
-            for _ in range(config.repeats):
-                speeds += [product_speed(config.product) for _ in range(3)]
-                for own, (_, _, task) in zip(times, cases, strict=True):
-                    own.append(seconds_of(task) / config.rounds)
-            speed = median([*speeds, *(product_speed(config.product) for _ in range(3))])
-            for (label, operations, _), own, peak in zip(cases, times, peaks, strict=True):
-                seconds = median(own)
-                rows.append(
-                    {
-                        "round": label,
-                        "clients": clients,
-                        "seconds": seconds,
-                        "gflops": operations / seconds / 1e9,
-                        "product_gflops": speed,
-                        "share": operations / seconds / 1e9 / speed,
-                        "exponent": exponent(before[label], (clients, seconds)) if label in before else None,
-                        "peak_megabytes": peak,
-                    }
-                )
-                run.record(**rows[-1])
-                before[label] = clients, seconds
-            jax.clear_caches()
-            bar.advance()
-    show(run, f"{config.model}, batch {config.batch}", rows)
-    return {"training": rows, "machine": where}
+    """Time SGP and HGP for every number of clients."""
+    where, before = machine(), dict[str, tuple[int, float]]()
+    cases = [partial(measure, config, clients, before) for clients in config.clients]
+    return {"training": measure_rows(run, f"{config.model}, batch {config.batch}", cases), "machine": where}
+
+
+def measure(config: Training, clients: int, before: dict[str, tuple[int, float]]) -> list[Row]:
+    """A row for each kind of round, the matrix product before and after each.
+
+    `before` has the clients and seconds of each kind for the number of clients before this one.
+    """
+    cases = prepare(config, clients)
+    peaks = [peak_megabytes(task) for _, _, task in cases]  # compiles, too
+    times: list[list[float]] = [[] for _ in cases]
+    speeds = []
+    for _ in range(config.repeats):
+        speeds += [product_speed() for _ in range(3)]
+        for own, (_, _, task) in zip(times, cases, strict=True):
+            own.append(seconds_of(task) / config.rounds)
+    speed = median([*speeds, *(product_speed() for _ in range(3))])
+    rows = []
+    for (label, operations, _), seconds, peak in zip(cases, map(median, times), peaks, strict=True):
+        gflops = operations / seconds / 1e9
+        row = {"round": label, "clients": clients, "seconds": seconds, "gflops": gflops, "product_gflops": speed}
+        growth = exponent(before[label], (clients, seconds)) if label in before else None
+        rows.append({**row, "share": gflops / speed, "exponent": growth, "peak_megabytes": peak})
+        before[label] = clients, seconds
+    jax.clear_caches()
+    return rows
 
 
 def operations_of(model: CNN) -> int:
@@ -78,7 +74,7 @@ def prepare(config: Training, clients: int) -> list[Case]:
     # The outer cost is not what is measured: one image will do.
     task = images(config.model, clients, config.seed, config.batch, validation=1)
     network = hp.networks.RandomDirected(clients, seed=config.seed)
-    options: Any = {"key": config.seed, "engine": hp.Simulate(clients_per_batch=config.at_a_time or None)}
+    options: Any = {"key": config.seed, "engine": hp.Simulate(clients_per_batch=1)}
 
     def train() -> None:
         jax.block_until_ready(hp.train(task, hp.SGP(config.rounds, 0.01, "gradient-after"), network, **options).params)
@@ -87,17 +83,17 @@ def prepare(config: Training, clients: int) -> list[Case]:
         jax.block_until_ready(hp.hypergradient(task, estimator, network, **options).value)
 
     forward = operations_of(MODELS[config.model]) * clients * config.batch
-    estimators = {f"HGP, S = {pushes}": hp.HGP(config.rounds, pushes, 0.01) for pushes in config.pushes}
+    estimators = {f"HGP, S = {pushes}": hp.HGP(config.rounds, pushes, 0.01) for pushes in (1, 10)}
     estimates = [(name, 6 * forward, partial(estimate, each)) for name, each in estimators.items()]
     return [("SGP", 3 * forward, train), *estimates]
 
 
-def product_speed(size: int) -> float:
-    """GFLOP/s of a product of two square float32 matrices."""
-    a = jnp.ones((size, size), jnp.float32)
+def product_speed() -> float:
+    """GFLOP/s of a product of two large square float32 matrices."""
+    a = jnp.ones((PRODUCT, PRODUCT), jnp.float32)
     multiply = jax.jit(jnp.matmul)
     jax.block_until_ready(multiply(a, a))
-    return 2 * size**3 / seconds_of(lambda: jax.block_until_ready(multiply(a, a))) / 1e9
+    return 2 * PRODUCT**3 / seconds_of(lambda: jax.block_until_ready(multiply(a, a))) / 1e9
 
 
 def seconds_of(work: Callable[[], Any]) -> float:

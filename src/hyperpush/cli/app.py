@@ -1,44 +1,57 @@
-"""The command line. JAX is imported only by the commands that compute."""
+"""The command line.
 
-import importlib
+Commands import what they run when they run, so that `--help`, completion, `list` and `show` never wait for JAX.
+"""
+
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-import hyperpush
+from hyperpush.cli.index import COLUMNS, load_index
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
-from hyperpush.runs.checkpoints import KEEP, MINUTES, Policy
-from hyperpush.runs.config import default_toml, load_config
-from hyperpush.runs.experiment import Experiment, import_with_extras
+from hyperpush.imports import plain_name
 from hyperpush.runs.report.tables import table
-from hyperpush.runs.run import StudyRun, execute, find_interrupted, planned
-from hyperpush.runs.run import resume as resume_run
-from hyperpush.runs.saved import to_json
-from hyperpush.studies import registry
+from hyperpush.version import __version__
+
+if TYPE_CHECKING:
+    from hyperpush.runs.experiment import Experiment
+    from hyperpush.runs.run import StudyRun
 
 app = typer.Typer(
     help="Decentralized bilevel optimization over directed, changing networks.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+BENCH_NAMES = ("rounds", "training", "memory", "scale", "peers")
 
+
+def _complete_study(incomplete: str) -> list[str]:
+    return [name for name, _ in load_index()["studies"] if name.startswith(incomplete)]
+
+
+def _complete_name(incomplete: str) -> list[str]:
+    return [name for name in load_index()["names"] if name.startswith(incomplete)]
+
+
+Source = Annotated[
+    str, typer.Argument(metavar="NAME|FILE.toml", help="A study, or a TOML file.", autocompletion=_complete_study)
+]
 Overrides = Annotated[
     list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set one option. Repeat it for more.")
 ]
-Out = Annotated[Path | None, typer.Option(help="StudyRun folder; it must be new or empty.", show_default="under runs/")]
+Out = Annotated[Path | None, typer.Option(help="Run folder; it must be new or empty.", show_default="under runs/")]
 Minutes = Annotated[
-    float, typer.Option("--checkpoint-minutes", min=0, help="Minutes between checkpoints; 0 saves none by time.")
+    float | None,
+    typer.Option("--checkpoint-minutes", min=0, help="Minutes between checkpoints; 0 saves none.", show_default="2"),
 ]
 Rounds = Annotated[
     int | None, typer.Option("--checkpoint-rounds", min=1, help="Rounds between checkpoints.", show_default="by time")
 ]
-Keep = Annotated[int, typer.Option("--checkpoint-keep", min=1, help="Checkpoints to keep of each state.")]
 Processes = Annotated[
     int | None, typer.Option(min=1, help="Number of processes. Without --coordinator all of them start here.")
 ]
@@ -48,13 +61,13 @@ Coordinator = Annotated[
 Process = Annotated[int | None, typer.Option(min=0, help="Number of this process, from 0; requires --coordinator.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
-
+USAGE_ERROR: Any = typer.BadParameter.__base__  # of Click, which newer versions of Typer bring along
 _arguments: list[str] = []  # as given on the command line, for processes that are to do the same
 
 
 def _version(asked: bool) -> bool:
     if asked:
-        print(f"hyperpush {hyperpush.__version__}")
+        print(f"hyperpush {__version__}")
         raise typer.Exit
     return asked
 
@@ -69,71 +82,73 @@ def list_(
     methods: Annotated[bool, typer.Option("--methods", help="List the methods instead.")] = False,
 ) -> None:
     """List studies and networks, or methods with what they require and send."""
+    index = load_index()
     if methods:
-        methods_of = importlib.import_module("hyperpush.registry").registered
-        titles = {
-            "inner": "inner solvers",
-            "hypergradients": "hypergradients",
-            "algorithms": "bilevel algorithms",
-            "big_fed": "on graphs",
-        }
-        shown = ("network", "target", "note", "fixed_point", "sends", "paper")
-        for kind, title in titles.items():
-            rows = [
-                (name, *(getattr(each.info, column) for column in shown), "yes" if each.info.matrices else "no")
-                for name, each in methods_of(kind).items()
-            ]
-            _print_table(title, ("name", *shown, "matrices"), rows)
+        for title, rows in index["methods"].items():
+            _print_table(title, COLUMNS, rows)
     else:
-        listed = registry.experiments().values()
-        _print_table("studies", ("name", "summary"), [(each.name, each.summary) for each in listed])
-        networks = importlib.import_module("hyperpush.networks")
-        exported = [getattr(networks, name) for name in networks.__all__]
-        named = [each for each in exported if isinstance(each, type) and isinstance(getattr(each, "name", None), str)]
-        lines = [(each.name, each.__name__, (each.__doc__ or "").partition("\n")[0]) for each in named]
-        _print_table("networks", ("name", "class", "summary"), lines)
+        _print_table("studies", ("name", "summary"), index["studies"])
+        _print_table("networks", ("name", "class", "summary"), index["networks"])
+
+
+@app.command()
+def show(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="A study, method, network or engine.", autocompletion=_complete_name),
+    ],
+) -> None:
+    """Print the options of a study, method, network or engine as TOML, each with its explanation."""
+    index = load_index()
+    if plain_name(name) not in index["options"]:
+        raise unknown("name", name, index["names"])
+    print(index["options"][plain_name(name)], end="")
 
 
 @app.command()
 def run(
-    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A study, or a TOML file.")],
+    what: Source,
     overrides: Overrides = None,
     out: Out = None,
-    minutes: Minutes = MINUTES,
+    minutes: Minutes = None,
     rounds: Rounds = None,
-    keep: Keep = KEEP,
     processes: Processes = None,
     coordinator: Coordinator = None,
     process: Process = None,
     as_json: AsJson = False,
 ) -> None:
-    """StudyRun a study or a TOML file. `hyperpush resume` continues an interrupted run."""
+    """Run a study or a TOML file. `hyperpush resume` continues an interrupted run."""
+    from hyperpush.runs.config import load_config
+    from hyperpush.studies import registry
+
     known = registry.experiments()
     load_config(what, overrides or [], known)  # before processes are started
     _together(processes, coordinator, process)
-    _run(known, what, overrides or [], out, as_json, Policy(minutes or None, rounds, keep))
+    _run(known, what, overrides, out, as_json, _policy(minutes, rounds))
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an interrupted run.")],
-    minutes: Minutes = MINUTES,
+    minutes: Minutes = None,
     rounds: Rounds = None,
-    keep: Keep = KEEP,
     processes: Processes = None,
     coordinator: Coordinator = None,
     process: Process = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue an interrupted run from its last valid checkpoint."""
+    from hyperpush.runs.run import find_interrupted, resume
+    from hyperpush.studies import registry
+
     find_interrupted(folder)
     _together(processes, coordinator, process)
-    _report(*resume_run(folder, registry.experiments(), checkpoints=Policy(minutes or None, rounds, keep)), as_json)
+    _report(*resume(folder, registry.experiments(), checkpoints=_policy(minutes, rounds)), as_json)
 
 
 @app.command()
 def sweep(
-    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A study, or a TOML file.")],
+    what: Source,
     overrides: Overrides = None,
     grid: Annotated[
         list[str] | None,
@@ -147,29 +162,35 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Tune every method with the same budget, choose on validation, report over seeds. Repeat it to continue."""
+    from hyperpush.cli.sweep.plan import load
+    from hyperpush.cli.sweep.report import sweep
+    from hyperpush.studies import registry
+
     asked = [f"sweep.{table}.{each}" for table, given in (("grid", grid), ("compare", compare)) for each in given or []]
     asked += [] if seeds is None else [f"sweep.seeds={seeds}"]
-    plans, report = (importlib.import_module(f"hyperpush.cli.sweep.{name}") for name in ("plan", "report"))
-    result, folder = report.sweep(plans.load(what, [*(overrides or []), *asked], registry.experiments()), out)
+    result, folder = sweep(load(what, [*(overrides or []), *asked], registry.experiments()), out)
     print("sweep:", folder, file=sys.stderr)
-    if as_json:
-        print(to_json({**result, "run": folder}))
+    _print_json({**result, "run": folder}, as_json)
     if result["failed"]:
         raise typer.Exit(1)
 
 
 @app.command()
 def plan(
-    what: Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A study, or a TOML file.")],
+    what: Source,
     overrides: Overrides = None,
     processes: Annotated[int, typer.Option(min=1, help="Number of processes to plan for.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Print what a run would take: rounds, bytes, memory, and ε if it is private. Nothing runs."""
+    from hyperpush.runs.config import load_config
+    from hyperpush.runs.run import plan_run
+    from hyperpush.studies import registry
+
     experiment, config = load_config(what, overrides or [], registry.experiments())
-    found = planned(experiment, config, processes)
+    found = plan_run(experiment, config, processes)
     if as_json:
-        print(to_json(found))
+        _print_json(found)
         return
     names = list(found["pieces"][0]) if found["pieces"] else []
     rows = [[piece[name] for name in names] for piece in found["pieces"]]
@@ -184,23 +205,14 @@ def plan(
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A study, method, network or engine.")]) -> None:
-    """Print the options of a study, method, network or engine as TOML, each with its explanation."""
-    known = registry.experiments()
-    if name in known:
-        print(default_toml(known[name]), end="")
-    else:
-        explain = importlib.import_module("hyperpush.cli.explain")
-        print(explain.options_toml(*explain.find_class(name, list(known))), end="")
-
-
-@app.command()
 def data(
     action: Annotated[str | None, typer.Argument(metavar="get", help="Download a data set and verify it.")] = None,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A data set.")] = None,
     to: Annotated[Path | None, typer.Option(help="Parent of the folder NAME.", show_default="HYPERPUSH_DATA")] = None,
 ) -> None:
     """List the data sets and which of their files are in HYPERPUSH_DATA, or download one."""
+    from hyperpush.runs.experiment import import_with_extras
+
     if action is None:
         columns = ("name", "data", "files in $HYPERPUSH_DATA, plain, .gz or .xz", "there", "download")
         _print_table("data sets", columns, import_with_extras("hyperpush.studies.data.catalog").entries())
@@ -213,13 +225,20 @@ def data(
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="One of: rounds, training, memory, scale, peers.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT", help=f"One of: {', '.join(BENCH_NAMES)}.", autocompletion=lambda: list(BENCH_NAMES)
+        ),
+    ],
     overrides: Overrides = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure speed, memory or traffic, as ratios within one run."""
-    _run(importlib.import_module("hyperpush.bench").BENCHES, what, overrides or [], out, as_json)
+    from hyperpush.bench import BENCHES
+
+    _run(BENCHES, what, overrides, out, as_json)
 
 
 @app.command()
@@ -233,10 +252,9 @@ def certificates(
     days: Annotated[int, typer.Option(help="Days until the certificates expire.")] = 365,
 ) -> None:
     """Make a private authority and certificates for peers, for trials."""
-    made = importlib.import_module("hyperpush.deploy.certificates").make(
-        folder, names, host or ["127.0.0.1", "localhost"], days
-    )
-    for files in made:
+    from hyperpush.deploy.certificates import make
+
+    for files in make(folder, names, host or ["127.0.0.1", "localhost"], days):
         print(files.certificate, files.key)
 
 
@@ -244,69 +262,77 @@ def certificates(
 def peer(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The spec, the same for all peers.")],
     name: Annotated[str, typer.Option(help="Name of this peer in the spec.")],
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """StudyRun one peer of a spec, next to its own data."""
-    party = importlib.import_module("hyperpush.deploy.party")
-    read = party.read(config)
-    result = party.run_peer(read, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
-    print("done:", config.parent / (read.peers[name].out or name), file=sys.stderr)
-    if as_json:
-        print(to_json(result))
+    """Run one peer of a spec, next to its own data."""
+    from hyperpush.deploy.options import folder_of, read
+    from hyperpush.deploy.party import run_peer
+
+    deployment = read(config, overrides or [])
+    result = run_peer(deployment, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
+    print("done:", folder_of(deployment, name, config.parent), file=sys.stderr)
+    _print_json(result, as_json)
 
 
 @app.command()
 def swarm(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The spec, without [peers].")],
+    overrides: Overrides = None,
     count: Annotated[int, typer.Option("-n", help="Number of peers.")] = 8,
-    loss: Annotated[float | None, typer.Option(help="Probability that a message is lost.")] = None,
-    duplicate: Annotated[float | None, typer.Option(help="Probability that a message arrives twice.")] = None,
-    delay: Annotated[int | None, typer.Option(help="Largest delay of a message, in rounds.")] = None,
     kill: Annotated[int, typer.Option(help="Number of peers to kill, at random rounds.")] = 0,
     restart: Annotated[int, typer.Option(help="Number of killed peers to restart.")] = 0,
     kill_before: Annotated[int, typer.Option(help="Kill them before this round.")] = 100,
-    seed: Annotated[int | None, typer.Option(help="Seed of the faults.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Use no certificates and no TLS.")] = False,
     out: Out = None,
     seconds: Annotated[float, typer.Option(help="End all peers after this time.")] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """StudyRun all peers of a spec as processes on this machine, over loopback, with faults if asked."""
-    party, swarms = (importlib.import_module(f"hyperpush.deploy.{name}") for name in ("party", "swarm"))
-    faults = {"loss": loss, "duplicate": duplicate, "delay": delay, "seed": seed}
-    read = party.read(config, count, {name: value for name, value in faults.items() if value is not None})
-    folder = swarms.folder(out)
-    live = importlib.import_module("rich.live").Live(console=Console(stderr=True), auto_refresh=False, transient=False)
+    """Run all peers of a spec as processes on this machine. Inject faults with -s deploy.faults.loss=0.3."""
+    from rich.live import Live
+
+    from hyperpush.deploy import swarm as swarms
+    from hyperpush.deploy.options import read
+
+    deployment, folder = read(config, overrides or [], count), swarms.default_folder(out)
+    live = Live(console=Console(stderr=True), auto_refresh=False, transient=False)
 
     def show(seen: Mapping[str, Any]) -> None:
         live.update(table("peers", swarms.COLUMNS, swarms.rows(seen)), refresh=True)
 
-    faults_of_peers = {"kill": kill, "restart": restart, "kill_before": kill_before}
+    kills = {"kill": kill, "restart": restart, "kill_before": kill_before}
     with live:
-        result = swarms.swarm(read, count, folder, secure=not plain, seconds=seconds, show=show, **faults_of_peers)
+        result = swarms.swarm(deployment, count, folder, secure=not plain, seconds=seconds, show=show, **kills)
     print("run:", folder, file=sys.stderr)
-    if as_json:
-        print(to_json(result))
+    _print_json(result, as_json)
+
+
+def _policy(minutes: float | None, rounds: int | None) -> Any:
+    from hyperpush.runs.checkpoints import MINUTES, Policy
+
+    return Policy(MINUTES if minutes is None else minutes or None, rounds)
 
 
 def _run(
-    known: Mapping[str, Experiment],
+    known: "Mapping[str, Experiment]",
     what: str,
-    overrides: Sequence[str],
+    overrides: Sequence[str] | None,
     out: Path | None,
     as_json: bool,
     checkpoints: Any = None,
 ) -> None:
-    experiment, config = load_config(what, overrides, known)
+    from hyperpush.runs.config import load_config
+    from hyperpush.runs.run import execute
+
+    experiment, config = load_config(what, overrides or [], known)
     _report(*execute(experiment, config, out, checkpoints=checkpoints), as_json)
 
 
-def _report(result: dict[str, Any], run: StudyRun, as_json: bool) -> None:
+def _report(result: dict[str, Any], run: "StudyRun", as_json: bool) -> None:
     for path in run.figures:
         print("figure:", path, file=sys.stderr)
     print("run:", run.path, file=sys.stderr)
-    if as_json:
-        print(to_json({**result, "run": run.path}))
+    _print_json({**result, "run": run.path}, as_json)
 
 
 def _together(processes: int | None, coordinator: str | None, process: int | None) -> None:
@@ -315,10 +341,14 @@ def _together(processes: int | None, coordinator: str | None, process: int | Non
         if process is not None:
             raise InvalidInput("--process", process, "a number only with --coordinator")
         if processes is not None and processes > 1:
-            sys.exit(importlib.import_module("hyperpush.processes.starter").start(_arguments, processes))
+            from hyperpush.processes.starter import start
+
+            sys.exit(start(_arguments, processes))
         return
-    importlib.import_module("hyperpush.processes.starter").end_with_parent()
-    join = importlib.import_module("hyperpush.processes").join
+    from hyperpush.processes import join
+    from hyperpush.processes.starter import end_with_parent
+
+    end_with_parent()
     if coordinator == "env":
         join(None, processes, process)
     elif processes is None or process is None or process >= processes:
@@ -328,17 +358,32 @@ def _together(processes: int | None, coordinator: str | None, process: int | Non
         join(coordinator, processes, process)
 
 
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     # A pipe has no width to fit into.
-    Console(width=None if sys.stdout.isatty() else 200).print(table(title, columns, rows))
+    names = [name.replace("_", " ") for name in columns]
+    Console(width=None if sys.stdout.isatty() else 200).print(table(title, names, rows))
+
+
+def _print_json(result: Mapping[str, Any], asked: bool = True) -> None:
+    from hyperpush.runs.events import to_json
+
+    if asked:
+        print(to_json(result))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """StudyRun the command line; an error that the user can act on is one line on stderr and exit code 2."""
+    """Run the command line; an error that the user can act on is one line on stderr and exit code 2."""
     _arguments[:] = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        app(arguments)
+        sys.exit(app(_arguments or ["--help"], prog_name="hyperpush", standalone_mode=False) or 0)
     except HyperpushError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
+    except USAGE_ERROR as error:
+        command = "hyperpush" if error.ctx is None else error.ctx.command_path
+        _fail(f"{error.format_message().rstrip('.')}; see: {command} --help")
+
+
+def _fail(message: str) -> None:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)

@@ -1,4 +1,4 @@
-"""A method's, network's or engine's options as TOML to start from, each under what its docstring says of it."""
+"""Everything that has a name: its line in `hyperpush list`, and its options as TOML under what its docstring says."""
 
 import dataclasses
 import inspect
@@ -7,17 +7,48 @@ from typing import Any
 
 import tomli_w
 
-from hyperpush.errors import unknown
-from hyperpush.registry import KINDS, plain_name, registered, table
+from hyperpush.cli.index import COLUMNS, Index
+from hyperpush.imports import plain_name
+from hyperpush.registry import KINDS, registered, table
+from hyperpush.runs.config import default_toml
+from hyperpush.studies.registry import experiments
+
+TITLES = {
+    "inner": "inner solvers",
+    "hypergradients": "hypergradients",
+    "algorithms": "bilevel algorithms",
+    "big_fed": "on graphs",
+}
 
 
-def find_class(name: str, others: list[str]) -> tuple[str, type]:
-    """The registered class that is called so, of whatever kind; `others` are names that are allowed besides."""
-    known = {each: (kind, found) for kind in KINDS for each, found in registered(kind).items()}
-    for each, found in known.items():
-        if plain_name(name) in (plain_name(each), plain_name(found[1].__name__)):
-            return found
-    raise unknown("name", name, [*others, *known])
+def describe_all(stamp: str) -> Index:
+    """Everything, as `hyperpush list` and `hyperpush show` print it."""
+    studies, classes = experiments(), [(kind, each) for kind in KINDS for each in registered(kind).items()]
+    networks = [(name, cls.__name__, _first_line(cls)) for name, cls in registered("networks").items()]
+    methods = {
+        title: [
+            (name, *(getattr(cls.info, column) for column in COLUMNS[1:-1]), "yes" if cls.info.matrices else "no")
+            for name, cls in registered(kind).items()
+        ]
+        for kind, title in TITLES.items()
+    }
+    options = {
+        plain_name(alias): options_toml(kind, cls)
+        for kind, (name, cls) in reversed(classes)
+        for alias in (cls.__name__, name)
+    }
+    return {
+        "stamp": stamp,
+        "studies": [(each.name, each.summary) for each in studies.values()],
+        "networks": networks,
+        "methods": methods,
+        "names": [*studies, *dict.fromkeys(name for _, (name, _) in classes)],
+        "options": options | {plain_name(each.name): default_toml(each) for each in studies.values()},
+    }
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or "").partition("\n")[0]
 
 
 def options_toml(kind: str, cls: type) -> str:
@@ -29,11 +60,11 @@ def options_toml(kind: str, cls: type) -> str:
     if info is not None:
         lines += [f"# network: {info.network}; target: {info.target}; sends {info.sends}", f"# {info.paper}"]
     lines += ["", f"[{table_name}]", tomli_w.dumps({"name": _name(kind, cls)}).strip()]
-    explained, example = _explained(text), dict(info.example) if info is not None else {}
+    documented, example = _documented_options(text), dict(info.example) if info is not None else {}
     for parameter in inspect.signature(cls).parameters.values():
         if kind == "networks" and parameter.name == "clients":
             continue  # they come from the task
-        lines += ["", *(f"# {line}" for line in explained.get(parameter.name, ()))]
+        lines += ["", *(f"# {line}" for line in documented.get(parameter.name, ()))]
         lines.append(_line(parameter, example))
     return "\n".join(lines) + "\n"
 
@@ -42,7 +73,7 @@ def _name(kind: str, cls: type) -> str:
     return next(name for name, each in registered(kind).items() if each is cls)
 
 
-def _explained(text: str) -> dict[str, list[str]]:
+def _documented_options(text: str) -> dict[str, list[str]]:
     """What a docstring's `Args:` say, by option."""
     found: dict[str, list[str]] = {}
     inside, name = False, ""
@@ -73,7 +104,7 @@ def _line(parameter: inspect.Parameter, example: dict[str, Any]) -> str:
     return _toml(parameter.name, default)
 
 
-def _toml(name: str, value: Any) -> str:
+def _toml(name: str, value: object) -> str:
     if isinstance(value, dict):
         inside = ", ".join(tomli_w.dumps({key: each}).strip() for key, each in value.items())
         return f"{name} = {{ {inside} }}"

@@ -10,6 +10,7 @@ import numpy as np
 
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.imports import load_function
+from hyperpush.runs.saved import leaf_name
 
 
 def read_own_data(given: str, base: Path, name: str, like: dict[str, Any]) -> dict[str, Any]:
@@ -28,11 +29,6 @@ def read_own_data(given: str, base: Path, name: str, like: dict[str, Any]) -> di
         raise InvalidInput(field, sorted(arrays), f"arrays named {', '.join(names)}, in {given}")
     checked = [_check(f"{field} {key}", arrays[key], leaf) for key, (_, leaf) in zip(names, leaves, strict=True)]
     return structure.unflatten(checked)
-
-
-def leaf_name(where: Any) -> str:
-    """What files call a leaf of a pytree."""
-    return jax.tree_util.keystr(where, simple=True, separator="/")
 
 
 def _call_loader(field: str, given: str, name: str) -> dict[str, np.ndarray]:

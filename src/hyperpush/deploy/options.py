@@ -6,11 +6,11 @@ All parties hold the same file but for paths and addresses, which are everybody'
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -18,7 +18,7 @@ from hyperpush.engines.faults import Faults
 from hyperpush.engines.peers import Mode, Peers
 from hyperpush.engines.transport.zenoh.addresses import check_name
 from hyperpush.errors import InvalidInput, unknown
-from hyperpush.runs.config import Config, is_spec, read_toml, validate
+from hyperpush.runs.config import Config, is_spec, read_toml, set_from_text, validate
 from hyperpush.runs.spec import SpecConfig
 from hyperpush.spec import task_function
 
@@ -75,29 +75,26 @@ class Deployment(Config):
         return self
 
 
-def read(path: Path, count: int | None = None, faults: Mapping[str, Any] | None = None) -> Deployment:
+def read(path: Path, overrides: Sequence[str] = (), count: int | None = None) -> Deployment:
     """A deployment from a TOML file: a spec with `[deploy]` and `[peers.NAME]`; a swarm of `count` makes the peers."""
     values = read_toml(path)
     if not is_spec(values):
         raise InvalidInput("task", values.get("task"), "a table [task]: whatever `hyperpush run` runs can be deployed")
+    for override in overrides:
+        set_from_text(values, override, SpecConfig)
     spec = validate(SpecConfig, values)
-    assert isinstance(spec, SpecConfig)
     clients = len(spec.peers) or count
     if clients is not None and "clients" in inspect.signature(task_function(spec.task.get("name"))).parameters:
         spec = spec.model_copy(update={"task": {"clients": clients, **spec.task}})
-    deploy = dict(spec.deploy)
     options = [name for name in Deployment.model_fields if name not in ("spec", "peers")]
-    for key in deploy:
+    for key in spec.deploy:
         if key not in options:
             raise unknown(f"deploy.{key}", key, options)
-    if faults:
-        deploy["faults"] = {**deploy.get("faults", {}), **faults}
     try:
-        found = validate(Deployment, {**deploy, "peers": spec.peers})
+        found = validate(Deployment, {**spec.deploy, "peers": spec.peers})
     except InvalidInput as error:
         field = error.field if error.field.startswith(("deploy.", "peers")) else f"deploy.{error.field}"
         raise InvalidInput(field, error.given, error.allowed) from None
-    assert isinstance(found, Deployment)
     found = found.model_copy(update={"spec": spec.model_copy(update={"peers": {}, "deploy": {}})})
     check_draws(found, "private" in spec.task)
     return found

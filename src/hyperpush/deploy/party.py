@@ -11,35 +11,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
-import jax
 import numpy as np
-from safetensors.numpy import save
 
 from hyperpush import spec
-from hyperpush.deploy.data import leaf_name, read_own_data
+from hyperpush.deploy.data import read_own_data
 from hyperpush.deploy.handshakes import count_handshakes
 from hyperpush.deploy.options import CHECKPOINT, Deployment, check_draws, digest, dotted_keys, engine_of, folder_of
-from hyperpush.deploy.options import read as read
 from hyperpush.deploy.train_first import TrainFirst
 from hyperpush.engines.peer import Checkpoint, Left
 from hyperpush.engines.peers import Peers, PeerSession
 from hyperpush.engines.result import RunResult
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.hypergradients.tracked import TrackedHGP
+from hyperpush.influence.scores import Influence
 from hyperpush.method import Method
 from hyperpush.networks import Network
 from hyperpush.privacy.budget import Budget
 from hyperpush.privacy.mechanisms import Laplace
 from hyperpush.programs import Node, Recipe, as_recipe
 from hyperpush.results import History, Result
-from hyperpush.runs import saved
 from hyperpush.runs.config import to_toml
+from hyperpush.runs.events import event, to_json, write_events
 from hyperpush.runs.files import write_atomically
-from hyperpush.runs.run import _jax
+from hyperpush.runs.folder import CONFIG, METRICS, RESULT
+from hyperpush.runs.process import set_up_jax
+from hyperpush.runs.run_spec import history_rows
+from hyperpush.runs.saving import summarize, write_arrays
 from hyperpush.spec import Spec
 
-MODEL, HYPERS, HYPERGRADIENT = "params.safetensors", "hypers.safetensors", "hypergradient.safetensors"
 STATUS = "status.json"
 DELTA = 1e-5  # δ at which a result says what Gaussian noise costs
 
@@ -58,7 +57,7 @@ def own_sentence(config: Deployment, name: str, base: Path) -> Spec:
     return replace(sentence, task=task.for_client(name, own), method=method)
 
 
-def without_votes(method: Any) -> Any:
+def without_votes(method: Method) -> Method:
     """The method with estimators that take all their steps: asynchronously nobody can vote on an end."""
     if isinstance(method, TrackedHGP):
         return replace(method, tolerance=None)
@@ -97,7 +96,7 @@ def as_one_program(sentence: Spec) -> Spec:
 
 
 class StatusFile(threading.Thread):
-    """Writes what a peer sees to a file, a few times a second, for whoever watches."""
+    """Writes what a peer sees to a file, a few times a second, for whoever watches: the latest `state` event alone."""
 
     def __init__(self, path: Path, look: Callable[[], Mapping[str, Any]], every: float = 0.2):
         super().__init__(daemon=True)
@@ -110,7 +109,7 @@ class StatusFile(threading.Thread):
 
     def write(self) -> None:
         with suppress(OSError):
-            write_atomically(self.path, saved.to_json(dict(self.look())), durable=False)
+            write_events(self.path, [event("state", self.look())], durable=False)
 
     def end(self) -> None:
         self._end.set()
@@ -141,7 +140,7 @@ class Watch:
         assert self.session is not None
         seen = self.session.status()
         seen["rejected_by_transport"] = seen["rejected_by_transport"] | dict(self.handshakes)
-        return {"name": self.name, "pid": os.getpid(), **seen}
+        return {"client": self.name, "pid": os.getpid(), **seen}
 
     def end(self) -> None:
         """The run has ended."""
@@ -179,12 +178,12 @@ def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[
         raise unknown("--name", name, config.peers)
     out = folder_of(config, name, base)
     left_over = Checkpoint(out / CHECKPOINT, digest(config))
-    if (out / saved.RESULT).exists():
+    if (out / RESULT).exists():
         if left_over.load() is None:
             raise InvalidInput(f"peers.{name}.out", str(out), "a folder without the result of an earlier run")
         left_over.remove()  # killed when all was written
-        return json.loads((out / saved.RESULT).read_text(encoding="utf-8"))
-    with _jax(config.spec.precision):
+        return json.loads((out / RESULT).read_text(encoding="utf-8"))
+    with set_up_jax(config.spec.precision):
         sentence = own_sentence(config, name, base)
         engine = engine_of(config, name, base, sentence.task.privacy is not None)
         rehearse(sentence, engine)
@@ -198,10 +197,10 @@ def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[
             result = _run(as_one_program(sentence), engine, watch)
             summary = _summary(config, name, result, watch) | {"seconds": round(time.monotonic() - began, 3)}
             if result is not None:
-                summary |= _write_result(out, result)
-                write_atomically(out / saved.CONFIG, to_toml("spec", config.spec).encode())
+                summary |= _write_result(out, name, result)
+                write_atomically(out / CONFIG, to_toml("spec", config.spec))
             # Last: it says that all is there.
-            write_atomically(out / saved.RESULT, (saved.to_json(summary) + "\n").encode())
+            write_atomically(out / RESULT, (to_json(summary) + "\n"))
             left_over.remove()
     return summary
 
@@ -236,37 +235,24 @@ def _summary(config: Deployment, name: str, result: Result | None, watch: Watch)
     }
 
 
-def _write_result(out: Path, result: Any) -> dict[str, Any]:
-    """A party's own model, hypers, hypergradient and history; what its summary says of them."""
-    found: dict[str, Any] = {"status": str(result.status)}
+def _write_result(out: Path, name: str, result: Result) -> dict[str, Any]:
+    """A party's own models and history, as every run folder has them; what its summary says of them."""
+    write_arrays(out, result)
+    found = summarize(result)
     history = getattr(result, "history", None)
     if isinstance(history, History) and len(history):
-        columns = history.columns()
-        rows = [
-            {key: float(column[row]) for key, column in columns.items() if np.isfinite(column[row])}
-            for row in range(len(history))
-        ]
-        write_atomically(out / saved.METRICS, "".join(saved.to_json(row) + "\n" for row in rows).encode())
+        write_events(out / METRICS, [event("row", {"client": name, **row}) for row in history_rows(history)])
         if history.recorded_cost is not None:
             found["outer_costs"] = np.asarray(history.recorded_cost, np.float64).tolist()
-    for name, file in (("params", MODEL), ("hypers", HYPERS), ("value", HYPERGRADIENT)):
-        if getattr(result, name, None) is not None:
-            save_tree(out / file, jax.tree.map(np.asarray, eqx.filter(getattr(result, name), eqx.is_array)))
-    if hasattr(result, "examples"):
+    if isinstance(result, Influence):
         found |= {"scores": result.examples[0].tolist(), "client": float(result.clients[0])}
     if result.privacy is not None:
-        found |= _spent(result.privacy)
+        found |= _privacy_summary(result.privacy)
     return found
 
 
-def _spent(budget: Budget) -> dict[str, Any]:
+def _privacy_summary(budget: Budget) -> dict[str, Any]:
     """What was released of a party's data, and what it costs: pure ε of Laplace noise, else that at `DELTA`."""
     pure = all(isinstance(part.mechanism, Laplace) for part in budget.parts)
     epsilon, delta = (budget.epsilon(), 0.0) if pure else (budget.epsilon(DELTA), DELTA)
     return {"epsilon": epsilon, "delta": delta, "releases": dict(budget.releases), "assumes": budget.assumes}
-
-
-def save_tree(path: Path, tree: Any) -> None:
-    """The arrays of a pytree in one safetensors file, by their paths."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    write_atomically(path, save({leaf_name(where): np.array(leaf, order="C") for where, leaf in leaves}))

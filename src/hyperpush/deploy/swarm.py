@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,22 +18,12 @@ from hyperpush.deploy.certificates import make
 from hyperpush.deploy.options import Deployment, Where
 from hyperpush.deploy.party import STATUS, run_peer
 from hyperpush.errors import HyperpushError, InvalidInput
-from hyperpush.runs import saved
+from hyperpush.processes.starter import free_ports
+from hyperpush.runs.events import read_events
+from hyperpush.runs.folder import RESULT
 
 Show = Callable[[Mapping[str, dict[str, Any]]], None]  # gets every party's status
 PRELOADED = ["hyperpush.verbs", "hyperpush.engines.peers", "hyperpush.engines.transport.zenoh.transport"]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on."""
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for each in held:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in held]
-    finally:
-        for each in held:
-            each.close()
 
 
 @dataclass(frozen=True)
@@ -91,8 +80,8 @@ class Processes:
     def status(self, name: str) -> dict[str, Any]:
         """What a party says of itself."""
         try:
-            return json.loads((self.base / name / STATUS).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return read_events(self.base / name / STATUS)[-1]
+        except (OSError, IndexError):
             return {}
 
     def run(self, names: list[str], kills: list[Kill], seconds: float, show: Show | None = None) -> None:
@@ -206,7 +195,7 @@ def swarm(
     processes.run(names, kills, seconds, show)
     results = {}
     for name in names:
-        path = base / name / saved.RESULT
+        path = base / name / RESULT
         results[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     killed = {kill.name for kill in kills if kill.again_after is None}
     failed = [name for name in names if processes.ends.get(name) != 0 and name not in killed]
@@ -215,7 +204,7 @@ def swarm(
     return {"peers": results, "exit_codes": {name: processes.ends.get(name) for name in names}, "out": str(base)}
 
 
-def folder(out: Path | None) -> Path:
+def default_folder(out: Path | None) -> Path:
     """Where a swarm's files go: `out`, by default a new folder under `runs/`."""
     return out or Path("runs", f"swarm-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
 
@@ -235,7 +224,7 @@ def rows(seen: Mapping[str, dict[str, Any]]) -> list[tuple[Any, ...]]:
                 "here" if alive else "gone",
                 own.get("round", 0),
                 foremost - own.get("round", 0),
-                own.get("loop", ""),
+                f"{own['loop']} {own['step']}/{own['total']}" if "loop" in own else "",
                 f"{min(ages):.1f} s" if ages else "never",
                 own.get("sent_bytes", 0),
                 own.get("received_bytes", 0),

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from hyperpush.engines.faults import Faults
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.method import Method
+from hyperpush.networks import Network
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Node, Scope, Sequence
 from hyperpush.status import Status
+from hyperpush.task import Task
 
 
 class TrainFirst(HypergradientEstimator):
@@ -27,13 +30,13 @@ class TrainFirst(HypergradientEstimator):
         yield self.inner
         yield self.hypergradient
 
-    def on(self, network: Any, faults: Any = None, task: Any = None) -> "TrainFirst":
+    def on(self, network: Network, faults: Faults | None = None, task: Any = None) -> "TrainFirst":
         return TrainFirst(self.inner.on(network, faults, task), self.hypergradient.on(network, faults, task))
 
-    def choice(self, task: Any) -> str:
+    def choice(self, task: Task) -> str:
         return self.hypergradient.choice(task)
 
-    def check_task(self, task: Any) -> None:
+    def check_task(self, task: Task) -> None:
         for part in self.parts():
             part.check_task(task)
 

@@ -274,7 +274,7 @@ class PeerSession:
     resumed_at: int | None  # the step of the checkpoint that it continues from
     begun: bool = False  # whether all have said hello
     leaves: bool = False  # whether it was asked to
-    loop: str = ""
+    position: Mapping[str, Any] | None = None  # loop, step and total, as events name them
 
     def leave(self) -> None:
         """Leave the run for good, as soon as its program allows it."""
@@ -289,7 +289,7 @@ class PeerSession:
         """A progress that is noted here, too."""
 
         def show(name: str, done: int, total: int) -> None:
-            self.loop = f"{name} {done}/{total}"
+            self.position = {"loop": name, "step": done, "total": total}
             if progress is not None:
                 progress(name, done, total)
 
@@ -300,7 +300,7 @@ class PeerSession:
         counts, links = self.peer.counts, self.transport.status()
         return {
             "round": counts.rounds,
-            "loop": self.loop,
+            **(self.position or {}),
             "late": counts.late,
             "rejected": dict(counts.rejections),
             "links": links,

@@ -76,7 +76,7 @@ def mesh() -> Mesh:
     return Mesh(np.asarray(jax.devices()), (AXIS,))
 
 
-def spread(leaf: Any) -> bool:
+def spread(leaf: object) -> bool:
     """Whether an array is spread over processes, so that none sees all of it."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 

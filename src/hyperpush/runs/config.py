@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.imports import allow_imports_from
 from hyperpush.runs.experiment import Experiment
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class Config(BaseModel):
@@ -35,7 +37,7 @@ def load_config(source: str, overrides: Sequence[str], known: Mapping[str, Exper
         name, values = source, {}
     experiment = find(name, known)
     for override in overrides:
-        _override(values, override, experiment.config)
+        set_from_text(values, override, experiment.config)
     return experiment, validate(experiment.config, values, experiment.name)
 
 
@@ -44,7 +46,12 @@ def is_spec(values: Mapping[str, Any]) -> bool:
     return "task" in values and "experiment" not in values
 
 
-def find(name: Any, known: Mapping[str, Experiment]) -> Experiment:
+def named_table(given: object) -> object:
+    """A table of a spec, where a string alone is the name of what has no options: `network = "ring"`."""
+    return {"name": given} if isinstance(given, str) else given
+
+
+def find(name: object, known: Mapping[str, Experiment]) -> Experiment:
     """The experiment called `name`."""
     if not isinstance(name, str):
         raise InvalidInput("experiment", name, ", ".join(known))
@@ -53,7 +60,7 @@ def find(name: Any, known: Mapping[str, Experiment]) -> Experiment:
     return known[name]
 
 
-def validate(model: type[BaseModel], values: dict[str, Any], name: str = "config") -> BaseModel:
+def validate(model: type[M], values: dict[str, Any], name: str = "config") -> M:
     """An instance of `model`; the first thing wrong becomes one `InvalidInput` that names the dotted field."""
     _check_finite(values)
     try:
@@ -63,7 +70,7 @@ def validate(model: type[BaseModel], values: dict[str, Any], name: str = "config
         raise _explain(error, model, values, name) from None
 
 
-def _check_finite(values: Any, field: str = "") -> None:
+def _check_finite(values: object, field: str = "") -> None:
     """Refuse NaN and infinity wherever they stand: tables of free options are not checked by a model."""
     if isinstance(values, float) and not math.isfinite(values):
         raise InvalidInput(field, values, "a finite number")
@@ -94,7 +101,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InvalidInput("file", str(path), f"well-formed TOML ({error})") from None
 
 
-def _override(values: dict[str, Any], override: str, model: type[BaseModel]) -> None:
+def set_from_text(values: dict[str, Any], override: str, model: type[BaseModel]) -> None:
     """Set one `dotted.key=value`; a value that is not TOML is taken as a bare string."""
     key, equals, text = override.partition("=")
     path = key.strip().split(".")
@@ -111,12 +118,17 @@ def _override(values: dict[str, Any], override: str, model: type[BaseModel]) -> 
         default = field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel):
             values[path[0]] = default.model_dump(mode="json", exclude_none=True)
-    table = values
-    for part in path[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise InvalidInput(key, value, f"{part} is a single value, not a table")
-    table[path[-1]] = value
+    set_option(values, key.strip(), value)
+
+
+def set_option(values: dict[str, Any], name: str, value: object) -> None:
+    """Set the option of a dotted name, in tables that are made where they are missing."""
+    *parents, last = name.split(".")
+    for part in parents:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise InvalidInput(name, value, f"{part} is a single value, not a table")
+    values[last] = value
 
 
 def _explain(error: ValidationError, model: type[BaseModel], values: dict[str, Any], name: str) -> InvalidInput:
@@ -161,7 +173,7 @@ def _names(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     return [name for each in models for name in each.model_fields]
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def _models(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for inner in get_args(annotation) for model in _models(inner)]

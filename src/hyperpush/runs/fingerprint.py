@@ -13,7 +13,7 @@ LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "equinox", "hyperpush")  # whose
 DEEP = 12  # objects within objects that are looked into
 
 
-def fingerprint(given: Any) -> str:
+def fingerprint(given: object) -> str:
     """A name and a digest: the same for the same code and the same numbers, whichever process asks."""
     digest = hashlib.blake2b(digest_size=8)
     _add(digest, given, DEEP, set())
@@ -21,7 +21,7 @@ def fingerprint(given: Any) -> str:
     return f"{name} {digest.hexdigest()}"
 
 
-def _add(digest: Any, given: Any, deep: int, seen: set[int]) -> None:
+def _add(digest: hashlib.blake2b, given: object, deep: int, seen: set[int]) -> None:
     if isinstance(given, bool | int | float | complex | str | bytes | None):
         digest.update(repr(given).encode())
         return
@@ -39,7 +39,7 @@ def _add(digest: Any, given: Any, deep: int, seen: set[int]) -> None:
         _add(digest, part, deep - 1, seen)
 
 
-def _parts(given: Any) -> list[Any]:
+def _parts(given: object) -> list[Any]:
     """What an object is made of."""
     if isinstance(given, types.CodeType):
         return [given.co_code, given.co_names, given.co_freevars, list(given.co_consts)]

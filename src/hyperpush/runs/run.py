@@ -1,41 +1,40 @@
-"""One run of an experiment, and the folder it leaves: `hyperpush.runs.saved` says what is in it.
+"""One run of a study, a benchmark or a spec; `hyperpush.runs.folder` says what it leaves."""
 
-The folder appears when the run has succeeded; a run that fails leaves nothing. An interrupted run leaves its
-checkpoints in a hidden folder beside it, from which `resume` continues.
-"""
-
-import json
-import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from itertools import count
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxtyping import PyTree
 from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
-from hyperpush.errors import Diverged, HyperpushError, InvalidInput
-from hyperpush.runs import saved
+from hyperpush import processes
+from hyperpush.engines.planning import plan
+from hyperpush.engines.run_hooks import ProgressHook
+from hyperpush.errors import HyperpushError
+from hyperpush.results import Result
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.config import load_config, to_toml
+from hyperpush.runs.events import Kind, append_event, event, read_events, to_json
 from hyperpush.runs.experiment import Experiment
 from hyperpush.runs.files import write_atomically
-from hyperpush.runs.locks import alone
+from hyperpush.runs.folder import CONFIG, FIGURES, METRICS, MODELS, RunFolder, find_interrupted, reserve
+from hyperpush.runs.process import compile_time, resident_megabytes, set_up_jax
 from hyperpush.runs.report.tables import table
+from hyperpush.runs.saved import save_models
+from hyperpush.runs.saving import write_arrays
 
 if TYPE_CHECKING:
-    from hyperpush.engines.run_hooks import ProgressHook
-    from hyperpush.runs.checkpoints.journal import Journal
+    from matplotlib.figure import Figure
 
-CHECKPOINTS, LOCK = "checkpoints", "lock"
 SECONDS_PER_LINE = 30.0  # of progress, where there is no terminal to draw bars on
+Finished = tuple[dict[str, Any], "StudyRun"]
 
 
 @dataclass(frozen=True)
@@ -74,26 +73,31 @@ class StudyRun:
             disable=not self.console.is_terminal,
         )
         self._phase: TaskID | None = None
-        self._told = time.monotonic()
+        self._last_line = time.monotonic()
         if writes:
-            (work / saved.METRICS).touch()
+            (work / METRICS).touch()
             # A run that continues records again what it had recorded: those lines are there already.
-            self._recorded = len((work / saved.METRICS).read_bytes().splitlines())
+            self._recorded = len(read_events(work / METRICS))
 
     def record(self, **values: Any) -> None:
-        """Append one line to the metrics, readable by others at once."""
-        line = saved.to_json(values)
+        """Append one event to the metrics, with fields of the experiment's own."""
+        self.append("record", values)
+
+    def append(self, kind: Kind, values: Mapping[str, Any]) -> None:
+        """Append one event of some kind to the metrics."""
+        new = event(kind, values)
+        to_json(new)  # refuses what is not finite, also where nothing is written
         if not self._writes:
             return
         if self._recorded > 0:
             self._recorded -= 1
-            return
-        with (self._work / saved.METRICS).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        else:
+            append_event(self._work / METRICS, new)
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Show how far the loop is that an engine is in, the time left of it, memory and compilation."""
-        note = f"{done:,} of {total:,} rounds, {resident_megabytes():,.0f} MB, compiled {_compiled['seconds']:.0f} s"
+        compiled = compile_time().seconds
+        note = f"{done:,} of {total:,} rounds, {resident_megabytes():,.0f} MB, compiled {compiled:.0f} s"
         shown = next((task for task in self._bars.tasks if task.id == self._phase), None)
         if shown is None:
             self._phase = self._bars.add_task(name, total=total, note=note)
@@ -102,7 +106,7 @@ class StudyRun:
             self._bars.reset(shown.id, total=total, description=name)
         assert self._phase is not None
         self._bars.update(self._phase, completed=done, note=note)
-        self._tell()
+        self._print_line()
 
     @contextmanager
     def progress(self, label: str, total: float) -> Iterator[Bar]:
@@ -110,7 +114,7 @@ class StudyRun:
         task = self._bars.add_task(label, total=total, note="")
         self._bars.start()
         try:
-            yield Bar(self._bars, task, self._tell)
+            yield Bar(self._bars, task, self._print_line)
         finally:
             self._bars.refresh()
             self._bars.remove_task(task)
@@ -123,11 +127,11 @@ class StudyRun:
             self._bars.remove_task(left)
         self._bars.stop()
 
-    def _tell(self) -> None:
+    def _print_line(self) -> None:
         """Off a terminal, all bars as a line now and then."""
-        if not self._bars.disable or time.monotonic() - self._told < SECONDS_PER_LINE:
+        if not self._bars.disable or time.monotonic() - self._last_line < SECONDS_PER_LINE:
             return
-        self._told = time.monotonic()
+        self._last_line = time.monotonic()
         parts = []
         for task in self._bars.tasks:
             of = f"{task.completed:g} of {task.total:g}"
@@ -140,9 +144,9 @@ class StudyRun:
         """Show a table on the terminal."""
         self.console.print(table(title, columns, rows))
 
-    def figure(self, name: str, figure: Any) -> Path:
+    def figure(self, name: str, figure: "Figure") -> Path:
         """Save a matplotlib figure; returns the path it has when the run is done."""
-        inside = Path(saved.FIGURES, f"{name}.png")
+        inside = Path(FIGURES, f"{name}.png")
         if self._writes:
             (self._work / inside).parent.mkdir(exist_ok=True)
             figure.savefig(self._work / inside, format="png")
@@ -156,11 +160,15 @@ class StudyRun:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
 
-    def save_models(self, name: str, stacked: Any, names: Sequence[str] | None = None) -> None:
+    def save_models(self, name: str, stacked: PyTree, names: Sequence[str] | None = None) -> None:
         """Save the arrays of a pytree whose leaves have the client axis first, one file for each client, by name."""
-        several = _several()
-        if self._writes or several is not None:
-            saved.save_models(self._work / saved.MODELS / name, stacked, self._writes, names)
+        if self._writes or processes.count() > 1:
+            save_models(self._work / MODELS / name, stacked, self._writes, names)
+
+    def save_result(self, result: Result) -> None:
+        """Save the models and the history of a verb's result, for `hp.load(path, task=task)`."""
+        if self._writes or processes.count() > 1:
+            write_arrays(self._work, result, self._writes)
 
 
 def execute(
@@ -169,257 +177,92 @@ def execute(
     out: Path | None = None,
     console: Console | None = None,
     checkpoints: Policy | None = None,
-) -> tuple[dict[str, Any], StudyRun]:
+) -> Finished:
     """Run an experiment into the folder `out`, by default a new one under `runs/`; returns its result and the run.
 
     With `checkpoints`, `resume` can continue an interrupted run.
     """
-    path = Path(_told(lambda: str(_reserve(experiment.name, out)[0])))
-    work = _partial(path)
-    with _locked(path, work):
+    first = processes.first_process()
+    folder = RunFolder(Path(processes.gather_texts(str(reserve(experiment.name, out).path) if first else "")[0]))
+    with folder.lock():
         try:
-            if _first():
-                write_atomically(work / saved.CONFIG, to_toml(experiment.name, config))
+            if first:
+                write_atomically(folder.work / CONFIG, to_toml(experiment.name, config))
         except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
+            shutil.rmtree(folder.work, ignore_errors=True)
             raise
-        return _perform(experiment, config, path, work, console or Console(stderr=True), checkpoints)
+        return _perform(experiment, config, folder, console or Console(stderr=True), checkpoints)
 
 
 def resume(
     folder: Path, known: Mapping[str, Experiment], console: Console | None = None, checkpoints: Policy | None = None
-) -> tuple[dict[str, Any], StudyRun]:
+) -> Finished:
     """Continue an interrupted run; `folder` is where its result would be, or the hidden one beside it."""
-    path, work = find_interrupted(folder)
-    with _locked(path, work):
-        experiment, config = load_config(str(work / saved.CONFIG), [], known)
-        if _first():
-            _tidy(work)
-        return _perform(experiment, config, path, work, console or Console(stderr=True), checkpoints, again=True)
+    found = find_interrupted(folder)
+    with found.lock():
+        experiment, config = load_config(str(found.work / CONFIG), [], known)
+        if processes.first_process():
+            found.clear_for_resume()
+        return _perform(experiment, config, found, console or Console(stderr=True), checkpoints, resumed=True)
 
 
-def planned(experiment: Experiment, config: BaseModel, processes: int = 1) -> dict[str, Any]:
+def plan_run(experiment: Experiment, config: BaseModel, processes: int = 1) -> dict[str, Any]:
     """What a run would take, by `hyperpush.engines.planning`; no files are written."""
-    from hyperpush.engines.planning import plan
 
     def run(note: Callable[[Any], None]) -> Any:
         made = StudyRun(Path(), Path(), Console(quiet=True), writes=False)
-        made.record = lambda **values: note(values)
+        made.append = lambda kind, values: note(values)
         return experiment.run(config, made)
 
-    with _jax(getattr(config, "precision", None)):
+    with set_up_jax(getattr(config, "precision", None)):
         return plan(run, processes)
 
 
 def _perform(
     experiment: Experiment,
     config: BaseModel,
-    path: Path,
-    work: Path,
+    folder: RunFolder,
     console: Console,
     checkpoints: Policy | None,
     *,
-    again: bool = False,
-) -> tuple[dict[str, Any], StudyRun]:
+    resumed: bool = False,
+) -> Finished:
     journal = None
     try:
-        run = StudyRun(path, work, console, _first())
-        with _jax(getattr(config, "precision", None)):
+        run = StudyRun(folder.path, folder.work, console, processes.first_process())
+
+        def warn(text: str) -> None:
+            run.console.print(f"warning: {text}", soft_wrap=True, highlight=False, markup=False)
+
+        with set_up_jax(getattr(config, "precision", None)):
             if checkpoints is not None:
-                journal = _journal(run, work, checkpoints)
-            with nullcontext() if journal is None else journal.active(_phases(run)), _bars_of(run):
-                result = {"experiment": experiment.name, **experiment.run(config, run)}
-        if (several := _several()) is not None:
-            several.barrier("all models are written")
-        if _first():
-            write_atomically(work / saved.RESULT, saved.to_json(result) + "\n")
-            work.rename(path)  # what `resume` needs is there until the result is
-            shutil.rmtree(path / CHECKPOINTS, ignore_errors=True)
-            (path / LOCK).unlink(missing_ok=True)
+                journal = folder.open_journal(checkpoints, warn)
+            try:
+                with nullcontext() if journal is None else journal.active(ProgressHook(run.phase)):
+                    result = {"experiment": experiment.name, **experiment.run(config, run)}
+            finally:
+                run.quiet()  # bars go when the experiment ends, however it does
+        processes.barrier("all models are written")
+        folder.complete(to_json(result) + "\n")
     except BaseException as error:
-        same = isinstance(error, InvalidInput | Diverged)  # a new run would end the same way again
-        if not same:
-            _keep(journal, error)
-        if _first() and not again and (same or not _kept(work)):
-            shutil.rmtree(work, ignore_errors=True)
-        elif _first() and work.is_dir() and not isinstance(error, Diverged):
-            console.print(f"to continue: hyperpush resume {path}", soft_wrap=True, highlight=False)
-        _explain(error, work)
+        if folder.give_up(error, journal, resumed) and processes.first_process():
+            console.print(f"to continue: hyperpush resume {folder.path}", soft_wrap=True, highlight=False)
+        _explain(error, folder.work)
         raise
     return result, run
-
-
-@contextmanager
-def _bars_of(run: StudyRun) -> Iterator[None]:
-    """Bars go when the experiment ends, however it does."""
-    try:
-        yield
-    finally:
-        run.quiet()
 
 
 def _explain(error: BaseException, work: Path) -> None:
     """Say in a sentence what the system or another process did to a run."""
     if isinstance(error, OSError) and error.filename and Path(error.filename).is_relative_to(work):
         raise HyperpushError(f"{error.filename} could not be written: {error.strerror}") from error
-    if _several() is not None and isinstance(error, RuntimeError) and "non-addressable" in str(error):
+    if processes.count() == 1:
+        return
+    if isinstance(error, RuntimeError) and "non-addressable" in str(error):
         raise HyperpushError(
             "this experiment needs all of a result at once, but results of more than 256 MB stay spread over the "
             "processes: take fewer clients or a smaller model, or one process"
         ) from error
-    if _several() is not None and type(error).__name__ == "JaxRuntimeError":
+    if type(error).__name__ == "JaxRuntimeError":
         said = str(error).splitlines()[0][:200]
         raise HyperpushError(f"another process of this run has ended or cannot be reached ({said})") from error
-
-
-def _several() -> Any:
-    """`hyperpush.processes` in a run of several; None alone, without loading JAX to find out."""
-    module = sys.modules.get("hyperpush.processes")
-    return module if module is not None and module.count() > 1 else None
-
-
-def _first() -> bool:
-    """Whether this is the process that writes."""
-    several = _several()
-    return several is None or several.first_process()
-
-
-def _told(find: Callable[[], str]) -> str:
-    """What the first process finds, at all."""
-    several = _several()
-    return find() if several is None else several.gather_texts(find() if several.first_process() else "")[0]
-
-
-def _journal(run: StudyRun, work: Path, policy: Policy) -> "Journal":
-    from hyperpush.runs.checkpoints.journal import Journal
-    from hyperpush.runs.checkpoints.store import Store
-
-    def warn(text: str) -> None:
-        run.console.print(f"warning: {text}", soft_wrap=True, highlight=False, markup=False)
-
-    return Journal(Store(work / CHECKPOINTS, warn), policy)
-
-
-def _phases(run: StudyRun) -> "ProgressHook":
-    """Shows the loop that an engine is in."""
-    from hyperpush.engines.run_hooks import ProgressHook  # not before it is needed: it loads JAX
-
-    return ProgressHook(run.phase)
-
-
-def _kept(work: Path) -> bool:
-    """Whether there is a checkpoint to continue from."""
-    return any((work / CHECKPOINTS).glob("[0-9]*"))
-
-
-def _keep(journal: "Journal | None", error: BaseException) -> None:
-    """Save what an interrupted run has reached."""
-    if journal is None:
-        return
-    # Several processes write together, at the end of a chunk; if one has failed, there is no together.
-    if not isinstance(error, HyperpushError) and _several() is None:
-        try:
-            journal.save()
-        except HyperpushError as also:
-            print("error:", also, file=sys.stderr)
-
-
-def find_interrupted(folder: Path) -> tuple[Path, Path]:
-    """The run folder to be, and the hidden one, of an interrupted run."""
-    folder = folder if folder.name else folder.resolve()
-    hidden = folder.name.startswith(".") and folder.name.endswith(".partial")
-    path = folder.with_name(folder.name[1 : -len(".partial")]) if hidden else folder
-    work = _partial(path)
-    if not (work / saved.CONFIG).is_file():
-        finished = (path / saved.RESULT).is_file()
-        given = f"{folder}, a finished run" if finished else str(folder)
-        raise InvalidInput("run", given, "the folder of an interrupted run that has checkpoints")
-    return path, work
-
-
-def _tidy(work: Path) -> None:
-    """Remove from an interrupted run all but what it continues from: complete records, and checkpoints."""
-    for each in work.iterdir():
-        if each.name in (saved.MODELS, saved.FIGURES):
-            shutil.rmtree(each)
-    lines = []
-    with suppress(OSError):
-        for line in (work / saved.METRICS).read_bytes().splitlines(keepends=True):
-            try:
-                json.loads(line)
-            except ValueError:
-                break
-            if not line.endswith(b"\n"):
-                break
-            lines.append(line)
-    write_atomically(work / saved.METRICS, b"".join(lines))
-
-
-def _locked(path: Path, work: Path) -> AbstractContextManager[None]:
-    """Refuse a folder that another live process writes to."""
-    return alone(work / LOCK, "run", path, "a run that no other process is writing") if _first() else nullcontext()
-
-
-def _partial(path: Path) -> Path:
-    """The hidden folder that is renamed to the run folder in the end."""
-    return path.with_name(f".{path.name}.partial")
-
-
-def resident_megabytes() -> float:
-    """Memory of this process that is resident; 0 where the system does not tell (not Linux)."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    except (OSError, ValueError):
-        return 0.0
-
-
-def _reserve(name: str, out: Path | None) -> tuple[Path, Path]:
-    """The run folder, and the folder beside it that is renamed to it in the end."""
-    if out is None:
-        stem = Path("runs", f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
-        candidates: Iterable[Path] = (stem.with_name(f"{stem.name}-{k}") if k else stem for k in count())
-    else:
-        candidates = [out if out.name else out.resolve()]
-    for path in candidates:
-        work = _partial(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and (out is None or any(path.iterdir())):
-                continue
-            with suppress(FileExistsError):
-                work.mkdir()
-                return path, work
-        except OSError as error:
-            raise InvalidInput("--out", str(path), f"a folder that can be written ({error.strerror})") from None
-    allowed = "a new or empty folder that no other run is writing to"
-    if out is not None and (_partial(out) / saved.CONFIG).is_file():
-        allowed += f"; a run into this one was interrupted or is under way: hyperpush resume {out} continues it"
-    raise InvalidInput("--out", str(out), allowed)
-
-
-_compiled = {"seconds": 0.0, "listening": 0.0}  # of this process
-
-
-def _count_compilation(event: str, duration_secs: float, **_: Any) -> None:
-    if event.endswith("backend_compile_duration"):
-        _compiled["seconds"] += duration_secs
-
-
-@contextmanager
-def _jax(precision: str | None) -> Iterator[None]:
-    """JAX as a run wants it: compiled code kept between runs, and float64 only if asked for."""
-    import jax
-
-    from hyperpush.settings import keep_compiled_code
-
-    keep_compiled_code()
-    if not _compiled["listening"]:
-        _compiled["listening"] = 1.0
-        jax.monitoring.register_event_duration_secs_listener(_count_compilation)
-    before = jax.config.read("jax_enable_x64")
-    if precision is not None:
-        jax.config.update("jax_enable_x64", precision == "float64")
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_x64", before)

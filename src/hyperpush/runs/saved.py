@@ -1,99 +1,219 @@
-"""What a run folder holds, and reading it back.
-
-`config.toml`, `metrics.jsonl` (one record a line), `result.json`, `figures/*.png`, and for each set of models
-`models/<name>/client-<i>.safetensors`.
-"""
+"""Reading run folders, and the files of models in them; `hyperpush.runs.folder` says what a folder holds."""
 
 import json
-import math
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from hyperpush import processes
 from hyperpush.errors import InvalidInput, unknown
+from hyperpush.privacy.budget import Budget
+from hyperpush.results import Costs, Estimate, History, Result, Solution, Training
+from hyperpush.runs.events import read_events
+from hyperpush.runs.folder import CALL, CONFIG, HISTORY, METRICS, MODELS, RESULT
+from hyperpush.status import Status
+from hyperpush.task import Task
 
-CONFIG, METRICS, RESULT, MODELS, FIGURES = "config.toml", "metrics.jsonl", "result.json", "models", "figures"
+FORMAT = 1  # of the folder of a verb
+SETS = ("params", "hypers", "value")  # of models, that a verb's result has
+CLASSES: dict[str, type[Result]] = {"Training": Training, "Estimate": Estimate, "Solution": Solution}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class SavedRun:
-    """A finished run: its configuration, its result, its records, and its models when asked for."""
+class Run:
+    """A finished run: what was asked for, its result, its events and its models. `hp.load` makes it.
+
+    Attributes:
+        path: Its folder.
+        about: What `result.json` says.
+        task: The task that a verb's run was loaded with; None: its arrays come by name.
+    """
 
     path: Path
-    config: dict[str, Any]
-    result: dict[str, Any]
-    metrics: list[dict[str, Any]]
+    about: Mapping[str, Any]
+    task: Task | None = None
 
     @property
-    def params(self) -> dict[str, Any]:
+    def call(self) -> dict[str, Any]:
+        """What was called, of a verb's run; else empty."""
+        return _parse(self.path, CALL, json.loads) if (self.path / CALL).is_file() else {}
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The options of a study or spec; else empty."""
+        return _parse(self.path, CONFIG, tomllib.loads) if (self.path / CONFIG).is_file() else {}
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """What the run has told, in order; none of a verb's run."""
+        return read_events(self.path / METRICS) if (self.path / METRICS).is_file() else []
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The fields of the events, without their time and kind."""
+        return [{name: each[name] for name in each if name not in ("time", "kind")} for each in self.events]
+
+    @property
+    def status(self) -> Status:
+        """How a verb's or a spec's run ended."""
+        return Status(**self._part("status"))
+
+    @property
+    def costs(self) -> Costs:
+        """What a verb's or a spec's run cost."""
+        return Costs(**self._part("costs"))
+
+    def _part(self, name: str) -> dict[str, Any]:
+        if name not in self.about:
+            raise InvalidInput("run", str(self.path), f"the run of a verb or a spec: a study has no {name}")
+        return self.about[name]
+
+    @property
+    def params(self) -> dict[str, PyTree]:
         """Every saved set of models, by name."""
         folder = self.path / MODELS
-        names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
-        return {name: _load_models(folder / name) for name in names}
+        return {each.name: self.models(each.name) for each in sorted(folder.iterdir())} if folder.is_dir() else {}
 
-    def models(self, name: str) -> Any:
+    def models(self, name: str) -> PyTree:
         """One saved set of models: nested dicts by path, whose arrays have the client axis first."""
-        folder = self.path / MODELS
-        if not (folder / name).is_dir():
-            raise unknown("models", name, (each.name for each in folder.glob("*")))
-        return _load_models(folder / name)
+        arrays = self.arrays(name)
+        if set(arrays) == {""}:
+            return arrays[""]
+        tree: dict[str, Any] = {}
+        for key, array in arrays.items():
+            *parents, last = key.split("/")
+            node = tree
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = array
+        return tree
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """One saved set of models: all owners' arrays by their path, owners on axis 0."""
+        if not (self.path / MODELS / name).is_dir():
+            raise unknown("models", name, (each.name for each in (self.path / MODELS).glob("*")))
+        return load_models(self.path / MODELS / name, self.about.get("names"))
+
+    @cached_property
+    def result(self) -> Any:
+        """What the verb returned, in the task's pytrees; without a task a verb's arrays by name, else `result.json`."""
+        present = [name for name in SETS if (self.path / MODELS / name).is_dir()]
+        if self.task is None:
+            return {name: self.arrays(name) for name in present} if self.call else dict(self.about)
+        task, trees = self.task, {name: self._tree(name, self.task) for name in present}
+        params = task.problem.whole(trees["params"]) if "params" in trees else None
+        at = task.at(params=trees.get("params"), hypers=trees.get("hypers"))
+        if "privacy" in self.about:
+            at = at.replace(spent=Budget.from_table(self.about["privacy"]["parts"]))
+        kind, shared = CLASSES[self.about["class"]], (at, self.status, self.costs)
+        if kind is Estimate:
+            return Estimate(*shared, trees["value"])
+        if kind is Training:
+            return Training(*shared, params, self.history)
+        empty = np.zeros(0, np.int64)
+        history = self.history or History(empty, empty, empty)
+        return Solution(*shared, params, trees["hypers"], history, self.about["best_step"])
+
+    @property
+    def history(self) -> History | None:
+        """Cost and metrics by step, of a verb's run."""
+        if not (self.path / HISTORY).is_file():
+            return None
+        found = _load_arrays(self.path / HISTORY)
+        metrics = {name.removeprefix("metrics/"): found.pop(name) for name in list(found) if "/" in name}
+        return History(**found, metrics=metrics)
+
+    def _tree(self, name: str, task: Task) -> PyTree:
+        """A set of models as a pytree of the task's structure."""
+        like = {"params": task.params, "hypers": task.hypers, "value": task.hypers}[name]
+        found = self.arrays(name)
+        leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+        named = [(leaf_name(path), leaf) for path, leaf in leaves]
+        if set(found) != {key for key, _ in named}:
+            raise InvalidInput("task", sorted(key for key, _ in named), f"the task of {self.path}: {sorted(found)}")
+        rows = [found[key][0] if self.about["alone"] else found[key] for key, _ in named]
+        for row, (key, leaf) in zip(rows, named, strict=True):
+            if row.shape != leaf.shape:
+                raise InvalidInput(f"task.{name} {key}".strip(), leaf.shape, f"{row.shape}, as it was saved")
+        return structure.unflatten([jnp.asarray(row) for row in rows])
 
 
-def load(run: str | Path) -> SavedRun:
-    """Read a run folder."""
+def load(run: str | Path, task: Task | None = None) -> Run:
+    """Read a run folder: `.result` is what the verb returned, in the task's pytrees, or what the study found.
+
+    Args:
+        run: The folder that `save=`, `hyperpush run` or `hyperpush peer` has made.
+        task: The task that it was run with, a peer's own one of a peer, for results in its pytrees. Without it arrays
+            come by name.
+
+    Raises:
+        InvalidInput: It is no run folder, one of another format version, or of another task.
+
+    Example:
+        >>> import tempfile
+        >>> import hyperpush as hp
+        >>> task, folder = hp.tasks.quadratic(3, seed=0), tempfile.mkdtemp()
+        >>> trained = hp.train(task, hp.SGP(5, 0.1), hp.networks.Ring(3), key=0, save=folder)
+        >>> hp.load(folder, task=task).result.costs.rounds
+        5
+    """
+    if not isinstance(run, str | Path):
+        raise InvalidInput("run", type(run).__name__, "the name of a folder: hp.load(path, task=task)")
+    if task is not None and not isinstance(task, Task):
+        raise InvalidInput("task", task, "hp.Task(…), the one that was run, or None")
     path = Path(run)
-    return SavedRun(
-        path,
-        _parse(path, CONFIG, tomllib.loads),
-        _parse(path, RESULT, json.loads),
-        _parse(path, METRICS, lambda text: [json.loads(line) for line in text.splitlines()]),
-    )
+    if (path / "seed-0").is_dir():
+        raise InvalidInput("run", str(path), f"one of its runs, such as {path / 'seed-0'}: it holds several seeds")
+    about = _parse(path, RESULT, json.loads)
+    if "format" in about:
+        check_format("run", path, about)
+    if task is not None and about.get("class") not in CLASSES:
+        raise InvalidInput("task", "a task", "nothing: this folder holds no params, hypers or hypergradient of a task")
+    if task is not None and (task.privacy is None) != ("privacy" not in about):
+        kind = "private" if "privacy" in about else "not private"
+        raise InvalidInput("task", "a task that differs in privacy", f"the task that was run, which was {kind}")
+    return Run(path, about, task)
 
 
-def _parse(path: Path, name: str, parse: Callable[[str], Any]) -> Any:
+def check_format(field: str, path: Path, about: Mapping[str, Any]) -> None:
+    """Refuse a folder of another format version."""
+    if about.get("format") != FORMAT:
+        raise InvalidInput(field, f"{path}, of format {about.get('format')}", f"a folder of format {FORMAT}")
+
+
+def _parse(path: Path, name: str, parse: Callable[[str], T]) -> T:
     try:
         return parse((path / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidInput("run", str(path), f"the folder of a finished run ({name}: {error})") from None
 
 
-def to_json(value: Any) -> str:
-    """JSON that every reader accepts: arrays become lists, and NaN or infinity is refused by name."""
-    return json.dumps(_plain(value, ""), allow_nan=False)
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """What files call a leaf of a pytree."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _plain(value: Any, where: str) -> Any:
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {str(key): _plain(each, f"{where}.{key}" if where else str(key)) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each, f"{where}[{place}]") for place, each in enumerate(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInput(where, value, "a finite number or null")
-    return str(value) if isinstance(value, Path) else value
-
-
-def save_models(folder: Path, stacked: Any, first: bool = True, names: Sequence[str] | None = None) -> None:
+def save_models(folder: Path, stacked: PyTree, first: bool = True, names: Sequence[str] | None = None) -> None:
     """Write the arrays of a pytree whose leaves have the client axis first: one file for each client, keyed by path.
 
     Files are called after `names`, or `client-0`, …. Of arrays that are spread over processes each writes its own
     clients' rows; of others the `first` writes all.
     """
-    import equinox as eqx
-    import jax
-
-    from hyperpush import processes
-
     found = jax.tree_util.tree_flatten_with_path(eqx.filter(stacked, eqx.is_array))[0]
-    named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in found]
+    named = [(leaf_name(path), leaf) for path, leaf in found]
     clients = {leaf.shape[:1] for _, leaf in named}
     if len(dict(named)) < len(named) or len(clients) != 1 or clients == {()}:
         given = {key: leaf.shape for key, leaf in named}
@@ -103,7 +223,7 @@ def save_models(folder: Path, stacked: Any, first: bool = True, names: Sequence[
     spread = any(processes.spread(leaf) for _, leaf in named)
     if not (first or spread):
         return
-    folder.mkdir(parents=True, exist_ok=spread)
+    folder.mkdir(parents=True, exist_ok=True)  # a party that was killed meanwhile writes again
     rows: dict[int, dict[str, np.ndarray]] = {}
     for key, leaf in named:
         each = processes.own_clients(leaf) if processes.spread(leaf) else enumerate(np.asarray(leaf))
@@ -121,21 +241,22 @@ def owner_file(name: str) -> str:
     return f"{quote(name, safe=' +,=@~()').replace('.', '%2E')}.safetensors"
 
 
-def _load_models(folder: Path) -> Any:
-    try:
-        found = list(folder.iterdir())
+def load_models(folder: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    """A set of models as arrays by path, owners on axis 0, by `names`, by number or by file."""
+    found = sorted(folder.iterdir())
+    if names is None:
         numbered = [folder / f"client-{number}.safetensors" for number in range(len(found))]
-        files = [load_file(path) for path in (numbered if set(found) == set(numbered) else sorted(found))]
-        arrays = {key: np.stack([file[key] for file in files]) for key in files[0]}
-    except (OSError, SafetensorError, KeyError, IndexError, ValueError) as error:
-        raise InvalidInput("models", str(folder), f"one readable file for each client ({error})") from None
-    if set(arrays) == {""}:
-        return arrays[""]
-    tree: dict[str, Any] = {}
-    for key, array in arrays.items():
-        *parents, name = key.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = array
-    return tree
+        files = numbered if set(found) == set(numbered) else found
+    else:
+        files = [folder / owner_file(name) for name in names]
+    owners = [_load_arrays(file) for file in files]
+    if not owners or any(set(own) != set(owners[0]) for own in owners):
+        raise InvalidInput("models", str(folder), "one readable file for each client, with the same arrays")
+    return {key: np.stack([own[key] for own in owners]) for key in owners[0]}
+
+
+def _load_arrays(file: Path) -> dict[str, np.ndarray]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInput("run", str(file), f"one readable file for each client ({error})") from None

@@ -13,7 +13,6 @@ import numpy as np
 import hyperpush as hp
 from hyperpush.deploy.certificates import make
 from hyperpush.deploy.party import STATUS, StatusFile
-from hyperpush.deploy.swarm import free_ports
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer import Peer
 from hyperpush.engines.peer.checkpoint import Checkpoint
@@ -21,6 +20,7 @@ from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.engines.transport.zenoh.addresses import Address
 from hyperpush.engines.transport.zenoh.identity import Identity
 from hyperpush.engines.transport.zenoh.transport import Zenoh
+from hyperpush.processes.starter import free_ports
 from hyperpush.programs import Exchange, Repeat
 
 DIGEST = bytes(range(32))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from engines.peer.parties import averaging, values
 
-from hyperpush.deploy.swarm import Processes, free_ports, schedule
+from hyperpush.deploy.swarm import Processes, schedule
+from hyperpush.processes.starter import free_ports
 
 ROUNDS = 120
 

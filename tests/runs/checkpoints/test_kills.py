@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hyperpush.runs.events import read_events
+
 
 def compare(folder: Path, kills: int, seed: int) -> None:
     command = [sys.executable, Path(__file__).with_name("killed.py"), folder, str(kills), str(seed)]
@@ -16,7 +18,10 @@ def compare(folder: Path, kills: int, seed: int) -> None:
     alone, killed = folder / "alone", folder / "killed"
     names = sorted(str(each.relative_to(alone)) for each in alone.rglob("*"))
     assert sorted(str(each.relative_to(killed)) for each in killed.rglob("*")) == names
-    for name in ("result.json", "metrics.jsonl", *(f"models/params/client-{i}.safetensors" for i in range(5))):
+    one, two = ([{**each, "time": 0} for each in read_events(run / "metrics.jsonl")] for run in (alone, killed))
+    assert one
+    assert one == two
+    for name in ("result.json", *(f"models/params/client-{i}.safetensors" for i in range(5))):
         assert (killed / name).read_bytes() == (alone / name).read_bytes(), name
     assert not (folder / ".killed.partial").exists()
     assert json.loads((alone / "result.json").read_text())["norms"][0] > 0.1

@@ -14,7 +14,7 @@ from hyperpush.bench.training import operations_of
 from hyperpush.cli.sweep import plan
 from hyperpush.errors import Diverged, InvalidInput
 from hyperpush.runs.config import load_config
-from hyperpush.runs.run import StudyRun, execute, planned
+from hyperpush.runs.run import StudyRun, execute, plan_run
 from hyperpush.studies.data.files import folder
 from hyperpush.studies.data.partition import Shift, Split
 from hyperpush.studies.data.sources import Dataset
@@ -136,7 +136,7 @@ def test_where_a_method_cannot_run_it_says_why():
 
 def test_a_plan_counts_every_method_without_running_any():
     given = ("clients=6", "steps=70", "again=10", "outer_steps=3", "order=2", "pushes=[4]", 'methods=["sgp","pl"]')
-    found = planned(*asked(*given))
+    found = plan_run(*asked(*given))
     assert found["stopped"] is None
     # Training from the start is shared; then four times ten steps, and three estimates of 2·4 pushes.
     first, shared, personal = found["pieces"]

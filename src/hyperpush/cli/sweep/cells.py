@@ -14,11 +14,13 @@ from rich.console import Console
 from hyperpush.cli.sweep.plan import Cell, Choice, Phase, Plan
 from hyperpush.cli.sweep.statistics import choose
 from hyperpush.errors import Diverged, HyperpushError, InvalidInput
-from hyperpush.runs import saved
 from hyperpush.runs.config import to_toml
+from hyperpush.runs.events import to_json
 from hyperpush.runs.files import write_atomically
+from hyperpush.runs.folder import CONFIG, RESULT
 from hyperpush.runs.locks import alone
 from hyperpush.runs.run import execute
+from hyperpush.runs.saved import load
 
 CELLS = "cells"
 
@@ -58,7 +60,7 @@ def run(plan: Plan, folder: Path, console: Console) -> list[Finished]:
     except OSError as error:
         raise InvalidInput("--out", str(folder), f"a folder that can be written ({error.strerror})") from None
     with alone(folder / ".lock", "--out", folder, "a folder that no other sweep is writing to"):
-        write_atomically(folder / saved.CONFIG, to_toml(plan.experiment.name, plan.config))
+        write_atomically(folder / CONFIG, to_toml(plan.experiment.name, plan.config))
         for left in (folder / CELLS).glob(".*.partial"):  # of a process that was killed: nobody else is here
             shutil.rmtree(left)
         found = [_run_method(plan, folder, method, console) for method in plan.methods]
@@ -117,13 +119,13 @@ def result_of_cell(plan: Plan, folder: Path, cell: Cell) -> tuple[CellResult, bo
     diverged, failed = (path.with_name(f"{cell.name}.{state}") for state in ("diverged", "failed"))
     if diverged.is_file():
         return CellResult(cell, "diverged", {}, diverged.read_text(encoding="utf-8").strip()), True
-    if (path / saved.RESULT).is_file():
-        before = saved.load(path)
+    if (path / RESULT).is_file():
+        before = load(path)
         _refuse_change(path, before.config, tomllib.loads(to_toml(plan.experiment.name, cell.config)))
         return _read_row(plan, cell, before.result), True
     try:
         # Its tables are not for the terminal, where they would bury the sweep's own lines.
-        execute(plan.experiment, cell.config, path, Console(quiet=True))
+        result, _ = execute(plan.experiment, cell.config, path, Console(quiet=True))
     except Diverged as error:
         write_atomically(diverged, f"{error}\n")
         return CellResult(cell, "diverged", {}, str(error)), False
@@ -131,7 +133,7 @@ def result_of_cell(plan: Plan, folder: Path, cell: Cell) -> tuple[CellResult, bo
         write_atomically(failed, traceback.format_exc())
         return CellResult(cell, "failed", {}, " ".join(f"{type(error).__name__}: {error}".split())), False
     failed.unlink(missing_ok=True)
-    return _read_row(plan, cell, json.loads((path / saved.RESULT).read_text(encoding="utf-8"))), False
+    return _read_row(plan, cell, json.loads(to_json(result))), False
 
 
 def _read_row(plan: Plan, cell: Cell, result: dict[str, Any]) -> CellResult:
@@ -159,7 +161,7 @@ def _check_folder(plan: Plan, folder: Path) -> None:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     try:
-        before = tomllib.loads((folder / saved.CONFIG).read_text(encoding="utf-8"))
+        before = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
         seeds = before["sweep"]["seeds"]
     except (OSError, ValueError, KeyError, TypeError):
         raise InvalidInput("--out", str(folder), "a new or empty folder, or the folder of a sweep") from None

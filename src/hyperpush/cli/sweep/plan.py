@@ -11,21 +11,21 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, Field, create_model
 
 from hyperpush.errors import InvalidInput
-from hyperpush.runs.config import Config, load_config, to_toml, validate
+from hyperpush.runs.config import Config, load_config, set_option, to_toml, validate
 from hyperpush.runs.experiment import Experiment, Tuning
 
 Phase = Literal["tuning", "reported"]
 # 10^-0.5 to 10^-3 in half steps, for every method alike: the learning rates that Terashita and Hara, "Decentralized
 # hyper-gradient computation over time-varying directed networks", choose from.
 RATES = tuple(float(f"{10 ** (-half / 2):.3g}") for half in range(1, 7))
+MOST_SEEDS = 1000  # that are reported; those that something is chosen by follow
 
 
 class Sweep(Config):
     """How methods are tuned and reported."""
 
-    seeds: int = Field(default=3, ge=1, description="Reported runs of every method: seed, seed + 1, …")
+    seeds: int = Field(default=3, ge=1, le=MOST_SEEDS, description="Reported runs of every method: seed, seed + 1, …")
     tuning_seeds: int = Field(default=1, ge=0, description="Runs of every setting to choose by; 0: nothing is tuned.")
-    tuning_seed: int = Field(default=1000, ge=0, description="The first of their seeds; none of them is reported.")
     grid: dict[str, Any] = Field(
         default={}, description="Options to tune and their values; if left out, learning rates from 10^-0.5 to 10^-3."
     )
@@ -120,10 +120,9 @@ def plan(experiment: Experiment, config: BaseModel) -> Plan:
     if len(methods) == 1 and not methods[0].label:
         methods = (Choice(experiment.name, {}),)
     first = values[seed_option]
-    tuning_seeds = tuple(range(asked.tuning_seed, asked.tuning_seed + asked.tuning_seeds)) if len(points) > 1 else ()
     seeds = tuple(range(first, first + asked.seeds))
-    if set(seeds) & set(tuning_seeds):
-        raise InvalidInput("sweep.tuning_seed", asked.tuning_seed, f"seeds that are not reported ({seeds})")
+    start = first + MOST_SEEDS  # no seed that something is chosen by is reported
+    tuning_seeds = tuple(range(start, start + asked.tuning_seeds)) if len(points) > 1 else ()
     made = Plan(experiment, config, values, seed_option, rule, methods, points, tuning_seeds, seeds)
     for method, point in product(methods, points):
         cell = made.cell("reported", method, point, first)
@@ -139,7 +138,8 @@ def _grid(experiment: Experiment, asked: Sweep) -> dict[str, Any]:
     if asked.grid or not asked.tuning_seeds:
         return asked.grid
     if experiment.tuning is None or not experiment.tuning.rates:
-        raise InvalidInput("sweep.grid", {}, "at least one option with its values, or sweep.tuning_seeds = 0")
+        allowed = "options with their values, such as --grid 'method.steps=[5, 10]', or sweep.tuning_seeds=0"
+        raise InvalidInput("sweep.grid", {}, allowed)
     return {",".join(experiment.tuning.rates): list(RATES)}
 
 
@@ -154,10 +154,13 @@ def _rule(experiment: Experiment, asked: Sweep) -> Tuning:
     declared = experiment.tuning or Tuning("", ())
     validation = asked.validation or declared.validation
     test, better = asked.test or declared.test, asked.better or declared.better
+    columns = f"a field of the rows of {experiment.name}, which declares none"
+    if experiment.name == "spec":
+        columns = "cost, or a metric of [metrics]; a spec names in [sweep] what to choose by and what to report"
     if not validation:
-        raise InvalidInput("sweep.validation", None, f"a field of the rows of {experiment.name}: it declares none")
+        raise InvalidInput("sweep.validation", None, columns)
     if not test:
-        raise InvalidInput("sweep.test", [], f"fields of the rows of {experiment.name}: it declares none")
+        raise InvalidInput("sweep.test", [], columns)
     if validation in test:
         raise InvalidInput("sweep.validation", validation, "a field that is not among those reported as test scores")
     return Tuning(validation, test, better)
@@ -177,7 +180,7 @@ def _choices(experiment: Experiment, values: dict[str, Any], table: str, axes: d
                 raise InvalidInput(where, name, "other options: sweep.seeds and sweep.tuning_seeds say which seeds")
             if any(name in each.options for own in lists for each in own) or names.count(name) > 1:
                 raise InvalidInput(where, name, "an option that is set once")
-        lists.append([_choice(values, where, names, value, table == "grid") for value in given])
+        lists.append([_choice(values, names, value, table == "grid") for value in given])
         for choice in lists[-1]:
             try:
                 _with_options(experiment, values, choice.options)
@@ -191,21 +194,17 @@ def _choices(experiment: Experiment, values: dict[str, Any], table: str, axes: d
     )
 
 
-def _choice(values: dict[str, Any], where: str, names: list[str], value: Any, named: bool) -> Choice:
-    """One value of an axis, given to all its options or, as a list, one to each."""
-    each = value if len(names) > 1 and isinstance(value, list) else [value] * len(names)
-    if len(each) != len(names):
-        raise InvalidInput(where, value, f"one value, or a list of {len(names)}")
-    options = {name: _as_in(values, name, own) for name, own in zip(names, each, strict=True)}
-    text = "/".join(map(_text, each if len(set(map(repr, each))) > 1 else each[:1]))
-    return Choice(f"{names[0]}={text}" if named else text, options)
+def _choice(values: dict[str, Any], names: list[str], value: object, named: bool) -> Choice:
+    """One value of an axis, given to all its options."""
+    options = {name: _as_in(values, name, value) for name in names}
+    return Choice(f"{names[0]}={_text(value)}" if named else _text(value), options)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return "+".join(map(_text, value)) if isinstance(value, list) else str(value)
 
 
-def _as_in(values: dict[str, Any], name: str, value: Any) -> Any:
+def _as_in(values: dict[str, Any], name: str, value: object) -> object:
     """A single value for an option that is a list becomes a list of one."""
     now: Any = values
     for part in name.split("."):
@@ -217,13 +216,7 @@ def _with_options(experiment: Experiment, values: dict[str, Any], options: Mappi
     """The experiment's options with these in place."""
     values = deepcopy(values)
     for name, value in options.items():
-        *parents, last = name.split(".")
-        table = values
-        for part in parents:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise InvalidInput(name, value, f"{part} is a single value, not a table")
-        table[last] = value
+        set_option(values, name, value)
     return validate(experiment.config, values, experiment.name)
 
 

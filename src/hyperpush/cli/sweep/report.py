@@ -8,8 +8,9 @@ from rich.console import Console
 from hyperpush.cli.sweep.cells import CellResult, Finished, folder_of, run, scores_of
 from hyperpush.cli.sweep.plan import Plan
 from hyperpush.cli.sweep.statistics import interval, mean_of
-from hyperpush.runs import saved
+from hyperpush.runs.events import event, to_json, write_events
 from hyperpush.runs.files import write_atomically
+from hyperpush.runs.folder import METRICS, RESULT
 from hyperpush.runs.report.tables import table
 
 
@@ -19,9 +20,8 @@ def sweep(plan: Plan, out: Path | None = None, console: Console | None = None) -
     folder = folder_of(plan, out)
     found = run(plan, folder, console)
     result = result_of(plan, found)
-    lines = [_record(plan, each) for one in found for each in one.results]
-    write_atomically(folder / saved.METRICS, "".join(saved.to_json(line) + "\n" for line in lines))
-    write_atomically(folder / saved.RESULT, saved.to_json(result) + "\n")
+    write_events(folder / METRICS, [event("cell", _record(plan, each)) for one in found for each in one.results])
+    write_atomically(folder / RESULT, to_json(result) + "\n")
     _show(plan, result, console)
     return result, folder
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, final
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from hyperpush import processes
 from hyperpush.engines.base import ambient, surround
@@ -171,7 +172,7 @@ class Journal(RunHook):
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
-    def _ask(self, number: int, frame: Any) -> None:
+    def _ask(self, number: int, frame: object) -> None:
         again, self.asked = self.asked is not None, number
         # Processes stop together, at the end of a chunk, and so does one that a piece keeps busy; twice means at once.
         if again or not (self.busy or processes.count() > 1):
@@ -192,7 +193,7 @@ def digest_of(run: HostLoop) -> str:
     return f"{about}-{values_digest(context.data, context.network.clients)}"
 
 
-def values_digest(tree: Any, clients: int) -> str:
+def values_digest(tree: PyTree, clients: int) -> str:
     """A digest of the bytes of all clients' rows, the same on any number of processes."""
     own = everywhere = 0
     for place, leaf in enumerate(jax.tree.leaves(tree)):

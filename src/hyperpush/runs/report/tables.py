@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     """One value as text: floats to four digits, a dash where there is none."""
     if value is None:
         return "–"

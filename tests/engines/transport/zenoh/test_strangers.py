@@ -12,9 +12,9 @@ import zenoh
 from engines.peer.parties import identity
 
 from hyperpush.deploy import certificates
-from hyperpush.deploy.swarm import free_ports
 from hyperpush.engines.transport.zenoh import session
 from hyperpush.engines.transport.zenoh.parts import split
+from hyperpush.processes.starter import free_ports
 
 PATIENCE = 60
 

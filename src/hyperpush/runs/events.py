@@ -1,0 +1,90 @@
+"""Events: what runs, sweeps, hooks and peers tell, one JSON object per line.
+
+Every event begins with the same fields, those that it has:
+
+| field | meaning |
+|---|---|
+| `time` | when it was written, in seconds since 1970 (UTC) |
+| `kind` | one of the kinds below |
+| `client` | whose it is, by name or number |
+| `loop` | the loop of the program that it is about |
+| `step` | iterations of that loop so far |
+
+| kind | written by | to | further fields |
+|---|---|---|---|
+| `record` | a study or benchmark | `metrics.jsonl` | the study's own |
+| `row` | a spec, a peer, the hook `JSONLines` | `metrics.jsonl`, the hook's file | what was measured, by name |
+| `cell` | a sweep | `metrics.jsonl` | `phase, method, setting, seed, state, reason, cell`, scores |
+| `state` | a peer | `status.json`, the latest only | `pid, round, total, late, rejected, links`, bytes |
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from hyperpush.errors import InvalidInput
+from hyperpush.runs.files import write_atomically
+
+Kind = Literal["record", "row", "cell", "state"]
+FIRST = ("time", "kind", "client", "loop", "step")
+
+
+def event(kind: Kind, values: Mapping[str, Any]) -> dict[str, Any]:
+    """An event that happens now, its first fields in their order."""
+    for name in ("time", "kind"):
+        if name in values:
+            raise InvalidInput(name, values[name], "another name: every event has this field already")
+    whole = {"time": round(time.time(), 3), "kind": kind, **values}
+    return {name: whole.pop(name) for name in FIRST if name in whole} | whole
+
+
+def append_event(path: Path, new: Mapping[str, Any]) -> None:
+    """Add one line to a file, readable by others at once."""
+    line = to_json(new) + "\n"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+
+
+def write_events(path: Path, events: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
+    """Let a file hold these events and nothing else; readers find the old ones or the new ones."""
+    write_atomically(path, "".join(to_json(each) + "\n" for each in events), durable)
+
+
+def read_events(path: str | Path) -> list[dict[str, Any]]:
+    """The events of a file, without a last line that is still being written or was cut off.
+
+    Args:
+        path: A file of events, such as `metrics.jsonl` of a run folder.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    found = []
+    for line in Path(path).read_bytes().splitlines(keepends=True):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+        if not line.endswith(b"\n"):
+            found.pop()
+    return found
+
+
+def to_json(value: object) -> str:
+    """JSON that every reader accepts: arrays become lists, and NaN or infinity is refused by name."""
+    return json.dumps(_plain(value, ""), allow_nan=False)
+
+
+def _plain(value: Any, where: str) -> Any:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, f"{where}.{key}" if where else str(key)) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each, f"{where}[{place}]") for place, each in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidInput(where, value, "a finite number or null")
+    return str(value) if isinstance(value, Path) else value

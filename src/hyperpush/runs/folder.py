@@ -1,0 +1,134 @@
+"""The folder of a run: of a study, a spec, a verb with `save=`, or a peer, which fills its own without hiding it.
+
+| file | content | of |
+|---|---|---|
+| `config.toml` | the options | studies, specs, peers |
+| `call.json` | verb, method, network, key, digests of functions and data | verbs |
+| `result.json` | the result; status, costs and the format version unless it is a study's | all |
+| `metrics.jsonl` | events, see `hyperpush.runs.events` | studies, specs, peers |
+| `history.safetensors` | cost and metrics by step | verbs, specs, peers |
+| `models/<set>/<owner>.safetensors` | arrays by path, one file per owner | all |
+| `figures/*.png` | figures | studies |
+
+The folder appears when the run has succeeded. Until then its files are in a hidden folder beside it, with
+`checkpoints/` and a lock. A run leaves nothing if it fails before its first checkpoint, if its input is invalid, or if
+it diverges.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+from hyperpush import processes
+from hyperpush.errors import Diverged, HyperpushError, InvalidInput
+from hyperpush.runs.checkpoints import Policy
+from hyperpush.runs.checkpoints.journal import Journal
+from hyperpush.runs.checkpoints.store import Store
+from hyperpush.runs.events import read_events, write_events
+from hyperpush.runs.files import write_atomically
+from hyperpush.runs.locks import alone
+
+CONFIG, CALL, RESULT, METRICS = "config.toml", "call.json", "result.json", "metrics.jsonl"
+HISTORY, MODELS, FIGURES = "history.safetensors", "models", "figures"
+CHECKPOINTS, LOCK = "checkpoints", "lock"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run writes.
+
+    Of several processes the first writes, except for checkpoints and models, of which each writes its own clients'.
+
+    Attributes:
+        path: The folder that there is in the end.
+        field: What an error calls it.
+    """
+
+    path: Path
+    field: str = "run"
+
+    @property
+    def work(self) -> Path:
+        """The hidden folder that is renamed in the end."""
+        return self.path.with_name(f".{self.path.name}.partial")
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Refuse a folder that another live process writes to."""
+        if not processes.first_process():
+            return nullcontext()
+        return alone(self.work / LOCK, self.field, self.path, "a folder that no other process is writing")
+
+    def open_journal(self, policy: Policy, warn: Callable[[str], None] = lambda text: None) -> Journal:
+        """The checkpoints: what there is to continue from, and what will be."""
+        return Journal(Store(self.work / CHECKPOINTS, warn), policy)
+
+    def clear_for_resume(self) -> None:
+        """Remove from an interrupted run all but what it continues from: complete events, and checkpoints."""
+        for name in (MODELS, FIGURES):
+            shutil.rmtree(self.work / name, ignore_errors=True)
+        if (self.work / METRICS).is_file():
+            write_events(self.work / METRICS, read_events(self.work / METRICS))
+
+    def complete(self, result: str) -> None:
+        """Write the result and let the folder appear."""
+        if processes.first_process():
+            write_atomically(self.work / RESULT, result)
+            if self.path.exists():
+                self.path.rmdir()
+            self.work.rename(self.path)  # what it could continue from is there until the result is
+            shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+            (self.path / LOCK).unlink(missing_ok=True)
+
+    def give_up(self, error: BaseException, journal: Journal | None, resumed: bool = False) -> bool:
+        """Save what an interrupted run has reached, or remove it; whether the run can be continued."""
+        final = isinstance(error, InvalidInput | Diverged)  # the same run would end the same way again
+        # Several processes write together, at the end of a chunk; if one has failed, there is no together.
+        if journal is not None and not isinstance(error, HyperpushError) and processes.count() == 1:
+            try:
+                journal.save()
+            except HyperpushError as also:
+                print("error:", also, file=sys.stderr)
+        lost = final or not any((self.work / CHECKPOINTS).glob("[0-9]*"))
+        if processes.first_process() and lost and not resumed:
+            shutil.rmtree(self.work, ignore_errors=True)
+        return self.work.is_dir() and not isinstance(error, Diverged)
+
+
+def reserve(name: str, out: Path | None) -> RunFolder:
+    """A new run folder: `out`, by default one under `runs/`."""
+    if out is None:
+        stem = Path("runs", f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
+        candidates: Iterable[Path] = (stem.with_name(f"{stem.name}-{k}") if k else stem for k in count())
+    else:
+        candidates = [out if out.name else out.resolve()]
+    for path in candidates:
+        folder = RunFolder(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and (out is None or any(path.iterdir())):
+                continue
+            with suppress(FileExistsError):
+                folder.work.mkdir()
+                return folder
+        except OSError as error:
+            raise InvalidInput("--out", str(path), f"a folder that can be written ({error.strerror})") from None
+    allowed = "a new or empty folder that no other run is writing to"
+    if out is not None and (RunFolder(out).work / CONFIG).is_file():
+        allowed += f"; a run into this one was interrupted or is under way: hyperpush resume {out} continues it"
+    raise InvalidInput("--out", str(out), allowed)
+
+
+def find_interrupted(folder: Path) -> RunFolder:
+    """The folder of an interrupted run, named by where its result would be or by the hidden one beside it."""
+    folder = folder if folder.name else folder.resolve()
+    hidden = folder.name.startswith(".") and folder.name.endswith(".partial")
+    found = RunFolder(folder.with_name(folder.name[1 : -len(".partial")]) if hidden else folder)
+    if not (found.work / CONFIG).is_file():
+        given = f"{folder}, a finished run" if (found.path / RESULT).is_file() else str(folder)
+        raise InvalidInput("run", given, "the folder of an interrupted run that has checkpoints")
+    return found
