@@ -20,7 +20,7 @@ from hyperpush.hypergradients.base import (
     subtract_indirect,
 )
 from hyperpush.hypergradients.differences import DifferenceProblem, transposed_product
-from hyperpush.hypergradients.secants import WORSE, Secants
+from hyperpush.hypergradients.secants import Secants
 from hyperpush.hypergradients.settings import MOST_PUSHES, largest_curvature, largest_stretch, learn_settings
 from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.problem import Problem
@@ -31,7 +31,7 @@ from hyperpush.status import Reason
 CHECK = 5  # steps between two votes on ending
 PATIENCE = 200  # steps without a smaller tracked gradient: no more progress
 ROUNDING = 4  # times the rounding of the largest terms: what is left of a tracked gradient of zero
-SINGULAR = 100  # curvatures below so many roundings of the largest are zero
+FLAT = 10  # steps in a row through which the tracked gradient stays the same: the Hessian is singular
 SOUND = 1e4  # times rounding: a relative error that is right where rounding allows no better
 UNBOUNDED = 1e8  # ‖B_i‖/‖v_i‖ where v_i is zero
 CAUTION = 1.3  # the smallest curvature may have fallen by so much since the outer step before
@@ -344,11 +344,9 @@ class TrackedHGP(HypergradientEstimator):
         away = (rise + floor) / jnp.where(curvature > 0, curvature, 1) + jnp.linalg.norm(q - state.aim)
         error = jnp.minimum(self._sensitivity(problem, state, ctx) * away, LARGEST)
         error = jnp.where(curvature > 0, error, jnp.where(rise > 0, LARGEST, 0))
-        largest = state.curvature if self.step_size is None else 1 / self.step_size
         limited, stalled = rise <= floor, secants.since >= PATIENCE
         right = (error <= self.tolerance) | ((limited | stalled) & (error <= SOUND * unit))
-        downward = secants.turns_back(q, slope, floor) & (rise > WORSE * secants.least)
-        ill = downward | (secants.flattest <= SINGULAR * unit * largest)
+        ill = secants.flat >= FLAT
         reason = jnp.select(
             [right, ill, limited, stalled],
             [Reason.TOLERANCE, Reason.ILL_POSED, Reason.INACCURATE, Reason.STALLED],
@@ -388,7 +386,7 @@ class TrackedHGP(HypergradientEstimator):
             return after
         gradient = state.product - ravel_pytree(along_x)[0]
         stood = state.z, state.mass, state.aim, gradient, state.tracker
-        smallest = before.memory.smallest if state.secants is None else state.secants.smallest
+        smallest = before.memory.smallest if state.secants is None else state.secants.remembered
         return replace(after, memory=Memory(*stood, state.pushes, state.curvature, state.own, smallest))
 
 
