@@ -53,9 +53,9 @@ class Secants(eqx.Module):
         doubt = jnp.where(mixing < 1e3 * size, mixing / jnp.where(size > 0, size, 1), 1e3)
         doubts = jnp.where(known, jnp.roll(self.doubts, 1).at[0].set(doubt), 0)
         accelerates = self.pace == 1
-        worse = known & (rise > WORSE * self.least)
+        worse = known & (rise > WORSE * self.least) & (rise > floor)
         slower = worse | (accelerates & (self.since >= PATIENCE))
-        record = known & ((rise < self.least) | slower)
+        record = known & (rise > 0) & ((rise < self.least) | slower)
         pace = jnp.where(slower, jnp.where(accelerates, 0.5, self.pace / 4), self.pace)
         accelerated = self._accelerate(q, slope, jnp.max(doubts), step_size, known)
         # Combinations that a client alone finds best can be bad for all, such as where its own Hessian is zero. As all

@@ -104,23 +104,39 @@ class TrackedHGP(HypergradientEstimator):
     with `pushes` rounds for each P. The only fixed point is the solution, whatever the displacements Δ. All that is
     pushed (z, ω, y) is conserved, so lost messages do no harm.
 
-    **Use it** on directed, changing or lossy networks, where `HGP` would need many pushes. **Avoid its defaults** at
-    condition numbers above about 1e3, and where a client's Hessian is zero: they can return wrong values without a
-    word. Set `step_size`, `pushes` and `tolerance` there, and compare with another estimator or with `hp.check`.
+    **The vote.** q − q* is at most ‖y/ω‖/θ, where θ is the smallest eigenvalue of the mean Hessian. A client takes the
+    smallest curvature that it saw along recent changes of q, and adds what mixing still changes, and rounding. So
+
+        ‖v_i − v_i*‖/‖v_i‖ ≲ ‖B_i‖/‖v_i‖ · ((‖y/ω‖ + rounding)/θ + ‖q − p‖),
+
+    and the estimate ends where this is below the tolerance at every client. Else its status says why it ended: a limit
+    of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or a tracked gradient that stays the same wherever q
+    goes (`"ill-posed"`; random links hide that, and it is `"stalled"` there).
+
+    **Use it** where there is no tree to average along (`TreeCG`): with mini-batches, on private tasks, where messages
+    get lost, among members that distrust each other. **Avoid it** at condition numbers above about 1e3: `steps` end
+    before it does, and the status says so. θ is an estimate: a solution with almost no part in the direction of the
+    smallest eigenvalue hides that direction.
+
+    It holds six vectors per client beside the params and the outer gradient, and two more for each further change that
+    `acceleration` keeps.
 
     Departures from Push-DIGing:
         1. Several pushes per step, as many as mix well.
-        2. Δ = −αy/ω is accelerated by the last changes of q and y/ω (Anderson 1965): each client alone first goes to
-           where the mean gradient is smallest among the combinations of them that it knows. A client whose tracked
-           gradient grows a hundredfold takes plain steps of half the size from then on.
-        3. The first step moves nothing: before anything is mixed there is no common direction.
-        4. With mini-batches there is no acceleration and no early end. The result is the mean of q over the steps,
+        2. Δ = −αy/ω is accelerated by the last change of q and y/ω (Anderson 1965): each client alone first goes to
+           where the mean gradient is smallest along it, at most ten times as far as the change.
+        3. Where the tracked gradient has grown a hundredfold, a client goes back to the point before and takes plain
+           steps of half the size, where it grows again, of a quarter of that, and so on. All see it within a step or
+           so, as it is mixed. The way back is a displacement like any other: nothing that is conserved is lost.
+           A hundred steps without progress lead to plain steps, too.
+        4. The first step moves nothing: before anything is mixed there is no common direction.
+        5. With mini-batches there is no acceleration and no early end. The result is the mean of q over the steps,
            weighted by their number, and its noise falls with `steps`.
-        5. In `hp.solve` each outer step continues from where the one before stood, with the settings found then.
-        6. On a private task each step releases a clipped and noisy H_i(p⁺ − p), and g(p) is the sum of these: as noise
+        6. In `hp.solve` each outer step continues from where the one before stood, with the settings found then.
+        7. On a private task each step releases a clipped and noisy H_i(p⁺ − p), and g(p) is the sum of these: as noise
            is in proportion to ‖p⁺ − p‖, it falls as the steps do. Displacements and votes are made of what was
            released; the search for pushes uses no data. Every outer step starts anew: steps + 1 releases in each, and a
-           few more where clients vote.
+           few more where clients vote. They vote on the relative error of q there, as each look at B_i is a release.
 
     Args:
         steps: Steps at most, rounded up to a multiple of five where clients vote; with 0 the result is the direct
@@ -131,10 +147,13 @@ class TrackedHGP(HypergradientEstimator):
         pushes: Rounds of push-sum per step, at least 1. None finds how many let differences between clients shrink
             threefold, at the price of a few rounds of scalars. Give it where messages get lost.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
-        tolerance: End when all clients agree that ‖y/ω‖ ≤ tolerance·‖q‖/α, and that mixing changes q by at most
-            tolerance·‖q‖. They vote every five steps. None takes all `steps`, without votes; take None where messages
-            get lost.
-        acceleration: How many changes of q and y/ω to keep, each a vector; 0 takes plain steps.
+        tolerance: The largest relative error of any client's result to accept, above 0; the true error is usually ten
+            times smaller or less. Clients vote every five steps. In float32 up to 1e-3 is accepted where rounding
+            allows no better. None takes all `steps`, without votes; take None where messages get lost.
+        acceleration: How many changes of q and y/ω to use, 0 or more; 0 takes plain steps. More than 1 seldom helps.
+        products: `"exact"`, by automatic differentiation, or `"difference"`: products are central differences of inner
+            gradients, for costs without second derivatives. Each costs two gradients, and is right to 1e-5 of its
+            size in float32, 1e-10 in float64. Not on private tasks.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -143,9 +162,9 @@ class TrackedHGP(HypergradientEstimator):
         >>> import hyperpush as hp
         >>> task, network = hp.tasks.quadratic(5, seed=0), hp.networks.RandomDirected(5)
         >>> exact = hp.hypergradient(task, hp.hypergradients.Dense(), network, key=0).value
-        >>> found = hp.hypergradient(task, hp.TrackedHGP(), network, key=0).value
-        >>> bool(abs(found - exact).max() < 1e-3)
-        True
+        >>> found = hp.hypergradient(task, hp.TrackedHGP(), network, key=0)
+        >>> found.status.converged, bool(abs(found.value - exact).max() < 1e-3)
+        (True, True)
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
