@@ -32,6 +32,7 @@ CHECK = 5  # steps between two votes on ending
 PATIENCE = 200  # steps without a smaller tracked gradient: no more progress
 ROUNDING = 4  # times the rounding of the largest terms: what is left of a tracked gradient of zero
 FLAT = 10  # steps in a row through which the tracked gradient stays the same: the Hessian is singular
+FINEST = 1e3  # times rounding: no smaller relative error is asked for
 SOUND = 1e4  # times rounding: a relative error that is right where rounding allows no better
 UNBOUNDED = 1e8  # ‖B_i‖/‖v_i‖ where v_i is zero
 CAUTION = 1.3  # the smallest curvature may have fallen by so much since the outer step before
@@ -148,8 +149,9 @@ class TrackedHGP(HypergradientEstimator):
             threefold, at the price of a few rounds of scalars. Give it where messages get lost.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
         tolerance: The largest relative error of any client's result to accept, above 0; the true error is usually ten
-            times smaller or less. Clients vote every five steps. In float32 up to 1e-3 is accepted where rounding
-            allows no better. None takes all `steps`, without votes; take None where messages get lost.
+            times smaller or less. Clients vote every five steps. No less than 1e-4 is asked for in float32 (2e-13 in
+            float64), and ten times that is accepted where rounding allows no better. None takes all `steps`, without
+            votes; take None where messages get lost.
         acceleration: How many changes of q and y/ω to use, 0 or more; 0 takes plain steps. More than 1 seldom helps.
         products: `"exact"`, by automatic differentiation, or `"difference"`: products are central differences of inner
             gradients, for costs without second derivatives. Each costs two gradients, and is right to 1e-5 of its
@@ -357,14 +359,14 @@ class TrackedHGP(HypergradientEstimator):
         assert secants is not None
         assert self.tolerance is not None
         judgment = before.with_terms(state.slope, state.product)
-        unit, floor = jnp.finfo(state.z.dtype).eps ** self._precision, self._floor(judgment)
+        eps, floor = jnp.finfo(state.z.dtype).eps, self._floor(judgment)
         q, slope = state.q, state.slope
         rise, curvature = jnp.linalg.norm(slope), secants.curvature(q, slope, floor)
         away = (rise + floor) / jnp.where(curvature > 0, curvature, 1) + jnp.linalg.norm(q - state.aim)
         error = jnp.minimum(self._sensitivity(problem, state, ctx) * away, LARGEST)
         error = jnp.where(curvature > 0, error, jnp.where(rise > 0, LARGEST, 0))
         limited, stalled = rise <= floor, secants.since >= PATIENCE
-        right = (error <= self.tolerance) | ((limited | stalled) & (error <= SOUND * unit))
+        right = (error <= jnp.maximum(self.tolerance, FINEST * eps)) | ((limited | stalled) & (error <= SOUND * eps))
         ill = secants.flat >= FLAT
         reason = jnp.select(
             [right, ill, limited, stalled],
