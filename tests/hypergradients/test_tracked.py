@@ -257,11 +257,7 @@ def test_differences_serve_costs_without_second_derivatives():
 
     def backward(kept, scale):
         x, hyper, (hessian, mixed) = kept
-        # A callback has no derivative.
-        bend = jax.pure_callback(
-            lambda x: -np.sin(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims"
-        )
-        along_x = hessian[0] @ x + hyper @ mixed[0] + bend
+        along_x = hessian[0] @ x + hyper @ mixed[0] - jnp.sin(x)
         return scale * along_x, scale * (mixed[0] @ x), jax.tree.map(jnp.zeros_like, (hessian, mixed))
 
     cost.defvjp(lambda x, hyper, batch: (cost(x, hyper, batch), (x, hyper, batch)), backward)
@@ -272,7 +268,7 @@ def test_differences_serve_costs_without_second_derivatives():
     assert found.status.converged
     # At 0 the cosine's second derivative is −1.
     assert relative_error(np.asarray(found.value), hessians + np.eye(SIZE), *rest) < 1e-6
-    with pytest.raises(Exception, match=r"(?i)differentiat|jvp|custom_vjp"):
+    with pytest.raises(TypeError, match="custom_vjp"):
         hp.hypergradient(task, hp.TrackedHGP(), network, key=0)
 
 

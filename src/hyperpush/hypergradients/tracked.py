@@ -243,32 +243,31 @@ class TrackedHGP(HypergradientEstimator):
             z, mass, tracker = inbox.mix((state.z, state.mass, state.tracker))
             return replace(state, z=z, mass=mass, tracker=tracker)
 
-        def add_to_mean(state: _State, ctx: Context) -> _State:
-            assert state.mean is not None
-            return replace(state, mean=state.mean + 2 / (state.count + 1) * (state.q - state.mean))
-
         def judge(state: _State, ctx: Context) -> _State:
             return self._judge(problem, state, ctx)
-
-        def has_ended(state: _State, ctx: Context) -> Bool[Array, ""]:
-            assert state.judgment is not None
-            return state.judgment.ended
 
         def finish(before: HypergradientState, state: _State, ctx: Context) -> HypergradientState:
             return self._finish(problem, before, state, ctx)
 
         push = Exchange(send=lambda state, ctx: (state.z, state.mass, state.tracker), receive=receive, conserved=True)
-        mix = [self._repeat_pushes(push), *([] if self.batch_size is None else [Local(add_to_mean)])]
+        mix = [self._repeat_pushes(push), *([] if self.batch_size is None else [Local(_add_to_mean)])]
         body, steps = Sequence(Local(descend), *mix), self.steps
         prepare = learn_settings(self.pushes) if self.pushes is None or self.step_size is None else Sequence()
         if problem.private and steps:  # the first step stays where it is: it needs no product
             prepare, steps = Sequence(prepare, Local(stay), *mix), steps - 1
-        if self._votes:
-            some = Sequence(Repeat(body, CHECK, name="steps"), Local(judge))
-            loop = Repeat(some, -(-steps // CHECK), until=has_ended, name="TrackedHGP")
-        else:
-            loop = Repeat(body, steps, name="TrackedHGP")
-        return Scope(Sequence(prepare, loop), start, finish)
+        return Scope(Sequence(prepare, self._repeat_steps(body, steps, Local(judge))), start, finish)
+
+    def _repeat_steps(self, body: Node, steps: int, judge: Node) -> Repeat:
+        """All steps, or as many as it takes until clients agree to end."""
+
+        def has_ended(state: _State, ctx: Context) -> Bool[Array, ""]:
+            assert state.judgment is not None
+            return state.judgment.ended
+
+        if not self._votes:
+            return Repeat(body, steps, name="TrackedHGP")
+        some = Sequence(Repeat(body, CHECK, name="steps"), judge)
+        return Repeat(some, -(-steps // CHECK), until=has_ended, name="TrackedHGP")
 
     @property
     def _votes(self) -> bool:
@@ -409,6 +408,11 @@ class TrackedHGP(HypergradientEstimator):
         stood = state.z, state.mass, state.aim, gradient, state.tracker
         smallest = before.memory.smallest if state.secants is None else state.secants.remembered
         return replace(after, memory=Memory(*stood, state.pushes, state.curvature, state.own, smallest))
+
+
+def _add_to_mean(state: _State, ctx: Context) -> _State:
+    assert state.mean is not None
+    return replace(state, mean=state.mean + 2 / (state.count + 1) * (state.q - state.mean))
 
 
 def _product(
