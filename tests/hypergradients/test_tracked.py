@@ -263,13 +263,18 @@ def test_differences_serve_costs_without_second_derivatives():
     cost.defvjp(lambda x, hyper, batch: (cost(x, hyper, batch), (x, hyper, batch)), backward)
     hessians, *rest = unlike_clients("mild")
     task = quadratic_task(hessians + 2 * np.eye(SIZE), *rest, inner=cost)
-    network = hp.networks.RandomDirected(6)
-    found = hp.hypergradient(task, hp.TrackedHGP(products="difference"), network, key=0)
-    assert found.status.converged
+    states = HypergradientState(task.params, task.hypers, jnp.zeros_like(task.hypers))
+
+    def estimate(**options):
+        program = program_of(hp.TrackedHGP(**options), task.problem)
+        return hp.Simulate().run(program, hp.networks.RandomDirected(6), states, task.data, jax.random.key(0)).states
+
+    found = estimate(products="difference")
+    assert found.report.status().converged
     # At 0 the cosine's second derivative is −1.
     assert relative_error(np.asarray(found.value), hessians + np.eye(SIZE), *rest) < 1e-6
     with pytest.raises(TypeError, match="custom_vjp"):
-        hp.hypergradient(task, hp.TrackedHGP(), network, key=0)
+        estimate()
 
 
 def test_without_cooperation():
