@@ -1,5 +1,7 @@
 """Tracked HGP has no bias on any network; the guard is HGP, which has one at the same number of pushes."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,6 +141,140 @@ def test_acceleration_that_makes_things_worse_is_given_up():
     assert np.all(slopes[-1] < 1e-12 * slopes[0])
     error = np.abs(found.value - truth).max()
     assert error < 100 * np.finfo(float).eps * np.max(slopes)
+
+
+SIZE, HYPERS = 10, 7
+
+
+def unlike_clients(family, clients=6):
+    """Hessians, linear terms, mixed derivatives and direct gradients of random quadratics."""
+    generator = np.random.default_rng(3)
+
+    def definite(low, high):
+        basis = np.linalg.qr(generator.normal(size=(SIZE, SIZE)))[0]
+        return (basis * np.geomspace(low, high, SIZE)) @ basis.T
+
+    mild = np.stack([definite(0.5, 2) for _ in range(clients)])
+    values, basis = np.linalg.eigh(mild.mean(0))
+    factors = generator.normal(size=(clients, 2, SIZE))
+    low_rank = np.einsum("nki,nkj->nij", factors, factors)
+    hessians = {
+        "mild": mild,
+        "a third without curvature": mild * (np.arange(clients) >= clients // 3)[:, None, None],
+        "condition 1e4, low rank": low_rank + 1e-4 * np.linalg.norm(low_rank.mean(0), 2) * np.eye(SIZE),
+        "condition 1e6": mild - (1 - 1e-6) * values[0] * np.outer(basis[:, 0], basis[:, 0]),
+        "singular": mild - values[0] * np.outer(basis[:, 0], basis[:, 0]),
+    }[family]
+    return (
+        hessians,
+        generator.normal(size=(clients, SIZE)),
+        generator.normal(size=(clients, HYPERS, SIZE)),
+        generator.normal(size=(clients, HYPERS)),
+    )
+
+
+def quadratic_task(hessians, linear, mixed, direct, inner=None):
+    def cost(x, hyper, batch):
+        return 0.5 * x @ batch[0][0] @ x + hyper @ batch[1][0] @ x
+
+    return hp.Task(
+        inner=cost if inner is None else inner,
+        outer=lambda x, hyper, batch: batch[0][0] @ x + batch[1][0] @ hyper,
+        params=jnp.zeros(SIZE),
+        hypers=jnp.zeros(HYPERS),
+        train=(jnp.asarray(hessians)[:, None], jnp.asarray(mixed)[:, None]),
+        validation=(jnp.asarray(linear)[:, None], jnp.asarray(direct)[:, None]),
+    )
+
+
+def relative_error(found, hessians, linear, mixed, direct):
+    q = np.linalg.solve(hessians.mean(0), linear.mean(0) / len(linear))
+    truth = direct / len(direct) - mixed @ q
+    return np.max(np.linalg.norm(found - truth, axis=1) / np.linalg.norm(truth, axis=1))
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("mild", "tolerance"),
+        ("a third without curvature", "tolerance"),
+        ("condition 1e4, low rank", None),
+        ("condition 1e6", None),
+    ],
+)
+def test_no_wrong_result_without_a_word(family, reason):
+    made = unlike_clients(family)
+    for network in (hp.networks.RandomDirected(6), hp.networks.DirectedRing(6)):
+        found = hp.hypergradient(quadratic_task(*made), hp.TrackedHGP(), network, key=0)
+        error = relative_error(np.asarray(found.value), *made)
+        assert found.status.error is not None
+        assert error < found.status.error
+        assert reason in (None, found.status.reason)
+        assert not found.status.converged or found.status.error <= 1e-5
+
+
+def test_singular_mean_hessian_is_ill_posed():
+    found = hp.hypergradient(
+        quadratic_task(*unlike_clients("singular")), hp.TrackedHGP(), hp.networks.StaticUndirected(6), key=0
+    )
+    assert (found.status.converged, found.status.reason) == (False, "ill-posed")
+
+
+@pytest.mark.parametrize(
+    ("options", "converged", "reason"),
+    [
+        ({"steps": 10}, False, "limit"),
+        ({"steps": 10, "tolerance": None}, None, "fixed-length"),
+        ({"steps": 10, "batch_size": 1}, None, "fixed-length"),
+        ({"steps": 0}, None, "fixed-length"),
+    ],
+)
+def test_the_status_says_why_it_ended(options, converged, reason):
+    task = quadratic_task(*unlike_clients("mild"))
+    found = hp.hypergradient(task, hp.TrackedHGP(**options), hp.networks.FullyConnected(6), key=0)
+    assert (found.status.converged, found.status.reason) == (converged, reason)
+
+
+def test_six_vectors_are_held():
+    """Beside the params and the outer gradient, of which none is as long as the others here."""
+    held = []
+
+    def count(state, ctx):
+        vectors = jax.tree.leaves(replace(state, params=None, hyper=None, direct=None))
+        held.append(sum(leaf.size // SIZE for leaf in vectors))
+        return jnp.zeros(())
+
+    task = quadratic_task(*unlike_clients("mild"))
+    estimator = hp.TrackedHGP()
+    hp.hypergradient(task, estimator, hp.networks.FullyConnected(6), key=0, record={"TrackedHGP": count})
+    assert set(held) == {6}
+
+
+def test_differences_serve_costs_without_second_derivatives():
+    @jax.custom_vjp
+    def cost(x, hyper, batch):
+        return 0.5 * x @ batch[0][0] @ x + hyper @ batch[1][0] @ x + jnp.sum(jnp.cos(x))
+
+    def backward(kept, scale):
+        x, hyper, (hessian, mixed) = kept
+        along_x = hessian[0] @ x + hyper @ mixed[0] - jnp.sin(x)
+        return scale * along_x, scale * (mixed[0] @ x), jax.tree.map(jnp.zeros_like, (hessian, mixed))
+
+    cost.defvjp(lambda x, hyper, batch: (cost(x, hyper, batch), (x, hyper, batch)), backward)
+    hessians, *rest = unlike_clients("mild")
+    task = quadratic_task(hessians + 2 * np.eye(SIZE), *rest, inner=cost)
+    states = HypergradientState(task.params, task.hypers, jnp.zeros_like(task.hypers))
+
+    def estimate(**options):
+        program = program_of(hp.TrackedHGP(**options), task.problem)
+        return hp.Simulate().run(program, hp.networks.RandomDirected(6), states, task.data, jax.random.key(0)).states
+
+    found = estimate(products="difference")
+    assert found.report.status().converged
+    # At 0 the cosine's second derivative is −1.
+    assert relative_error(np.asarray(found.value), hessians + np.eye(SIZE), *rest) < 1e-6
+    with pytest.raises(TypeError, match="custom_vjp"):
+        estimate()
 
 
 def test_without_cooperation():

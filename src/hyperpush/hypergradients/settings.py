@@ -10,7 +10,8 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
 
@@ -84,3 +85,22 @@ def largest_curvature(
 
     first = jax.random.normal(key, like.shape, like.dtype)
     return jax.lax.fori_loop(0, 10, once, (first / jnp.linalg.norm(first), jnp.zeros((), like.dtype)))[1]
+
+
+def largest_stretch(
+    forward: Callable[[Float[Array, " d"]], PyTree],
+    backward: Callable[[PyTree], Float[Array, " d"]],
+    like: Float[Array, " d"],
+    key: PRNGKeyArray,
+) -> Float[Array, ""]:
+    """About the norm of a linear map, by ten products with it and its transpose; a tenth is added for safety."""
+
+    def once(_, held):
+        vector, _ = held
+        image = forward(vector)
+        vector = backward(image)
+        size = jnp.linalg.norm(vector)
+        return vector / jnp.where(size > 0, size, 1), jnp.asarray(optax.tree.norm(image), like.dtype)
+
+    first = jax.random.normal(key, like.shape, like.dtype)
+    return 1.1 * jax.lax.fori_loop(0, 10, once, (first / jnp.linalg.norm(first), jnp.zeros((), like.dtype)))[1]

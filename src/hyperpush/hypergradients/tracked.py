@@ -1,11 +1,12 @@
 """Tracked hypergradient push: gradient tracking over push-sum, without the bias of a finite number of pushes."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -18,13 +19,23 @@ from hyperpush.hypergradients.base import (
     outer_gradient_shares,
     subtract_indirect,
 )
-from hyperpush.hypergradients.settings import MOST_PUSHES, largest_curvature, learn_settings
+from hyperpush.hypergradients.differences import DifferenceProblem, transposed_product
+from hyperpush.hypergradients.secants import Secants
+from hyperpush.hypergradients.settings import MOST_PUSHES, largest_curvature, largest_stretch, learn_settings
 from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
+from hyperpush.programs.report import LARGEST, Report
+from hyperpush.status import Reason
 
 CHECK = 5  # steps between two votes on ending
-WORSE = 100  # times the smallest tracked gradient so far: a client that has seen that takes plain steps from then on
+PATIENCE = 200  # steps without a smaller tracked gradient: no more progress
+ROUNDING = 4  # times the rounding of the largest terms: what is left of a tracked gradient of zero
+FLAT = 10  # steps in a row through which the tracked gradient stays the same: the Hessian is singular
+FINEST = 1e3  # times rounding: no smaller relative error is asked for
+SOUND = 1e4  # times rounding: a relative error that is right where rounding allows no better
+UNBOUNDED = 1e8  # ‖B_i‖/‖v_i‖ where v_i is zero
+CAUTION = 1.3  # the smallest curvature may have fallen by so much since the outer step before
 
 
 class Memory(eqx.Module):
@@ -38,52 +49,7 @@ class Memory(eqx.Module):
     pushes: Int[Array, "*clients"]  # 0: not known yet
     curvature: Float[Array, "*clients"]  # mean of the clients' largest curvatures, as far as this client learned it
     own: Float[Array, "*clients"]  # its own then
-
-
-class _Secants(eqx.Module):
-    """The last k changes of q and of the tracked gradient, from which a client accelerates its steps."""
-
-    moves: Float[Array, "k d"]  # changes of q
-    turns: Float[Array, "k d"]  # and of the tracked gradient
-    doubts: Float[Array, " k"]  # what part of each change was mixing
-    least: Float[Array, ""]  # size of the smallest tracked gradient so far; 0 once one was much larger
-    q: Float[Array, " d"]  # one step ago
-    slope: Float[Array, " d"]  # the tracked gradient one step ago
-
-    @staticmethod
-    def start(count: int, q: Float[Array, " d"], slope: Float[Array, " d"]) -> "_Secants":
-        none = jnp.zeros(count, q.dtype)
-        least = jnp.sqrt(jnp.finfo(q.dtype).max)  # none yet; states must be finite
-        return _Secants(none[:, None] * q, none[:, None] * q, none, least, q, slope)
-
-    def after(self, q: Float[Array, " d"], slope: Float[Array, " d"], aim: Float[Array, " d"], step) -> "_Secants":
-        """With the change since the last step, in place of the oldest one."""
-        # The first tracked gradient that is not the own one alone belongs to step 1.
-        slot, known = (step - 2) % len(self.doubts), step > 1
-        move = q - self.q
-        mixing, size = jnp.linalg.norm(q - aim), jnp.linalg.norm(move)
-        doubt = jnp.where(mixing < 1e3 * size, mixing / jnp.where(size > 0, size, 1), 1e3)
-
-        def write(rows: Array, row: Array) -> Array:
-            return rows.at[slot].set(jnp.where(known, row, rows[slot]))
-
-        rise = jnp.linalg.norm(slope)
-        least = jnp.where(known, jnp.minimum(self.least, rise), self.least)
-        return _Secants(
-            write(self.moves, move),
-            write(self.turns, slope - self.slope),
-            write(self.doubts, doubt),
-            jnp.where(rise <= WORSE * least, least, 0),
-            q,
-            slope,
-        )
-
-    def change(self, step_size: Number) -> Float[Array, " d"]:
-        """The next displacement of q."""
-        weights = smallest(self.turns, self.slope, jnp.max(self.doubts))
-        accelerated = -weights @ self.moves - step_size * (self.slope - weights @ self.turns)
-        # Combinations that a client alone finds best can be bad for all, such as where its own Hessian is zero.
-        return jnp.where(self.least > 0, accelerated, -step_size * self.slope / 2)
+    smallest: Float[Array, "*clients"]  # curvature of the mean cost that it saw; 0: none yet
 
 
 class _State(eqx.Module):
@@ -94,13 +60,14 @@ class _State(eqx.Module):
     aim: Float[Array, " d"]  # where the own step led, before the others' were mixed in
     product: Float[Array, " d"]  # H_i times that: g_i without the part that stays, c_i
     tracker: Float[Array, " d"]  # y
-    secants: _Secants | None  # None: plain steps
+    secants: Secants | None  # None: plain steps without votes
     mean: Float[Array, " d"] | None  # of q over the steps, late ones counting more; None without mini-batches
     count: Int[Array, ""]
     pushes: Int[Array, ""]
     curvature: Float[Array, ""]
     own: Float[Array, ""]
-    along_hyper: PyTree  # (1/n)∂_λ F_i as released, on a private task; else None
+    direct: PyTree  # (1/n)∂_λ F_i where clients vote, and as released on a private task; else None
+    judgment: "_Judgment | None"  # None without votes
 
     @property
     def q(self) -> Float[Array, " d"]:
@@ -110,6 +77,20 @@ class _State(eqx.Module):
     def slope(self) -> Float[Array, " d"]:
         """The tracked mean gradient."""
         return self.tracker / self.mass
+
+
+class _Judgment(eqx.Module):
+    """What a client thinks of its result."""
+
+    reach: Float[Array, ""]  # ‖B_i‖; 0 on a private task
+    high: Float[Array, ""]  # the largest of all terms so far, whose rounding stays
+    error: Float[Array, ""]  # of v_i, relative; on a private task of q. Below 0: not known
+    reason: Int[Array, ""]
+    ended: Bool[Array, ""]  # whether more steps would bring nothing
+
+    def with_terms(self, *terms: Float[Array, " d"]) -> "_Judgment":
+        """After these terms were added up."""
+        return replace(self, high=jnp.max(jnp.stack([self.high, *map(jnp.linalg.norm, terms)])))
 
 
 class TrackedHGP(HypergradientEstimator):
@@ -124,23 +105,39 @@ class TrackedHGP(HypergradientEstimator):
     with `pushes` rounds for each P. The only fixed point is the solution, whatever the displacements Δ. All that is
     pushed (z, ω, y) is conserved, so lost messages do no harm.
 
-    **Use it** on directed, changing or lossy networks, where `HGP` would need many pushes. **Avoid its defaults** at
-    condition numbers above about 1e3, and where a client's Hessian is zero: they can return wrong values without a
-    word. Set `step_size`, `pushes` and `tolerance` there, and compare with another estimator or with `hp.check`.
+    **The vote.** q − q* is at most ‖y/ω‖/θ, where θ is the smallest eigenvalue of the mean Hessian. A client takes the
+    smallest curvature that it saw along recent changes of q, and adds what mixing still changes, and rounding. So
+
+        ‖v_i − v_i*‖/‖v_i‖ ≲ ‖B_i‖/‖v_i‖ · ((‖y/ω‖ + rounding)/θ + ‖q − p‖),
+
+    and the estimate ends where this is below the tolerance at every client. Else its status says why it ended: a limit
+    of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or a tracked gradient that stays the same wherever q
+    goes (`"ill-posed"`; random links hide that, and it is `"stalled"` there).
+
+    **Use it** where there is no tree to average along (`TreeCG`): with mini-batches, on private tasks, where messages
+    get lost, among members that distrust each other. **Avoid it** at condition numbers above about 1e3: `steps` end
+    before it does, and the status says so. θ is an estimate: a solution with almost no part in the direction of the
+    smallest eigenvalue hides that direction.
+
+    It holds six vectors per client beside the params and the outer gradient, and two more for each further change that
+    `acceleration` keeps.
 
     Departures from Push-DIGing:
         1. Several pushes per step, as many as mix well.
-        2. Δ = −αy/ω is accelerated by the last changes of q and y/ω (Anderson 1965): each client alone first goes to
-           where the mean gradient is smallest among the combinations of them that it knows. A client whose tracked
-           gradient grows a hundredfold takes plain steps of half the size from then on.
-        3. The first step moves nothing: before anything is mixed there is no common direction.
-        4. With mini-batches there is no acceleration and no early end. The result is the mean of q over the steps,
+        2. Δ = −αy/ω is accelerated by the last change of q and y/ω (Anderson 1965): each client alone first goes to
+           where the mean gradient is smallest along it, at most ten times as far as the change.
+        3. Where the tracked gradient has grown a hundredfold, a client goes back to the point before and takes plain
+           steps of half the size, where it grows again, of a quarter of that, and so on. All see it within a step or
+           so, as it is mixed. The way back is a displacement like any other: nothing that is conserved is lost.
+           A hundred steps without progress lead to plain steps, too.
+        4. The first step moves nothing: before anything is mixed there is no common direction.
+        5. With mini-batches there is no acceleration and no early end. The result is the mean of q over the steps,
            weighted by their number, and its noise falls with `steps`.
-        5. In `hp.solve` each outer step continues from where the one before stood, with the settings found then.
-        6. On a private task each step releases a clipped and noisy H_i(p⁺ − p), and g(p) is the sum of these: as noise
+        6. In `hp.solve` each outer step continues from where the one before stood, with the settings found then.
+        7. On a private task each step releases a clipped and noisy H_i(p⁺ − p), and g(p) is the sum of these: as noise
            is in proportion to ‖p⁺ − p‖, it falls as the steps do. Displacements and votes are made of what was
            released; the search for pushes uses no data. Every outer step starts anew: steps + 1 releases in each, and a
-           few more where clients vote.
+           few more where clients vote. They vote on the relative error of q there, as each look at B_i is a release.
 
     Args:
         steps: Steps at most, rounded up to a multiple of five where clients vote; with 0 the result is the direct
@@ -151,10 +148,14 @@ class TrackedHGP(HypergradientEstimator):
         pushes: Rounds of push-sum per step, at least 1. None finds how many let differences between clients shrink
             threefold, at the price of a few rounds of scalars. Give it where messages get lost.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
-        tolerance: End when all clients agree that ‖y/ω‖ ≤ tolerance·‖q‖/α, and that mixing changes q by at most
-            tolerance·‖q‖. They vote every five steps. None takes all `steps`, without votes; take None where messages
-            get lost.
-        acceleration: How many changes of q and y/ω to keep, each a vector; 0 takes plain steps.
+        tolerance: The largest relative error of any client's result to accept, above 0; the true error is usually ten
+            times smaller or less. Clients vote every five steps. No less than 1e-4 is asked for in float32 (2e-13 in
+            float64), and ten times that is accepted where rounding allows no better. None takes all `steps`, without
+            votes; take None where messages get lost.
+        acceleration: How many changes of q and y/ω to use, 0 or more; 0 takes plain steps. More than 1 seldom helps.
+        products: `"exact"`, by automatic differentiation, or `"difference"`: products are central differences of inner
+            gradients, for costs without second derivatives. Each costs two gradients, and is right to 1e-5 of its
+            size in float32, 1e-10 in float64. Not on private tasks.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -163,9 +164,9 @@ class TrackedHGP(HypergradientEstimator):
         >>> import hyperpush as hp
         >>> task, network = hp.tasks.quadratic(5, seed=0), hp.networks.RandomDirected(5)
         >>> exact = hp.hypergradient(task, hp.hypergradients.Dense(), network, key=0).value
-        >>> found = hp.hypergradient(task, hp.TrackedHGP(), network, key=0).value
-        >>> bool(abs(found - exact).max() < 1e-3)
-        True
+        >>> found = hp.hypergradient(task, hp.TrackedHGP(), network, key=0)
+        >>> found.status.error < 1e-3, bool(abs(found.value - exact).max() < 1e-3)
+        (True, True)
     """
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -183,7 +184,8 @@ class TrackedHGP(HypergradientEstimator):
     pushes: int | None = eqx.field(static=True, default=None)
     batch_size: int | None = eqx.field(static=True, default=None)
     tolerance: Number | None = eqx.field(converter=as_number, default=1e-5)
-    acceleration: int = eqx.field(static=True, default=5)
+    acceleration: int = eqx.field(static=True, default=1)
+    products: Literal["exact", "difference"] = eqx.field(static=True, default="exact")
 
     def __check_init__(self):
         check_integer("TrackedHGP.steps", self.steps, minimum=0)
@@ -198,14 +200,19 @@ class TrackedHGP(HypergradientEstimator):
         if task.privacy is not None and self.step_size is None:
             allowed = "a number on a private task: the curvature that it would be found from is lost in noise"
             raise InvalidInput("TrackedHGP.step_size", None, allowed)
+        if task.privacy is not None and self.products == "difference":
+            raise InvalidInput("TrackedHGP.products", "difference", "'exact' on a private task")
 
     def memory(self, params: PyTree, hyper: PyTree) -> Memory:
         """One client's memory before the first outer step."""
         vector = jnp.zeros_like(ravel_pytree(params)[0])
         zero, one = jnp.zeros((), vector.dtype), jnp.ones((), vector.dtype)
-        return Memory(vector, one, vector, vector, vector, jnp.zeros((), jnp.int32), zero, zero)
+        return Memory(vector, one, vector, vector, vector, jnp.zeros((), jnp.int32), zero, zero, zero)
 
     def program(self, problem: Problem) -> Node:
+        if self.products == "difference":
+            problem = DifferenceProblem.of(problem)
+
         def start(state: HypergradientState, ctx: Context) -> _State:
             return self._start(problem, state, ctx)
 
@@ -225,45 +232,46 @@ class TrackedHGP(HypergradientEstimator):
                 tracker=state.tracker + product - state.product,
                 secants=secants,
                 count=state.count + 1,
+                judgment=state.judgment and state.judgment.with_terms(state.slope, product),
             )
 
         def stay(state: _State, ctx: Context) -> _State:
             """The first step of `descend`, without its product."""
-            secants = state.secants and replace(state.secants, q=state.q, slope=state.slope)
-            return replace(state, secants=secants, count=state.count + 1)
+            return replace(state, count=state.count + 1)
 
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
             z, mass, tracker = inbox.mix((state.z, state.mass, state.tracker))
             return replace(state, z=z, mass=mass, tracker=tracker)
 
-        def add_to_mean(state: _State, ctx: Context) -> _State:
-            assert state.mean is not None
-            return replace(state, mean=state.mean + 2 / (state.count + 1) * (state.q - state.mean))
-
-        def has_settled(state: _State, ctx: Context):
-            assert self.tolerance is not None
-            size = self.tolerance * jnp.linalg.norm(state.q)
-            curvature = state.curvature if self.step_size is None else 1 / self.step_size
-            still = jnp.linalg.norm(state.q - state.aim) <= size
-            return still & (jnp.linalg.norm(state.slope) <= curvature * size)
+        def judge(state: _State, ctx: Context) -> _State:
+            return self._judge(problem, state, ctx)
 
         def finish(before: HypergradientState, state: _State, ctx: Context) -> HypergradientState:
             return self._finish(problem, before, state, ctx)
 
         push = Exchange(send=lambda state, ctx: (state.z, state.mass, state.tracker), receive=receive, conserved=True)
-        mix = [self._repeat_pushes(push), *([] if self.batch_size is None else [Local(add_to_mean)])]
+        mix = [self._repeat_pushes(push), *([] if self.batch_size is None else [Local(_add_to_mean)])]
         body, steps = Sequence(Local(descend), *mix), self.steps
         prepare = learn_settings(self.pushes) if self.pushes is None or self.step_size is None else Sequence()
         if problem.private and steps:  # the first step stays where it is: it needs no product
             prepare, steps = Sequence(prepare, Local(stay), *mix), steps - 1
-        return Scope(Sequence(prepare, self._repeat_steps(body, steps, has_settled)), start, finish)
+        return Scope(Sequence(prepare, self._repeat_steps(body, steps, Local(judge))), start, finish)
 
-    def _repeat_steps(self, body: Node, steps: int, settled: Callable[[_State, Context], Bool[Array, ""]]) -> Repeat:
+    def _repeat_steps(self, body: Node, steps: int, judge: Node) -> Repeat:
         """All steps, or as many as it takes until clients agree to end."""
-        if self.tolerance is None or self.batch_size is not None:
+
+        def has_ended(state: _State, ctx: Context) -> Bool[Array, ""]:
+            assert state.judgment is not None
+            return state.judgment.ended
+
+        if not self._votes:
             return Repeat(body, steps, name="TrackedHGP")
-        some = Repeat(body, CHECK, name="steps")
-        return Repeat(some, -(-steps // CHECK), until=settled, name="TrackedHGP")
+        some = Sequence(Repeat(body, CHECK, name="steps"), judge)
+        return Repeat(some, -(-steps // CHECK), until=has_ended, name="TrackedHGP")
+
+    @property
+    def _votes(self) -> bool:
+        return self.tolerance is not None and self.batch_size is None
 
     def _repeat_pushes(self, push: Exchange) -> Repeat:
         """As many pushes as a step takes: given, or found by the clients."""
@@ -272,7 +280,7 @@ class TrackedHGP(HypergradientEstimator):
         return Repeat(push, MOST_PUSHES, times=lambda state, ctx: state.pushes, name="pushes")
 
     def _start(self, problem: Problem, state: HypergradientState, ctx: Context) -> _State:
-        along_x, along_hyper = outer_gradient_shares(problem, state, ctx)
+        along_x, direct = outer_gradient_shares(problem, state, ctx)
         source = ravel_pytree(along_x)[0]
         known = self.memory(state.params, state.hyper) if state.memory is None else state.memory
         examples = everything(ctx.data.train)
@@ -295,33 +303,102 @@ class TrackedHGP(HypergradientEstimator):
             aim=known.aim,
             product=product,
             tracker=tracker,
-            secants=_Secants.start(self.acceleration, q, tracker) if self._accelerates else None,
+            secants=Secants.start(max(self.acceleration, 1), q, tracker, known.smallest / CAUTION)
+            if self._accelerates or self._votes
+            else None,
             mean=None if self.batch_size is None else q,
             count=jnp.zeros((), jnp.int32),
             pushes=known.pushes if self.pushes is None else jnp.asarray(self.pushes, jnp.int32),
             curvature=curvature,
             own=own,
-            along_hyper=along_hyper if problem.private else None,
+            direct=direct if problem.private or self._votes else None,
+            judgment=self._start_judging(problem, state, source, ctx) if self._votes else None,
         )
 
     @property
     def _accelerates(self) -> bool:
         return self.acceleration > 0 and self.batch_size is None
 
-    def _displacement(self, state: _State) -> tuple[_Secants | None, Float[Array, " d"]]:
+    def _displacement(self, state: _State) -> tuple[Secants | None, Float[Array, " d"]]:
         """Δ, and what the next one needs to know."""
+        plain = 0.5 / state.curvature if self.step_size is None else jnp.asarray(self.step_size)
+        step_size = 2 * plain if self.step_size is None else plain
         if state.secants is None:
-            step_size = 0.5 / state.curvature if self.step_size is None else self.step_size
-            return None, -step_size * state.slope
-        step_size = 1 / state.curvature if self.step_size is None else self.step_size
-        secants = state.secants.after(state.q, state.slope, state.aim, state.count)
-        return secants, secants.change(step_size)
+            return None, -plain * state.slope
+        floor = jnp.zeros((), state.z.dtype) if state.judgment is None else self._floor(state.judgment)
+        secants, change = state.secants.advance(state.q, state.slope, state.aim, step_size, floor, state.count)
+        return secants, change if self._accelerates else -plain * state.slope
+
+    def _start_judging(self, problem: Problem, state: HypergradientState, source: Array, ctx: Context) -> _Judgment:
+        zero, examples, back = jnp.zeros((), source.dtype), everything(ctx.data.train), ravel_pytree(state.params)[1]
+        reach = zero
+        if not problem.private:
+            reach = largest_stretch(
+                lambda q: problem.jacobian_product(state.params, state.hyper, examples, back(q)),
+                lambda v: ravel_pytree(transposed_product(problem, state.params, state.hyper, examples, v))[0],
+                source,
+                ctx.key,
+            )
+        limit = jnp.asarray(Reason.LIMIT, jnp.int32)
+        return _Judgment(reach, jnp.linalg.norm(source), zero - 1, limit, jnp.zeros((), bool))
+
+    @property
+    def _precision(self) -> float:
+        """The power of the rounding unit to which products are right."""
+        return 1.0 if self.products == "exact" else 2 / 3
+
+    def _floor(self, judgment: _Judgment) -> Float[Array, ""]:
+        """What rounding may leave of a tracked gradient of zero."""
+        return ROUNDING * jnp.finfo(judgment.high.dtype).eps ** self._precision * judgment.high
+
+    def _judge(self, problem: Problem, state: _State, ctx: Context) -> _State:
+        """How far q is from the solution, what that does to v_i, and whether more steps would help."""
+        before, secants = state.judgment, state.secants
+        assert before is not None
+        assert secants is not None
+        assert self.tolerance is not None
+        judgment = before.with_terms(state.slope, state.product)
+        eps, floor = jnp.finfo(state.z.dtype).eps, self._floor(judgment)
+        q, slope = state.q, state.slope
+        rise, curvature = jnp.linalg.norm(slope), secants.curvature(q, slope, floor)
+        away = (rise + floor) / jnp.where(curvature > 0, curvature, 1) + jnp.linalg.norm(q - state.aim)
+        error = jnp.minimum(self._sensitivity(problem, state, ctx) * away, LARGEST)
+        error = jnp.where(curvature > 0, error, jnp.where(rise > 0, LARGEST, 0))
+        limited, stalled = rise <= floor, secants.since >= PATIENCE
+        right = (error <= jnp.maximum(self.tolerance, FINEST * eps)) | ((limited | stalled) & (error <= SOUND * eps))
+        ill = secants.flat >= FLAT
+        reason = jnp.select(
+            [right, ill, limited, stalled],
+            [Reason.TOLERANCE, Reason.ILL_POSED, Reason.INACCURATE, Reason.STALLED],
+            Reason.LIMIT,
+        )
+        reason, ended = jnp.asarray(reason, jnp.int32), right | ill | limited | stalled
+        return replace(state, judgment=replace(judgment, error=error, reason=reason, ended=ended))
+
+    def _sensitivity(self, problem: Problem, state: _State, ctx: Context) -> Float[Array, ""]:
+        """‖B_i‖/‖v_i‖; on a private task, where each look at B_i costs a release, 1/‖q‖."""
+        assert state.judgment is not None
+        q, reach = state.q, state.judgment.reach
+        size = jnp.linalg.norm(q)
+        if problem.private:
+            return 1 / jnp.where(size > 0, size, 1)
+        back, examples = ravel_pytree(state.params)[1], everything(ctx.data.train)
+        product = problem.jacobian_product(state.params, state.hyper, examples, back(q))
+        # Where terms cancel beyond half of the digits, the error is measured against the terms.
+        terms = optax.tree.norm(state.direct) + reach * size
+        value = optax.tree.norm(jax.tree.map(jnp.subtract, state.direct, product))
+        scale = jnp.maximum(value, jnp.sqrt(jnp.finfo(q.dtype).eps) * terms)
+        ratio = jnp.where(scale > 0, reach / jnp.where(scale > 0, scale, 1), UNBOUNDED)
+        return jnp.where(reach > 0, jnp.minimum(ratio, UNBOUNDED), 0).astype(q.dtype)
 
     def _finish(self, problem: Problem, before: HypergradientState, state: _State, ctx: Context) -> HypergradientState:
         q = ravel_pytree(before.params)[1](state.q if state.mean is None else state.mean)
+        judgment = state.judgment if self.steps else None
+        report = Report.of(Reason.FIXED_LENGTH) if judgment is None else Report.of(judgment.reason, judgment.error)
+        before = replace(before, report=report)
         if problem.private:
             memory = before.memory and replace(before.memory, pushes=state.pushes)
-            after = replace(before, memory=memory, value=state.along_hyper)  # released with the rest
+            after = replace(before, memory=memory, value=state.direct)  # released with the rest
             return subtract_indirect(problem, after, after.value, q, ctx) if self.steps else after
         along_x, direct = outer_gradient_shares(problem, before, ctx)
         after = subtract_indirect(problem, before, direct, q, ctx)
@@ -329,7 +406,13 @@ class TrackedHGP(HypergradientEstimator):
             return after
         gradient = state.product - ravel_pytree(along_x)[0]
         stood = state.z, state.mass, state.aim, gradient, state.tracker
-        return replace(after, memory=Memory(*stood, state.pushes, state.curvature, state.own))
+        smallest = before.memory.smallest if state.secants is None else state.secants.remembered
+        return replace(after, memory=Memory(*stood, state.pushes, state.curvature, state.own, smallest))
+
+
+def _add_to_mean(state: _State, ctx: Context) -> _State:
+    assert state.mean is not None
+    return replace(state, mean=state.mean + 2 / (state.count + 1) * (state.q - state.mean))
 
 
 def _product(
@@ -338,13 +421,3 @@ def _product(
     """H_i q."""
     unravel = ravel_pytree(at.params)[1]
     return ravel_pytree(problem.hessian_product(at.params, at.hyper, batch, unravel(q)))[0]
-
-
-def smallest(turns: Float[Array, "k d"], slope: Float[Array, " d"], doubt: Float[Array, ""]) -> Float[Array, " k"]:
-    """The w that makes ‖slope − w·turns‖ smallest, regularized as much as the turns are in doubt; 0 for zero turns."""
-    sizes = jnp.linalg.norm(turns, axis=1)
-    scale = jnp.where(sizes > 0, 1 / jnp.where(sizes > 0, sizes, 1), 0)
-    unit = turns * scale[:, None]
-    least = 100 * jnp.finfo(turns.dtype).eps
-    normal = unit @ unit.T + jnp.maximum(0.1 * doubt**2, least) * jnp.eye(turns.shape[0], dtype=turns.dtype)
-    return jnp.linalg.solve(normal, unit @ slope) * scale

@@ -1,0 +1,60 @@
+"""Products with second derivatives from differences of gradients, for costs that have no second derivatives."""
+
+from dataclasses import fields
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import PyTree
+
+from hyperpush.problem import Problem
+from hyperpush.programs.counting import marked
+
+
+class DifferenceProblem(Problem):
+    """A problem whose products are central differences of inner gradients along the vector.
+
+    A difference is right to about ε^(2/3) of the gradient at best, ε the rounding unit: 4e-11 in float64, 2e-5 in
+    float32. It costs two gradients.
+    """
+
+    @staticmethod
+    def of(problem: Problem) -> "DifferenceProblem":
+        return DifferenceProblem(**{field.name: getattr(problem, field.name) for field in fields(Problem)})
+
+    def products(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
+        return (
+            self.hessian_product(params, hyper, batch, vector),
+            self.jacobian_product(params, hyper, batch, vector),
+        )
+
+    def hessian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+        return _difference(lambda x: self.inner_gradient(x, hyper, batch), params, vector)
+
+    def jacobian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+        along_hyper = jax.grad(self.inner_cost, argnums=1)
+        return _difference(lambda x: marked("gradients", along_hyper(x, hyper, batch), "train"), params, vector)
+
+    def transposed_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+        return _difference(lambda h: self.inner_gradient(params, h, batch), hyper, vector)
+
+
+def transposed_product(problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+    """∂²_xλ f · vector, for a vector like the hyper."""
+    if isinstance(problem, DifferenceProblem):
+        return problem.transposed_product(params, hyper, batch, vector)
+    gradient = jax.grad(problem.inner_cost)
+    product = jax.jvp(lambda h: gradient(params, h, batch), (hyper,), (vector,))[1]
+    return marked("jacobian_products", product, "train")
+
+
+def _difference(gradient, point: PyTree, vector: PyTree) -> PyTree:
+    """(gradient(point + h·vector) − gradient(point − h·vector)) / 2h."""
+    size = jnp.asarray(optax.tree.norm(vector))
+    # The cube root of rounding balances what is cut off the series and what cancels.
+    step = jnp.cbrt(jnp.finfo(size.dtype).eps) * (1 + optax.tree.norm(point)) / jnp.where(size > 0, size, 1)
+    ahead, behind = (
+        gradient(jax.tree.map(lambda x, v, s=sign: (x + s * step * v).astype(x.dtype), point, vector))
+        for sign in (1, -1)
+    )
+    return jax.tree.map(lambda a, b: (a - b) / (2 * step), ahead, behind)

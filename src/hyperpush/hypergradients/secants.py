@@ -1,0 +1,140 @@
+"""The last changes of a point and of the gradient there: a client's steps are accelerated by them, and judged."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+WORSE = 100  # times the smallest tracked gradient so far: a client that has seen that goes back and takes plain steps
+PATIENCE = 100  # steps without a smaller tracked gradient before plain ones are taken
+REACH = 10  # times the last changes, that a step may go along them
+WINDOW = 20  # changes whose smallest curvature is remembered, and as many before: older ones were badly mixed
+
+
+class Secants(eqx.Module):
+    """The last k points and tracked gradients of a client, and what their changes say of the mean Hessian.
+
+    Changes are taken between neighbors: all that is held are 2k vectors.
+    """
+
+    points: Float[Array, "k d"]  # q, the latest first
+    slopes: Float[Array, "k d"]  # the tracked gradient there
+    doubts: Float[Array, " k"]  # what part of each change was mixing
+    pace: Float[Array, ""]  # 1 for accelerated steps; below that, plain ones of this part of the step size
+    least: Float[Array, ""]  # size of the smallest tracked gradient at this pace
+    since: Int[Array, ""]  # steps since then
+    smallest: Float[Array, ""]  # curvature along the last changes, fewer than `WINDOW`; 0: none yet
+    earlier: Float[Array, ""]  # and along those before; 0: none
+    age: Int[Array, ""]  # how many changes `smallest` speaks of
+    flat: Int[Array, ""]  # through how many steps in a row the tracked gradient has hardly changed
+
+    @staticmethod
+    def start(count: int, q: Float[Array, " d"], slope: Float[Array, " d"], earlier: Float[Array, ""]) -> "Secants":
+        none, zero = jnp.zeros(count, q.dtype), jnp.zeros((), jnp.int32)
+        one, least = jnp.ones((), q.dtype), jnp.sqrt(jnp.finfo(q.dtype).max)  # none yet; states must be finite
+        return Secants(
+            none[:, None] + q, none[:, None] + slope, none, one, least, zero, jnp.zeros_like(one), earlier, zero, zero
+        )
+
+    def advance(
+        self,
+        q: Float[Array, " d"],
+        slope: Float[Array, " d"],
+        aim: Float[Array, " d"],
+        step_size: Float[Array, ""],
+        floor: Float[Array, ""],
+        step: Int[Array, ""],
+    ) -> tuple["Secants", Float[Array, " d"]]:
+        """The next displacement from here, and the secants after it. `aim` is where q was before it was mixed.
+
+        Changes of the tracked gradient below `floor` are rounding.
+        """
+        known = step > 1  # the first tracked gradient that is not the own one alone belongs to step 1
+        rise, mixing, size = jnp.linalg.norm(slope), jnp.linalg.norm(q - aim), jnp.linalg.norm(q - self.points[0])
+        doubt = jnp.where(mixing < 1e3 * size, mixing / jnp.where(size > 0, size, 1), 1e3)
+        doubts = jnp.where(known, jnp.roll(self.doubts, 1).at[0].set(doubt), 0)
+        accelerates = self.pace == 1
+        worse = known & (rise > WORSE * self.least) & (rise > floor)
+        slower = worse | (accelerates & (self.since >= PATIENCE))
+        record = known & (rise > 0) & ((rise < self.least) | slower)
+        pace = jnp.where(slower, jnp.where(accelerates, 0.5, self.pace / 4), self.pace)
+        accelerated = self._accelerate(q, slope, jnp.max(doubts), step_size, known)
+        # Combinations that a client alone finds best can be bad for all, such as where its own Hessian is zero. As all
+        # that was mixed is worse then, everyone sees it within a step or so. A displacement leads back, and not a copy
+        # of the state before: so what is pushed stays conserved, whoever goes back and when.
+        plain = jnp.where(worse, self.points[0] - q, -pace * step_size * slope)
+        turn, sound = jnp.linalg.norm(slope - self.slopes[0]) + floor, self._is_sound(slope, floor)
+        flat = turn * step_size <= jnp.sqrt(jnp.finfo(q.dtype).eps) * size
+        current = _least(self.smallest, self._latest(q, slope, floor))
+        full = known & (self.age >= WINDOW)
+        after = Secants(
+            points=_newest(self.points, q, known),
+            slopes=_newest(self.slopes, slope, known),
+            doubts=doubts,
+            pace=pace,
+            least=jnp.where(record, rise, self.least),
+            since=jnp.where(known & ~record, self.since + 1, 0).astype(jnp.int32),
+            smallest=jnp.where(known & ~full, current, jnp.where(full, 0, self.smallest)),
+            earlier=jnp.where(full, current, self.earlier),
+            age=jnp.where(full, 0, self.age + (known & sound)).astype(jnp.int32),
+            flat=jnp.where(known & flat & (size > 0), self.flat + 1, 0).astype(jnp.int32),
+        )
+        return after, jnp.where(pace == 1, accelerated, plain)
+
+    def _accelerate(self, q: Array, slope: Array, doubt: Array, step_size: Array, known: Array) -> Float[Array, " d"]:
+        """From where the tracked gradient is smallest among the combinations of the last changes (Anderson 1965)."""
+        moves = jnp.where(known, _changes(q, self.points), 0)
+        turns = jnp.where(known, _changes(slope, self.slopes), 0)
+        weights = smallest(turns, slope, doubt)
+        along = weights @ moves
+        size, most = jnp.linalg.norm(along), REACH * jnp.max(jnp.linalg.norm(moves, axis=1))
+        share = jnp.where(size > most, most / jnp.where(size > 0, size, 1), 1)
+        return -share * along - step_size * (slope - share * (weights @ turns))
+
+    def curvature(self, q: Float[Array, " d"], slope: Float[Array, " d"], floor: Float[Array, ""]) -> Float[Array, ""]:
+        """The smallest curvature of the mean cost along recent changes, the one to (q, slope) included; 0: not known.
+
+        Steps that converge slowly go along the directions of small curvature, so these are seen.
+        """
+        return _least(self.remembered, self._latest(q, slope, floor))
+
+    @property
+    def remembered(self) -> Float[Array, ""]:
+        """The smallest curvature of all changes that are remembered; 0: not known."""
+        return _least(self.smallest, self.earlier)
+
+    def _latest(self, q: Float[Array, " d"], slope: Float[Array, " d"], floor: Float[Array, ""]) -> Float[Array, ""]:
+        """The curvature along the change to (q, slope); what it is at most where rounding has spoiled the change."""
+        move, turn = q - self.points[0], slope - self.slopes[0]
+        size = jnp.linalg.norm(move)
+        safe = jnp.where(size > 0, size, 1)
+        found = (jnp.abs(move @ turn) / safe + jnp.where(self._is_sound(slope, floor), 0, floor)) / safe
+        most = jnp.sqrt(jnp.finfo(found.dtype).max)
+        return jnp.where(size > 0, jnp.clip(found, 1 / most, most), 0)
+
+    def _is_sound(self, slope: Float[Array, " d"], floor: Float[Array, ""]) -> Bool[Array, ""]:
+        return jnp.linalg.norm(slope - self.slopes[0]) > floor
+
+
+def smallest(turns: Float[Array, "k d"], slope: Float[Array, " d"], doubt: Float[Array, ""]) -> Float[Array, " k"]:
+    """The w that makes ‖slope − w·turns‖ smallest, regularized as much as the turns are in doubt; 0 for zero turns."""
+    sizes = jnp.linalg.norm(turns, axis=1)
+    scale = jnp.where(sizes > 0, 1 / jnp.where(sizes > 0, sizes, 1), 0)
+    unit = turns * scale[:, None]
+    least = 100 * jnp.finfo(turns.dtype).eps
+    normal = unit @ unit.T + jnp.maximum(0.1 * doubt**2, least) * jnp.eye(turns.shape[0], dtype=turns.dtype)
+    return jnp.linalg.solve(normal, unit @ slope) * scale
+
+
+def _changes(latest: Float[Array, " d"], rows: Float[Array, "k d"]) -> Float[Array, "k d"]:
+    """Differences between neighbors, from the latest on back."""
+    return jnp.concatenate([latest[None], rows[:-1]]) - rows
+
+
+def _newest(rows: Float[Array, "k d"], row: Float[Array, " d"], known: Bool[Array, ""]) -> Float[Array, "k d"]:
+    """With the row in front of the others; alone where these are not known."""
+    return jnp.where(known, jnp.concatenate([row[None], rows[:-1]]), row)
+
+
+def _least(one: Float[Array, ""], two: Float[Array, ""]) -> Float[Array, ""]:
+    """The smaller of two, where 0 is not known."""
+    return jnp.where((one > 0) & (two > 0), jnp.minimum(one, two), jnp.maximum(one, two))
