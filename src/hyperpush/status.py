@@ -51,6 +51,8 @@ class Status:
         error: An estimate of the result's relative error, usually too large; None where there is none.
         runs: How many inner solves and estimates it speaks of.
         failed: How many of them did not converge.
+        singular: What a singular Hessian is answered with: `"refuse"`, `"minimum-norm"` or `"damping"`; None where
+            there is no such choice.
     """
 
     converged: bool | None = None
@@ -59,11 +61,13 @@ class Status:
     error: float | None = None
     runs: int = 1
     failed: int = 0
+    singular: str | None = None
 
     def __str__(self) -> str:
         said = self.reason.replace("-", " ")
         if self.converged is not False:
-            return f"converged ({said})" if self.converged else said
+            how = said if self.singular in (None, "refuse") else f"{said}, {self.singular}"
+            return f"converged ({how})" if self.converged else said
         facts = [f"{said}: {EXPLAINED[self.reason]}" if self.reason in EXPLAINED else said]
         if self.error is not None and self.reason != "unsolved":
             facts.append(f"relative error up to {self.error:.2g}")
