@@ -52,6 +52,8 @@ class Status:
         runs: How many inner solves and estimates it speaks of.
         failed: How many of them did not converge.
         chosen: Which estimator `hp.Automatic` took, and why; empty where there was nothing to choose.
+        singular: What a singular Hessian is answered with: `"refuse"`, `"minimum-norm"` or `"damping"`; None where
+            there is no such choice.
 
     Example:
         >>> import hyperpush as hp
@@ -66,10 +68,12 @@ class Status:
     runs: int = 1
     failed: int = 0
     chosen: str = ""
+    singular: str | None = None
 
     def __str__(self) -> str:
         if self.converged is not False:
-            return f"converged ({self.reason})" if self.converged else self.reason.replace("-", " ")
+            how = self.reason if self.singular in (None, "refuse") else f"{self.reason}, {self.singular}"
+            return f"converged ({how})" if self.converged else self.reason.replace("-", " ")
         facts = [f"{self.reason}: {EXPLAINED[self.reason]}" if self.reason in EXPLAINED else self.reason]
         if self.error is not None and self.reason != "unsolved":
             facts.append(f"relative error up to {self.error:.2g}")

@@ -22,6 +22,7 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput
 from hyperpush.hooks import listen
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, reverses_links
+from hyperpush.hypergradients.differences import DifferenceProblem
 from hyperpush.method import Method
 from hyperpush.privacy.budget import Budget, budget
 from hyperpush.privacy.noise_at_releases import without_data
@@ -417,6 +418,8 @@ def inner_residual(task: Task, method: Method) -> float | None:
     if trains or not matters or task.privacy is not None or task.owner is not None or processes.count() > 1:
         return None
     problem = program_of(method, task.problem).traceable().parts[1]
+    if getattr(method, "products", "exact") == "difference":  # the costs have no second derivatives
+        problem = DifferenceProblem.of(problem)
     return float(_inner_residual(problem, task.params, task.hypers, task.train))
 
 

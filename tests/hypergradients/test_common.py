@@ -161,6 +161,8 @@ def test_on_a_private_task_every_access_is_a_release_or_it_is_refused(method):
     # Losses of the outer cost do not contain the hypers here: ∂_λF is the penalty's alone, and needs no noise.
     assert releases.get("validation", 0) == (method.info.target != "direct")
     assert accesses["validation"] > 0
+    if hasattr(method, "singular"):  # noise leaves nothing to tell of a system, so it looks at less
+        accesses = hp.hypergradient(hidden, method, hp.networks.RandomDirected(CLIENTS), key=3).costs.accesses
     if not method.info.private:  # its program is the same, with noise
         assert releases.get("train", 0) == accesses.get("train", 0)
 

@@ -55,7 +55,8 @@ def test_conjugate_gradients_reach_the_closed_form(quadratics):
     hessian, source = quadratics.hessian + DAMPING * np.eye(4), quadratics.source
     truth = np.linalg.solve(hessian, source)
     np.testing.assert_allclose(found.value, quadratics.value(truth), rtol=1e-9, atol=1e-11)
-    assert counted(found) == (7, 7 * 4, 6, 1)
+    # In every step the products with two vectors and their norms; the norm of B_i takes ten products with it.
+    assert counted(found) == (7, 4 + 6 * (2 * 4 + 2), 6 * 2, 11)
     # On the way every iterate is the best of its Krylov space.
     basis = np.stack([source, hessian @ source], axis=1)
     second = basis @ np.linalg.solve(basis.T @ hessian @ basis, basis.T @ source)
@@ -68,20 +69,18 @@ def test_dense_is_the_closed_form(quadratics):
     truth = quadratics.value(np.linalg.solve(quadratics.hessian, quadratics.source))
     assert np.linalg.norm(truth - quadratics.along_hyper / 4) > 0.1
     np.testing.assert_allclose(found.value, truth, rtol=1e-9, atol=1e-11)
-    assert (found.costs.rounds, found.costs.floats) == (1, 4 * 4 + 4)
+    assert (found.costs.rounds, found.costs.floats) == (1, 4 * 4 + 4 + 1)
 
 
 def test_a_tolerance_ends_early(quadratics):
     tolerance = 1e-2
     found = estimate(hp.hypergradients.ImplicitCG(1000, tolerance=tolerance), quadratics.made)
-    iterations = (found.costs.rounds - 1) / (1 + NETWORK.flood_rounds())
-    assert iterations in (1, 2, 3, 4)
-    # ‖q − q*‖ ≤ ‖H^{-1}‖·‖residual‖, and 4 iterations would be exact.
-    truth = quadratics.value(np.linalg.solve(quadratics.hessian, quadratics.source))
-    bound = tolerance * np.linalg.norm(quadratics.source) / np.linalg.eigvalsh(quadratics.hessian).min()
-    error = np.linalg.norm(found.value - truth, axis=1)
-    assert np.all(error <= bound * np.linalg.norm(quadratics.first["coupling"], 2, axis=(1, 2)))
-    assert np.all(error > 1e-8)
+    assert found.costs.rounds - 1 in (2, 3, 4)  # nobody votes: all look at the same numbers
+    # The error of q is at most the tolerance's share of it, and 4 iterations would be exact.
+    truth = np.linalg.solve(quadratics.hessian, quadratics.source)
+    error = np.linalg.norm(found.value - quadratics.value(truth), axis=1)
+    reach = np.linalg.norm(quadratics.first["coupling"], 2, axis=(1, 2))
+    assert np.all(error <= 1.01 * tolerance * reach * np.linalg.norm(truth))
 
 
 def test_hgp_with_exact_averages_is_its_series(quadratics):
@@ -98,7 +97,7 @@ def test_the_client_target(quadratics):
     q = np.linalg.solve(4 * (quadratics.hessian + DAMPING * np.eye(4)), quadratics.along_x.T).T
     truth = quadratics.along_hyper - np.einsum("nhd,nd->nh", quadratics.first["coupling"], q)
     np.testing.assert_allclose(found.value, truth, rtol=1e-9, atol=1e-11)
-    assert counted(found) == (7, 7 * 4 * 4, 6 * 4, 1)
+    assert counted(found) == (7, 4 * 4 + 6 * (5 * 4 + 5), 6 * 5, 11)
 
 
 def test_without_anything_to_solve_the_direct_gradient_remains(quadratics):

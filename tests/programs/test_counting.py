@@ -203,7 +203,8 @@ def work_of(program, states):
     [
         (hp.HGP(20, 3, 0.1), (20, 20, 1)),
         (hp.HGP(20, 3, 0.1, independent_batches=True, averaging="exact"), (20, 20, 1)),
-        (hp.hypergradients.LocalGradient(7), (7, 1, 1)),
+        (hp.hypergradients.LocalGradient(7), (2 * 7, 1 + 10, 1)),  # two systems; ten products for the norm of B_i
+        (hp.hypergradients.LocalGradient(7, singular="minimum-norm"), (7, 1 + 10, 1)),
         (hp.hypergradients.DirectGradient(), (0, 0, 1)),
         (hp.hypergradients.DirectedRB(10, 0.1), (10, 10, 2)),
         (hp.hypergradients.DirectedRB(10, 0.1, independent_batches=True), (10, 10, 2)),

@@ -5,8 +5,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from hyperpush.hypergradients.base import HypergradientState, outer_gradients, subtract_indirect
-from hyperpush.hypergradients.implicit import Implicit, Solving, solve_together, start_solving
+from hyperpush.hypergradients.base import HypergradientState, outer_gradients
+from hyperpush.hypergradients.implicit import Implicit, Solving, finish_solving, solve_together, start_solving
 from hyperpush.programs import Context, MethodInfo, Node, Problem, Scope
 
 
@@ -30,6 +30,9 @@ class ClientGradient(Implicit):
         steps: Iterations at most, at least 1. But for rounding as many as there are different eigenvalues suffice.
         damping: Added to the diagonal of the mean Hessian, 0 or more. Above 0 it makes a singular Hessian positive
             definite, and biases the result.
+        singular: What to do with a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
+            leaves out directions without curvature; it is not converged if the outer gradient has a part there.
+            `"damping"` takes `damping`, which must be above 0 then.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -44,7 +47,7 @@ class ClientGradient(Implicit):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="server",
         target="client",
-        sends="n vectors of the size of the params per step",
+        sends="n + 1 vectors of the size of the params, and as many numbers, per step",
         paper="Chen, Huang and Ma, Decentralized bilevel optimization",
         example={"steps": 10},
     )
@@ -54,10 +57,10 @@ class ClientGradient(Implicit):
             own, _ = ravel_pytree(outer_gradients(problem, state, ctx)[0])
             # The mean over clients is everyone's (1/n)∂_xF_i, as Σ_k H_k is n times the mean Hessian.
             rights = jnp.zeros((ctx.clients, own.size), own.dtype).at[ctx.client].set(own)
-            return start_solving(state.params, state.hyper, rights)
+            return start_solving(problem, self, state, rights)
 
         def finish(before: HypergradientState, state: Solving, ctx: Context) -> HypergradientState:
             _, direct = outer_gradients(problem, before, ctx)
-            return subtract_indirect(problem, before, direct, ravel_pytree(before.params)[1](state.q[ctx.client]), ctx)
+            return finish_solving(problem, before, direct, state.system(ctx.client), state.probe, ctx)
 
         return Scope(solve_together(problem, self), start, finish)

@@ -1,25 +1,23 @@
 """The closed form of the hypergradient, with explicit Hessians."""
 
+from dataclasses import replace
 from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from hyperpush.data.batches import everything
-from hyperpush.hypergradients.base import (
-    HypergradientEstimator,
-    HypergradientState,
-    outer_gradient_shares,
-    subtract_indirect,
-)
-from hyperpush.method import MethodInfo
+from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
+from hyperpush.hypergradients.systems import ROUNDING, SystemSolver, report_error
+from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.problem import Problem
 from hyperpush.programs import Average, Context, Node
 
 
-class Dense(HypergradientEstimator):
+class Dense(SystemSolver):
     """The closed form of the hypergradient: explicit Hessians, and one linear system that is solved directly.
 
         d F̄ / dλ_i = (1/n) ∂_λ F_i − B_i (Σ_k H_k)⁻¹ (1/n) Σ_j ∂_x F_j
@@ -28,8 +26,20 @@ class Dense(HypergradientEstimator):
 
     **Use it** on small problems, to compare with. **Avoid it** elsewhere: it keeps and sends d² numbers.
 
+    The eigenvalues of the mean Hessian tell whether the system is singular or indefinite, and how large the error is.
+
     Departures from the paper:
         1. The system is solved directly, not by conjugate gradients.
+
+    Args:
+        damping: Added to the diagonal of the mean Hessian, 0 or more. Above 0 it makes a singular Hessian positive
+            definite, and biases the result.
+        singular: What to do with a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
+            leaves out directions without curvature; it is not converged if the outer gradient has a part there.
+            `"damping"` takes `damping`, which must be above 0 then.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
 
     Example:
         Four clients share x = 1, the inner solution. The true hypergradient of each is −1/4.
@@ -50,10 +60,12 @@ class Dense(HypergradientEstimator):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="server",
         target="global",
-        sends="a Hessian and a vector of the size of the params, once",
+        sends="a Hessian, a vector of the size of the params and a number, once",
         matrices=True,
         paper="Pedregosa, Hyperparameter optimization with approximate gradient",
     )
+
+    damping: Number = eqx.field(converter=as_number, default=0.0)
 
     def program(self, problem: Problem) -> Node:
         def get_system(state: HypergradientState, ctx: Context):
@@ -64,10 +76,40 @@ class Dense(HypergradientEstimator):
                 return ravel_pytree(problem.inner_gradient(back(x), state.hyper, examples))[0]
 
             source, _ = outer_gradient_shares(problem, state, ctx)
-            return (jax.jacfwd(gradient)(at), ravel_pytree(source)[0]), jnp.ones(())
+            hessian = jax.jacfwd(gradient)(at)
+            return (hessian, ravel_pytree(source)[0], jnp.sum(hessian**2)), jnp.ones(())
 
-        def solve(state: HypergradientState, means: tuple[Float[Array, "d d"], Float[Array, " d"]], mass, ctx: Context):
-            q = ravel_pytree(state.params)[1](jnp.linalg.solve(*means))
-            return subtract_indirect(problem, state, outer_gradient_shares(problem, state, ctx)[1], q, ctx)
+        def solve(state: HypergradientState, means: tuple[Array, Array, Array], mass, ctx: Context):
+            hessian, source, squared = means
+            damped = hessian + self.damping * jnp.eye(len(source), dtype=source.dtype)
+            q, error, ill_posed = _solve(damped, source, jnp.sqrt(squared), self.ignores_flat)
+            _, direct = outer_gradient_shares(problem, state, ctx)
+            after = subtract_indirect(problem, state, direct, ravel_pytree(state.params)[1](q), ctx)
+            report = report_error(problem, state, after.value, direct, q, error, ill_posed, True, ctx)
+            return replace(after, report=report)
 
         return Average(get_system, solve, rounds=1, by="exact")
+
+
+def _solve(
+    hessian: Float[Array, "d d"], source: Float[Array, " d"], scale: Float[Array, ""], ignores_flat: bool
+) -> tuple[Float[Array, " d"], Float[Array, ""], Bool[Array, ""]]:
+    """The solution without directions of no curvature, an estimate of its error, and whether that is not the answer.
+
+    Rounding turns an eigenvalue below `floor` into any other below it; `scale` is the clients' norms', which may be far
+    above their mean's.
+    """
+    values, vectors = jnp.linalg.eigh((hessian + hessian.T) / 2)
+    rounding = jnp.finfo(source.dtype).eps
+    floor = ROUNDING * rounding * scale
+    flat = jnp.abs(values) <= floor
+    along = vectors.T @ source
+    q = vectors @ jnp.where(flat, 0, along / jnp.where(flat, 1, values))
+    smallest = jnp.min(jnp.where(flat, jnp.inf, jnp.abs(values)))
+    error = rounding * (scale * jnp.linalg.norm(q) + jnp.linalg.norm(source)) / smallest
+    ill_posed = jnp.any(values < -floor)
+    if not ignores_flat:
+        return q, error, ill_posed | jnp.any(flat)
+    # The eigenvectors, and with them the range, are known up to an angle of floor/smallest.
+    outside = jnp.linalg.norm(jnp.where(flat, along, 0))
+    return q, error, ill_posed | (outside > (floor / smallest + ROUNDING * rounding) * jnp.linalg.norm(source))

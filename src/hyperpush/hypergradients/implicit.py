@@ -11,59 +11,131 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
-from hyperpush.checks import check_integer, check_nonnegative
+from hyperpush.checks import check_integer
 from hyperpush.data.batches import everything
-from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.hypergradients.base import HypergradientState, subtract_indirect
+from hyperpush.hypergradients.ritz import Tridiagonal
+from hyperpush.hypergradients.systems import ROUNDING, SystemSolver, probe_of, report_error
 from hyperpush.method import Number, as_number
 from hyperpush.problem import Problem
 from hyperpush.programs import Average, Context, Node, Repeat, Sequence
 
 
-class Implicit(HypergradientEstimator):
+class Implicit(SystemSolver):
     """An estimator with at most `steps` of conjugate gradients for a Hessian with `damping` on its diagonal."""
 
     steps: int = eqx.field(static=True)
     damping: Number = eqx.field(converter=as_number, default=0.0)
 
     def __check_init__(self):
-        name = type(self).__name__
-        check_integer(f"{name}.steps", self.steps, minimum=1)
-        check_nonnegative(f"{name}.damping", self.damping)
+        check_integer(f"{type(self).__name__}.steps", self.steps, minimum=1)
+
+    def start_probe(self, problem: Problem, size: int, dtype: jnp.dtype) -> "System | None":
+        """A second system for what the first has no part in, unless that does not matter or cannot be seen."""
+        if self.ignores_flat or problem.private:
+            return None
+        return System.start(probe_of(size, dtype), self.steps)
 
 
 class System(eqx.Module):
-    """A linear system on the way to its solution q; several of them have a leading axis."""
+    """A linear system on the way to its solution q, by conjugate gradients.
+
+    It stays as it is from where it is solved up to rounding, or from where it has met a direction without curvature.
+    """
 
     q: Float[Array, "*k d"]
     residual: Float[Array, "*k d"]
     direction: Float[Array, "*k d"]
+    ritz: Tridiagonal
+    largest: Float[Array, "*k"]  # curvature of the clients' Hessians seen so far
+    drift: Float[Array, "*k"]  # what rounding may have added to the residual
+    flat: Bool[Array, "*k"]  # whether a direction has no positive curvature
 
     @staticmethod
-    def start(right: Float[Array, "*k d"]) -> "System":
-        """Before the first step."""
-        return System(jnp.zeros_like(right), right, right)
+    def start(right: Float[Array, " d"], room: int) -> "System":
+        """Before the first of at most `room` steps."""
+        zero, rounding = jnp.zeros((), right.dtype), jnp.finfo(right.dtype).eps
+        ritz, drift = Tridiagonal.start(room, right.dtype), rounding * jnp.linalg.norm(right)
+        return System(jnp.zeros_like(right), right, right, ritz, zero, drift, jnp.zeros((), bool))
 
     @property
-    def size(self) -> Float[Array, "*k"]:
-        """The squared norm of the residual."""
-        return jnp.sum(self.residual**2, axis=-1)
+    def floor(self) -> Float[Array, "*k"]:
+        """A curvature that rounding cannot tell from zero."""
+        return ROUNDING * jnp.finfo(self.largest.dtype).eps * self.largest
 
-    def advance(self, image: Float[Array, "*k d"], *, only_convex: bool = False) -> "System":
-        """After a step, where `image` is the product of the matrix with the direction.
+    @property
+    def solved(self) -> Bool[Array, "*k"]:
+        """Whether rounding allows no smaller residual."""
+        return jnp.linalg.norm(self.residual, axis=-1) <= 2 * self.drift
 
-        A system that is solved stays as it is. With `only_convex`, so does one that meets a curvature below 0.
-        """
-        curvature = jnp.sum(self.direction * image, axis=-1)
-        length = _ratio(self.size, jnp.maximum(curvature, 0) if only_convex else curvature)
-        after = replace(self, q=self.q + length * self.direction, residual=self.residual - length * image)
-        return replace(after, direction=after.residual + _ratio(after.size, self.size) * self.direction)
+    def smallest(self) -> Float[Array, ""]:
+        """The smallest eigenvalue seen so far, infinite before the first step; the floor if it is not above that."""
+        return jnp.where(self.ritz.count > 0, self.ritz.smallest(self.floor), jnp.inf)
+
+    def error(self, smallest: Float[Array, ""]) -> Float[Array, ""]:
+        """About the largest error of q, if no eigenvalue is smaller."""
+        error = jnp.linalg.norm(self.residual) + self.drift
+        return jnp.where(jnp.isinf(smallest), jnp.where(error > 0, jnp.inf, 0), error / smallest)
+
+    def advance(self, image: Float[Array, " d"], spread: Float[Array, ""]) -> "System":
+        """After a step. `image` is the matrix times the direction; `spread` the size of what it was summed up from."""
+        squared, slope = self.residual @ self.residual, self.direction @ image
+        size = jnp.linalg.norm(self.direction)
+        system = replace(self, largest=jnp.maximum(self.largest, _ratio(spread, size)))
+        flat = slope <= system.floor * size**2
+        length = _ratio(squared, slope)
+        residual = self.residual - length * image
+        ratio = _ratio(residual @ residual, squared)
+        after = replace(
+            system,
+            q=self.q + length * self.direction,
+            residual=residual,
+            direction=residual + ratio * self.direction,
+            ritz=self.ritz.append(jnp.where(length > 0, length, 1), ratio),
+            drift=jnp.hypot(self.drift, jnp.finfo(image.dtype).eps * spread * length),
+        )
+        ended = replace(system, flat=self.flat | (flat & ~self.solved))
+        stays = flat | self.flat | self.solved
+        return jax.tree.map(lambda old, new: jnp.where(stays, old, new), ended, after)
 
 
-def _ratio(a: Float[Array, "*k"], b: Float[Array, "*k"]) -> Float[Array, "*k 1"]:
+def _ratio(a: Float[Array, ""], b: Float[Array, ""]) -> Float[Array, ""]:
     """a/b, and 0 where b is 0."""
-    return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))[..., None]
+    return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
+
+
+def judge(system: System, probe: System | None) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+    """An estimate of the error of q, and whether the system is singular or indefinite, as far as both have seen."""
+    seen = [each for each in (system, probe) if each is not None]
+    smallest = [each.smallest() for each in seen]
+    flat = [each.flat | (least <= each.floor) for each, least in zip(seen, smallest, strict=True)]
+    return system.error(jnp.min(jnp.stack(smallest))), jnp.any(jnp.stack(flat))
+
+
+def finish_solving(
+    problem: Problem,
+    before: HypergradientState,
+    direct: PyTree,
+    system: System,
+    probe: System | None,
+    ctx: Context,
+    tolerance: Number | None = None,
+) -> HypergradientState:
+    """The estimate `direct` − B_i q, and the report on it."""
+    error, flat = judge(system, probe)
+    after = subtract_indirect(problem, before, direct, ravel_pytree(before.params)[1](system.q), ctx)
+    ended = system.solved | _is_within(system, probe, tolerance)
+    report = report_error(problem, before, after.value, direct, system.q, error, flat, ended, ctx, tolerance)
+    return replace(after, report=report)
+
+
+def _is_within(system: System, probe: System | None, tolerance: Number | None) -> Bool[Array, ""]:
+    """Whether the estimated error of q is at most this share of it."""
+    if tolerance is None:
+        return jnp.zeros((), bool)
+    return judge(system, probe)[0] <= tolerance * jnp.linalg.norm(system.q)
 
 
 class Solving(eqx.Module):
@@ -71,47 +143,65 @@ class Solving(eqx.Module):
 
     params: PyTree
     hyper: PyTree
-    system: System
-    goal: Float[Array, " k"]  # squared norms of the right-hand sides
+    systems: System  # stacked
+    probe: System | None
 
     @property
     def q(self) -> Float[Array, "k d"]:
-        return self.system.q
+        return self.systems.q
+
+    def system(self, number: Array | int) -> System:
+        """One of the systems."""
+        return jax.tree.map(lambda leaf: leaf[number], self.systems)
 
 
 def solve_together(problem: Problem, method: Implicit, tolerance: Number | None = None) -> Node:
     """Solves (mean Hessian + damping·I) q = mean of the right-hand sides, on `Solving` states.
 
-    Averaged are the right-hand sides and, in each step, the products H_i p. Every client continues from there by
-    itself: the vectors, and with them their dot products, are common. With a `tolerance` it ends when all residuals
-    are at most this share of their right-hand sides.
+    Averaged are the right-hand sides and, in each step, the products H_i p and their squared norms. Every client
+    continues from there by itself: the vectors, and with them their dot products, are common. With a `tolerance` it
+    ends when the estimated relative errors of all q are below it, or when rounding allows no better.
     """
 
     def begin(state: Solving, right: Float[Array, "k d"], mass, ctx: Context):
-        system = System.start(right)
-        return replace(state, system=system, goal=system.size)
+        return replace(state, systems=_start_all(right, method.steps))
 
     def products(state: Solving, ctx: Context):
         back, examples = ravel_pytree(state.params)[1], everything(ctx.data.train)
 
         def one(vector: Float[Array, " d"]):
-            return ravel_pytree(problem.hessian_product(state.params, state.hyper, examples, back(vector)))[0]
+            image = ravel_pytree(problem.hessian_product(state.params, state.hyper, examples, back(vector)))[0]
+            return image, image @ image
 
-        return jax.vmap(one)(state.system.direction), jnp.ones(())
+        probed = None if state.probe is None else one(state.probe.direction)
+        return (jax.vmap(one)(state.systems.direction), probed), jnp.ones(())
 
-    def advance(state: Solving, products: Float[Array, "k d"], mass, ctx: Context):
-        return replace(state, system=state.system.advance(products + method.damping * state.system.direction))
+    def one_step(system: System, image: Float[Array, " d"], squared: Float[Array, ""]) -> System:
+        return system.advance(image + method.damping * system.direction, jnp.sqrt(squared))
 
-    def is_solved(state: Solving, ctx: Context):
-        assert tolerance is not None
-        return jnp.all(state.system.size <= tolerance**2 * state.goal)
+    def advance(state: Solving, means, mass, ctx: Context):
+        (images, squared), probed = means
+        probe = None if state.probe is None else one_step(state.probe, *probed)
+        return replace(state, systems=jax.vmap(one_step)(state.systems, images, squared), probe=probe)
 
-    share = Average(lambda state, ctx: (state.system.residual, jnp.ones(())), begin, rounds=1, by="exact")
+    def has_ended(state: Solving, ctx: Context):
+        within = jax.vmap(lambda system: _is_within(system, state.probe, tolerance))(state.systems)
+        return jnp.all(state.systems.solved | state.systems.flat | within)
+
+    share = Average(lambda state, ctx: (state.systems.residual, jnp.ones(())), begin, rounds=1, by="exact")
     step = Average(products, advance, rounds=1, by="exact")
-    until = None if tolerance is None else is_solved
-    return Sequence(share, Repeat(step, method.steps, until=until, name=type(method).__name__))
+    # Everything that is looked at is common, so nobody has to vote.
+    until = None if tolerance is None else has_ended
+    return Sequence(share, Repeat(step, method.steps, until=until, name=type(method).__name__, common=True))
 
 
-def start_solving(params: PyTree, hyper: PyTree, right: Float[Array, "k d"]) -> Solving:
+def _start_all(rights: Float[Array, "k d"], room: int) -> System:
+    return jax.vmap(lambda right: System.start(right, room))(rights)
+
+
+def start_solving(
+    problem: Problem, method: Implicit, state: HypergradientState, rights: Float[Array, "k d"]
+) -> Solving:
     """A client before all begin to solve, with its own part of the right-hand sides."""
-    return Solving(params, hyper, System.start(right), jnp.zeros(len(right)))
+    probe = method.start_probe(problem, rights.shape[1], rights.dtype)
+    return Solving(state.params, state.hyper, _start_all(rights, method.steps), probe)

@@ -6,8 +6,8 @@ import equinox as eqx
 from jax.flatten_util import ravel_pytree
 
 from hyperpush.checks import check_positive
-from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
-from hyperpush.hypergradients.implicit import Implicit, Solving, solve_together, start_solving
+from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares
+from hyperpush.hypergradients.implicit import Implicit, Solving, finish_solving, solve_together, start_solving
 from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Node, Scope
@@ -19,7 +19,8 @@ class ImplicitCG(Implicit):
         v_i = (1/n) ∂_λ F_i − B_i q,    (Σ_k H_k) q = (1/n) Σ_j ∂_x F_j
 
     The system is solved as on one machine (Pedregosa, arXiv:1602.02355). Each step takes the mean of the clients'
-    products H_k p, each at its own params.
+    products H_k p, each at its own params. A second, random right-hand side goes along, for singular directions that
+    the first has no part in; `singular="minimum-norm"` does without and halves what is sent.
 
     **Use it** if there is a server. **Avoid it** without one, and with mini-batches, which conjugate gradients do not
     tolerate.
@@ -33,8 +34,11 @@ class ImplicitCG(Implicit):
             √κ·ln(2/ε)/2 reach a relative error ε at condition number κ.
         damping: Added to the diagonal of the mean Hessian, 0 or more. Above 0 it makes a singular Hessian positive
             definite, and biases the result.
-        tolerance: End when the residual is at most this share of the right-hand side, on which clients then agree over
-            the network after each step. None takes all `steps`, without votes.
+        tolerance: End when the estimated relative error of q is at most this, above 0. None takes all `steps`. The
+            status compares the error of every v_i with twice this; with None, with 1e-5 in float64 and 1e-3 in float32.
+        singular: What to do with a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
+            leaves out directions without curvature; it is not converged if the outer gradient has a part there.
+            `"damping"` takes `damping`, which must be above 0 then.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -53,7 +57,7 @@ class ImplicitCG(Implicit):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="server",
         target="global",
-        sends="one vector of the size of the params per step",
+        sends="two vectors of the size of the params, and two numbers, per step",
         paper="Pedregosa, Hyperparameter optimization with approximate gradient",
         example={"steps": 10},
     )
@@ -66,10 +70,10 @@ class ImplicitCG(Implicit):
     def program(self, problem: Problem) -> Node:
         def start(state: HypergradientState, ctx: Context) -> Solving:
             source, _ = outer_gradient_shares(problem, state, ctx)
-            return start_solving(state.params, state.hyper, ravel_pytree(source)[0][None])
+            return start_solving(problem, self, state, ravel_pytree(source)[0][None])
 
         def finish(before: HypergradientState, state: Solving, ctx: Context) -> HypergradientState:
             _, direct = outer_gradient_shares(problem, before, ctx)
-            return subtract_indirect(problem, before, direct, ravel_pytree(before.params)[1](state.q[0]), ctx)
+            return finish_solving(problem, before, direct, state.system(0), state.probe, ctx, self.tolerance)
 
         return Scope(solve_together(problem, self, self.tolerance), start, finish)

@@ -1,12 +1,13 @@
 """Each client's hypergradient through its own inner problem, as if there were no others."""
 
-from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
+from jax.flatten_util import ravel_pytree
 
-from hyperpush.hypergradients.implicit import Implicit
-from hyperpush.hypergradients.local_implicit import own_hypergradient
+from hyperpush.hypergradients.base import outer_gradients
+from hyperpush.hypergradients.implicit import Implicit, System, finish_solving
+from hyperpush.hypergradients.local_implicit import solve_own
 from hyperpush.programs import Context, HypergradientState, Local, MethodInfo, Node, Problem, everything
 
 
@@ -15,20 +16,25 @@ class LocalGradient(Implicit):
 
         d F_i(x_i*(λ_i), λ_i) / dλ_i = ∂_λ F_i − B_i H_i⁻¹ ∂_x F_i
 
-    The system is solved by conjugate gradients (Pedregosa, arXiv:1602.02355). Nothing is sent.
+    The system is solved by conjugate gradients (Pedregosa, arXiv:1602.02355). Nothing is sent. A second, random
+    right-hand side goes along, for singular directions that the first has no part in; `singular="minimum-norm"` does
+    without and halves the products.
 
     **Use it** with `LocalSGD`: as the baseline without cooperation, or with agreement on the hypers alone (CDBO-Local).
     **Avoid it** where clients share params: it takes the others' costs for zero.
 
     Departures from the paper:
         1. The number of steps is fixed, instead of a tolerance that shrinks over the outer steps.
-        2. Directions of negative curvature are left alone.
+        2. It ends at a direction of no or negative curvature, and says so.
 
     Args:
         steps: Conjugate-gradient steps, at least 1. But for rounding as many as there are different eigenvalues
             suffice; further ones change nothing.
         damping: Added to the diagonal of H_i, 0 or more. Above 0 it makes a singular Hessian positive definite, and
             biases the result.
+        singular: What to do with a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
+            leaves out directions without curvature; it is not converged if the outer gradient has a part there.
+            `"damping"` takes `damping`, which must be above 0 then.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -53,8 +59,12 @@ class LocalGradient(Implicit):
 
     def program(self, problem: Problem) -> Node:
         def estimate(state: HypergradientState, ctx: Context) -> HypergradientState:
-            batches = everything(ctx.data.train), everything(ctx.data.outer)
-            value = own_hypergradient(problem, state.params, state.hyper, *batches, self.steps, self.damping)
-            return replace(state, value=value)
+            along_x, along_hyper = outer_gradients(problem, state, ctx)
+            right = ravel_pytree(along_x)[0]
+            probe = self.start_probe(problem, right.size, right.dtype)
+            systems = [System.start(right, self.steps), *([] if probe is None else [probe])]
+            own = state.params, state.hyper, everything(ctx.data.train)
+            system, *rest = solve_own(problem, *own, systems, self.steps, self.damping)
+            return finish_solving(problem, state, along_hyper, system, rest[0] if rest else None, ctx)
 
         return Local(estimate)

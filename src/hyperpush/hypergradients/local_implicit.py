@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from hyperpush.hypergradients.implicit import System
 from hyperpush.method import Number
@@ -11,27 +11,33 @@ from hyperpush.problem import Problem
 
 
 def own_hypergradient(
-    problem: Problem,
-    params: PyTree,
-    hyper: PyTree,
-    inner_batch: PyTree,
-    outer_batch: PyTree,
-    steps: int,
-    damping: Number = 0.0,
+    problem: Problem, params: PyTree, hyper: PyTree, inner_batch: PyTree, outer_batch: PyTree, steps: int
 ) -> PyTree:
-    """h_i = ∂_λF_i − B_i (H_i + damping·I)⁻¹ ∂_xF_i at any (params, hyper), by `steps` of conjugate gradients.
+    """h_i = ∂_λF_i − B_i H_i⁻¹ ∂_xF_i at any (params, hyper), by `steps` of conjugate gradients.
 
-    Directions in which the matrix is not positive are left alone.
+    They end at a direction in which the matrix is not positive.
     """
     along_x, along_hyper = problem.outer_gradients(params, hyper, outer_batch)
     right, back = ravel_pytree(along_x)
+    (system,) = solve_own(problem, params, hyper, inner_batch, [System.start(right, steps)], steps)
+    product = problem.jacobian_product(params, hyper, inner_batch, back(system.q))
+    return jax.tree.map(jnp.subtract, along_hyper, product)
 
-    def multiply(vector: Float[Array, " d"]) -> Float[Array, " d"]:
-        product = problem.hessian_product(params, hyper, inner_batch, back(vector))
-        return ravel_pytree(product)[0] + damping * vector
 
-    def step(_, system: System) -> System:
-        return system.advance(multiply(system.direction), only_convex=True)
+def solve_own(
+    problem: Problem,
+    params: PyTree,
+    hyper: PyTree,
+    batch: PyTree,
+    systems: list[System],
+    steps: int,
+    damping: Number = 0.0,
+) -> list[System]:
+    """Systems with the client's own Hessian and `damping` on its diagonal, after `steps`."""
+    back = ravel_pytree(params)[1]
 
-    q = jax.lax.fori_loop(0, steps, step, System.start(right)).q
-    return jax.tree.map(jnp.subtract, along_hyper, problem.jacobian_product(params, hyper, inner_batch, back(q)))
+    def advance(system: System) -> System:
+        image = ravel_pytree(problem.hessian_product(params, hyper, batch, back(system.direction)))[0]
+        return system.advance(image + damping * system.direction, jnp.linalg.norm(image))
+
+    return jax.lax.fori_loop(0, steps, lambda _, systems: [advance(system) for system in systems], systems)

@@ -10,15 +10,19 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hyperpush.checks import check_integer, check_nonnegative, check_positive
+from hyperpush.checks import check_integer, check_positive
 from hyperpush.data.batches import everything
-from hyperpush.hypergradients.base import (
-    HypergradientEstimator,
-    HypergradientState,
-    outer_gradient_shares,
-    subtract_indirect,
-)
+from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
 from hyperpush.hypergradients.ritz import Tridiagonal
+from hyperpush.hypergradients.systems import (
+    ROUNDING,
+    UNBOUNDED,
+    SystemSolver,
+    default_tolerance,
+    norm_of_jacobian,
+    probe_of,
+    sensitivity,
+)
 from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.problem import Problem
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
@@ -28,12 +32,8 @@ from hyperpush.status import Reason
 # What a client multiplies and all average in an iteration: the residual at x, or the next direction.
 RESIDUAL, DIRECTION, ENDED = range(3)
 RUNNING = -1  # no reason to end yet
-POWER_STEPS = 10  # for the norm of B_i; ten come within a few percent of it, and MARGIN covers that
-MARGIN = 1.1
-ROUNDING = 8  # curvatures below so many roundings of the largest are zero
 STALLED = 0.3  # a cycle that leaves more than this share of the residual has met rounding
 SHRUNK = 1e-3  # of the probe's residual, relative to the condition number: then its Ritz values have settled
-UNBOUNDED = 1e8  # ‖B_i‖/‖v_i‖ where v_i is zero; its fourth power fits float32
 CAUTION = 1.3  # the smallest eigenvalue may have fallen by so much since the outer step before
 
 
@@ -105,7 +105,7 @@ class _State(eqx.Module):
     error: Float[Array, ""]  # of v, relative, as estimated
 
 
-class TreeCG(HypergradientEstimator):
+class TreeCG(SystemSolver):
     """Conjugate gradients on exact averages along a tree, with an estimate of the error of their result.
 
         v_i = (1/n) ∂_λ F_i − B_i x,    mean(H_k) x = mean((1/n) ∂_x F_k)
@@ -131,6 +131,9 @@ class TreeCG(HypergradientEstimator):
             float32; the true error is usually ten times smaller or less.
         damping: Added to the diagonal of the mean Hessian, 0 or more. Above 0 it makes a singular Hessian positive
             definite, and biases the result.
+        singular: What to do with a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
+            leaves out directions without curvature; it is not converged if the outer gradient has a part there.
+            `"damping"` takes `damping`, which must be above 0 then.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -138,8 +141,9 @@ class TreeCG(HypergradientEstimator):
     Example:
         >>> import hyperpush as hp
         >>> task, network = hp.tasks.quadratic(5, seed=0), hp.networks.RandomDirected(5)
-        >>> exact = hp.hypergradient(task, hp.hypergradients.Dense(), network, key=0).value
-        >>> found = hp.hypergradient(task, hp.TreeCG(), network, key=0)
+        >>> trained = hp.train(task, hp.SGP(steps=200, step_size=0.1), network, key=0).task
+        >>> exact = hp.hypergradient(trained, hp.hypergradients.Dense(), network, key=0).value
+        >>> found = hp.hypergradient(trained, hp.TreeCG(), network, key=0)
         >>> found.status.converged, bool(abs(found.value - exact).max() < 1e-3)
         (True, True)
     """
@@ -162,9 +166,10 @@ class TreeCG(HypergradientEstimator):
     def __check_init__(self):
         check_integer("TreeCG.steps", self.steps, minimum=1)
         check_positive("TreeCG.tolerance", self.tolerance, optional=True)
-        check_nonnegative("TreeCG.damping", self.damping)
 
-    def memory(self, params: PyTree, hyper: PyTree) -> Memory:
+    def memory(self, params: PyTree, hyper: PyTree) -> Memory | None:
+        if self.ignores_flat:  # the solution of least norm is found from zero alone
+            return None
         vector = ravel_pytree(params)[0]
         return Memory(jnp.zeros_like(vector), jnp.zeros((), vector.dtype))
 
@@ -211,14 +216,14 @@ class TreeCG(HypergradientEstimator):
         zero, none = jnp.zeros((), source.dtype), jnp.zeros_like(source)
         known = Memory(none, zero) if state.memory is None else state.memory
         # The same at every client.
-        random = jax.random.normal(jax.random.key(0), source.shape, source.dtype)
+        random = probe_of(source.size, source.dtype)
         probe = _Probe(_Descent.start(random, self.steps), none, jnp.linalg.norm(random), jnp.ones((), bool))
         return _State(
             params=state.params,
             hyper=state.hyper,
             source=source,
             direct=direct,
-            reach=MARGIN * _norm_of_jacobian(problem, state, ctx),
+            reach=norm_of_jacobian(problem, state, ctx),
             x=known.x,
             along_x=optax.tree.zeros_like(direct),
             descent=_Descent.start(none, self.steps),
@@ -260,20 +265,29 @@ class TreeCG(HypergradientEstimator):
         assert probe is not None
         image = image + self.damping * probe.descent.direction
         descent, _ = probe.descent.advance(image)
-        singular = probe.on & (probe.descent.curvature(image) <= floor)
+        curvature = probe.descent.curvature(image)
+        flat = probe.on & (curvature <= floor)
         smallest = descent.ritz.smallest(floor)
-        settled = descent.size <= SHRUNK * smallest / descent.ritz.most * probe.first
-        useful = probe.on & ~singular
-        return replace(
-            state,
-            probe=jax.tree.map(
-                lambda new, old: jnp.where(useful, new, old),
-                replace(probe, descent=descent, on=~settled & (descent.ritz.count < self.steps)),
-                replace(probe, on=probe.on & ~singular),
-            ),
-            smallest=jnp.where(useful, _smaller(state.smallest, smallest), state.smallest),
-            reason=jnp.where(singular, Reason.ILL_POSED, state.reason).astype(jnp.int32),
+        settled, singular = descent.size <= SHRUNK * smallest / descent.ritz.most * probe.first, flat
+        if self.ignores_flat:
+            # Its part outside the range goes with the first product. That makes parts with little curvature small, so
+            # it goes on to where rounding lets them be told from nothing.
+            singular = flat & (curvature < -floor)
+            settled = descent.size <= floor / descent.ritz.most * probe.first
+        useful = probe.on & ~flat
+        after = jax.tree.map(
+            lambda new, old: jnp.where(useful, new, old),
+            replace(probe, descent=descent, on=~settled & (descent.ritz.count < self.steps)),
+            replace(probe, on=probe.on & ~flat),
         )
+        known = jnp.where(useful, _smaller(state.smallest, smallest), state.smallest)
+        if self.ignores_flat:
+            begins, size = state.count == 1, jnp.linalg.norm(image)
+            first = replace(probe, descent=_Descent.start(image, self.steps), first=size, on=size > 0)
+            after = jax.tree.map(lambda new, old: jnp.where(begins, new, old), first, after)
+            known, singular = jnp.where(begins, state.smallest, known), singular & ~begins
+        reason = jnp.where(singular, Reason.ILL_POSED, state.reason).astype(jnp.int32)
+        return replace(state, probe=after, smallest=known, reason=reason)
 
     def _check_residual(self, state: _State, residual: Float[Array, " d"], floor: Float[Array, ""]) -> _State:
         """The residual computed anew: the end, or the start of another cycle."""
@@ -281,15 +295,17 @@ class TreeCG(HypergradientEstimator):
         size, first = jnp.linalg.norm(residual), state.begin == 0
         error = state.ratio * (size + floor) / _positive(state.smallest)
         solved = (~first & (error <= 2 * self._tolerance(residual))) | (size == 0)
+        waits = solved & self._awaits_probe(state)
         hopeless = ~first & ((size > STALLED * state.begin) | (size <= 3 * floor))
         reason = jnp.where(solved, Reason.TOLERANCE, jnp.where(hopeless, Reason.INACCURATE, state.reason))
+        reason = jnp.where(waits, state.reason, reason)
         return replace(
             state,
             descent=_Descent.start(residual, self.steps),
-            begin=size,
+            begin=jnp.where(waits, state.begin, size),
             drift=jnp.zeros_like(state.drift),
             error=jnp.where(size == 0, 0, jnp.where(first, state.error, error)),
-            phase=jnp.asarray(DIRECTION, jnp.int32),
+            phase=jnp.where(waits, RESIDUAL, DIRECTION).astype(jnp.int32),
             reason=jnp.where(state.reason == RUNNING, reason, state.reason).astype(jnp.int32),
             along_x=jax.tree.map(lambda old, new: new, state.along_x, state.along),
         )
@@ -318,10 +334,19 @@ class TreeCG(HypergradientEstimator):
         kept = jax.tree.map(lambda old, new: jnp.where(stop, old, new), state, after)
         return replace(kept, reason=reason)
 
+    def _awaits_probe(self, state: _State) -> Bool[Array, ""]:
+        """Whether the probe may still find the Hessian singular.
+
+        An outer gradient with few of its eigenvectors is dealt with before the others are seen. About 1/√d of the
+        probe is along any of them, and stays in its residual where there is no curvature.
+        """
+        if state.probe is None or self.ignores_flat:
+            return jnp.zeros((), bool)
+        hidden = 0.1 / jnp.sqrt(state.x.size) * state.probe.first
+        return state.probe.on & (state.probe.descent.size > hidden)
+
     def _tolerance(self, like: Array) -> Any:
-        if self.tolerance is not None:
-            return self.tolerance
-        return 1e-5 if like.dtype == jnp.float64 else 1e-3
+        return default_tolerance(like.dtype) if self.tolerance is None else self.tolerance
 
 
 def _multiply(problem: Problem, state: _State, ctx: Context) -> _State:
@@ -347,34 +372,10 @@ def _message(state: _State, ctx: Context) -> tuple[Any, Array]:
         probed, direction = state.probe.image, jnp.linalg.norm(state.probe.descent.direction)
         own = (jnp.linalg.norm(probed) / jnp.where(direction > 0, direction, 1)) ** 2
         largest = jnp.maximum(squared, jnp.where(state.probe.on, own, 0))
-    mine = optax.tree.norm(jax.tree.map(jnp.subtract, state.direct, state.along_x))
-    # Where terms cancel beyond half of the digits, the error is measured against the terms.
-    terms = optax.tree.norm(state.direct) + state.reach * jnp.linalg.norm(state.x)
-    scale = jnp.maximum(mine, jnp.sqrt(jnp.finfo(squared.dtype).eps) * terms)
-    ratio = jnp.where(scale > 0, state.reach / jnp.where(scale > 0, scale, 1), UNBOUNDED)
-    ratio = jnp.where(state.reach > 0, jnp.minimum(ratio, UNBOUNDED), 0)
+    value = jax.tree.map(jnp.subtract, state.direct, state.along_x)
+    ratio = sensitivity(state.reach, state.direct, value, state.x)
     image = jnp.where(at_residual, state.source - state.image, state.image)
     return (image, probed, squared, largest, ratio**4), jnp.ones(())
-
-
-def _norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) -> Float[Array, ""]:
-    """‖B_i‖ from below, by power iteration on B_iᵀB_i."""
-    vector, back = ravel_pytree(state.params)
-    examples = everything(ctx.data.train)
-
-    def multiply(q: Float[Array, " d"]) -> PyTree:
-        return problem.jacobian_product(state.params, state.hyper, examples, back(q))
-
-    def once(_, held):
-        q, _ = held
-        image, pull = jax.vjp(multiply, q)
-        q = pull(image)[0]
-        size = jnp.linalg.norm(q)
-        return q / jnp.where(size > 0, size, 1), jnp.asarray(optax.tree.norm(image), vector.dtype)
-
-    first = jax.random.normal(ctx.key, vector.shape, vector.dtype)
-    first = first / jnp.linalg.norm(first)
-    return jax.lax.fori_loop(0, POWER_STEPS, once, (first, jnp.zeros((), vector.dtype)))[1]
 
 
 def _positive(number: Float[Array, ""]) -> Float[Array, ""]:

@@ -70,9 +70,10 @@ class Comparison:
         options = {"k": min(config.out_links, self.clients - 1)} if name == "k-out" else {}
         network = hp.networks.by_name(name, self.clients, config.seed, **options)
         curves = self.grid_curves(network, "push") + ([] if network.directed else self.grid_curves(network, "gossip"))
+        server = known.ImplicitCG(min(config.order, 2 * self.width), singular="minimum-norm")  # no second system
         cases: list[tuple[HypergradientEstimator, str, Reader, np.ndarray]] = [
             (hp.TrackedHGP(tolerance=config.tolerance), "TrackedHGP", self.implied_value_and_pushes, self.truth),
-            (known.ImplicitCG(min(config.order, 2 * self.width)), "ImplicitCG", self.implied_value, self.truth),
+            (server, "ImplicitCG", self.implied_value, self.truth),
         ]
         if config.recurrent and network.two_way():
             rounds, step = config.recurrent, config.recurrent_step * self.unit

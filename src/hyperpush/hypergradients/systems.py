@@ -1,0 +1,129 @@
+"""What estimators that solve a linear system with a Hessian say about it: singular, indefinite, or how far off."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, PyTree
+
+from hyperpush.checks import check_nonnegative, is_number
+from hyperpush.data.batches import everything
+from hyperpush.errors import InvalidInput
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.method import Number
+from hyperpush.problem import Problem
+from hyperpush.programs import Context
+from hyperpush.programs.report import Report
+from hyperpush.status import Reason, Status
+
+Singular = Literal["refuse", "minimum-norm", "damping"]
+
+POWER_STEPS = 10  # for the norm of B_i; ten come within a few percent of it, and MARGIN covers that
+MARGIN = 1.1
+ROUNDING = 8  # curvatures below so many roundings of the largest are zero
+UNBOUNDED = 1e8  # ‖B_i‖/‖v_i‖ where v_i is zero; its fourth power fits float32
+
+
+class _HasDamping:
+    """A plain class: in a module this would be a field, and so the first argument of every estimator."""
+
+    damping: Number
+
+
+class SystemSolver(HypergradientEstimator, _HasDamping):
+    """An estimator that solves a linear system with a Hessian, and what it does where that is singular.
+
+    `"refuse"` returns a value that is marked as ill-posed. `"minimum-norm"` leaves out the directions without
+    curvature; the result is ill-posed if the outer gradient has a part there. `"damping"` adds `damping` to the
+    diagonal; a damping above 0 implies it. A negative curvature is ill-posed in any case.
+    """
+
+    singular: Singular = eqx.field(static=True, default="refuse", kw_only=True)
+
+    def __check_init__(self):
+        name, damping = type(self).__name__, self.damping
+        check_nonnegative(f"{name}.damping", damping)
+        if not is_number(damping):  # it was checked when it was Python's
+            return
+        if damping == 0 and self.singular == "damping":
+            raise InvalidInput(f"{name}.damping", damping, 'a number above 0 for singular="damping"')
+        if damping > 0 and self.singular == "minimum-norm":
+            raise InvalidInput(f"{name}.damping", damping, '0 for singular="minimum-norm"')
+
+    @property
+    def ignores_flat(self) -> bool:
+        """Whether directions without curvature are left out."""
+        return self.singular == "minimum-norm"
+
+    def status(self, states: HypergradientState) -> Status:
+        used = "damping" if is_number(self.damping) and self.damping > 0 else self.singular
+        return replace(super().status(states), singular=used)
+
+
+def default_tolerance(dtype: Any) -> float:
+    """The largest relative error to accept where nothing is said."""
+    return 1e-5 if dtype == jnp.float64 else 1e-3
+
+
+def probe_of(size: int, dtype: Any) -> Float[Array, " d"]:
+    """A random right-hand side, the same at every client: what the true one has no part in is not overlooked."""
+    return jax.random.normal(jax.random.key(0), (size,), dtype)
+
+
+def norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) -> Float[Array, ""]:
+    """‖B_i‖ with a margin, by power iteration on B_iᵀB_i."""
+    vector, back = ravel_pytree(state.params)
+    examples = everything(ctx.data.train)
+
+    def multiply(q: Float[Array, " d"]) -> PyTree:
+        return problem.jacobian_product(state.params, state.hyper, examples, back(q))
+
+    def once(_, held):
+        q, _ = held
+        image, pull = jax.vjp(multiply, q)
+        q = pull(image)[0]
+        size = jnp.linalg.norm(q)
+        return q / jnp.where(size > 0, size, 1), jnp.asarray(optax.tree.norm(image), vector.dtype)
+
+    first = jax.random.normal(ctx.key, vector.shape, vector.dtype)
+    first = first / jnp.linalg.norm(first)
+    return MARGIN * jax.lax.fori_loop(0, POWER_STEPS, once, (first, jnp.zeros((), vector.dtype)))[1]
+
+
+def sensitivity(reach: Float[Array, ""], direct: PyTree, value: PyTree, q: Float[Array, " d"]) -> Float[Array, ""]:
+    """The relative error of v_i = direct − B_i q per error of q: ‖B_i‖/‖v_i‖, with `reach` for ‖B_i‖."""
+    # Where terms cancel beyond half of the digits, the error is measured against the terms.
+    terms = optax.tree.norm(direct) + reach * jnp.linalg.norm(q)
+    scale = jnp.maximum(optax.tree.norm(value), jnp.sqrt(jnp.finfo(q.dtype).eps) * terms)
+    ratio = jnp.where(scale > 0, reach / jnp.where(scale > 0, scale, 1), UNBOUNDED)
+    return jnp.where(reach > 0, jnp.minimum(ratio, UNBOUNDED), 0)
+
+
+def report_error(
+    problem: Problem,
+    before: HypergradientState,
+    value: PyTree,
+    direct: PyTree,
+    q: Float[Array, " d"],
+    error: Float[Array, ""],
+    ill_posed: Bool[Array, ""],
+    ended: Bool[Array, ""] | bool,
+    ctx: Context,
+    tolerance: Number | None = None,
+) -> Report:
+    """The report of v_i = direct − B_i q where q is off by about `error`.
+
+    `ended` says whether the solver came to an end by itself; else it took all steps that it was given. Noise of a
+    private problem leaves nothing to tell.
+    """
+    if problem.private:
+        return Report.of(Reason.FIXED_LENGTH)
+    relative = sensitivity(norm_of_jacobian(problem, before, ctx), direct, value, q) * error
+    accepted = default_tolerance(q.dtype) if tolerance is None else 2 * tolerance
+    short = jnp.where(ended, Reason.INACCURATE, Reason.LIMIT)
+    reason = jnp.where(ill_posed, Reason.ILL_POSED, jnp.where(relative <= accepted, Reason.TOLERANCE, short))
+    return Report.of(reason, jnp.where(ill_posed, -1, relative))

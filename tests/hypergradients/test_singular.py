@@ -1,0 +1,129 @@
+"""Singular and indefinite Hessians: what estimators say of them, against eigen-decompositions by NumPy."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+import hyperpush as hp
+from hyperpush.studies.robustness.families import Quadratics
+from hyperpush.studies.robustness.study import relative_error, task_of
+
+CLIENTS, SIZE, DAMPING = 3, 6, 0.1
+known = hp.hypergradients
+METHODS = {
+    "Dense": known.Dense,
+    "ImplicitCG": partial(known.ImplicitCG, 50),
+    "LocalGradient": partial(known.LocalGradient, 50),
+    "TreeCG": hp.TreeCG,
+}
+SPECTRA = {
+    "regular": np.linspace(1, 3, SIZE),
+    "consistent": np.array([0, 0, 1, 1.5, 2, 3]),
+    "outside": np.array([0, 0, 1, 1.5, 2, 3]),
+    "indefinite": np.array([-1, 0.5, 1, 1.5, 2, 3]),
+    "nearly": np.geomspace(1e-14, 1, SIZE),
+}
+REFUSE, LEAST, DAMPED = {}, {"singular": "minimum-norm"}, {"damping": DAMPING}
+# What converges, by spectrum; everything else is refused.
+CONVERGE = {
+    "regular": [REFUSE, LEAST, DAMPED],
+    "consistent": [LEAST, DAMPED],
+    "outside": [DAMPED],
+    "indefinite": [],
+    "nearly": [DAMPED],
+}
+
+
+class Case:
+    """Quadratics whose mean Hessian, or each client's own, has these eigenvalues."""
+
+    def __init__(self, kind, local):
+        rng, self.values, self.local = np.random.default_rng(5), SPECTRA[kind], local
+        count = CLIENTS if local else 1
+        self.bases = np.linalg.qr(rng.normal(size=(count, SIZE, SIZE)))[0]
+        hessians = np.einsum("kij,j,klj->kil", self.bases, self.values, self.bases)
+        if not local:
+            noise = rng.normal(size=(CLIENTS, SIZE, SIZE))
+            noise = noise + noise.transpose(0, 2, 1)
+            hessians = hessians + noise - noise.mean(0)  # the mean is singular, no client's is
+        shapes = (CLIENTS, 4, SIZE), (CLIENTS, SIZE), (CLIENTS, 4)
+        couplings, slopes, direct = (rng.normal(size=shape) for shape in shapes)
+        if kind == "consistent":
+            null = self.bases[..., self.values == 0]
+            slopes = slopes - np.einsum("kij,klj,kl->ki", null, null, np.broadcast_to(slopes, (CLIENTS, SIZE)))
+        self.parts = Quadratics(hessians, couplings, slopes, direct)
+
+    def truth(self, damping=0.0):
+        """B_i times the solution of least norm, or the damped one, subtracted from the direct gradient."""
+        values = self.values + damping
+        inverse = np.where(values == 0, 0, 1 / np.where(values == 0, 1, values))
+        slopes = self.parts.slopes if self.local else self.parts.slopes.mean(0, keepdims=True) / CLIENTS
+        q = np.einsum("kij,j,klj,kl->ki", self.bases, inverse, self.bases, slopes)
+        return self.parts.direct / (1 if self.local else CLIENTS) - np.einsum(
+            "nmd,nd->nm", self.parts.couplings, np.broadcast_to(q, (CLIENTS, SIZE))
+        )
+
+
+def estimate(case, method, dtype, **options):
+    with jax.enable_x64(dtype == "float64"):
+        task = task_of(Quadratics(*(part.astype(dtype) for part in case.parts)))
+        return hp.hypergradient(task, method, hp.networks.FullyConnected(CLIENTS), key=0, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("options", [REFUSE, LEAST, DAMPED], ids=["refuse", "minimum-norm", "damping"])
+@pytest.mark.parametrize("name", METHODS)
+def test_systems_that_have_no_answer_are_not_passed_off_as_solved(name, options, dtype):
+    method = METHODS[name](**options)
+    for kind in SPECTRA:
+        case = Case(kind, local=name == "LocalGradient")
+        found = estimate(case, method, dtype)
+        assert np.all(np.isfinite(found.value)), kind
+        assert found.status.singular == ("damping" if options == DAMPED else options.get("singular", "refuse"))
+        assert found.status.converged is (options in CONVERGE[kind]), (kind, found.status)
+        if options in CONVERGE[kind]:
+            error = relative_error(found.value, case.truth(options.get("damping", 0.0)))
+            assert error < (1e-6 if dtype == "float64" else 1e-3), kind
+            assert found.status.error is not None
+            assert error <= found.status.error < 0.01, kind
+        elif kind != "nearly":
+            assert found.status.reason == "ill-posed", kind
+            assert found.status.error is None
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_eigenvector_as_outer_gradient_hides_nothing(name):
+    """Conjugate gradients on it alone end after a step, and see one eigenvalue."""
+    case = Case("outside", local=name == "LocalGradient")
+    case.parts = case.parts._replace(slopes=np.broadcast_to(case.bases[..., -1], (CLIENTS, SIZE)))
+    assert estimate(case, METHODS[name](), "float64").status.reason == "ill-posed"
+    found = estimate(case, METHODS[name](**LEAST), "float64")
+    assert found.status.converged
+    assert relative_error(found.value, case.truth()) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["ImplicitCG", "LocalGradient", "TreeCG"])
+def test_too_few_steps_are_a_limit(name):
+    case = Case("regular", local=name == "LocalGradient")
+    found = estimate(case, getattr(known, name)(steps=3), "float64")
+    assert (found.status.converged, found.status.reason) == (False, "limit")
+    assert found.status.error is not None
+    assert found.status.error > relative_error(found.value, case.truth()) > 1e-5
+
+
+def test_throw_raises():
+    with pytest.raises(hp.NotConverged, match="singular or indefinite"):
+        estimate(Case("outside", local=False), known.Dense(), "float32", throw=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_choice_and_the_damping_must_agree(name):
+    with pytest.raises(hp.InvalidInput, match=rf"{name}\.damping: got 0\.0; allowed: a number above 0"):
+        METHODS[name](singular="damping")
+    with pytest.raises(hp.InvalidInput, match=rf"{name}\.damping: got 0\.1; allowed: 0 for singular"):
+        METHODS[name](singular="minimum-norm", damping=0.1)
+    with pytest.raises(hp.InvalidInput, match=rf"{name}\.singular"):
+        METHODS[name](singular="ignore")
+    assert METHODS[name](singular="damping", damping=0.1).damping == 0.1
