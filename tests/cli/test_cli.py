@@ -199,3 +199,41 @@ def test_termination_leaves_nothing(tmp_path):
     assert process.wait() == 128 + signal.SIGTERM
     process.stdout.close()
     assert list(tmp_path.iterdir()) == []
+
+
+SPEC = """
+[task]
+name = "logistic"
+clients = 4
+seed = 0
+[network]
+name = "random-directed"
+[method]
+name = "HGP"
+steps = 5
+pushes = 3
+step_size = 0.5
+"""
+TRAIN = """
+[train]
+name = "SGP"
+steps = 400
+step_size = 0.5
+"""
+
+
+@pytest.mark.parametrize(("spec", "ends"), [(SPEC, 3), (SPEC + TRAIN, 0)], ids=["untrained", "trained"])
+def test_strict_ends_with_code_3_where_a_result_did_not_converge(spec, ends, monkeypatch, tmp_path, capsys):
+    """A method of fixed length is not marked, but an estimate at params that solve nothing is."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "my.toml").write_text(spec)
+
+    def call(*more: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["run", str(tmp_path / "my.toml"), "--out", str(tmp_path / f"run{len(more)}"), *more])
+        return int(caught.value.code or 0), capsys.readouterr().err
+
+    assert call("--strict")[0] == ends
+    code, table = call()
+    assert code == 0
+    assert ("! not converged (unsolved" in table) == (ends == 3)

@@ -65,7 +65,7 @@ def test_a_wrong_result_without_a_mark_is_counted(family, reason, count):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_are_what_they_are_called(family):
-    case = draw(family, 3, 6, 20, 5)
+    case = draw(family, "ring", 3, 6, 20, 5)
     values = np.linalg.eigvalsh(case.hessians.mean(0))
     condition = values[-1] / values[0]
     local = np.linalg.eigvalsh(case.hessians)

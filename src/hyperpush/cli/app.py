@@ -60,7 +60,9 @@ Coordinator = Annotated[
 ]
 Process = Annotated[int | None, typer.Option(min=0, help="Number of this process, from 0; requires --coordinator.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 3 if the result did not converge.")]
 
+NOT_CONVERGED = 3  # exit code
 USAGE_ERROR: Any = typer.BadParameter.__base__  # of Click, which newer versions of Typer bring along
 _arguments: list[str] = []  # as given on the command line, for processes that are to do the same
 
@@ -116,6 +118,7 @@ def run(
     coordinator: Coordinator = None,
     process: Process = None,
     as_json: AsJson = False,
+    strict: Strict = False,
 ) -> None:
     """Run a study or a TOML file. `hyperpush resume` continues an interrupted run."""
     from hyperpush.runs.config import load_config
@@ -124,7 +127,7 @@ def run(
     known = registry.experiments()
     load_config(what, overrides or [], known)  # before processes are started
     _together(processes, coordinator, process)
-    _run(known, what, overrides, out, as_json, _policy(minutes, rounds))
+    _run(known, what, overrides, out, as_json, _policy(minutes, rounds), strict)
 
 
 @app.command()
@@ -136,6 +139,7 @@ def resume(
     coordinator: Coordinator = None,
     process: Process = None,
     as_json: AsJson = False,
+    strict: Strict = False,
 ) -> None:
     """Continue an interrupted run from its last valid checkpoint."""
     from hyperpush.runs.run import find_interrupted, resume
@@ -143,7 +147,7 @@ def resume(
 
     find_interrupted(folder)
     _together(processes, coordinator, process)
-    _report(*resume(folder, registry.experiments(), checkpoints=_policy(minutes, rounds)), as_json)
+    _report(*resume(folder, registry.experiments(), checkpoints=_policy(minutes, rounds)), as_json, strict)
 
 
 @app.command()
@@ -320,19 +324,30 @@ def _run(
     out: Path | None,
     as_json: bool,
     checkpoints: Any = None,
+    strict: bool = False,
 ) -> None:
     from hyperpush.runs.config import load_config
     from hyperpush.runs.run import execute
 
     experiment, config = load_config(what, overrides or [], known)
-    _report(*execute(experiment, config, out, checkpoints=checkpoints), as_json)
+    _report(*execute(experiment, config, out, checkpoints=checkpoints), as_json, strict)
 
 
-def _report(result: dict[str, Any], run: "StudyRun", as_json: bool) -> None:
+def _report(result: dict[str, Any], run: "StudyRun", as_json: bool, strict: bool = False) -> None:
     for path in run.figures:
         print("figure:", path, file=sys.stderr)
     print("run:", run.path, file=sys.stderr)
     _print_json({**result, "run": run.path}, as_json)
+    if strict and _holds_failure(result):
+        print("not converged (--strict)", file=sys.stderr)
+        sys.exit(NOT_CONVERGED)
+
+
+def _holds_failure(result: Any) -> bool:
+    """Whether a status anywhere in a result says that something did not converge."""
+    if isinstance(result, Mapping):
+        return result.get("converged") is False or any(map(_holds_failure, result.values()))
+    return isinstance(result, list | tuple) and any(map(_holds_failure, result))
 
 
 def _together(processes: int | None, coordinator: str | None, process: int | None) -> None:

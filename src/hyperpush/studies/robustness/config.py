@@ -39,11 +39,11 @@ NETWORKS = (
 class Robustness(Config):
     """Options of the study of robustness."""
 
-    estimators: tuple[str, ...] = option(("TreeCG", "TrackedHGP"), "Estimators, with their defaults.", min_length=1)
+    estimators: tuple[str, ...] = option(("Automatic", "TrackedHGP"), "Estimators, with their defaults.", min_length=1)
     families: tuple[Family, ...] = option(FAMILIES, "Families of problems.", min_length=1)
     networks: tuple[str, ...] = option(NETWORKS, "Names of networks.", min_length=1)
     dtypes: tuple[Precision, ...] = option(("float64", "float32"), "Precisions.", min_length=1)
-    seeds: Count = option(16, "Problems of each family; each has links of its own on random networks.")
+    seeds: Count = option(16, "Problems of each family on each network.")
     clients: Annotated[int, Field(ge=3)] = option(6, "Number of clients.")
     params: Several = option(20, "Number of parameters.")
     hypers: Count = option(25, "Number of hyperparameters of each client.")

@@ -28,9 +28,9 @@ class Quadratics(NamedTuple):
         return direct / len(direct) - couplings @ q
 
 
-def draw(family: Family, seed: int, clients: int, params: int, hypers: int) -> Quadratics:
-    """The problem of a family that a seed decides."""
-    rng = np.random.default_rng([zlib.crc32(family.encode()), seed, clients, params, hypers])
+def draw(family: Family, network: str, seed: int, clients: int, params: int, hypers: int) -> Quadratics:
+    """The problem of a family that a seed decides, another one on every network."""
+    rng = np.random.default_rng([zlib.crc32(f"{family} {network}".encode()), seed, clients, params, hypers])
     hessians = MAKERS[family](rng, clients, params)
     hessians = (hessians + hessians.transpose(0, 2, 1)) / 2
     shapes = (clients, hypers, params), (clients, params), (clients, hypers)

@@ -60,7 +60,7 @@ def run_family(
     """The outcomes of all seeds."""
     outcomes = []
     for seed in range(config.seed, config.seed + config.seeds):
-        case = draw(family, seed, config.clients, config.params, config.hypers)
+        case = draw(family, network.name, seed, config.clients, config.params, config.hypers)
         case = Quadratics(*(part.astype(dtype) for part in case))  # the truth is that of the numbers after rounding
         truth = None if family in UNSOLVABLE else case.hypergradient()
         outcomes.append(judge(case, truth, estimator, network, seed, config.tolerance))
