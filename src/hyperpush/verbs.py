@@ -5,14 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush import processes
 from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
 from hyperpush.checks import check_integer, no_type_check
 from hyperpush.checks.verbs import check_batch_size, check_engine, check_key, check_method, check_network, check_task
@@ -22,11 +19,10 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput
 from hyperpush.hooks import listen
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, reverses_links
-from hyperpush.hypergradients.differences import DifferenceProblem
-from hyperpush.method import Method
+from hyperpush.inner_residual import inner_residual
 from hyperpush.privacy.budget import Budget, budget
 from hyperpush.privacy.noise_at_releases import without_data
-from hyperpush.programs import InnerSolver, InnerState, LinkEstimates, Network, Problem, everything, program_of
+from hyperpush.programs import InnerSolver, InnerState, LinkEstimates, Network, program_of
 from hyperpush.programs.report import Report
 from hyperpush.recording import Metrics, history_of, recorder, rows_apart
 from hyperpush.results import Costs, Estimate, Result, Solution, Training, over_seeds
@@ -402,38 +398,6 @@ def _after_all(task: Task, runs: Sequence[Result]) -> Task:
         return task
     before = Budget() if task.spent is None else task.spent
     return task.replace(spent=sum((Budget(run.privacy.parts[len(before.parts) :]) for run in runs), before))
-
-
-def inner_residual(task: Task, method: Method) -> float | None:
-    """How far the task's params are from solving the inner problem that all clients share.
-
-    It is ‖mean of the clients' inner gradients g_i‖ over the larger of ‖mean of H_i x‖ and a tenth of the mean ‖g_i‖.
-    For a quadratic cost, the first quotient is the distance to the solution relative to the params, both as the Hessian
-    weighs them. It does not depend on how unlike the clients are. The second is for solutions near zero.
-
-    None where data must not be looked at, where nobody sees all clients, or where it does not matter.
-    """
-    matters = method.info.target in ("global", "client", "inner") and method.info.network != "none"
-    trains = isinstance(method, HypergradientEstimator) and method.trains
-    if trains or not matters or task.privacy is not None or task.owner is not None or processes.count() > 1:
-        return None
-    problem = program_of(method, task.problem).traceable().parts[1]
-    if getattr(method, "products", "exact") == "difference":  # the costs have no second derivatives
-        problem = DifferenceProblem.of(problem)
-    return float(_inner_residual(problem, task.params, task.hypers, task.train))
-
-
-@eqx.filter_jit
-def _inner_residual(problem: Problem, params: PyTree, hypers: PyTree, train: PyTree) -> Float[Array, ""]:
-    def one(x: PyTree, hyper: PyTree, examples: PyTree) -> tuple[PyTree, PyTree]:
-        batch = everything(examples)
-        return problem.inner_gradient(x, hyper, batch), problem.hessian_product(x, hyper, batch, x)
-
-    gradients, products = jax.vmap(one)(params, hypers, train)
-    means = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), (gradients, products))
-    mean, part = map(optax.tree.norm, means)
-    scale = jnp.maximum(part, 0.1 * jnp.mean(jax.vmap(optax.tree.norm)(gradients)))
-    return jnp.asarray(mean / jnp.where(scale > 0, scale, 1))
 
 
 def client_axis(task: Task) -> tuple[int, ...]:

@@ -19,10 +19,12 @@ SMALL = Memory(clients=3, examples=2, model="influence", batches=(2,))
 
 def test_states_are_counted():
     task, network = images("influence", 3, 0, 2), RandomDirected(3)
-    hgp, tracked, automatic = (state_sizes(task, each, network) for each in ESTIMATORS.values())
-    assert {hgp[0], tracked[0], automatic[0]} == {PARAMETERS}
+    hgp, tracked, tree = (state_sizes(task, each, network) for each in ESTIMATORS.values())
+    assert {hgp[0], tracked[0], tree[0]} == {PARAMETERS}
     assert hgp[1] == 2 * (PARAMETERS + CLASSES) + 1  # params and hypers, u and v, and ω
-    assert (automatic[1] - tracked[1]) // PARAMETERS == 2 * (5 - 1)  # two vectors for each change it keeps
+    assert tracked[1] // PARAMETERS == 1 + 6  # params, and the vectors that its docstring names
+    # Params, the outer gradient, x; residual, direction and product of each of two right-hand sides.
+    assert tree[1] // PARAMETERS == 3 + 2 * 3
 
 
 def test_the_benchmark_runs_and_reports(tmp_path, monkeypatch):

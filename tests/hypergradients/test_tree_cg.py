@@ -117,3 +117,23 @@ def test_the_smallest_ritz_value_is_that_of_the_tridiagonal_matrix(least):
         beside = np.sqrt(ratios[:-1]) / lengths[:-1]
         truth = np.linalg.eigvalsh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))[0]
         np.testing.assert_allclose(found.smallest(jnp.asarray(1e-15)), truth, rtol=2e-3)
+
+
+def test_many_outer_steps_do_not_wear_out_what_is_known_of_the_hessian():
+    """The smallest eigenvalue is carried along with some caution, which must not pile up."""
+    problem = system("like")
+    inner, outer = hp.SGP(steps=1, step_size=1e-9), hp.optimizer("sgd", learning_rate=1e-9)
+    found = hp.solve(problem.task, hp.PDBO(inner, hp.TreeCG(), outer, steps=80), NETWORK, key=0)
+    assert found.status.reason in ("tolerance", "unsolved")  # the inner solver hardly moves
+    estimates = hp.solve(problem.task, hp.PDBO(inner, hp.TreeCG(), outer, steps=2), NETWORK, key=0).costs
+    assert found.costs.hessian_products < 40 * estimates.hessian_products
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e12])
+def test_neither_tiny_nor_huge_couplings_hide_an_error(scale):
+    """The norm of B_i does not underflow, so the error is not taken for zero."""
+    problem = system("ill-conditioned")
+    scaled = problem._replace(couplings=scale * problem.couplings, direct=scale * problem.direct)
+    found = estimate(scaled)
+    assert found.status.error is not None
+    assert scaled.error(found.value) <= found.status.error

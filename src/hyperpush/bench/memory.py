@@ -18,8 +18,8 @@ from hyperpush.runs.run import StudyRun
 
 ESTIMATORS: dict[str, HypergradientEstimator] = {
     "HGP": hp.HGP(2, 2, 0.01),
-    "TrackedHGP": hp.TrackedHGP(2, 0.01, pushes=1, tolerance=None, acceleration=1),
-    "TrackedHGP by default": hp.TrackedHGP(10),
+    "TrackedHGP": hp.TrackedHGP(10),
+    "TreeCG": hp.TreeCG(10),
 }
 
 

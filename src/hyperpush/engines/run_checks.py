@@ -24,7 +24,7 @@ def check_repairable(program: Node, faulty: bool, trees: bool = False) -> None:
         return isinstance(node, Server) or (isinstance(node, Average) and not (trees and node.by == "tree"))
 
     if faulty and contains(program, fragile):
-        allowed = "reliable links, which averages that start anew, servers and votes require; or methods without them"
+        allowed = "reliable links: averages that start anew (HGP's), servers and votes on ending a loop require them"
         raise InvalidInput("faults", "links that lose messages", allowed)
 
 

@@ -61,6 +61,10 @@ class Automatic(HypergradientEstimator):
     def __check_init__(self):
         check_integer("Automatic.batch_size", self.batch_size, minimum=1, optional=True)
         check_positive("Automatic.tolerance", self.tolerance, optional=True)
+        if self.batch_size is not None and self.tolerance is not None:
+            raise InvalidInput(
+                "Automatic.tolerance", self.tolerance, "None with mini-batches, whose error is not measured"
+            )
 
     def on(self, network: Any, faults: Any = None, task: Any = None) -> Any:
         return self._choose(None if task is None else task.privacy)[0]

@@ -17,12 +17,13 @@ from hyperpush.errors import Diverged, InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.hgp import HGP
 from hyperpush.hypergradients.oracles import Pooled, as_float64
+from hyperpush.inner_residual import inner_residual
 from hyperpush.method import Target
 from hyperpush.networks import Network
 from hyperpush.programs import Context, Exchange, Node, Recipe, Repeat
 from hyperpush.results import Estimate
 from hyperpush.task import Task
-from hyperpush.verbs import check_call, hypergradient, inner_residual
+from hyperpush.verbs import check_call, hypergradient
 
 SERIES = 1e-4  # what the suggested number of steps leaves of HGP's series
 LENGTH = 1e-3  # of a finite difference, relative to the hypers

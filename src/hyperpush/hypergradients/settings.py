@@ -95,12 +95,20 @@ def largest_stretch(
 ) -> Float[Array, ""]:
     """About the norm of a linear map, by ten products with it and its transpose; a tenth is added for safety."""
 
+    def unit(tree: PyTree) -> tuple[PyTree, Float[Array, ""]]:
+        size = norm(tree)
+        return jax.tree.map(lambda leaf: leaf / jnp.where(size > 0, size, 1).astype(leaf.dtype), tree), size
+
     def once(_, held):
-        vector, _ = held
-        image = forward(vector)
-        vector = backward(image)
-        size = jnp.linalg.norm(vector)
-        return vector / jnp.where(size > 0, size, 1), jnp.asarray(optax.tree.norm(image), like.dtype)
+        image, size = unit(forward(held[0]))
+        return unit(backward(image))[0], size.astype(like.dtype)
 
     first = jax.random.normal(key, like.shape, like.dtype)
     return 1.1 * jax.lax.fori_loop(0, 10, once, (first / jnp.linalg.norm(first), jnp.zeros((), like.dtype)))[1]
+
+
+def norm(tree: PyTree) -> Float[Array, ""]:
+    """The Euclidean norm, also where squares would underflow or overflow."""
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(tree)]))
+    scale = jnp.where(largest > 0, largest, 1)
+    return scale * jnp.asarray(optax.tree.norm(jax.tree.map(lambda leaf: leaf / scale.astype(leaf.dtype), tree)))

@@ -6,7 +6,6 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
@@ -14,18 +13,16 @@ from hyperpush.checks import check_nonnegative, is_number
 from hyperpush.data.batches import everything
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.hypergradients.settings import largest_stretch, norm
 from hyperpush.method import Number
 from hyperpush.problem import Problem
 from hyperpush.programs import Context
-from hyperpush.programs.report import Report
+from hyperpush.programs.report import LARGEST, Report
 from hyperpush.status import Reason, Status
 
 Singular = Literal["refuse", "minimum-norm", "damping"]
 
-POWER_STEPS = 10  # for the norm of B_i; ten come within a few percent of it, and MARGIN covers that
-MARGIN = 1.1
 ROUNDING = 8  # curvatures below so many roundings of the largest are zero
-UNBOUNDED = 1e8  # ‖B_i‖/‖v_i‖ where v_i is zero; its fourth power fits float32
 
 
 class _HasDamping:
@@ -60,7 +57,7 @@ class SystemSolver(HypergradientEstimator, _HasDamping):
         return self.singular == "minimum-norm"
 
     def status(self, states: HypergradientState) -> Status:
-        used = "damping" if is_number(self.damping) and self.damping > 0 else self.singular
+        used = "damping" if not is_number(self.damping) or self.damping > 0 else self.singular
         return replace(super().status(states), singular=used)
 
 
@@ -82,25 +79,24 @@ def norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) 
     def multiply(q: Float[Array, " d"]) -> PyTree:
         return problem.jacobian_product(state.params, state.hyper, examples, back(q))
 
-    def once(_, held):
-        q, _ = held
-        image, pull = jax.vjp(multiply, q)
-        q = pull(image)[0]
-        size = jnp.linalg.norm(q)
-        return q / jnp.where(size > 0, size, 1), jnp.asarray(optax.tree.norm(image), vector.dtype)
+    def multiply_transposed(image: PyTree) -> Float[Array, " d"]:
+        return jax.vjp(multiply, vector)[1](image)[0]
 
-    first = jax.random.normal(ctx.key, vector.shape, vector.dtype)
-    first = first / jnp.linalg.norm(first)
-    return MARGIN * jax.lax.fori_loop(0, POWER_STEPS, once, (first, jnp.zeros((), vector.dtype)))[1]
+    return largest_stretch(multiply, multiply_transposed, vector, ctx.key)
 
 
-def sensitivity(reach: Float[Array, ""], direct: PyTree, value: PyTree, q: Float[Array, " d"]) -> Float[Array, ""]:
-    """The relative error of v_i = direct − B_i q per error of q: ‖B_i‖/‖v_i‖, with `reach` for ‖B_i‖."""
-    # Where terms cancel beyond half of the digits, the error is measured against the terms.
-    terms = optax.tree.norm(direct) + reach * jnp.linalg.norm(q)
-    scale = jnp.maximum(optax.tree.norm(value), jnp.sqrt(jnp.finfo(q.dtype).eps) * terms)
-    ratio = jnp.where(scale > 0, reach / jnp.where(scale > 0, scale, 1), UNBOUNDED)
-    return jnp.where(reach > 0, jnp.minimum(ratio, UNBOUNDED), 0)
+def scale_of(reach: Float[Array, ""], direct: PyTree, value: PyTree, q: Float[Array, " d"]) -> Float[Array, ""]:
+    """What the error of v_i = direct − B_i q is measured against, with `reach` for ‖B_i‖: the size of v_i.
+
+    Where terms cancel beyond half of the digits, it is measured against the terms.
+    """
+    return jnp.maximum(norm(value), jnp.sqrt(jnp.finfo(q.dtype).eps) * (norm(direct) + reach * norm(q)))
+
+
+def relative_error(reach: Float[Array, ""], scale: Float[Array, ""], away: Float[Array, ""]) -> Float[Array, ""]:
+    """The relative error of v_i where q is off by `away`: ‖B_i‖·away over its scale."""
+    error = reach * away
+    return jnp.where(scale > 0, jnp.minimum(error / jnp.where(scale > 0, scale, 1), LARGEST), jnp.sign(error) * LARGEST)
 
 
 def report_error(
@@ -122,7 +118,8 @@ def report_error(
     """
     if problem.private:
         return Report.of(Reason.FIXED_LENGTH)
-    relative = sensitivity(norm_of_jacobian(problem, before, ctx), direct, value, q) * error
+    reach = norm_of_jacobian(problem, before, ctx)
+    relative = relative_error(reach, scale_of(reach, direct, value, q), error)
     accepted = default_tolerance(q.dtype) if tolerance is None else 2 * tolerance
     short = jnp.where(ended, Reason.INACCURATE, Reason.LIMIT)
     reason = jnp.where(ill_posed, Reason.ILL_POSED, jnp.where(relative <= accepted, Reason.TOLERANCE, short))

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -22,6 +21,7 @@ from hyperpush.hypergradients.base import (
 from hyperpush.hypergradients.differences import DifferenceProblem, transposed_product
 from hyperpush.hypergradients.secants import Secants
 from hyperpush.hypergradients.settings import MOST_PUSHES, largest_curvature, largest_stretch, learn_settings
+from hyperpush.hypergradients.systems import relative_error, scale_of
 from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.problem import Problem
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
@@ -34,7 +34,6 @@ ROUNDING = 4  # times the rounding of the largest terms: what is left of a track
 FLAT = 10  # steps in a row through which the tracked gradient stays the same: the Hessian is singular
 FINEST = 1e3  # times rounding: no smaller relative error is asked for
 SOUND = 1e4  # times rounding: a relative error that is right where rounding allows no better
-UNBOUNDED = 1e8  # ‖B_i‖/‖v_i‖ where v_i is zero
 CAUTION = 1.3  # the smallest curvature may have fallen by so much since the outer step before
 
 
@@ -362,7 +361,7 @@ class TrackedHGP(HypergradientEstimator):
         q, slope = state.q, state.slope
         rise, curvature = jnp.linalg.norm(slope), secants.curvature(q, slope, floor)
         away = (rise + floor) / jnp.where(curvature > 0, curvature, 1) + jnp.linalg.norm(q - state.aim)
-        error = jnp.minimum(self._sensitivity(problem, state, ctx) * away, LARGEST)
+        error = self._error_of_result(problem, state, away, ctx)
         error = jnp.where(curvature > 0, error, jnp.where(rise > 0, LARGEST, 0))
         limited, stalled = rise <= floor, secants.since >= PATIENCE
         right = (error <= jnp.maximum(self.tolerance, FINEST * eps)) | ((limited | stalled) & (error <= SOUND * eps))
@@ -375,21 +374,19 @@ class TrackedHGP(HypergradientEstimator):
         reason, ended = jnp.asarray(reason, jnp.int32), right | ill | limited | stalled
         return replace(state, judgment=replace(judgment, error=error, reason=reason, ended=ended))
 
-    def _sensitivity(self, problem: Problem, state: _State, ctx: Context) -> Float[Array, ""]:
-        """‖B_i‖/‖v_i‖; on a private task, where each look at B_i costs a release, 1/‖q‖."""
+    def _error_of_result(
+        self, problem: Problem, state: _State, away: Float[Array, ""], ctx: Context
+    ) -> Float[Array, ""]:
+        """The relative error of v_i if q is so far `away`; that of q on a private task, where B_i costs releases."""
         assert state.judgment is not None
         q, reach = state.q, state.judgment.reach
-        size = jnp.linalg.norm(q)
         if problem.private:
-            return 1 / jnp.where(size > 0, size, 1)
+            size = jnp.linalg.norm(q)
+            return jnp.minimum(away / jnp.where(size > 0, size, 1), LARGEST)
         back, examples = ravel_pytree(state.params)[1], everything(ctx.data.train)
         product = problem.jacobian_product(state.params, state.hyper, examples, back(q))
-        # Where terms cancel beyond half of the digits, the error is measured against the terms.
-        terms = optax.tree.norm(state.direct) + reach * size
-        value = optax.tree.norm(jax.tree.map(jnp.subtract, state.direct, product))
-        scale = jnp.maximum(value, jnp.sqrt(jnp.finfo(q.dtype).eps) * terms)
-        ratio = jnp.where(scale > 0, reach / jnp.where(scale > 0, scale, 1), UNBOUNDED)
-        return jnp.where(reach > 0, jnp.minimum(ratio, UNBOUNDED), 0).astype(q.dtype)
+        value = jax.tree.map(jnp.subtract, state.direct, product)
+        return relative_error(reach, scale_of(reach, state.direct, value, q), away).astype(q.dtype)
 
     def _finish(self, problem: Problem, before: HypergradientState, state: _State, ctx: Context) -> HypergradientState:
         q = ravel_pytree(before.params)[1](state.q if state.mean is None else state.mean)

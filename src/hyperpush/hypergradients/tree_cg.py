@@ -14,25 +14,25 @@ from hyperpush.checks import check_integer, check_positive
 from hyperpush.data.batches import everything
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
 from hyperpush.hypergradients.ritz import Tridiagonal
+from hyperpush.hypergradients.settings import norm
 from hyperpush.hypergradients.systems import (
     ROUNDING,
-    UNBOUNDED,
     SystemSolver,
     default_tolerance,
     norm_of_jacobian,
     probe_of,
-    sensitivity,
+    scale_of,
 )
 from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.problem import Problem
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
-from hyperpush.programs.report import Report
+from hyperpush.programs.report import LARGEST, Report
 from hyperpush.status import Reason
 
 # What a client multiplies and all average in an iteration: the residual at x, or the next direction.
 RESIDUAL, DIRECTION, ENDED = range(3)
 RUNNING = -1  # no reason to end yet
-STALLED = 0.3  # a cycle that leaves more than this share of the residual has met rounding
+LITTLE_PROGRESS = 0.3  # a cycle that leaves more than this share of the residual has met rounding
 SHRUNK = 1e-3  # of the probe's residual, relative to the condition number: then its Ritz values have settled
 CAUTION = 1.3  # the smallest eigenvalue may have fallen by so much since the outer step before
 
@@ -97,11 +97,12 @@ class _State(eqx.Module):
     phase: Int[Array, ""]
     reason: Int[Array, ""]
     count: Int[Array, ""]  # iterations so far
-    smallest: Float[Array, ""]  # eigenvalue of the mean Hessian, as far as it is known
+    expected: Float[Array, ""]  # smallest eigenvalue of the mean Hessian, by the outer step before; 0: not known
+    smallest: Float[Array, ""]  # the same, as far as it was seen now; 0: not yet
     largest: Float[Array, ""]  # curvature of the clients' Hessians seen so far, in the mean
     drift: Float[Array, ""]  # what rounding may have added to the residual since it was computed anew
     begin: Float[Array, ""]  # size of the residual at the start of a cycle
-    ratio: Float[Array, ""]  # a bound of the largest ‖B_i‖/‖v_i‖
+    ratio: Float[Array, ""]  # the relative error of any v_i is at most so many times that of x
     error: Float[Array, ""]  # of v, relative, as estimated
 
 
@@ -117,16 +118,18 @@ class TreeCG(SystemSolver):
 
         max_i ‖B_i‖/‖v_i‖ · (‖r‖ + rounding)/θ,    r the residual,
 
-    and the method ends where this is below the tolerance. It says so where it cannot get there: a limit of steps, a
-    singular or indefinite Hessian (`"ill-posed"`), or a condition that rounding does not allow (`"inaccurate"`).
+    and the method ends where this is below the tolerance, or twice it when the residual is computed anew. Where the
+    terms of v_i cancel beyond half of the digits, the error is relative to the terms. It says so where it cannot get
+    there: a limit of steps, a singular or indefinite Hessian (`"ill-posed"`), or a condition that rounding does not
+    allow (`"inaccurate"`).
 
     **Use it** wherever links repeat and members trust each other: it is the default (`hp.Automatic`). **Avoid it** with
     mini-batches, on private tasks, and among members that distrust each other: who forwards in the tree sees its
     children's vectors and can falsify a sum. There take `TrackedHGP`.
 
     Args:
-        steps: Products with the Hessian at most, at least 1; at the limit the status says so. √κ·ln(2/ε)/2 reach an
-            error ε at condition number κ.
+        steps: Iterations at most, at least 1, of one or two products each; at the limit the status says so. About
+            √κ·ln(2/ε)/2 reach an error ε at condition number κ.
         tolerance: The largest relative error of any client's result to accept, above 0. None: 1e-5 in float64, 1e-3 in
             float32; the true error is usually ten times smaller or less.
         damping: Added to the diagonal of the mean Hessian, 0 or more. Above 0 it makes a singular Hessian positive
@@ -188,7 +191,7 @@ class TreeCG(SystemSolver):
             after = subtract_indirect(problem, before, state.direct, x, ctx)
             reason = jnp.where(state.reason == RUNNING, Reason.LIMIT, state.reason)
             error = jnp.where(reason == Reason.ILL_POSED, -1, state.error)
-            memory = before.memory and Memory(state.x, state.smallest)
+            memory = before.memory and Memory(state.x, _remembered(state))
             return replace(after, memory=memory, report=Report.of(reason, error))
 
         def drop_probe(state: _State, ctx: Context) -> _State:
@@ -233,11 +236,12 @@ class TreeCG(SystemSolver):
             phase=jnp.asarray(RESIDUAL, jnp.int32),
             reason=jnp.asarray(RUNNING, jnp.int32),
             count=jnp.zeros((), jnp.int32),
-            smallest=known.smallest / CAUTION,
+            expected=known.smallest / CAUTION,
+            smallest=zero,
             largest=zero,
             drift=zero,
             begin=zero,
-            ratio=zero + UNBOUNDED,
+            ratio=zero,
             error=zero - 1,
         )
 
@@ -293,10 +297,10 @@ class TreeCG(SystemSolver):
         """The residual computed anew: the end, or the start of another cycle."""
         residual = residual - self.damping * state.x
         size, first = jnp.linalg.norm(residual), state.begin == 0
-        error = state.ratio * (size + floor) / _positive(state.smallest)
+        error = _error(state, size + floor, state.smallest)
         solved = (~first & (error <= 2 * self._tolerance(residual))) | (size == 0)
         waits = solved & self._awaits_probe(state)
-        hopeless = ~first & ((size > STALLED * state.begin) | (size <= 3 * floor))
+        hopeless = ~first & ((size > LITTLE_PROGRESS * state.begin) | (size <= 3 * floor))
         reason = jnp.where(solved, Reason.TOLERANCE, jnp.where(hopeless, Reason.INACCURATE, state.reason))
         reason = jnp.where(waits, state.reason, reason)
         return replace(
@@ -317,7 +321,7 @@ class TreeCG(SystemSolver):
         smallest = _smaller(state.smallest, descent.ritz.smallest(floor))
         singular = singular | (smallest <= floor)
         drift = jnp.hypot(state.drift, rounding * length)
-        error = state.ratio * (descent.size + drift) / _positive(smallest)
+        error = _error(state, descent.size + drift, smallest)
         leave = (error <= self._tolerance(image)) | (descent.size <= 2 * drift)
         after = replace(
             state,
@@ -338,12 +342,13 @@ class TreeCG(SystemSolver):
         """Whether the probe may still find the Hessian singular.
 
         An outer gradient with few of its eigenvectors is dealt with before the others are seen. About 1/√d of the
-        probe is along any of them, and stays in its residual where there is no curvature.
+        probe is along any of them, and stays in its residual where there is no curvature. The outer step before has
+        seen to that already, if there was one.
         """
         if state.probe is None or self.ignores_flat:
             return jnp.zeros((), bool)
         hidden = 0.1 / jnp.sqrt(state.x.size) * state.probe.first
-        return state.probe.on & (state.probe.descent.size > hidden)
+        return state.probe.on & (state.probe.descent.size > hidden) & (state.expected == 0)
 
     def _tolerance(self, like: Array) -> Any:
         return default_tolerance(like.dtype) if self.tolerance is None else self.tolerance
@@ -373,9 +378,25 @@ def _message(state: _State, ctx: Context) -> tuple[Any, Array]:
         own = (jnp.linalg.norm(probed) / jnp.where(direction > 0, direction, 1)) ** 2
         largest = jnp.maximum(squared, jnp.where(state.probe.on, own, 0))
     value = jax.tree.map(jnp.subtract, state.direct, state.along_x)
-    ratio = sensitivity(state.reach, state.direct, value, state.x)
+    weighed, most = state.reach * norm(state.x), 1 / jnp.sqrt(jnp.finfo(state.x.dtype).eps)
+    scale = scale_of(state.reach, state.direct, value, state.x)  # at least `weighed` over `most`
+    ratio = jnp.where(weighed > 0, weighed / jnp.where(scale > 0, scale, 1), jnp.sign(state.reach) * most)
     image = jnp.where(at_residual, state.source - state.image, state.image)
     return (image, probed, squared, largest, ratio**4), jnp.ones(())
+
+
+def _error(state: _State, residual: Float[Array, ""], smallest: Float[Array, ""]) -> Float[Array, ""]:
+    """The relative error of any v_i, from the residual and the smallest eigenvalue; `ratio` belongs to x."""
+    away = residual / _positive(_smaller(state.expected, smallest))
+    size = norm(state.x)
+    error = jnp.minimum(state.ratio * away / jnp.where(size > 0, size, 1), LARGEST)
+    return jnp.where(size > 0, error, jnp.sign(state.ratio) * LARGEST)
+
+
+def _remembered(state: _State) -> Float[Array, ""]:
+    """The smallest eigenvalue for the next outer step. A run that saw little of it raises it by a little only."""
+    known = CAUTION * state.expected
+    return jnp.where(state.smallest > 0, _smaller(CAUTION * known, state.smallest), known)
 
 
 def _positive(number: Float[Array, ""]) -> Float[Array, ""]:

@@ -36,10 +36,11 @@ class Report(eqx.Module):
         return Report(zeros, jnp.full(shape, -1.0), zeros, zeros)
 
     def worst(self, other: "Report") -> "Report":
-        """The report of both."""
+        """The report of both. An error that is not known is worse than any other."""
+        known = ((self.error >= 0) | (self.runs == 0)) & ((other.error >= 0) | (other.runs == 0))
         return Report(
             jnp.maximum(self.reason, other.reason),
-            jnp.maximum(self.error, other.error),
+            jnp.where(known, jnp.maximum(self.error, other.error), -1),
             self.runs + other.runs,
             self.failed + other.failed,
         )

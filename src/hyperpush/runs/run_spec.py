@@ -54,7 +54,7 @@ def report(result: Result, sentence: spec.Spec, run: StudyRun) -> dict[str, Any]
     return found
 
 
-def history_rows(history: History | None) -> list[dict[str, float]]:
+def history_rows(history: object) -> list[dict[str, float]]:
     """The rows of a history, means over clients, without what is not finite."""
     if not isinstance(history, History):
         return []

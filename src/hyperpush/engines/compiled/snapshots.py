@@ -62,7 +62,8 @@ class History:
         found = {}
         for name, each in rows.items():
             exchanges = dict(zip(sorted(end.exchanges), each[:, 1:].T, strict=True))
-            found[name] = RowClock(each[:, 0], self.profile.floats(exchanges, clients), started)
+            floats = np.broadcast_to(self.profile.floats(exchanges, clients), len(each))  # 0 where nothing is sent
+            found[name] = RowClock(each[:, 0], floats, started)
         return found
 
 
