@@ -128,6 +128,18 @@ def test_one_hyper_for_all():
     assert found.costs.floats == 5 * (80 + 100 * 160) + 4 * 100
 
 
+def test_one_hyper_for_all_along_a_tree():
+    """Exact means on the outer level: on directed links and with Adam all hold the optimum, and the same numbers."""
+    made = quadratic(3, 1, common=True)
+    inner = hp.FedAvg(80, 0.4, averaging="tree")
+    adam = hp.optimizer("adam", learning_rate=hp.schedule("milestones", 0.1, (200, 300)))
+    method = hp.CDBO(inner, hp.TreeCG(), adam, 400, averaging="tree")
+    found = hp.solve(made, method, hp.networks.DirectedRing(3), key=0)
+    np.testing.assert_allclose(found.hyper, common_optimum(made), atol=1e-6)
+    np.testing.assert_array_equal(found.hypers, np.broadcast_to(found.hypers[0], (3, 3)))
+    assert found.status.converged is True
+
+
 def test_one_hyper_for_all_who_train_alone():
     """By tracking, on random links and with Adam; without it this ends 0.2 away."""
     made = quadratic(3, 1, common=True)

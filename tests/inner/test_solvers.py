@@ -110,9 +110,24 @@ def mean_task(owned):
     return hp.Task(inner=losses, outer=losses, params=0.0, hypers=0.0, train=owned, validation=owned)
 
 
-def test_fedavg_weighs_clients_by_their_data():
+def test_fedavg_along_a_tree_solves_the_inner_problem_on_directed_links():
+    """Gradient descent on the mean cost: it ends where the mean gradient is zero, which SGP at this rate does not."""
+    made, ring = quadratic(5, 0), hp.networks.DirectedRing(5)
+    first, hypers = jax.tree.map(np.asarray, (made.train, made.hypers))
+    linear = first["linear"] - np.einsum("nhd,nh->nd", first["coupling"], hypers)
+    solution = np.linalg.solve(first["hessian"].mean(0), linear.mean(0))
+    found = hp.train(made, hp.FedAvg(200, 0.3, averaging="tree"), ring, key=KEY)
+    np.testing.assert_allclose(found.params, np.broadcast_to(solution, found.params.shape), atol=1e-9)
+    assert np.abs(np.asarray(train(hp.SGP(1000, 0.3), ring, made).params) - solution).max() > 1e-3
+    # In a ring every client but the last sends a sum on, and every client but one the mean: params and the weight.
+    assert found.costs.rounds == 200 * 8
+    assert found.costs.floats <= 200 * 2 * (4 + 1)
+
+
+@pytest.mark.parametrize("averaging", ["server", "tree"])
+def test_fedavg_weighs_clients_by_their_data(averaging):
     task = mean_task([np.arange(3.0), np.arange(10.0, 11.0)])
-    found = train(hp.FedAvg(1, 1.0), hp.networks.FullyConnected(2), task).params
+    found = train(hp.FedAvg(1, 1.0, averaging=averaging), hp.networks.FullyConnected(2), task).params
     # A full step lands on each client's mean, 1 and 10; they weigh 3 and 1.
     np.testing.assert_allclose(found, [3.25, 3.25])
 

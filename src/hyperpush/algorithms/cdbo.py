@@ -1,7 +1,7 @@
 """CDBO: PDBO with one hyper that all clients agree on, by push-sum on the outer level."""
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from hyperpush.algorithms.base import track
 from hyperpush.algorithms.pdbo import PDBO, OuterState
-from hyperpush.programs import Context, Count, Exchange, Inbox, Local, MethodInfo, Node, Repeat, Sequence
+from hyperpush.programs import Average, Context, Count, Exchange, Inbox, Local, MethodInfo, Node, Repeat, Sequence
 
 
 class Shared(eqx.Module):
@@ -37,7 +37,8 @@ class CDBO(PDBO):
         not tracked:  z ← P(z + update(g)),  ω ← Pω
 
     Tracking is Push-DIGing (Nedić, Olshevsky and Shi, arXiv:1607.03218): it gives every client the mean gradient, so
-    hypers reach a stationary point of F̄ with any optimizer at any rate that converges.
+    hypers reach a stationary point of F̄ with any optimizer at any rate that converges. With `averaging="tree"` every
+    step takes exact means along a tree instead, λ ← mean(λ) + update(mean(g)): all clients hold the same hyper.
 
     **Use it** where one hyper has to suit all, on directed or changing networks. The task needs `common=True`. **Avoid
     it** where hypers may differ (`PDBO`), or if every client trains alone (`CDBOLocal`).
@@ -45,8 +46,9 @@ class CDBO(PDBO):
     Departures from "Personalized decentralized bilevel optimization over stochastic and directed networks", which
     proposes SGP on the outer level:
 
-    1. `tracked` is not in the paper. Without it half is sent, but a constant rate leaves an error of its order between
-       unlike clients. Optimizers that are not linear in the gradient, such as Adam, end elsewhere.
+    1. `tracked` and `averaging="tree"` are not in the paper. Without tracking half is sent, but a constant rate leaves
+       an error of its order between unlike clients. Optimizers that are not linear in the gradient, such as Adam, end
+       elsewhere.
 
     Args:
         inner: The inner solver, as in `PDBO`.
@@ -58,6 +60,7 @@ class CDBO(PDBO):
         remember: Let the estimator continue from what it found in the step before, as in `PDBO`.
         pushes: Rounds of push-sum per step, at least 1. More let the clients' hypers agree better.
         tracked: Whether clients track the mean hypergradient.
+        averaging: `"push"`, or `"tree"` among members that trust each other, which ignores `pushes` and `tracked`.
 
     Raises:
         InvalidInput: An option is out of range, or the pair of solver and estimator lowers nobody's cost.
@@ -91,8 +94,11 @@ class CDBO(PDBO):
 
     pushes: Count = eqx.field(static=True, default=1)
     tracked: bool = eqx.field(static=True, default=True)
+    averaging: Literal["push", "tree"] = eqx.field(static=True, default="push")
 
-    def start_consensus(self, hyper: PyTree) -> Shared:
+    def start_consensus(self, hyper: PyTree) -> Shared | None:
+        if self.averaging == "tree":
+            return None
         zeros = optax.tree.zeros_like(hyper) if self.tracked else None
         return Shared(hyper, jnp.ones(()), zeros, zeros)
 
@@ -100,9 +106,21 @@ class CDBO(PDBO):
         # Estimates of d_{λ_i} F̄ add up to the derivative by a common λ, those of the own cost average to it.
         adds_up = self.hypergradient.info.target == "global"
 
+        def own_gradient(state: OuterState, ctx: Context) -> PyTree:
+            return optax.tree.scale(ctx.clients if adds_up else 1, state.hypergradient)
+
+        def step(state: OuterState, means: tuple[PyTree, PyTree], mass: Float[Array, ""], ctx: Context) -> OuterState:
+            hyper, gradient = means
+            updates, optimizer = outer.update(gradient, state.optimizer, hyper)
+            return replace(state, hyper=optax.apply_updates(hyper, updates), optimizer=optimizer)
+
+        if self.averaging == "tree":
+            get = lambda state, ctx: ((state.hyper, own_gradient(state, ctx)), jnp.ones(()))  # noqa: E731
+            return Average(get, step, rounds=1, by="tree")
+
         def improve(state: OuterState, ctx: Context) -> OuterState:
             shared: Shared = state.shared
-            own = optax.tree.scale(ctx.clients if adds_up else 1, state.hypergradient)
+            own = own_gradient(state, ctx)
             gradient, scale = own, 1
             if self.tracked:
                 shared = replace(shared, tracker=track(shared.tracker, own, shared.last), last=own)

@@ -1,7 +1,7 @@
 """Mixtures by expectation and maximization: shared models, own proportions."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush.data.batches import Ragged, everything, open_batch
 from hyperpush.errors import InvalidInput
 from hyperpush.inner.base import Learner, solver_program
-from hyperpush.inner.fedavg import average_params
+from hyperpush.inner.fedavg import Averaging, average_params
 from hyperpush.method import MethodInfo
 from hyperpush.personalize.baselines.base import LocalEpochs
 from hyperpush.personalize.recipe import Losses, Recipe, losses
@@ -40,7 +40,7 @@ class FedEM(LocalEpochs):
         step_size: η, above 0; a number or a schedule by mini-batches, for plain SGD. None needs an `optimizer`.
         epochs: Local passes over the own examples per round, at least 1.
         batch_size: Examples per mini-batch; None takes one step on all examples per epoch.
-        averaging: `"server"`, or `"gossip"` with neighbors on an undirected network.
+        averaging: `"server"`, `"tree"` on any network, or `"gossip"` with neighbors on an undirected one.
         optimizer: `hp.optimizer(…)` or an Optax transformation instead of `step_size`. It keeps its memory between
             rounds.
 
@@ -69,7 +69,7 @@ class FedEM(LocalEpochs):
     )
     recipe: ClassVar[Recipe] = MTL()  # whose task it takes
 
-    averaging: Literal["server", "gossip"] = eqx.field(static=True, default="server")
+    averaging: Averaging = eqx.field(static=True, default="server")
 
     def check_task(self, task: Any) -> None:
         super().check_task(task)
