@@ -41,5 +41,5 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist docs/_build docs/reference
+	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist docs/_build docs/reference docs/results/papers.md
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

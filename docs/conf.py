@@ -7,6 +7,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
 
+from hyperpush.studies import papers
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
 
@@ -104,9 +106,13 @@ def write_page(path: Path, module: str, title: str, summary: str, names: list[st
     lines += ["```{eval-rst}", ".. autosummary::", "   :toctree: generated", "   :nosignatures:", ""]
     lines += [f"   {module}.{name}" for name in names]
     lines += ["```", ""]
-    text = "\n".join(lines)
+    write_if_new(path, "\n".join(lines))
+
+
+def write_if_new(path: Path, text: str) -> None:
     if not path.exists() or path.read_text(encoding="utf-8") != text:  # an unchanged page is not built again
         path.write_text(text, encoding="utf-8")
 
 
 write_reference()
+write_if_new(HERE / "results" / "papers.md", papers.page())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,6 +50,17 @@ def test_list_methods_prints_what_they_declare(call):
     assert all(text in out for text in ("HGP", "two-way", "through the steps of SGP", "Terashita"))
 
 
+def test_papers_prints_commands_and_numbers_side_by_side(call):
+    code, out, _ = call("papers")
+    assert code == 0
+    assert re.search(r"E\.table1 .* personalize ", out)
+    assert re.search(r"C\.figure2 .* not reproduced: an illustration", out)
+    code, out, _ = call("papers", "B.table4")
+    assert code == 0
+    assert "\n    hyperpush run influence\n" in out
+    assert re.search(r"logistic +│ 0.99 +│ 0.998 +│ 1.00 +│ 1.00", out)
+
+
 def test_bench_runs_like_an_experiment(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "hyperpush.bench", SimpleNamespace(BENCHES={"tiny": TINY}))
     code, out, _ = call("bench", "tiny", "-s", "steps=1", "--json")
@@ -87,6 +99,7 @@ def test_show_prints_a_file_that_runs(call, tmp_path):
     [
         (["run", "tinny"], "experiment: got 'tinny'; allowed: tiny (did you mean 'tiny'?)"),
         (["show", "TrakedHGP"], "did you mean 'TrackedHGP'?"),
+        (["papers", "E.tabel4"], "did you mean 'E.table4'?"),
         (["run", "tiny", "-s", "stpes=3"], "did you mean 'steps'?"),
         (["run", "tiny", "-s", "steps=many"], "steps: got 'many'; allowed: a valid integer"),
         (["run", "tiny", "-s", "steps=101"], "steps: got 101; allowed: less than or equal to 100"),
@@ -154,7 +167,7 @@ def test_help_list_show_and_completion_load_no_jax(tmp_path):
 
     assert run("--help")[-1] == "[]"
     assert "jax" in run("list")[-1]  # the first one makes the index
-    assert run("list")[-1] == run("list", "--methods")[-1] == run("show", "HGP")[-1] == "[]"
+    assert run("list")[-1] == run("list", "--methods")[-1] == run("show", "HGP")[-1] == run("papers")[-1] == "[]"
     completing = {"_HYPERPUSH_COMPLETE": "complete_bash", "COMP_WORDS": "hyperpush show Track", "COMP_CWORD": "2"}
     assert run(**completing) == ["TrackedHGP", "[]"]
 

@@ -5,7 +5,7 @@ Commands import what they run when they run, so that `--help`, completion, `list
 
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +13,11 @@ import typer
 from rich.console import Console
 
 from hyperpush.cli.index import COLUMNS, load_index
+from hyperpush.cli.output import holds_failure, print_json, print_papers, print_table
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.imports import plain_name
 from hyperpush.runs.report.tables import table
+from hyperpush.studies.papers import items
 from hyperpush.version import __version__
 
 if TYPE_CHECKING:
@@ -87,10 +89,10 @@ def list_(
     index = load_index()
     if methods:
         for title, rows in index["methods"].items():
-            _print_table(title, COLUMNS, rows)
+            print_table(title, COLUMNS, rows)
     else:
-        _print_table("studies", ("name", "summary"), index["studies"])
-        _print_table("networks", ("name", "class", "summary"), index["networks"])
+        print_table("studies", ("name", "summary"), index["studies"])
+        print_table("networks", ("name", "class", "summary"), index["networks"])
 
 
 @app.command()
@@ -105,6 +107,17 @@ def show(
     if plain_name(name) not in index["options"]:
         raise unknown("name", name, index["names"])
     print(index["options"][plain_name(name)], end="")
+
+
+@app.command()
+def papers(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Such as E, E.1 or E.table1.", autocompletion=lambda: list(items())),
+    ] = None,
+) -> None:
+    """List the papers' figures, tables and theorems, or print one: commands, published numbers and ours."""
+    print_papers(name)
 
 
 @app.command()
@@ -174,7 +187,7 @@ def sweep(
     asked += [] if seeds is None else [f"sweep.seeds={seeds}"]
     result, folder = sweep(load(what, [*(overrides or []), *asked], registry.experiments()), out)
     print("sweep:", folder, file=sys.stderr)
-    _print_json({**result, "run": folder}, as_json)
+    print_json({**result, "run": folder}, as_json)
     if result["failed"]:
         raise typer.Exit(1)
 
@@ -194,16 +207,16 @@ def plan(
     experiment, config = load_config(what, overrides or [], registry.experiments())
     found = plan_run(experiment, config, processes)
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     names = list(found["pieces"][0]) if found["pieces"] else []
     rows = [[piece[name] for name in names] for piece in found["pieces"]]
-    _print_table(f"{experiment.name}, {processes} processes", [name.replace("_", " ") for name in names], rows)
+    print_table(f"{experiment.name}, {processes} processes", [name.replace("_", " ") for name in names], rows)
     shown = ("rounds", "floats", "megabytes_per_process")
     totals = [*((name.replace("_", " "), found[name]) for name in shown), *found["epsilon"].items()]
     if found["stopped"]:
         totals.append(("not planned further", found["stopped"]))
-    _print_table("together", ("quantity", "about"), totals)
+    print_table("together", ("quantity", "about"), totals)
     if found["assumes"]:
         print(found["assumes"])
 
@@ -219,7 +232,7 @@ def data(
 
     if action is None:
         columns = ("name", "data", "files in $HYPERPUSH_DATA, plain, .gz or .xz", "there", "download")
-        _print_table("data sets", columns, import_with_extras("hyperpush.studies.data.catalog").entries())
+        print_table("data sets", columns, import_with_extras("hyperpush.studies.data.catalog").entries())
     elif action != "get":
         raise unknown("data", action, ["get"])
     else:
@@ -276,7 +289,7 @@ def peer(
     deployment = read(config, overrides or [])
     result = run_peer(deployment, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
     print("done:", folder_of(deployment, name, config.parent), file=sys.stderr)
-    _print_json(result, as_json)
+    print_json(result, as_json)
 
 
 @app.command()
@@ -308,7 +321,7 @@ def swarm(
     with live:
         result = swarms.swarm(deployment, count, folder, secure=not plain, seconds=seconds, show=show, **kills)
     print("run:", folder, file=sys.stderr)
-    _print_json(result, as_json)
+    print_json(result, as_json)
 
 
 def _policy(minutes: float | None, rounds: int | None) -> Any:
@@ -337,17 +350,10 @@ def _report(result: dict[str, Any], run: "StudyRun", as_json: bool, strict: bool
     for path in run.figures:
         print("figure:", path, file=sys.stderr)
     print("run:", run.path, file=sys.stderr)
-    _print_json({**result, "run": run.path}, as_json)
-    if strict and _holds_failure(result):
+    print_json({**result, "run": run.path}, as_json)
+    if strict and holds_failure(result):
         print("not converged (--strict)", file=sys.stderr)
         sys.exit(NOT_CONVERGED)
-
-
-def _holds_failure(result: Any) -> bool:
-    """Whether a status anywhere in a result says that something did not converge."""
-    if isinstance(result, Mapping):
-        return result.get("converged") is False or any(map(_holds_failure, result.values()))
-    return isinstance(result, list | tuple) and any(map(_holds_failure, result))
 
 
 def _together(processes: int | None, coordinator: str | None, process: int | None) -> None:
@@ -371,19 +377,6 @@ def _together(processes: int | None, coordinator: str | None, process: int | Non
         raise InvalidInput("--coordinator", given, "--processes N and --process I, from 0 to N - 1, besides")
     else:
         join(coordinator, processes, process)
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    # A pipe has no width to fit into.
-    names = [name.replace("_", " ") for name in columns]
-    Console(width=None if sys.stdout.isatty() else 200).print(table(title, names, rows))
-
-
-def _print_json(result: Mapping[str, Any], asked: bool = True) -> None:
-    from hyperpush.runs.events import to_json
-
-    if asked:
-        print(to_json(result))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -24,14 +24,11 @@ from hyperpush.studies.data.sources import Dataset, available, load
 from hyperpush.studies.influence.config import InfluenceStudy
 from hyperpush.studies.influence.wrong_labels import RATE, hunt_wrong_labels, l2
 from hyperpush.studies.models.cnn import CNN, INFLUENCE
+from hyperpush.studies.papers import items
 from hyperpush.task import Task
 
 MILESTONES = (0.6, 0.8, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99, 0.998, 0.9998)  # of the steps: the rate falls tenfold
-PAPER = {  # table 4 there, by model and whether mini-batches were used
-    ("logistic", False): {"r2": 0.99, "f1": 1.00},
-    ("cnn", False): {"r2": 0.53, "f1": 1.00},
-    ("cnn", True): {"r2": 0.41, "f1": 0.91},
-}
+PAPER = items()["B.table4"].published
 TIMED = 5  # runs of each kind, of which the median counts
 AGREEMENT = ("r2", "f1", "kendall", "spearman")
 
@@ -173,7 +170,7 @@ def _case(config: InfluenceStudy, run: StudyRun, task: Task, network: Network, b
     def predict(scores: Influence) -> np.ndarray:
         return np.array([scores.examples[client][number] for client, number in places])
 
-    predicted = predict(found)
+    predicted, kind = predict(found), config.model + ", mini-batches" * bool(batch)
     case = {
         "batch": batch,
         "examples": [len(own) for own in found.examples],
@@ -181,7 +178,7 @@ def _case(config: InfluenceStudy, run: StudyRun, task: Task, network: Network, b
         "curvature": None if found.curvature is None else found.curvature._asdict(),
         "warnings": found.warnings,
         **influence.agreement(predicted, actual),
-        "paper": PAPER.get((config.model, bool(batch))),
+        "paper": {name: float(cells[kind]) for name, cells in PAPER.items() if kind in cells} or None,
         "pairs": np.stack([predicted, actual], 1),
         "rounds": found.estimate.costs.rounds,
         "floats_per_client": found.estimate.costs.floats,
