@@ -3,6 +3,7 @@
 The jaxtyping option in pyproject.toml has every signature of the package checked by beartype.
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -23,6 +24,13 @@ os.environ["HYPERPUSH_CACHE"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
     Path(__file__).parents[1] / ".pytest_cache" / "jax"
 )
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+
+
+def pytest_collection_finish(session):
+    """Collect garbage rarely: there is little, and every collection looks at all that JAX keeps of its traces."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+
 
 MAPS = Path("/proc/self/maps")
 MOST_MAPS = 25_000  # Linux allows a process 65,530 mappings; XLA crashes when it gets no more

@@ -32,6 +32,9 @@ class System(NamedTuple):
 
     @property
     def task(self) -> hp.Task:
+        return self.with_cost(inner)
+
+    def with_cost(self, inner) -> hp.Task:
         def of_clients(array):
             return jnp.asarray(array[:, None], jnp.zeros(()).dtype)  # one example each
 
@@ -51,8 +54,12 @@ class System(NamedTuple):
 
     def error(self, value) -> float:
         """The largest relative error of any client."""
-        truth = self.hypergradients()
-        return float(np.max(np.linalg.norm(value - truth, axis=1) / np.linalg.norm(truth, axis=1)))
+        return relative_error(value, self.hypergradients())
+
+
+def relative_error(value, truth) -> float:
+    """The largest of any client."""
+    return float(np.max(np.linalg.norm(value - truth, axis=1) / np.linalg.norm(truth, axis=1)))
 
 
 def system(kind: str, seed: int = 0, n: int = 6, d: int = 12, hypers: int = 5) -> System:
@@ -69,11 +76,13 @@ def system(kind: str, seed: int = 0, n: int = 6, d: int = 12, hypers: int = 5) -
         hessians = noise + (hessians if least is None else definite(random, d, least, 1))
     if kind == "zero clients":
         hessians[: n // 3] = 0
-    mean = hessians.mean(0)
-    values, vectors = np.linalg.eigh(mean)
-    if kind in ("singular", "indefinite"):
-        share = 1.0 if kind == "singular" else 1.3
-        hessians = hessians - share * values[0] * np.outer(vectors[:, 0], vectors[:, 0])
+    if kind == "low rank":
+        rows = random.normal(size=(n, 2, d))
+        hessians = np.einsum("nki,nkj->nij", rows, rows)
+        hessians += 1e-4 * np.linalg.norm(hessians.mean(0), 2) * np.eye(d)
+    values, vectors = np.linalg.eigh(hessians.mean(0))
+    less = {"condition 1e6": 1 - 1e-6, "singular": 1.0, "indefinite": 1.3}.get(kind, 0.0)  # of the smallest eigenvalue
+    hessians = hessians - less * values[0] * np.outer(vectors[:, 0], vectors[:, 0])
     sources = random.normal(size=(n, d))
     return System(hessians, sources, random.normal(size=(n, hypers, d)), random.normal(size=(n, hypers)))
 

@@ -77,7 +77,7 @@ class Listeners:
 
     def rows(self, loop: str, iterations: list[int], records: Any) -> None:
         """Tell rows as they come; of several processes, every one gets the rows of all clients."""
-        records = processes.gathered(records)
+        records = processes.gather(records)
         self.told[loop] += len(iterations)
         for place, step in enumerate(iterations):
             row = jax.tree.map(lambda leaf, place=place: np.asarray(leaf[place]), records)

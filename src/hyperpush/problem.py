@@ -14,7 +14,7 @@ from hyperpush.checks import check_nonnegative
 from hyperpush.data.batches import Batch, BatchCost, open_batch
 from hyperpush.errors import InvalidInput
 from hyperpush.programs import Node
-from hyperpush.programs.counting import marked
+from hyperpush.programs.counting import mark
 
 Cost = Callable[[PyTree, PyTree, PyTree], Float[Array, "..."]]  # (params, hyper, batch) -> losses, or one scalar
 Penalty = Callable[[PyTree, PyTree], Float[Array, ""]]  # (params, hyper) -> a scalar
@@ -148,24 +148,24 @@ class Problem(eqx.Module):
     def inner_gradient(self, params: PyTree, hyper: PyTree, batch: PyTree) -> PyTree:
         """∂_x f."""
         gradient = jax.grad(self.inner_cost)(params, hyper, batch)
-        return marked("gradients", gradient, "train", derivative="hessian_products")
+        return mark("gradients", gradient, "train", derivative="hessian_products")
 
     def outer_gradients(self, params: PyTree, hyper: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """(∂_x F, ∂_λ F)."""
-        return marked("gradients", jax.grad(self.outer_cost, argnums=(0, 1))(params, hyper, batch), self.outer_on)
+        return mark("gradients", jax.grad(self.outer_cost, argnums=(0, 1))(params, hyper, batch), self.outer_on)
 
     def products(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
         """(∂²_xx f · vector, ∂²_λx f · vector) in one forward-over-reverse pass."""
         along_x, along_hyper = self._product((0, 1), params, hyper, batch, vector)
-        return marked("hessian_products", along_x, "train"), marked("jacobian_products", along_hyper, "train")
+        return mark("hessian_products", along_x, "train"), mark("jacobian_products", along_hyper, "train")
 
     def hessian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
         """∂²_xx f · vector."""
-        return marked("hessian_products", self._product(0, params, hyper, batch, vector), "train")
+        return mark("hessian_products", self._product(0, params, hyper, batch, vector), "train")
 
     def jacobian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
         """∂²_λx f · vector."""
-        return marked("jacobian_products", self._product(1, params, hyper, batch, vector), "train")
+        return mark("jacobian_products", self._product(1, params, hyper, batch, vector), "train")
 
     def gauss_newton(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Callable[[PyTree], PyTree]:
         """v ↦ R'ᵀ ℓ'' R' v for a cost given as (model, loss), linearized once for many v; penalties keep their Hessian.
@@ -186,7 +186,7 @@ class Problem(eqx.Module):
             if penalty is not None:
                 along = jax.grad(lambda x, penalty=penalty: penalty(self.whole(x), hyper))
                 total = jax.tree.map(jnp.add, total, jax.jvp(along, (params,), (vector,))[1])
-            return marked("hessian_products", total, "train")
+            return mark("hessian_products", total, "train")
 
         return product
 

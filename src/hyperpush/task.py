@@ -177,14 +177,14 @@ class Task:
             tree = jax.tree.map(jnp.asarray, start.tree)
             return tree if self.owner is None else jax.tree.map(lambda leaf: leaf[self.owner], tree)
 
-        def filled(leaf: Any) -> Any:
+        def fill(leaf: Any) -> Any:
             if not isinstance(leaf, PerExample):
                 return leaf
             if leaf.counts is not None and self.owner is None:
                 self._check_counts(leaf.counts)
             return jnp.full(sets.rows(self.data.train, self.owner is not None), leaf.start, jnp.zeros(()).dtype)
 
-        tree = jax.tree.map(filled, start, is_leaf=is_per_example)
+        tree = jax.tree.map(fill, start, is_leaf=is_per_example)
         if self.owner is not None:
             return tree
         if processes.count() > 1 and self.clients % jax.device_count() == 0:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from hyperpush.algorithms.base import Algorithm, BilevelState
 from hyperpush.algorithms.stopping import check_choice
 from hyperpush.checks import no_type_check
+from hyperpush.checks.verbs import check_call
 from hyperpush.engines.simulate import evaluate
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.method import Configured, Method
@@ -22,7 +23,7 @@ from hyperpush.problem import Cost
 from hyperpush.programs import Data, HypergradientEstimator, InnerSolver, InnerState, Recipe, everything, program_of
 from hyperpush.results import table
 from hyperpush.task import Task
-from hyperpush.verbs import check_call, known_links, last_point, run_keys
+from hyperpush.verbs import known_links, last_point, run_keys
 
 LARGE = 50_000_000  # numbers of all clients' params that are computed side by side; beyond, one after the other
 

@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
 from hyperpush.checks import check_integer, no_type_check
-from hyperpush.checks.verbs import check_batch_size, check_engine, check_key, check_method, check_network, check_task
+from hyperpush.checks.verbs import check_call, check_common, check_hypers, check_key
 from hyperpush.engines.base import Engine
 from hyperpush.engines.result import Recorder, Recorders, RunResult, recorders_of
 from hyperpush.engines.simulate import Simulate
@@ -28,7 +28,6 @@ from hyperpush.recording import Metrics, history_of, recorder, rows_apart
 from hyperpush.results import Costs, Estimate, Result, Solution, Training, over_seeds
 from hyperpush.runs.fingerprint import fingerprint
 from hyperpush.runs.saving import describe, keep
-from hyperpush.settings import keep_compiled_code
 from hyperpush.status import Status
 from hyperpush.task import Point, Task
 
@@ -156,9 +155,8 @@ def train(
         >>> print(trained.params.round(3))
         [2. 2. 2.]
     """
-    call = _Call(
-        train, task, method, network, check_call(task, method, InnerSolver, network, key, engine), engine, hooks
-    )
+    key = check_call(task, method, InnerSolver, network, key, engine)
+    call = _Call(train, task, method, network, key, engine, hooks)
     if seeds is not None or save is not None:
         return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every)
     recorders = {}
@@ -234,7 +232,7 @@ def hypergradient(
     call = _Call(hypergradient, task, method, network, key, engine, hooks)
     if seeds is not None or save is not None:
         return call.repeat_or_keep(seeds, save, throw, links=links, record=record)
-    _check_hypers(task)
+    check_hypers(task)
     if record is not None and not isinstance(record, Mapping):
         raise InvalidInput("record", record, 'a dict of functions by loop, such as {"HGP": f}')
     if method.trains and task.point is not None:
@@ -314,8 +312,8 @@ def solve(
     call = _Call(solve, task, method, network, key, engine, hooks)
     if seeds is not None or save is not None:
         return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every)
-    _check_hypers(task)
-    _check_common(task, method)
+    check_hypers(task)
+    check_common(task, method)
     steps = method.steps
     every = rows_apart(steps) if every is None else check_integer("every", every, minimum=1)
     links = known_links(call.adapted, network, last_point(task, network), task)
@@ -334,45 +332,6 @@ def solve(
     if residual is not None and method.nested:
         status = status.at(residual)
     return Solution(after, status, costs, params, found.hyper, history, best).check(throw)
-
-
-# ------------------------------------------------------------------------------- checks
-
-
-def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engine: Any = Simulate()) -> PRNGKeyArray:
-    """Refuse arguments of the wrong kind, and those that do not fit each other; returns the key."""
-    keep_compiled_code()
-    check_task(task)
-    check_method(method, kind)
-    check_engine(engine, task)
-    check_network(network, task, method)
-    task.check()
-    method.check_task(task)
-    for part in (method, *method.parts()):
-        check_batch_size(part, task)
-    if task.privacy is not None:
-        budget(task, method.on(network, engine.lossy, task))  # refuses what lets data out
-    return check_key(key)
-
-
-def _check_hypers(task: Task) -> None:
-    if not task.uses_hypers and not task.joint:
-        given = "hypers that no cost or penalty contains"
-        raise InvalidInput("task.hypers", given, "an inner cost, outer cost or penalty that depends on its hyper")
-
-
-def _check_common(task: Task, method: Algorithm) -> None:
-    """Refuse an algorithm whose hypers agree for a task whose hypers are personal, and the reverse."""
-    from hyperpush.registry import registered  # the registry imports every method
-
-    agree = bool(method.info.fixed_point)
-    if agree == task.common:
-        return
-    fits = [name for name, each in registered("algorithms").items() if bool(each.info.fixed_point) == task.common]
-    name = type(method).__name__
-    what = "makes all hypers agree" if agree else "gives every client hypers of its own"
-    ask = "hp.Task(…, common=True)" if agree else "common=False"
-    raise InvalidInput("task.common", task.common, f"{ask} for {name}, which {what}; or one of {', '.join(fits)}")
 
 
 # ------------------------------------------------------------------- keys, links, status

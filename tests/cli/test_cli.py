@@ -23,6 +23,7 @@ from hyperpush.studies.quickstart.config import EXPERIMENT as QUICKSTART
 @pytest.fixture
 def call(monkeypatch, tmp_path, capsys):
     """Run a command where `tiny` is the only experiment; returns exit code, stdout and stderr."""
+    load_index()  # kept for all tests: it must not be made while `tiny` is the only one
     monkeypatch.setattr(registry, "experiments", lambda: {"tiny": TINY})
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)

@@ -54,13 +54,13 @@ def test_what_others_hold_is_not_overwritten():
 def test_chunks_that_overwrite_compute_the_same_and_leave_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "LARGE", 0)
     given = []
-    compiled = chunks._compiled
+    compiled = chunks._call_jitted
 
     def noting(arguments, donated):
         given.extend([] if donated is None else [jax.tree.leaves(donated)])
         return compiled(arguments, donated)
 
-    monkeypatch.setattr(chunks, "_compiled", noting)
+    monkeypatch.setattr(chunks, "_call_jitted", noting)
     with Journal(Store(tmp_path, print), Policy(None, 20)).active():
         found = run()
     assert len(given) > 1

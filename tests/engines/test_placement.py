@@ -17,49 +17,49 @@ NETWORK = hp.networks.RandomDirected(CLIENTS, probability=(0.4, 0.8))
 NOTHING = jnp.zeros((CLIENTS, 1))
 
 
-@pytest.fixture(params=[2, 4], ids=["even", "padding"])
+TYPES = {"float": jnp.float32, "half": jnp.bfloat16, "int": jnp.int32}
+NUMBERS = np.random.default_rng(0).integers(0, 9, (len(TYPES), CLIENTS, WIDTH))
+SENT = {name: jnp.asarray(numbers, dtype) for (name, dtype), numbers in zip(TYPES.items(), NUMBERS, strict=True)}
+FOUND = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), SENT)
+
+
+@pytest.fixture(params=[2, 4], ids=["even", "padding"], scope="module")
 def devices(request):
     return jax.devices()[: request.param]
 
 
-@pytest.fixture(params=["rows", "sliced", "sums"])
-def path(request, monkeypatch):
-    if request.param == "sliced":
-        monkeypatch.setattr(placement, "SLICE_NUMBERS", 70)  # 8 or 11 columns at a time
-    if request.param == "sums":
-        monkeypatch.setattr(placement, "FEW", 1)
+@pytest.fixture(params=["rows", "sliced", "sums"], scope="module")
+def path(request):
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == "sliced":
+            patched.setattr(placement, "SLICE_NUMBERS", 70)  # 8 or 11 columns at a time
+        if request.param == "sums":
+            patched.setattr(placement, "FEW", 1)
+        jax.clear_caches()
+        yield
     jax.clear_caches()
-    yield request.param
-    jax.clear_caches()
 
 
-def message(dtype):
-    numbers = np.random.default_rng(0).integers(0, 9, (CLIENTS, WIDTH))
-    return jnp.asarray(numbers, dtype)
+def as_float(message):
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), message)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32], ids=["float", "half", "int"])
-def test_an_exchange(devices, path, dtype):
-    def receive(state, inbox, ctx):
-        return state[0], inbox.total.astype(jnp.float32)
+def run(program, devices, names):
+    start = tuple({name: part[name] for name in names} for part in (SENT, FOUND))
+    return Shard(devices).run(program, NETWORK, start, NOTHING, KEY).states[1]
 
-    once = Exchange(lambda s, ctx: s[0], receive)
-    sent = message(dtype)
-    found = Shard(devices).run(once, NETWORK, (sent, jnp.zeros((CLIENTS, WIDTH))), NOTHING, KEY).states[1]
+
+def test_an_exchange(devices, path):
+    once = Exchange(lambda s, ctx: s[0], lambda s, inbox, ctx: (s[0], as_float(inbox.total)))
     mixing = np.array(matrix(NETWORK, keys.network_key(KEY), 0))
     np.fill_diagonal(mixing, 0)
-    half = dtype == jnp.bfloat16
-    np.testing.assert_allclose(found, mixing @ np.asarray(sent, np.float32), rtol=1e-2 if half else 1e-5, atol=1e-6)
+    for name, found in run(once, devices, TYPES).items():
+        rtol = 1e-2 if name == "half" else 1e-5
+        np.testing.assert_allclose(found, mixing @ np.asarray(SENT[name], np.float32), rtol=rtol, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float", "half"])
-def test_an_average_that_is_one_product(devices, path, dtype):
-    average = Average(
-        lambda s, ctx: (s[0], jnp.ones(())),
-        lambda s, mean, mass, ctx: (s[0], mean.astype(jnp.float32)),
-        rounds=60,
-    )
-    sent = message(dtype)
-    found = Shard(devices).run(average, NETWORK, (sent, jnp.zeros((CLIENTS, WIDTH))), NOTHING, KEY).states[1]
-    mean = np.broadcast_to(np.asarray(sent, np.float32).mean(0), found.shape)
-    np.testing.assert_allclose(found, mean, rtol=2e-2 if dtype == jnp.bfloat16 else 1e-4)
+def test_an_average_that_is_one_product(devices, path):
+    average = Average(lambda s, ctx: (s[0], jnp.ones(())), lambda s, mean, mass, ctx: (s[0], as_float(mean)), rounds=60)
+    for name, found in run(average, devices, ("float", "half")).items():
+        mean = np.broadcast_to(np.asarray(SENT[name], np.float32).mean(0), found.shape)
+        np.testing.assert_allclose(found, mean, rtol=2e-2 if name == "half" else 1e-4)

@@ -1,23 +1,27 @@
 """What every registered hypergradient estimator has to do. A new one is tested by being there."""
 
-import dataclasses
-import tomllib
 from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tomli_w
+from common_suite import CLIENTS, ENGINE, CommonSuite, compiled  # noqa: F401
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
-from hyperpush.registry import build, registered, table
+from hyperpush.registry import registered
 
-CLIENTS, EXAMPLES, SIZE = 4, 6, 3
-METHODS = {name: each.example() for name, each in registered("hypergradients").items()}
-ENGINES = {"batched": hp.Simulate(clients_per_batch=2), "shard": hp.Shard(devices=2), "threads": hp.Threads()}
-pytestmark = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+EXAMPLES, SIZE = 6, 3
+EXAMPLE = {name: each.example() for name, each in registered("hypergradients").items()}
+# Few steps, of mini-batches where there are any: all engines have to draw the same ones.
+QUICK = {"steps": 5, "pushes": 2, "batch_size": 2}
+METHODS = {
+    name: method.with_options(**{option: QUICK[option] for option in QUICK.keys() & method.options().keys()})
+    for name, method in EXAMPLE.items()
+    if name != "Automatic"
+}
+METHODS["Automatic"] = EXAMPLE["Automatic"]  # of mini-batches it takes TrackedHGP, for hundreds of steps
 
 
 def losses(x, log_rate, batch):
@@ -70,71 +74,24 @@ def closed_form():
     return x, np.linalg.eigvalsh(hessian)[-1] / CLIENTS, value
 
 
-@cache
-def estimate(method, engine=None):
-    kind = hp.networks.RandomUndirected if method.info.network == "undirected" else hp.networks.RandomDirected
-    return hp.hypergradient(task(), method, kind(CLIENTS), key=3, engine=engine or hp.Simulate())
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+class TestEstimators(CommonSuite):
+    @staticmethod
+    def run(method, engine=ENGINE, network=None):
+        kind = hp.networks.RandomUndirected if method.info.network == "undirected" else hp.networks.RandomDirected
+        return hp.hypergradient(task(), method, network or kind(CLIENTS), key=3, engine=engine)
+
+    @staticmethod
+    def values(result):
+        return result.value
+
+    def test_mini_batches_are_drawn(self, method):
+        if getattr(method, "batch_size", None) is not None:
+            everything = self.reference(method.with_options(batch_size=None))
+            assert np.abs(self.reference(method).value - everything.value).max() > 1e-4
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_engines_agree(method, engine):
-    expected, found = estimate(method), estimate(method, engine)
-    assert np.linalg.norm(expected.value) > 0.1  # zeros would agree, too
-    np.testing.assert_allclose(found.value, expected.value, rtol=1e-4, atol=1e-5)
-    assert found.costs == expected.costs
-
-
-def test_mini_batches_are_the_same_on_every_engine(method):
-    if not hasattr(method, "batch_size"):
-        pytest.skip("it takes all examples")
-    method = method.with_options(batch_size=2)
-    expected, found = estimate(method), estimate(method, hp.Threads())
-    np.testing.assert_allclose(found.value, expected.value, rtol=1e-4, atol=1e-5)
-    assert np.abs(expected.value - estimate(method.with_options(batch_size=None)).value).max() > 1e-4
-
-
-def test_the_same_key_gives_the_same_bits_and_a_new_number_compiles_nothing(method):
-    expected, compiled = estimate(method), []
-
-    def listen(event, duration_secs, **kwargs):
-        compiled.extend([event] * event.endswith("backend_compile_duration"))
-
-    other = jax.tree.map(lambda leaf: 0.9 * leaf if isinstance(leaf, float) else leaf, method)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        again, changed = estimate.__wrapped__(method), estimate.__wrapped__(other)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-    assert compiled == []
-    np.testing.assert_array_equal(again.value, expected.value)
-    assert np.all(changed.value == expected.value) == (other == method or not any(_steps(method)))
-
-
-def _steps(method):
-    """Numbers that matter in a short run: a damping of 0 stays 0."""
-    return [leaf for leaf in jax.tree.leaves(method) if isinstance(leaf, float) and leaf > 0]
-
-
-def test_toml_round_trip(method):
-    written = tomllib.loads(tomli_w.dumps({"method": table(method)}))["method"]
-    assert build("hypergradients", written, "method") == method
-
-
-def test_status_gives_a_reason(method):
-    assert estimate(method).status.reason
-
-
-def test_options_out_of_range_are_named(method):
-    numeric = [each.name for each in dataclasses.fields(method) if type(getattr(method, each.name)) in (int, float)]
-    unset = [each.name for each in dataclasses.fields(method) if getattr(method, each.name) is None]
-    wrong = dict.fromkeys((*numeric, *unset), -1)
-    zeros = {name: 0 for name in ("batch_size", "pushes", "step_size", "tolerance") if hasattr(method, name)}
-    undefined = {name: np.nan for name in numeric if type(getattr(method, name)) is float}
-    for name, given in [*wrong.items(), *zeros.items(), *undefined.items()]:
-        with pytest.raises(hp.InvalidInput, match=rf"{type(method).__name__}\.{name}: got {given}"):
-            dataclasses.replace(method, **{name: given})
-
-
+@pytest.mark.parametrize("method", EXAMPLE.values(), ids=EXAMPLE)
 @pytest.mark.usefixtures("float64")
 def test_generous_settings_give_the_closed_form(method):
     """Where all hear all, averages are exact at once, and SGP's fixed point is the inner solution."""
@@ -150,6 +107,7 @@ def test_generous_settings_give_the_closed_form(method):
     np.testing.assert_allclose(found.value, truth, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("method", EXAMPLE.values(), ids=EXAMPLE)
 def test_on_a_private_task_every_access_is_a_release_or_it_is_refused(method):
     noise = {"noise": hp.privacy.Gaussian(1.0), "clip": 1.0, "curvature": 1.0, "coupling": 1.0}
     hidden = task().private(**noise)
@@ -157,7 +115,7 @@ def test_on_a_private_task_every_access_is_a_release_or_it_is_refused(method):
         with pytest.raises(hp.InvalidInput, match=r"tolerates no noise" if method.exact else r"\.py:\d+.*derivative"):
             hp.privacy.budget(hidden, method)
         return
-    releases, accesses = hp.privacy.budget(hidden, method).releases, estimate(method).costs.accesses
+    releases, accesses = hp.privacy.budget(hidden, method).releases, TestEstimators.reference(method).costs.accesses
     # Losses of the outer cost do not contain the hypers here: ∂_λF is the penalty's alone, and needs no noise.
     assert releases.get("validation", 0) == (method.info.target != "direct")
     assert accesses["validation"] > 0
@@ -172,6 +130,7 @@ def flat(x, hyper, rows):
     return 0.0 * jnp.sum(rows * x, axis=-1) * hyper
 
 
+@pytest.mark.parametrize("method", EXAMPLE.values(), ids=EXAMPLE)
 def test_noise_of_zero_gradients_has_the_variance_of_a_release(method):
     """One release of ∂_λF is part of the estimate; Jacobian products are clipped to next to nothing."""
     if not method.info.private:

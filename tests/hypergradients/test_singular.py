@@ -5,10 +5,9 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from systems import System, relative_error
 
 import hyperpush as hp
-from hyperpush.studies.robustness.families import Quadratics
-from hyperpush.studies.robustness.study import relative_error, task_of
 
 CLIENTS, SIZE, DAMPING = 3, 6, 0.1
 known = hp.hypergradients
@@ -49,18 +48,18 @@ class Case:
             noise = noise + noise.transpose(0, 2, 1)
             hessians = hessians + noise - noise.mean(0)  # the mean is singular, no client's is
         shapes = (CLIENTS, 4, SIZE), (CLIENTS, SIZE), (CLIENTS, 4)
-        couplings, slopes, direct = (rng.normal(size=shape) for shape in shapes)
+        couplings, sources, direct = (rng.normal(size=shape) for shape in shapes)
         if kind == "consistent":
             null = self.bases[..., self.values == 0]
-            slopes = slopes - np.einsum("kij,klj,kl->ki", null, null, np.broadcast_to(slopes, (CLIENTS, SIZE)))
-        self.parts = Quadratics(hessians, couplings, slopes, direct)
+            sources = sources - np.einsum("kij,klj,kl->ki", null, null, np.broadcast_to(sources, (CLIENTS, SIZE)))
+        self.parts = System(hessians, sources, couplings, direct)
 
     def truth(self, damping=0.0):
         """B_i times the solution of least norm, or the damped one, subtracted from the direct gradient."""
         values = self.values + damping
         inverse = np.where(values == 0, 0, 1 / np.where(values == 0, 1, values))
-        slopes = self.parts.slopes if self.local else self.parts.slopes.mean(0, keepdims=True) / CLIENTS
-        q = np.einsum("kij,j,klj,kl->ki", self.bases, inverse, self.bases, slopes)
+        sources = self.parts.sources if self.local else self.parts.sources.mean(0, keepdims=True) / CLIENTS
+        q = np.einsum("kij,j,klj,kl->ki", self.bases, inverse, self.bases, sources)
         return self.parts.direct / (1 if self.local else CLIENTS) - np.einsum(
             "nmd,nd->nm", self.parts.couplings, np.broadcast_to(q, (CLIENTS, SIZE))
         )
@@ -68,8 +67,7 @@ class Case:
 
 def estimate(case, method, dtype, **options):
     with jax.enable_x64(dtype == "float64"):
-        task = task_of(Quadratics(*(part.astype(dtype) for part in case.parts)))
-        return hp.hypergradient(task, method, hp.networks.FullyConnected(CLIENTS), key=0, **options)
+        return hp.hypergradient(case.parts.task, method, hp.networks.FullyConnected(CLIENTS), key=0, **options)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -97,7 +95,7 @@ def test_systems_that_have_no_answer_are_not_passed_off_as_solved(name, options,
 def test_an_eigenvector_as_outer_gradient_hides_nothing(name):
     """Conjugate gradients on it alone end after a step, and see one eigenvalue."""
     case = Case("outside", local=name == "LocalGradient")
-    case.parts = case.parts._replace(slopes=np.broadcast_to(case.bases[..., -1], (CLIENTS, SIZE)))
+    case.parts = case.parts._replace(sources=np.broadcast_to(case.bases[..., -1], (CLIENTS, SIZE)))
     assert estimate(case, METHODS[name](), "float64").status.reason == "ill-posed"
     found = estimate(case, METHODS[name](**LEAST), "float64")
     assert found.status.converged

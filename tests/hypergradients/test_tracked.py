@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closed_forms import setting, with_data
+from systems import system
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
@@ -143,70 +144,18 @@ def test_acceleration_that_makes_things_worse_is_given_up():
     assert error < 100 * np.finfo(float).eps * np.max(slopes)
 
 
-SIZE, HYPERS = 10, 7
-
-
-def unlike_clients(family, clients=6):
-    """Hessians, linear terms, mixed derivatives and direct gradients of random quadratics."""
-    generator = np.random.default_rng(3)
-
-    def definite(low, high):
-        basis = np.linalg.qr(generator.normal(size=(SIZE, SIZE)))[0]
-        return (basis * np.geomspace(low, high, SIZE)) @ basis.T
-
-    mild = np.stack([definite(0.5, 2) for _ in range(clients)])
-    values, basis = np.linalg.eigh(mild.mean(0))
-    factors = generator.normal(size=(clients, 2, SIZE))
-    low_rank = np.einsum("nki,nkj->nij", factors, factors)
-    hessians = {
-        "mild": mild,
-        "a third without curvature": mild * (np.arange(clients) >= clients // 3)[:, None, None],
-        "condition 1e4, low rank": low_rank + 1e-4 * np.linalg.norm(low_rank.mean(0), 2) * np.eye(SIZE),
-        "condition 1e6": mild - (1 - 1e-6) * values[0] * np.outer(basis[:, 0], basis[:, 0]),
-        "singular": mild - values[0] * np.outer(basis[:, 0], basis[:, 0]),
-    }[family]
-    return (
-        hessians,
-        generator.normal(size=(clients, SIZE)),
-        generator.normal(size=(clients, HYPERS, SIZE)),
-        generator.normal(size=(clients, HYPERS)),
-    )
-
-
-def quadratic_task(hessians, linear, mixed, direct, inner=None):
-    def cost(x, hyper, batch):
-        return 0.5 * x @ batch[0][0] @ x + hyper @ batch[1][0] @ x
-
-    return hp.Task(
-        inner=cost if inner is None else inner,
-        outer=lambda x, hyper, batch: batch[0][0] @ x + batch[1][0] @ hyper,
-        params=jnp.zeros(SIZE),
-        hypers=jnp.zeros(HYPERS),
-        train=(jnp.asarray(hessians)[:, None], jnp.asarray(mixed)[:, None]),
-        validation=(jnp.asarray(linear)[:, None], jnp.asarray(direct)[:, None]),
-    )
-
-
-def relative_error(found, hessians, linear, mixed, direct):
-    q = np.linalg.solve(hessians.mean(0), linear.mean(0) / len(linear))
-    truth = direct / len(direct) - mixed @ q
-    return np.max(np.linalg.norm(found - truth, axis=1) / np.linalg.norm(truth, axis=1))
+SIZE = 10
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"),
-    [
-        ("mild", "tolerance"),
-        ("a third without curvature", "tolerance"),
-        ("condition 1e4, low rank", None),
-        ("condition 1e6", None),
-    ],
+    ("kind", "reason"),
+    [("like", "tolerance"), ("zero clients", "tolerance"), ("low rank", None), ("condition 1e6", None)],
 )
-def test_no_wrong_result_without_a_word(family, reason):
-    made = unlike_clients(family)
+def test_no_wrong_result_without_a_word(kind, reason):
+    made = system(kind, d=SIZE)
     for network in (hp.networks.RandomDirected(6), hp.networks.DirectedRing(6)):
-        found = hp.hypergradient(quadratic_task(*made), hp.TrackedHGP(), network, key=0)
-        error = relative_error(np.asarray(found.value), *made)
+        found = hp.hypergradient(made.task, hp.TrackedHGP(), network, key=0)
+        error = made.error(found.value)
         assert found.status.error is not None
         assert error < found.status.error
         assert reason in (None, found.status.reason)
@@ -214,9 +163,8 @@ def test_no_wrong_result_without_a_word(family, reason):
 
 
 def test_singular_mean_hessian_is_ill_posed():
-    found = hp.hypergradient(
-        quadratic_task(*unlike_clients("singular")), hp.TrackedHGP(), hp.networks.StaticUndirected(6), key=0
-    )
+    task = system("singular", d=SIZE).task
+    found = hp.hypergradient(task, hp.TrackedHGP(), hp.networks.StaticUndirected(6), key=0)
     assert (found.status.converged, found.status.reason) == (False, "ill-posed")
 
 
@@ -230,7 +178,7 @@ def test_singular_mean_hessian_is_ill_posed():
     ],
 )
 def test_the_status_says_why_it_ended(options, converged, reason):
-    task = quadratic_task(*unlike_clients("mild"))
+    task = system("like", d=SIZE).task
     found = hp.hypergradient(task, hp.TrackedHGP(**options), hp.networks.FullyConnected(6), key=0)
     assert (found.status.converged, found.status.reason) == (converged, reason)
 
@@ -244,7 +192,7 @@ def test_six_vectors_are_held():
         held.append(sum(leaf.size // SIZE for leaf in vectors))
         return jnp.zeros(())
 
-    task = quadratic_task(*unlike_clients("mild"))
+    task = system("like", d=SIZE).task
     estimator = hp.TrackedHGP()
     hp.hypergradient(task, estimator, hp.networks.FullyConnected(6), key=0, record={"TrackedHGP": count})
     assert set(held) == {6}
@@ -261,8 +209,9 @@ def test_differences_serve_costs_without_second_derivatives():
         return scale * along_x, scale * (mixed[0] @ x), jax.tree.map(jnp.zeros_like, (hessian, mixed))
 
     cost.defvjp(lambda x, hyper, batch: (cost(x, hyper, batch), (x, hyper, batch)), backward)
-    hessians, *rest = unlike_clients("mild")
-    task = quadratic_task(hessians + 2 * np.eye(SIZE), *rest, inner=cost)
+    made = system("like", d=SIZE)
+    # At 0 the cosine's second derivative is −1.
+    task = made._replace(hessians=made.hessians + np.eye(SIZE)).with_cost(cost)
     states = HypergradientState(task.params, task.hypers, jnp.zeros_like(task.hypers))
 
     def estimate(**options):
@@ -271,8 +220,7 @@ def test_differences_serve_costs_without_second_derivatives():
 
     found = estimate(products="difference")
     assert found.report.status().converged
-    # At 0 the cosine's second derivative is −1.
-    assert relative_error(np.asarray(found.value), hessians + np.eye(SIZE), *rest) < 1e-6
+    assert made.error(found.value) < 1e-6
     with pytest.raises(TypeError, match="custom_vjp"):
         estimate()
 

@@ -31,6 +31,11 @@ class TestRecipes(CommonSuite):
     def values(result):
         return result.hypers
 
+    @pytest.mark.parametrize("engine", [hp.Threads()], ids=["Threads"])
+    def test_engines_agree(self, method, engine):
+        """A recipe makes a task, each client's own: what it is fitted with has been compared on all engines."""
+        super().test_engines_agree(method, engine)
+
 
 def test_nothing_is_personal_in_a_shared_model():
     """`Shared` has no option and no hyper that matters: it is what is trained without any."""

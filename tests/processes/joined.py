@@ -54,7 +54,7 @@ def member(folder: Path, port: str, index: int) -> None:
     assert rows.shape == (4, 2, 3)
     assert [shard.data.shape for shard in rows.addressable_shards] == [(2, 2, 3)]
     np.testing.assert_array_equal(processes.visible(rows)[:, 0, 0], made_here)
-    np.testing.assert_array_equal(processes.gathered(rows)[:, 0, 0], np.arange(4))
+    np.testing.assert_array_equal(processes.gather(rows)[:, 0, 0], np.arange(4))
 
     network = hp.networks.RandomDirected(CLIENTS)
     task = logistic(CLIENTS, 0, examples=8)
@@ -107,12 +107,12 @@ def beyond_one_process(folder: Path, index: int) -> None:
         truth = np.zeros((3, 2))
         truth[: len(owned[client])] = (examples[owned[client]] - client) / 2
         np.testing.assert_allclose(row, truth)
-    np.testing.assert_array_equal(processes.gathered(stacked.counts), [3, 2, 3, 2])
+    np.testing.assert_array_equal(processes.gather(stacked.counts), [3, 2, 3, 2])
 
     # A tree counts as a whole: no leaf of this one is too large.
     tree = {"a": stacked.examples[0][:, 0], "b": stacked.examples[1], "c": stacked.counts}
     assert all(leaf.nbytes <= 60 for leaf in tree.values())
-    assert all(processes.spread(leaf) for leaf in processes.gathered(tree).values())
+    assert all(processes.spread(leaf) for leaf in processes.gather(tree).values())
     means = processes.by_client(lambda rows: rows.examples[0].sum((1, 2)) / rows.counts, stacked)
     np.testing.assert_allclose(means, [((examples[o] - i) / 2).sum() / len(o) for i, o in enumerate(owned)], rtol=1e-6)
 
@@ -126,7 +126,7 @@ def beyond_one_process(folder: Path, index: int) -> None:
 
     # The same digest as one process finds, which sees all of it.
     processes.GATHERED = before
-    everything = jax.tree.map(np.asarray, processes.gathered(tree))
+    everything = jax.tree.map(np.asarray, processes.gather(tree))
     assert values_digest(tree, 4) == values_digest(everything, 4)
 
     # What cannot be handed out is refused before anything is computed.

@@ -31,7 +31,7 @@ def images(
         chances = jax.nn.log_softmax(scales * model.apply(params, inputs))
         return -jnp.take_along_axis(chances, labels[:, None], axis=1)[:, 0]
 
-    def drawn(count: int, which: int) -> Any:
+    def draw_examples(count: int, which: int) -> Any:
         def load(client: int) -> Any:
             generator = np.random.default_rng([seed, which, client])
             inputs = generator.standard_normal((count, model.size, model.size), np.float32)
@@ -49,6 +49,6 @@ def images(
         outer=losses,
         params=params,
         hypers=hypers,
-        train=drawn(examples, 0),
-        validation=drawn(examples if validation is None else validation, 1),
+        train=draw_examples(examples, 0),
+        validation=draw_examples(examples if validation is None else validation, 1),
     ).with_l2(L2)

@@ -288,10 +288,10 @@ def message_passing(cosine: Cosine) -> tuple[Node, Node, Node]:
 
     def forward(state: Any, inbox: Inbox, ctx: Context) -> Any:
         left, _ = cosine.scales(degree(inbox, ctx))
-        mine = cosine.self_loops * shown(state, ctx)
+        mine = cosine.self_loops * scaled_representation(state, ctx)
         return replace(state, shown=left * (mine + inbox.total), scale=left)
 
-    def shown(state: Any, ctx: Context) -> Float[Array, " d"]:
+    def scaled_representation(state: Any, ctx: Context) -> Float[Array, " d"]:
         return cosine.scales(jnp.sum(row(ctx)))[1] * state.shown
 
     def rate(ctx: Context) -> Float[Array, ""]:
@@ -318,7 +318,7 @@ def message_passing(cosine: Cosine) -> tuple[Node, Node, Node]:
         return replace(state, shown=right * (mine + inbox.total))
 
     return (
-        Exchange(shown, forward, weights, observe=True),
+        Exchange(scaled_representation, forward, weights, observe=True),
         Exchange(lambda state, ctx: (state.shown, rate(ctx)), compare, "ones", "stack", observe=True),
         Exchange(lambda state, ctx: state.scale * state.shown, backward, weights),
     )

@@ -10,17 +10,57 @@ from jaxtyping import PRNGKeyArray
 
 from hyperpush.data.sets import rows
 from hyperpush.engines.base import Engine
+from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput
 from hyperpush.method import Method
 from hyperpush.networks import Network
+from hyperpush.privacy.budget import budget
+from hyperpush.settings import keep_compiled_code
 from hyperpush.task import Task
+
+
+def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engine: Any = Simulate()) -> PRNGKeyArray:
+    """Refuse arguments of the wrong kind, and those that do not fit each other; returns the key."""
+    keep_compiled_code()
+    check_task(task)
+    check_method(method, kind)
+    check_engine(engine, task)
+    check_network(network, task, method)
+    task.check()
+    method.check_task(task)
+    for part in (method, *method.parts()):
+        check_batch_size(part, task)
+    if task.privacy is not None:
+        budget(task, method.on(network, engine.lossy, task))  # refuses what lets data out
+    return check_key(key)
+
+
+def check_hypers(task: Task) -> None:
+    """Refuse a task that has nothing to differentiate by."""
+    if not task.uses_hypers and not task.joint:
+        given = "hypers that no cost or penalty contains"
+        raise InvalidInput("task.hypers", given, "an inner cost, outer cost or penalty that depends on its hyper")
+
+
+def check_common(task: Task, method: Method) -> None:
+    """Refuse an algorithm whose hypers agree for a task whose hypers are personal, and the reverse."""
+    from hyperpush.registry import registered  # the registry imports every method
+
+    agree = bool(method.info.fixed_point)
+    if agree == task.common:
+        return
+    fits = [name for name, each in registered("algorithms").items() if bool(each.info.fixed_point) == task.common]
+    name = type(method).__name__
+    what = "makes all hypers agree" if agree else "gives every client hypers of its own"
+    ask = "hp.Task(…, common=True)" if agree else "common=False"
+    raise InvalidInput("task.common", task.common, f"{ask} for {name}, which {what}; or one of {', '.join(fits)}")
 
 
 def check_task(given: Any) -> Task:
     """Refuse what is no task, and tasks whose arrays are being traced."""
     if not isinstance(given, Task):
         raise InvalidInput(
-            "task", _shown(given), "hp.Task(…) as the first argument: verb(task, method, network, key=…)"
+            "task", _describe(given), "hp.Task(…) as the first argument: verb(task, method, network, key=…)"
         )
     if given.several:
         allowed = "the task of one run: a result of several seeds leads to no one point"
@@ -39,18 +79,18 @@ def check_method(given: Any, kind: type[Method]) -> None:
     label = {"InnerSolver": "an inner solver", "HypergradientEstimator": "a hypergradient estimator"}
     wanted = f"{label.get(kind.__name__, 'a bilevel algorithm')} such as {kind.sample}"
     if isinstance(given, type) and issubclass(given, kind):
-        raise InvalidInput("method", _shown(given), f"an object such as {given.usage()}, not the class")
+        raise InvalidInput("method", _describe(given), f"an object such as {given.usage()}, not the class")
     if isinstance(given, Method):
         verbs = {"InnerSolver": "train", "HypergradientEstimator": "hypergradient", "Algorithm": "solve"}
         verb = next((verbs[base.__name__] for base in type(given).__mro__ if base.__name__ in verbs), "solve")
         raise InvalidInput("method", type(given).__name__, f"{wanted}; hp.{verb} takes {type(given).__name__}")
-    raise InvalidInput("method", _shown(given), wanted)
+    raise InvalidInput("method", _describe(given), wanted)
 
 
 def check_engine(given: Any, task: Task) -> None:
     """Refuse what is no engine, and one that hosts all clients for one party's task."""
     if not isinstance(given, Engine):
-        raise InvalidInput("engine", _shown(given), "an object such as hp.Simulate(), hp.Shard() or hp.Threads()")
+        raise InvalidInput("engine", _describe(given), "an object such as hp.Simulate(), hp.Shard() or hp.Threads()")
     if task.owner is not None and not given.hosts_one:
         name = task.names[task.owner]
         allowed = f"hp.Peers({name!r}, …), which hosts one client, for one party's task"
@@ -75,7 +115,7 @@ def check_key(given: Any) -> PRNGKeyArray:
         return given
     if isinstance(given, jax.Array) and given.dtype == jnp.uint32 and given.shape == (2,):
         return jax.random.wrap_key_data(given)
-    raise InvalidInput("key", _shown(given), "a whole number from 0 to 2³² − 1, or jax.random.key(…)")
+    raise InvalidInput("key", _describe(given), "a whole number from 0 to 2³² − 1, or jax.random.key(…)")
 
 
 def check_network(given: Any, task: Task, method: Method) -> None:
@@ -84,7 +124,7 @@ def check_network(given: Any, task: Task, method: Method) -> None:
         if type(given).__module__.startswith("networkx"):
             allowed = "hp.networks.FromGraph(graph), which makes a network of a networkx graph"
             raise InvalidInput("network", type(given).__name__, allowed)
-        raise InvalidInput("network", _shown(given), "a network such as hp.networks.RandomDirected(20)")
+        raise InvalidInput("network", _describe(given), "a network such as hp.networks.RandomDirected(20)")
     if given.clients != task.clients:
         allowed = f"a network of {task.clients} clients, as the task has"
         raise InvalidInput("network", f"{type(given).__name__} of {given.clients} clients", allowed)
@@ -108,7 +148,7 @@ def check_links(method: Method, network: Network) -> None:
         raise InvalidInput("network", given, f"{reason}, for {name}. Methods that run here: {others}")
 
 
-def _shown(given: Any) -> Any:
+def _describe(given: Any) -> Any:
     """A thing as an error shows it: arrays and long things by their type."""
     if isinstance(given, type):
         return f"the class {given.__name__}"

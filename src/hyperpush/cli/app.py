@@ -82,9 +82,7 @@ def options(version: Annotated[bool, typer.Option("--version", callback=_version
 
 
 @app.command("list")
-def list_(
-    methods: Annotated[bool, typer.Option("--methods", help="List the methods instead.")] = False,
-) -> None:
+def list_(methods: Annotated[bool, typer.Option("--methods", help="List the methods instead.")] = False) -> None:
     """List studies and networks, or methods with what they require and send."""
     index = load_index()
     if methods:
@@ -98,8 +96,7 @@ def list_(
 @app.command()
 def show(
     name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="A study, method, network or engine.", autocompletion=_complete_name),
+        str, typer.Argument(metavar="NAME", help="A study, method, network or engine.", autocompletion=_complete_name)
     ],
 ) -> None:
     """Print the options of a study, method, network or engine as TOML, each with its explanation."""
@@ -168,8 +165,7 @@ def sweep(
     what: Source,
     overrides: Overrides = None,
     grid: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=[...]", help="Values to choose from. Repeat it for more."),
+        list[str] | None, typer.Option(metavar="KEY=[...]", help="Values to choose from. Repeat it for more.")
     ] = None,
     compare: Annotated[
         list[str] | None, typer.Option(metavar="KEY=[...]", help="Values to compare. Repeat it for more options.")
@@ -209,9 +205,8 @@ def plan(
     if as_json:
         print_json(found)
         return
-    names = list(found["pieces"][0]) if found["pieces"] else []
-    rows = [[piece[name] for name in names] for piece in found["pieces"]]
-    print_table(f"{experiment.name}, {processes} processes", [name.replace("_", " ") for name in names], rows)
+    rows = [list(piece.values()) for piece in found["pieces"]]
+    print_table(f"{experiment.name}, {processes} processes", list(*found["pieces"][:1]), rows)
     shown = ("rounds", "floats", "megabytes_per_process")
     totals = [*((name.replace("_", " "), found[name]) for name in shown), *found["epsilon"].items()]
     if found["stopped"]:
@@ -263,8 +258,7 @@ def certificates(
     folder: Annotated[Path, typer.Argument(help="Folder to write to. An authority in it (ca.pem, ca.key) is reused.")],
     names: Annotated[list[str], typer.Argument(help="Names of the peers.")],
     host: Annotated[
-        list[str] | None,
-        typer.Option(help="Address to listen on. Repeat it for more.", show_default="loopback"),
+        list[str] | None, typer.Option(help="Address to listen on. Repeat it for more.", show_default="loopback")
     ] = None,
     days: Annotated[int, typer.Option(help="Days until the certificates expire.")] = 365,
 ) -> None:

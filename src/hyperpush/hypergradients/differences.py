@@ -8,7 +8,7 @@ import optax
 from jaxtyping import PyTree
 
 from hyperpush.problem import Problem
-from hyperpush.programs.counting import marked
+from hyperpush.programs.counting import mark
 
 
 class DifferenceProblem(Problem):
@@ -33,7 +33,7 @@ class DifferenceProblem(Problem):
 
     def jacobian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
         along_hyper = jax.grad(self.inner_cost, argnums=1)
-        return _difference(lambda x: marked("gradients", along_hyper(x, hyper, batch), "train"), params, vector)
+        return _difference(lambda x: mark("gradients", along_hyper(x, hyper, batch), "train"), params, vector)
 
     def transposed_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
         return _difference(lambda h: self.inner_gradient(params, h, batch), hyper, vector)
@@ -45,7 +45,7 @@ def transposed_product(problem: Problem, params: PyTree, hyper: PyTree, batch: P
         return problem.transposed_product(params, hyper, batch, vector)
     gradient = jax.grad(problem.inner_cost)
     product = jax.jvp(lambda h: gradient(params, h, batch), (hyper,), (vector,))[1]
-    return marked("jacobian_products", product, "train")
+    return mark("jacobian_products", product, "train")
 
 
 def _difference(gradient, point: PyTree, vector: PyTree) -> PyTree:

@@ -34,7 +34,7 @@ class Lanczos(eqx.Module):
         diagonal = self.diagonal.at[number].set(self.vector @ image)
         return Lanczos(basis, vector, diagonal, self.beside.at[number].set(size))
 
-    def aligned(self, vector: Float[Array, " d"]) -> "Lanczos":
+    def align(self, vector: Float[Array, " d"]) -> "Lanczos":
         """The same with another next vector, of which only what is orthogonal to the others counts."""
         return replace(self, vector=_rest(vector, self.basis)[0])
 

@@ -52,7 +52,7 @@ def learn_settings(pushes: int | None) -> Node:
         wanted = jnp.ceil(GROWTH * state.pushed).astype(jnp.int32)
         return replace(state, wanted=jnp.clip(wanted, state.pushed + 1, MOST_PUSHES))
 
-    def mixed(state: _Probe, ctx: Context):
+    def is_mixed(state: _Probe, ctx: Context):
         close = jnp.sqrt(jnp.mean((state.values / state.mass) ** 2)) <= 1 / SHRINK
         return close | (state.pushed >= MOST_PUSHES)
 
@@ -63,7 +63,7 @@ def learn_settings(pushes: int | None) -> Node:
     if pushes is not None:
         return Scope(Repeat(push, pushes, name="settings"), enter, leave)
     more = Repeat(push, MOST_PUSHES, times=lambda state, ctx: state.wanted - state.pushed, name="probes")
-    search = Repeat(Sequence(Local(extend), more), at_most=64, until=mixed, name="settings")
+    search = Repeat(Sequence(Local(extend), more), at_most=64, until=is_mixed, name="settings")
     return Repeat(
         Scope(search, enter, leave),
         at_most=1,

@@ -72,7 +72,7 @@ def lanczos_program(problem: Problem, steps: int, pushes: int) -> Node:
         return replace(state, lanczos=state.lanczos.advance(image, ctx.round))
 
     def align(state: _State, vector: Float[Array, " d"], mass, ctx: Context) -> _State:
-        return replace(state, lanczos=state.lanczos.aligned(vector))
+        return replace(state, lanczos=state.lanczos.align(vector))
 
     body = Sequence(
         Average(get_product, advance, rounds=pushes),

@@ -103,9 +103,7 @@ def audit(
             raise InvalidInput(field, given, f"a number from {least} to 1, without 1")
     chunk = 2 * half if chunk is None else check_integer("chunk", chunk, minimum=1)
     keys = jax.random.split(jax.random.key(seed), (2, 2 * half))
-    a, b = (
-        _observed(field, run, keys[i], chunk) for i, (field, run) in enumerate((("run_a", run_a), ("run_b", run_b)))
-    )
+    a, b = (_observe(field, run, keys[i], chunk) for i, (field, run) in enumerate((("run_a", run_a), ("run_b", run_b))))
     if a.shape != b.shape:
         raise InvalidInput("run_b", f"observables of shape {b.shape}", f"those of run_a: {a.shape}")
     score = _likelihood_ratio(a[:half], b[:half])
@@ -147,7 +145,7 @@ def _counts(scores: Float[np.ndarray, " n"], thresholds: Float[np.ndarray, " k"]
     return np.stack([at_least, np.searchsorted(ordered, thresholds, side="right")])
 
 
-def _observed(field: str, run: Runs, keys: Key[Array, " n"], chunk: int) -> Float[np.ndarray, " n *k"]:
+def _observe(field: str, run: Runs, keys: Key[Array, " n"], chunk: int) -> Float[np.ndarray, " n *k"]:
     parts = []
     for start in range(0, len(keys), chunk):
         some = keys[start : start + chunk]

@@ -21,7 +21,7 @@ from hyperpush.privacy.noise_at_releases import Noising
 from hyperpush.privacy.release import DataSet, access_data, release_tree
 from hyperpush.problem import Penalty, Problem
 from hyperpush.programs import Node
-from hyperpush.programs.counting import Kind, marked, unmarked
+from hyperpush.programs.counting import Kind, mark, without_marks
 
 
 class Noise(Configured):
@@ -161,11 +161,11 @@ class PrivateProblem(Problem):
         at, rows = access_data(public, batch, own)
         kept = self._hypers_are_own and kind == "jacobian_products"
         if kept:  # each number is one example's: it is neither clipped nor sent
-            with unmarked():
+            with without_marks():
                 mean, change = function(at, rows), 0.0
         else:
             mean, change = bounded_mean(lambda row: function(at, row), rows, bound)
-        return release_tree(marked(kind, mean, on), change, kind=kind, on=on, kept=kept)
+        return release_tree(mark(kind, mean, on), change, kind=kind, on=on, kept=kept)
 
     def _plus(self, released: PyTree, penalty: Penalty | None, derivative: Callable[[Penalty], PyTree]) -> PyTree:
         """What was released, and the penalty's part of it."""
@@ -195,7 +195,7 @@ def _uses_hyper(problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree) 
 def bounded_mean(function: Callable[[PyTree], PyTree], batch: PyTree, bound: Number) -> tuple[PyTree, Number]:
     """The mean of `function` over a batch's rows, each clipped to `bound`, and Δ: how far one row moves it."""
     one, rows, mask = one_by_one(function, batch)
-    with unmarked():  # all rows together are one access
+    with without_marks():  # all rows together are one access
         mean = clipped_mean(one, rows, bound, mask)
     count = jax.tree.leaves(rows)[0].shape[0] if mask is None else jnp.maximum(jnp.sum(mask), 1)
     return mean, 2 * bound / count

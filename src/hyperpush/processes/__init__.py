@@ -99,7 +99,7 @@ def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(local.shape, sharding, lambda index: local[index])
 
 
-def gathered(tree: PyTree) -> PyTree:
+def gather(tree: PyTree) -> PyTree:
     """Arrays that are spread, handed to every process, unless all of them are larger than `GATHERED` together."""
     if sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if spread(leaf)) > GATHERED:
         return tree
@@ -177,4 +177,4 @@ def by_client(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
     sharding = NamedSharding(mesh(), P(AXIS))
     placed = jax.tree.map(lambda leaf: leaf if spread(leaf) else put(leaf, sharding), trees)
     own = jax.shard_map(f, mesh=mesh(), in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
-    return gathered(jax.jit(own)(*placed))
+    return gather(jax.jit(own)(*placed))

@@ -29,7 +29,7 @@ _times: ContextVar[int | None] = ContextVar("times", default=None)
 _marking: ContextVar[bool] = ContextVar("marking", default=True)
 
 
-def marked(kind: Kind, result: PyTree, on: str = "", derivative: Kind | None = None) -> PyTree:
+def mark(kind: Kind, result: PyTree, on: str = "", derivative: Kind | None = None) -> PyTree:
     """The same numbers, marked as what one gradient or product gave.
 
     `on` names the data set that was used; `derivative` says what a derivative counts as.
@@ -47,7 +47,7 @@ def longest_loop() -> int | None:
 
 
 @contextmanager
-def unmarked() -> Iterator[None]:
+def without_marks() -> Iterator[None]:
     """Count no gradient or product inside: they are parts of one, such as those of its examples, marked outside."""
     before = _marking.set(False)
     try:
@@ -119,12 +119,14 @@ def is_mark(primitive: Primitive) -> bool:
     return primitive is _mark
 
 
-def _batched(leaves: Any, axes: Any, *, copies: int, **params: Any) -> tuple[list[Any], Any]:
+def _batch_mark(leaves: Any, axes: Any, *, copies: int, **params: Any) -> tuple[list[Any], Any]:
     wide = next(leaf.shape[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None)
     return _mark.bind(*leaves, copies=copies * wide, **params), axes
 
 
-def _differentiated(primals: Any, tangents: Any, *, derivative: Kind | None, **params: Any) -> tuple[list[Any], Any]:
+def _differentiate_mark(
+    primals: Any, tangents: Any, *, derivative: Kind | None, **params: Any
+) -> tuple[list[Any], Any]:
     after = _mark.bind(*primals, derivative=derivative, **params)
     return after, _mark_some(tangents, **{**params, "kind": derivative}) if derivative else tangents
 
@@ -140,6 +142,6 @@ _mark.multiple_results = True
 _mark.def_impl(lambda *leaves, **_: list(leaves))
 _mark.def_abstract_eval(lambda *leaves, **_: list(leaves))
 mlir.register_lowering(_mark, lambda ctx, *leaves, **_: leaves)
-batching.primitive_batchers[_mark] = _batched
-ad.primitive_jvps[_mark] = _differentiated
+batching.primitive_batchers[_mark] = _batch_mark
+ad.primitive_jvps[_mark] = _differentiate_mark
 ad.primitive_transposes[_mark] = lambda cotangents, *leaves, **params: _mark_some(cotangents, **params)

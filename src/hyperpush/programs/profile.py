@@ -236,19 +236,19 @@ class _Tracer:
     def exchange(self, node: Exchange, state: PyTree, path: Path, body: Path) -> PyTree:
         total = self.send(node, self.leaf(path, Role.SEND, node.send, body, state), path, body)
         if node.reduce == "sum":
-            total = self.summed(total)
+            total = self.sum_messages(total)
         elif node.reduce == "stack":
-            total = self.stacked(total)
+            total = self.stack_messages(total)
         if callable(node.weights):
             self.leaf(path, Role.WEIGHTS, node.weights, body, state)
         heard = jax.ShapeDtypeStruct((self.clients,), jnp.bool_) if node.observe else None
-        sent = self.stacked(self.number) if node.observe else None
+        sent = self.stack_messages(self.number) if node.observe else None
         return self.leaf(path, Role.RECEIVE, node.take, body, state, total, self.number, heard, sent)
 
     def average(self, node: Average, state: PyTree, path: Path, body: Path) -> PyTree:
         value, mass = self.leaf(path, Role.ENTER, node.get, body, state)
         self.send(node, (value, mass) if node.by == "push" else value, path, body)
-        return self.leaf(path, Role.LEAVE, node.put, body, state, self.summed(value), mass)
+        return self.leaf(path, Role.LEAVE, node.put, body, state, self.sum_messages(value), mass)
 
     def server(self, node: Server, state: PyTree, path: Path, body: Path) -> PyTree:
         message = self.send(node, self.leaf(path, Role.SEND, node.send, body, state), path, body)
@@ -256,7 +256,7 @@ class _Tracer:
             if self.visit is not None:
                 self.visit(path, Role.RECEIVE, node.receive, None, None)
             return state
-        answers = jax.eval_shape(node.compute, self.stacked(message), self.key)
+        answers = jax.eval_shape(node.compute, self.stack_messages(message), self.key)
         return self.leaf(path, Role.RECEIVE, node.receive, body, state, one_client(answers))
 
     def leaf(self, path: Path, role: Role, f: Callable[..., Any], body: Path, *args: PyTree) -> Any:
@@ -276,14 +276,14 @@ class _Tracer:
         self.sendings.append(Sending(path, outline(node), message, body))
         return message
 
-    def summed(self, message: PyTree) -> PyTree:
+    def sum_messages(self, message: PyTree) -> PyTree:
         """A weighted sum of messages: integers become floats."""
         floating = self.number.dtype
         return jax.tree.map(
             lambda m: m if jnp.issubdtype(m.dtype, jnp.inexact) else jax.ShapeDtypeStruct(m.shape, floating), message
         )
 
-    def stacked(self, message: PyTree) -> PyTree:
+    def stack_messages(self, message: PyTree) -> PyTree:
         """All clients' messages."""
         return all_clients(message, self.clients)
 

@@ -71,7 +71,7 @@ def program_of(method: Any, problem: Any) -> Recipe:
 
 def as_recipe(program: Node | Recipe) -> Recipe:
     """A recipe as it is; one that gives the finished program for anything else."""
-    return program if isinstance(program, Recipe) else Recipe(_finished, (program,))
+    return program if isinstance(program, Recipe) else Recipe(_get_program, (program,))
 
 
 def at(program: Node, path: Path) -> Any:
@@ -92,5 +92,5 @@ def _method_program(method: Any, problem: Any) -> Node:
     return problem.protect(method.program(problem))
 
 
-def _finished(program: Node) -> Node:
+def _get_program(program: Node) -> Node:
     return program

@@ -90,7 +90,7 @@ _OTHERS = {ChunkResult: (P(), P(None, AXIS), P(), P(), P()), PassResult: (P(),)}
 
 
 @partial(eqx.filter_jit, donate="all-except-first")
-def _compiled(given: tuple[Any, ...], donated: PyTree) -> Any:
+def _call_jitted(given: tuple[Any, ...], donated: PyTree) -> Any:
     function, context, static, carry, *scalars = given
     if donated is not None:
         carry = eqx.combine(carry, donated)
@@ -122,7 +122,7 @@ def call_compiled(
     The first argument is a carry. What it lacks is in `donated`, and is overwritten. A new number in the context's
     recipe compiles nothing.
     """
-    return _compiled((function, context, static, *arguments), donated)
+    return _call_jitted((function, context, static, *arguments), donated)
 
 
 def split_donatable(tree: PyTree, kept: PyTree) -> tuple[PyTree, PyTree]:

@@ -239,9 +239,9 @@ class HostLoop:
         """A server's work in plain Python."""
         node, path, n = visit.node, visit.path, self.context.network.clients
         message = self.apply(Role.SEND, visit, carry).states
-        messages = jax.tree.map(lambda v: first(v, n), processes.gathered(message))
-        answers = node.compute(messages, leaf_key(processes.gathered(visit.key), Role.COMPUTE, 0))
-        answered = replace(carry, clock=carry.clock.advance(path)).sending(path, 1)
+        messages = jax.tree.map(lambda v: first(v, n), processes.gather(message))
+        answers = node.compute(messages, leaf_key(processes.gather(visit.key), Role.COMPUTE, 0))
+        answered = replace(carry, clock=carry.clock.advance(path)).count_messages(path, 1)
         both = with_states(answered, (carry.states, self.context.place(answers)))
         if path not in self.answered:
             self.answered[path] = traced(node.receive, n, *one_client((self.context.data, *both.states)))[1]
@@ -253,14 +253,14 @@ class HostLoop:
     def record(self, visit: Visit, recorder: Recorder, when: Visit, carry: Carry, iterations: int) -> None:
         """A row of a loop whose body the host walks, after so many iterations."""
         made = self.apply(Role.RECORD, when, carry, recorder.f).states
-        clock = np.asarray(processes.gathered(carry.clock.row()))[None]
+        clock = np.asarray(processes.gather(carry.clock.row()))[None]
         self.note(visit, jax.tree.map(lambda v: v[None], made), clock, [iterations])
 
     def keep_records(self, visit: Visit, result: ChunkResult, first_row: int) -> None:
         """Add the rows that a chunk has filled to the history."""
         rows = range(first_row, int(result.reached) // self.every + 1)
         records = jax.tree.map(lambda buffer: first(buffer, len(rows)), result.records)
-        clocks = np.asarray(processes.gathered(result.clocks))[: len(rows)]
+        clocks = np.asarray(processes.gather(result.clocks))[: len(rows)]
         self.note(visit, records, clocks, [row * self.every for row in rows])
 
     def note(self, visit: Visit, records: PyTree, clocks: np.ndarray, iterations: list[int]) -> None:

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hyperpush.engines.compiled import lossy
+from hyperpush.engines.compiled.composition import compose_rounds, composes, count_alive
 from hyperpush.engines.compiled.context import RunContext
 from hyperpush.engines.compiled.map_clients import map_clients
-from hyperpush.engines.compiled.placement import alive_rows, along, weight_rows
+from hyperpush.engines.compiled.placement import along, weight_rows
 from hyperpush.engines.result import Recorder
-from hyperpush.networks import Links, Network, Weights
-from hyperpush.networks.mixing import mixing_matrix
+from hyperpush.networks import Links, Weights
 from hyperpush.networks.trees import PlannedTree, Post, Trip, reliable_post
 from hyperpush.programs import (
     Average,
@@ -68,7 +68,7 @@ class Clock(eqx.Module):
     def add_passes(self, body: Path, times: Any) -> "Clock":
         return replace(self, passes={**self.passes, body: self.passes[body] + times})
 
-    def travelled(self, path: Path, trip: Trip) -> "Clock":
+    def after_trip(self, path: Path, trip: Trip) -> "Clock":
         """After a trip along a tree."""
         total = self.exchanges[path] + jnp.sum(trip.messages, dtype=jnp.int32)
         after = replace(self, step=self.step + trip.rounds, stuck=self.stuck | ~trip.complete)
@@ -83,7 +83,7 @@ class Carry(eqx.Module):
     totals: dict[Path, lossy.Totals]  # running sums of the links, only on a faulty network
     sent: dict[Path, Any]  # messages that each client has put on a link, by the place that sends: integers [b]
 
-    def sending(self, path: Path, messages: Any) -> "Carry":
+    def count_messages(self, path: Path, messages: Any) -> "Carry":
         """After so many more messages of each client."""
         return replace(self, sent={**self.sent, path: self.sent[path] + messages})
 
@@ -230,7 +230,7 @@ class Interpreter(RunContext):
         objection, clock, sent = jax.lax.fori_loop(0, self.agreement, flood, held)
         anyone = self.placement.max(objection)
         clock = clock.disagree(self.placement.any(objection != anyone))
-        return replace(carry, clock=clock).sending(path, sent), anyone == 0
+        return replace(carry, clock=clock).count_messages(path, sent), anyone == 0
 
     # --------------------------------------------------------------- messages
 
@@ -275,7 +275,7 @@ class Interpreter(RunContext):
             sent = weight_rows(links, self.network.clients)
         states = self.apply(node.take, Role.RECEIVE, visit, carry.states, total, own, heard, sent)
         after = replace(carry, states=states, clock=clock.advance(path, late=late), totals=totals)
-        return after.sending(path, messages(links))
+        return after.count_messages(path, messages(links))
 
     def average(self, visit: Visit, carry: Carry) -> Carry:
         node, clock, by = visit.node, carry.clock, visit.node.by
@@ -292,7 +292,7 @@ class Interpreter(RunContext):
             clock = clock.advance(visit.path)
         else:
             if composes(self.network, floats):
-                operator, sent = self.operator(clock.step, node.rounds, by)
+                operator, sent = compose_rounds(self.network, self.network_key, clock.step, node.rounds, by)
                 mixed, sent = self.placement.transfer(operator, held), self.placement.mine(sent)
             else:
 
@@ -309,30 +309,32 @@ class Interpreter(RunContext):
             mixed, mass = mixed
             mixed = jax.tree.map(lambda w: w / along(mass, w), mixed)
         states = self.apply(node.put, Role.LEAVE, visit, carry.states, mixed, mass)
-        return replace(carry, states=states, clock=clock).sending(visit.path, sent)
+        return replace(carry, states=states, clock=clock).count_messages(visit.path, sent)
 
     def travel(self, path: Path, carry: Carry) -> Carry:
         """Count an average along the tree, and before the first one what it takes to learn the links."""
         assert self.tree is not None  # prepared for every program that has such averages
         if isinstance(self.tree, PlannedTree):
-            return self.travelled(path, carry, self.tree.trip(carry.clock.step))
+            return self.count_trip(path, carry, self.tree.trip(carry.clock.step))
         tree, post, lossy = self.tree, self.post(), self.faults is not None
         if tree.learns:
             before = (carry.clock, carry.sent[LEARNING])
 
             def learn(before):
                 own = replace(carry, clock=before[0], sent={**carry.sent, LEARNING: before[1]})
-                own = self.travelled(LEARNING, own, tree.learn(own.clock.step, post, lossy))
+                own = self.count_trip(LEARNING, own, tree.learn(own.clock.step, post, lossy))
                 return own.clock, own.sent[LEARNING]
 
             known = before[0].exchanges[LEARNING] > 0
             clock, sent = jax.lax.cond(known, lambda before: before, learn, before)
             carry = replace(carry, clock=clock, sent={**carry.sent, LEARNING: sent})
         again = sum(carry.clock.exchanges[place] for place in self.tree_places) > 0
-        return self.travelled(path, carry, tree.trip(carry.clock.step, post, lossy, again))
+        return self.count_trip(path, carry, tree.trip(carry.clock.step, post, lossy, again))
 
-    def travelled(self, path: Path, carry: Carry, trip: Trip) -> Carry:
-        return replace(carry, clock=carry.clock.travelled(path, trip)).sending(path, self.placement.mine(trip.links))
+    def count_trip(self, path: Path, carry: Carry, trip: Trip) -> Carry:
+        return replace(carry, clock=carry.clock.after_trip(path, trip)).count_messages(
+            path, self.placement.mine(trip.links)
+        )
 
     def post(self) -> Post:
         """Which links of all clients are up, and when what is sent on them arrives."""
@@ -340,41 +342,12 @@ class Interpreter(RunContext):
             return reliable_post(self.network, self.network_key)
         return lossy.post(self.network, self.network_key, self.faults, self.faults_key)
 
-    def operator(self, step: Int[Array, ""], rounds: int, weights: Weights) -> tuple[Array, Int[Array, " n"]]:
-        """The n×n operator of `rounds` steps from `step` on, and the messages that each client sends in them."""
-        n = self.network.clients
-
-        def at(step: Int[Array, ""]) -> tuple[Array, Bool[Array, "n n"]]:
-            links = self.network.links(self.network_key, step, jnp.arange(n), weights, padded=False)
-            return mixing_matrix(links, n), alive_rows(links, n)
-
-        if rounds == 0:
-            return jnp.eye(n), jnp.zeros(n, jnp.int32)
-        if not self.network.varying:
-            mixing, alive = at(step)
-            return power(mixing, rounds), rounds * counted(alive)
-        if rounds * n * n > 1_000_000:
-
-            def once(s, so_far):
-                mixing, alive = at(step + s)
-                return exact_matmul(mixing, so_far[0]), so_far[1] + counted(alive)
-
-            mixing, alive = at(step)
-            return jax.lax.fori_loop(1, rounds, once, (mixing, counted(alive)))
-        # All steps at once, multiplied in pairs: log2(S) batched products instead of S small ones in a row.
-        products, alive = jax.vmap(at)(step + jnp.arange(rounds))
-        sent = jnp.sum(alive, axis=(0, 2), dtype=jnp.int32)
-        while products.shape[0] > 1:
-            last = products[products.shape[0] // 2 * 2 :]
-            products = jnp.concatenate([exact_matmul(products[1::2], products[: products.shape[0] // 2 * 2 : 2]), last])
-        return products[0], sent
-
     def serve(self, visit: Visit, carry: Carry) -> Carry:
         node = visit.node
         message = self.apply(node.send, Role.SEND, visit, carry.states)
         answers = node.compute(self.placement.gather(message), leaf_key(visit.key, Role.COMPUTE, 0))
         states = self.apply(node.receive, Role.RECEIVE, visit, carry.states, self.placement.mine(answers))
-        return replace(carry, states=states, clock=carry.clock.advance(visit.path)).sending(visit.path, 1)
+        return replace(carry, states=states, clock=carry.clock.advance(visit.path)).count_messages(visit.path, 1)
 
 
 def write_row(records: PyTree, due: Bool[Array, ""], row: Any, make: Callable[[], PyTree]) -> PyTree:
@@ -388,34 +361,4 @@ def write_row(records: PyTree, due: Bool[Array, ""], row: Any, make: Callable[[]
 
 def messages(links: Links) -> Int[Array, " b"]:
     """How many links each client of the block sends over."""
-    return counted(links.alive)
-
-
-def counted(alive: Bool[Array, "b links"]) -> Int[Array, " b"]:
-    return jnp.sum(alive, axis=1, dtype=jnp.int32)
-
-
-def composes(network: Network, floats: int) -> bool:
-    """Whether the rounds of an average of so many numbers are composed into one operator.
-
-    S products of n×n matrices are cheaper than S products with the values only while n is below their width (or so
-    small that nothing but the number of operations counts).
-    """
-    n = network.clients
-    links = jax.eval_shape(lambda: network.links(jax.random.key(0), 0, jnp.arange(n), "ones"))
-    return links.targets is None and (n <= 8 or 2 * n <= floats)
-
-
-def power(a: Array, exponent: int) -> Array:
-    """aᵏ by repeated squaring."""
-    if exponent == 1:
-        return a
-    half = power(a, exponent // 2)
-    square = exact_matmul(half, half)
-    return exact_matmul(square, a) if exponent % 2 else square
-
-
-def exact_matmul(a: Array, b: Array) -> Array:
-    if a.shape[-1] <= 8:  # tiny products as one fused elementwise loop instead of library calls
-        return jnp.sum(a[..., :, :, None] * b[..., None, :, :], axis=-2)
-    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+    return count_alive(links.alive)

@@ -47,7 +47,7 @@ def _loop(f: Callable[..., list], given: list[Array], fresh: list[int], over: bo
         put = jax.lax.dynamic_update_index_in_dim if one else jax.lax.dynamic_update_slice_in_dim
         return put(array, new, i * batch, 0)
 
-    def divided(array):
+    def split(array):
         return array if one else array[:first].reshape(rows // batch, batch, *array.shape[1:])
 
     # Results that are alike may be made in one pass over several inputs, of which some are written before others are
@@ -65,10 +65,10 @@ def _loop(f: Callable[..., list], given: list[Array], fresh: list[int], over: bo
         return {k: write(array, new[k], i) for k, array in held.items()}, None
 
     if over:
-        rest = [None if k in fresh else divided(array) for k, array in enumerate(given)]
+        rest = [None if k in fresh else split(array) for k, array in enumerate(given)]
         found, _ = jax.lax.scan(overwrite, {k: given[k] for k in fresh}, (jnp.arange(rows // batch), rest))
     else:
-        found = jax.lax.map(compute, [divided(array) for array in given])
+        found = jax.lax.map(compute, [split(array) for array in given])
         if not one:
             found = {k: array.reshape(first, *array.shape[2:]) for k, array in found.items()}
     if first == rows:

@@ -94,11 +94,11 @@ def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
     agreed = {body: int(times) for body, times in clock.passes.items()}
     width, sent = {sending.path: sending.bytes for sending in found.sendings}, np.zeros(n, np.int64)
     width[LEARNING] = n * jnp.zeros(()).dtype.itemsize
-    for path, count in processes.gathered(carry.sent).items():
+    for path, count in processes.gather(carry.sent).items():
         sent += width[path] * np.asarray(count)[:n].astype(np.int64)
     return RunResult(
         states=jax.tree.map(
-            lambda v: v if v.shape[0] == n else processes.whole("clients", v)[:n], processes.gathered(carry.states)
+            lambda v: v if v.shape[0] == n else processes.whole("clients", v)[:n], processes.gather(carry.states)
         ),
         step=int(clock.step),
         rounds=int(clock.step) - step,

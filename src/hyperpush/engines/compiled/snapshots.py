@@ -47,7 +47,7 @@ class History:
         """All rows by name, leaves [rows, clients, …]."""
 
         def ours(rows: Array) -> Array:
-            whole = processes.gathered(rows)
+            whole = processes.gather(rows)
             return whole if whole.shape[1] == clients else processes.whole("record", whole)[:, :clients]
 
         return {

@@ -84,11 +84,11 @@ class FedEM(LocalEpochs):
         def by_model(params: PyTree, inputs: Array, labels: Array) -> Float[Array, "k b"]:
             return jax.vmap(losses, in_axes=(0, None))(log_probs_by_model(model, params, inputs), labels)
 
-        def weighted(params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
+        def weighted_losses(params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
             inputs, labels, shares = batch
             return jnp.sum(shares.T * by_model(params, inputs, labels), axis=0)
 
-        maximized = replace(problem, inner=weighted)
+        maximized = replace(problem, inner=weighted_losses)
 
         def train(state: Learner, ctx: Context) -> Learner:
             batch = everything(ctx.data.train)

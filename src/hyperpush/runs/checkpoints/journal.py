@@ -186,7 +186,7 @@ def digest_of(run: HostLoop) -> str:
     nodes = [(sending.path, type(sending.node).__name__) for sending in found.sendings]
     shapes = [f"{leaf.shape[1:]}{leaf.dtype}" for leaf in jax.tree.leaves((start.states, context.data))]
     network = (context.network.name, context.network.clients)
-    key = np.asarray(jax.random.key_data(processes.gathered(run.key))).tolist()
+    key = np.asarray(jax.random.key_data(processes.gather(run.key))).tolist()
     kinds = sorted({device.device_kind for device in jax.devices()})
     parts = (loops, nodes, shapes, network, run.every, sorted(run.recorders), key, jax.__version__, kinds)
     about = blake2b(repr(parts).encode(), digest_size=8).hexdigest()

@@ -42,7 +42,7 @@ def of_paper(paper: Paper, data: str, network: str, by: Kind) -> Setting:
     if network not in had:
         raise InvalidInput("network", network, f"what the paper has for {data} (paper={paper}): {', '.join(had)}")
     if paper == "personalized":
-        return _personalized(data, by)
+        return _personal_setting(data, by)
     return _cooperative(data) if paper == "cooperative" else _hypergradient(by)
 
 
@@ -50,7 +50,7 @@ def _large(numbers: tuple[float | None, ...], **more: object) -> Setting:
     return Setting.model_validate({**dict(zip(COLUMNS, numbers, strict=True)), "large": True, **more})
 
 
-def _personalized(data: str, by: Kind) -> Setting:
+def _personal_setting(data: str, by: Kind) -> Setting:
     """Appendix D and table 2; for other data than EMNIST appendix G, and the inner problem of `_cooperative`."""
     if data == "emnist":
         rates = (0.05, 0.25) if by == "push" else (0.0316, 0.1)

@@ -174,7 +174,7 @@ def fit_method(fitting: Fitting, name: str, pushes: int, labels: Row) -> tuple[R
         "floats_per_client": fitted.floats,
         "seconds": perf_counter() - began,
     }
-    learned = {} if name in methods.PLAIN else fitted.recipe.weights(processes.gathered(fitted.hypers))
+    learned = {} if name in methods.PLAIN else fitted.recipe.weights(processes.gather(fitted.hypers))
     weights = {key: np.asarray(value) for key, value in learned.items()}
     detail = {
         "clients": result.each.tolist(),

@@ -43,7 +43,7 @@ def _positive(rng: np.random.Generator, params: int, low: float, high: float) ->
     return (basis * np.geomspace(low, high, params)) @ basis.T
 
 
-def _cancelling(rng: np.random.Generator, clients: int, params: int) -> Hessians:
+def _zero_mean_noise(rng: np.random.Generator, clients: int, params: int) -> Hessians:
     """Indefinite matrices whose mean is zero."""
     noise = rng.normal(size=(clients, params, params))
     noise = noise + noise.transpose(0, 2, 1)
@@ -61,7 +61,7 @@ def _scales(rng: np.random.Generator, clients: int, params: int) -> Hessians:
 
 
 def _indefinite_local(rng: np.random.Generator, clients: int, params: int) -> Hessians:
-    return _mild(rng, clients, params) + _cancelling(rng, clients, params)
+    return _mild(rng, clients, params) + _zero_mean_noise(rng, clients, params)
 
 
 def _disjoint(rng: np.random.Generator, clients: int, params: int) -> Hessians:
@@ -83,7 +83,7 @@ def _low_rank(condition: float) -> Callable[..., Hessians]:
 
 def _condition(condition: float) -> Callable[..., Hessians]:
     def make(rng: np.random.Generator, clients: int, params: int) -> Hessians:
-        return _positive(rng, params, 1 / condition, 1.0) + 0.01 * _cancelling(rng, clients, params)
+        return _positive(rng, params, 1 / condition, 1.0) + 0.01 * _zero_mean_noise(rng, clients, params)
 
     return make
 
@@ -94,7 +94,7 @@ def _zero_third(rng: np.random.Generator, clients: int, params: int) -> Hessians
     return hessians
 
 
-def _shifted(factor: float) -> Callable[..., Hessians]:
+def _with_less_curvature(factor: float) -> Callable[..., Hessians]:
     """The mild family, less so many times the smallest eigenvalue of the mean in the direction of its eigenvector."""
 
     def make(rng: np.random.Generator, clients: int, params: int) -> Hessians:
@@ -115,6 +115,6 @@ MAKERS: dict[Family, Callable[..., Hessians]] = {
     "kappa-1e3": _condition(1e3),
     "kappa-1e4": _condition(1e4),
     "zero-third": _zero_third,
-    "singular": _shifted(1.0),
-    "indefinite": _shifted(1.3),
+    "singular": _with_less_curvature(1.0),
+    "indefinite": _with_less_curvature(1.3),
 }

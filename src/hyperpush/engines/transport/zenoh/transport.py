@@ -311,7 +311,7 @@ class Zenoh:
     def _guard(self, take: Take) -> Take:
         """Whatever comes in, nothing but a count may come of it if it does not fit."""
 
-        def guarded(place: int, header: bytes, payload: bytes) -> None:
+        def handle(place: int, header: bytes, payload: bytes) -> None:
             with self._changed:
                 try:
                     take(place, header, payload)
@@ -319,7 +319,7 @@ class Zenoh:
                     self.rejections[rejected.reason.value] += 1
                 self._changed.notify_all()
 
-        return guarded
+        return handle
 
     def _on_data(self, place: int, header: bytes, part: bytes) -> None:
         other = self.neighbors[place]
