@@ -167,7 +167,7 @@ def train(
     found: InnerState = run.states
     after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
     history = history_of(run, method.loop, every or 1) if recorders else None
-    status = replace(call.status(found), residual=inner_residual(after, method))
+    status = replace(call.status(found), residual=inner_residual(after, method, engine))
     return Training(after, status, costs, task.problem.whole(found.params), history).check(throw)
 
 
@@ -248,7 +248,7 @@ def hypergradient(
     run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
     after, costs = call.after(run, links if point is not None else None)
     status = call.status(run.states)
-    if (residual := inner_residual(task, method)) is not None:
+    if (residual := inner_residual(task, method, engine)) is not None:
         status = status.at(residual)
     return Estimate(after, status, costs, run.states.value, run.history).check(throw)
 
@@ -328,7 +328,7 @@ def solve(
     after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
     params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
-    status, residual = call.status(found), inner_residual(after, method)
+    status, residual = call.status(found), inner_residual(after, method, engine)
     if residual is not None and method.nested:
         status = status.at(residual)
     return Solution(after, status, costs, params, found.hyper, history, best).check(throw)

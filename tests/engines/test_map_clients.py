@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import hyperpush as hp
 from hyperpush.engines.compiled.map_clients import map_clients
 
 ROWS = 5
@@ -61,3 +62,13 @@ def test_a_loop_over_rounds_holds_a_state_once():
     used = jax.jit(run, donate_argnums=(0, 1)).lower(*arrays).compile().memory_analysis()
     assert used is not None
     assert used.temp_size_in_bytes < 16 * size * 4 // 2
+
+
+def test_the_inner_residual_is_that_of_all_clients_at_once():
+    task, network, method = hp.tasks.quadratic(3, 0), hp.networks.Ring(3), hp.HGP(2, 1, 0.1)
+    one, all_at_once = (
+        hp.hypergradient(task, method, network, key=0, engine=hp.Simulate(clients_per_batch=batch)).status.residual
+        for batch in (1, None)
+    )
+    assert all_at_once > 0.01
+    np.testing.assert_allclose(one, all_at_once, rtol=1e-5)

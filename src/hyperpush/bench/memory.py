@@ -19,8 +19,9 @@ from hyperpush.runs.run import StudyRun
 ESTIMATORS: dict[str, HypergradientEstimator] = {
     "HGP": hp.HGP(2, 2, 0.01),
     "TrackedHGP": hp.TrackedHGP(10),
-    "TreeCG": hp.TreeCG(10),
+    "Automatic": hp.Automatic(),
 }
+CONVEX = 20.0  # an L2 rate with which the mean Hessian is positive definite: the default ends by itself
 
 
 def run(config: Memory, run: StudyRun) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def measure(config: Memory, method: str, batch: int) -> list[Row]:
     row: Row = {"method": method, "batch": batch}
 
     def everything() -> None:
-        task = images(config.model, config.clients, config.seed, config.examples)
+        task = images(config.model, config.clients, config.seed, config.examples).with_l2(CONVEX)
         network = hp.networks.RandomDirected(config.clients, seed=config.seed)
         parameters, numbers = state_sizes(task, ESTIMATORS[method], network)
         engine = hp.Simulate(clients_per_batch=batch or None)

@@ -143,7 +143,7 @@ def check(
         largest=largest,
         smallest=smallest,
         tenfold=tenfold,
-        given_residual=inner_residual(task, method),
+        given_residual=inner_residual(task, method, engine),
         own_smallest=own_smallest,
         sensitivity=sensitivity,
         window=network.flood_rounds(),

@@ -92,8 +92,9 @@ class _State(eqx.Module):
     along_x: PyTree  # B_i x, summed up on the way
     descent: _Descent
     probe: _Probe | None
-    image: Float[Array, " d"]  # H_i times what `phase` says
-    along: PyTree  # B_i times it
+    image: Float[Array, " d"]  # H_i times what `phase` says, or the source less that for the residual
+    squared: Float[Array, ""]  # (‖H_i p‖/‖p‖)² for that p
+    along: PyTree  # B_i p
     phase: Int[Array, ""]
     reason: Int[Array, ""]
     count: Int[Array, ""]  # iterations so far
@@ -205,13 +206,12 @@ class TreeCG(SystemSolver):
             return (state.phase == ENDED) | ~state.probe.on
 
         def remaining(state: _State, ctx: Context) -> Int[Array, ""]:
-            return jnp.where(state.phase == ENDED, 0, 1)
+            return jnp.where(state.phase == ENDED, 0, self.steps)
 
         body = Sequence(Local(multiply), Average(_message, advance, rounds=1, by="tree"))
         probing = Repeat(body, self.steps, until=needs_no_probe, name="TreeCG", common=True)
-        rest = Repeat(body, self.steps, until=has_ended, name="TreeCG without probe", common=True)
-        rest = Repeat(rest, 1, times=remaining, name="unless ended")
-        return Scope(Sequence(probing, Scope(rest, drop_probe, lambda before, state, ctx: state)), start, finish)
+        rest = Repeat(body, self.steps, until=has_ended, times=remaining, name="TreeCG without probe", common=True)
+        return Scope(Sequence(probing, Local(drop_probe), rest), start, finish)
 
     def _start(self, problem: Problem, state: HypergradientState, ctx: Context) -> _State:
         source, direct = outer_gradient_shares(problem, state, ctx)
@@ -232,6 +232,7 @@ class TreeCG(SystemSolver):
             descent=_Descent.start(none, self.steps),
             probe=probe,
             image=none,
+            squared=zero,
             along=optax.tree.zeros_like(direct),
             phase=jnp.asarray(RESIDUAL, jnp.int32),
             reason=jnp.asarray(RUNNING, jnp.int32),
@@ -260,7 +261,7 @@ class TreeCG(SystemSolver):
             state = self._advance_probe(state, probed, floor)
         residual = self._check_residual(state, image, 2 * rounding * spread)
         direction = self._step(state, image + self.damping * vector, rounding * spread, floor)
-        after = jax.tree.map(lambda a, b: jnp.where(at_residual, a, b), residual, direction)
+        after = _choose(at_residual, residual, direction)
         ended = (after.reason != RUNNING) | (after.count >= self.steps)
         return replace(after, phase=jnp.where(ended, ENDED, after.phase).astype(jnp.int32))
 
@@ -279,16 +280,13 @@ class TreeCG(SystemSolver):
             singular = flat & (curvature < -floor)
             settled = descent.size <= floor / descent.ritz.most * probe.first
         useful = probe.on & ~flat
-        after = jax.tree.map(
-            lambda new, old: jnp.where(useful, new, old),
-            replace(probe, descent=descent, on=~settled & (descent.ritz.count < self.steps)),
-            replace(probe, on=probe.on & ~flat),
-        )
+        on = ~settled & (descent.ritz.count < self.steps)
+        after = _choose(useful, replace(probe, descent=descent, on=on), replace(probe, on=probe.on & ~flat))
         known = jnp.where(useful, _smaller(state.smallest, smallest), state.smallest)
         if self.ignores_flat:
             begins, size = state.count == 1, jnp.linalg.norm(image)
             first = replace(probe, descent=_Descent.start(image, self.steps), first=size, on=size > 0)
-            after = jax.tree.map(lambda new, old: jnp.where(begins, new, old), first, after)
+            after = _choose(begins, first, after)
             known, singular = jnp.where(begins, state.smallest, known), singular & ~begins
         reason = jnp.where(singular, Reason.ILL_POSED, state.reason).astype(jnp.int32)
         return replace(state, probe=after, smallest=known, reason=reason)
@@ -311,7 +309,7 @@ class TreeCG(SystemSolver):
             error=jnp.where(size == 0, 0, jnp.where(first, state.error, error)),
             phase=jnp.where(waits, RESIDUAL, DIRECTION).astype(jnp.int32),
             reason=jnp.where(state.reason == RUNNING, reason, state.reason).astype(jnp.int32),
-            along_x=jax.tree.map(lambda old, new: new, state.along_x, state.along),
+            along_x=state.along,
         )
 
     def _step(self, state: _State, image: Float[Array, " d"], rounding: Float[Array, ""], floor: Any) -> _State:
@@ -335,8 +333,7 @@ class TreeCG(SystemSolver):
         )
         stop = singular | (state.reason != RUNNING)
         reason = jnp.where(singular & (state.reason == RUNNING), Reason.ILL_POSED, state.reason).astype(jnp.int32)
-        kept = jax.tree.map(lambda old, new: jnp.where(stop, old, new), state, after)
-        return replace(kept, reason=reason)
+        return replace(_choose(stop, state, after), reason=reason)
 
     def _awaits_probe(self, state: _State) -> Bool[Array, ""]:
         """Whether the probe may still find the Hessian singular.
@@ -357,9 +354,14 @@ class TreeCG(SystemSolver):
 def _multiply(problem: Problem, state: _State, ctx: Context) -> _State:
     """A client's products with what `phase` says, and with the probe's direction."""
     back, examples = ravel_pytree(state.params)[1], everything(ctx.data.train)
-    vector = jnp.where(state.phase == RESIDUAL, state.x, state.descent.direction)
-    image, along = problem.products(state.params, state.hyper, examples, back(vector))
-    state = replace(state, image=ravel_pytree(image)[0], along=along)
+    at_residual = state.phase == RESIDUAL
+    vector = jnp.where(at_residual, state.x, state.descent.direction)
+    product, along = problem.products(state.params, state.hyper, examples, back(vector))
+    image, size = ravel_pytree(product)[0], jnp.linalg.norm(vector)
+    squared = (jnp.linalg.norm(image) / jnp.where(size > 0, size, 1)) ** 2
+    # What is averaged is made here, where it replaces what was averaged before.
+    image = jnp.where(at_residual, state.source - image, image)
+    state = replace(state, image=image, squared=squared, along=along)
     if state.probe is None:
         return state
     product = problem.hessian_product(state.params, state.hyper, examples, back(state.probe.descent.direction))
@@ -368,21 +370,16 @@ def _multiply(problem: Problem, state: _State, ctx: Context) -> _State:
 
 def _message(state: _State, ctx: Context) -> tuple[Any, Array]:
     """What is averaged: the products, how large they are at this client, and how sensitive its result is."""
-    at_residual = state.phase == RESIDUAL
-    vector = jnp.where(at_residual, state.x, state.descent.direction)
-    size = jnp.linalg.norm(vector)
-    squared = largest = (jnp.linalg.norm(state.image) / jnp.where(size > 0, size, 1)) ** 2
-    probed = None
+    largest, probed = state.squared, None
     if state.probe is not None:
         probed, direction = state.probe.image, jnp.linalg.norm(state.probe.descent.direction)
         own = (jnp.linalg.norm(probed) / jnp.where(direction > 0, direction, 1)) ** 2
-        largest = jnp.maximum(squared, jnp.where(state.probe.on, own, 0))
+        largest = jnp.maximum(largest, jnp.where(state.probe.on, own, 0))
     value = jax.tree.map(jnp.subtract, state.direct, state.along_x)
     weighed, most = state.reach * norm(state.x), 1 / jnp.sqrt(jnp.finfo(state.x.dtype).eps)
     scale = scale_of(state.reach, state.direct, value, state.x)  # at least `weighed` over `most`
     ratio = jnp.where(weighed > 0, weighed / jnp.where(scale > 0, scale, 1), jnp.sign(state.reach) * most)
-    image = jnp.where(at_residual, state.source - state.image, state.image)
-    return (image, probed, squared, largest, ratio**4), jnp.ones(())
+    return (state.image, probed, state.squared, largest, ratio**4), jnp.ones(())
 
 
 def _error(state: _State, residual: Float[Array, ""], smallest: Float[Array, ""]) -> Float[Array, ""]:
@@ -397,6 +394,11 @@ def _remembered(state: _State) -> Float[Array, ""]:
     """The smallest eigenvalue for the next outer step. A run that saw little of it raises it by a little only."""
     known = CAUTION * state.expected
     return jnp.where(state.smallest > 0, _smaller(CAUTION * known, state.smallest), known)
+
+
+def _choose(first: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
+    """One of two states. What both share stays the same array, which engines need not write."""
+    return jax.tree.map(lambda a, b: a if a is b else jnp.where(first, a, b), one, other)
 
 
 def _positive(number: Float[Array, ""]) -> Float[Array, ""]:

@@ -271,7 +271,7 @@ class Repeat(eqx.Module):
         name: By which the loop is recorded, shown, and named when it diverges.
 
     Raises:
-        InvalidInput: `at_most` is negative, or both `until` and `times` are given.
+        InvalidInput: `at_most` is negative.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -300,8 +300,6 @@ class Repeat(eqx.Module):
     def __check_init__(self):
         if self.at_most < 0:
             raise InvalidInput(f"{self.name}: number of rounds", self.at_most, "0 or more")
-        if self.until is not None and self.times is not None:
-            raise InvalidInput(f"{self.name}: until and times", "both", "one of them")
 
 
 class Scope(eqx.Module):

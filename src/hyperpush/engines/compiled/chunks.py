@@ -89,13 +89,21 @@ def all_finite(context: Interpreter, carry: Carry) -> Bool[Array, ""]:
 _OTHERS = {ChunkResult: (P(), P(None, AXIS), P(), P(), P()), PassResult: (P(),)}
 
 
+class _Handed(NamedTuple):
+    """Stands for an argument that comes out as it went in: a compiled function would copy it."""
+
+    place: int  # among the leaves of what was given
+
+
 @partial(eqx.filter_jit, donate="all-except-first")
 def _call_jitted(given: tuple[Any, ...], donated: PyTree) -> Any:
     function, context, static, carry, *scalars = given
     if donated is not None:
         carry = eqx.combine(carry, donated)
     if context.mesh is None:
-        return function(context, *static, carry, *scalars)
+        places = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves(given)) if eqx.is_array(leaf)}
+        result = function(context, *static, carry, *scalars)
+        return jax.tree.map(lambda leaf: _Handed(places[id(leaf)]) if id(leaf) in places else leaf, result)
     kind = ChunkResult if function is run_chunk else PassResult
     arrays, rest = eqx.partition((replace(context, data=None), static), eqx.is_array)
 
@@ -119,10 +127,16 @@ def call_compiled(
 ) -> Any:
     """function(context, *static, *arguments), compiled; block by block where there are several devices.
 
-    The first argument is a carry. What it lacks is in `donated`, and is overwritten. A new number in the context's
-    recipe compiles nothing.
+    The first argument is a carry. What it lacks is in `donated`, and is overwritten. What comes out as it went in is
+    the same array, not a copy. A new number in the context's recipe compiles nothing.
     """
-    return _call_jitted((function, context, static, *arguments), donated)
+    given = (function, context, static, *arguments)
+    arrays, result = jax.tree.leaves(given), _call_jitted(given, donated)
+    return jax.tree.map(
+        lambda leaf: arrays[leaf.place] if isinstance(leaf, _Handed) else leaf,
+        result,
+        is_leaf=lambda leaf: isinstance(leaf, _Handed),
+    )
 
 
 def split_donatable(tree: PyTree, kept: PyTree) -> tuple[PyTree, PyTree]:

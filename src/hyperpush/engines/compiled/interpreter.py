@@ -283,28 +283,31 @@ class Interpreter(RunContext):
         value, mass = self.apply(node.get, Role.ENTER, visit, carry.states)
         held = (value, mass) if node.by == "push" else value
         floats = sum(leaf.size for leaf in jax.tree.leaves(held)) // mass.shape[0]
-        if by == "tree":
-            # No vector travels along it: the value is the mean, and what the tree takes is counted.
-            states = self.apply(node.put, Role.LEAVE, visit, carry.states, self.placement.mean(held), mass)
-            return with_states(self.travel(visit.path, carry), states)
-        if by == "exact":
-            mixed, sent = self.placement.mean(held), 1
-            clock = clock.advance(visit.path)
+        if by in ("tree", "exact"):
+            # No vector travels along a tree: the value is the mean, and what the tree takes is counted.
+            mean = self.placement.mean(held)  # once, and not for every client
+
+            def put(state: State, mass: Array, ctx: Context) -> State:
+                return node.put(state, mean, mass, ctx)
+
+            after = with_states(carry, self.apply(put, Role.LEAVE, visit, carry.states, mass))
+            if by == "tree":
+                return self.travel(visit.path, after)
+            return replace(after, clock=clock.advance(visit.path)).sending(visit.path, 1)
+        if composes(self.network, floats):
+            operator, sent = compose_rounds(self.network, self.network_key, clock.step, node.rounds, by)
+            mixed, sent = self.placement.transfer(operator, held), self.placement.mine(sent)
         else:
-            if composes(self.network, floats):
-                operator, sent = compose_rounds(self.network, self.network_key, clock.step, node.rounds, by)
-                mixed, sent = self.placement.transfer(operator, held), self.placement.mine(sent)
-            else:
 
-                def once(s, so_far):
-                    held, sent = so_far
-                    links = self.links(clock.step + s, by)
-                    others = self.placement.combine(links, held, "sum")
-                    held = jax.tree.map(lambda mine, rest: along(links.own, mine) * mine + rest, held, others)
-                    return held, sent + messages(links)
+            def once(s, so_far):
+                held, sent = so_far
+                links = self.links(clock.step + s, by)
+                others = self.placement.combine(links, held, "sum")
+                held = jax.tree.map(lambda mine, rest: along(links.own, mine) * mine + rest, held, others)
+                return held, sent + messages(links)
 
-                mixed, sent = jax.lax.fori_loop(0, node.rounds, once, (held, jnp.zeros(mass.shape, jnp.int32)))
-            clock = clock.advance(visit.path, node.rounds)
+            mixed, sent = jax.lax.fori_loop(0, node.rounds, once, (held, jnp.zeros(mass.shape, jnp.int32)))
+        clock = clock.advance(visit.path, node.rounds)
         if node.by == "push":
             mixed, mass = mixed
             mixed = jax.tree.map(lambda w: w / along(mass, w), mixed)

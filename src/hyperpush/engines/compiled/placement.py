@@ -73,7 +73,8 @@ class SingleDevice(Placed):
         return jax.tree.map(lambda v: jnp.tensordot(operator, v, 1, precision=jax.lax.Precision.HIGHEST), values)
 
     def mean(self, values: PyTree) -> PyTree:
-        return jax.tree.map(lambda v: jnp.broadcast_to(jnp.mean(v, axis=0, keepdims=True), v.shape), values)
+        """Of all clients, without an axis for them."""
+        return jax.tree.map(lambda v: jnp.mean(v, axis=0), values)
 
     def max(self, values: Array) -> Array:
         return jnp.max(values)
@@ -230,8 +231,7 @@ class Sharded(Placed):
 
     def mean(self, values: PyTree) -> PyTree:
         def one(v):
-            total = jax.lax.psum(jnp.sum(self.only_real(v), axis=0, keepdims=True), AXIS)
-            return jnp.broadcast_to(total / self.clients, v.shape)
+            return jax.lax.psum(jnp.sum(self.only_real(v), axis=0), AXIS) / self.clients
 
         return jax.tree.map(one, values)
 
