@@ -48,11 +48,11 @@ class _Call:
     @property
     def adapted(self) -> Any:
         """The method as it runs on this network."""
-        return self.method.on(self.network, self.engine.lossy, self.task)
+        return self.method.on(self.network, self.engine, self.task)
 
     def status(self, states: Any) -> Status:
         """What the method says of the states that it ended with, and which estimator it took."""
-        return replace(self.adapted.status(states), chosen=self.method.choice(self.task))
+        return replace(self.adapted.status(states), chosen=self.method.choice(self.engine, self.task))
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
         """The call with `seeds=`, several runs as one result; or with `save=`, a run that is kept in a folder.
@@ -351,7 +351,7 @@ def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engin
     for part in (method, *method.parts()):
         check_batch_size(part, task)
     if task.privacy is not None:
-        budget(task, method.on(network, engine.lossy, task))  # refuses what lets data out
+        budget(task, method.on(network, engine, task))  # refuses what lets data out
     return check_key(key)
 
 

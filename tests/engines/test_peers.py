@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from engines.peer.parties import together
+from systems import system
 
 import hyperpush as hp
 from hyperpush.cli.app import main
@@ -65,6 +66,21 @@ def test_four_parties_train_and_estimate_one_after_the_other(engines):
     values = np.asarray(estimate.value)
     np.testing.assert_allclose(stacked([value for _, value, *_ in found]), values, atol=1e-5 * np.abs(values).max())
     assert [(names, rounds) for *_, names, rounds in found] == [((name,), truth.costs.rounds) for name in NAMES]
+
+
+def test_asynchronous_parties_get_an_estimator_that_needs_no_tree():
+    addresses = {name: f"127.0.0.1:{port}" for name, port in zip(NAMES, free_ports(len(NAMES)), strict=True)}
+    problem = system("like", n=len(NAMES), d=3)
+
+    def party(client):
+        engine = hp.Peers(NAMES[client], addresses, tls=False, mode="asynchronous", longest_wait=0.2)
+        task = problem.task.replace(names=NAMES).for_client(NAMES[client])
+        return hp.hypergradient(task, hp.Automatic(), hp.networks.FullyConnected(len(NAMES)), key=0, engine=engine)
+
+    found = together(len(NAMES), party)
+    assert [each.status.chosen for each in found] == ["TrackedHGP: asynchronous peers"] * len(NAMES)
+    assert all(each.status.converged and each.status.residual is None for each in found), found
+    assert problem.error(stacked([each.value for each in found])) < max(each.status.error for each in found) < 1e-3
 
 
 def test_four_parties_solve_without_certificates_on_loopback(engines):

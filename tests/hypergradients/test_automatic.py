@@ -5,6 +5,7 @@ import pytest
 from systems import system
 
 import hyperpush as hp
+from hyperpush.engines.run_checks import check_repairable
 
 NETWORK = hp.networks.RandomDirected(6)
 
@@ -20,8 +21,36 @@ NETWORK = hp.networks.RandomDirected(6)
 def test_it_takes_what_the_situation_allows_and_says_why(options, name, why):
     method, task = hp.Automatic(**options), system("like").task
     assert type(method.on(NETWORK, None, task)).__name__ == name
-    assert method.choice(task).startswith(f"{name}: ")
-    assert why in method.choice(task)
+    assert method.choice(hp.Simulate(), task).startswith(f"{name}: ")
+    assert why in method.choice(hp.Simulate(), task)
+
+
+LOSSY = hp.Faults(loss=0.2, delay=1)
+ASYNCHRONOUS = hp.Peers("0", {str(client): None if client else "127.0.0.1:1" for client in range(6)}, tls=False,
+                        mode="asynchronous")  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", [hp.Simulate(faults=LOSSY), hp.Threads(faults=LOSSY), ASYNCHRONOUS], ids=type)
+@pytest.mark.parametrize("options", [{}, {"trust": False}, {"batch_size": 1}, {"tolerance": 1e-2}], ids=repr)
+@pytest.mark.parametrize("private", [False, True])
+def test_what_it_takes_runs_where_messages_get_lost(engine, options, private):
+    task, method = hp.tasks.logistic(6, seed=0), hp.Automatic(**options)
+    if private:
+        task = task.private(noise=hp.privacy.Gaussian(1.0), clip=1.0, curvature=1.0, coupling=1.0)
+    check_repairable(method.on(NETWORK, engine, task).program(task.problem), True, trees=not engine.no_tree)
+    if options == {} and not private and engine.no_tree:
+        assert method.choice(engine, task) == f"TrackedHGP: {engine.no_tree}"
+        with pytest.raises(hp.InvalidInput, match=rf"TreeCG among {engine.no_tree}'; allowed: TrackedHGP"):
+            hp.PDBO(hp.SGP(1, 0.1), hp.TreeCG(), hp.optimizer("sgd", learning_rate=0.1), steps=1).on(NETWORK, engine)
+
+
+def test_where_nobody_can_vote_the_error_is_judged_at_the_end():
+    for kind, converged in (("like", True), ("ill-conditioned", False)):
+        problem = system(kind)
+        found = hp.hypergradient(problem.task, hp.TrackedHGP(200), NETWORK, key=0, engine=hp.Simulate(faults=LOSSY))
+        assert found.status.error is not None
+        assert problem.error(found.value) < found.status.error
+        assert (found.status.converged, found.status.reason) == (converged, "tolerance" if converged else "limit")
 
 
 def test_results_carry_the_choice():

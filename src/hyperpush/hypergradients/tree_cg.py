@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from hyperpush.checks import check_integer, check_positive
 from hyperpush.data.batches import everything
+from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
 from hyperpush.hypergradients.ritz import Tridiagonal
 from hyperpush.hypergradients.settings import norm
@@ -169,6 +170,12 @@ class TreeCG(SystemSolver):
     def __check_init__(self):
         check_integer("TreeCG.steps", self.steps, minimum=1)
         check_positive("TreeCG.tolerance", self.tolerance, optional=True)
+
+    def on(self, network: Any, engine: Any = None, task: Any = None) -> "TreeCG":
+        if engine is not None and engine.no_tree:
+            allowed = "TrackedHGP(…) or Automatic(), which need no tree"
+            raise InvalidInput("method", f"TreeCG among {engine.no_tree}", allowed)
+        return self
 
     def memory(self, params: PyTree, hyper: PyTree) -> Memory | None:
         if self.ignores_flat:  # the solution of least norm is found from zero alone
