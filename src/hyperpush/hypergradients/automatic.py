@@ -91,6 +91,6 @@ class Automatic(HypergradientEstimator):
         if self.batch_size is not None:
             return tracked.with_options(batch_size=self.batch_size), "mini-batches"
         if no_tree or not self.trust:
-            tracked = tracked.with_options(tolerance=self.tolerance or tracked.tolerance)
+            tracked = tracked.with_options(tolerance=tracked.tolerance if self.tolerance is None else self.tolerance)
             return tracked, no_tree or "members that distrust each other"
         return TreeCG(tolerance=self.tolerance), "all examples, members that trust each other"

@@ -225,8 +225,7 @@ class TreeCG(SystemSolver):
         source = ravel_pytree(source)[0]
         zero, none = jnp.zeros((), source.dtype), jnp.zeros_like(source)
         known = Memory(none, zero) if state.memory is None else state.memory
-        # The same at every client.
-        random = probe_of(source.size, source.dtype)
+        random = probe_of(source.size, source.dtype, ctx)
         probe = _Probe(_Descent.start(random, self.steps), none, jnp.linalg.norm(random), jnp.ones((), bool))
         return _State(
             params=state.params,

@@ -56,6 +56,7 @@ class Context(eqx.Module):
         round: The iteration of the innermost loop around, from 0.
         key: The leaf's own, for this client and round.
         data: The client's own data, such as `Data`.
+        common_key: Of this leaf and round, the same at every client; never secret.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -70,6 +71,7 @@ class Context(eqx.Module):
     round: Int[Array, ""]  # iteration of the innermost enclosing Repeat
     key: PRNGKeyArray  # this leaf's own, for this client and round
     data: PyTree  # the client's private data
+    common_key: PRNGKeyArray | None = None  # of this leaf and round, for draws that are the same at every client
 
 
 class Inbox(eqx.Module):

@@ -137,8 +137,9 @@ class Interpreter(RunContext):
         def one(state, others):
             client, data, more = others
             round, key = jnp.asarray(visit.round, jnp.int32), leaf_key(visit.key, role, client)
-            return f(state, *more, Context(client, self.network.clients, round, key, data))
+            return f(state, *more, Context(client, self.network.clients, round, key, data, common))
 
+        common = leaf_key(visit.key, role, self.network.clients)  # a number that is nobody's
         states, *more = stacked
         others = (self.placement.ids(), self.data, more)
         if self.batch is None:
