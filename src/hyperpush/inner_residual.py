@@ -1,5 +1,7 @@
 """How far params are from solving the inner problem: the rule by which estimates are marked as unsolved."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,12 +9,13 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush import processes
-from hyperpush.data.batches import everything
+from hyperpush.engines.base import Engine
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.differences import DifferenceProblem
+from hyperpush.hypergradients.residual import append_residual, residual_of, terms_of
 from hyperpush.method import Method
 from hyperpush.problem import Problem
-from hyperpush.programs import program_of
+from hyperpush.programs import Node, Recipe, Sequence, contains, program_of
 from hyperpush.task import Task
 
 
@@ -25,24 +28,47 @@ def inner_residual(task: Task, method: Method) -> float | None:
 
     None where data must not be looked at, where nobody sees all clients, or where it does not matter.
     """
-    matters = method.info.target in ("global", "client", "inner") and method.info.network != "none"
-    trains = isinstance(method, HypergradientEstimator) and method.trains
-    if trains or not matters or task.privacy is not None or task.owner is not None or processes.count() > 1:
+    if not _matters(task, method) or task.owner is not None or processes.count() > 1:
         return None
-    problem = program_of(method, task.problem).traceable().parts[1]
-    if getattr(method, "products", "exact") == "difference":  # the costs have no second derivatives
-        problem = DifferenceProblem.of(problem)
+    problem = _with_products(method, program_of(method, task.problem).traceable().parts[1])
     return float(_inner_residual(problem, task.params, task.hypers, task.train))
+
+
+def estimate_recipe(given: Method, adapted: Method, task: Task, engine: Engine) -> Recipe:
+    """The recipe of an estimator's program, `adapted` to its network from what was `given`.
+
+    Among peers, where nobody sees all clients, they average along a tree how far they are from the inner solution. They
+    do not if they are asynchronous, have private data or distrust each other. Elsewhere it costs no message.
+    """
+    trust = all(getattr(part, "trust", True) for part in (given, *given.parts()))
+    if engine.hosts_one and not engine.no_tree and trust and _matters(task, given):
+        return Recipe(_measured_program, (adapted, task.problem))
+    return program_of(adapted, task.problem)
+
+
+def _measured_program(method: Method, problem: Problem) -> Node:
+    program = method.program(problem)
+    if contains(program, lambda node: isinstance(node, Sequence) and node.appended):  # TreeCG's does it anyway
+        return program
+    return append_residual(program, _with_products(method, problem))
+
+
+def _matters(task: Task, method: Method) -> bool:
+    """Whether a method's result depends on how well the shared inner problem is solved, and data may be looked at."""
+    shared = method.info.target in ("global", "client", "inner") and method.info.network != "none"
+    trains = isinstance(method, HypergradientEstimator) and method.trains
+    return shared and not trains and task.privacy is None
+
+
+def _with_products(method: Method, problem: Problem) -> Problem:
+    """The problem with products as the method takes them: of differences where costs have no second derivatives."""
+    differ = any(getattr(part, "products", "exact") == "difference" for part in (method, *method.parts()))
+    return DifferenceProblem.of(problem) if differ else problem
 
 
 @eqx.filter_jit
 def _inner_residual(problem: Problem, params: PyTree, hypers: PyTree, train: PyTree) -> Float[Array, ""]:
-    def one(x: PyTree, hyper: PyTree, examples: PyTree) -> tuple[PyTree, PyTree]:
-        batch = everything(examples)
-        return problem.inner_gradient(x, hyper, batch), problem.hessian_product(x, hyper, batch, x)
-
-    gradients, products = jax.vmap(one)(params, hypers, train)
+    gradients, products = jax.vmap(partial(terms_of, problem))(params, hypers, train)
     means = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), (gradients, products))
-    mean, part = map(optax.tree.norm, means)
-    scale = jnp.maximum(part, 0.1 * jnp.mean(jax.vmap(optax.tree.norm)(gradients)))
-    return jnp.asarray(mean / jnp.where(scale > 0, scale, 1))
+    gradient, product = means
+    return residual_of(gradient, product, jnp.mean(jax.vmap(optax.tree.norm)(gradients)))

@@ -83,6 +83,29 @@ def test_asynchronous_parties_get_an_estimator_that_needs_no_tree():
     assert problem.error(stacked([each.value for each in found])) < max(each.status.error for each in found) < 1e-3
 
 
+def test_parties_say_that_the_inner_problem_is_not_solved(engines):
+    """They draw what the simulator draws, and pay for what it sees at no cost."""
+    methods = hp.HGP(steps=4, pushes=3, step_size=0.5, batch_size=2), hp.Automatic(), hp.Automatic(trust=False)
+    truths = [hp.hypergradient(everyone(), method, NETWORK, key=1) for method in methods]
+
+    def party(client):
+        def estimate(number):
+            engine = hp.Peers(NAMES[client], engines[client].addresses, tls=False, session=f"unsolved-{number}")
+            return hp.hypergradient(own(client), methods[number], NETWORK, key=1, engine=engine)
+
+        return [estimate(number) for number in range(3)]
+
+    for number, (truth, found) in enumerate(zip(truths, zip(*together(len(NAMES), party), strict=True), strict=True)):
+        np.testing.assert_allclose(stacked([each.value for each in found]), truth.value, atol=1e-5)
+        told = [(each.status.reason, each.status.residual) for each in found]
+        if number == 2:  # members that distrust each other do not build a tree
+            assert [residual for _, residual in told] == [None] * len(NAMES)
+            continue
+        assert truth.status.reason == "unsolved"
+        assert told == [("unsolved", pytest.approx(truth.status.residual, rel=1e-4))] * len(NAMES)
+        assert (found[0].costs.rounds > truth.costs.rounds) == (number == 0)
+
+
 def test_four_parties_solve_without_certificates_on_loopback(engines):
     method = hp.PDBO(inner=SGP, hypergradient=HGP, outer=hp.optimizer("adam", learning_rate=0.1), steps=2)
     truth = hp.solve(everyone(), method, NETWORK, key=0)

@@ -1,8 +1,9 @@
 """What Automatic takes where, and that the result says so."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from systems import system
+from systems import inner, outer, system
 
 import hyperpush as hp
 from hyperpush.engines.run_checks import check_repairable
@@ -65,11 +66,20 @@ def test_results_carry_the_choice():
     assert "by TreeCG" in repr(hp.solve(problem.task, method, NETWORK, key=0))
 
 
-def test_on_a_private_task_the_bound_of_curvature_gives_the_step_size():
-    noise = {"noise": hp.privacy.Gaussian(1.0), "clip": 1.0, "coupling": 1.0}
-    task = hp.tasks.logistic(6, seed=0)
-    taken = hp.Automatic().on(NETWORK, None, task.private(curvature=4.0, **noise))
-    assert isinstance(taken, hp.TrackedHGP)
-    assert taken.step_size == 0.25
+@pytest.mark.parametrize("rate", [0.0, 100.0])
+def test_on_a_private_task_the_step_follows_from_the_bound_of_curvature_and_the_penalty(rate):
+    """Bounds that clip nothing and next to no noise: a step of 1/4 would grow by 24 each time with a penalty of 100."""
+    problem = system("like")
+    curvature = float(np.abs(np.linalg.eigvalsh(problem.hessians)).max())
+    noise = {"noise": hp.privacy.Gaussian(1e-9), "clip": 1e3, "coupling": 1e3}
+    costs = {"inner": lambda *at: inner(*at)[None], "outer": lambda *at: outer(*at)[None]}  # one example's loss
+    task = problem.task.replace(**costs, penalty=lambda x, hyper: rate / 2 * jnp.sum(x**2))
+    truth = problem._replace(hessians=problem.hessians + rate * np.eye(problem.sources.shape[1])).hypergradients()
+    found = hp.hypergradient(task.private(curvature=curvature, **noise), hp.Automatic(), NETWORK, key=0).value
+    error = np.linalg.norm(found - truth) / np.linalg.norm(truth)
+    assert error < 0.1, error
+    move = hp.optimizer("sgd", learning_rate=1e-6)
+    method = hp.PDBO(hp.SGP(1, 1e-9), hp.Automatic(), move, steps=3)  # later steps know the settings already
+    assert np.all(np.isfinite(hp.solve(task.private(curvature=curvature, **noise), method, NETWORK, key=0).hypers))
     with pytest.raises(hp.InvalidInput, match=r"task\.private\.curvature"):
         hp.hypergradient(task.private(**noise), hp.Automatic(), NETWORK, key=0)

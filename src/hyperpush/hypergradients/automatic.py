@@ -25,7 +25,7 @@ class Automatic(HypergradientEstimator):
     |---|---|
     | all examples, members that trust each other | `TreeCG`; where messages get lost, it sends them again |
     | mini-batches | `TrackedHGP` with a step size found before |
-    | a private task | `TrackedHGP` with the step size that the bound of curvature allows, ten steps |
+    | a private task | `TrackedHGP` with the step size that the bound of curvature and the penalty allow, ten steps |
     | members that distrust each other (`trust=False`) | `TrackedHGP`: nobody forwards another's sum |
     | asynchronous peers | `TrackedHGP` with 200 steps: nobody waits for a tree or a vote |
 
@@ -83,11 +83,7 @@ class Automatic(HypergradientEstimator):
         no_tree = "" if engine is None else engine.no_tree
         tracked = TrackedHGP() if engine is None or engine.lossy is None else TrackedHGP(STEPS)
         if noise is not None:
-            if noise.curvature is None:
-                raise InvalidInput("task.private.curvature", None, "a number above 0: step sizes follow from it")
-            rate = 1 / noise.curvature
-            estimator = TrackedHGP(PRIVATE_STEPS, step_size=rate, batch_size=self.batch_size, tolerance=None)
-            return estimator, "a private task"
+            return TrackedHGP(PRIVATE_STEPS, batch_size=self.batch_size, tolerance=None), "a private task"
         if self.batch_size is not None:
             return tracked.with_options(batch_size=self.batch_size), "mini-batches"
         if no_tree or not self.trust:

@@ -1,5 +1,6 @@
 """Tracked hypergradient push: gradient tracking over push-sum, without the bias of a finite number of pushes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -143,7 +144,8 @@ class TrackedHGP(HypergradientEstimator):
             gradient (1/n) ∂_λ F_i.
         step_size: α, above 0; below 1 / λ_max of the Hessians is safe. None takes the inverse of the mean of the
             clients' largest curvatures, and half of that for plain steps. It costs each client ten products and a few
-            rounds of scalars. On a private task it must be given: noise would decide on it.
+            rounds of scalars. On a private task it follows from the bound of curvature and the penalty, which cost no
+            release.
         pushes: Rounds of push-sum per step, at least 1. None finds how many let differences between clients shrink
             threefold, at the price of a few rounds of scalars. Where messages get lost, None takes as many as a number
             needs to reach everybody.
@@ -200,9 +202,8 @@ class TrackedHGP(HypergradientEstimator):
 
     def check_task(self, task: Any) -> None:
         super().check_task(task)
-        if task.privacy is not None and self.step_size is None:
-            allowed = "a number on a private task: the curvature that it would be found from is lost in noise"
-            raise InvalidInput("TrackedHGP.step_size", None, allowed)
+        if task.privacy is not None and task.privacy.curvature is None:
+            raise InvalidInput("task.private.curvature", None, "a number above 0: products are clipped to it")
         if task.privacy is not None and self.products == "difference":
             raise InvalidInput("TrackedHGP.products", "difference", "'exact' on a private task")
 
@@ -229,9 +230,9 @@ class TrackedHGP(HypergradientEstimator):
             change = jnp.where(state.count > 0, change, 0)  # before anything is mixed there is no common direction
             aim, batch = state.q + change, draw(ctx.data.train, self.batch_size, ctx.key)
             if problem.private:
-                product = state.product + _product(problem, state, batch, aim - state.aim)
+                product = state.product + _product(problem.hessian_product, state, batch, aim - state.aim)
             else:
-                product = _product(problem, state, batch, aim)
+                product = _product(problem.hessian_product, state, batch, aim)
             return replace(
                 state,
                 z=state.z + state.mass * change,
@@ -294,12 +295,12 @@ class TrackedHGP(HypergradientEstimator):
         examples = everything(ctx.data.train)
         # Trackers continue from where they were: their sum stays that of the gradients, what was mixed stays mixed.
         anew = state.memory is None or problem.private
-        product = jnp.zeros_like(source) if anew else _product(problem, state, examples, known.aim)
+        product = jnp.zeros_like(source) if anew else _product(problem.hessian_product, state, examples, known.aim)
         tracker = known.tracker + (product - source) - known.gradient
         q = known.z / known.mass
         own = curvature = jnp.zeros((), q.dtype)
         if self.step_size is None:
-            own = largest_curvature(lambda v: _product(problem, state, examples, v), q, ctx.key)
+            own = largest_curvature(lambda v: _product(problem.bounding_product, state, examples, v), q, ctx.key)
             # Known from an earlier outer step, and corrected by how much the own one has changed since.
             earlier = known.curvature * own / jnp.where(known.own > 0, known.own, 1)
             curvature = jnp.where(known.pushes > 0, earlier, own)
@@ -403,7 +404,8 @@ class TrackedHGP(HypergradientEstimator):
         report = Report.of(Reason.FIXED_LENGTH) if judgment is None else Report.of(judgment.reason, judgment.error)
         before = replace(before, report=report)
         if problem.private:
-            memory = before.memory and replace(before.memory, pushes=state.pushes)
+            found = {"pushes": state.pushes, "curvature": state.curvature, "own": state.own}
+            memory = before.memory and replace(before.memory, **found)
             after = replace(before, memory=memory, value=state.direct)  # released with the rest
             return subtract_indirect(problem, after, after.value, q, ctx) if self.steps else after
         along_x, direct = outer_gradient_shares(problem, before, ctx)
@@ -422,8 +424,8 @@ def _add_to_mean(state: _State, ctx: Context) -> _State:
 
 
 def _product(
-    problem: Problem, at: _State | HypergradientState, batch: PyTree, q: Float[Array, " d"]
+    multiply: Callable[..., PyTree], at: _State | HypergradientState, batch: PyTree, q: Float[Array, " d"]
 ) -> Float[Array, " d"]:
-    """H_i q."""
+    """H_i q, or another product of the problem's."""
     unravel = ravel_pytree(at.params)[1]
-    return ravel_pytree(problem.hessian_product(at.params, at.hyper, batch, unravel(q)))[0]
+    return ravel_pytree(multiply(at.params, at.hyper, batch, unravel(q)))[0]

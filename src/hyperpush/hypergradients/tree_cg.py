@@ -14,6 +14,7 @@ from hyperpush.checks import check_integer, check_positive
 from hyperpush.data.batches import everything
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
+from hyperpush.hypergradients.residual import append_residual
 from hyperpush.hypergradients.ritz import Tridiagonal
 from hyperpush.hypergradients.settings import norm
 from hyperpush.hypergradients.systems import (
@@ -156,7 +157,8 @@ class TreeCG(SystemSolver):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="any",
         target="global",
-        sends="at most two vectors of the size of the params per average, and three averages more than products",
+        sends="at most two vectors of the size of the params per average, and three averages more than products; "
+        "once 257 numbers",
         paper="here; conjugate gradients: Hestenes and Stiefel 1952",
         note="inner nodes of the tree see their children's vectors",
         lossy=True,
@@ -218,7 +220,8 @@ class TreeCG(SystemSolver):
         probing = Repeat(body, self.steps, until=needs_no_probe, name="TreeCG", common=True)
         rest = Repeat(body, self.steps, until=has_ended, name="TreeCG without probe", common=True)
         rest = Repeat(rest, 1, times=remaining, name="unless ended")
-        return Scope(Sequence(probing, Scope(rest, drop_probe, lambda before, state, ctx: state)), start, finish)
+        body = Sequence(probing, Scope(rest, drop_probe, lambda before, state, ctx: state))
+        return append_residual(Scope(body, start, finish), problem)
 
     def _start(self, problem: Problem, state: HypergradientState, ctx: Context) -> _State:
         source, direct = outer_gradient_shares(problem, state, ctx)

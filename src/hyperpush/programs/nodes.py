@@ -334,6 +334,8 @@ class Sequence(eqx.Module):
 
     Args:
         nodes: In the order in which they run; none of them is a node that does nothing.
+        appended: Whether the first is a program and the others only look at where it ended: they draw nothing, and it
+            draws what it would draw alone.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -344,9 +346,14 @@ class Sequence(eqx.Module):
     """
 
     nodes: tuple["Node", ...]
+    appended: bool = eqx.field(static=True)
 
-    def __init__(self, *nodes: "Node"):
-        self.nodes = nodes
+    def __init__(self, *nodes: "Node", appended: bool = False):
+        self.nodes, self.appended = nodes, appended
+
+    def keeps_key(self, position: int) -> bool:
+        """Whether a node draws as if it stood alone."""
+        return self.appended and position == 0
 
 
 Node = Local | Exchange | Average | Server | Repeat | Scope | Sequence

@@ -108,7 +108,7 @@ class Visit(NamedTuple):
 
     def child(self, place: int) -> "Visit":
         """A node of a sequence."""
-        key = jax.random.fold_in(self.key, place)
+        key = self.key if self.node.keeps_key(place) else jax.random.fold_in(self.key, place)
         return Visit(self.node.nodes[place], key, self.round, (*self.path, place))
 
     def inside(self) -> "Visit":
