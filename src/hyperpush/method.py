@@ -137,12 +137,12 @@ class Method(Configured):
         """The methods that it is made of."""
         yield from ()
 
-    def on(self: M, network: Any, faults: Any = None, task: Any = None) -> M:
-        """The method as it runs on a network, where `faults` says what links do to messages, and for a task."""
+    def on(self: M, network: Any, engine: Any = None, task: Any = None) -> M:
+        """The method as it runs on a network and for a task; an `engine` of None loses no messages."""
         return self
 
-    def choice(self, task: Any) -> str:
-        """Which estimator it takes for a task by itself, and why; empty if there is nothing to choose."""
+    def choice(self, engine: Any, task: Any) -> str:
+        """Which estimator it takes by itself, and why; empty if there is nothing to choose."""
         return ""
 
     def check_task(self, task: Any) -> None:

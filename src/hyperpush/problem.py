@@ -167,6 +167,10 @@ class Problem(eqx.Module):
         """∂²_λx f · vector."""
         return mark("jacobian_products", self._product(1, params, hyper, batch, vector), "train")
 
+    def bounding_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+        """A product whose largest eigenvalue bounds that of ∂²_xx f: the same one, if data may be used."""
+        return self.hessian_product(params, hyper, batch, vector)
+
     def gauss_newton(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Callable[[PyTree], PyTree]:
         """v ↦ R'ᵀ ℓ'' R' v for a cost given as (model, loss), linearized once for many v; penalties keep their Hessian.
 

@@ -13,10 +13,11 @@ class Reason(IntEnum):
 
     TOLERANCE = 0
     FIXED_LENGTH = 1
-    LIMIT = 2
-    STALLED = 3
-    INACCURATE = 4
-    ILL_POSED = 5
+    UNSOLVED = 2
+    LIMIT = 3
+    STALLED = 4
+    INACCURATE = 5
+    ILL_POSED = 6
 
     @property
     def text(self) -> str:
@@ -46,8 +47,8 @@ class Status:
         reason: Why it ended: `"tolerance"`, `"limit"` (of steps), `"inaccurate"` (rounding allows no better),
             `"stalled"`, `"ill-posed"` (a singular or indefinite Hessian), `"unsolved"` (the params do not solve the
             inner problem), `"early-stopping"` or `"fixed-length"`.
-        residual: How far the inner problem is from solved: the norm of the mean inner gradient, in units of its scale.
-            None if it was not measured.
+        residual: How far the inner problem is from solved: the norm of the mean inner gradient, in units of its scale;
+            the largest of several. None if it was not measured.
         error: An estimate of the result's relative error, usually too large; None where there is none.
         runs: How many inner solves and estimates it speaks of.
         failed: How many of them did not converge.
@@ -85,6 +86,7 @@ class Status:
 
     def at(self, residual: float) -> "Status":
         """The status of an estimate at params with this inner residual; those that solve nothing are not believed."""
+        largest = max(residual, self.residual or 0.0)
         if self.converged is False or residual <= UNSOLVED:
-            return replace(self, residual=residual)
-        return replace(self, converged=False, reason="unsolved", residual=residual, failed=self.runs)
+            return replace(self, residual=largest)
+        return replace(self, converged=False, reason="unsolved", residual=largest, failed=max(self.failed, 1))

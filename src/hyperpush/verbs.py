@@ -19,7 +19,7 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput
 from hyperpush.hooks import listen
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, reverses_links
-from hyperpush.inner_residual import inner_residual
+from hyperpush.inner_residual import estimate_recipe, inner_residual
 from hyperpush.privacy.budget import Budget, budget
 from hyperpush.privacy.noise_at_releases import without_data
 from hyperpush.programs import InnerSolver, InnerState, LinkEstimates, Network, program_of
@@ -47,11 +47,11 @@ class _Call:
     @property
     def adapted(self) -> Any:
         """The method as it runs on this network."""
-        return self.method.on(self.network, self.engine.lossy, self.task)
+        return self.method.on(self.network, self.engine, self.task)
 
     def status(self, states: Any) -> Status:
         """What the method says of the states that it ended with, and which estimator it took."""
-        return replace(self.adapted.status(states), chosen=self.method.choice(self.task))
+        return replace(self.adapted.status(states), chosen=self.method.choice(self.engine, self.task))
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
         """The call with `seeds=`, several runs as one result; or with `save=`, a run that is kept in a folder.
@@ -76,9 +76,12 @@ class _Call:
 
     def run(self, states: PyTree, record: Recorders | None = None, every: int = 1, step: int = 0) -> RunResult:
         """Run the method from these states; hooks see the rows that are recorded."""
-        listener = listen(self.hooks)
+        listener, adapted = listen(self.hooks), self.adapted
+        recipe = program_of(adapted, self.task.problem)
+        if isinstance(self.method, HypergradientEstimator):
+            recipe = estimate_recipe(self.method, adapted, self.task, self.engine)
         run = self.engine.run(
-            program_of(self.adapted, self.task.problem),
+            recipe,
             self.network,
             states,
             self.task.data,
@@ -248,7 +251,7 @@ def hypergradient(
     run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
     after, costs = call.after(run, links if point is not None else None)
     status = call.status(run.states)
-    if (residual := inner_residual(task, method, engine)) is not None:
+    if status.residual is None and (residual := inner_residual(task, method, engine)) is not None:
         status = status.at(residual)
     return Estimate(after, status, costs, run.states.value, run.history).check(throw)
 

@@ -291,7 +291,6 @@ address = "127.0.0.1:7800"
         (("clip = 1.0", "clip = 0.0"), "task.private.clip: got 0"),
         (('"Gaussian"', '"Gausian"'), "task.private.noise.name: got 'Gausian'"),
         (("curvature = 0.35", ""), "curvature"),
-        (('name = "HGP", steps = 5, pushes = 1, step_size = 0.5', 'name = "TrackedHGP"'), "TrackedHGP.step_size"),
         (("steps = 1\n", 'steps = 1\nstop = { metric = "cost", on = "validation", patience = 2 }\n'), "PDBO.stop"),
     ],
 )

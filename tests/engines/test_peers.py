@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from engines.peer.parties import together
+from systems import system
 
 import hyperpush as hp
 from hyperpush.cli.app import main
@@ -65,6 +66,44 @@ def test_four_parties_train_and_estimate_one_after_the_other(engines):
     values = np.asarray(estimate.value)
     np.testing.assert_allclose(stacked([value for _, value, *_ in found]), values, atol=1e-5 * np.abs(values).max())
     assert [(names, rounds) for *_, names, rounds in found] == [((name,), truth.costs.rounds) for name in NAMES]
+
+
+def test_asynchronous_parties_get_an_estimator_that_needs_no_tree():
+    addresses = {name: f"127.0.0.1:{port}" for name, port in zip(NAMES, free_ports(len(NAMES)), strict=True)}
+    problem = system("like", n=len(NAMES), d=3)
+
+    def party(client):
+        engine = hp.Peers(NAMES[client], addresses, tls=False, mode="asynchronous", longest_wait=0.2)
+        task = problem.task.replace(names=NAMES).for_client(NAMES[client])
+        return hp.hypergradient(task, hp.Automatic(), hp.networks.FullyConnected(len(NAMES)), key=0, engine=engine)
+
+    found = together(len(NAMES), party)
+    assert [each.status.chosen for each in found] == ["TrackedHGP: asynchronous peers"] * len(NAMES)
+    assert all(each.status.converged and each.status.residual is None for each in found), found
+    assert problem.error(stacked([each.value for each in found])) < max(each.status.error for each in found) < 1e-3
+
+
+def test_parties_say_that_the_inner_problem_is_not_solved(engines):
+    """They draw what the simulator draws, and pay for what it sees at no cost."""
+    methods = hp.HGP(steps=4, pushes=3, step_size=0.5, batch_size=2), hp.Automatic(), hp.Automatic(trust=False)
+    truths = [hp.hypergradient(everyone(), method, NETWORK, key=1) for method in methods]
+
+    def party(client):
+        def estimate(number):
+            engine = hp.Peers(NAMES[client], engines[client].addresses, tls=False, session=f"unsolved-{number}")
+            return hp.hypergradient(own(client), methods[number], NETWORK, key=1, engine=engine)
+
+        return [estimate(number) for number in range(3)]
+
+    for number, (truth, found) in enumerate(zip(truths, zip(*together(len(NAMES), party), strict=True), strict=True)):
+        np.testing.assert_allclose(stacked([each.value for each in found]), truth.value, atol=1e-5)
+        told = [(each.status.reason, each.status.residual) for each in found]
+        if number == 2:  # members that distrust each other do not build a tree
+            assert [residual for _, residual in told] == [None] * len(NAMES)
+            continue
+        assert truth.status.reason == "unsolved"
+        assert told == [("unsolved", pytest.approx(truth.status.residual, rel=1e-4))] * len(NAMES)
+        assert (found[0].costs.rounds > truth.costs.rounds) == (number == 0)
 
 
 def test_four_parties_solve_without_certificates_on_loopback(engines):

@@ -1,10 +1,12 @@
 """What Automatic takes where, and that the result says so."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from systems import system
+from systems import inner, outer, system
 
 import hyperpush as hp
+from hyperpush.engines.run_checks import check_repairable
 
 NETWORK = hp.networks.RandomDirected(6)
 
@@ -20,8 +22,36 @@ NETWORK = hp.networks.RandomDirected(6)
 def test_it_takes_what_the_situation_allows_and_says_why(options, name, why):
     method, task = hp.Automatic(**options), system("like").task
     assert type(method.on(NETWORK, None, task)).__name__ == name
-    assert method.choice(task).startswith(f"{name}: ")
-    assert why in method.choice(task)
+    assert method.choice(hp.Simulate(), task).startswith(f"{name}: ")
+    assert why in method.choice(hp.Simulate(), task)
+
+
+LOSSY = hp.Faults(loss=0.2, delay=1)
+ASYNCHRONOUS = hp.Peers("0", {str(client): None if client else "127.0.0.1:1" for client in range(6)}, tls=False,
+                        mode="asynchronous")  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", [hp.Simulate(faults=LOSSY), hp.Threads(faults=LOSSY), ASYNCHRONOUS], ids=type)
+@pytest.mark.parametrize("options", [{}, {"trust": False}, {"batch_size": 1}, {"tolerance": 1e-2}], ids=repr)
+@pytest.mark.parametrize("private", [False, True])
+def test_what_it_takes_runs_where_messages_get_lost(engine, options, private):
+    task, method = hp.tasks.logistic(6, seed=0), hp.Automatic(**options)
+    if private:
+        task = task.private(noise=hp.privacy.Gaussian(1.0), clip=1.0, curvature=1.0, coupling=1.0)
+    check_repairable(method.on(NETWORK, engine, task).program(task.problem), True, trees=not engine.no_tree)
+    if options == {} and not private and engine.no_tree:
+        assert method.choice(engine, task) == f"TrackedHGP: {engine.no_tree}"
+        with pytest.raises(hp.InvalidInput, match=rf"TreeCG among {engine.no_tree}'; allowed: TrackedHGP"):
+            hp.PDBO(hp.SGP(1, 0.1), hp.TreeCG(), hp.optimizer("sgd", learning_rate=0.1), steps=1).on(NETWORK, engine)
+
+
+def test_where_nobody_can_vote_the_error_is_judged_at_the_end():
+    for kind, converged in (("like", True), ("ill-conditioned", False)):
+        problem = system(kind)
+        found = hp.hypergradient(problem.task, hp.TrackedHGP(200), NETWORK, key=0, engine=hp.Simulate(faults=LOSSY))
+        assert found.status.error is not None
+        assert problem.error(found.value) < found.status.error
+        assert (found.status.converged, found.status.reason) == (converged, "tolerance" if converged else "limit")
 
 
 def test_results_carry_the_choice():
@@ -36,11 +66,20 @@ def test_results_carry_the_choice():
     assert "by TreeCG" in repr(hp.solve(problem.task, method, NETWORK, key=0))
 
 
-def test_on_a_private_task_the_bound_of_curvature_gives_the_step_size():
-    noise = {"noise": hp.privacy.Gaussian(1.0), "clip": 1.0, "coupling": 1.0}
-    task = hp.tasks.logistic(6, seed=0)
-    taken = hp.Automatic().on(NETWORK, None, task.private(curvature=4.0, **noise))
-    assert isinstance(taken, hp.TrackedHGP)
-    assert taken.step_size == 0.25
+@pytest.mark.parametrize("rate", [0.0, 100.0])
+def test_on_a_private_task_the_step_follows_from_the_bound_of_curvature_and_the_penalty(rate):
+    """Bounds that clip nothing and next to no noise: a step of 1/4 would grow by 24 each time with a penalty of 100."""
+    problem = system("like")
+    curvature = float(np.abs(np.linalg.eigvalsh(problem.hessians)).max())
+    noise = {"noise": hp.privacy.Gaussian(1e-9), "clip": 1e3, "coupling": 1e3}
+    costs = {"inner": lambda *at: inner(*at)[None], "outer": lambda *at: outer(*at)[None]}  # one example's loss
+    task = problem.task.replace(**costs, penalty=lambda x, hyper: rate / 2 * jnp.sum(x**2))
+    truth = problem._replace(hessians=problem.hessians + rate * np.eye(problem.sources.shape[1])).hypergradients()
+    found = hp.hypergradient(task.private(curvature=curvature, **noise), hp.Automatic(), NETWORK, key=0).value
+    error = np.linalg.norm(found - truth) / np.linalg.norm(truth)
+    assert error < 0.1, error
+    move = hp.optimizer("sgd", learning_rate=1e-6)
+    method = hp.PDBO(hp.SGP(1, 1e-9), hp.Automatic(), move, steps=3)  # later steps know the settings already
+    assert np.all(np.isfinite(hp.solve(task.private(curvature=curvature, **noise), method, NETWORK, key=0).hypers))
     with pytest.raises(hp.InvalidInput, match=r"task\.private\.curvature"):
         hp.hypergradient(task.private(**noise), hp.Automatic(), NETWORK, key=0)

@@ -14,7 +14,7 @@ REGULAR = ["like", "unlike", "indefinite clients", "zero clients", "ill-conditio
 
 
 def estimate(found: System, method=None, **options):
-    return hp.hypergradient(found.task, method or hp.TreeCG(), NETWORK, key=0, **options)
+    return hp.hypergradient(found.task, method or hp.TreeCG(), NETWORK, **{"key": 0, **options})
 
 
 @pytest.mark.usefixtures("float64")
@@ -137,3 +137,21 @@ def test_neither_tiny_nor_huge_couplings_hide_an_error(scale):
     found = estimate(scaled)
     assert found.status.error is not None
     assert scaled.error(found.value) <= found.status.error
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("engine", [hp.Simulate(), hp.Shard(devices=2), hp.Threads()], ids=type)
+def test_the_probe_follows_from_the_key_and_is_the_same_at_every_client_of_every_engine(engine):
+    """Its residual at the first look, before anything else has touched it."""
+
+    def probe(key, engine):
+        def first(state, ctx):
+            return state.probe.first
+
+        found = estimate(system("like"), engine=engine, record={"TreeCG": first}, key=key)
+        return found.history["TreeCG"][0]
+
+    one, same, other = probe(1, engine), probe(1, hp.Simulate()), probe(2, engine)
+    assert np.all(one == one[0])
+    np.testing.assert_allclose(one, same, rtol=1e-14)
+    assert one[0] != other[0]

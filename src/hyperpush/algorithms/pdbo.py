@@ -129,16 +129,17 @@ class PDBO(Algorithm):
         yield self.inner
         yield self.hypergradient
 
-    def choice(self, task: Any) -> str:
-        return self.hypergradient.choice(task)
+    def choice(self, engine: Any, task: Any) -> str:
+        return self.hypergradient.choice(engine, task)
 
-    def on(self, network: Network, faults: Any = None, task: Any = None) -> "PDBO":
-        if self.stop is not None and faults is not None:
+    def on(self, network: Network, engine: Any = None, task: Any = None) -> "PDBO":
+        lossy = engine is not None and engine.lossy is not None
+        if self.stop is not None and lossy:
             given = "early stopping on links that lose messages"
             raise InvalidInput(f"{type(self).__name__}.stop", given, "reliable links, as clients vote on it; or None")
         stop = None if self.stop is None else replace(self.stop, agreement=network.flood_rounds())
-        estimator = self.hypergradient.on(network, faults, task)
-        return replace(self, stop=stop, remember=self.remember and faults is None, hypergradient=estimator)
+        estimator = self.hypergradient.on(network, engine, task)
+        return replace(self, stop=stop, remember=self.remember and not lossy, hypergradient=estimator)
 
     def check_task(self, task: Any) -> None:
         super().check_task(task)

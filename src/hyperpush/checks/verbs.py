@@ -31,7 +31,7 @@ def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engin
     for part in (method, *method.parts()):
         check_batch_size(part, task)
     if task.privacy is not None:
-        budget(task, method.on(network, engine.lossy, task))  # refuses what lets data out
+        budget(task, method.on(network, engine, task))  # refuses what lets data out
     return check_key(key)
 
 

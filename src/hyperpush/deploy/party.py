@@ -22,9 +22,7 @@ from hyperpush.engines.peer import Checkpoint, Left
 from hyperpush.engines.peers import Peers, PeerSession
 from hyperpush.engines.result import RunResult
 from hyperpush.errors import HyperpushError, InvalidInput, unknown
-from hyperpush.hypergradients.tracked import TrackedHGP
 from hyperpush.influence.scores import Influence
-from hyperpush.method import Method
 from hyperpush.networks import Network
 from hyperpush.privacy.budget import Budget
 from hyperpush.privacy.mechanisms import Laplace
@@ -53,16 +51,7 @@ def own_sentence(config: Deployment, name: str, base: Path) -> Spec:
     if given is not None:
         like = {key: each.of(names.index(name)) for key, each in task._sets.items()}
         own = read_own_data(given, base, name, like)
-    method = without_votes(sentence.method) if config.mode == "asynchronous" else sentence.method
-    return replace(sentence, task=task.for_client(name, own), method=method)
-
-
-def without_votes(method: Method) -> Method:
-    """The method with estimators that take all their steps: asynchronously nobody can vote on an end."""
-    if isinstance(method, TrackedHGP):
-        return replace(method, tolerance=None)
-    changes = {key: without_votes(each) for key, each in method.options().items() if isinstance(each, Method)}
-    return replace(method, **changes) if changes else method
+    return replace(sentence, task=task.for_client(name, own))
 
 
 class Rehearsed(Exception):

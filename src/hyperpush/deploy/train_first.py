@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from hyperpush.engines.faults import Faults
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.method import Method
@@ -30,11 +29,11 @@ class TrainFirst(HypergradientEstimator):
         yield self.inner
         yield self.hypergradient
 
-    def on(self, network: Network, faults: Faults | None = None, task: Any = None) -> "TrainFirst":
-        return TrainFirst(self.inner.on(network, faults, task), self.hypergradient.on(network, faults, task))
+    def on(self, network: Network, engine: Any = None, task: Any = None) -> "TrainFirst":
+        return TrainFirst(self.inner.on(network, engine, task), self.hypergradient.on(network, engine, task))
 
-    def choice(self, task: Task) -> str:
-        return self.hypergradient.choice(task)
+    def choice(self, engine: Any, task: Task) -> str:
+        return self.hypergradient.choice(engine, task)
 
     def check_task(self, task: Task) -> None:
         for part in self.parts():

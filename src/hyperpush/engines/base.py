@@ -47,6 +47,11 @@ class Engine(eqx.Module):
         """What its links do to messages; None: nothing."""
         return getattr(self, "faults", None)
 
+    @property
+    def no_tree(self) -> str:
+        """Where clients cannot average along a tree: what they are, to say why. Empty where they can."""
+        return ""
+
     def without_faults(self) -> "Engine":
         """The same engine on links that lose nothing."""
         return self if self.lossy is None else replace(self, faults=None)

@@ -145,6 +145,10 @@ class Peers(Engine, Configured):
     def lossy(self) -> Faults | None:
         return Faults() if self.asynchronous else None
 
+    @property
+    def no_tree(self) -> str:
+        return "asynchronous peers" if self.asynchronous else ""
+
     def check_task(self, task: "Task") -> None:
         """Refuse a task of all clients or of another party, and a private one that would not be."""
         if task.owner is None or task.names[task.owner] != self.party or task.names != tuple(self.addresses):

@@ -1,6 +1,6 @@
 """Checks of what a run is given, for all engines."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,18 @@ def check_repairable(program: Node, faulty: bool, trees: bool = False) -> None:
     With `trees`, averages along a tree are not: the engine sends their messages again.
     """
 
-    def fragile(node: Node) -> bool:
-        if isinstance(node, Repeat):
-            return node.votes
-        return isinstance(node, Server) or (isinstance(node, Average) and not (trees and node.by == "tree"))
-
-    if faulty and contains(program, fragile):
-        allowed = "reliable links: averages that start anew (HGP's), servers and votes on ending a loop require them"
-        raise InvalidInput("faults", "links that lose messages", allowed)
+    if not faulty:
+        return
+    fragile: dict[str, Callable[[Node], bool]] = {
+        "votes on ending a loop": lambda node: isinstance(node, Repeat) and node.votes,
+        "servers": lambda node: isinstance(node, Server),
+        "averages along a tree": lambda node: isinstance(node, Average) and node.by == "tree" and not trees,
+        "averages that start anew (HGP's)": lambda node: isinstance(node, Average) and node.by != "tree",
+    }
+    for what, test in fragile.items():
+        if contains(program, test):
+            allowed = f"reliable links, which {what} require; SGP and TrackedHGP do without"
+            raise InvalidInput("faults", "links that lose messages", allowed)
 
 
 def check_recording(recorders: Mapping[str, Recorder], every: int, program: Node) -> None:

@@ -36,6 +36,10 @@ class Threads(Engine):
         self.check_faults(self.faults)
         self.check_deadline(self.deadline)
 
+    @property
+    def no_tree(self) -> str:
+        return "" if self.faults is None else "peers that lose messages"
+
     def execute(self, request: Request) -> RunResult:
         """One peer per client, each in a thread."""
         network, key = request.network, request.key

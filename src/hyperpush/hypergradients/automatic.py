@@ -1,4 +1,4 @@
-"""The best estimator that data, privacy and trust allow."""
+"""The best estimator that data, privacy, trust and the engine allow."""
 
 from typing import Any, ClassVar
 
@@ -15,17 +15,19 @@ from hyperpush.problem import Problem
 from hyperpush.programs import Node
 
 PRIVATE_STEPS = 10  # every step of a private run is a release
+STEPS = 200  # where nobody can vote on an end
 
 
 class Automatic(HypergradientEstimator):
-    """The best estimator that data, privacy and trust allow. The status says which it was, and why.
+    """The best estimator that data, privacy, trust and the engine allow. The status says which it was, and why.
 
     | where | it takes |
     |---|---|
     | all examples, members that trust each other | `TreeCG`; where messages get lost, it sends them again |
     | mini-batches | `TrackedHGP` with a step size found before |
-    | a private task | `TrackedHGP` with the step size that the bound of curvature allows, ten steps |
+    | a private task | `TrackedHGP` with the step size that the bound of curvature and the penalty allow, ten steps |
     | members that distrust each other (`trust=False`) | `TrackedHGP`: nobody forwards another's sum |
+    | asynchronous peers | `TrackedHGP` with 200 steps: nobody waits for a tree or a vote |
 
     **Use it** unless you compare estimators.
 
@@ -66,27 +68,25 @@ class Automatic(HypergradientEstimator):
                 "Automatic.tolerance", self.tolerance, "None with mini-batches, whose error is not measured"
             )
 
-    def on(self, network: Any, faults: Any = None, task: Any = None) -> Any:
-        return self._choose(None if task is None else task.privacy)[0]
+    def on(self, network: Any, engine: Any = None, task: Any = None) -> Any:
+        return self._choose(None if task is None else task.privacy, engine)[0].on(network, engine, task)
 
-    def choice(self, task: Any) -> str:
-        estimator, why = self._choose(task.privacy)
+    def choice(self, engine: Any, task: Any) -> str:
+        estimator, why = self._choose(task.privacy, engine)
         return f"{type(estimator).__name__}: {why}"
 
     def program(self, problem: Problem) -> Node:
         return self._choose(getattr(problem, "noise", None))[0].program(problem)
 
-    def _choose(self, noise: Noise | None) -> tuple[HypergradientEstimator, str]:
-        """The estimator for data with this noise, and why it."""
+    def _choose(self, noise: Noise | None, engine: Any = None) -> tuple[HypergradientEstimator, str]:
+        """The estimator for data with this noise on an engine, and why it."""
+        no_tree = "" if engine is None else engine.no_tree
+        tracked = TrackedHGP() if engine is None or engine.lossy is None else TrackedHGP(STEPS)
         if noise is not None:
-            if noise.curvature is None:
-                raise InvalidInput("task.private.curvature", None, "a number above 0: step sizes follow from it")
-            rate = 1 / noise.curvature
-            estimator = TrackedHGP(PRIVATE_STEPS, step_size=rate, batch_size=self.batch_size, tolerance=None)
-            return estimator, "a private task"
+            return TrackedHGP(PRIVATE_STEPS, batch_size=self.batch_size, tolerance=None), "a private task"
         if self.batch_size is not None:
-            return TrackedHGP(batch_size=self.batch_size), "mini-batches"
-        if not self.trust:
-            tracked = TrackedHGP() if self.tolerance is None else TrackedHGP(tolerance=self.tolerance)
-            return tracked, "members that distrust each other"
+            return tracked.with_options(batch_size=self.batch_size), "mini-batches"
+        if no_tree or not self.trust:
+            tracked = tracked.with_options(tolerance=tracked.tolerance if self.tolerance is None else self.tolerance)
+            return tracked, no_tree or "members that distrust each other"
         return TreeCG(tolerance=self.tolerance), "all examples, members that trust each other"

@@ -57,7 +57,7 @@ class ClientGradient(Implicit):
             own, _ = ravel_pytree(outer_gradients(problem, state, ctx)[0])
             # The mean over clients is everyone's (1/n)∂_xF_i, as Σ_k H_k is n times the mean Hessian.
             rights = jnp.zeros((ctx.clients, own.size), own.dtype).at[ctx.client].set(own)
-            return start_solving(problem, self, state, rights)
+            return start_solving(problem, self, state, rights, ctx)
 
         def finish(before: HypergradientState, state: Solving, ctx: Context) -> HypergradientState:
             _, direct = outer_gradients(problem, before, ctx)

@@ -32,11 +32,11 @@ class Implicit(SystemSolver):
     def __check_init__(self):
         check_integer(f"{type(self).__name__}.steps", self.steps, minimum=1)
 
-    def start_probe(self, problem: Problem, size: int, dtype: jnp.dtype) -> "System | None":
+    def start_probe(self, problem: Problem, size: int, dtype: jnp.dtype, ctx: Context) -> "System | None":
         """A second system for what the first has no part in, unless that does not matter or cannot be seen."""
         if self.ignores_flat or problem.private:
             return None
-        return System.start(probe_of(size, dtype), self.steps)
+        return System.start(probe_of(size, dtype, ctx), self.steps)
 
 
 class System(eqx.Module):
@@ -200,8 +200,8 @@ def _start_all(rights: Float[Array, "k d"], room: int) -> System:
 
 
 def start_solving(
-    problem: Problem, method: Implicit, state: HypergradientState, rights: Float[Array, "k d"]
+    problem: Problem, method: Implicit, state: HypergradientState, rights: Float[Array, "k d"], ctx: Context
 ) -> Solving:
     """A client before all begin to solve, with its own part of the right-hand sides."""
-    probe = method.start_probe(problem, rights.shape[1], rights.dtype)
+    probe = method.start_probe(problem, rights.shape[1], rights.dtype, ctx)
     return Solving(state.params, state.hyper, _start_all(rights, method.steps), probe)

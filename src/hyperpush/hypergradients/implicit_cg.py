@@ -70,7 +70,7 @@ class ImplicitCG(Implicit):
     def program(self, problem: Problem) -> Node:
         def start(state: HypergradientState, ctx: Context) -> Solving:
             source, _ = outer_gradient_shares(problem, state, ctx)
-            return start_solving(problem, self, state, ravel_pytree(source)[0][None])
+            return start_solving(problem, self, state, ravel_pytree(source)[0][None], ctx)
 
         def finish(before: HypergradientState, state: Solving, ctx: Context) -> HypergradientState:
             _, direct = outer_gradient_shares(problem, before, ctx)

@@ -61,7 +61,7 @@ class LocalGradient(Implicit):
         def estimate(state: HypergradientState, ctx: Context) -> HypergradientState:
             along_x, along_hyper = outer_gradients(problem, state, ctx)
             right = ravel_pytree(along_x)[0]
-            probe = self.start_probe(problem, right.size, right.dtype)
+            probe = self.start_probe(problem, right.size, right.dtype, ctx)
             systems = [System.start(right, self.steps), *([] if probe is None else [probe])]
             own = state.params, state.hyper, everything(ctx.data.train)
             system, *rest = solve_own(problem, *own, systems, self.steps, self.damping)

@@ -66,9 +66,13 @@ def default_tolerance(dtype: Any) -> float:
     return 1e-5 if dtype == jnp.float64 else 1e-3
 
 
-def probe_of(size: int, dtype: Any) -> Float[Array, " d"]:
-    """A random right-hand side, the same at every client: what the true one has no part in is not overlooked."""
-    return jax.random.normal(jax.random.key(0), (size,), dtype)
+def probe_of(size: int, dtype: Any, ctx: Context) -> Float[Array, " d"]:
+    """A random right-hand side, the same at every client: what the true one has no part in is not overlooked.
+
+    It follows from the run's key, so no problem meets the same one in every run.
+    """
+    assert ctx.common_key is not None
+    return jax.random.normal(ctx.common_key, (size,), dtype)
 
 
 def norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) -> Float[Array, ""]:

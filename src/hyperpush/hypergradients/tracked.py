@@ -1,5 +1,6 @@
 """Tracked hypergradient push: gradient tracking over push-sum, without the bias of a finite number of pushes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -113,9 +114,9 @@ class TrackedHGP(HypergradientEstimator):
     of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or a tracked gradient that stays the same wherever q
     goes (`"ill-posed"`; random links hide that, and it is `"stalled"` there).
 
-    **Use it** where there is no tree to average along (`TreeCG`): with mini-batches, on private tasks, where messages
-    get lost, among members that distrust each other. **Avoid it** at condition numbers above about 1e3: `steps` end
-    before it does, and the status says so. θ is an estimate: a solution with almost no part in the direction of the
+    **Use it** where there is no tree to average along (`TreeCG`): with mini-batches, on private tasks, among members
+    that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: `steps`
+    end before it does, and the status says so. θ is an estimate: a solution with almost no part in the direction of the
     smallest eigenvalue hides that direction.
 
     It holds six vectors per client beside the params and the outer gradient, and two more for each further change that
@@ -143,15 +144,19 @@ class TrackedHGP(HypergradientEstimator):
             gradient (1/n) ∂_λ F_i.
         step_size: α, above 0; below 1 / λ_max of the Hessians is safe. None takes the inverse of the mean of the
             clients' largest curvatures, and half of that for plain steps. It costs each client ten products and a few
-            rounds of scalars. On a private task it must be given: noise would decide on it.
+            rounds of scalars. On a private task it follows from the bound of curvature and the penalty, which cost no
+            release.
         pushes: Rounds of push-sum per step, at least 1. None finds how many let differences between clients shrink
-            threefold, at the price of a few rounds of scalars. Give it where messages get lost.
+            threefold, at the price of a few rounds of scalars. Where messages get lost, None takes as many as a number
+            needs to reach everybody.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
         tolerance: The largest relative error of any client's result to accept, above 0; the true error is usually ten
             times smaller or less. Clients vote every five steps. No less than 1e-4 is asked for in float32 (2e-13 in
-            float64), and ten times that is accepted where rounding allows no better. None takes all `steps`, without
-            votes; take None where messages get lost.
+            float64), and ten times that is accepted where rounding allows no better. None takes all `steps`, and
+            measures no error.
         acceleration: How many changes of q and y/ω to use, 0 or more; 0 takes plain steps. More than 1 seldom helps.
+        votes: Whether clients vote on ending. Without votes all `steps` are taken, and the error is estimated at the
+            end. Where messages get lost nobody can vote, and this is False whatever is given.
         products: `"exact"`, by automatic differentiation, or `"difference"`: products are central differences of inner
             gradients, for costs without second derivatives. Each costs two gradients, and is right to 1e-5 of its
             size in float32, 1e-10 in float64. Not on private tasks.
@@ -184,6 +189,7 @@ class TrackedHGP(HypergradientEstimator):
     batch_size: int | None = eqx.field(static=True, default=None)
     tolerance: Number | None = eqx.field(converter=as_number, default=1e-5)
     acceleration: int = eqx.field(static=True, default=1)
+    votes: bool = eqx.field(static=True, default=True)
     products: Literal["exact", "difference"] = eqx.field(static=True, default="exact")
 
     def __check_init__(self):
@@ -196,11 +202,15 @@ class TrackedHGP(HypergradientEstimator):
 
     def check_task(self, task: Any) -> None:
         super().check_task(task)
-        if task.privacy is not None and self.step_size is None:
-            allowed = "a number on a private task: the curvature that it would be found from is lost in noise"
-            raise InvalidInput("TrackedHGP.step_size", None, allowed)
+        if task.privacy is not None and task.privacy.curvature is None:
+            raise InvalidInput("task.private.curvature", None, "a number above 0: products are clipped to it")
         if task.privacy is not None and self.products == "difference":
             raise InvalidInput("TrackedHGP.products", "difference", "'exact' on a private task")
+
+    def on(self, network: Any, engine: Any = None, task: Any = None) -> "TrackedHGP":
+        if engine is None or engine.lossy is None:
+            return self
+        return replace(self, votes=False, pushes=self.pushes or min(network.flood_rounds(), MOST_PUSHES))
 
     def memory(self, params: PyTree, hyper: PyTree) -> Memory:
         """One client's memory before the first outer step."""
@@ -220,9 +230,9 @@ class TrackedHGP(HypergradientEstimator):
             change = jnp.where(state.count > 0, change, 0)  # before anything is mixed there is no common direction
             aim, batch = state.q + change, draw(ctx.data.train, self.batch_size, ctx.key)
             if problem.private:
-                product = state.product + _product(problem, state, batch, aim - state.aim)
+                product = state.product + _product(problem.hessian_product, state, batch, aim - state.aim)
             else:
-                product = _product(problem, state, batch, aim)
+                product = _product(problem.hessian_product, state, batch, aim)
             return replace(
                 state,
                 z=state.z + state.mass * change,
@@ -256,20 +266,20 @@ class TrackedHGP(HypergradientEstimator):
             prepare, steps = Sequence(prepare, Local(stay), *mix), steps - 1
         return Scope(Sequence(prepare, self._repeat_steps(body, steps, Local(judge))), start, finish)
 
-    def _repeat_steps(self, body: Node, steps: int, judge: Node) -> Repeat:
+    def _repeat_steps(self, body: Node, steps: int, judge: Node) -> Node:
         """All steps, or as many as it takes until clients agree to end."""
 
         def has_ended(state: _State, ctx: Context) -> Bool[Array, ""]:
             assert state.judgment is not None
             return state.judgment.ended
 
-        if not self._votes:
-            return Repeat(body, steps, name="TrackedHGP")
+        if not self._judges or not self.votes:
+            return Sequence(Repeat(body, steps, name="TrackedHGP"), *([judge] if self._judges else []))
         some = Sequence(Repeat(body, CHECK, name="steps"), judge)
         return Repeat(some, -(-steps // CHECK), until=has_ended, name="TrackedHGP")
 
     @property
-    def _votes(self) -> bool:
+    def _judges(self) -> bool:
         return self.tolerance is not None and self.batch_size is None
 
     def _repeat_pushes(self, push: Exchange) -> Repeat:
@@ -285,12 +295,12 @@ class TrackedHGP(HypergradientEstimator):
         examples = everything(ctx.data.train)
         # Trackers continue from where they were: their sum stays that of the gradients, what was mixed stays mixed.
         anew = state.memory is None or problem.private
-        product = jnp.zeros_like(source) if anew else _product(problem, state, examples, known.aim)
+        product = jnp.zeros_like(source) if anew else _product(problem.hessian_product, state, examples, known.aim)
         tracker = known.tracker + (product - source) - known.gradient
         q = known.z / known.mass
         own = curvature = jnp.zeros((), q.dtype)
         if self.step_size is None:
-            own = largest_curvature(lambda v: _product(problem, state, examples, v), q, ctx.key)
+            own = largest_curvature(lambda v: _product(problem.bounding_product, state, examples, v), q, ctx.key)
             # Known from an earlier outer step, and corrected by how much the own one has changed since.
             earlier = known.curvature * own / jnp.where(known.own > 0, known.own, 1)
             curvature = jnp.where(known.pushes > 0, earlier, own)
@@ -303,15 +313,15 @@ class TrackedHGP(HypergradientEstimator):
             product=product,
             tracker=tracker,
             secants=Secants.start(max(self.acceleration, 1), q, tracker, known.smallest / CAUTION)
-            if self._accelerates or self._votes
+            if self._accelerates or self._judges
             else None,
             mean=None if self.batch_size is None else q,
             count=jnp.zeros((), jnp.int32),
             pushes=known.pushes if self.pushes is None else jnp.asarray(self.pushes, jnp.int32),
             curvature=curvature,
             own=own,
-            direct=direct if problem.private or self._votes else None,
-            judgment=self._start_judging(problem, state, source, ctx) if self._votes else None,
+            direct=direct if problem.private or self._judges else None,
+            judgment=self._start_judging(problem, state, source, ctx) if self._judges else None,
         )
 
     @property
@@ -394,7 +404,8 @@ class TrackedHGP(HypergradientEstimator):
         report = Report.of(Reason.FIXED_LENGTH) if judgment is None else Report.of(judgment.reason, judgment.error)
         before = replace(before, report=report)
         if problem.private:
-            memory = before.memory and replace(before.memory, pushes=state.pushes)
+            found = {"pushes": state.pushes, "curvature": state.curvature, "own": state.own}
+            memory = before.memory and replace(before.memory, **found)
             after = replace(before, memory=memory, value=state.direct)  # released with the rest
             return subtract_indirect(problem, after, after.value, q, ctx) if self.steps else after
         along_x, direct = outer_gradient_shares(problem, before, ctx)
@@ -413,8 +424,8 @@ def _add_to_mean(state: _State, ctx: Context) -> _State:
 
 
 def _product(
-    problem: Problem, at: _State | HypergradientState, batch: PyTree, q: Float[Array, " d"]
+    multiply: Callable[..., PyTree], at: _State | HypergradientState, batch: PyTree, q: Float[Array, " d"]
 ) -> Float[Array, " d"]:
-    """H_i q."""
+    """H_i q, or another product of the problem's."""
     unravel = ravel_pytree(at.params)[1]
-    return ravel_pytree(problem.hessian_product(at.params, at.hyper, batch, unravel(q)))[0]
+    return ravel_pytree(multiply(at.params, at.hyper, batch, unravel(q)))[0]

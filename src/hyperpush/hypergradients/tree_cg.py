@@ -12,7 +12,9 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from hyperpush.checks import check_integer, check_positive
 from hyperpush.data.batches import everything
+from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
+from hyperpush.hypergradients.residual import append_residual
 from hyperpush.hypergradients.ritz import Tridiagonal
 from hyperpush.hypergradients.settings import norm
 from hyperpush.hypergradients.systems import (
@@ -156,7 +158,8 @@ class TreeCG(SystemSolver):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="any",
         target="global",
-        sends="at most two vectors of the size of the params per average, and three averages more than products",
+        sends="at most two vectors of the size of the params per average, and three averages more than products; "
+        "once 257 numbers",
         paper="here; conjugate gradients: Hestenes and Stiefel 1952",
         note="inner nodes of the tree see their children's vectors",
         lossy=True,
@@ -170,6 +173,12 @@ class TreeCG(SystemSolver):
     def __check_init__(self):
         check_integer("TreeCG.steps", self.steps, minimum=1)
         check_positive("TreeCG.tolerance", self.tolerance, optional=True)
+
+    def on(self, network: Any, engine: Any = None, task: Any = None) -> "TreeCG":
+        if engine is not None and engine.no_tree:
+            allowed = "TrackedHGP(…) or Automatic(), which need no tree"
+            raise InvalidInput("method", f"TreeCG among {engine.no_tree}", allowed)
+        return self
 
     def memory(self, params: PyTree, hyper: PyTree) -> Memory | None:
         if self.ignores_flat:  # the solution of least norm is found from zero alone
@@ -211,15 +220,14 @@ class TreeCG(SystemSolver):
         body = Sequence(Local(multiply), Average(_message, advance, rounds=1, by="tree"))
         probing = Repeat(body, self.steps, until=needs_no_probe, name="TreeCG", common=True)
         rest = Repeat(body, self.steps, until=has_ended, times=remaining, name="TreeCG without probe", common=True)
-        return Scope(Sequence(probing, Local(drop_probe), rest), start, finish)
+        return append_residual(Scope(Sequence(probing, Local(drop_probe), rest), start, finish), problem)
 
     def _start(self, problem: Problem, state: HypergradientState, ctx: Context) -> _State:
         source, direct = outer_gradient_shares(problem, state, ctx)
         source = ravel_pytree(source)[0]
         zero, none = jnp.zeros((), source.dtype), jnp.zeros_like(source)
         known = Memory(none, zero) if state.memory is None else state.memory
-        # The same at every client.
-        random = probe_of(source.size, source.dtype)
+        random = probe_of(source.size, source.dtype, ctx)
         probe = _Probe(_Descent.start(random, self.steps), none, jnp.linalg.norm(random), jnp.ones((), bool))
         return _State(
             params=state.params,

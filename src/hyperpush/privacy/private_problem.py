@@ -116,6 +116,11 @@ class PrivateProblem(Problem):
         """∂²_xx f · vector, released."""
         return self._bent(self.examples.hessian_product, params, hyper, batch, vector)
 
+    def bounding_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+        """`noise.curvature` · vector, and the penalty's product: no data are used."""
+        part = jax.tree.map(lambda leaf: self._bound("curvature") * leaf, vector)
+        return self._plus(part, self.penalty, lambda penalty: _product(penalty, 0, params, hyper, vector))
+
     def gauss_newton(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Callable[[PyTree], PyTree]:
         """v ↦ R'ᵀ ℓ'' R' v, released for every v, with the bound of Hessian products."""
 

@@ -56,6 +56,7 @@ class Context(eqx.Module):
         round: The iteration of the innermost loop around, from 0.
         key: The leaf's own, for this client and round.
         data: The client's own data, such as `Data`.
+        common_key: Of this leaf and round, the same at every client; never secret.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -70,6 +71,7 @@ class Context(eqx.Module):
     round: Int[Array, ""]  # iteration of the innermost enclosing Repeat
     key: PRNGKeyArray  # this leaf's own, for this client and round
     data: PyTree  # the client's private data
+    common_key: PRNGKeyArray | None = None  # of this leaf and round, for draws that are the same at every client
 
 
 class Inbox(eqx.Module):
@@ -330,6 +332,8 @@ class Sequence(eqx.Module):
 
     Args:
         nodes: In the order in which they run; none of them is a node that does nothing.
+        appended: Whether the first is a program and the others only look at where it ended: they draw nothing, and it
+            draws what it would draw alone.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -340,9 +344,14 @@ class Sequence(eqx.Module):
     """
 
     nodes: tuple["Node", ...]
+    appended: bool = eqx.field(static=True)
 
-    def __init__(self, *nodes: "Node"):
-        self.nodes = nodes
+    def __init__(self, *nodes: "Node", appended: bool = False):
+        self.nodes, self.appended = nodes, appended
+
+    def keeps_key(self, position: int) -> bool:
+        """Whether a node draws as if it stood alone."""
+        return self.appended and position == 0
 
 
 Node = Local | Exchange | Average | Server | Repeat | Scope | Sequence

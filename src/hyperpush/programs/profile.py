@@ -167,7 +167,7 @@ def trace_leaf(f: Callable[..., Any], clients: int, data: PyTree, *args: PyTree)
     """The shapes that a leaf returns, and its trace, from shapes of one client."""
 
     def call(client, round, key, data, *args):
-        return f(*args, Context(client, clients, round, key, data))
+        return f(*args, Context(client, clients, round, key, data, key))
 
     integer, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
     jaxpr, shapes = jax.make_jaxpr(call, return_shape=True)(integer, integer, key, data, *args)

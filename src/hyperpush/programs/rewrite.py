@@ -9,7 +9,7 @@ from hyperpush.programs.nodes import Average, Node, Repeat, Scope, Sequence
 def rewrite(node: Node, f: Callable[[Node], Node]) -> Node:
     """The program with `f(node)` in place of every node, those below first."""
     if isinstance(node, Sequence):
-        return f(Sequence(*(rewrite(child, f) for child in node.nodes)))
+        return f(Sequence(*(rewrite(child, f) for child in node.nodes), appended=node.appended))
     if isinstance(node, Repeat | Scope):
         return f(replace(node, body=rewrite(node.body, f)))
     return f(node)

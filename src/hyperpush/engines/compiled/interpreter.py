@@ -108,7 +108,7 @@ class Visit(NamedTuple):
 
     def child(self, place: int) -> "Visit":
         """A node of a sequence."""
-        key = jax.random.fold_in(self.key, place)
+        key = self.key if self.node.keeps_key(place) else jax.random.fold_in(self.key, place)
         return Visit(self.node.nodes[place], key, self.round, (*self.path, place))
 
     def inside(self) -> "Visit":
@@ -137,8 +137,9 @@ class Interpreter(RunContext):
         def one(state, others):
             client, data, more = others
             round, key = jnp.asarray(visit.round, jnp.int32), leaf_key(visit.key, role, client)
-            return f(state, *more, Context(client, self.network.clients, round, key, data))
+            return f(state, *more, Context(client, self.network.clients, round, key, data, common))
 
+        common = leaf_key(visit.key, role, self.network.clients)  # a number that is nobody's
         states, *more = stacked
         others = (self.placement.ids(), self.data, more)
         if self.batch is None:

@@ -46,9 +46,10 @@ def _kind(tree: PyTree) -> tuple[Any, ...]:
 
 
 @eqx.filter_jit
-def _leaf(recipe, path, record, role, args, client, clients, round, root, address, data):
+def _leaf(recipe, path, record, role, args, client, clients, round, root, draws, address, data):
     f = leaf_of(at(stepwise(recipe.program()), path), role) if record is None else record
-    return f(*args, Context(client, clients, round, leaf_key(_key_at(root, address), role, client), data))
+    own = leaf_key(_key_at(draws, address), role, client)
+    return f(*args, Context(client, clients, round, own, data, leaf_key(_key_at(root, address), role, clients)))
 
 
 @eqx.filter_jit
@@ -105,8 +106,9 @@ def links_at(network: Network, key: PRNGKeyArray, step: int, client: int, weight
 class ClientFunctions:
     """The functions of a program as one client calls them: with its number, its data and keys of its own."""
 
-    def __init__(self, recipe: Recipe, client: int, clients: int, draws: PRNGKeyArray, data: PyTree):
-        self.client, self.clients, self.draws, self.data = client, clients, draws, data
+    def __init__(self, recipe: Recipe, client: int, clients: int, key: PRNGKeyArray, data: PyTree):
+        self.client, self.clients, self.key, self.data = client, clients, key, data
+        self.draws = key  # what the client's own draws follow from
         self._recipe = recipe.traceable()
         self._kind = _kind(self._recipe)
 
@@ -114,7 +116,7 @@ class ClientFunctions:
         """What the function of that role at a place returns (or a record, which is none of it): f(*args, context)."""
         address = np.asarray(at.address, np.uint32)
         me, round = np.asarray(self.client, np.int32), np.asarray(at.round, np.int32)
-        given = (args, me, self.clients, round, self.draws, address, self.data)
+        given = (args, me, self.clients, round, self.key, self.draws, address, self.data)
         what = (at.path, role, _kind(record), len(address), self._kind)
         return _compile_once(what, lambda: _leaf(self._recipe, at.path, record, role, *given))
 

@@ -192,7 +192,7 @@ class Peer:
         frame = self._enter(Frame(0))
         for position in range(frame.at, len(node.nodes)):
             frame.at = position
-            state = self._run_node(node.nodes[position], state, at.child(position))
+            state = self._run_node(node.nodes[position], state, at.child(node, position))
         self._state.frames.pop()
         return state
 

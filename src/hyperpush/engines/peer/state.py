@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush.engines.result import RowClock
-from hyperpush.programs import Path
+from hyperpush.programs import Path, Sequence
 from hyperpush.programs.counting import Work
 
 
@@ -31,9 +31,10 @@ class Cursor(NamedTuple):
     address: tuple[int, ...] = ()  # positions and iterations on the way
     round: int = 0  # of the innermost loop around it
 
-    def child(self, position: int) -> "Cursor":
+    def child(self, node: Sequence, position: int) -> "Cursor":
         """That place of a sequence."""
-        return Cursor((*self.path, position), (*self.address, position), self.round)
+        address = self.address if node.keeps_key(position) else (*self.address, position)
+        return Cursor((*self.path, position), address, self.round)
 
     def iteration(self, number: int) -> "Cursor":
         """The same node, in that iteration."""

@@ -1,0 +1,62 @@
+"""How far the inner problem is from solved: measured by the machine that hosts all, or along a tree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from wide import float64  # noqa: F401
+
+import hyperpush as hp
+from hyperpush.hypergradients.residual import SKETCH, _sketch
+from hyperpush.inner_residual import inner_residual
+
+CLIENTS = 4
+NETWORK = hp.networks.FullyConnected(CLIENTS)
+
+
+def residual_by_numpy(task):
+    """From gradients alone: those of quadratic costs are affine, so their part with x is A_i x."""
+    gradients = jax.vmap(task.problem.inner_gradient)
+    slope = np.asarray(gradients(task.params, task.hypers, task.train))
+    part = slope - np.asarray(gradients(jnp.zeros_like(task.params), task.hypers, task.train))
+    scale = max(np.linalg.norm(part.mean(0)), 0.1 * np.linalg.norm(slope, axis=1).mean())
+    return np.linalg.norm(slope.mean(0)) / scale
+
+
+@pytest.mark.usefixtures("float64")
+def test_along_a_tree_it_is_what_one_machine_measures():
+    task = hp.tasks.quadratic(CLIENTS, seed=0)
+    for steps in (0, 20, 300):
+        trained = hp.train(task, hp.SGP(steps=steps, step_size=0.1), NETWORK, key=0).task
+        expected = residual_by_numpy(trained)
+        assert inner_residual(trained, hp.HGP(1, 1, 0.1)) == pytest.approx(expected)
+        for engine in (hp.Simulate(), hp.Threads()):
+            status = hp.hypergradient(trained, hp.TreeCG(), NETWORK, key=0, engine=engine).status
+            assert status.residual == pytest.approx(expected, abs=1e-12)
+            assert (status.reason == "unsolved") == (expected > 0.1)
+
+
+@pytest.mark.usefixtures("float64")
+def test_solutions_tell_at_how_many_of_their_estimates_it_was_not_solved():
+    """Hypers stay where they are, so that the points are those of training ever longer."""
+    task, inner = hp.tasks.quadratic(CLIENTS, seed=0), hp.SGP(steps=10, step_size=0.05)
+    method = hp.PDBO(inner, hp.TreeCG(), hp.optimizer("sgd", learning_rate=1e-14), steps=6, restart=False)
+    status = hp.solve(task, method, NETWORK, key=0).status
+    points = [hp.train(task, hp.SGP(10 * count, 0.05), NETWORK, key=0).task for count in range(1, 7)]
+    expected = [residual_by_numpy(point) for point in points]
+    assert expected[0] > 0.1 > expected[-1]
+    assert (status.converged, status.reason, status.runs) == (False, "unsolved", 6)
+    assert status.failed == sum(each > 0.1 for each in expected)
+    assert status.residual == pytest.approx(max(expected))
+
+
+def test_sketches_keep_norms_and_add_up():
+    one, other = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5000)), jnp.float32)
+    for seed in range(20):
+        sketch = _sketch(one, jax.random.key(seed))
+        assert sketch.shape == (SKETCH,)
+        # Their squared norm has a relative variance of 2/128: five standard deviations.
+        assert np.sum(sketch**2) == pytest.approx(np.sum(one**2), rel=5 * np.sqrt(2 / SKETCH))
+        both = _sketch(one + other, jax.random.key(seed))
+        np.testing.assert_allclose(sketch + _sketch(other, jax.random.key(seed)), both, atol=1e-3)
+    np.testing.assert_array_equal(_sketch(one[:SKETCH], jax.random.key(0)), one[:SKETCH])
