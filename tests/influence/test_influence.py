@@ -263,19 +263,36 @@ def test_optimisers_that_would_mix_runs_are_refused(setting):
         influence.retrain(setting, solver, NETWORK, [influence.without(setting)], key=KEY)
 
 
-def test_a_second_call_compiles_nothing(solution):
+@pytest.mark.parametrize("method", [hp.HGP(3, 2, 0.1), hp.Automatic()], ids=["looks", "sees"])
+def test_a_second_call_compiles_nothing(method, setting, solution):
     compiled = []
 
     def listen(event, duration_secs, **kwargs):
         compiled.extend([event] * event.endswith("backend_compile_duration"))
 
-    def run(damping, key):
-        return influence.scores(solution, hp.HGP(3, 2, 0.1), NETWORK, key=key, damping=damping)
+    def run(task, damping, key):
+        network = hp.networks.RandomDirected(3, probability=(0.2, 0.3))  # how fast it mixes depends on the key
+        return influence.scores(task, method, network, key=key, damping=damping)
 
-    run(0.1, 0)
+    other = task_of(losses, jnp.zeros(SIZE), drawn(COUNTS, 7), VALIDATION).replace(penalty=setting.penalty)
+    other = other.at(params=jnp.ones((3, SIZE)), hypers=jnp.arange(3.0))
+    first = solution.at(hypers=jnp.zeros(3))
+    run(first, 0.0, 0)
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        run(0.2, 1)
+        found = [run(first, 0.0, key) for key in (1, 2, 3)]
+        found.append(run(other, 0.2, 1))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert compiled == []
+    assert [each.curvature is None for each in found] == [isinstance(method, hp.Automatic)] * 4
+
+
+def test_a_look_costs_no_more_than_the_default_estimate_needs(solution):
+    def rounds(network, **options):
+        return influence.scores(solution, hp.Automatic(), network, key=0, **options).costs.rounds
+
+    network = hp.networks.FullyConnected(3)
+    assert rounds(network) == rounds(network, curvature_steps=0)  # conjugate gradients see the curvature themselves
+    # A tree sums and sends back in two rounds, and SIZE products span all directions.
+    assert rounds(network, curvature_steps=50) == rounds(network) + 2 * SIZE

@@ -28,6 +28,8 @@ from hyperpush.starts import PerClient
 from hyperpush.task import Task
 from hyperpush.verbs import hypergradient
 
+LOOK = 50  # products for a look at the curvature
+
 
 @dataclass(frozen=True, repr=False)
 class Influence(Result):
@@ -106,7 +108,7 @@ def scores(
     *,
     key: PRNGKeyArray | int,
     damping: float = 0.0,
-    curvature_steps: int = 50,
+    curvature_steps: int | None = None,
     engine: Engine = Simulate(),
     hooks: Sequence[Any] = (),
     throw: bool = False,
@@ -128,7 +130,8 @@ def scores(
         network: Who can send to whom, and when.
         key: An integer or a JAX key.
         damping: Added to the mean Hessian, 0 or more. Where that is indefinite, `warnings` say how much is needed.
-        curvature_steps: Products per client for a look at the curvature, 50 by default; 0: no look, and no warnings.
+        curvature_steps: Products per client for a look at the curvature, for `warnings`; 0: no look. None: 50 steps,
+            unless the estimator sees negative curvature itself (`Automatic`, `TreeCG`, `Dense`) and saw none.
         engine: Where the clients run; the curvature is looked at without its faults. One party does not look: among
             parties, a run is one program.
         hooks: Observers called between compiled chunks.
@@ -155,11 +158,12 @@ def scores(
         [(1, 1)]
     """
     _check(method, damping)
-    made = with_weights(task)
-    # ½δ‖x‖² adds δ to the Hessian and nothing to the derivatives by weights.
-    damped = made.with_l2(damping) if damping else made
-    estimate = hypergradient(damped, method, network, key=key, engine=engine, hooks=hooks)
+    made = with_weights(task).with_l2(damping)  # ½δ‖x‖² adds δ to the Hessian, and nothing to derivatives by weights
+    estimate = hypergradient(made, method, network, key=key, engine=engine, hooks=hooks)
     costs, found = estimate.costs, None
+    if curvature_steps is None:
+        sees_itself = estimate.status.singular is not None and estimate.status.reason != "ill-posed"
+        curvature_steps = 0 if sees_itself else LOOK
     if curvature_steps and not engine.hosts_one:
         found, more = measure_curvature(task, network, key, steps=curvature_steps, engine=engine)
         costs = costs + more
@@ -248,7 +252,7 @@ def group_score(
     _check(method, damping)
     check_weights(task, [weights])
     made = with_weights(task)
-    damped = made.with_l2(damping) if damping else made
+    damped = made.with_l2(damping)
     pull = jax.tree.map(jnp.zeros_like, task.params)
     moved_task = damped.replace(
         inner=Chosen(damped.inner, _get_weights),
