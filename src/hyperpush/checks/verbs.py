@@ -18,6 +18,9 @@ from hyperpush.task import Task
 
 def check_task(given: Any) -> Task:
     """Refuse what is no task, and tasks whose arrays are being traced."""
+    if isinstance(getattr(given, "task", None), Task):  # a result, or a run that was loaded
+        allowed = f"its task: .{'result.' * hasattr(given, 'result')}task is the task at the point reached"
+        raise InvalidInput("task", f"a {type(given).__name__}", allowed)
     if not isinstance(given, Task):
         raise InvalidInput(
             "task", _shown(given), "hp.Task(…) as the first argument: verb(task, method, network, key=…)"

@@ -1,6 +1,6 @@
 """What would change for everyone if a training example, a group of them or a whole client were left out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.influence.curvature import Curvature, measure_curvature, resolution
 from hyperpush.influence.removal import outer_costs
+from hyperpush.influence.validation import find_places, split_validation, take_weights
 from hyperpush.influence.weights import Chosen, Place, Weights, check_weights, with_weights
 from hyperpush.networks import Network
 from hyperpush.problem import Cost, Penalty
@@ -43,6 +44,9 @@ class Influence(Result):
         damping: What was added to the mean Hessian.
         curvature: The ends of the spectrum of the mean Hessian without it; None if not looked at.
         estimate: The hypergradient by all weights.
+        validation: The validation examples that were asked for, as pairs (client, number).
+        by_validation: By client, the change of the loss of each of them if this example is removed, [validation
+            examples, examples].
 
     Example:
         >>> import hyperpush as hp
@@ -59,6 +63,8 @@ class Influence(Result):
     damping: float
     curvature: Curvature | None
     estimate: Estimate
+    validation: tuple[Place, ...] = ()
+    by_validation: tuple[Float[np.ndarray, "k _"], ...] = ()
 
     def ranking(self, client: str | int) -> Int[np.ndarray, " m"]:
         """The client's examples, the one that hurts everyone most first: removing it lowers the loss most."""
@@ -108,6 +114,7 @@ def scores(
     *,
     key: PRNGKeyArray | int,
     damping: float = 0.0,
+    validation: Iterable[Any] | None = None,
     curvature_steps: int | None = None,
     engine: Engine = Simulate(),
     hooks: Sequence[Any] = (),
@@ -130,6 +137,9 @@ def scores(
         network: Who can send to whom, and when.
         key: An integer or a JAX key.
         damping: Added to the mean Hessian, 0 or more. Where that is indefinite, `warnings` say how much is needed.
+        validation: Validation examples to score for, one by one: pairs (client, number), or a client for all of its.
+            With k of them the one estimate has k + 1 right-hand sides: it sends and computes k + 1 times as much in
+            about as many rounds, and holds k + 1 vectors where it held one. Choose some, or take some at a time.
         curvature_steps: Products per client for a look at the curvature, for `warnings`; 0: no look. None: 50 steps,
             unless the estimator sees negative curvature itself (`Automatic`, `TreeCG`, `Dense`) and saw none.
         engine: Where the clients run; the curvature is looked at without its faults. One party does not look: among
@@ -159,7 +169,9 @@ def scores(
     """
     _check(method, damping)
     made = with_weights(task).with_l2(damping)  # ½δ‖x‖² adds δ to the Hessian, and nothing to derivatives by weights
-    estimate = hypergradient(made, method, network, key=key, engine=engine, hooks=hooks)
+    places = [] if validation is None else find_places(task, validation)
+    runs = split_validation(task, made, places) if places else made
+    estimate = hypergradient(runs, method, network, key=key, engine=engine, hooks=hooks)
     costs, found = estimate.costs, None
     if curvature_steps is None:
         sees_itself = estimate.status.singular is not None and estimate.status.reason != "ill-posed"
@@ -167,13 +179,24 @@ def scores(
     if curvature_steps and not engine.hosts_one:
         found, more = measure_curvature(task, network, key, steps=curvature_steps, engine=engine)
         costs = costs + more
-    changes = jax.tree.map(lambda v: -network.clients * np.asarray(v, np.float64), estimate.value)
-    if task.owner is None:
-        counts = example_counts(task.train)
+    by_run, clients = _changes(task, take_weights(estimate.value) if places else estimate.value, bool(places))
+    all_of_them, each = tuple(own[0] for own in by_run), tuple(own[1:] for own in by_run)
+    about = (damping, found, estimate, tuple(places), each)
+    return Influence(task, estimate.status, costs, all_of_them, clients, *about).check(throw)
+
+
+def _changes(
+    task: Task, value: Weights, several: bool
+) -> tuple[list[Float[np.ndarray, "runs _"]], Float[np.ndarray, " n"]]:
+    """Every client's predicted changes by run and example, and in the first run that of the client itself."""
+    examples, clients = (-task.clients * np.asarray(each, np.float64) for each in (value.examples, value.client))
+    if not several:
+        examples, clients = examples[..., None], clients[..., None]
+    if task.owner is not None:
+        examples, clients, counts = examples[None], clients[None], [int(count(task.train))]
     else:
-        changes, counts = jax.tree.map(lambda v: v[None], changes), [int(count(task.train))]
-    examples = tuple(own[:size] for own, size in zip(changes.examples, counts, strict=True))
-    return Influence(task, estimate.status, costs, examples, changes.client, damping, found, estimate).check(throw)
+        counts = example_counts(task.train)
+    return [own[:size].T for own, size in zip(examples, counts, strict=True)], clients[:, 0]
 
 
 class _Pulled(eqx.Module):
@@ -182,7 +205,8 @@ class _Pulled(eqx.Module):
     penalty: Penalty | None
 
     def __call__(self, params: PyTree, hyper: tuple[Weights, PyTree]) -> Float[Array, ""]:
-        pull = jnp.asarray(optax.tree.vdot(hyper[1], params))
+        numbers = eqx.filter(params, eqx.is_inexact_array)  # a module has other leaves, too
+        pull = jnp.asarray(optax.tree.vdot(hyper[1], numbers))
         return pull if self.penalty is None else self.penalty(params, hyper[0]) + pull
 
 
@@ -196,10 +220,7 @@ class _Gone(eqx.Module):
         return self.function(params, hyper, *batch) - self.function(params, ones, *batch)
 
 
-def _get_weights(hyper: tuple[Weights, PyTree]) -> Weights:
-    return hyper[0]
-
-
+@no_type_check
 def group_score(
     task: Task,
     method: HypergradientEstimator,
@@ -234,7 +255,8 @@ def group_score(
         The predicted change; below 0 if the group hurts everyone.
 
     Raises:
-        InvalidInput: An argument is out of range, or the weights belong to another task.
+        InvalidInput: An argument is out of range, or the weights belong to another task or leave nobody.
+        NotConverged: What is left has a singular or indefinite Hessian, and the estimator sees it.
 
     Example:
         Removing the number 7 moves the mean from 2 to 1, where the loss of all three clients is 0 instead of 1.
@@ -250,21 +272,24 @@ def group_score(
         -3.0
     """
     _check(method, damping)
-    check_weights(task, [weights])
     made = with_weights(task)
+    check_weights(task, [weights])
+    if not np.any(weights.client):
+        raise InvalidInput("weights", "no client is left", "weights that leave at least one client")
     damped = made.with_l2(damping)
     pull = jax.tree.map(jnp.zeros_like, task.params)
     moved_task = damped.replace(
-        inner=Chosen(damped.inner, _get_weights),
+        inner=Chosen(damped.inner, take_weights),
         penalty=_Pulled(damped.penalty),
-        outer=Chosen(_Gone(made.inner), _get_weights),
-        outer_penalty=made.penalty and Chosen(_Gone(made.penalty), _get_weights),
+        outer=Chosen(_Gone(made.inner), take_weights),
+        outer_penalty=made.penalty and Chosen(_Gone(made.penalty), take_weights),
         _hypers=PerClient((weights, pull)),
         by_example=(*made.by_example, *(False for _ in jax.tree.leaves(pull))),
         outer_on="train",
     )
-    step = hypergradient(moved_task, method, network, key=key, engine=engine).value[1]
-    moved = jax.tree.map(lambda x, d: x + network.clients * d, task.params, step)
+    step = hypergradient(moved_task, method, network, key=key, engine=engine)
+    step.check(throw=step.status.reason == "ill-posed")
+    moved = jax.tree.map(lambda x, d: x + network.clients * d, task.params, step.value[1])
     both = jax.tree.map(lambda *x: jnp.stack(x, axis=1), task.params, moved)
     before, after = np.asarray(outer_costs(task, both), np.float64).T
     return float(np.sum(after - before))
