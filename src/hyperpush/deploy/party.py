@@ -35,7 +35,7 @@ from hyperpush.runs.events import event, to_json, write_events
 from hyperpush.runs.files import write_atomically
 from hyperpush.runs.folder import CONFIG, METRICS, RESULT
 from hyperpush.runs.process import set_up_jax
-from hyperpush.runs.run_spec import history_rows
+from hyperpush.runs.run_spec import history_rows, validation_of
 from hyperpush.runs.saving import summarize, write_arrays
 from hyperpush.spec import Spec
 
@@ -54,7 +54,8 @@ def own_sentence(config: Deployment, name: str, base: Path) -> Spec:
         like = {key: each.of(names.index(name)) for key, each in task._sets.items()}
         own = read_own_data(given, base, name, like)
     method = without_votes(sentence.method) if config.mode == "asynchronous" else sentence.method
-    return replace(sentence, task=task.for_client(name, own), method=method)
+    start = sentence.start and base / sentence.start
+    return replace(sentence, task=task.for_client(name, own), method=method, start=start)
 
 
 def without_votes(method: Method) -> Method:
@@ -245,7 +246,7 @@ def _write_result(out: Path, name: str, result: Result) -> dict[str, Any]:
         if history.recorded_cost is not None:
             found["outer_costs"] = np.asarray(history.recorded_cost, np.float64).tolist()
     if isinstance(result, Influence):
-        found |= {"scores": result.examples[0].tolist(), "client": float(result.clients[0])}
+        found |= {"scores": result.examples[0].tolist(), "client": float(result.clients[0])} | validation_of(result)
     if result.privacy is not None:
         found |= _privacy_summary(result.privacy)
     return found
