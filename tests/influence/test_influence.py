@@ -411,6 +411,7 @@ def scalar_outer():
         (lambda s: score(scalar_outer(), validation=[0]), "task.outer"),
         (lambda s: score(hp.train(s, SOLVER, NETWORK, key=0)), "task"),
         (lambda s: influence.without(s, clients=["nobody"]), "client"),
+        (lambda s: influence.without(s.for_client(1)), "task"),
         (lambda s: influence.agreement(np.ones(2), np.ones(3)), "predicted"),
     ],
 )

@@ -132,7 +132,8 @@ def scores(
     lines fall short: `group_score` takes a Newton step. `retrain` says what is true.
 
     Args:
-        task: A trained task whose inner cost returns one loss per example.
+        task: A trained or solved task whose inner cost returns one loss per example (`trained.task`, `solution.task`,
+            `hp.load(path, task=task).result.task`). Its hypers, whatever they are, stay as they are.
         method: An estimator with a global target. `ITDBackward` takes the task before training.
         network: Who can send to whom, and when.
         key: An integer or a JAX key.
@@ -166,6 +167,12 @@ def scores(
         >>> found = hp.influence.scores(task, hp.hypergradients.Dense(), network, key=0)
         >>> found.top(1)
         [(1, 1)]
+
+        For the third client's first validation example alone, each of the 1s is worth as much as the others:
+
+        >>> one = hp.influence.scores(task, hp.hypergradients.Dense(), network, key=0, validation=[(2, 0)])
+        >>> [own.round(3).tolist() for own in one.by_validation]
+        [[[0.333, 0.333]], [[0.333, -1.667]], [[0.333, 0.333]]]
     """
     _check(method, damping)
     made = with_weights(task).with_l2(damping)  # ½δ‖x‖² adds δ to the Hessian, and nothing to derivatives by weights

@@ -148,6 +148,8 @@ def without(task: Task, places: Iterable[Place] = (), clients: Iterable[int | st
          [1. 1. 1.]]
     """
     check_task(task)
+    if task.owner is not None:
+        raise InvalidInput("task", "one party's task", "the task of all clients: groups are removed in a simulation")
     for name, given in (("places", places), ("clients", clients)):
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise InvalidInput(f"without.{name}", given, f"a list of {name}")
