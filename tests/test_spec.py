@@ -4,6 +4,7 @@ import copy
 import json
 import tomllib
 
+import jax
 import numpy as np
 import pytest
 import tomli_w
@@ -96,6 +97,8 @@ WRONG = {
     "hooks.log": ("json:JSONDecoder", r"hooks\.log\.name: got 'json:JSONDecoder'.*a hook"),
     "metrics.a": ("json:dumpz", r"metrics\.a: got 'json:dumpz'"),
     "verb": ("train", r"verb: got 'train'; allowed: solve for PDBO"),
+    "verb.damping": (0.1, r"verb\.damping: got 0\.1; allowed: nothing: solve takes no options here"),
+    "start": ("no/such/run", r"start: got 'no/such/run'; allowed: the folder of a finished run that saved models"),
     "metod": ({}, r"metod: got 'metod'.*did you mean 'method'"),
     "key": (-1, r"key: got -1"),
     "task.private": ({"clip": 1.0, "delta": 1e-5}, r"task\.private\.epsilon: got None"),
@@ -106,6 +109,48 @@ WRONG = {
 def test_errors_name_the_dotted_key(key, given, message):
     with pytest.raises(InvalidInput, match=message):
         read(changed(key, given)).run()
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (3, r"verb: got 3; allowed: one of train, hypergradient, solve, influence, or a table"),
+        ("influenc", r"verb: got 'influenc'.*did you mean 'influence'"),
+        ({"name": "influence", "dampin": 1}, r"verb\.dampin.*did you mean 'damping'"),
+        ({"name": "influence", "damping": -1.0}, r"damping: got -1\.0"),
+        ({"name": "influence", "validation": [["nobody", 0]]}, r"client: got 'nobody'"),
+    ],
+)
+def test_what_cannot_be_scored_is_named(table, message):
+    values = changed("method", {"name": "HGP", "steps": 2, "pushes": 2, "step_size": 0.1})
+    with pytest.raises(InvalidInput, match=message):
+        read({**values, "verb": table}).run()
+
+
+def test_a_file_scores_the_records_of_a_finished_run(tmp_path, capsys):
+    values, folder = tomllib.loads(TEXT), tmp_path / "solved"
+    solved = {**values, "precision": "float64"}
+    asked = {"name": "influence", "damping": 0.01, "validation": [["2", 3], [0, 1]]}
+    scored = {**solved, "start": str(folder), "verb": asked, "method": "automatic"}
+    for sentence, out in ((solved, folder), (scored, tmp_path / "scored")):
+        (tmp_path / "my.toml").write_text(tomli_w.dumps(sentence))
+        with pytest.raises(SystemExit) as ended:
+            main(["run", str(tmp_path / "my.toml"), "--out", str(out), "--json"])
+        assert ended.value.code == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    with jax.enable_x64(True):
+        task = read(values).task
+        solution = hp.load(folder, task=task).result
+        assert np.abs(solution.hypers - task.hypers).max() > 0.05  # they are personal by now
+        network = hp.networks.RandomDirected(4)
+        options = {"key": 3, "damping": 0.01, "validation": [(2, 3), (0, 1)]}
+        found = hp.influence.scores(solution.task, hp.Automatic(), network, **options)
+        before = hp.influence.scores(task.at(solution.params), hp.Automatic(), network, **options)
+    assert printed["validation"] == [["2", 3], ["0", 1]]
+    for client, name in enumerate(task.names):
+        np.testing.assert_allclose(printed["scores"][name], found.examples[client], rtol=1e-9)
+        np.testing.assert_allclose(printed["by_validation"][name], found.by_validation[client], rtol=1e-9)
+    assert not np.allclose(found.examples[0], before.examples[0], rtol=1e-3)
 
 
 def test_a_module_that_raises_is_named(tmp_path, monkeypatch):

@@ -179,14 +179,20 @@ WRONG = {
 }
 
 
+UNLIKE = [(INPUTS[0], TARGETS[0])] * 3 + [(INPUTS[0][:2], TARGETS[0][:2])]
+
 WRONG |= {
+    "hypers by example that are to agree, of clients with different numbers": (
+        {"train": UNLIKE, "hypers": hp.per_example(UNLIKE), "common": True},
+        r"hypers: got 'one for each example of clients with 2 to 7 of them, and common=True'; allowed: common=False",
+    ),
     "hypers of other examples": (
         {"hypers": hp.per_example((INPUTS[:, :5], TARGETS[:, :5]))},
         r"hypers: got \"one for each of 5 examples of client '0'\".*'0' has 7",
     ),
     "hypers of other clients' examples": (
         {
-            "hypers": hp.per_example([(INPUTS[0], TARGETS[0])] * 3 + [(INPUTS[0][:2], TARGETS[0][:2])]),
+            "hypers": hp.per_example(UNLIKE),
             "names": ["a", "b", "c", "d"],
         },
         r"hypers: got \"one for each of 2 examples of client 'd'\".*'d' has 7",

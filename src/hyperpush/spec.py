@@ -19,13 +19,15 @@
 
 Further tables: `[train]` (an inner solver that trains before an estimator), `[engine]`, `[metrics]`, `[hooks]`, and
 `[task.private]` (clip, and either noise or epsilon and delta). Every name may be a registered one or `module:Class`.
-`verb = "influence"` scores training examples with an estimator. What needs no options may be a name alone:
-`network = "ring"`.
+`verb = "influence"` scores training examples with an estimator; as a table `[verb]` it takes the options of
+`hp.influence.scores`. `start = "runs/mine"` starts from the params and hypers of a finished run; a party takes those in
+the folder of its name there. What needs no options may be a name alone: `network = "ring"`.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hyperpush import tasks
@@ -44,13 +46,16 @@ from hyperpush.privacy.budget import within
 from hyperpush.registry import base_of, build, construct, find, registered
 from hyperpush.results import Result
 from hyperpush.runs.config import named_table
+from hyperpush.runs.folder import MODELS
+from hyperpush.runs.saved import load
 from hyperpush.task import Task
 from hyperpush.verbs import hypergradient, solve, train
 
-TABLES = ("key", "precision", "verb", "every", "task", "network", "method", "train", "engine", "metrics", "hooks")
-NAMED = ("task", "network", "method", "train", "engine")  # tables that a string alone may stand for
+NAMED = ("verb", "task", "network", "method", "train", "engine")  # tables that a string alone may stand for
+TABLES = ("key", "precision", "start", "every", *NAMED, "metrics", "hooks")
 METHODS = ("algorithms", "hypergradients", "inner", "baselines", "big_fed")  # kinds of methods that a file may name
 VERBS = ("train", "hypergradient", "solve", "influence")
+SCORING = ("damping", "validation", "curvature_steps")  # options of the verb "influence"
 
 
 @dataclass(frozen=True)
@@ -67,20 +72,23 @@ class Spec:
     metrics: Mapping[str, Any]
     every: int | None
     hooks: tuple[Hook, ...]
+    start: Path | None = None  # the folder of a finished run
+    scoring: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, engine: Engine | None = None, hooks: Sequence[Hook] = ()) -> Result:
         """Run it; another engine may take the place of the one that it names."""
         options: dict[str, Any] = {"key": self.key, "engine": engine or self.engine, "hooks": (*self.hooks, *hooks)}
         measured = {"metrics": dict(self.metrics) or None, "every": self.every}
-        task = self.task
+        task = self.task if self.start is None else _task_at(self.start, self.task)
         if self.verb == "train":
             return train(task, self.method, self.network, **options, **measured)
         if self.verb == "solve":
             return solve(task, self.method, self.network, **options, **measured)
         if self.trainer is not None:
             task = train(task, self.trainer, self.network, **options).task
-        verb = scores if self.verb == "influence" else hypergradient
-        return verb(task, self.method, self.network, **options)
+        if self.verb == "influence":
+            return scores(task, self.method, self.network, **options, **self.scoring)
+        return hypergradient(task, self.method, self.network, **options)
 
 
 def read(values: Mapping[str, Any]) -> Spec:
@@ -97,8 +105,9 @@ def read(values: Mapping[str, Any]) -> Spec:
     network = read_network(values["network"], task.clients)
     if private is not None:
         task = _private_task(task, private, method, network)
+    verb, scoring = _verb(values.get("verb"), method)
     return Spec(
-        verb=_verb(values.get("verb"), method),
+        verb=verb,
         task=task,
         method=method,
         network=network,
@@ -108,6 +117,8 @@ def read(values: Mapping[str, Any]) -> Spec:
         metrics=_metrics(values.get("metrics", {})),
         every=values.get("every"),
         hooks=_hooks(values.get("hooks", {})),
+        start=_start(values.get("start")),
+        scoring=scoring,
     )
 
 
@@ -211,16 +222,38 @@ def _task_of(name: str, function: Callable[..., Any], options: Mapping[str, Any]
         raise InvalidInput("task.name", said, "a function that makes a task of the table's options") from error
 
 
-def _verb(given: object, method: Method) -> str:
+def _verb(table: object, method: Method) -> tuple[str, dict[str, Any]]:
+    """What to do with the method, and with which options."""
+    if not isinstance(table, Mapping | None):
+        raise InvalidInput("verb", table, f"one of {', '.join(VERBS)}, or a table with a name and options")
     kinds = {InnerSolver: ("train",), HypergradientEstimator: ("hypergradient", "influence")}
     fitting = next((verbs for kind, verbs in kinds.items() if isinstance(method, kind)), ("solve",))
-    if given is None:
-        return fitting[0]
-    if given not in VERBS:
-        raise unknown("verb", str(given), VERBS)
-    if given not in fitting:
-        raise InvalidInput("verb", given, f"{' or '.join(fitting)} for {type(method).__name__}")
-    return given
+    options = dict(table or {})
+    name = options.pop("name", fitting[0])
+    if name not in VERBS:
+        raise unknown("verb", str(name), VERBS)
+    if name not in fitting:
+        raise InvalidInput("verb", name, f"{' or '.join(fitting)} for {type(method).__name__}")
+    for key, given in options.items():
+        if name != "influence":
+            raise InvalidInput(f"verb.{key}", given, f"nothing: {name} takes no options here")
+        if key not in SCORING:
+            raise unknown(f"verb.{key}", key, SCORING)
+    return name, options
+
+
+def _start(given: object) -> Path | None:
+    if not isinstance(given, str | None):
+        raise InvalidInput("start", given, "the folder of a finished run")
+    return None if given is None else Path(given)
+
+
+def _task_at(start: Path, task: Task) -> Task:
+    """The task at the params and hypers of a finished run; a party's own are in the folder of its name."""
+    path = start if task.owner is None else start / task.names[task.owner]
+    if not (path / MODELS / "params").is_dir():
+        raise InvalidInput("start", str(path), "the folder of a finished run that saved models: of train or solve")
+    return load(path, task).result.task
 
 
 def _metrics(table: object) -> dict[str, Any]:

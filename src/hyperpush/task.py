@@ -193,6 +193,9 @@ class Task:
 
     def _check_counts(self, counts: tuple[int, ...]) -> None:
         """Refuse hypers by example that were made for other training examples, naming the first client that differs."""
+        if self.common and len(set(counts)) > 1:
+            given = f"one for each example of clients with {min(counts)} to {max(counts)} of them, and common=True"
+            raise InvalidInput("hypers", given, "common=False: clients cannot agree on different numbers of hypers")
         if len(counts) != self.clients:
             allowed = f"hp.per_example of the task's own training examples, of {self.clients} clients"
             raise InvalidInput("hypers", f"one for each example of {len(counts)} clients", allowed)

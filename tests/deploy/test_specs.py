@@ -19,11 +19,17 @@ HGP = {"name": "HGP", "steps": 4, "pushes": 2, "step_size": 0.3}
 PDBO = {"name": "PDBO", "steps": 2, "inner": SGP, "hypergradient": HGP, "outer": {"name": "adam", "learning_rate": 0.1}}
 
 
+def run_parties(base, sentence, clients=CLIENTS):
+    """Their configuration, and what the parties of a spec return."""
+    config = on_loopback(deployed(base / "run.toml", sentence, clients, patience=100.0), clients, base, secure=False)
+    names = list(config.peers)
+    return config, together(clients, lambda client: run_peer(config, names[client], say=lambda line: None))
+
+
 def both(base, sentence):
     """What the parties of a spec return, and what the simulator does."""
-    config = on_loopback(deployed(base / "run.toml", sentence, CLIENTS, patience=100.0), CLIENTS, base, secure=False)
+    config, results = run_parties(base, sentence)
     names = list(config.peers)
-    results = together(CLIENTS, lambda client: run_peer(config, names[client], say=lambda line: None))
     truth: hp.results.Result = spec.read(config.spec.sentence()).run()
     assert [result["rounds"] for result in results] == [results[0]["rounds"]] * CLIENTS
     return [base / name for name in names], results, truth
@@ -98,3 +104,29 @@ def test_estimates_and_influence_reach_what_the_simulator_reaches(verb, tmp_path
     params = 4 * 3
     assert [result["rounds"] for result in results] == [20 + truth.costs.rounds] * CLIENTS
     assert [result["floats"] for result in results] == [20 * (params + 1) + truth.costs.floats] * CLIENTS
+
+
+def test_parties_score_their_own_records_at_what_they_have_saved(tmp_path):
+    sentence = {
+        "task": {"name": "deploy.tasks:weighted_labels", "seed": 0},
+        "network": {"name": "random-directed"},
+        "method": {**PDBO, "inner": {**SGP, "steps": 100}},
+    }
+    (tmp_path / "solved").mkdir()
+    (tmp_path / "scored").mkdir()
+    config, _ = run_parties(tmp_path / "solved", sentence, 4)
+    asked = {"name": "influence", "validation": [["peer-3", 2], [0, 0]]}
+    scoring = {**sentence, "start": str(tmp_path / "solved"), "verb": asked, "method": "automatic"}
+    _, results = run_parties(tmp_path / "scored", scoring, 4)
+    said = spec.read(config.spec.sentence())
+    solution = said.run()
+    options = {"key": said.key, "validation": [(3, 2), (0, 0)]}
+    truth = hp.influence.scores(solution.task, hp.Automatic(), said.network, **options)
+    assert np.abs(solution.task.hypers).max() > 0.05
+    for client, result in enumerate(results):
+        own = truth.examples[client]
+        assert np.abs(own).max() > 1e-3
+        np.testing.assert_allclose(result["scores"], own, atol=1e-5)
+        # Nobody is told of others' records.
+        assert list(result["by_validation"]) == [f"peer-{client}"]
+        np.testing.assert_allclose(result["by_validation"][f"peer-{client}"], truth.by_validation[client], atol=1e-5)

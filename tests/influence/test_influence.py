@@ -1,5 +1,6 @@
 """Influence on least squares, where NumPy knows it, and retraining against NumPy's own."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,6 +139,147 @@ def test_groups_and_clients_that_leave_are_retraining_itself(setting, solution):
         assert found == pytest.approx(exact.total() - Exact().total(), rel=1e-9)
 
 
+# ------------------------------------------------------------------------------- personal hypers
+
+
+class Personal:
+    """Ridge whose every part is personal: weights of examples, a shift of targets, an L2 rate; NumPy's own solution."""
+
+    def __init__(self, seed=3):
+        generator = np.random.default_rng(seed)
+        self.weight = [generator.uniform(0.3, 2, m) for m in COUNTS]
+        self.shift, self.rate = generator.normal(size=3), generator.uniform(0.1, 0.6, 3)
+
+    def task(self, params=None):
+        def inner(x, hyper, batch):
+            inputs, targets = batch
+            return 0.5 * hyper["weight"] * (inputs @ x - targets - hyper["shift"]) ** 2
+
+        def outer(x, hyper, batch):
+            inputs, targets = batch
+            return 0.5 * (inputs @ x - targets + hyper["shift"]) ** 2
+
+        padded = np.stack([np.pad(own, (0, max(COUNTS) - len(own))) for own in self.weight])
+        made = hp.Task(
+            inner=inner,
+            outer=outer,
+            penalty=lambda x, hyper: 0.5 * hyper["rate"] * jnp.sum(x**2),
+            outer_penalty=lambda x, hyper: hyper["rate"] * jnp.sum(x),
+            params=jnp.zeros(SIZE),
+            hypers={"rate": 1.0, "shift": 0.0, "weight": hp.per_example(TRAIN)},
+            train=TRAIN,
+            validation=VALIDATION,
+            names=("north", "east", "south"),
+        )
+        hypers = {"rate": jnp.asarray(self.rate), "shift": jnp.asarray(self.shift), "weight": jnp.asarray(padded)}
+        return made.at(params=None if params is None else jnp.broadcast_to(params, (3, SIZE)), hypers=hypers)
+
+    def solve(self, kept=None, clients=(1, 1, 1)):
+        kept = removed([]) if kept is None else kept
+        self.hessian, right = np.zeros((SIZE, SIZE)), np.zeros(SIZE)
+        for (a, b), w, k, s, rate, c in zip(TRAIN, self.weight, kept, self.shift, self.rate, clients, strict=True):
+            self.hessian += c * ((a.T * (w * k)) @ a / len(b) + rate * np.eye(SIZE))
+            right += c * (a.T @ (w * k * (b + s))) / len(b)
+        return np.linalg.solve(self.hessian, right)
+
+    def validation_losses(self, x):
+        return [0.5 * (a @ x - b + s) ** 2 for (a, b), s in zip(VALIDATION, self.shift, strict=True)]
+
+    def total(self, x):
+        return sum(own.mean() for own in self.validation_losses(x)) + sum(self.rate) * x.sum()
+
+
+def differences(f, client, number, eps=1e-4):
+    """−df/dw of one example's weight, by central differences."""
+    values = []
+    for sign in (1, -1):
+        kept = removed([])
+        kept[client][number] += sign * eps
+        values.append(np.asarray(f(kept)))
+    return -(values[0] - values[1]) / (2 * eps)
+
+
+def test_scores_at_personal_hypers_are_those_of_retraining():
+    exact = Personal()
+    task = exact.task(exact.solve())
+    found = influence.scores(task, hp.Automatic(tolerance=1e-9), NETWORK, key=KEY)
+    for client, number in [(0, 4), (1, 2), (2, 0)]:
+        change = differences(lambda kept: exact.total(exact.solve(kept)), client, number)
+        assert found.examples[client][number] == pytest.approx(change, rel=1e-5)
+    assert found.ranking("east")[0] == np.argmin(found.examples[1])
+    for places, clients in [([(0, 4)], []), ([(1, n) for n in range(8)], []), ([], ["south"]), ([(0, 0)], [1, 2])]:
+        weights = influence.without(task, places, clients)
+        score = influence.group_score(task, hp.hypergradients.Dense(), NETWORK, weights, key=KEY)
+        left = [int(name not in clients and number not in clients) for number, name in enumerate(task.names)]
+        change = exact.total(exact.solve(removed(places), left)) - exact.total(exact.solve())
+        assert score == pytest.approx(change, rel=1e-8)
+
+
+def test_retraining_at_personal_hypers_reaches_the_closed_form():
+    exact, places = Personal(), [(0, 1), (2, 3)]
+    task = exact.task()
+    weights = [influence.without(task, places), influence.without(task, clients=["north"])]
+    network = hp.networks.FullyConnected(3)
+    costs = influence.retrain(task, hp.SGP(3000, 0.3), network, weights, key=KEY)
+    expected = [exact.total(exact.solve(removed(places))), exact.total(exact.solve(clients=(0, 1, 1)))]
+    np.testing.assert_allclose(costs.sum(axis=1), expected, rtol=1e-7)
+
+
+def test_scores_of_single_validation_examples_are_the_closed_form():
+    exact = Personal()
+    task, asked = exact.task(exact.solve()), [("north", 3), (1, 0), "south"]
+    found = influence.scores(task, hp.Automatic(tolerance=1e-9), NETWORK, key=KEY, validation=asked)
+    assert found.validation == ((0, 3), (1, 0), (2, 0), (2, 1), (2, 2), (2, 3))
+
+    def chosen(kept):
+        own = exact.validation_losses(exact.solve(kept))
+        return [own[client][number] for client, number in found.validation]
+
+    for client, number in [(0, 4), (1, 2), (2, 0)]:
+        expected = differences(chosen, client, number)
+        np.testing.assert_allclose(found.by_validation[client][:, number], expected, rtol=1e-4, atol=1e-8)
+    together = influence.scores(task, hp.Automatic(tolerance=1e-9), NETWORK, key=KEY)
+    for one, other in zip(found.examples, together.examples, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-10)
+    np.testing.assert_allclose(found.clients, together.clients, rtol=1e-7)
+    # One estimate for seven right-hand sides: the vectors are longer, the rounds are hardly more.
+    assert found.costs.rounds <= 2 * together.costs.rounds
+
+
+def test_models_and_costs_of_batches_are_taken():
+    def batch_cost(x, hyper, batch):
+        return batch.mean(losses(x.weight[0], hyper, batch.examples)) + hyper
+
+    model = eqx.nn.Linear(SIZE, 1, use_bias=False, key=KEY)
+    model = eqx.tree_at(lambda m: m.weight, model, jnp.zeros((1, SIZE)))
+    made = hp.Task(
+        inner=lambda x, hyper, batch: losses(x.weight[0], hyper, batch),
+        outer=hp.Batch.cost(batch_cost),
+        params=model,
+        hypers=0.0,
+        train=TRAIN,
+        validation=VALIDATION,
+    ).with_l2(L2)
+    weights, change = influence.without(made, [(1, 3)]), Exact(removed([(1, 3)])).total() - Exact().total()
+    network, solver = hp.networks.FullyConnected(3), hp.SGP(2000, 0.5)
+    trained = hp.train(made, solver, network, key=KEY).task
+    score = influence.group_score(trained, hp.hypergradients.Dense(), network, weights, key=KEY)
+    assert score == pytest.approx(change, rel=1e-5)
+    before, after = influence.retrain(made, solver, network, [influence.without(made), weights], key=KEY).sum(1)
+    assert after - before == pytest.approx(change, rel=1e-5)
+    assert influence.scores(trained, hp.Automatic(), network, key=KEY).status.converged
+
+
+def test_what_leaves_no_curvature_is_refused(solution):
+    nobody = influence.without(solution, clients=[0, 1, 2])
+    with pytest.raises(InvalidInput, match="no client is left"):
+        influence.group_score(solution, hp.TrackedHGP(), NETWORK, nobody, key=KEY)
+    plain = task_of(losses, jnp.zeros(SIZE), TRAIN, VALIDATION)
+    empty = influence.without(plain, [(client, n) for client, m in enumerate(COUNTS) for n in range(m)])
+    with pytest.raises(hp.NotConverged, match="ill-posed"):
+        influence.group_score(plain, hp.hypergradients.Dense(), NETWORK, empty, key=KEY)
+
+
 def test_a_client_without_curvature_does_not_upset_plain_steps(setting, solution):
     weights = influence.without(setting, clients=[2])
     found = influence.group_score(solution, hp.TrackedHGP(acceleration=0), NETWORK, weights, key=KEY)
@@ -227,6 +369,18 @@ def test_agreement_by_hand():
     assert influence.agreement(np.ones(3), np.ones(3)) == {"r2": None, "f1": 1.0, "kendall": None, "spearman": None}
 
 
+def score(task, **options):
+    return influence.scores(task, hp.TrackedHGP(), NETWORK, key=KEY, **options)
+
+
+def scalar_outer():
+    def outer(x, hyper, batch):
+        return jnp.mean(losses(x, hyper, batch))
+
+    given = {"params": jnp.zeros(SIZE), "hypers": 0.0, "train": TRAIN, "validation": ONE_SIZE}
+    return hp.Task(inner=losses, outer=outer, **given)
+
+
 @pytest.mark.parametrize(
     ("call", "field"),
     [
@@ -248,6 +402,16 @@ def test_agreement_by_hand():
         (lambda s: influence.curvature(s, NETWORK, key=KEY, steps=0), "steps"),
         (lambda s: influence.retrain(s, SOLVER, NETWORK, [], key=KEY), "weights"),
         (lambda s: influence.retrain(s, SOLVER, NETWORK, [influence.without(s)], key=KEY, at_once=0), "at_once"),
+        (lambda s: score(s, validation=[(0, 4)]), "validation"),  # four each
+        (lambda s: score(s, validation=[(0, "a")]), "validation"),
+        (lambda s: score(s, validation=[]), "validation"),
+        (lambda s: score(s, validation=3), "validation"),
+        (lambda s: score(s, validation=["nobody"]), "client"),
+        (lambda s: score(s, validation=[("nobody", 0)]), "client"),
+        (lambda s: score(scalar_outer(), validation=[0]), "task.outer"),
+        (lambda s: score(hp.train(s, SOLVER, NETWORK, key=0)), "task"),
+        (lambda s: influence.without(s, clients=["nobody"]), "client"),
+        (lambda s: influence.without(s.for_client(1)), "task"),
         (lambda s: influence.agreement(np.ones(2), np.ones(3)), "predicted"),
     ],
 )
@@ -263,19 +427,36 @@ def test_optimisers_that_would_mix_runs_are_refused(setting):
         influence.retrain(setting, solver, NETWORK, [influence.without(setting)], key=KEY)
 
 
-def test_a_second_call_compiles_nothing(solution):
+@pytest.mark.parametrize("method", [hp.HGP(3, 2, 0.1), hp.Automatic()], ids=["looks", "sees"])
+def test_a_second_call_compiles_nothing(method, setting, solution):
     compiled = []
 
     def listen(event, duration_secs, **kwargs):
         compiled.extend([event] * event.endswith("backend_compile_duration"))
 
-    def run(damping, key):
-        return influence.scores(solution, hp.HGP(3, 2, 0.1), NETWORK, key=key, damping=damping)
+    def run(task, damping, key):
+        network = hp.networks.RandomDirected(3, probability=(0.2, 0.3))  # how fast it mixes depends on the key
+        return influence.scores(task, method, network, key=key, damping=damping)
 
-    run(0.1, 0)
+    other = task_of(losses, jnp.zeros(SIZE), drawn(COUNTS, 7), VALIDATION).replace(penalty=setting.penalty)
+    other = other.at(params=jnp.ones((3, SIZE)), hypers=jnp.arange(3.0))
+    first = solution.at(hypers=jnp.zeros(3))
+    run(first, 0.0, 0)
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        run(0.2, 1)
+        found = [run(first, 0.0, key) for key in (1, 2, 3)]
+        found.append(run(other, 0.2, 1))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert compiled == []
+    assert [each.curvature is None for each in found] == [isinstance(method, hp.Automatic)] * 4
+
+
+def test_a_look_costs_no_more_than_the_default_estimate_needs(solution):
+    def rounds(network, **options):
+        return influence.scores(solution, hp.Automatic(), network, key=0, **options).costs.rounds
+
+    network = hp.networks.FullyConnected(3)
+    assert rounds(network) == rounds(network, curvature_steps=0)  # conjugate gradients see the curvature themselves
+    # A tree sums and sends back in two rounds, and SIZE products span all directions.
+    assert rounds(network, curvature_steps=50) == rounds(network) + 2 * SIZE

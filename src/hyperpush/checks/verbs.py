@@ -58,6 +58,9 @@ def check_common(task: Task, method: Method) -> None:
 
 def check_task(given: Any) -> Task:
     """Refuse what is no task, and tasks whose arrays are being traced."""
+    if isinstance(getattr(given, "task", None), Task):  # a result, or a run that was loaded
+        allowed = f"its task: .{'result.' * hasattr(given, 'result')}task is the task at the point reached"
+        raise InvalidInput("task", f"a {type(given).__name__}", allowed)
     if not isinstance(given, Task):
         raise InvalidInput(
             "task", _describe(given), "hp.Task(…) as the first argument: verb(task, method, network, key=…)"

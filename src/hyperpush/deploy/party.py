@@ -33,7 +33,7 @@ from hyperpush.runs.events import event, to_json, write_events
 from hyperpush.runs.files import write_atomically
 from hyperpush.runs.folder import CONFIG, METRICS, RESULT
 from hyperpush.runs.process import set_up_jax
-from hyperpush.runs.run_spec import history_rows
+from hyperpush.runs.run_spec import history_rows, validation_of
 from hyperpush.runs.saving import summarize, write_arrays
 from hyperpush.spec import Spec
 
@@ -51,7 +51,8 @@ def own_sentence(config: Deployment, name: str, base: Path) -> Spec:
     if given is not None:
         like = {key: each.of(names.index(name)) for key, each in task._sets.items()}
         own = read_own_data(given, base, name, like)
-    return replace(sentence, task=task.for_client(name, own))
+    start = sentence.start and base / sentence.start
+    return replace(sentence, task=task.for_client(name, own), start=start)
 
 
 class Rehearsed(Exception):
@@ -234,7 +235,7 @@ def _write_result(out: Path, name: str, result: Result) -> dict[str, Any]:
         if history.recorded_cost is not None:
             found["outer_costs"] = np.asarray(history.recorded_cost, np.float64).tolist()
     if isinstance(result, Influence):
-        found |= {"scores": result.examples[0].tolist(), "client": float(result.clients[0])}
+        found |= {"scores": result.examples[0].tolist(), "client": float(result.clients[0])} | validation_of(result)
     if result.privacy is not None:
         found |= _privacy_summary(result.privacy)
     return found

@@ -4,8 +4,6 @@ C. Lanczos, "An iteration method for the solution of the eigenvalue problem of l
 operators", 1950, with full reorthogonalization.
 """
 
-from dataclasses import replace
-
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -33,10 +31,6 @@ class Lanczos(eqx.Module):
         vector, size = _rest(image, basis)
         diagonal = self.diagonal.at[number].set(self.vector @ image)
         return Lanczos(basis, vector, diagonal, self.beside.at[number].set(size))
-
-    def align(self, vector: Float[Array, " d"]) -> "Lanczos":
-        """The same with another next vector, of which only what is orthogonal to the others counts."""
-        return replace(self, vector=_rest(vector, self.basis)[0])
 
     def ends(self) -> tuple[float, float]:
         """The smallest and the largest eigenvalue, from inside; nan if a product was not finite."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer
+from hyperpush.checks import check_integer, no_type_check
 from hyperpush.data.batches import everything
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
@@ -24,7 +24,19 @@ from hyperpush.task import Task
 from hyperpush.verbs import train
 
 
-class _Sum(eqx.Module):
+def over_runs(
+    function: Callable[..., Float[Array, "..."]], params: PyTree, *own: Array, axes: tuple[int, ...] = ()
+) -> Float[Array, "k ..."]:
+    """A function of params in each of k runs, whose params are on axis 0; each may take something of its own."""
+    arrays, rest = eqx.partition(params, eqx.is_array)  # a module has other leaves, too
+
+    def one(x: PyTree, *own: Array) -> Float[Array, "..."]:
+        return function(eqx.combine(x, rest), *own)
+
+    return jax.vmap(one, in_axes=(0, *axes))(arrays, *own)
+
+
+class Summed(eqx.Module):
     """The sum of a cost or penalty over k runs, whose params and weights are stacked: its gradient is that of each run.
 
     Of a cost it is one number per example, as the library takes the mean over them.
@@ -36,7 +48,12 @@ class _Sum(eqx.Module):
         def one(x: PyTree, examples: Array, client: Array) -> Float[Array, "..."]:
             return self.function(x, Weights(examples, client, hyper.own), *batch)
 
-        return jnp.sum(jax.vmap(one, in_axes=(0, 1, 0))(params, hyper.examples, hyper.client), axis=0)
+        return jnp.sum(over_runs(one, params, hyper.examples, hyper.client, axes=(1, 0)), axis=0)
+
+
+def repeat_params(params: PyTree, runs: int, axis: int) -> PyTree:
+    """The same params in each of several runs, which are on this axis."""
+    return jax.tree.map(lambda leaf: jnp.repeat(jnp.expand_dims(leaf, axis), runs, axis=axis), params)
 
 
 def outer_costs(task: Task, params: PyTree) -> Float[Array, "n k"]:
@@ -52,6 +69,7 @@ def _outer_costs(problem: Problem, params: PyTree, hypers: PyTree, outer: PyTree
     return jax.vmap(own)(params, hypers, outer)
 
 
+@no_type_check
 def retrain(
     task: Task,
     method: InnerSolver,
@@ -91,6 +109,7 @@ def retrain(
         >>> hp.influence.retrain(task, hp.SGP(steps=9, step_size=0.5), network, [all_of_them, one_less], key=0).shape
         (2, 3)
     """
+    made = with_weights(task)
     check_integer("at_once", at_once, minimum=1)
     if isinstance(weights, Weights) or not isinstance(weights, Sequence):
         raise InvalidInput("weights", type(weights).__name__, "a list of weights: one for each retraining")
@@ -99,7 +118,6 @@ def retrain(
         raise InvalidInput("weights", weights, "at least one set of weights")
     if getattr(method, "optimizer", None) is not None:
         raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")
-    made = with_weights(task)
     parts = -(-len(weights) // at_once)
     size, found = -(-len(weights) // parts), []  # equal parts, so that one program serves all
     steps = getattr(method, "steps", None)
@@ -112,11 +130,12 @@ def retrain(
             task.hypers,
         )
         summed = made.replace(
-            inner=_Sum(made.inner),
-            outer=_Sum(made.outer),
-            penalty=made.penalty and _Sum(made.penalty),
+            inner=Summed(made.inner),
+            outer=Summed(made.inner),  # whatever it is, training does not look at it
+            outer_on="train",
+            penalty=made.penalty and Summed(made.penalty),
             outer_penalty=None,
-            _params=PerClient(jax.tree.map(lambda x: jnp.repeat(x[:, None], size, axis=1), task.params)),
+            _params=PerClient(repeat_params(task.params, size, axis=1)),
             _hypers=PerClient(stacked),
         )
 
@@ -125,7 +144,7 @@ def retrain(
                 progress(min(first + size * done / steps, len(weights)))
 
         trained = train(summed, method, network, key=key, engine=engine, hooks=(Progress(tell),))
-        found.append(np.asarray(outer_costs(task, trained.params), np.float64).T)
+        found.append(np.asarray(outer_costs(task, trained.task.params), np.float64).T)
     return np.concatenate(found)[: len(weights)]
 
 

@@ -1,6 +1,6 @@
 """What would change for everyone if a training example, a group of them or a whole client were left out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.influence.curvature import Curvature, measure_curvature, resolution
 from hyperpush.influence.removal import outer_costs
+from hyperpush.influence.validation import find_places, split_validation, take_weights
 from hyperpush.influence.weights import Chosen, Place, Weights, check_weights, with_weights
 from hyperpush.networks import Network
 from hyperpush.problem import Cost, Penalty
@@ -27,6 +28,8 @@ from hyperpush.results import Estimate, Result
 from hyperpush.starts import PerClient
 from hyperpush.task import Task
 from hyperpush.verbs import hypergradient
+
+LOOK = 50  # products for a look at the curvature
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,6 +44,9 @@ class Influence(Result):
         damping: What was added to the mean Hessian.
         curvature: The ends of the spectrum of the mean Hessian without it; None if not looked at.
         estimate: The hypergradient by all weights.
+        validation: The validation examples that were asked for, as pairs (client, number).
+        by_validation: By client, the change of the loss of each of them if this example is removed, [validation
+            examples, examples].
 
     Example:
         >>> import hyperpush as hp
@@ -57,6 +63,8 @@ class Influence(Result):
     damping: float
     curvature: Curvature | None
     estimate: Estimate
+    validation: tuple[Place, ...] = ()
+    by_validation: tuple[Float[np.ndarray, "k _"], ...] = ()
 
     def ranking(self, client: str | int) -> Int[np.ndarray, " m"]:
         """The client's examples, the one that hurts everyone most first: removing it lowers the loss most."""
@@ -106,7 +114,8 @@ def scores(
     *,
     key: PRNGKeyArray | int,
     damping: float = 0.0,
-    curvature_steps: int = 50,
+    validation: Iterable[Any] | None = None,
+    curvature_steps: int | None = None,
     engine: Engine = Simulate(),
     hooks: Sequence[Any] = (),
     throw: bool = False,
@@ -123,12 +132,17 @@ def scores(
     lines fall short: `group_score` takes a Newton step. `retrain` says what is true.
 
     Args:
-        task: A trained task whose inner cost returns one loss per example.
+        task: A trained or solved task whose inner cost returns one loss per example (`trained.task`, `solution.task`,
+            `hp.load(path, task=task).result.task`). Its hypers, whatever they are, stay as they are.
         method: An estimator with a global target. `ITDBackward` takes the task before training.
         network: Who can send to whom, and when.
         key: An integer or a JAX key.
         damping: Added to the mean Hessian, 0 or more. Where that is indefinite, `warnings` say how much is needed.
-        curvature_steps: Products per client for a look at the curvature, 50 by default; 0: no look, and no warnings.
+        validation: Validation examples to score for, one by one: pairs (client, number), or a client for all of its.
+            With k of them the one estimate has k + 1 right-hand sides: it sends and computes k + 1 times as much in
+            about as many rounds, and holds k + 1 vectors where it held one. Choose some, or take some at a time.
+        curvature_steps: Products per client for a look at the curvature, for `warnings`; 0: no look. None: 50 steps,
+            unless the estimator sees negative curvature itself (`Automatic`, `TreeCG`, `Dense`) and saw none.
         engine: Where the clients run; the curvature is looked at without its faults. One party does not look: among
             parties, a run is one program.
         hooks: Observers called between compiled chunks.
@@ -153,23 +167,43 @@ def scores(
         >>> found = hp.influence.scores(task, hp.hypergradients.Dense(), network, key=0)
         >>> found.top(1)
         [(1, 1)]
+
+        For the third client's first validation example alone, each of the 1s is worth as much as the others:
+
+        >>> one = hp.influence.scores(task, hp.hypergradients.Dense(), network, key=0, validation=[(2, 0)])
+        >>> [own.round(3).tolist() for own in one.by_validation]
+        [[[0.333, 0.333]], [[0.333, -1.667]], [[0.333, 0.333]]]
     """
     _check(method, damping)
-    made = with_weights(task)
-    # ½δ‖x‖² adds δ to the Hessian and nothing to the derivatives by weights.
-    damped = made.with_l2(damping) if damping else made
-    estimate = hypergradient(damped, method, network, key=key, engine=engine, hooks=hooks)
+    made = with_weights(task).with_l2(damping)  # ½δ‖x‖² adds δ to the Hessian, and nothing to derivatives by weights
+    places = [] if validation is None else find_places(task, validation)
+    runs = split_validation(task, made, places) if places else made
+    estimate = hypergradient(runs, method, network, key=key, engine=engine, hooks=hooks)
     costs, found = estimate.costs, None
+    if curvature_steps is None:
+        sees_itself = estimate.status.singular is not None and estimate.status.reason != "ill-posed"
+        curvature_steps = 0 if sees_itself else LOOK
     if curvature_steps and not engine.hosts_one:
         found, more = measure_curvature(task, network, key, steps=curvature_steps, engine=engine)
         costs = costs + more
-    changes = jax.tree.map(lambda v: -network.clients * np.asarray(v, np.float64), estimate.value)
-    if task.owner is None:
-        counts = example_counts(task.train)
+    by_run, clients = _changes(task, take_weights(estimate.value) if places else estimate.value, bool(places))
+    all_of_them, each = tuple(own[0] for own in by_run), tuple(own[1:] for own in by_run)
+    about = (damping, found, estimate, tuple(places), each)
+    return Influence(task, estimate.status, costs, all_of_them, clients, *about).check(throw)
+
+
+def _changes(
+    task: Task, value: Weights, several: bool
+) -> tuple[list[Float[np.ndarray, "runs _"]], Float[np.ndarray, " n"]]:
+    """Every client's predicted changes by run and example, and in the first run that of the client itself."""
+    examples, clients = (-task.clients * np.asarray(each, np.float64) for each in (value.examples, value.client))
+    if not several:
+        examples, clients = examples[..., None], clients[..., None]
+    if task.owner is not None:
+        examples, clients, counts = examples[None], clients[None], [int(count(task.train))]
     else:
-        changes, counts = jax.tree.map(lambda v: v[None], changes), [int(count(task.train))]
-    examples = tuple(own[:size] for own, size in zip(changes.examples, counts, strict=True))
-    return Influence(task, estimate.status, costs, examples, changes.client, damping, found, estimate).check(throw)
+        counts = example_counts(task.train)
+    return [own[:size].T for own, size in zip(examples, counts, strict=True)], clients[:, 0]
 
 
 class _Pulled(eqx.Module):
@@ -178,7 +212,8 @@ class _Pulled(eqx.Module):
     penalty: Penalty | None
 
     def __call__(self, params: PyTree, hyper: tuple[Weights, PyTree]) -> Float[Array, ""]:
-        pull = jnp.asarray(optax.tree.vdot(hyper[1], params))
+        numbers = eqx.filter(params, eqx.is_inexact_array)  # a module has other leaves, too
+        pull = jnp.asarray(optax.tree.vdot(hyper[1], numbers))
         return pull if self.penalty is None else self.penalty(params, hyper[0]) + pull
 
 
@@ -192,10 +227,7 @@ class _Gone(eqx.Module):
         return self.function(params, hyper, *batch) - self.function(params, ones, *batch)
 
 
-def _get_weights(hyper: tuple[Weights, PyTree]) -> Weights:
-    return hyper[0]
-
-
+@no_type_check
 def group_score(
     task: Task,
     method: HypergradientEstimator,
@@ -230,7 +262,8 @@ def group_score(
         The predicted change; below 0 if the group hurts everyone.
 
     Raises:
-        InvalidInput: An argument is out of range, or the weights belong to another task.
+        InvalidInput: An argument is out of range, or the weights belong to another task or leave nobody.
+        NotConverged: What is left has a singular or indefinite Hessian, and the estimator sees it.
 
     Example:
         Removing the number 7 moves the mean from 2 to 1, where the loss of all three clients is 0 instead of 1.
@@ -246,21 +279,24 @@ def group_score(
         -3.0
     """
     _check(method, damping)
-    check_weights(task, [weights])
     made = with_weights(task)
-    damped = made.with_l2(damping) if damping else made
+    check_weights(task, [weights])
+    if not np.any(weights.client):
+        raise InvalidInput("weights", "no client is left", "weights that leave at least one client")
+    damped = made.with_l2(damping)
     pull = jax.tree.map(jnp.zeros_like, task.params)
     moved_task = damped.replace(
-        inner=Chosen(damped.inner, _get_weights),
+        inner=Chosen(damped.inner, take_weights),
         penalty=_Pulled(damped.penalty),
-        outer=Chosen(_Gone(made.inner), _get_weights),
-        outer_penalty=made.penalty and Chosen(_Gone(made.penalty), _get_weights),
+        outer=Chosen(_Gone(made.inner), take_weights),
+        outer_penalty=made.penalty and Chosen(_Gone(made.penalty), take_weights),
         _hypers=PerClient((weights, pull)),
         by_example=(*made.by_example, *(False for _ in jax.tree.leaves(pull))),
         outer_on="train",
     )
-    step = hypergradient(moved_task, method, network, key=key, engine=engine).value[1]
-    moved = jax.tree.map(lambda x, d: x + network.clients * d, task.params, step)
+    step = hypergradient(moved_task, method, network, key=key, engine=engine)
+    step.check(throw=step.status.reason == "ill-posed")
+    moved = jax.tree.map(lambda x, d: x + network.clients * d, task.params, step.value[1])
     both = jax.tree.map(lambda *x: jnp.stack(x, axis=1), task.params, moved)
     before, after = np.asarray(outer_costs(task, both), np.float64).T
     return float(np.sum(after - before))

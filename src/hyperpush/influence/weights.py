@@ -1,7 +1,7 @@
 """A task in which every training example and every client has a weight: its hypergradient is influence."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,9 +10,11 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from hyperpush.checks import no_type_check
 from hyperpush.checks.costs import check_cost
+from hyperpush.checks.verbs import check_task
+from hyperpush.data.batches import BatchCost
 from hyperpush.data.sets import example_counts, rows
 from hyperpush.errors import InvalidInput
-from hyperpush.problem import Cost, Penalty
+from hyperpush.problem import Cost, JointCost, Penalty
 from hyperpush.starts import PerClient
 from hyperpush.task import Task, client_shapes
 
@@ -51,6 +53,11 @@ class Chosen(eqx.Module):
         return self.function(params, self.choose(hyper), *batch)
 
 
+def of_part(cost: Cost, choose: Callable[[PyTree], PyTree]) -> Cost:
+    """A cost that takes this part of the hyper; one of a `Batch` stays one."""
+    return BatchCost(Chosen(cost.function, choose)) if isinstance(cost, BatchCost) else Chosen(cost, choose)
+
+
 class _Weighted(eqx.Module):
     """A cost or penalty times the client's weight; a cost's losses times those of their examples, too."""
 
@@ -66,6 +73,7 @@ def get_own(weights: Weights) -> PyTree:
     return weights.own
 
 
+@no_type_check
 def with_weights(task: Task) -> Task:
     """f_i(x, (w, c)) = c ((1/N_i) Σ_j w_j ℓ(x; z_ij) + penalty), with all weights 1; F_i as it is.
 
@@ -87,6 +95,7 @@ def with_weights(task: Task) -> Task:
         >>> float(hp.influence.with_weights(task).hypers.examples.min())
         1.0
     """
+    check_task(task)
     if task.privacy is not None:
         raise InvalidInput("task", "a private task", "one without noise: influence is what single examples do")
     check_single_losses(task)
@@ -95,7 +104,7 @@ def with_weights(task: Task) -> Task:
     start = Weights(jnp.ones((*clients, m), dtype), jnp.ones(clients, dtype), task.hypers)
     return task.replace(
         inner=_Weighted(task.inner),
-        outer=Chosen(task.outer, get_own),
+        outer=of_part(task.outer, get_own),
         penalty=task.penalty and _Weighted(task.penalty),
         outer_penalty=task.outer_penalty and Chosen(task.outer_penalty, get_own),
         _hypers=start if task.owner is not None else PerClient(start),
@@ -103,17 +112,20 @@ def with_weights(task: Task) -> Task:
     )
 
 
-def check_single_losses(task: Task) -> None:
-    """Refuse a task whose inner cost is a scalar: it does not say what each example adds to it."""
+def check_single_losses(task: Task, level: Literal["inner", "outer"] = "inner") -> None:
+    """Refuse a task whose cost of this level is a scalar: it does not say what each example adds to it."""
     task.check()
-    shapes = [client_shapes(task, tree) for tree in (task.params, task.hypers, task.train)]
-    if check_cost("task.inner", task.problem, task.inner, *shapes).scalar:
+    cost, examples, penalty = (
+        (task.inner, task.train, "penalty") if level == "inner" else (task.outer, task.validation, "outer_penalty")
+    )
+    shapes = [client_shapes(task, tree) for tree in (task.params, task.hypers, examples)]
+    if isinstance(cost, JointCost) or check_cost(f"task.{level}", task.problem, cost, *shapes).scalar:
         given = "a cost that returns one scalar"
-        raise InvalidInput("task.inner", given, "one loss per example, with what belongs to none in penalty=")
+        raise InvalidInput(f"task.{level}", given, f"one loss per example, with what belongs to none in {penalty}=")
 
 
 @no_type_check
-def without(task: Task, places: Iterable[Place] = (), clients: Iterable[int] = ()) -> Weights:
+def without(task: Task, places: Iterable[Place] = (), clients: Iterable[int | str] = ()) -> Weights:
     """The weights with some examples and clients removed: what `group_score` and `retrain` take.
 
     Args:
@@ -135,6 +147,9 @@ def without(task: Task, places: Iterable[Place] = (), clients: Iterable[int] = (
         [[1. 1. 0.]
          [1. 1. 1.]]
     """
+    check_task(task)
+    if task.owner is not None:
+        raise InvalidInput("task", "one party's task", "the task of all clients: groups are removed in a simulation")
     for name, given in (("places", places), ("clients", clients)):
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise InvalidInput(f"without.{name}", given, f"a list of {name}")
@@ -143,21 +158,21 @@ def without(task: Task, places: Iterable[Place] = (), clients: Iterable[int] = (
     for each in clients:
         client[task.client(each)] = 0
     for place in places:
-        examples[_check_place(place, counts)] = 0
+        examples[check_place("places", place, counts)] = 0
     dtype = jnp.zeros(()).dtype
     return Weights(jnp.asarray(examples, dtype), jnp.asarray(client, dtype), task.hypers)
 
 
-def _check_place(place: Any, counts: Int[np.ndarray, " n"]) -> Place:
+def check_place(field: str, place: Any, counts: Int[np.ndarray, " n"]) -> Place:
     """Refuse what is no example of a client's."""
     pair = isinstance(place, tuple | list) and len(place) == 2 and all(isinstance(i, int | np.integer) for i in place)
     if not pair:
-        raise InvalidInput("places", place, "pairs (client, number of its example)")
+        raise InvalidInput(field, place, "pairs (client, number of its example)")
     owner, number = place
     known = 0 <= owner < len(counts)
     if not known or not 0 <= number < counts[owner]:
         owned = counts[owner] if known else "its"
-        raise InvalidInput("places", place, f"clients from 0 to {len(counts) - 1}, with {owned} examples from 0")
+        raise InvalidInput(field, place, f"clients from 0 to {len(counts) - 1}, with {owned} examples from 0")
     return owner, number
 
 

@@ -12,6 +12,8 @@ from hyperpush.runs.run import StudyRun
 from hyperpush.runs.saving import summarize
 from hyperpush.runs.spec import SpecConfig
 
+SHOWN = 10  # records in a table
+
 
 def run(config: SpecConfig, run: StudyRun) -> dict[str, Any]:
     """Run the sentence, write every owner's model, and report what it cost."""
@@ -43,6 +45,14 @@ def report(result: Result, sentence: spec.Spec, run: StudyRun) -> dict[str, Any]
     if isinstance(result, Influence):
         found["scores"] = {owner: own.tolist() for owner, own in zip(result.names, result.examples, strict=True)}
         found["clients"] = dict(zip(result.names, result.clients.tolist(), strict=True))
+        found |= validation_of(result)
+        lines = [
+            (owner, row, own[row])
+            for owner, own in zip(result.names, result.examples, strict=True)
+            for row in range(len(own))
+        ]
+        worst = sorted(lines, key=lambda line: line[2])[:SHOWN]
+        run.table("records that hurt most", ("client", "example", "change of all validation losses if removed"), worst)
     last = rows[-1] if rows else {}
     found["rows"] = [{"method": type(sentence.method).__name__, **last}]  # what a sweep chooses by and reports
     if "cost" in last:
@@ -52,6 +62,16 @@ def report(result: Result, sentence: spec.Spec, run: StudyRun) -> dict[str, Any]
     lines = [*((name.replace("_", " "), value) for name, value in shown.items()), ("status", str(result.status))]
     run.table(repr(result).split(";")[0] + ")", ("quantity", "value"), lines)
     return found
+
+
+def validation_of(result: Influence) -> dict[str, Any]:
+    """What files hold of scores for single validation examples."""
+    if not result.validation:
+        return {}
+    names = result.task.names
+    places = [[names[client], number] for client, number in result.validation]
+    rows = {owner: own.tolist() for owner, own in zip(result.names, result.by_validation, strict=True)}
+    return {"validation": places, "by_validation": rows}
 
 
 def history_rows(history: object) -> list[dict[str, float]]:

@@ -181,7 +181,9 @@ def load(run: str | Path, task: Task | None = None) -> Run:
     if "format" in about:
         check_format("run", path, about)
     if task is not None and about.get("class") not in CLASSES:
-        raise InvalidInput("task", "a task", "nothing: this folder holds no params, hypers or hypergradient of a task")
+        raise InvalidInput(
+            "run", f"{path}, which saved no models", "a run of train, hypergradient or solve; or no task"
+        )
     if task is not None and (task.privacy is None) != ("privacy" not in about):
         kind = "private" if "privacy" in about else "not private"
         raise InvalidInput("task", "a task that differs in privacy", f"the task that was run, which was {kind}")

@@ -16,9 +16,10 @@ class SpecConfig(Config):
 
     key: int = Field(default=0, ge=0, lt=2**32, description="Decides every random draw.")
     precision: Literal["float32", "float64"] = Field(default="float32", description="Of all numbers.")
-    verb: Literal["train", "hypergradient", "solve", "influence"] | None = Field(
-        default=None, description="What to do; the method's kind decides if left out."
+    verb: Named | None = Field(
+        default=None, description="train, hypergradient, solve or influence; the method's kind decides if left out."
     )
+    start: str | None = Field(default=None, description="Folder of a finished run whose params and hypers to take.")
     every: int | None = Field(default=None, ge=1, description="Steps between two rows of the history.")
     task: Named = Field(default={}, description="A ready-made task or module:function, and its options.")
     network: Named = Field(default={}, description="A network or module:Class, and its options.")
