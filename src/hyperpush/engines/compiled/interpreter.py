@@ -68,7 +68,7 @@ class Clock(eqx.Module):
     def add_passes(self, body: Path, times: Any) -> "Clock":
         return replace(self, passes={**self.passes, body: self.passes[body] + times})
 
-    def travelled(self, path: Path, trip: Trip) -> "Clock":
+    def traveled(self, path: Path, trip: Trip) -> "Clock":
         """After a trip along a tree."""
         total = self.exchanges[path] + jnp.sum(trip.messages, dtype=jnp.int32)
         after = replace(self, step=self.step + trip.rounds, stuck=self.stuck | ~trip.complete)
@@ -316,24 +316,24 @@ class Interpreter(RunContext):
         """Count an average along the tree, and before the first one what it takes to learn the links."""
         assert self.tree is not None  # prepared for every program that has such averages
         if isinstance(self.tree, PlannedTree):
-            return self.travelled(path, carry, self.tree.trip(carry.clock.step))
+            return self.traveled(path, carry, self.tree.trip(carry.clock.step))
         tree, post, lossy = self.tree, self.post(), self.faults is not None
         if tree.learns:
             before = (carry.clock, carry.sent[LEARNING])
 
             def learn(before):
                 own = replace(carry, clock=before[0], sent={**carry.sent, LEARNING: before[1]})
-                own = self.travelled(LEARNING, own, tree.learn(own.clock.step, post, lossy))
+                own = self.traveled(LEARNING, own, tree.learn(own.clock.step, post, lossy))
                 return own.clock, own.sent[LEARNING]
 
             known = before[0].exchanges[LEARNING] > 0
             clock, sent = jax.lax.cond(known, lambda before: before, learn, before)
             carry = replace(carry, clock=clock, sent={**carry.sent, LEARNING: sent})
         again = sum(carry.clock.exchanges[place] for place in self.tree_places) > 0
-        return self.travelled(path, carry, tree.trip(carry.clock.step, post, lossy, again))
+        return self.traveled(path, carry, tree.trip(carry.clock.step, post, lossy, again))
 
-    def travelled(self, path: Path, carry: Carry, trip: Trip) -> Carry:
-        return replace(carry, clock=carry.clock.travelled(path, trip)).sending(path, self.placement.mine(trip.links))
+    def traveled(self, path: Path, carry: Carry, trip: Trip) -> Carry:
+        return replace(carry, clock=carry.clock.traveled(path, trip)).sending(path, self.placement.mine(trip.links))
 
     def post(self) -> Post:
         """Which links of all clients are up, and when what is sent on them arrives."""
