@@ -168,7 +168,7 @@ class Problem(eqx.Module):
         return mark("jacobian_products", self._product(1, params, hyper, batch, vector), "train")
 
     def bounding_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
-        """A product whose largest eigenvalue bounds that of ∂²_xx f: the same one, if data may be used."""
+        """∂²_xx f · vector, or a product with a matrix that bounds ∂²_xx f, where data must not be used."""
         return self.hessian_product(params, hyper, batch, vector)
 
     def gauss_newton(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Callable[[PyTree], PyTree]:

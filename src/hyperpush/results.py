@@ -1,7 +1,9 @@
 """What every verb returns: values, whether to believe them, and what they cost."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
@@ -20,6 +22,20 @@ from hyperpush.task import Task
 
 AnyResult = TypeVar("AnyResult", bound="Result")
 RESERVED = ("step", "rounds", "floats", "cost", "hypergradient_norm", "watched")  # columns of a history
+
+
+_seen: ContextVar[list[Status] | None] = ContextVar("seen", default=None)
+
+
+@contextmanager
+def gather_statuses() -> Iterator[list[Status]]:
+    """The statuses of all results that verbs return inside."""
+    seen: list[Status] = []
+    before = _seen.set(seen)
+    try:
+        yield seen
+    finally:
+        _seen.reset(before)
 
 
 @dataclass(frozen=True)
@@ -221,6 +237,8 @@ class Result:
 
     def check(self: AnyResult, throw: bool) -> AnyResult:
         """The result itself; raises `NotConverged` if asked to and it did not converge."""
+        if (seen := _seen.get()) is not None and not self.seeds:
+            seen.append(self.status)
         if throw and self.status.converged is False:
             raise NotConverged(self)
         return self
@@ -337,8 +355,7 @@ def own(task: Task, name: str | int, params: PyTree, hypers: PyTree) -> Own:
 
 def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
     """Several runs as one result, with a leading seed axis on every array; the worst status, the largest costs."""
-    first, order = results[0], (False, None, True)
-    worst = min(results, key=lambda each: order.index(each.status.converged))
+    first, status = results[0], Status.of_all([each.status for each in results])
     numbers = [each.name for each in fields(Costs) if each.name != "accesses"]
     largest = {name: max(getattr(each.costs, name) for each in results) for name in numbers}
     changes = {
@@ -347,9 +364,7 @@ def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
         if getattr(first, name) is not None
     }
     costs = Costs(**largest, accesses=first.costs.accesses)
-    return replace(
-        first, task=task.replace(several=True), status=worst.status, costs=costs, **changes, seeds=len(results)
-    )
+    return replace(first, task=task.replace(several=True), status=status, costs=costs, **changes, seeds=len(results))
 
 
 def _arrays(result: Result) -> list[str]:

@@ -1,5 +1,6 @@
 """Whether to believe a result, and why."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -51,7 +52,7 @@ class Status:
             the largest of several. None if it was not measured.
         error: An estimate of the result's relative error, usually too large; None where there is none.
         runs: How many inner solves and estimates it speaks of.
-        failed: How many of them did not converge.
+        failed: How many of them did not converge, at the client where most did not.
         chosen: Which estimator `hp.Automatic` took, and why; empty where there was nothing to choose.
         singular: What a singular Hessian is answered with: `"refuse"`, `"minimum-norm"` or `"damping"`; None where
             there is no such choice.
@@ -73,6 +74,8 @@ class Status:
 
     def __str__(self) -> str:
         if self.converged is not False:
+            if self.converged and self.reason == "early-stopping":
+                return "stopped by its metric, estimates converged"
             how = self.reason if self.singular in (None, "refuse") else f"{self.reason}, {self.singular}"
             return f"converged ({how})" if self.converged else self.reason.replace("-", " ")
         facts = [f"{self.reason}: {EXPLAINED[self.reason]}" if self.reason in EXPLAINED else self.reason]
@@ -83,6 +86,20 @@ class Status:
         if self.runs > 1:
             facts.append(f"{self.failed} of {self.runs} solves")
         return f"! not converged ({', '.join(facts)})"
+
+    @staticmethod
+    def of_all(statuses: "Sequence[Status]") -> "Status":
+        """The status of several results: that of the first that did not converge, with the numbers of all."""
+        order = (False, None, True)
+        worst = min(statuses, key=lambda each: order.index(each.converged))
+        errors, residuals = ([getattr(each, name) for each in statuses] for name in ("error", "residual"))
+        return replace(
+            worst,
+            error=None if None in errors else max(errors),
+            residual=max((each for each in residuals if each is not None), default=None),
+            runs=sum(each.runs for each in statuses),
+            failed=sum(each.failed for each in statuses),
+        )
 
     def at(self, residual: float) -> "Status":
         """The status of an estimate at params with this inner residual; those that solve nothing are not believed."""

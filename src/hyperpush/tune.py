@@ -21,7 +21,9 @@ from hyperpush.method import Configured, Method
 from hyperpush.networks import Network
 from hyperpush.problem import Cost
 from hyperpush.programs import Data, HypergradientEstimator, InnerSolver, InnerState, Recipe, everything, program_of
+from hyperpush.programs.report import Report
 from hyperpush.results import table
+from hyperpush.status import Status
 from hyperpush.task import Task
 from hyperpush.verbs import known_links, last_point, run_keys
 
@@ -34,6 +36,7 @@ class Row(NamedTuple):
     values: Mapping[str, Any]
     score: float  # mean over clients and seeds; NaN if it diverged
     by_seed: Float[np.ndarray, " seeds"]
+    status: Status  # of the estimates of all its runs
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,15 @@ class Tuning:
         """One row per setting."""
         names = self.rows[0].values
         columns = {name: [row.values[name] for row in self.rows] for name in names}
-        return table({**columns, "score": [row.score for row in self.rows]})
+        converged = [row.status.converged for row in self.rows]
+        return table({**columns, "score": [row.score for row in self.rows], "converged": converged})
 
     def __repr__(self) -> str:
         best = ", ".join(f"{name} = {value}" for name, value in self.best_row.values.items())
         failed = sum(not np.isfinite(row.score) for row in self.rows)
         said = f"Tuning({len(self.rows)} settings; best {best}: {self.best_row.score:.5g} on {self.on!r}"
-        return f"{said}; {failed} diverged)" if failed else f"{said})"
+        said += f"; {failed} diverged" if failed else ""
+        return f"{said}; {self.best_row.status})" if self.best_row.status.converged is False else f"{said})"
 
 
 @no_type_check
@@ -135,8 +140,8 @@ def tune(
     found = _scores([each for _, each in settings], network, task, on, metric or task.problem.outer, keys)
     # A mean over seeds is NaN or infinite as soon as one of them diverged.
     rows = tuple(
-        Row(values, float(own.mean()) if np.all(np.isfinite(own)) else float("nan"), own)
-        for (values, _), own in zip(settings, found, strict=True)
+        Row(values, float(own.mean()) if np.all(np.isfinite(own)) else float("nan"), own, status)
+        for (values, _), (own, status) in zip(settings, found, strict=True)
     )
     best = _best(rows, mode)
     if not np.isfinite(best.score):
@@ -181,8 +186,8 @@ def with_option(method: Any, name: str, value: Any, field: str) -> Any:
 
 def _scores(
     methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array
-) -> list[Float[np.ndarray, " seeds"]]:
-    """Every method's score for every key; methods of one structure in one compiled program."""
+) -> list[tuple[Float[np.ndarray, " seeds"], Status]]:
+    """Every method's score for every key, and its status; methods of one structure in one compiled program."""
     recipes = [program_of(each.on(network, None, task), task.problem).traceable() for each in methods]
     numbers, rest = zip(*(eqx.partition(recipe, eqx.is_array) for recipe in recipes), strict=True)
     groups: dict[Any, list[int]] = {}
@@ -194,42 +199,61 @@ def _scores(
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(numbers[place] for place in places))
         states = _first_states(methods[places[0]], network, task)
         at_once = max(1, min(len(places) * len(keys), LARGE // max(size, 1)))
-        scores = _run_group(stacked, rest[places[0]], network, states, task.data, keys, on, metric, at_once)
-        found |= dict(zip(places, np.asarray(scores, np.float64), strict=True))
+        scores, reports = _run_group(
+            stacked, rest[places[0]], _Known(network), states, task.data, keys, on, metric, at_once
+        )
+        for row, place in enumerate(places):
+            report = jax.tree.map(lambda leaf, row=row: leaf[row], reports)
+            found[place] = np.asarray(scores[row], np.float64), Status() if report is None else report.status()
     return [found[place] for place in range(len(methods))]
+
+
+class _Known:
+    """A network that is no argument of what is compiled: its tree is planned on the host."""
+
+    def __init__(self, network: Network):
+        self.network = network
+
+    def __hash__(self) -> int:
+        return id(self.network)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and other.network is self.network
 
 
 @eqx.filter_jit
 def _run_group(
     stacked: Recipe,
     rest: Recipe,
-    network: Network,
+    known: _Known,
     states: PyTree,
     data: Data,
     keys: Array,
     on: str,
     metric: Cost,
     at_once: int,
-) -> Float[Array, "settings seeds"]:
-    """The mean metric over clients of every setting (`stacked` holds their numbers) with every key."""
+) -> tuple[Float[Array, "settings seeds"], Report | None]:
+    """The mean metric over clients of every setting (`stacked` holds their numbers) with every key, and reports."""
 
-    def score(place: Int[Array, ""]) -> Float[Array, ""]:
+    def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None]:
         recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], stacked), rest)
-        found, _ = evaluate(recipe, network, states, data, keys[place % len(keys)])
+        found, _ = evaluate(recipe, known.network, states, data, keys[place % len(keys)])
         problem = recipe.parts[1]
 
         def of_client(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, ""]:
             return problem.measure(metric, params, hyper, everything(examples))
 
-        return jnp.mean(jax.vmap(of_client)(found.params, found.hyper, data.sets[on]))
+        mean = jnp.mean(jax.vmap(of_client)(found.params, found.hyper, data.sets[on]))
+        return mean, getattr(found, "report", None)
 
     settings = jax.tree.leaves(stacked)[0].shape[0]
     found = jax.lax.map(score, jnp.arange(settings * len(keys)), batch_size=at_once)
-    return found.reshape(settings, len(keys))
+    return jax.tree.map(lambda leaf: leaf.reshape(settings, len(keys), *leaf.shape[1:]), found)
 
 
 def _first_states(method: Method, network: Network, task: Task) -> InnerState | BilevelState:
     if not isinstance(method, Algorithm):
         return InnerState(task.params, task.hypers)
     links = known_links(method, network, last_point(task, network), task)
-    return BilevelState(task.params, task.hypers, links, jnp.full(task.clients, method.steps, jnp.int32))
+    counter, report = jnp.full(task.clients, method.steps, jnp.int32), Report.none((task.clients,))
+    return BilevelState(task.params, task.hypers, links, counter, report)

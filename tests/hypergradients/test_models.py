@@ -111,6 +111,8 @@ def test_at_a_minimum_the_default_is_right_and_says_so(model, dtype, bound):
     with jax.enable_x64(dtype == "float64"):
         found = point.estimate(dtype)
     assert point.error(found) < bound
+    assert found.status.error is not None
+    assert found.status.residual is not None
     assert point.error(found) < found.status.error
     assert (found.status.converged, found.status.reason) == (True, "tolerance")
     assert found.status.residual < 1e-3

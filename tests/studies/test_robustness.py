@@ -28,10 +28,13 @@ CONFIG = Robustness(seeds=2, clients=3, params=4, hypers=2)
 def test_a_small_study(tmp_path):
     experiment, config = load_config("robustness", [*SMALL, 'estimators=["TreeCG", "TrackedHGP"]'], experiments())
     execute(experiment, config, tmp_path / "run")
-    rows = saved.load(tmp_path / "run").result["families"]
+    result = saved.load(tmp_path / "run").result
+    rows, status = result["families"], result["status"]
     assert [list(row) for row in rows] == [FIELDS] * 8
     for row in rows:
         assert row["runs"] == 2 == sum(row[name] for name in COUNTS)
+    flagged = sum(row["wrong_flagged"] + row["right_flagged"] for row in rows)
+    assert (status["converged"], status["runs"], status["failed"]) == (False, 16, flagged)
     found = {(row["estimator"], row["dtype"], row["family"]): row for row in rows}
     for dtype in ("float64", "float32"):
         assert found["TreeCG", dtype, "mild"]["right"] == 2

@@ -44,7 +44,7 @@ class Planner(Engine):
         found, _, known = prepare(request)
         n, passes, agreement, tree = network.clients, found.passes(), known["agreement"], known["tree"]
         sent = [(passes[s.body] * s.messages(agreement), s) for s in found.sendings]
-        rounds = sum(passes[s.body] * tree.typical_rounds if s.by_tree else times for times, s in sent)
+        rounds = sum(passes[s.body] * tree.planned_rounds if s.by_tree else times for times, s in sent)
         floats = sum(times * s.floats for times, s in sent)
         agreed = {body: passes[body] for body, _, loop in found.loops if loop.agreed}
         held = ((state, found.held(path)) for path, state in found.states.items())

@@ -51,7 +51,7 @@ def lanczos_program(problem: Problem, steps: int) -> Node:
 
     def start(state: tuple[PyTree, PyTree], ctx: Context) -> _State:
         flat = ravel_pytree(state[0])[0]
-        return _State(*state, Lanczos.start(probe_of(flat.size, flat.dtype), steps))
+        return _State(*state, Lanczos.start(probe_of(flat.size, flat.dtype, ctx), steps))
 
     def get_product(state: _State, ctx: Context):
         vector = ravel_pytree(state.params)[1](state.lanczos.vector)

@@ -76,8 +76,8 @@ class PlannedTree(eqx.Module):
         self.messages, self.links = sends + broadcast.messages[ends], sends + broadcast.links[ends]
 
     @property
-    def typical_rounds(self) -> int:
-        """Rounds of the longest average."""
+    def planned_rounds(self) -> int:
+        """Rounds to plan for: no average takes more."""
         return int(self.rounds.max())
 
     def trip(self, step: Int[Array, ""]) -> Trip:
@@ -121,8 +121,8 @@ class WaitingTree(eqx.Module):
         self.learns = not network.scheduled
 
     @property
-    def typical_rounds(self) -> int:
-        """Rounds that the longest way there and back takes on average."""
+    def planned_rounds(self) -> int:
+        """Rounds to plan for: what the longest way there and back takes on average; there is no most."""
         return int(self.patience)
 
     def trip(self, step: Int[Array, ""], post: Post, lossy: bool, again: Bool[Array, ""] | bool = False) -> Trip:

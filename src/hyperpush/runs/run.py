@@ -4,7 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from hyperpush import processes
 from hyperpush.engines.planning import plan
 from hyperpush.engines.run_hooks import ProgressHook
 from hyperpush.errors import HyperpushError
-from hyperpush.results import Result
+from hyperpush.results import Result, gather_statuses
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.config import load_config, to_toml
 from hyperpush.runs.events import Kind, append_event, event, read_events, to_json
@@ -29,6 +29,7 @@ from hyperpush.runs.process import compile_time, resident_megabytes, set_up_jax
 from hyperpush.runs.report.tables import table
 from hyperpush.runs.saved import save_models
 from hyperpush.runs.saving import write_arrays
+from hyperpush.status import Status
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -144,6 +145,12 @@ class StudyRun:
         """Show a table on the terminal."""
         self.console.print(table(title, columns, rows))
 
+    def tell(self, status: Status) -> Status:
+        """Show the status of all results of the run if some of them are not to be believed."""
+        if status.converged is False:
+            self.console.print(f"of all results: {status}", soft_wrap=True, highlight=False, markup=False)
+        return status
+
     def figure(self, name: str, figure: "Figure") -> Path:
         """Save a matplotlib figure; returns the path it has when the run is done."""
         inside = Path(FIGURES, f"{name}.png")
@@ -238,8 +245,11 @@ def _perform(
             if checkpoints is not None:
                 journal = folder.open_journal(checkpoints, warn)
             try:
-                with nullcontext() if journal is None else journal.active(ProgressHook(run.phase)):
+                active = nullcontext() if journal is None else journal.active(ProgressHook(run.phase))
+                with active, gather_statuses() as seen:
                     result = {"experiment": experiment.name, **experiment.run(config, run)}
+                if seen and "status" not in result:
+                    result["status"] = asdict(run.tell(Status.of_all(seen)))
             finally:
                 run.quiet()  # bars go when the experiment ends, however it does
         processes.barrier("all models are written")

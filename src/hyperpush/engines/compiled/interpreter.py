@@ -294,7 +294,7 @@ class Interpreter(RunContext):
             after = with_states(carry, self.apply(put, Role.LEAVE, visit, carry.states, mass))
             if by == "tree":
                 return self.travel(visit.path, after)
-            return replace(after, clock=clock.advance(visit.path)).sending(visit.path, 1)
+            return replace(after, clock=clock.advance(visit.path)).count_messages(visit.path, 1)
         if composes(self.network, floats):
             operator, sent = compose_rounds(self.network, self.network_key, clock.step, node.rounds, by)
             mixed, sent = self.placement.transfer(operator, held), self.placement.mine(sent)

@@ -64,7 +64,8 @@ def prepare(request: Request) -> tuple[Profile, Carry, dict[str, Any]]:
         conserved = [s for s in found.sendings if getattr(s.node, "conserved", False)]
         totals = {s.path: lossy.Totals.start(s.message, network.clients, faults.delay) for s in conserved}
     by_tree = tuple(sending.path for sending in found.sendings if sending.by_tree)
-    tree = tree_of(network, faults is not None) if by_tree else None
+    with jax.ensure_compile_time_eval():  # it is planned on the host, also where a pure evaluation is traced
+        tree = tree_of(network, faults is not None) if by_tree else None
     learning = [LEARNING] if isinstance(tree, WaitingTree) and tree.learns else []
     places = (*(sending.path for sending in found.sendings), *learning)
     clock = Clock.start([body for body, _, loop in found.loops if loop.agreed], places, request.step)

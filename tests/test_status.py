@@ -1,0 +1,88 @@
+"""Each reason for ending, where no other test shows it, and what several statuses say together."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from systems import system
+from wide import float64  # noqa: F401
+
+import hyperpush as hp
+from hyperpush.programs.report import Report
+from hyperpush.status import Reason
+
+NETWORK = hp.networks.RandomDirected(6)
+
+
+def quiet(estimator, **options):
+    """An algorithm whose hypers stay at the solution."""
+    inner, outer = hp.SGP(steps=1, step_size=1e-9), hp.optimizer("sgd", learning_rate=1e-60)  # 0 in float32
+    return hp.PDBO(inner, estimator, outer, steps=2, **options)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("method", [hp.TrackedHGP(tolerance=1e-10), hp.TreeCG(tolerance=1e-10)], ids=type)
+def test_terms_that_cancel_are_inaccurate(method):
+    """v_i = g_i/n − B_i q is 0 by construction: rounding leaves no digit of it."""
+    problem = system("like")
+    q = np.linalg.solve(problem.hessians.sum(0), problem.sources.sum(0)) / 6
+    found = hp.hypergradient(problem._replace(direct=6 * problem.couplings @ q).task, method, NETWORK, key=0)
+    assert (found.status.converged, found.status.reason) == (False, "inaccurate")
+
+
+@pytest.mark.usefixtures("float64")
+def test_without_a_common_solution_tracked_steps_stall():
+    found = hp.hypergradient(system("singular").task, hp.TrackedHGP(), NETWORK, key=0)
+    assert (found.status.converged, found.status.reason) == (False, "stalled")
+
+
+@pytest.mark.filterwarnings("ignore:PDBO.stop.on")  # it does not matter here on what
+def test_early_stopping_is_told_apart_from_convergence():
+    task, stop = system("like").task, hp.EarlyStopping(lambda x, hyper, batch: jnp.sum(x**2), "validation", patience=1)
+    for estimator, converged, says in (
+        (hp.TreeCG(), True, "stopped by its metric, estimates converged"),
+        (hp.HGP(2, 1, 0.1), None, "early stopping"),
+        (hp.TreeCG(steps=2), False, "! not converged (limit"),
+    ):
+        status = hp.solve(task, quiet(estimator, stop=stop), NETWORK, key=0).status
+        assert status.converged is converged
+        assert str(status).startswith(says)
+        assert status.reason == ("limit" if converged is False else "early-stopping")
+
+
+def test_divergence_carries_a_status():
+    with pytest.raises(hp.Diverged) as caught:
+        hp.hypergradient(system("like").task, hp.HGP(2000, 1, 1e3), NETWORK, key=0)
+    assert (caught.value.status.converged, caught.value.status.reason) == (False, "diverged")
+
+
+def test_reports_of_several_estimates_are_the_worst_of_them():
+    good, fixed = Report.of(Reason.TOLERANCE, 1e-6).at(jnp.asarray(0.01)), Report.of(Reason.FIXED_LENGTH)
+    unsolved = Report.of(Reason.TOLERANCE, 1e-6).at(jnp.asarray(0.5))
+    status = Report.none().worst(good).worst(unsolved).worst(good).status()
+    assert (status.converged, status.reason, status.runs, status.failed) == (False, "unsolved", 3, 1)
+    assert (status.residual, status.error) == (pytest.approx(0.5), pytest.approx(1e-6))
+    assert Report.of(Reason.LIMIT).at(jnp.asarray(0.5)).status().reason == "limit"
+    both = good.worst(fixed).status()
+    assert (both.converged, both.reason, both.error, both.runs) == (None, "fixed-length", None, 2)
+    assert both.residual == pytest.approx(0.01)
+    assert Report.none().at(jnp.asarray(0.01)).status().reason == "fixed-length"
+
+
+def test_several_results_say_the_first_that_failed_and_the_numbers_of_all():
+    good = hp.Status(True, "tolerance", residual=0.01, error=1e-6, runs=3)
+    bad, worse = (hp.Status(False, reason, error=0.1, runs=3, failed=2) for reason in ("limit", "ill-posed"))
+    assert hp.Status.of_all([good, bad, worse]) == hp.Status(False, "limit", 0.01, 0.1, runs=9, failed=4)
+    assert hp.Status.of_all([good, hp.Status()]) == hp.Status(None, "fixed-length", 0.01, None, runs=4)
+
+
+@pytest.mark.filterwarnings("ignore:on. 'validation'")
+def test_tuning_marks_settings_whose_estimates_failed():
+    task, network = system("like").task, NETWORK
+    over = {"hypergradient.steps": [2, 100]}
+    found = hp.tune(task, quiet(hp.TreeCG()), network, key=0, over=over, on="validation", seeds=2)
+    assert [(row.status.converged, row.status.failed, row.status.runs) for row in found.rows] == [
+        (False, 2, 2),
+        (True, 0, 2),
+    ]
+    short = hp.tune(task, quiet(hp.TreeCG()), network, key=0, over={"hypergradient.steps": [2]}, on="validation")
+    assert "! not converged (limit" in repr(short)
