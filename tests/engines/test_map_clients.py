@@ -70,5 +70,7 @@ def test_the_inner_residual_is_that_of_all_clients_at_once():
         hp.hypergradient(task, method, network, key=0, engine=hp.Simulate(clients_per_batch=batch)).status.residual
         for batch in (1, None)
     )
+    assert one is not None
+    assert all_at_once is not None
     assert all_at_once > 0.01
     np.testing.assert_allclose(one, all_at_once, rtol=1e-5)
