@@ -41,6 +41,20 @@ def test_tracked_hgp_goes_where_hgp_stalls(study):
         assert min(stalled["relative_error"], default=1) > 1e-3
 
 
+def test_the_default_sends_less_and_stops_within_its_tolerance(study):
+    (own,), (tracked,) = curves(study, "Automatic"), curves(study, "TrackedHGP")
+    less, more = floats_until(own, 1e-6), floats_until(tracked, 1e-6)
+    assert less is not None
+    assert more is not None
+    assert less < more
+    assert [row["method"] for row in study.result["stops"]] == ["Automatic", "TrackedHGP"]
+    assert all(row["converged"] and row["relative error"] < 1e-5 for row in study.result["stops"])
+    (lossy,) = study.result["lossy"]
+    assert lossy["Automatic relative error"] < 1e-5
+    (whole,) = study.result["summary"]
+    assert lossy["Automatic 1e-04"] > whole["Automatic 1e-04"]  # what is lost is sent again
+
+
 def test_each_estimator_ends_at_its_own_target(study):
     for method in ("ImplicitCG", "ExactRB"):
         (curve,) = curves(study, method)

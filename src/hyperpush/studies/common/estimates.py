@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray, PyTree
 
+from hyperpush.engines.faults import Faults
 from hyperpush.engines.result import Recorders, RunResult
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
@@ -16,11 +17,16 @@ from hyperpush.verbs import known_links
 
 
 def run_recorded(
-    task: Task, method: HypergradientEstimator, network: Network, key: PRNGKeyArray, record: Recorders
+    task: Task,
+    method: HypergradientEstimator,
+    network: Network,
+    key: PRNGKeyArray,
+    record: Recorders,
+    faults: Faults | None = None,
 ) -> RunResult:
     """The records by loop, with their clocks: what had been sent at every record."""
     program, states = _prepare(task, method, network)
-    return Simulate().run(program, network, states, task.data, key, record=record)
+    return Simulate(faults=faults).run(program, network, states, task.data, key, record=record)
 
 
 def records(

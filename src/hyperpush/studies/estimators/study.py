@@ -20,6 +20,7 @@ from hyperpush.studies.common.figures import draw_errors
 from hyperpush.studies.estimators.config import Estimators
 
 REACHED = (1e-4, 1e-6)
+TREE_LOOPS = ("TreeCG", "TreeCG without probe")
 TAPE = 10**6  # numbers that ITD may record
 Row = dict[str, Any]
 Reader = Callable[[Any, Context], PyTree]
@@ -27,7 +28,7 @@ Reader = Callable[[Any, Context], PyTree]
 
 def run(config: Estimators, run: StudyRun) -> dict[str, Any]:
     """Every estimator on every network, for every size of the problem."""
-    curves, summary = [], []
+    curves, summary, stops, lossy = [], [], [], []
     with run.progress("networks", len(config.sizes) * len(config.networks)) as bar:
         for clients, width in config.sizes:
             comparison = Comparison(config, clients, width)
@@ -37,6 +38,10 @@ def run(config: Estimators, run: StudyRun) -> dict[str, Any]:
                     run.record(**curve)
                 curves += found
                 summary.append(summarize(name, clients, width, found))
+                stops += [comparison.stop(name, estimator) for estimator in (hp.Automatic(), hp.TrackedHGP())]
+                if config.loss:
+                    lossy.append(comparison.compare_under_loss(name, found, hp.Faults(loss=config.loss)))
+                run.record(summary=summary[-1], stops=stops[-2:], lossy=lossy[-1:])
                 title = f"{name}, {clients} clients"
                 best, by = best_by_label(found), ("rounds", "floats_per_client")
                 draw_errors(run, f"{name}-{clients}", best, "relative_error", by, "relative error", title)
@@ -46,7 +51,10 @@ def run(config: Estimators, run: StudyRun) -> dict[str, Any]:
         list(summary[0]),
         [["–" if cell is None else cell for cell in row.values()] for row in summary],
     )
-    return {"curves": curves, "summary": summary}
+    for title, rows in (("where estimators stop by themselves", stops), (f"a loss of {config.loss:.0%}", lossy)):
+        if rows:
+            run.table(title, list(rows[0]), [["–" if cell is None else cell for cell in row.values()] for row in rows])
+    return {"curves": curves, "summary": summary, "stops": stops, "lossy": lossy}
 
 
 class Comparison:
@@ -66,15 +74,14 @@ class Comparison:
 
     def curves_on(self, name: str) -> list[Row]:
         """The curves of all estimators that the network allows."""
-        config, known = self.config, hp.hypergradients
-        options = {"k": min(config.out_links, self.clients - 1)} if name == "k-out" else {}
-        network = hp.networks.by_name(name, self.clients, config.seed, **options)
+        config, known, network = self.config, hp.hypergradients, self.network(name)
         curves = self.grid_curves(network, "push") + ([] if network.directed else self.grid_curves(network, "gossip"))
         server = known.ImplicitCG(min(config.order, 2 * self.width), singular="minimum-norm")  # no second system
         cases: list[tuple[HypergradientEstimator, str, Reader, np.ndarray]] = [
             (hp.TrackedHGP(tolerance=config.tolerance), "TrackedHGP", self.implied_value_and_pushes, self.truth),
             (server, "ImplicitCG", self.implied_value, self.truth),
         ]
+        curves.append(self.automatic_curve(network))
         if config.recurrent and network.two_way():
             rounds, step = config.recurrent, config.recurrent_step * self.unit
             target = oracles.recurrent(*self.point, network, step, known.DirectedRB(1, step).variant)
@@ -89,9 +96,56 @@ class Comparison:
                 cases.append((itd, "ITDBackward", lambda state, ctx: state.value, target))
         return curves + [self.recorded_curve(network, *case) for case in cases]
 
+    def network(self, name: str) -> Network:
+        """The network of a name."""
+        options = {"k": min(self.config.out_links, self.clients - 1)} if name == "k-out" else {}
+        return hp.networks.by_name(name, self.clients, self.config.seed, **options)
+
+    def automatic_curve(self, network: Network, faults: hp.Faults | None = None) -> Row:
+        """The default's, which is `TreeCG`: two loops, with and without its second system."""
+        estimator = hp.Automatic(tolerance=self.config.tolerance)
+        return self.recorded_curve(network, estimator, TREE_LOOPS, self.implied_value, self.truth, faults)
+
+    def stop(self, name: str, estimator: HypergradientEstimator, faults: hp.Faults | None = None) -> Row:
+        """Where an estimator ends by itself."""
+        engine = hp.Simulate(faults=faults)
+        found = hp.hypergradient(self.task, estimator, self.network(name), key=self.key, engine=engine)
+        error = np.linalg.norm(np.asarray(found.value, np.float64) - self.truth) / np.linalg.norm(self.truth)
+        return {
+            "network": name,
+            "clients": self.clients,
+            "method": type(estimator).__name__,
+            "floats": round(found.costs.floats / self.width, 1),  # per parameter
+            "rounds": found.costs.rounds,
+            "relative error": float(error),
+            "converged": found.status.converged,
+        }
+
+    def compare_under_loss(self, name: str, curves: Sequence[Row], faults: hp.Faults) -> Row:
+        """The default, and TrackedHGP of fixed length with its best number of pushes: floats per parameter to 1e-4."""
+        network, config, error = self.network(name), self.config, REACHED[0]
+        usual = next(curve["pushes"] for curve in curves if curve["method"] == "TrackedHGP")
+        best, pushes = None, None
+        for each in dict.fromkeys(max(1, round(factor * usual)) for factor in config.factors):
+            method = hp.TrackedHGP(config.lossy_steps, pushes=each, tolerance=None)
+            curve = self.recorded_curve(network, method, "TrackedHGP", self.implied_value, self.truth, faults)
+            cost = floats_until(curve, error)
+            if cost is not None and (best is None or cost < best):
+                best, pushes = cost, each
+        own = floats_until(self.automatic_curve(network, faults), error)
+        stop = self.stop(name, hp.Automatic(), faults)
+        return {
+            "network": name,
+            "clients": self.clients,
+            f"Automatic {error:.0e}": None if own is None else round(own / self.width, 1),
+            **{f"Automatic {field}": stop[field] for field in ("floats", "rounds", "relative error", "converged")},
+            f"TrackedHGP {error:.0e}": None if best is None else round(best / self.width, 1),
+            "pushes": pushes,
+        }
+
     def implied_value(self, state: Any, ctx: Context) -> PyTree:
         """−B_i q: the hypergradient that a solution q implies (these outer costs do not see the hypers)."""
-        batch, q = everything(ctx.data.train), state.q.reshape(-1)
+        batch, q = everything(ctx.data.train), getattr(state, "x" if hasattr(state, "x") else "q").reshape(-1)
         return -self.task.problem.jacobian_product(state.params, state.hyper, batch, q)
 
     def implied_value_and_pushes(self, state: Any, ctx: Context) -> PyTree:
@@ -126,14 +180,26 @@ class Comparison:
         }
 
     def recorded_curve(
-        self, network: Network, estimator: HypergradientEstimator, loop: str, reader: Reader, truth: np.ndarray
+        self,
+        network: Network,
+        estimator: HypergradientEstimator,
+        loops: str | tuple[str, ...],
+        reader: Reader,
+        truth: np.ndarray,
+        faults: hp.Faults | None = None,
     ) -> Row:
-        """The curve of an estimator whose loop is recorded; what came before it is counted, too."""
-        found = run_recorded(self.task, estimator, network, self.key, {loop: reader})
-        clock, values, more = found.clocks[loop], found.history[loop], {}
+        """The curve of an estimator whose loops are recorded; what came before them is counted, too."""
+        names = (loops,) if isinstance(loops, str) else loops
+        found = run_recorded(self.task, estimator, network, self.key, dict.fromkeys(names, reader), faults)
+        ran = [name for name in names if name in found.clocks]
+        values = jax.tree.map(lambda *parts: np.concatenate(parts), *(found.history[name] for name in ran))
+        rounds, floats = (
+            np.concatenate([getattr(found.clocks[name], field) for name in ran]) for field in ("rounds", "floats")
+        )
+        more = {}
         if isinstance(values, tuple):
             values, more = values[0], {"pushes": int(values[1][0, 0])}
-        return self.curve(type(estimator).__name__, network, clock.rounds, clock.floats, values, truth, **more)
+        return self.curve(type(estimator).__name__, network, rounds, floats, values, truth, **more)
 
     def grid_curves(self, network: Network, averaging: Literal["push", "gossip"]) -> list[Row]:
         """HGP's grid of pushes and step sizes.
@@ -189,7 +255,8 @@ def summarize(name: str, clients: int, width: int, curves: Sequence[Row]) -> Row
     row: Row = {"network": name, "clients": clients}
     for error in REACHED:
         # HGP's grid is only searched until 1e-4.
-        for method in ("HGP", "TrackedHGP", "ImplicitCG") if error == REACHED[0] else ("TrackedHGP", "ImplicitCG"):
+        methods = ("TrackedHGP", "Automatic", "ImplicitCG")
+        for method in ("HGP", *methods) if error == REACHED[0] else methods:
             own = [curve for curve in curves if curve["method"] == method and floats_until(curve, error) is not None]
             best = min(own, key=lambda curve: floats_until(curve, error) or 0, default=None)
             row[f"{method} {error:.0e}"] = None if best is None else round((floats_until(best, error) or 0) / width, 1)
