@@ -21,7 +21,6 @@ from hyperpush.studies.papers import items
 from hyperpush.version import __version__
 
 if TYPE_CHECKING:
-    from hyperpush.runs.experiment import Experiment
     from hyperpush.runs.run import StudyRun
 
 app = typer.Typer(
@@ -132,12 +131,12 @@ def run(
 ) -> None:
     """Run a study or a TOML file. `hyperpush resume` continues an interrupted run."""
     from hyperpush.runs.config import load_config
+    from hyperpush.runs.run import execute
     from hyperpush.studies import registry
 
-    known = registry.experiments()
-    load_config(what, overrides or [], known)  # before processes are started
+    experiment, config = load_config(what, overrides or [], registry.experiments())  # before processes are started
     _together(processes, coordinator, process)
-    _run(known, what, overrides, out, as_json, _policy(minutes, rounds), strict)
+    _report(*execute(experiment, config, out, checkpoints=_policy(minutes, rounds)), as_json, strict)
 
 
 @app.command()
@@ -249,8 +248,10 @@ def bench(
 ) -> None:
     """Measure speed, memory or traffic, as ratios within one run."""
     from hyperpush.bench import BENCHES
+    from hyperpush.runs.config import load_config
+    from hyperpush.runs.run import execute
 
-    _run(BENCHES, what, overrides, out, as_json)
+    _report(*execute(*load_config(what, overrides or [], BENCHES), out), as_json)
 
 
 @app.command()
@@ -322,22 +323,6 @@ def _policy(minutes: float | None, rounds: int | None) -> Any:
     from hyperpush.runs.checkpoints import MINUTES, Policy
 
     return Policy(MINUTES if minutes is None else minutes or None, rounds)
-
-
-def _run(
-    known: "Mapping[str, Experiment]",
-    what: str,
-    overrides: Sequence[str] | None,
-    out: Path | None,
-    as_json: bool,
-    checkpoints: Any = None,
-    strict: bool = False,
-) -> None:
-    from hyperpush.runs.config import load_config
-    from hyperpush.runs.run import execute
-
-    experiment, config = load_config(what, overrides or [], known)
-    _report(*execute(experiment, config, out, checkpoints=checkpoints), as_json, strict)
 
 
 def _report(result: dict[str, Any], run: "StudyRun", as_json: bool, strict: bool = False) -> None:
