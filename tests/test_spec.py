@@ -151,6 +151,10 @@ def test_a_file_scores_the_records_of_a_finished_run(tmp_path, capsys):
         np.testing.assert_allclose(printed["scores"][name], found.examples[client], rtol=1e-9)
         np.testing.assert_allclose(printed["by_validation"][name], found.by_validation[client], rtol=1e-9)
     assert not np.allclose(found.examples[0], before.examples[0], rtol=1e-3)
+    with pytest.raises(InvalidInput, match=r"run: got '.*scored, which saved no models'"):
+        hp.load(tmp_path / "scored", task=task)
+    with pytest.raises(InvalidInput, match=r"start: got '.*scored'; allowed: the folder of a finished run that saved"):
+        read({**scored, "start": str(tmp_path / "scored")}).run()
 
 
 def test_a_module_that_raises_is_named(tmp_path, monkeypatch):

@@ -402,6 +402,7 @@ def scalar_outer():
         (lambda s: influence.curvature(s, NETWORK, key=KEY, steps=0), "steps"),
         (lambda s: influence.retrain(s, SOLVER, NETWORK, [], key=KEY), "weights"),
         (lambda s: influence.retrain(s, SOLVER, NETWORK, [influence.without(s)], key=KEY, at_once=0), "at_once"),
+        (lambda s: score(s, curvature_steps=-1), "curvature_steps"),
         (lambda s: score(s, validation=[(0, 4)]), "validation"),  # four each
         (lambda s: score(s, validation=[(0, "a")]), "validation"),
         (lambda s: score(s, validation=[]), "validation"),

@@ -10,8 +10,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer
-from hyperpush.checks.verbs import check_key
+from hyperpush.checks import check_integer, no_type_check
+from hyperpush.checks.verbs import check_key, check_task
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.lanczos import Lanczos
@@ -70,6 +70,7 @@ def resolution(dtype: Any) -> float:
     return float(np.sqrt(np.finfo(dtype).eps))
 
 
+@no_type_check
 def curvature(
     task: Task,
     network: Network,
@@ -106,10 +107,12 @@ def curvature(
     return measure_curvature(task, network, key, steps=steps, engine=engine)[0]
 
 
+@no_type_check
 def measure_curvature(
     task: Task, network: Network, key: PRNGKeyArray | int, *, steps: int, engine: Engine = Simulate()
 ) -> tuple[Curvature, Costs]:
     """The curvature, and what it cost."""
+    check_task(task)
     check_integer("steps", steps, minimum=1)
     size = sum(leaf.size for leaf in jax.tree.leaves(client_shapes(task, task.params)))
     recipe = Recipe(lanczos_program, (task.problem, min(steps, size)))

@@ -175,6 +175,7 @@ def scores(
         [[[0.333, 0.333]], [[0.333, -1.667]], [[0.333, 0.333]]]
     """
     _check(method, damping)
+    check_integer("curvature_steps", curvature_steps, minimum=0, optional=True)
     made = with_weights(task).with_l2(damping)  # ½δ‖x‖² adds δ to the Hessian, and nothing to derivatives by weights
     places = [] if validation is None else find_places(task, validation)
     runs = split_validation(task, made, places) if places else made
