@@ -13,4 +13,5 @@ NETWORKS = tuple(CELLS["emnist"])
 
 def published_cell(data: str, network: str, method: str) -> str | None:
     """What the papers report for a method, average / 10 % client in per cent, if they do."""
-    return CELLS.get(data, {}).get(network, {}).get(method)
+    cells, parts = CELLS.get(data, {}).get(network, {}), sorted(method.split("+"))
+    return next((cell for name, cell in cells.items() if sorted(name.split("+")) == parts), None)
