@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import hyperpush as hp
+from hyperpush import registry
 from hyperpush.optimizers import SCHEDULES, Optimizer, Power, _optimizers, build
 from hyperpush.registry import table
 
@@ -92,6 +93,27 @@ def test_decay_constants_stay_pythons():
     assert made.options() == {"learning_rate": 0.1, "weight_decay": 0.01, "b2": 0.9999, "eps": 1e-6}
 
 
+BY_NAME = hp.optimizer(
+    "by-name",
+    a=hp.optimizer("sgd", learning_rate=2.0),
+    b=hp.optimizer("adam", learning_rate=hp.schedule("power", 0.1)),
+)
+
+
+def test_entries_move_by_their_own_optimizers():
+    params = {"a": jnp.array([1.0, 2.0]), "b": {"c": jnp.array(3.0)}}
+    gradient = {"a": jnp.array([1.0, -3.0]), "b": {"c": jnp.array(-0.5)}}
+    moved: Any = jax.jit(lambda made: made.build().update(gradient, made.build().init(params), params)[0])(BY_NAME)
+    np.testing.assert_allclose(moved["a"], [-2.0, 6.0])
+    np.testing.assert_allclose(moved["b"]["c"], 0.1, rtol=1e-5)  # Adam's first step: the sign
+    written = {"name": "PDBO", "steps": 1, "inner": {"name": "SGP", "steps": 1, "step_size": 0.1}}
+    written |= {"hypergradient": {"name": "HGP", "steps": 1, "pushes": 1, "step_size": 0.1}, "outer": table(BY_NAME)}
+    assert registry.build("algorithms", written, "method").outer == BY_NAME
+    written["outer"]["b"]["learning_rate"] = -1
+    with pytest.raises(hp.InvalidInput, match=r"^method\.outer\.b\.learning_rate: got -1"):
+        registry.build("algorithms", written, "method")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -110,6 +132,9 @@ def test_decay_constants_stay_pythons():
         (lambda: hp.optimizer("adam", learning_rate=0), "optimizer.adam.learning_rate: got 0; allowed: .*above 0"),
         (lambda: hp.optimizer("adam", learning_rate=0.1, b1=np.ones(2)), "optimizer.adam.b1: got array"),
         (lambda: hp.optimizer("adamw", learning_rate=0.1, weight_decay=-1), "optimizer.adamw.weight_decay: got -1"),
+        (lambda: hp.optimizer("by-name", pl=0.1), "optimizer.by-name.pl: got 0.1; allowed: an optimizer such as"),
+        (lambda: BY_NAME.build().init({"a": 0.0}), r"by-name: got \['a', 'b'\]; allowed: .* each entry of \['a'\]"),
+        (lambda: BY_NAME.build().init(0.0), "by-name: got .*each entry of a float"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make, message):

@@ -5,7 +5,7 @@ Their numbers can be traced. Optax's own schedules branch on their numbers in Py
 
 import abc
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, cast
 
@@ -160,6 +160,7 @@ def schedule(name: str, *args: Any, **options: Any) -> Schedule:
     return kind(*args, **options)
 
 
+BY_NAME = "by-name"
 # Numbers whose rounding does no harm. Others stay Python's: optax takes 1 − b2, which a traced b2 would round.
 _TRACED = ("learning_rate", "weight_decay", "momentum")
 # The first two need the cost's value besides its gradient, which a client's step does not have; noise needs a key.
@@ -190,11 +191,42 @@ class Optimizer(Configured):
         return _optimizers()[self.name](**self.options())
 
 
+class ByName(Optimizer):
+    """An optimizer for each entry of a dict; made by `hp.optimizer("by-name", …)`."""
+
+    @staticmethod
+    def of(parts: Mapping[str, Any]) -> "ByName":
+        """The one that moves every entry by its own."""
+        for name, each in parts.items():
+            if not isinstance(each, Optimizer):
+                raise InvalidInput(f"optimizer.{BY_NAME}.{name}", each, f"an optimizer such as {Optimizer.usage()}")
+        return ByName(BY_NAME, tuple(parts), tuple(parts.values()), ())
+
+    def build(self) -> optax.GradientTransformation:
+        parts = {name: each.build() for name, each in self.options().items()}
+
+        def init(params: Any) -> dict[str, Any]:
+            found = sorted(params) if isinstance(params, Mapping) else f"a {type(params).__name__}"
+            if found != sorted(parts):
+                raise InvalidInput(f"optimizer.{BY_NAME}", sorted(parts), f"an optimizer for each entry of {found}")
+            return {name: each.init(params[name]) for name, each in parts.items()}
+
+        def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+            moved = {
+                name: each.update(updates[name], state[name], None if params is None else params[name])
+                for name, each in parts.items()
+            }
+            return {name: pair[0] for name, pair in moved.items()}, {name: pair[1] for name, pair in moved.items()}
+
+        return optax.GradientTransformation(init, update)
+
+
 def optimizer(name: str, **options: Any) -> Optimizer:
     """An Optax optimizer, as a value that can be compared and written to TOML.
 
     Args:
-        name: What Optax calls it: `"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"lion"`, …
+        name: What Optax calls it: `"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"lion"`, …. `"by-name"` moves every entry
+            of a dict, such as the hypers of several recipes, by the optimizer that is given for it.
         options: Optax's, by name. `learning_rate` is a number or `hp.schedule(…)`. It, `weight_decay` and `momentum`
             are traced: a new number compiles nothing.
 
@@ -206,9 +238,11 @@ def optimizer(name: str, **options: Any) -> Optimizer:
         >>> hp.optimizer("adam", learning_rate=0.1) == hp.optimizer("adam", learning_rate=0.1)
         True
     """
+    if name == BY_NAME:
+        return ByName.of(options)
     known = _optimizers()
     if not isinstance(name, str) or name not in known:
-        raise unknown("optimizer", str(name), known)
+        raise unknown("optimizer", str(name), [*known, BY_NAME])
     label = f"optimizer.{name}"
     check_arguments(label, inspect.signature(known[name]), (), options)
     rate = options.get("learning_rate")

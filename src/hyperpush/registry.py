@@ -21,7 +21,7 @@ from hyperpush.checks import check_arguments
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.imports import ENTRY_POINTS, import_object, load_function, plain_name
 from hyperpush.method import MethodInfo
-from hyperpush.optimizers import Optimizer, Schedule, optimizer, schedule
+from hyperpush.optimizers import BY_NAME, Optimizer, Schedule, optimizer, schedule
 
 NONE = "none"  # TOML has no null
 
@@ -248,6 +248,10 @@ def _by_function(make: Callable[..., Any], options: dict[str, Any], field: str, 
     if make is optimizer and isinstance(options.get("learning_rate"), Mapping):
         rate = _as_table(options["learning_rate"], f"{field}.learning_rate")
         options["learning_rate"] = _by_function(schedule, rate, f"{field}.learning_rate", "schedule")
+    if make is optimizer and options["name"] == BY_NAME:
+        for name, part in options.items():
+            if isinstance(part, Mapping):
+                options[name] = _by_function(optimizer, dict(part), f"{field}.{name}", label)
     try:
         return make(**options)
     except InvalidInput as error:

@@ -7,9 +7,9 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
+from hyperpush.personalize import DA, MTL, Product, Shared
 from hyperpush.personalize.baselines import ClusteredFL, FedAvgPlus, FedEM, FedProx, PFedMe
 from hyperpush.personalize.baselines.clustered import part_groups
-from hyperpush.personalize.recipes import MTL, Shared
 from hyperpush.studies.models.dense import MLP
 
 N, D = 4, 3
@@ -139,7 +139,7 @@ def posed(recipe, train, l2=0.0):
 def test_fedem_recovers_a_mixture_with_known_parts(mixture, averaging, network):
     solver = FedEM(60, 0.5, batch_size=10, averaging=averaging)
     found = hp.train(posed(MTL(models=2), mixture), solver, network, key=KEY)
-    own = np.exp(np.asarray(found.task.hypers))
+    own = np.exp(np.asarray(found.task.hypers["mtl"]))
     np.testing.assert_allclose(own.sum(1), 1, rtol=1e-5)
     assert own.max(1).min() > 0.95
     chosen = own.argmax(1)
@@ -154,11 +154,11 @@ def test_fedem_with_one_model_is_fedavg(mixture):
         found = hp.train(mixed, FedEM(2, 0.5, batch_size=10, averaging=averaging), NETWORK, key=KEY)
         plain = hp.train(shared, hp.FedAvg(2, 0.5, batch_size=10, averaging=averaging), NETWORK, key=KEY)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a[:, 0], b, atol=1e-6), found.params, plain.params)
-        np.testing.assert_allclose(found.task.hypers, 0, atol=1e-6)
+        np.testing.assert_allclose(found.task.hypers["mtl"], 0, atol=1e-6)
 
 
 def test_fedem_takes_tasks_of_mtl_only(mixture):
-    for task, given in ((posed(Shared(), mixture), "Shared"), (TASK, "function")):
+    for task, given in ((posed(Product([MTL(), DA()]), mixture), r"DA \+ MTL"), (TASK, "function")):
         with pytest.raises(InvalidInput, match=rf"task: got 'a task of {given}'; allowed: .*MTL\(\).task"):
             hp.train(task, FedEM(1, 0.1), NETWORK, key=0)
 

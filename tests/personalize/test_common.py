@@ -1,7 +1,8 @@
-"""What every registered recipe has to do, fitted to a few examples. A new one is tested by being there."""
+"""What every registered recipe has to do, alone and beside others. A new one is tested by being there."""
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from common_suite import CLIENTS, ENGINE, NETWORK, CommonSuite, compiled  # noqa: F401
@@ -16,13 +17,19 @@ DATA: Any = {
     name: (GENERATOR.normal(size=(CLIENTS, 6, 3)).astype(np.float32), GENERATOR.integers(0, 3, (CLIENTS, 6)))
     for name in ("train", "validation")
 }
-SOLVER, OUTER = hp.SGP(3, 0.1), hp.optimizer("sgd", learning_rate=2.0)
-FITTED: Any = {"inner": SOLVER, "hypergradient": hp.HGP(2, 1, 0.1), "outer": OUTER, "steps": 2}
-RECIPES = {name: each(l2=0.5) for name, each in registered("recipes").items() if name != "Shared"}
+SOLVER = hp.SGP(3, 0.1)
+FITTED: Any = {"inner": SOLVER, "hypergradient": hp.HGP(2, 1, 0.1), "steps": 2}
+# Two steps have to show: λ that is in training only moves less.
+RATES = {"Clean": 20.0, "L2Rates": 20.0}
+RECIPES: Any = {
+    name: each(l2=0.5, outer=hp.optimizer("sgd", learning_rate=RATES.get(name, 2.0)))
+    for name, each in registered("recipes").items()
+    if name != "Shared"
+}
+RECIPES["L2Rates"] = RECIPES["L2Rates"].with_options(rate=1.0)
 
 
-@pytest.mark.parametrize("method", RECIPES.values(), ids=RECIPES)
-class TestRecipes(CommonSuite):
+class Fitted(CommonSuite):
     @staticmethod
     def run(method, engine=ENGINE, network=NETWORK):
         return hp.personalize.fit(MODEL, method, network, **DATA, **FITTED, key=0, engine=engine)
@@ -35,6 +42,29 @@ class TestRecipes(CommonSuite):
     def test_engines_agree(self, method, engine):
         """A recipe makes a task, each client's own: what it is fitted with has been compared on all engines."""
         super().test_engines_agree(method, engine)
+
+
+@pytest.mark.parametrize("method", RECIPES.values(), ids=RECIPES)
+class TestRecipes(Fitted):
+    pass
+
+
+# Between them all recipes, and every stage beside every other.
+PRODUCTS = [("PL", "MTL", "Clean", "Head"), ("DA", "Interpolation", "Head", "L2Rates")]
+
+
+@pytest.mark.parametrize("method", [tuple(map(RECIPES.get, names)) for names in PRODUCTS], ids=map("+".join, PRODUCTS))
+class TestProducts(Fitted):
+    test_toml_round_trip: Any = None  # its recipes', above
+    test_an_option_out_of_range_is_named: Any = None
+
+    def test_every_part_moves(self, method):
+        start = hp.personalize.Product(method).task(MODEL, **DATA, key=0).hypers
+        found = self.reference(method).hypers
+        assert set(found) == {each.name for each in method}
+        for name, own in found.items():
+            leaves = zip(*map(jax.tree.leaves, (own, start[name])), strict=True)
+            assert any(np.abs(a - b).max() > 1e-4 for a, b in leaves), name
 
 
 def test_nothing_is_personal_in_a_shared_model():

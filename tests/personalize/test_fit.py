@@ -10,7 +10,7 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
-from hyperpush.personalize import MTL, PL, FedEM, FedProx, Head, Interpolation, Shared, fit
+from hyperpush.personalize import DA, MTL, PL, FedEM, FedProx, Head, Interpolation, Shared, fit
 from hyperpush.personalize.fit import _choose as choose
 from hyperpush.studies.models.dense import MLP
 
@@ -65,7 +65,7 @@ def test_an_equinox_model_with_several_personal_ones_learns_each_rule():
     np.testing.assert_allclose(jnp.exp(own.log_probabilities(TEST[2][0])).sum(1), 1, rtol=1e-5)
     models = jax.tree.leaves(found.task.params)[0][0]
     assert not np.allclose(models[0], models[1])
-    assert own.hyper.shape == (2,)
+    assert own.hyper["mtl"].shape == (2,)
 
 
 @pytest.mark.parametrize("model", [equinox(), equinox, FlaxLike(), Plain(), tuple(Plain()), MLP(2, 2)])
@@ -75,14 +75,14 @@ def test_any_model_gives_what_a_recipes_task_gives(model):
     method = hp.PDBO(
         inner=SHORT["inner"],
         hypergradient=SHORT["hypergradient"],
-        outer=hp.optimizer("adam", learning_rate=0.1),
+        outer=hp.optimizer("by-name", pl=hp.optimizer("adam", learning_rate=0.1)),
         steps=1,
         restart=False,
     )
     expected = hp.solve(task, method, NETWORK, key=0)
     assert isinstance(found, hp.Solution)
-    np.testing.assert_array_equal(found.hypers, expected.hypers)
-    assert np.abs(np.asarray(found.hypers)).max() > 0.05  # Adam's first step is as long as its rate
+    np.testing.assert_array_equal(found.hypers["pl"], expected.hypers["pl"])
+    assert np.abs(np.asarray(found.hypers["pl"])).max() > 0.05  # Adam's first step is as long as its rate
     jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
 
 
@@ -118,7 +118,7 @@ def test_baselines_are_trained():
     mixed = fit(Plain(), FedEM(40, 1.0), server, **SETS, test=TEST, key=0)
     assert isinstance(mixed, hp.Training)
     assert mixed.scores("test").each.min() > 0.9
-    assert mixed.client(0).hyper.shape == (3,)
+    assert mixed.client(0).hyper["mtl"].shape == (3,)
 
 
 def test_the_best_step_is_chosen_where_nobody_fits():
@@ -139,24 +139,32 @@ def test_what_a_recipe_needs_beforehand_is_trained():
     assert isinstance(found, hp.Solution)
     alone = Shared().task(Plain(), **SETS, key=0, l2=1e-3)
     expected = hp.train(alone, hp.LocalSGD(10, 0.5), NETWORK, key=0).params
-    np.testing.assert_array_equal(found.hypers["own"], expected)
+    np.testing.assert_array_equal(found.hypers["interpolation"]["own"], expected)
+
+
+class Forest(MTL):
+    """Another recipe that trains several models."""
 
 
 def wrong(field, said, **changes: Any):
     with pytest.raises(InvalidInput) as error:
-        fit(**{"model": Plain(), "recipe": PL(), "network": NETWORK, **SETS, **SHORT, **changes})
+        fit(**{"model": Plain(), "recipes": PL(), "network": NETWORK, **SETS, **SHORT, **changes})
     assert error.value.field == field
     assert said in str(error.value)
 
 
 def test_what_does_not_fit_is_named():
-    with pytest.raises(InvalidInput, match=r"recipe: got 'fedprox'; allowed: an object such as .*FedProx\(…\)"):
+    with pytest.raises(InvalidInput, match=r"recipes: got 'fedprox'; allowed: objects such as .*FedProx\(…\)"):
         choose("fedprox", None)
-    with pytest.raises(InvalidInput, match=r"recipe: got 'the class PL'; allowed: an object such as .*PL\(\)"):
-        choose(PL, None)
-    wrong("recipe", "method=hp.SGP(…)", recipe=Shared())
-    wrong("recipe", "no layer before", recipe=Head())
-    wrong("method", "None: SGP is the method", recipe=hp.SGP(1, 0.1), method=hp.SGP(1, 0.1))
+    for given in (PL, [PL]):
+        with pytest.raises(InvalidInput, match=r"recipes: got 'the class PL'; allowed: objects such as .*PL\(\)"):
+            choose(given, None)
+    wrong("recipes", "method=hp.SGP(…)", recipes=Shared())
+    wrong("recipes", "no layer before", recipes=[PL(), Head()])
+    wrong("recipes", "one of each name; more claim ['pl']", recipes=[PL(), MTL(), PL(l2=0.5)])
+    wrong("recipes", "at least one", recipes=[])
+    wrong("recipes", "at most one that trains several models", recipes=[MTL(), Forest()])
+    wrong("method", "None: SGP is the method", recipes=hp.SGP(1, 0.1), method=hp.SGP(1, 0.1))
     wrong("model", "the class MLP", model=MLP)
     wrong("model", "a pair of these two functions", model=3)
     wrong("model", "a function that returns a int", model=lambda key: 3)
@@ -167,7 +175,15 @@ def test_what_does_not_fit_is_named():
     wrong("classes", "2, as many logits as the model has", classes=3)
     wrong("train", "a pair (inputs, labels)", train=[own[0] for own in SETS["train"]])
     wrong("validation, labels", "0 to 1", validation=[(x, y + 1) for x, y in SETS["validation"]])
-    wrong("train, labels", "whole numbers", train=[(x, x[:, 0]) for x, _ in SETS["train"]])
+    regression = {"train": [(x, x[:, 0]) for x, _ in SETS["train"]], "recipes": [DA(), MTL()]}
+    wrong("train, labels", "'numbers of type float32, for DA + MTL'; allowed: whole numbers", **regression)
+    wrong("train, labels", "hp.Task takes the costs of a regression", **regression)
+    wrong("model", "hp.Task takes the costs of a regression", model=MLP(2, 1))
+    nothing = [(x[:0], y[:0]) if client == 1 else (x, y) for client, (x, y) in enumerate(SETS["validation"])]
+    wrong("validation", "'no examples of client 1'; allowed: at least 1 example per client", validation=nothing)
+    named = {"names": ["a", "b", "c", "d"], "outer_on": "validation", "validation": [None, *nothing[1:]]}
+    wrong("validation", "\"no examples of client 'a'\"; allowed: at least 1 example", **named)
+    wrong("validation", "or outer_on='train' and no validation", **named)
     wrong("validation", "the examples that the outer level fits", validation=None)
 
 

@@ -1,13 +1,16 @@
 """Recipes against NumPy: what they predict, what they cost, and that nothing is personal at the start."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
-from hyperpush.personalize.recipes import DA, MTL, PL, Head, Interpolation, Shared
+from hyperpush.personalize import DA, MTL, PL, Clean, Head, Interpolation, L2Rates, Product, Recipe, Shared
 from hyperpush.personalize.scores import scores, summary
 from hyperpush.studies.models.dense import MLP
 
@@ -37,93 +40,205 @@ def square(tree):
     return sum(float(np.sum(np.asarray(leaf, np.float64) ** 2)) for leaf in jax.tree.leaves(tree))
 
 
-def pl(params, hyper):
-    return softmax(logits(params) * 3 * softmax(hyper)), np.ones(3), 0.5 * square(hyper)
+def chances(params, hyper):
+    """The guide's equation, in NumPy."""
+    whole = {**params, "dense2": hyper["head"]} if "head" in hyper else params
+    shares = softmax(hyper["mtl"]) if "mtl" in hyper else [1.0]
+    models = [jax.tree.map(lambda leaf, k=k: leaf[k], whole) for k in range(2)] if "mtl" in hyper else [whole]
+    scales = 3 * softmax(hyper["pl"]) if "pl" in hyper else 1.0
+    mixed = sum(share * softmax(scales * logits(own)) for share, own in zip(shares, models, strict=True))
+    if "interpolation" not in hyper:
+        return mixed
+    together, alone = softmax(hyper["interpolation"]["weights"])
+    return together * mixed + alone * softmax(logits(hyper["interpolation"]["own"]))
 
 
-def mtl(params, hyper):
-    models = [jax.tree.map(lambda leaf, k=k: leaf[k], params) for k in range(2)]
-    return (
-        sum(w * softmax(logits(own)) for w, own in zip(softmax(hyper), models, strict=True)),
-        np.ones(3),
-        square(hyper),
-    )
+def weights(hyper, normalized):
+    found = np.ones(7)
+    if "da" in hyper:
+        found *= (3 * softmax(hyper["da"]) if normalized else np.exp(hyper["da"]))[LABELS]
+    return found * 2 / (1 + np.exp(-hyper["clean"])) if "clean" in hyper else found
 
 
-def da(params, hyper):
-    return softmax(logits(params)), 3 * softmax(hyper["labels"]), 2 * square(hyper["labels"])
-
-
-def mtl_da(params, hyper):
-    chances, _, penalty = mtl(params, hyper["of"])
-    return chances, 3 * softmax(hyper["labels"]), penalty + 2 * square(hyper["labels"])
-
-
-def head(params, hyper):
-    return softmax(logits({**params, "dense2": hyper})), np.ones(3), 0.5 * square(hyper)
-
-
-def interpolation(params, hyper):
-    both = [softmax(logits(own)) for own in (params, hyper["own"])]
-    return (
-        sum(w * p for w, p in zip(softmax(hyper["weights"]), both, strict=True)),
-        np.ones(3),
-        square(hyper["weights"]),
-    )
+def inner_penalty(params, hyper):
+    if "l2rates" not in hyper:
+        return 0.0
+    arrays = jax.tree.leaves(params)
+    return sum(0.5 * 0.25 * np.exp(rate) * square(own) for rate, own in zip(hyper["l2rates"], arrays, strict=True))
 
 
 CASES = [
-    (PL(l2=1), pl),
-    (MTL(models=2, l2=2), mtl),
-    (DA(l2=4), da),
-    (DA(l2=4, of=MTL(models=2, l2=2)), mtl_da),
-    (Head(l2=1), head),
-    (Interpolation(l2=2), interpolation),
+    [PL(l2=1)],
+    [MTL(models=2, l2=2)],
+    [DA(l2=4)],
+    [DA(False, l2=4)],
+    [MTL(models=2, l2=2), DA(l2=4)],  # MTL&DA of the paper
+    [Head(l2=1)],
+    [Interpolation(l2=2)],
+    [Clean(l2=1)],
+    [L2Rates(0.25, l2=1)],
+    [Clean(), PL(l2=1), MTL(models=2, l2=2)],
+    [Interpolation(l2=2), Head(l2=3), PL(l2=1), MTL(models=2, l2=2), DA(l2=4), Clean(l2=1), L2Rates(0.25, l2=1)],
 ]
 
 
-@pytest.mark.parametrize(("recipe", "truth"), CASES)
-def test_costs_are_those_of_numpy(recipe, truth):
-    key = jax.random.key(1)
-    params, hyper = recipe.params(MODEL, key), recipe.hyper(MODEL, key)
-    hyper = jax.tree.map(lambda leaf: leaf + jnp.linspace(-1, 1, leaf.size).reshape(leaf.shape), hyper)
-    chances, weights, penalty = truth(params, jax.tree.map(np.asarray, hyper))
-    each = -np.log(chances[np.arange(7), LABELS])
-    np.testing.assert_allclose(jnp.exp(recipe.log_probs(MODEL, params, hyper, BATCH[0])), chances, rtol=1e-5)
-    problem = posed(recipe, L2).problem
-    inner = np.mean(weights[LABELS] * each) + 0.5 * L2 * square(params)
+def moved(recipes):
+    """A product, its params, and one client's hypers away from where they start."""
+    product = Product(recipes)
+    params, hyper = product.start(MODEL, jax.random.key(1))
+    hyper = {**hyper, "clean": jnp.zeros(7)} if "clean" in hyper else hyper
+    return product, params, jax.tree.map(lambda leaf: leaf + jnp.linspace(-1, 1, leaf.size).reshape(leaf.shape), hyper)
+
+
+@pytest.mark.parametrize("recipes", CASES, ids=lambda recipes: Product(recipes).title)
+def test_costs_are_those_of_numpy(recipes):
+    product, params, hyper = moved(recipes)
+    own: Any = jax.tree.map(np.asarray, hyper)
+    expected: Any = chances(params, own)
+    each = -np.log(expected[np.arange(7), LABELS])
+    np.testing.assert_allclose(jnp.exp(product.log_probs(MODEL, params, hyper, BATCH[0])), expected, rtol=1e-5)
+    problem = posed(product, L2).problem
+    normalized = all(getattr(recipe, "normalized", True) for recipe in recipes)
+    inner = np.mean(weights(own, normalized) * each) + 0.5 * L2 * square(params) + inner_penalty(params, own)
     np.testing.assert_allclose(problem.inner_cost(params, hyper, BATCH), inner, rtol=1e-5)
+    penalty = sum(0.5 * recipe.l2 * square(own[recipe.name]) for recipe in recipes)
+    if "interpolation" in own:  # the model that was trained alone is not drawn to 0
+        penalty -= square(own["interpolation"]["own"])
     np.testing.assert_allclose(problem.outer_cost(params, hyper, BATCH), np.mean(each) + penalty, rtol=1e-5)
-    # Padding counts for nothing.
-    padded = hp.Batch(jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:2]]), BATCH), jnp.r_[jnp.ones(7), 0, 0])
-    np.testing.assert_allclose(problem.inner_cost(params, hyper, padded), inner, rtol=1e-5)
-    assert posed(recipe, L2).problem == problem
-    assert hash(posed(recipe, L2).problem) == hash(problem)
+    if "clean" not in own:  # padding counts for nothing
+        rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:2]]), BATCH)
+        padded = hp.Batch(rows, jnp.r_[jnp.ones(7), 0, 0])
+        np.testing.assert_allclose(problem.inner_cost(params, hyper, padded), inner, rtol=1e-5)
+    assert posed(product, L2).problem == problem
+    assert hash(posed(product, L2).problem) == hash(problem)
+    assert Product(recipes[::-1]).task(MODEL, train=[BATCH], outer_on="train", key=0).hypers.keys() == hyper.keys()
 
 
-@pytest.mark.parametrize("recipe", [PL(), DA()])
+def test_derivatives_of_a_product_are_those_of_costs_written_by_hand():
+    product, params, hyper = moved([Clean(l2=1), PL(l2=2), MTL(models=2, l2=3)])
+
+    def loss(params, hyper):
+        scales = 3 * jnp.exp(hyper["pl"]) / jnp.sum(jnp.exp(hyper["pl"]))
+        shares = jnp.exp(hyper["mtl"]) / jnp.sum(jnp.exp(hyper["mtl"]))
+        total = 0.0
+        for k in range(2):
+            hidden = jnp.maximum(INPUTS @ params["dense1"]["weight"][k] + params["dense1"]["bias"][k], 0)
+            scores = jnp.exp(scales * (hidden @ params["dense2"]["weight"][k] + params["dense2"]["bias"][k]))
+            total += shares[k] * (scores / scores.sum(1, keepdims=True))[jnp.arange(7), LABELS]
+        return -jnp.log(total)
+
+    def inner(params, hyper):
+        l2 = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+        return jnp.mean(2 / (1 + jnp.exp(-hyper["clean"])) * loss(params, hyper)) + 0.5 * L2 * l2
+
+    def outer(params, hyper):
+        penalties = (rate / 2 * jnp.sum(hyper[name] ** 2) for name, rate in (("clean", 1), ("pl", 2), ("mtl", 3)))
+        return jnp.mean(loss(params, hyper)) + sum(penalties)
+
+    problem, vector = posed(product, L2).problem, jax.tree.map(jnp.cos, params)
+    gradients = jax.grad(inner, argnums=(0, 1))
+    products = jax.jvp(lambda x: gradients(x, hyper), (params,), (vector,))[1]
+    pairs = (
+        (problem.inner_gradient(params, hyper, BATCH), jax.grad(inner)(params, hyper)),
+        (problem.outer_gradients(params, hyper, BATCH), jax.grad(outer, argnums=(0, 1))(params, hyper)),
+        (problem.products(params, hyper, BATCH, vector), products),
+    )
+    for found, expected in pairs:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6), found, expected)
+
+
+def test_mtl_and_da_take_the_steps_of_one_adam_with_two_rates():
+    """The paper's MTL&DA as one task by hand: its hypers in one Adam, whose steps are scaled by part."""
+    network, size = hp.networks.Ring(2), {"steps": 3, "restart": False}
+    size |= {"inner": hp.SGP(4, 0.2), "hypergradient": hp.HGP(2, 2, 0.1)}
+    product = Product(
+        [
+            MTL(2, l2=0.02, outer=hp.optimizer("adam", learning_rate=1.0)),
+            DA(l2=5e-3, outer=hp.optimizer("adam", learning_rate=0.1)),
+        ]
+    )
+    task = posed(product, 0.1, clients=2)
+
+    def losses(params, hyper, batch):
+        both = jax.nn.softmax(jax.vmap(MODEL.apply, (0, None))(params, batch[0]))
+        return -jnp.log(jnp.tensordot(jax.nn.softmax(hyper["of"]), both, 1)[jnp.arange(7), batch[1]])
+
+    def scaled(updates, _):
+        return {"labels": -0.1 * updates["labels"], "of": -1.0 * updates["of"]}
+
+    by_hand = hp.Task(
+        inner=lambda params, hyper, batch: 3 * jax.nn.softmax(hyper["labels"])[batch[1]] * losses(params, hyper, batch),
+        outer=losses,
+        penalty=lambda params, hyper: 0.05 * jnp.asarray(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))),
+        outer_penalty=lambda params, hyper: 2.5e-3 * jnp.sum(hyper["labels"] ** 2) + 0.01 * jnp.sum(hyper["of"] ** 2),
+        params=hp.per_client(task.params),
+        hypers={"labels": jnp.zeros(3), "of": jnp.zeros(2)},
+        train=[BATCH] * 2,
+        validation=[BATCH] * 2,
+    )
+    adam = optax.chain(optax.scale_by_adam(), optax.stateless(scaled))
+    expected = hp.solve(by_hand, hp.PDBO(outer=adam, **size), network, key=0)
+    found = hp.solve(task, hp.PDBO(outer=product.outer, **size), network, key=0)
+    assert np.abs(expected.hypers["labels"]).max() > 0.1
+    np.testing.assert_allclose(found.hypers["da"], expected.hypers["labels"], rtol=1e-4)
+    np.testing.assert_allclose(found.hypers["mtl"], expected.hypers["of"], rtol=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found.params, expected.params)
+
+
+class Bias(Recipe):
+    """A recipe of a user's: logits + λ."""
+
+    def hyper(self, model, params, key):
+        return jnp.zeros(model.classes)
+
+    def wrap(self, predict, model, hyper):
+        return lambda params, inputs: predict(params, inputs) + hyper
+
+
+class Misplaced(Bias):
+    stage = "somewhere"  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
+
+
+def test_recipes_of_ones_own_combine_in_the_order_of_the_list():
+    params = MODEL.init(jax.random.key(0))
+    hyper = {"pl": jnp.array([0.3, 0.0, -1.0]), "bias": jnp.array([1.0, -2.0, 0.5])}
+    scales, plain = 3 * softmax(np.asarray(hyper["pl"])), logits(params)
+    for recipes, expected in (
+        ([PL(), Bias()], plain * scales + np.asarray(hyper["bias"])),
+        ([Bias(), PL()], (plain + np.asarray(hyper["bias"])) * scales),
+    ):
+        found = Product(recipes).log_probs(MODEL, params, hyper, BATCH[0])
+        np.testing.assert_allclose(np.exp(found), softmax(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", [PL(), DA(), DA(False), Clean()])
 def test_nothing_is_personal_at_the_start(recipe):
-    key = jax.random.key(2)
-    params, shared = recipe.params(MODEL, key), Shared()
-    plain = posed(shared).problem.inner_gradient(params, shared.hyper(MODEL, key), BATCH)
-    own = posed(recipe).problem.inner_gradient(params, recipe.hyper(MODEL, key), BATCH)
+    start, shared = posed(recipe), posed(Shared())
+    params, hyper = (jax.tree.map(lambda leaf: leaf[0], tree) for tree in (start.params, start.hypers))
+    plain = shared.problem.inner_gradient(params, {"shared": jnp.zeros(())}, BATCH)
+    own = start.problem.inner_gradient(params, hyper, BATCH)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), own, plain)
 
 
 def test_what_is_not_to_move_has_no_gradient():
-    recipe, key = Interpolation(), jax.random.key(3)
-    params, hyper = recipe.params(MODEL, key), recipe.hyper(MODEL, jax.random.key(4))
-    along = posed(recipe).problem.outer_gradients(params, hyper, BATCH)[1]
+    product, params, hyper = moved([Interpolation()])
+    along = posed(product).problem.outer_gradients(params, hyper, BATCH)[1]["interpolation"]
     assert square(along["own"]) == 0
     assert square(along["weights"]) > 0
-    own = recipe.with_own(hyper, lambda: params)
+    own = product.with_own(hyper, lambda: params)
     np.testing.assert_allclose(
-        recipe.log_probs(MODEL, params, own, BATCH[0]), np.log(softmax(logits(params))), rtol=1e-4, atol=1e-5
+        product.log_probs(MODEL, params, own, BATCH[0]), np.log(softmax(logits(params))), rtol=1e-4, atol=1e-5
     )
     # λ of DA changes training only.
-    da = DA(l2=2)
-    hyper = {"labels": jnp.arange(3.0), "of": jnp.zeros(1)}
-    np.testing.assert_allclose(posed(da).problem.outer_gradients(params, hyper, BATCH)[1]["labels"], 2 * np.arange(3))
+    along = posed(DA(l2=2)).problem.outer_gradients(params, {"da": jnp.arange(3.0)}, BATCH)[1]
+    np.testing.assert_allclose(along["da"], 2 * np.arange(3))
+
+
+def test_of_several_models_each_has_a_head_of_the_clients_own():
+    params, hypers = Product([Head(), MTL(2)]).start(MODEL, jax.random.key(0))
+    whole, _ = Product([MTL(2)]).start(MODEL, jax.random.key(0))
+    assert set(params) == {"dense1"}
+    jax.tree.map(np.testing.assert_array_equal, {**params, "dense2": hypers["head"]}, whole)
 
 
 def test_scores_by_hand():
@@ -147,10 +262,13 @@ def test_scores_by_hand():
     ("make", "field"),
     [
         (lambda: DA(l2=float("nan")), "DA.l2"),
-        (lambda: Head(layer="dense7").params(MODEL, jax.random.key(0)), "Head.layer"),
-        (lambda: Head().params(MLP(4, 3), jax.random.key(0)), "Head.layer"),  # nothing but a head
+        (lambda: Head(layer="dense7").find_layer(MODEL), "Head.layer"),
+        (lambda: Head().find_layer(MLP(4, 3)), "Head.layer"),  # nothing but a head
         (lambda: posed(PL(), -1.0), "l2"),
-        (lambda: Head().task(MLP(4, 3), train=[BATCH], outer_on="train", key=0), "recipe"),
+        (lambda: Head().task(MLP(4, 3), train=[BATCH], outer_on="train", key=0), "recipes"),
+        (lambda: PL(outer=0.1), "PL.outer"),  # pyright: ignore[reportArgumentType]
+        (lambda: Product(PL()), "Product.recipes"),  # pyright: ignore[reportArgumentType]
+        (Misplaced, "Misplaced.stage"),
     ],
 )
 def test_bad_options_are_named(make, field):

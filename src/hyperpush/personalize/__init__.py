@@ -10,12 +10,15 @@ from hyperpush.personalize.fit import PersonalSolution as PersonalSolution
 from hyperpush.personalize.fit import PersonalTraining as PersonalTraining
 from hyperpush.personalize.fit import fit as fit
 from hyperpush.personalize.recipe import Model as Model
+from hyperpush.personalize.recipe import Product as Product
 from hyperpush.personalize.recipe import Recipe as Recipe
 from hyperpush.personalize.recipes import DA as DA
 from hyperpush.personalize.recipes import MTL as MTL
 from hyperpush.personalize.recipes import PL as PL
+from hyperpush.personalize.recipes import Clean as Clean
 from hyperpush.personalize.recipes import Head as Head
 from hyperpush.personalize.recipes import Interpolation as Interpolation
+from hyperpush.personalize.recipes import L2Rates as L2Rates
 from hyperpush.personalize.recipes import Shared as Shared
 from hyperpush.personalize.scores import Accuracy as Accuracy
 from hyperpush.personalize.scores import Scores as Scores

@@ -13,7 +13,7 @@ from hyperpush.algorithms.base import Algorithm
 from hyperpush.algorithms.pdbo import PDBO
 from hyperpush.algorithms.stopping import EarlyStopping
 from hyperpush.checks import check_integer
-from hyperpush.data.batches import Ragged
+from hyperpush.data.batches import Numbered, Ragged
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput, unknown
@@ -23,9 +23,9 @@ from hyperpush.inner.base import InnerSolver
 from hyperpush.inner.local_sgd import LocalSGD
 from hyperpush.inner.sgp import SGP
 from hyperpush.networks import Network
-from hyperpush.optimizers import Optimizer, optimizer
-from hyperpush.personalize.model import Model, attempt
-from hyperpush.personalize.recipe import Losses, Recipe
+from hyperpush.optimizers import Optimizer
+from hyperpush.personalize.model import Model, attempt, check_labels
+from hyperpush.personalize.recipe import Losses, Product, Recipe, as_product
 from hyperpush.personalize.recipes import Shared
 from hyperpush.personalize.scores import Scores, accuracy, scores
 from hyperpush.recording import Metrics
@@ -48,14 +48,14 @@ class PersonalModel:
         name: Whose it is.
         params: The shared part, as this client has it.
         hyper: The personal part.
-        recipe: How the two make a classifier.
+        recipes: How the two make a classifier.
         model: The classifier.
     """
 
     name: str
     params: PyTree
-    hyper: PyTree
-    recipe: Recipe
+    hyper: dict[str, PyTree]
+    recipes: Product
     model: Model
 
     def log_probabilities(self, inputs: Any) -> Float[Array, "b classes"]:
@@ -67,7 +67,7 @@ class PersonalModel:
         array = jnp.asarray(inputs)
 
         def compute() -> Array:
-            return self.recipe.log_probs(self.model, self.params, self.hyper, array)
+            return self.recipes.log_probs(self.model, self.params, self.hyper, array)
 
         return attempt(compute, "inputs", f"an array {array.shape}", "inputs on axis 0, each as in training")
 
@@ -81,8 +81,7 @@ class _Personal(Result):
 
     def client(self, name: str | int) -> Any:
         """One client's own `PersonalModel`, by its name or number."""
-        recipe, model = _parts(self.task)
-        return PersonalModel(*own(self.task, name, self.task.params, self.task.hypers), recipe, model)
+        return PersonalModel(*own(self.task, name, self.task.params, self.task.hypers), *_parts(self.task))
 
     def scores(self, on: str = "test") -> Scores:
         """The accuracy of every client's model on its own examples of a data set."""
@@ -103,7 +102,7 @@ class PersonalSolution(_Personal, Solution):
 
 def fit(
     model: Any,
-    recipe: Recipe | InnerSolver,
+    recipes: Recipe | Sequence[Recipe] | Product | InnerSolver,
     network: Network,
     *,
     train: PyTree,
@@ -126,16 +125,17 @@ def fit(
 ) -> PersonalSolution | PersonalTraining:
     """Fit a personal model for every client, from one's own classifier.
 
-    A recipe says what is shared and what is personal. The shared part is trained on `train`; the personal part is moved
-    by `PDBO` so that everybody's cost on `validation` falls. A baseline is trained instead, on `train` alone.
+    Recipes say what is shared and what is personal; any of them combine (`Product`). The shared part is trained on
+    `train`; the personal parts are moved by `PDBO` so that everybody's cost on `validation` falls. A baseline is
+    trained instead, on `train` alone.
 
     Args:
         model: An Equinox module that takes one input and returns its logits; a function key -> such a module; an object
             with `init(key)` and `apply(params, inputs)`, such as a Flax module; or a pair of these two functions, which
             work on many inputs. An Equinox module starts from its own numbers. Several models (`MTL`) start from these,
             shuffled within each array; give a function for other starts.
-        recipe: What is personal: `hp.personalize.PL()`, `MTL()`, `DA()`, …. Or a baseline, an inner solver such as
-            `hp.personalize.FedProx(…)`.
+        recipes: What is personal: `hp.personalize.PL()`, or several such as `[MTL(models=5), Clean()]`. Or a baseline,
+            an inner solver such as `hp.personalize.FedProx(…)`.
         network: Who can send to whom, and when.
         train: Examples (inputs, labels), in any form that `hp.Task` takes; labels are 0, …, classes − 1.
         key: An integer or a JAX key. Decides starts, random links and mini-batches.
@@ -144,11 +144,11 @@ def fit(
         holdout: Examples on which the best step is chosen by the mean accuracy; None takes the last step.
         outer_on: The data set that the personal parts are fitted to, `"validation"` if left out. With `"train"`, as in
             the papers, `validation` takes the place of `holdout`.
-        method: Another algorithm or inner solver for the recipe's task, instead of `PDBO` with the next four.
+        method: Another algorithm or inner solver for the recipes' task, instead of `PDBO` with the next four.
         inner: Trains the shared part, before the first and after every step of the personal parts; None is
             `hp.SGP(200, 0.1)`. Baselines train by themselves and take none of these four.
         hypergradient: The estimator; None is `hp.HGP(10, 10, 0.1, keep_mass=True)`, a short series.
-        outer: What moves the personal parts; None is Adam at the recipe's own rate.
+        outer: What moves all personal parts; None is every recipe's own `outer`.
         steps: Steps of the personal parts, 8 if left out.
         l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more. Estimators converge faster with more.
         classes: How many classes there are; None takes it from the model's output.
@@ -176,14 +176,14 @@ def fit(
         >>> fitted.client("3").predict(jnp.array([[2.0, 0.0], [-2.0, 0.0]]))
         Array([1, 0], dtype=int32)
     """
-    recipe, method = _choose(recipe, method)
+    product, method = _choose(recipes, method)
     if method is not None:
         _refuse_unused(method, {"inner": inner, "hypergradient": hypergradient, "outer": outer, "steps": steps})
         if outer_on is None and validation is None:
             outer_on = "train"  # a baseline fits nothing else
     sets: dict[str, Any] = {"train": train, "validation": validation, "holdout": holdout, "test": test}
     posed: dict[str, Any] = {**sets, "outer_on": outer_on, "key": key, "l2": l2, "classes": classes, "names": names}
-    task = recipe.task(model, **posed)
+    task = product.task(model, **posed)
     _check_labels(task)
     options: dict[str, Any] = {"key": key, "metrics": metrics, "every": every, "engine": engine}
     if isinstance(method, InnerSolver):
@@ -198,32 +198,28 @@ def fit(
         method = PDBO(
             inner=INNER if inner is None else inner,
             hypergradient=HYPERGRADIENT if hypergradient is None else hypergradient,
-            outer=optimizer("adam", learning_rate=recipe.rate) if outer is None else outer,
+            outer=product.outer if outer is None else outer,
             steps=count,
             restart=False,
             stop=_stop(task, count),
         )
-    task = task.at(hypers=recipe.with_own(task.hypers, train_alone))
+    task = task.at(hypers=product.with_own(task.hypers, train_alone))
     return _as(PersonalSolution, solve(task, method, network, **options))
 
 
-def _choose(recipe: Any, method: Any) -> tuple[Recipe, InnerSolver | Algorithm | None]:
-    """The recipe, and what is to be run on its task; None: PDBO."""
-    if isinstance(recipe, InnerSolver):
+def _choose(recipes: Any, method: Any) -> tuple[Product, InnerSolver | Algorithm | None]:
+    """The recipes, and what is to be run on their task; None: PDBO."""
+    if isinstance(recipes, InnerSolver):
         if method is not None:
-            raise InvalidInput("method", type(method).__name__, f"None: {type(recipe).__name__} is the method")
-        recipe, method = getattr(recipe, "recipe", Shared()), recipe
-    if not isinstance(recipe, Recipe):
-        given = f"the class {recipe.__name__}" if isinstance(recipe, type) else recipe
-        raise InvalidInput(
-            "recipe", given, "an object such as hp.personalize.PL(), or a baseline such as hp.personalize.FedProx(…)"
-        )
+            raise InvalidInput("method", type(method).__name__, f"None: {type(recipes).__name__} is the method")
+        recipes, method = getattr(recipes, "recipe", Shared()), recipes
+    product = as_product(recipes)
     if method is not None and not isinstance(method, InnerSolver | Algorithm):
         raise InvalidInput("method", method, "an algorithm such as hp.PDBO(…), an inner solver, or None")
-    if method is None and isinstance(recipe, Shared):
+    if method is None and all(isinstance(each, Shared) for each in product.recipes):
         given = "Shared(), in which nothing is personal"
-        raise InvalidInput("recipe", given, "another one, or method=hp.SGP(…), method=hp.LocalSGD(…)")
-    return recipe, method
+        raise InvalidInput("recipes", given, "another one, or method=hp.SGP(…), method=hp.LocalSGD(…)")
+    return product, method
 
 
 def _refuse_unused(method: InnerSolver | Algorithm, given: dict[str, Any]) -> None:
@@ -248,19 +244,22 @@ def _train_alone(inner: InnerSolver) -> LocalSGD:
 
 def _check_labels(task: Task) -> None:
     """Refuse labels that are not the numbers of classes."""
-    classes = _parts(task)[1].classes
+    product, model = _parts(task)
     for name, given in task.data.sets.items():
-        labels = processes.visible((given.examples if isinstance(given, Ragged) else given)[1])
-        if not jnp.issubdtype(labels.dtype, jnp.integer):
-            raise InvalidInput(f"{name}, labels", f"numbers of type {labels.dtype}", "whole numbers, 0 for class 0")
-        if np.min(labels) < 0 or np.max(labels) >= classes:
+        for kind in (Ragged, Numbered):
+            given = given.examples if isinstance(given, kind) else given
+        labels = processes.visible(given[1])
+        check_labels(labels, product.title, name)
+        if np.min(labels) < 0 or np.max(labels) >= model.classes:
             given = f"labels from {np.min(labels)} to {np.max(labels)}"
-            raise InvalidInput(f"{name}, labels", given, f"0 to {classes - 1}, as the model has {classes} logits")
+            raise InvalidInput(
+                f"{name}, labels", given, f"0 to {model.classes - 1}: the model has {model.classes} logits"
+            )
 
 
-def _parts(task: Task) -> tuple[Recipe, Model]:
+def _parts(task: Task) -> tuple[Product, Model]:
     assert isinstance(task.inner, Losses)
-    return task.inner.recipe, task.inner.model
+    return task.inner.product, task.inner.model
 
 
 def _as(kind: type, found: Result) -> Any:

@@ -21,6 +21,8 @@ KINDS = (
     "apply(params, inputs), or a pair of these two functions"
 )
 
+REGRESSION = "recipes are for classifiers, and hp.Task takes the costs of a regression"
+
 
 @runtime_checkable
 class Model(Protocol):
@@ -96,14 +98,16 @@ def as_model(given: Any, train: PyTree, classes: int | None = None) -> Model:
         raise InvalidInput("model", f"the class {given.__name__}", f"an object: {KINDS}")
     if isinstance(given, Model) and isinstance(given.classes, int):
         # Examples that are spread over processes cannot be looked at one by one.
-        found = _count_classes(given, _inputs(train)) if processes.count() == 1 else given.classes
+        found = _count_classes(given, first_examples(train)[0]) if processes.count() == 1 else given.classes
         if found != given.classes:
             raise InvalidInput("model", f"{found} logits per input", f"{given.classes}, the classes that it names")
     else:
-        inputs = _inputs(train)
+        inputs = first_examples(train)[0]
         given = _adapt(given, inputs)
         found = _count_classes(given, inputs)
         given = replace(given, classes=found)
+    if found < 2:
+        raise InvalidInput("model", "one output per input", f"a logit for each of at least 2 classes; {REGRESSION}")
     if classes is not None and classes != found:
         raise InvalidInput("classes", classes, f"{found}, as many logits as the model has; or None")
     return given
@@ -156,13 +160,20 @@ def _shuffle(numbers: PyTree, key: PRNGKeyArray) -> PyTree:
     return structure.unflatten(mixed)
 
 
-def _inputs(train: PyTree) -> Array:
-    """One client's inputs."""
+def first_examples(train: PyTree) -> tuple[Array, Array]:
+    """One client's inputs and labels."""
     examples, _, _ = open_batch(DataSet("train", train).of(0))
     examples = getattr(examples, "examples", examples)  # of clients that own different numbers
     if not isinstance(examples, tuple | list) or len(examples) != 2:
         raise InvalidInput("train", f"a {type(examples).__name__}", "a pair (inputs, labels)")
-    return jnp.asarray(examples[0])
+    return jnp.asarray(examples[0]), jnp.asarray(examples[1])
+
+
+def check_labels(labels: Any, recipes: str, field: str = "train") -> None:
+    """Refuse labels that are no whole numbers."""
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        given = f"numbers of type {labels.dtype}, for {recipes}"
+        raise InvalidInput(f"{field}, labels", given, f"whole numbers, 0 for class 0; {REGRESSION}")
 
 
 def _count_classes(model: Model, inputs: Array) -> int:

@@ -1,7 +1,7 @@
 """How good personal models are."""
 
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush import processes
 from hyperpush.data.batches import count, everything
 from hyperpush.errors import InvalidInput
-from hyperpush.personalize.recipe import Losses, Model, Recipe
+from hyperpush.personalize.recipe import Losses, Model, as_product
 from hyperpush.problem import Problem
 from hyperpush.task import Task
 
@@ -29,7 +29,7 @@ class Accuracy(Losses):
 
     def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
         inputs, labels = batch
-        right = jnp.argmax(self.recipe.log_probs(self.model, params, hyper, inputs), axis=1) == labels
+        right = jnp.argmax(self.product.log_probs(self.model, params, hyper, inputs), axis=1) == labels
         return right.astype(jnp.zeros(()).dtype)
 
 
@@ -51,21 +51,21 @@ def accuracy(task: Task) -> Accuracy:
         >>> model = (lambda key: jnp.eye(2), lambda params, inputs: inputs @ params)
         >>> train = (jnp.eye(2)[None], jnp.array([[0, 0]]))  # one client, two examples, both of class 0
         >>> task = hp.personalize.Shared().task(model, train=train, outer_on="train", key=0)
-        >>> hp.personalize.accuracy(task)(jnp.eye(2), jnp.zeros(1), (jnp.eye(2), jnp.array([0, 0])))
+        >>> hp.personalize.accuracy(task)(jnp.eye(2), {"shared": 0.0}, (jnp.eye(2), jnp.array([0, 0])))
         Array([1., 0.], dtype=float32)
     """
     if not isinstance(task.inner, Losses):
         raise InvalidInput("task", "a task of other costs", "one that a recipe made: hp.personalize.PL().task(…)")
-    return Accuracy(task.inner.recipe, task.inner.model)
+    return Accuracy(task.inner.product, task.inner.model)
 
 
-def scores(recipe: Recipe, model: Model, params: PyTree, hypers: PyTree, data: PyTree, batch: int = 1) -> Scores:
+def scores(recipes: Any, model: Model, params: PyTree, hypers: PyTree, data: PyTree, batch: int = 1) -> Scores:
     """Accuracies of personal models on examples of their owners.
 
     `hp.personalize.fit(…).scores("test")` calls it with what was fitted.
 
     Args:
-        recipe: How params and hypers make a classifier.
+        recipes: How params and hypers make a classifier: a recipe, a list of them, or a `Product`.
         model: The classifier.
         params: The shared part, clients on axis 0.
         hypers: The personal part, clients on axis 0.
@@ -78,7 +78,7 @@ def scores(recipe: Recipe, model: Model, params: PyTree, hypers: PyTree, data: P
     Raises:
         InvalidInput: A client has no examples.
     """
-    metric = Accuracy(recipe, model)
+    metric = Accuracy(as_product(recipes), model)
     problem = Problem(metric, metric)
 
     def measure(params: PyTree, hypers: PyTree, data: PyTree) -> tuple[Array, Array]:

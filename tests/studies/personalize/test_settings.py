@@ -4,11 +4,18 @@ from typing import Any
 
 import pytest
 
+import hyperpush as hp
 from hyperpush.errors import InvalidInput
-from hyperpush.personalize.recipes import DA, MTL, PL
+from hyperpush.personalize import DA, MTL, Product
 from hyperpush.studies.personalize.config import Outer
-from hyperpush.studies.personalize.methods import NAMES, RECIPES, recipe_of
+from hyperpush.studies.personalize.methods import RECIPES, product_of
 from hyperpush.studies.personalize.settings import of_paper, small
+
+
+def moves(name, setting):
+    """The rate and the penalty of each recipe of a method."""
+    product = product_of(name, setting)
+    return {each.name: (each.outer.options()["learning_rate"], each.l2) for each in product.recipes}
 
 
 # Table 2 of "Personalized decentralized bilevel optimization over stochastic and directed networks": (rate, L2).
@@ -18,9 +25,12 @@ from hyperpush.studies.personalize.settings import of_paper, small
 )
 def test_personalized_moves_hypers_as_its_table_says(network, by, models):
     made = of_paper("personalized", "emnist", network, by)
-    assert made.outer["da"] == (0.1, 0, None, None)
-    assert made.outer["mtl"] == (models, 0.01, None, None)
-    assert made.outer["mtl-da"] == (models, 0.01, 0.1, 0.0005)
+    for methods, expected in (
+        ("da", {"da": (0.1, 0)}),
+        ("mtl", {"mtl": (models, 0.01)}),
+        ("mtl+da", {"mtl": (models, 0.01), "da": (0.1, 0.0005)}),
+    ):
+        assert moves(methods, made) == expected
     assert (made.outer_steps, made.order, made.betas, made.clusters) == (20, 200, (0.9, 0.999), False)
     assert made.estimator == ("vr-hgp" if by == "push" else "directed-rb")
     assert made.again is None  # from the start before every outer step
@@ -79,13 +89,23 @@ def test_what_a_paper_does_not_have_is_refused():
 
 
 def test_recipes_are_found_and_made_with_the_settings_penalties():
-    assert set(RECIPES) == {"pl", "mtl", "da", "mtl-da", "head", "interpolation"}
-    assert len(set(NAMES)) == len(NAMES)
+    assert set(RECIPES) == {"pl", "mtl", "da", "head", "interpolation", "clean", "l2rates"}
     setting = of_paper("hypergradient", "emnist", "fully-connected", "server")
-    assert recipe_of("pl", setting) == (PL(0.01), Outer(0.1, 0.01), False)
-    assert recipe_of("pl-direct", small("emnist"))[0] == PL(0.001)
-    recipe, outer, _ = recipe_of("mtl-da", of_paper("personalized", "emnist", "static-undirected", "gossip"))
-    assert recipe == DA(0.0005, MTL(l2=0.01))
-    assert outer == (1.0, 0.01, 0.1, 0.0005)
-    assert recipe_of("mtl-da", small("emnist").model_copy(update={"outer_rate": 0.7}))[1] == (0.7, 0.01, 0.7, 0.0005)
-    assert recipe_of("local-mtl", setting)[1:] == (None, True)
+    assert moves("pl-direct", setting) == {"pl": (0.1, 0.01)}
+    assert moves("pl", small("emnist")) == {"pl": (0.1, 0.001)}
+    assert moves("da+pl+mtl", small("emnist")) == {"da": (0.1, 0.0), "pl": (0.1, 0.001), "mtl": (1.0, 0.01)}
+    assert moves("da+mtl", small("emnist").model_copy(update={"outer_rate": 0.7})) == {
+        "da": (0.7, 0.0005),
+        "mtl": (0.7, 0.01),
+    }
+    options = {"models": 4, "recipes": {"da": {"normalized": False, "outer": {"name": "sgd", "learning_rate": 2.0}}}}
+    made = product_of("mtl+da", small("emnist").model_copy(update=options))
+    assert made == Product(
+        [
+            MTL(4, l2=0.01, outer=hp.optimizer("adam", learning_rate=0.1, b1=0.9, b2=0.999)),
+            DA(False, l2=0.0005, outer=hp.optimizer("sgd", learning_rate=2.0)),
+        ]
+    )
+    # The paper's other betas are those of every recipe.
+    adam = product_of("pl+head", of_paper("cooperative", "emnist", "random-directed", "push")).recipes[1].outer
+    assert adam == hp.optimizer("adam", learning_rate=0.003, b1=0.9, b2=0.99)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from hyperpush.studies.personalize import methods
 from hyperpush.studies.personalize.figures import draw_partition
 from hyperpush.studies.personalize.published import published_cell
 from hyperpush.studies.personalize.scenarios import Scenario, scenario, turn_images
+from hyperpush.studies.personalize.settings import small
 from hyperpush.studies.personalize.study import estimator_of, setting_of, show_partition
 from hyperpush.studies.quickstart.study import sentence
 from hyperpush.studies.registry import experiments
 
+SETTING = small("digits")
 SMALL = ("clients=6", "examples=400", "steps=8", "again=4", "outer_steps=2", "rounds=2", "batch=16", "order=2")
 
 
@@ -107,7 +110,7 @@ def test_every_method_has_a_row(result):
         if curve:
             assert row["best_step"] == int(np.argmax(curve))
             assert row["validation_accuracy"] == pytest.approx(max(curve), rel=1e-5)
-        for weights in detail["weights"].get("models", []):
+        for weights in detail["weights"].get("mtl", {}).get("models", []):
             assert sum(weights) == pytest.approx(1, rel=1e-5)
     assert result["rows"][0]["floats_per_client"] == 0  # alone
     assert result["start"].startswith("warm")
@@ -122,11 +125,11 @@ def test_pushes_are_not_compared_where_there_are_none(tmp_path):
 def test_where_a_method_cannot_run_it_says_why():
     directed, static = (networks.by_name(name, 6) for name in ("random-directed", "static-undirected"))
     for name in methods.FEDERATED:
-        assert "server" in (methods.why_not(name, directed) or "")
-        assert methods.why_not(name, networks.FullyConnected(6)) is None
-    assert methods.why_not("fedem", static) is None
-    assert methods.why_not("fedprox", static) == "needs a server"
-    assert {methods.why_not(name, directed) for name in (*methods.PLAIN, *methods.RECIPES)} == {None}
+        assert "server" in (methods.why_not(name, directed, SETTING) or "")
+        assert methods.why_not(name, networks.FullyConnected(6), SETTING) is None
+    assert methods.why_not("fedem", static, SETTING) is None
+    assert methods.why_not("fedprox", static, SETTING) == "needs a server"
+    assert {methods.why_not(name, directed, SETTING) for name in (*methods.PLAIN, *methods.RECIPES)} == {None}
     assert [methods.kind(network) for network in (directed, static, networks.FullyConnected(3))] == [
         "push",
         "gossip",
@@ -151,8 +154,61 @@ def test_what_was_dealt_out_and_learned_is_shown(tmp_path):
     assert sorted(result["data"]["cluster"]) == [0, 0, 1, 1, 2, 2]
     plain, learned = result["details"]
     assert plain["weights"] == {}
-    assert np.sum(learned["weights"]["labels"], axis=1) == pytest.approx([10] * 6, rel=1e-5)
-    assert (run.path / "figures" / "weights-pl-direct-labels.png").stat().st_size > 5_000
+    assert np.sum(learned["weights"]["pl"]["labels"], axis=1) == pytest.approx([10] * 6, rel=1e-5)
+    assert (run.path / "figures" / "weights-pl-direct-pl.png").stat().st_size > 5_000
+
+
+PRODUCTS = """
+experiment = "personalize"
+methods = ["clean+pl", "interpolation+l2rates+mtl", "da+own_recipe:Bias+clean-direct"]
+models = 2
+outer_on = "validation"
+clients = 4
+examples = 200
+steps = 8
+again = 4
+outer_steps = 2
+batch = 16
+order = 2
+
+[recipes.clean]
+l2 = 0.1
+outer = {name = "sgd", learning_rate = 100.0}
+
+[recipes.da]
+normalized = false
+outer = {name = "rmsprop", learning_rate = 0.2}
+
+[recipes."own_recipe:Bias"]
+l2 = 0.0
+"""
+BIAS = """
+import jax.numpy as jnp
+from hyperpush.personalize import Recipe
+
+class Bias(Recipe):
+    def hyper(self, model, params, key):
+        return jnp.zeros(model.classes)
+
+    def wrap(self, predict, model, hyper):
+        return lambda params, inputs: predict(params, inputs) + hyper
+"""
+
+
+def test_products_that_nobody_named_are_written_in_a_file(tmp_path):
+    (tmp_path / "own_recipe.py").write_text(BIAS)
+    (tmp_path / "products.toml").write_text(PRODUCTS)
+    with pytest.warns(UserWarning, match="'validation' is what the outer level fits"):
+        result, run = execute(*load_config(str(tmp_path / "products.toml"), (), experiments()), tmp_path / "run")
+    assert [row["method"] for row in result["rows"]] == tomllib.loads(PRODUCTS)["methods"]
+    pair, triple, direct = (detail["weights"] for detail in result["details"])
+    assert np.shape(triple["mtl"]["models"]) == (4, 2)
+    assert np.ptp(pair["clean"]["examples"]) > 0
+    assert np.shape(pair["clean"]["examples"]) == (4, max(result["data"]["train"]))
+    # The direct gradient moves what predictions contain, and neither weights of labels nor of examples.
+    assert np.all(np.asarray(direct["da"]["labels"]) == 1)
+    assert np.all(np.asarray(direct["clean"]["examples"]) == 1)
+    assert np.abs(hp.load(run.path).models("da+own_recipe:Bias+clean-direct, hypers")["bias"]).max() > 0.05
 
 
 def test_a_method_that_diverges_leaves_the_others(tmp_path):
@@ -214,7 +270,7 @@ def test_what_was_won_is_said_as_it_is():
 
 
 def test_published_numbers_stand_in_the_right_cells():
-    assert published_cell("emnist", "random-directed", "mtl-da") == "82.2 / 74.5"
+    assert published_cell("emnist", "random-directed", "da+mtl") == "82.2 / 74.5"
     assert published_cell("emnist", "static-undirected", "fedem") == "83.8 / 75.9"
     assert published_cell("emnist", "random-directed", "sgp-mtl") == "80.9 / 73.2; 81.3 / 73.5 *"
     assert published_cell("shakespeare", "random-directed", "mtl-direct") == "38.9 / 34.8 *"
@@ -243,12 +299,38 @@ def test_operations_are_counted_as_by_hand():
         ('methods=["sgp", "sgp"]', "methods"),
         ("paper=cooperative", "paper"),
         ("size=large", "size"),
+        ("outer_on=test", "outer_on"),
+        ("models=-1", "models"),
+        ('methods=["pl+pl"]', "recipes"),
+        ("recipes.mtl.models=0", "recipes.mtl.models"),
+        ("recipes.pl.l1=0", "recipes.pl.l1"),
+        ('recipes.pl.outer={name="adam"}', "recipes.pl.outer"),
     ],
 )
 def test_bad_options_are_named(override, field, tmp_path):
     with pytest.raises(InvalidInput) as error:
         execute(*asked(override), tmp_path / "run")
     assert field in error.value.field
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (['methods=["pl+mlt"]'], r"^methods: got 'mlt'; allowed: clean, da, .* \(did you mean 'mtl'\?\)$"),
+        (['methods=["mtl+sgp"]'], r"^methods: got 'sgp'; allowed: clean, da, "),
+        (
+            ["recipes.claen.l2=1", 'methods=["clean+pl"]'],
+            r"^recipes: got 'claen'; allowed: clean, pl \(did you mean 'cl",
+        ),
+        (["recipes.pl.l2=1", 'methods=["sgp"]'], r"^recipes: got 'pl'; allowed: nothing: no method is made of recipes"),
+        (['methods=["pl+tests_only:PL"]'], r"^methods: got 'tests_only:PL'; allowed: "),
+        (['methods=["hyperpush.personalize:PL+pl"]'], r"^recipes: got 'PL \+ PL'; allowed: one of each name"),
+    ],
+)
+def test_what_does_not_combine_is_named(overrides, said, tmp_path):
+    with pytest.raises(InvalidInput, match=said):
+        execute(*asked(*overrides), tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 

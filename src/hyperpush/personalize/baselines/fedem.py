@@ -73,8 +73,9 @@ class FedEM(LocalEpochs):
 
     def check_task(self, task: Any) -> None:
         super().check_task(task)
-        if not isinstance(task.inner, Losses) or not isinstance(task.inner.recipe, MTL):
-            given = type(getattr(task.inner, "recipe", task.inner)).__name__
+        product = getattr(task.inner, "product", None)
+        if product is None or [type(each) for each in product.recipes] != [MTL]:
+            given = type(task.inner).__name__ if product is None else product.title
             raise InvalidInput("task", f"a task of {given}", "hp.personalize.MTL().task(…) for FedEM")
 
     def program(self, problem: Problem) -> Node:
@@ -82,7 +83,7 @@ class FedEM(LocalEpochs):
         model = problem.inner.model
 
         def by_model(params: PyTree, inputs: Array, labels: Array) -> Float[Array, "k b"]:
-            return jax.vmap(losses, in_axes=(0, None))(log_probs_by_model(model, params, inputs), labels)
+            return jax.vmap(losses, in_axes=(0, None))(log_probs_by_model(model.apply, params, inputs), labels)
 
         def weighted_losses(params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
             inputs, labels, shares = batch
@@ -93,13 +94,14 @@ class FedEM(LocalEpochs):
         def train(state: Learner, ctx: Context) -> Learner:
             batch = everything(ctx.data.train)
             (inputs, labels), mask, _ = open_batch(batch)
-            scores = jax.nn.log_softmax(state.hyper)[:, None] - by_model(state.params, inputs, labels)
+            scores = jax.nn.log_softmax(state.hyper["mtl"])[:, None] - by_model(state.params, inputs, labels)
             shares = jax.nn.softmax(scores, axis=0)  # q, [k, examples]
             proportions = jnp.average(shares, axis=1, weights=mask)
             examples = (inputs, labels, shares.T)
             if isinstance(ctx.data.train, Ragged):
                 examples = Ragged(examples, ctx.data.train.counts)
-            state = replace(state, hyper=jnp.log(jnp.maximum(proportions, jnp.finfo(shares.dtype).tiny)))
+            scores = jnp.log(jnp.maximum(proportions, jnp.finfo(shares.dtype).tiny))
+            state = replace(state, hyper={"mtl": scores})
             return self.train(maximized, state, ctx, examples)
 
         body = Sequence(Local(train), average_params(self.averaging, weighted=True))

@@ -4,11 +4,11 @@ from typing import ClassVar
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import PyTree
 
 from hyperpush.errors import InvalidInput
-from hyperpush.method import Number, as_number
-from hyperpush.personalize.recipe import Model, Recipe
+from hyperpush.optimizers import Optimizer, optimizer
+from hyperpush.personalize.recipe import Model, Predict, Recipe, Stage
 
 
 class Head(Recipe):
@@ -16,13 +16,15 @@ class Head(Recipe):
 
     One of the uses named in "Personalized decentralized bilevel optimization over stochastic and directed networks".
 
-    **Use it** where clients need classifiers of their own on common features, and have enough examples to fit them.
-    **Avoid it** for models of one layer, which are refused, and for params that are no dict of layers.
+    **Use it** where clients need classifiers of their own on common features, and have enough examples to fit them. Of
+    several models (`MTL`) each has a layer of the client's own. **Avoid it** for models of one layer, which are
+    refused, and for params that are no dict of layers.
 
     Args:
         layer: Name of the own layer in the params, a dict of layers. Empty takes the only one with as many biases as
             there are classes.
         l2: Rate of the outer penalty ½·l2·‖layer‖², 0 or more. 0 has none; larger values keep clients alike.
+        outer: What moves the layer, `hp.optimizer(…)`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -30,37 +32,30 @@ class Head(Recipe):
         >>> from hyperpush.studies.models.dense import MLP
         >>> train = (jnp.ones((3, 4, 2)), jnp.zeros((3, 4), int))  # three clients, four examples each
         >>> task = hp.personalize.Head().task(MLP(2, 2, (5,)), train=train, outer_on="train", key=0)
-        >>> sorted(task.params), sorted(task.hypers)
+        >>> sorted(task.params), sorted(task.hypers["head"])
         (['dense1'], ['bias', 'weight'])
     """
 
-    rate: ClassVar[float] = 0.003
+    stage: ClassVar[Stage] = "params"
     layer: str = eqx.field(static=True, default="")
-    l2: Number = eqx.field(converter=as_number, default=1e-3)
+    outer: Optimizer = eqx.field(default=optimizer("adam", learning_rate=0.003), kw_only=True)
 
-    def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
-        name, layers = self.name(model), model.init(key)
-        return {other: layer for other, layer in layers.items() if other != name}
-
-    def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
-        return model.init(key)[self.name(model)]
-
-    def log_probs(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
-        return jax.nn.log_softmax(model.apply({**params, self.name(model): hyper}, inputs))
-
-    def continue_from(self, model: Model, params: PyTree, hypers: PyTree) -> tuple[PyTree, PyTree]:
+    def split(self, model: Model, params: PyTree) -> tuple[PyTree, PyTree]:
         rest = dict(params)
-        own = rest.pop(self.name(model))
+        own = rest.pop(self.find_layer(model))
         return rest, own
+
+    def wrap(self, predict: Predict, model: Model, hyper: PyTree) -> Predict:
+        return lambda params, inputs: predict({**params, self.find_layer(model): hyper}, inputs)
 
     def why_unfit(self, model: Model) -> str | None:
         try:
-            self.name(model)
+            self.find_layer(model)
         except InvalidInput:
             return "the model has no layer before the one that gives its logits"
         return None
 
-    def name(self, model: Model) -> str:
+    def find_layer(self, model: Model) -> str:
         """The layer that gives the logits."""
         layers = jax.eval_shape(model.init, jax.random.key(0))
         layers = layers if isinstance(layers, dict) else {}

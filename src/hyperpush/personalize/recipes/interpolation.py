@@ -1,14 +1,16 @@
 """Between a model trained alone and one trained together."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.method import Number, as_number
-from hyperpush.personalize.recipe import Model, Recipe
+from hyperpush.checks.ranges import NonNegative
+from hyperpush.method import as_number
+from hyperpush.personalize.recipe import Model, Predict, Recipe, Stage
 from hyperpush.personalize.recipes.mtl import mixture
 from hyperpush.problem import L2
 
@@ -24,6 +26,7 @@ class Interpolation(Recipe):
 
     Args:
         l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep clients alike.
+        outer: What moves λ, `hp.optimizer(…)`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -31,23 +34,29 @@ class Interpolation(Recipe):
         >>> model = (lambda key: jnp.eye(2), lambda params, inputs: inputs @ params)
         >>> train = (jnp.ones((3, 4, 2)), jnp.zeros((3, 4), int))  # three clients, four examples each
         >>> task = hp.personalize.Interpolation().task(model, train=train, outer_on="train", key=0)
-        >>> task.hypers["weights"].shape
+        >>> task.hypers["interpolation"]["weights"].shape
         (3, 2)
     """
 
-    l2: Number = eqx.field(converter=as_number, default=1e-2)
+    stage: ClassVar[Stage] = "prediction"
+    l2: NonNegative = eqx.field(converter=as_number, default=1e-2, kw_only=True)
 
-    def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
+    def hyper(self, model: Model, params: PyTree, key: PRNGKeyArray) -> PyTree:
         return {"weights": jnp.zeros(2), "own": model.init(key)}
 
     def with_own(self, hypers: PyTree, train_alone: Callable[[], PyTree]) -> PyTree:
         return {**hypers, "own": train_alone()}
 
-    def log_probs(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
-        both = [model.apply(each, inputs) for each in (params, jax.lax.stop_gradient(hyper["own"]))]
-        return mixture(hyper["weights"], jax.nn.log_softmax(jnp.stack(both)))
+    def wrap(self, predict: Predict, model: Model, hyper: PyTree) -> Predict:
+        own = jax.lax.stop_gradient(hyper["own"])
 
-    def penalty(self, params: PyTree, hyper: PyTree) -> Float[Array, ""]:
+        def mix(params: PyTree, inputs: Array) -> Array:
+            both = jnp.stack([predict(params, inputs), model.apply(own, inputs)])
+            return mixture(hyper["weights"], jax.nn.log_softmax(both))
+
+        return mix
+
+    def outer_penalty(self, hyper: PyTree) -> Float[Array, ""]:
         return L2(self.l2)(hyper["weights"], None)
 
     def weights(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:

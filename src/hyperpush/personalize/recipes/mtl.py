@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks.ranges import Count
-from hyperpush.method import Number, as_number
-from hyperpush.personalize.model import draw_several
-from hyperpush.personalize.recipe import Model, Recipe
+from hyperpush.checks.ranges import Count, NonNegative
+from hyperpush.method import as_number
+from hyperpush.optimizers import Optimizer, optimizer
+from hyperpush.personalize.recipe import Model, Predict, Recipe, Stage
 
 
 class MTL(Recipe):
@@ -25,6 +25,7 @@ class MTL(Recipe):
     Args:
         models: Shared models, at least 1. With 1 nothing is personal.
         l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep clients alike.
+        outer: What moves λ, `hp.optimizer(…)`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -32,34 +33,31 @@ class MTL(Recipe):
         >>> model = (lambda key: jnp.eye(2), lambda params, inputs: inputs @ params)
         >>> train = (jnp.ones((3, 4, 2)), jnp.zeros((3, 4), int))  # three clients, four examples each
         >>> task = hp.personalize.MTL(models=5).task(model, train=train, outer_on="train", key=0)
-        >>> task.params.shape, task.hypers.shape
+        >>> task.params.shape, task.hypers["mtl"].shape
         ((3, 5, 2, 2), (3, 5))
     """
 
-    rate: ClassVar[float] = 1.0
+    stage: ClassVar[Stage] = "models"
     models: Count = eqx.field(static=True, default=3)
-    l2: Number = eqx.field(converter=as_number, default=1e-2)
+    l2: NonNegative = eqx.field(converter=as_number, default=1e-2, kw_only=True)
+    outer: Optimizer = eqx.field(default=optimizer("adam", learning_rate=1.0), kw_only=True)
 
-    def params(self, model: Model, key: PRNGKeyArray) -> PyTree:
-        return draw_several(model, key, self.models)
+    def count_models(self) -> int:
+        return self.models
 
-    def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
+    def hyper(self, model: Model, params: PyTree, key: PRNGKeyArray) -> PyTree:
         return jnp.zeros(self.models)
 
-    def log_probs(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
-        return mixture(hyper, log_probs_by_model(model, params, inputs))
-
-    @property
-    def is_ensemble(self) -> bool:
-        return True
+    def wrap(self, predict: Predict, model: Model, hyper: PyTree) -> Predict:
+        return lambda params, inputs: mixture(hyper, log_probs_by_model(predict, params, inputs))
 
     def weights(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
         return {"models": jax.nn.softmax(hypers, axis=1)}
 
 
-def log_probs_by_model(model: Model, params: PyTree, inputs: Array) -> Float[Array, "k b classes"]:
+def log_probs_by_model(predict: Predict, params: PyTree, inputs: Array) -> Float[Array, "k b classes"]:
     """The logarithm of every class's probability by every model; models are on axis 0 of the params."""
-    return jax.nn.log_softmax(jax.vmap(model.apply, in_axes=(0, None))(params, inputs))
+    return jax.nn.log_softmax(jax.vmap(predict, in_axes=(0, None))(params, inputs))
 
 
 def mixture(scores: Float[Array, " k"], log_probs: Float[Array, "k b classes"]) -> Float[Array, "b classes"]:

@@ -1,12 +1,9 @@
 """Personal layer: a scale of one's own for every class."""
 
-import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.method import Number, as_number
-from hyperpush.personalize.recipe import Model, Recipe, relative_weights
+from hyperpush.personalize.recipe import Model, Predict, Recipe, relative_weights
 
 
 class PL(Recipe):
@@ -20,6 +17,7 @@ class PL(Recipe):
 
     Args:
         l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep clients alike.
+        outer: What moves λ, `hp.optimizer(…)`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -27,17 +25,15 @@ class PL(Recipe):
         >>> model = (lambda key: jnp.eye(2), lambda params, inputs: inputs @ params)
         >>> train = (jnp.ones((3, 4, 2)), jnp.zeros((3, 4), int))  # three clients, four examples each
         >>> task = hp.personalize.PL().task(model, train=train, outer_on="train", key=0)
-        >>> task.hypers.shape
+        >>> task.hypers["pl"].shape
         (3, 2)
     """
 
-    l2: Number = eqx.field(converter=as_number, default=1e-3)
-
-    def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
+    def hyper(self, model: Model, params: PyTree, key: PRNGKeyArray) -> PyTree:
         return jnp.zeros(model.classes)
 
-    def log_probs(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
-        return jax.nn.log_softmax(model.apply(params, inputs) * model.classes * jax.nn.softmax(hyper))
+    def wrap(self, predict: Predict, model: Model, hyper: PyTree) -> Predict:
+        return lambda params, inputs: predict(params, inputs) * relative_weights(hyper)
 
     def weights(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
         return {"labels": relative_weights(hypers)}

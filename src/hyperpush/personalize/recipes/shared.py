@@ -1,21 +1,12 @@
 """Nothing is personal: the one model that training gives."""
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
-
-from hyperpush.method import Number, as_number
-from hyperpush.personalize.recipe import Model, Recipe
+from hyperpush.personalize.recipe import Recipe
 
 
 class Shared(Recipe):
     """softmax(logits): one model for all, or with `LocalSGD` one for each. The hyper changes nothing.
 
     **Use it** as what personal models are compared with. **Avoid it** with bilevel algorithms: nothing is personal.
-
-    Args:
-        l2: Rate of the outer penalty of the hyper, which has no effect on the model.
 
     Example:
         >>> import jax.numpy as jnp
@@ -26,11 +17,3 @@ class Shared(Recipe):
         >>> task.params.shape
         (3, 2, 2)
     """
-
-    l2: Number = eqx.field(converter=as_number, default=0.0)
-
-    def hyper(self, model: Model, key: PRNGKeyArray) -> PyTree:
-        return jnp.zeros(1)
-
-    def log_probs(self, model: Model, params: PyTree, hyper: PyTree, inputs: Array) -> Float[Array, "b classes"]:
-        return jax.nn.log_softmax(model.apply(params, inputs))

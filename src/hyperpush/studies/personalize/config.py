@@ -1,7 +1,7 @@
 """Personal models over a network: recipes, baselines, and what cooperation adds (docs/guides/personalize.md)."""
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hyperpush.runs.config import Config
 from hyperpush.runs.experiment import Tuning, defer
@@ -12,15 +12,10 @@ Paper = Literal["personalized", "cooperative", "hypergradient"]
 
 
 class Outer(NamedTuple):
-    """How the hypers of a method move: Adam's rate, and the rate of the penalty.
-
-    The other two are those of weights of labels, where they are learned beside something else.
-    """
+    """How the hyper of a recipe moves: Adam's rate, and the rate of the penalty."""
 
     rate: float
     l2: float
-    label_rate: float | None = None
-    label_l2: float | None = None
 
 
 class Numbers(Config):
@@ -36,6 +31,9 @@ class Numbers(Config):
     rate: float = option(0, "Inner learning rate of a single model.", ge=0)
     ensemble_rate: float = option(0, "Inner learning rate of several models.", ge=0)
     outer_rate: float | None = option(0, "Adam's rate for the hypers; 0: each recipe's own.", ge=0)
+    outer_on: Literal["train", "validation"] = option("train", "What the hypers are fitted to; the papers: train.")
+    models: int = option(0, "Shared models of mtl, sgp-mtl, local-mtl and fedem; 0: 3.", ge=0)
+    recipes: dict[str, dict[str, Any]] = option({}, "Options of recipes, such as recipes.da.normalized = false.")
     prox: float = option(0, "FedProx's penalty on leaving the common model.", ge=0)
     pull: float = option(0, "pFedMe's.", ge=0)
     estimator: Estimator = option("", "Of the cooperative recipes; empty: HGP, or the paper's.")
@@ -51,12 +49,14 @@ class Setting(Numbers):
     large: bool = False  # the papers' model instead of a small one
     step: float = 0.1  # η of the estimator
     l2: float = 1e-3
-    outer: Mapping[str, Outer] = {}  # by method; others move as their recipe says
+    # By recipe, or by product and recipe; others move as they say themselves.
+    outer: Mapping[str, Outer] = {"da+mtl:mtl": Outer(0.1, 1e-2), "da+mtl:da": Outer(0.1, 5e-4)}
     betas: tuple[float, float] = (0.9, 0.999)  # Adam's
     falls: tuple[float, float] = (5 / 6, 11 / 12)  # shares of the steps after which the rate falls to a tenth
     clusters: bool = True  # of clients whose inputs have a mean and standard deviation of their own (EMNIST)
 
     outer_rate: float | None = None
+    models: int = 3
     prox: float = 0.1
     pull: float = 15.0
     estimator: Estimator = "hgp"
@@ -71,7 +71,9 @@ class Personalize(Numbers):
     )
     network: str = option("random-directed", "Name of the network; the papers' are in docs/guides/personalize.md.")
     methods: tuple[str, ...] = option(
-        ("local", "sgp", "pl", "pl-direct", "mtl", "mtl-direct"), "What to compare.", min_length=1
+        ("local", "sgp", "pl", "pl-direct", "mtl", "mtl-direct"),
+        "What to compare; recipes combine, as in mtl+da+clean.",
+        min_length=1,
     )
     size: Literal["small", "paper"] = option(
         "small", "Small models, fewer clients and a warm start between outer steps; or the papers'."

@@ -1,5 +1,6 @@
 """Figures of the comparison of personal models."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,17 @@ def draw_weights(run: StudyRun, made: Scenario, details: list[dict[str, Any]]) -
             draw_matrix(figure, axes, values, "model", "true cluster of clients", bar="mean weight", vmin=0, vmax=1)
             axes.set_title(method)
             run.figure(stem, figure)
-        if "labels" in detail["weights"]:
-            figure, (left, right) = panels(2)
-            draw_matrix(figure, left, made.label_shares(), "label", "client", bar="share of training examples")
-            draw_matrix(figure, right, np.asarray(detail["weights"]["labels"]), "label", "client", bar="weight")
-            right.set_title(method)
-            run.figure(f"{stem}-labels", figure)
+        for part, of, values in learned_weights(detail):
+            if of == "labels":
+                figure, (left, right) = panels(2)
+                draw_matrix(figure, left, made.label_shares(), "label", "client", bar="share of training examples")
+                draw_matrix(figure, right, values, "label", "client", bar="weight")
+                right.set_title(method)
+                run.figure(f"{stem}-{part}", figure)
+
+
+def learned_weights(detail: dict[str, Any]) -> Iterator[tuple[str, str, np.ndarray]]:
+    """The weights that a method has learned: by which recipe, of what, and the values by client."""
+    for part, own in detail["weights"].items():
+        for of, values in own.items():
+            yield part, of, np.asarray(values)

@@ -1,24 +1,24 @@
 """Every method by its name: what it trains, and on which networks it can run."""
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
 import hyperpush as hp
+from hyperpush import registry
 from hyperpush.data.batches import capacity
 from hyperpush.errors import unknown
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.inner.base import InnerSolver
 from hyperpush.networks import Network
-from hyperpush.optimizers import Optimizer, Schedule
-from hyperpush.personalize import DA, MTL, ClusteredFL, FedAvgPlus, FedEM, FedProx, Model, PFedMe, Recipe, Shared
+from hyperpush.optimizers import Schedule
+from hyperpush.personalize import MTL, ClusteredFL, FedAvgPlus, FedEM, FedProx, Model, PFedMe, Product, Recipe, Shared
 from hyperpush.programs import one_client
 from hyperpush.registry import registered
-from hyperpush.studies.personalize.config import Outer, Setting
+from hyperpush.studies.personalize.config import Setting
 from hyperpush.studies.personalize.scenarios import Scenario
 from hyperpush.studies.personalize.settings import Kind
 
@@ -26,7 +26,7 @@ from hyperpush.studies.personalize.settings import Kind
 class Fitted(NamedTuple):
     """Personal models, clients on axis 0."""
 
-    recipe: Recipe
+    product: Product
     params: PyTree
     hypers: PyTree
     curve: list[float]  # mean validation accuracy by outer step
@@ -36,21 +36,13 @@ class Fitted(NamedTuple):
 
 
 PULLS = 4  # pFedMe's local rounds
-PLAIN: dict[str, tuple[Recipe, bool]] = {  # recipe, whether everyone is alone
-    "local": (Shared(), True),
-    "sgp": (Shared(), False),
-    "local-mtl": (MTL(), True),
-    "sgp-mtl": (MTL(), False),
+PLAIN = {  # whether several models are trained, whether everyone is alone
+    "local": (False, True),
+    "sgp": (False, False),
+    "local-mtl": (True, True),
+    "sgp-mtl": (True, False),
 }
-# Every registered recipe, and one of two; each moves as it says itself unless a setting knows better.
-RECIPES: dict[str, tuple[Callable[[Outer], Recipe], Outer]] = {
-    **{
-        name.lower(): (lambda outer, recipe=recipe: recipe(l2=outer.l2), Outer(recipe.rate, recipe().l2))
-        for name, recipe in registered("recipes").items()
-        if recipe is not Shared
-    },
-    "mtl-da": (lambda outer: DA(outer.label_l2, MTL(l2=outer.l2)), Outer(0.1, 1e-2, 0.1, 5e-4)),
-}
+STAY = optax.set_to_zero()  # kept, since raw Optax transformations are compiled by identity
 # From a setting, rounds, and the rates of one and of several models by mini-batches.
 FEDERATED: dict[str, Callable[[Setting, int, Schedule, Schedule, Kind], InnerSolver]] = {
     "fedprox": lambda made, rounds, rate, _, by: FedProx(rounds, rate, batch_size=made.batch, penalty=made.prox),
@@ -66,35 +58,58 @@ FEDERATED: dict[str, Callable[[Setting, int, Schedule, Schedule, Kind], InnerSol
         rounds, rate, averaging="server" if by == "server" else "gossip", batch_size=made.batch
     ),
 }
-NAMES = (*PLAIN, *RECIPES, *(f"{name}-direct" for name in RECIPES), *FEDERATED)
+RECIPES = tuple(name.lower() for name, each in registered("recipes").items() if each is not Shared)
 
 
-def check(name: str) -> None:
-    """Refuse a name that is not there."""
-    if name not in NAMES:
-        raise unknown("methods", name, NAMES)
+def check(name: str, setting: Setting) -> None:
+    """Refuse a name that is not there, or options that do not fit."""
+    parts = parts_of(name) if is_product(name) else []
+    for part in parts:
+        if part not in RECIPES and ":" not in part:
+            raise unknown("methods", part, RECIPES if len(parts) > 1 else (*PLAIN, *RECIPES, *FEDERATED))
+    product_of(name, setting)
 
 
-def recipe_of(name: str, setting: Setting) -> tuple[Recipe, Outer | None, bool]:
-    """What a method trains, how its hypers move (None: they stay), and whether everyone is alone."""
-    if name in PLAIN:
-        recipe, alone = PLAIN[name]
-        return recipe, None, alone
-    if name in FEDERATED:
-        return MTL() if name == "fedem" else Shared(), None, False
-    make, own = RECIPES[name.removesuffix("-direct")]
-    outer = setting.outer.get(name.removesuffix("-direct"), own)
-    if setting.outer_rate:
-        outer = outer._replace(rate=setting.outer_rate, label_rate=outer.label_rate and setting.outer_rate)
-    return make(outer), outer, False
+def is_product(name: str) -> bool:
+    """Whether a method is made of recipes."""
+    return name not in PLAIN and name not in FEDERATED
 
 
-def why_not(name: str, network: Network, model: Model | None = None) -> str | None:
+def parts_of(name: str) -> list[str]:
+    """The recipes of a method: pl and mtl of "pl+mtl-direct"."""
+    return name.removesuffix("-direct").split("+")
+
+
+def product_of(name: str, setting: Setting) -> Product:
+    """What a method trains."""
+    if not is_product(name):
+        several = name == "fedem" or PLAIN.get(name, (False,))[0]
+        return _impersonal(setting.models if several else None)
+    parts = parts_of(name)
+    return Product([_recipe(part, "+".join(sorted(parts)), setting) for part in parts])
+
+
+def _impersonal(models: int | None) -> Product:
+    """One model, or so many that count alike until something moves them."""
+    return Product([Shared() if models is None else MTL(models)])
+
+
+def _recipe(part: str, whole: str, setting: Setting) -> Recipe:
+    """A recipe of a product with the options of a setting: the user's, else the paper's, else its own."""
+    kind = registry.find("recipes", part, "methods")
+    given, outer = setting.recipes.get(part, {}), setting.outer.get(f"{whole}:{part}", setting.outer.get(part))
+    known = ({"models": setting.models} if kind is MTL else {}) | ({} if outer is None else {"l2": outer.l2})
+    made = registry.construct(kind, {**known, **given}, f"recipes.{part}")
+    if "outer" in given or made.outer.name != "adam":
+        return made
+    rate = setting.outer_rate or (made.outer.options()["learning_rate"] if outer is None else outer.rate)
+    return made.with_options(outer=hp.optimizer("adam", learning_rate=rate, b1=setting.betas[0], b2=setting.betas[1]))
+
+
+def why_not(name: str, network: Network, setting: Setting, model: Model | None = None) -> str | None:
     """Why a method cannot run on a network, or with a model; None if it can."""
-    plain = name.removesuffix("-direct")
-    if plain in RECIPES and model is not None:
-        make, outer = RECIPES[plain]
-        return make(outer).why_unfit(model)
+    if is_product(name):
+        return None if model is None else product_of(name, setting).why_unfit(model)
     if name not in FEDERATED or network.name == "fully-connected":
         return None
     if name != "fedem":
@@ -127,13 +142,13 @@ class Fitting:
         self.scenario, self.network, self.key = scenario, network, key
         self.setting = setting.model_copy(update={"batch": batch})
         self.engine = hp.Simulate(clients_per_batch=at_a_time)
-        self._started: dict[tuple[Recipe, bool], hp.Training] = {}
+        self._started: dict[tuple[int | None, bool], hp.Training] = {}
 
-    def solver(self, recipe: Recipe, alone: bool, *, again: bool = False) -> InnerSolver:
+    def solver(self, product: Product, alone: bool, *, again: bool = False) -> InnerSolver:
         """What trains the params: all of it, or what follows an outer step."""
         made = self.setting
         steps = made.again if again and made.again is not None else made.steps
-        rate = made.ensemble_rate if recipe.is_ensemble else made.rate
+        rate = made.ensemble_rate if product.count_models() is not None else made.rate
         by = kind(self.network)
         if alone:
             return hp.LocalSGD(steps, falling_rate(rate, steps, made.falls), made.batch)
@@ -147,51 +162,52 @@ class Fitting:
         batches = -(-capacity(one_client(self.scenario.train)) // self.setting.batch)
         return falling_rate(rate, rounds * batches, (0.5, 0.75))
 
-    def task(self, recipe: Recipe) -> hp.Task:
-        """A recipe's task: both levels fit the training examples, and the validation examples choose the step."""
-        made = self.scenario
+    def task(self, product: Product) -> hp.Task:
+        """A product's task; what the hypers are not fitted to chooses the step, if it is validation."""
+        made, setting = self.scenario, self.setting
         sets = {"train": made.train, "validation": made.validation}
-        return recipe.task(made.model, **sets, outer_on="train", key=self.key, l2=self.setting.l2)
+        return product.task(made.model, **sets, outer_on=setting.outer_on, key=self.key, l2=setting.l2)
 
-    def train(self, solver: InnerSolver, recipe: Recipe) -> hp.Training:
-        """A recipe's task, trained from the start."""
-        return hp.train(self.task(recipe), solver, self.network, key=self.key, engine=self.engine)
+    def train(self, solver: InnerSolver, product: Product) -> hp.Training:
+        """A product's task, trained from the start."""
+        return hp.train(self.task(product), solver, self.network, key=self.key, engine=self.engine)
 
-    def first_training(self, recipe: Recipe, alone: bool) -> hp.Training:
-        """hp.Training with nothing personal, from the start."""
-        if (recipe, alone) not in self._started:
-            self._started[recipe, alone] = self.train(self.solver(recipe, alone), recipe)
-        return self._started[recipe, alone]
+    def first_training(self, models: int | None, alone: bool) -> hp.Training:
+        """Training with nothing personal, from the start."""
+        if (models, alone) not in self._started:
+            product = _impersonal(models)
+            self._started[models, alone] = self.train(self.solver(product, alone), product)
+        return self._started[models, alone]
 
-    def start(self, recipe: Recipe, alone: bool) -> tuple[hp.Task, int, int]:
-        """The task at the start of a recipe's outer loop, and the rounds and floats that it took to get there."""
-        task = self.task(recipe)
-        hypers = recipe.with_own(task.hypers, lambda: self.first_training(Shared(), True).params)
+    def start(self, product: Product, alone: bool) -> tuple[hp.Task, int, int]:
+        """The task at the start of a product's outer loop, and the rounds and floats that it took to get there."""
+        task = self.task(product)
+        hypers = product.with_own(task.hypers, lambda: self.first_training(None, True).params)
         if self.setting.again is None or self.setting.again >= self.setting.steps:
             return task.at(hypers=hypers), 0, 0  # the outer loop begins with a solve that is as long
-        first = self.first_training(MTL() if recipe.is_ensemble else Shared(), alone)
-        params, hypers = recipe.continue_from(self.scenario.model, first.params, hypers)
-        return task.at(params, hypers), first.costs.rounds, first.costs.floats
+        first = self.first_training(product.count_models(), alone)
+        params, own = product.split(self.scenario.model, first.params)
+        return task.at(params, hypers | own), first.costs.rounds, first.costs.floats
 
     def fit(self, name: str, estimator: HypergradientEstimator) -> Fitted:
         """A method by its name; `estimator` is for the recipes that cooperate."""
-        check(name)
+        check(name, self.setting)
         if name in FEDERATED:
             return self.fit_federated(name)
-        recipe, outer, alone = recipe_of(name, self.setting)
         # Plain ones take as many steps as the recipes, and are chosen among them alike; only the hypers stay.
         direct = name in PLAIN or name.endswith("-direct")
-        return self.fit_recipe(recipe, alone, hp.hypergradients.DirectGradient() if direct else estimator, outer)
+        return self.fit_product(name, hp.hypergradients.DirectGradient() if direct else estimator)
 
-    def fit_recipe(self, recipe: Recipe, alone: bool, estimator: HypergradientEstimator, outer: Outer | None) -> Fitted:
+    def fit_product(self, name: str, estimator: HypergradientEstimator) -> Fitted:
         """The outer loop; what was best on the validation examples is kept."""
-        setting = self.setting
-        task, rounds, floats = self.start(recipe, alone)
-        steps = setting.outer_steps if outer is not None or setting.again is not None else 0
+        setting, product, moves = self.setting, product_of(name, self.setting), is_product(name)
+        alone = PLAIN.get(name, (False, False))[1]
+        task, rounds, floats = self.start(product, alone)
+        steps = setting.outer_steps if moves or setting.again is not None else 0
         method = hp.PDBO(
-            inner=self.solver(recipe, alone, again=True),
+            inner=self.solver(product, alone, again=True),
             hypergradient=estimator,
-            outer=_adam(outer, setting.betas),
+            outer=product.outer if moves else STAY,
             steps=steps,
             restart=setting.again is None,
             stop=hp.EarlyStopping(hp.personalize.accuracy(task), "validation", steps + 1, "max", weighted=True),
@@ -202,7 +218,7 @@ class Fitting:
         sent = found.costs.rounds + rounds, found.costs.floats + floats
         if alone:  # but for the choice of the step, nothing is sent
             sent = 0, 0
-        return Fitted(recipe, found.params, found.hypers, curve, found.best_step, *sent)
+        return Fitted(product, found.params, found.hypers, curve, found.best_step, *sent)
 
     def fit_federated(self, name: str) -> Fitted:
         """Methods that train by local epochs and a server's mean, or neighbors'."""
@@ -210,21 +226,6 @@ class Fitting:
         more = made.outer_steps * (made.again or 0) / max(made.steps, 1)
         rounds = max(1, round(made.rounds * (1 + more)))  # as many as the recipes take in all
         rate, several = (self.rate_by_epochs(rate, rounds) for rate in (made.rate, made.ensemble_rate))
-        recipe, _, _ = recipe_of(name, made)
-        done = self.train(FEDERATED[name](made, rounds, rate, several, kind(self.network)), recipe)
-        return Fitted(recipe, done.params, done.task.hypers, [], 0, done.costs.rounds, done.costs.floats)
-
-
-@lru_cache(maxsize=16)
-def _adam(outer: Outer | None, betas: tuple[float, float]) -> Optimizer | optax.GradientTransformation:
-    """What moves the hypers; kept, since raw Optax transformations are compiled by identity."""
-    if outer is None:
-        return optax.set_to_zero()
-    if outer.label_rate is None:
-        return hp.optimizer("adam", learning_rate=outer.rate, b1=betas[0], b2=betas[1])
-    rates = {"labels": outer.label_rate, "of": outer.rate}
-
-    def scale(updates: PyTree, _: Any) -> PyTree:
-        return {name: jax.tree.map(lambda leaf, rate=rates[name]: -rate * leaf, part) for name, part in updates.items()}
-
-    return optax.chain(optax.scale_by_adam(*betas), optax.stateless(scale))
+        product = product_of(name, made)
+        done = self.train(FEDERATED[name](made, rounds, rate, several, kind(self.network)), product)
+        return Fitted(product, done.params, done.task.hypers, [], 0, done.costs.rounds, done.costs.floats)

@@ -9,9 +9,15 @@ NETWORKS = tuple(items()["E.table1"].published)
 
 def published_cell(data: str, network: str, method: str) -> str | None:
     """What the papers report for a method, average / 10 % client in per cent, if they do."""
-    found = [items()["E.table1"].published.get(network, {}).get(method)] if data == "emnist" else []
+    found = [_find("E.table1", network, method)] if data == "emnist" else []
     if network == "random-directed":
-        found.append(items()["E.table4"].published.get(data, {}).get(method))
-        starred = items()["A.table1"].published.get(data, {}).get(method)
+        found.append(_find("E.table4", data, method))
+        starred = _find("A.table1", data, method)
         found.append(starred and f"{starred} *")
     return "; ".join(dict.fromkeys(filter(None, found))) or None
+
+
+def _find(table: str, row: str, method: str) -> str | None:
+    """The cell of a method, in whatever order its recipes are written."""
+    cells, parts = items()[table].published.get(row, {}), sorted(method.split("+"))
+    return next((cell for name, cell in cells.items() if sorted(name.split("+")) == parts), None)

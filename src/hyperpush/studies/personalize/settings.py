@@ -58,7 +58,7 @@ def _personal_setting(data: str, by: Kind) -> Setting:
     else:
         made = _cooperative(data).model_copy(update={"outer_steps": 20, "betas": (0.9, 0.999)})
     models = 0.1 if by == "push" else 1.0
-    outer = {"da": Outer(0.1, 0.0), "mtl": Outer(models, 0.01), "mtl-da": Outer(models, 0.01, 0.1, 5e-4)}
+    outer = {"da": Outer(0.1, 0.0), "mtl": Outer(models, 0.01), "da+mtl:da": Outer(0.1, 5e-4)}
     return made.model_copy(update={"outer": outer, "estimator": "vr-hgp" if by == "push" else "directed-rb"})
 
 

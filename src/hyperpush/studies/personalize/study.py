@@ -9,7 +9,7 @@ import numpy as np
 
 import hyperpush as hp
 from hyperpush import networks, processes, registry
-from hyperpush.errors import Diverged, InvalidInput
+from hyperpush.errors import Diverged, InvalidInput, unknown
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.networks import Network
 from hyperpush.runs.run import StudyRun
@@ -28,8 +28,6 @@ Row = dict[str, Any]
 
 def check(config: Personalize) -> None:
     """Refuse what can be refused before data are read."""
-    for name in config.methods:
-        methods.check(name)
     for field in ("methods", "pushes"):
         values = getattr(config, field)
         if len(set(values)) < len(values):
@@ -38,6 +36,11 @@ def check(config: Personalize) -> None:
         raise InvalidInput("paper", config.paper, "nothing, unless size=paper")
     registry.find("networks", config.network, "network")
     setting = setting_of(config)
+    for name in config.methods:
+        methods.check(name, setting)
+    used = {part for name in config.methods if methods.is_product(name) for part in methods.parts_of(name)}
+    for name in set(config.recipes) - used:
+        raise unknown("recipes", name, used or ["nothing: no method is made of recipes"])
     networks.by_name(config.network, setting.clients, config.seed)
     if len(config.pushes) > 1 and setting.estimator in ("directed-rb", "vr-hgp"):
         raise InvalidInput("pushes", list(config.pushes), f"one number: {setting.estimator} pushes once per order")
@@ -119,10 +122,11 @@ def choose_methods(config: Personalize, run: StudyRun) -> Comparison:
     made = Comparison(config, run, setting, {}, {})
     network, model = made.network(config.seed), MODELS[config.data][setting.large]
     for name in config.methods:
-        if reason := methods.why_not(name, network, model):
+        if reason := methods.why_not(name, network, setting, model):
             made.skipped[name] = reason
             continue
-        for pushes in config.pushes if name in methods.RECIPES else config.pushes[:1]:
+        cooperates = methods.is_product(name) and not name.endswith("-direct")
+        for pushes in config.pushes if cooperates else config.pushes[:1]:
             made.chosen[name, pushes] = name if pushes == config.pushes[0] else f"{name}, S = {pushes}"
     return made
 
@@ -162,7 +166,10 @@ def fit_method(fitting: Fitting, name: str, pushes: int, labels: Row) -> tuple[R
     """The row of a method, what else is known of it, and the personal models."""
     made, began = fitting.scenario, perf_counter()
     fitted = fitting.fit(name, estimator_of(fitting.setting, pushes))
-    models, at_a_time = (fitted.recipe, made.model, fitted.params, fitted.hypers), fitting.engine.clients_per_batch or 1
+    models, at_a_time = (
+        (fitted.product, made.model, fitted.params, fitted.hypers),
+        fitting.engine.clients_per_batch or 1,
+    )
     held_out, result = (hp.personalize.scores(*models, data, at_a_time) for data in (made.validation, made.test))
     row = {
         **labels,
@@ -174,16 +181,17 @@ def fit_method(fitting: Fitting, name: str, pushes: int, labels: Row) -> tuple[R
         "floats_per_client": fitted.floats,
         "seconds": perf_counter() - began,
     }
-    learned = {} if name in methods.PLAIN else fitted.recipe.weights(processes.gather(fitted.hypers))
-    weights = {key: np.asarray(value) for key, value in learned.items()}
+    learned = {} if name in methods.PLAIN else fitted.product.weights(processes.gather(fitted.hypers))
+    weights = {part: {of: np.asarray(each) for of, each in own.items()} for part, own in learned.items() if own}
     detail = {
         "clients": result.each.tolist(),
         "validation_by_outer_step": fitted.curve,
-        "weights": {key: value.tolist() for key, value in weights.items()},
+        "weights": {part: {of: each.tolist() for of, each in own.items()} for part, own in weights.items()},
     }
-    if made.cluster is not None and "models" in weights:
+    mixed = next((own["models"] for own in weights.values() if "models" in own), None)
+    if made.cluster is not None and mixed is not None:
         groups = range(int(made.cluster.max()) + 1)
-        detail["models_by_cluster"] = [weights["models"][made.cluster == c].mean(0).tolist() for c in groups]
+        detail["models_by_cluster"] = [mixed[made.cluster == c].mean(0).tolist() for c in groups]
     return row, detail, fitted
 
 
@@ -239,12 +247,11 @@ def show_weights(run: StudyRun, made: Scenario, details: list[Row]) -> None:
     """The weights that were learned, and how those of labels go with how often clients have them."""
     shares, lines = made.label_shares().ravel(), []
     for detail in details:
-        for of, values in detail["weights"].items():
-            if of in ("models", "labels"):
-                weights, together = np.ravel(values), None
-                if of == "labels" and weights.std() > 0 and shares.std() > 0:
-                    together = float(np.corrcoef(weights, shares)[0, 1])
-                lines.append((detail["method"], of, *np.quantile(weights, (0, 0.5, 1)).tolist(), together))
+        for part, of, values in figures.learned_weights(detail):
+            weights, together = np.ravel(values), None
+            if of == "labels" and weights.std() > 0 and shares.std() > 0:
+                together = float(np.corrcoef(weights, shares)[0, 1])
+            lines.append((detail["method"], f"{of} ({part})", *np.quantile(weights, (0, 0.5, 1)).tolist(), together))
     if lines:
         columns = ("method", "weights of", "least", "median", "most", "correlation with shares")
         run.table("what was learned", columns, lines)

@@ -1,0 +1,47 @@
+"""Cleaning: how much each example counts in one's own part of the training."""
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.checks.ranges import NonNegative
+from hyperpush.method import as_number
+from hyperpush.optimizers import Optimizer, optimizer
+from hyperpush.personalize.recipe import Model, Recipe
+from hyperpush.starts import PerExample
+
+
+class Clean(Recipe):
+    """The training loss of example j counts 2σ(λ_j) times, one λ_j per training example from 0, where all count 1.
+
+    After Franceschi, Frasconi, Salzo, Grazzi and Pontil, "Bilevel programming for hyperparameter optimization and
+    meta-learning", ICML 2018.
+
+    **Use it** where some training examples hurt everybody, and validation examples can be trusted. **Avoid it** with
+    `outer_on="train"`, which fits the wrong labels, and with `DirectGradient`, for which λ never moves.
+
+    Args:
+        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep weights near 1.
+        outer: What moves λ, `hp.optimizer(…)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> model = (lambda key: jnp.eye(2), lambda params, inputs: inputs @ params)
+        >>> train = (jnp.ones((3, 4, 2)), jnp.zeros((3, 4), int))  # three clients, four examples each
+        >>> task = hp.personalize.Clean().task(model, train=train, validation=train, key=0)
+        >>> task.hypers["clean"].shape
+        (3, 4)
+    """
+
+    l2: NonNegative = eqx.field(converter=as_number, default=0.0, kw_only=True)
+    outer: Optimizer = eqx.field(default=optimizer("adam", learning_rate=0.5), kw_only=True)
+
+    def hyper(self, model: Model, params: PyTree, key: PRNGKeyArray) -> PyTree:
+        return PerExample(0.0)
+
+    def loss_weights(self, model: Model, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
+        return 2 * jax.nn.sigmoid(hyper)
+
+    def weights(self, hypers: PyTree) -> dict[str, Float[Array, "n m"]]:
+        return {"examples": 2 * jax.nn.sigmoid(hypers)}

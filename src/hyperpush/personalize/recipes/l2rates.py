@@ -1,0 +1,49 @@
+"""L2 rates of one's own for what is trained together."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.checks.ranges import Positive
+from hyperpush.method import as_number
+from hyperpush.personalize.recipe import Model, Recipe
+from hyperpush.problem import L2
+
+
+class L2Rates(Recipe):
+    """½·rate·Σ_a exp(λ_a)·‖x_a‖² is added to the inner cost: one λ_a from 0 for each array x_a of the shared params.
+
+    After Pedregosa, "Hyperparameter optimization with approximate gradient", ICML 2016. λ does not change what a model
+    says, only what is trained.
+
+    **Use it** where few training examples overfit a shared model, with `outer_on="validation"`. **Avoid it** with
+    `outer_on="train"`, which always asks for less, and with `DirectGradient`, for which λ never moves.
+
+    Args:
+        rate: What all rates start from, above 0; `l2` of `fit` and `task` is added to each.
+        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep rates near `rate`.
+        outer: What moves λ, `hp.optimizer(…)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> model = (lambda key: jnp.eye(2), lambda params, inputs: inputs @ params)
+        >>> train = (jnp.ones((3, 4, 2)), jnp.zeros((3, 4), int))  # three clients, four examples each
+        >>> task = hp.personalize.L2Rates().task(model, train=train, validation=train, key=0)
+        >>> task.hypers["l2rates"].shape  # params are one array
+        (3, 1)
+    """
+
+    rate: Positive = eqx.field(converter=as_number, default=1e-3)
+
+    def hyper(self, model: Model, params: PyTree, key: PRNGKeyArray) -> PyTree:
+        return jnp.zeros(len(_arrays(params)))
+
+    def inner_penalty(self, params: PyTree, hyper: PyTree) -> Float[Array, ""]:
+        each = [L2(self.rate)(leaf, None) for leaf in _arrays(params)]
+        return jnp.dot(jnp.exp(hyper), jnp.stack(each))
+
+
+def _arrays(params: PyTree) -> list[Array]:
+    return jax.tree.leaves(eqx.filter(params, eqx.is_inexact_array))
