@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
@@ -75,9 +76,13 @@ def check_leaf(
     def may_hold_own(leaf: Any) -> bool:
         return leaf.shape == per_example and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
-    data = _taints(ctx.data)  # the last leaves of a context
-    state: list[Taint] = [Held.OWN if may_hold_own(leaf) else None for leaf in flat[: len(flat) - len(data)]]
-    outputs = zip(jax.tree_util.tree_leaves_with_path(shapes), flow(closed.jaxpr, state + data), strict=True)
+    everywhere, data = jax.tree.map(lambda _: False, args), iter(_taints(ctx.data))
+    is_data = eqx.tree_at(lambda given: given[-1].data, everywhere, jax.tree.map(lambda _: True, ctx.data))
+    taints: list[Taint] = [
+        next(data) if private else (Held.OWN if may_hold_own(leaf) else None)
+        for leaf, private in zip(flat, jax.tree.leaves(is_data), strict=True)
+    ]
+    outputs = zip(jax.tree_util.tree_leaves_with_path(shapes), flow(closed.jaxpr, taints), strict=True)
     refuse_leaks(
         f,
         {
