@@ -13,7 +13,7 @@ from hyperpush.bench.config import Memory
 from hyperpush.bench.images import images
 from hyperpush.bench.timing import Row, in_new_process, machine, measure_rows, peak_megabytes
 from hyperpush.hypergradients.base import HypergradientEstimator
-from hyperpush.programs import HypergradientState, Scope, one_client, traced
+from hyperpush.programs import HypergradientState, Scope, Sequence, one_client, traced
 from hyperpush.runs.run import StudyRun
 
 ESTIMATORS: dict[str, HypergradientEstimator] = {
@@ -64,6 +64,8 @@ def measure(config: Memory, method: str, batch: int) -> list[Row]:
 def state_sizes(task: hp.Task, estimator: HypergradientEstimator, network: hp.networks.Network) -> tuple[int, int]:
     """The numbers in one client's params, and in its state while it estimates."""
     program = estimator.on(network).program(task.problem)
+    if isinstance(program, Sequence):  # what comes after the estimate only looks at it
+        program = program.nodes[0]
     assert isinstance(program, Scope)
     start = HypergradientState(task.params, task.hypers, task.hypers)
     state, _ = traced(program.enter, task.clients, *one_client((task.data, start)))
