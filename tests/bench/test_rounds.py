@@ -90,7 +90,7 @@ def test_the_benchmark_runs_and_reports(tmp_path):
     result, run = execute(BENCHES["rounds"], config, tmp_path / "out")
     read = json.loads((run.path / "result.json").read_text())
     assert read == result
-    assert set(read) == {"experiment", "rounds", "growth", "machine"}
+    assert set(read) == {"experiment", "rounds", "growth", "machine", "status"}
     assert [(row["method"], row["pushes"], row["clients"], row["width"]) for row in read["rounds"]] == [
         ("SGP", 1, 3, 4),
         ("HGP", 1, 3, 4),
