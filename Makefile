@@ -22,9 +22,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-# Peers under faults, one after the other: they start many processes.
+# Peers under faults, and studies at small size, one after the other: peers start many processes.
 test-faults: $(STAMP)
-	$(BIN)/python -m pytest -m faults -n 0 tests/engines tests/deploy tests/test_extend.py tests/runs/checkpoints tests/processes $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'faults or long' -n 0 $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

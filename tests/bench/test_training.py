@@ -10,6 +10,8 @@ from hyperpush.errors import InvalidInput
 from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
 
+pytestmark = pytest.mark.long
+
 SMALL = Training(clients=(2, 4), batch=2, model="influence", rounds=1, repeats=1)
 # 2 per weight and place: 24×24 places of 5×5×1×20, 8×8 of 5×5×20×20, a dense layer 320×10.
 FORWARD = 2 * (24 * 24 * 25 * 20 + 8 * 8 * 25 * 20 * 20 + 320 * 10)

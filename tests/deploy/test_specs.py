@@ -110,6 +110,7 @@ def test_estimates_and_influence_reach_what_the_simulator_reaches(verb, tmp_path
     assert [result["status"]["residual"] for result in results] == pytest.approx([truth.status.residual] * CLIENTS)
 
 
+@pytest.mark.faults
 def test_parties_score_their_own_records_at_what_they_have_saved(tmp_path):
     sentence = {
         "task": {"name": "deploy.tasks:weighted_labels", "seed": 0},

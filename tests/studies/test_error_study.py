@@ -10,6 +10,8 @@ from hyperpush.runs.config import load_config
 from hyperpush.runs.run import execute
 from hyperpush.studies.registry import experiments
 
+pytestmark = pytest.mark.long
+
 SMALL = (
     "runs=4",
     "inner_steps=3000",

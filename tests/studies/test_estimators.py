@@ -10,6 +10,8 @@ from hyperpush.runs.run import execute
 from hyperpush.studies.estimators.study import floats_until
 from hyperpush.studies.registry import experiments
 
+pytestmark = pytest.mark.long
+
 SMALL = (
     "sizes=[[4, 5]]",
     'networks=["static-undirected"]',

@@ -15,6 +15,8 @@ from hyperpush.studies.influence import wrong_labels
 from hyperpush.studies.influence.config import InfluenceStudy
 from hyperpush.studies.registry import experiments
 
+pytestmark = pytest.mark.long
+
 SMALL = (
     "examples=30",
     "steps=1500",

@@ -19,6 +19,8 @@ from hyperpush.studies.registry import experiments
 from hyperpush.studies.tune.study import area, own_weights, refit
 from hyperpush.tasks.cleaning import Labeled, cleaning, unit_rows
 
+pytestmark = pytest.mark.long
+
 D, C, M, L2 = 3, 4, 6, 0.05
 
 

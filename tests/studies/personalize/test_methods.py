@@ -14,6 +14,8 @@ from hyperpush.studies.personalize import methods
 from hyperpush.studies.personalize.scenarios import scenario
 from hyperpush.studies.personalize.settings import small
 
+pytestmark = pytest.mark.long
+
 SIZES = {"clients": 6, "steps": 12, "again": 4, "outer_steps": 2, "rounds": 2, "batch": 16, "order": 2}
 SETTING = small("digits").model_copy(update={**SIZES, "rate": 0.2, "ensemble_rate": 0.5})
 
