@@ -71,6 +71,7 @@ def test_a_sweep_tunes_the_algorithm(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nested", pytest.param("single", marks=pytest.mark.faults)])
+@pytest.mark.faults
 def test_four_peers_end_where_the_simulator_does(parts, tmp_path, name):
     done = command("swarm", f"{name}.toml", "-n", "4", "--plain", "--out", tmp_path / "swarm", "--seconds", "240")
     assert done.returncode == 0, done.stderr

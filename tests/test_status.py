@@ -36,6 +36,7 @@ def test_without_a_common_solution_tracked_steps_stall():
 
 
 @pytest.mark.filterwarnings("ignore:PDBO.stop.on")  # it does not matter here on what
+@pytest.mark.long
 def test_early_stopping_is_told_apart_from_convergence():
     task, stop = system("like").task, hp.EarlyStopping(lambda x, hyper, batch: jnp.sum(x**2), "validation", patience=1)
     for estimator, converged, says in (
@@ -76,6 +77,7 @@ def test_several_results_say_the_first_that_failed_and_the_numbers_of_all():
 
 
 @pytest.mark.filterwarnings("ignore:on. 'validation'")
+@pytest.mark.long
 def test_tuning_marks_settings_whose_estimates_failed():
     task, network = system("like").task, NETWORK
     over = {"hypergradient.steps": [2, 100]}

@@ -78,6 +78,7 @@ def files(base):
     return {path.name for path in (base / FIRST).iterdir()} - {STATUS}
 
 
+@pytest.mark.faults
 def test_in_step_it_stops_and_comes_back(tmp_path):
     config = made(tmp_path, "synchronous")
     before = signal.getsignal(signal.SIGTERM)

@@ -68,6 +68,7 @@ def test_four_parties_train_and_estimate_one_after_the_other(engines):
     assert [(names, rounds) for *_, names, rounds in found] == [((name,), truth.costs.rounds) for name in NAMES]
 
 
+@pytest.mark.faults
 def test_asynchronous_parties_get_an_estimator_that_needs_no_tree():
     addresses = {name: f"127.0.0.1:{port}" for name, port in zip(NAMES, free_ports(len(NAMES)), strict=True)}
     problem = system("like", n=len(NAMES), d=3)
@@ -83,6 +84,7 @@ def test_asynchronous_parties_get_an_estimator_that_needs_no_tree():
     assert problem.error(stacked([each.value for each in found])) < max(each.status.error for each in found) < 1e-3
 
 
+@pytest.mark.faults
 def test_parties_say_that_the_inner_problem_is_not_solved(engines):
     """They draw what the simulator draws, and pay for what it sees at no cost."""
     methods = hp.HGP(steps=4, pushes=3, step_size=0.5, batch_size=2), hp.Automatic(), hp.Automatic(trust=False)

@@ -25,6 +25,7 @@ SMALL = ('families=["mild", "singular"]', 'networks=["fully-connected"]', "seeds
 CONFIG = Robustness(seeds=2, clients=3, params=4, hypers=2)
 
 
+@pytest.mark.long
 def test_a_small_study(tmp_path):
     experiment, config = load_config("robustness", [*SMALL, 'estimators=["TreeCG", "TrackedHGP"]'], experiments())
     execute(experiment, config, tmp_path / "run")

@@ -14,7 +14,8 @@ from hyperpush.engines.transport.faulty import Faulty
 CLIENTS, ROUNDS = 4, 150
 
 
-@pytest.mark.parametrize("loss", [pytest.param(0.3, marks=pytest.mark.faults), 0.5])
+@pytest.mark.faults
+@pytest.mark.parametrize("loss", [0.3, 0.5])
 def test_the_average_is_exact_and_no_mass_is_lost(loss, tmp_path):
     identities = certified(tmp_path, [f"p{number}" for number in range(CLIENTS)])
     places, truth = Places(CLIENTS, identities), values(CLIENTS).mean(0)

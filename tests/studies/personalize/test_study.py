@@ -29,6 +29,8 @@ from hyperpush.studies.personalize.study import estimator_of, setting_of, show_p
 from hyperpush.studies.quickstart.study import sentence
 from hyperpush.studies.registry import experiments
 
+pytestmark = pytest.mark.long
+
 SETTING = small("digits")
 SMALL = ("clients=6", "examples=400", "steps=8", "again=4", "outer_steps=2", "rounds=2", "batch=16", "order=2")
 
