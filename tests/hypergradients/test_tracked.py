@@ -162,8 +162,9 @@ def test_no_wrong_result_without_a_word(kind, reason):
         assert not found.status.converged or found.status.error <= 1e-5
 
 
-def test_singular_mean_hessian_is_ill_posed():
-    task = system("singular", d=SIZE).task
+@pytest.mark.parametrize("kind", ["singular", "indefinite"])
+def test_mean_hessians_without_a_minimum_are_ill_posed(kind):
+    task = system(kind, d=SIZE).task
     found = hp.hypergradient(task, hp.TrackedHGP(), hp.networks.StaticUndirected(6), key=0)
     assert (found.status.converged, found.status.reason) == (False, "ill-posed")
 

@@ -26,13 +26,15 @@ class Secants(eqx.Module):
     earlier: Float[Array, ""]  # and along those before; 0: none
     age: Int[Array, ""]  # how many changes `smallest` speaks of
     flat: Int[Array, ""]  # through how many steps in a row the tracked gradient has hardly changed
+    sign: Float[Array, ""]  # of the curvature along the latest change; 0: not known
 
     @staticmethod
     def start(count: int, q: Float[Array, " d"], slope: Float[Array, " d"], earlier: Float[Array, ""]) -> "Secants":
         none, zero = jnp.zeros(count, q.dtype), jnp.zeros((), jnp.int32)
         one, least = jnp.ones((), q.dtype), jnp.sqrt(jnp.finfo(q.dtype).max)  # none yet; states must be finite
+        unknown = jnp.zeros_like(one)
         return Secants(
-            none[:, None] + q, none[:, None] + slope, none, one, least, zero, jnp.zeros_like(one), earlier, zero, zero
+            none[:, None] + q, none[:, None] + slope, none, one, least, zero, unknown, earlier, zero, zero, unknown
         )
 
     def advance(
@@ -77,6 +79,7 @@ class Secants(eqx.Module):
             earlier=jnp.where(full, current, self.earlier),
             age=jnp.where(full, 0, self.age + (known & sound)).astype(jnp.int32),
             flat=jnp.where(known & flat & (size > 0), self.flat + 1, 0).astype(jnp.int32),
+            sign=jnp.where(known & sound, jnp.sign((q - self.points[0]) @ (slope - self.slopes[0])), 0),
         )
         return after, jnp.where(pace == 1, accelerated, plain)
 

@@ -20,6 +20,7 @@ from hyperpush.hypergradients.base import (
     subtract_indirect,
 )
 from hyperpush.hypergradients.differences import DifferenceProblem, transposed_product
+from hyperpush.hypergradients.judgment import Judgment
 from hyperpush.hypergradients.secants import Secants
 from hyperpush.hypergradients.settings import MOST_PUSHES, largest_curvature, largest_stretch, learn_settings
 from hyperpush.hypergradients.systems import relative_error, scale_of
@@ -30,11 +31,6 @@ from hyperpush.programs.report import LARGEST, Report
 from hyperpush.status import Reason
 
 CHECK = 5  # steps between two votes on ending
-PATIENCE = 200  # steps without a smaller tracked gradient: no more progress
-ROUNDING = 4  # times the rounding of the largest terms: what is left of a tracked gradient of zero
-FLAT = 10  # steps in a row through which the tracked gradient stays the same: the Hessian is singular
-FINEST = 1e3  # times rounding: no smaller relative error is asked for
-SOUND = 1e4  # times rounding: a relative error that is right where rounding allows no better
 CAUTION = 1.3  # the smallest curvature may have fallen by so much since the outer step before
 
 
@@ -67,7 +63,7 @@ class _State(eqx.Module):
     curvature: Float[Array, ""]
     own: Float[Array, ""]
     direct: PyTree  # (1/n)∂_λ F_i where clients vote, and as released on a private task; else None
-    judgment: "_Judgment | None"  # None without votes
+    judgment: Judgment | None  # None without a tolerance
 
     @property
     def q(self) -> Float[Array, " d"]:
@@ -77,20 +73,6 @@ class _State(eqx.Module):
     def slope(self) -> Float[Array, " d"]:
         """The tracked mean gradient."""
         return self.tracker / self.mass
-
-
-class _Judgment(eqx.Module):
-    """What a client thinks of its result."""
-
-    reach: Float[Array, ""]  # ‖B_i‖; 0 on a private task
-    high: Float[Array, ""]  # the largest of all terms so far, whose rounding stays
-    error: Float[Array, ""]  # of v_i, relative; on a private task of q. Below 0: not known
-    reason: Int[Array, ""]
-    ended: Bool[Array, ""]  # whether more steps would bring nothing
-
-    def with_terms(self, *terms: Float[Array, " d"]) -> "_Judgment":
-        """After these terms were added up."""
-        return replace(self, high=jnp.max(jnp.stack([self.high, *map(jnp.linalg.norm, terms)])))
 
 
 class TrackedHGP(HypergradientEstimator):
@@ -111,8 +93,9 @@ class TrackedHGP(HypergradientEstimator):
         ‖v_i − v_i*‖/‖v_i‖ ≲ ‖B_i‖/‖v_i‖ · ((‖y/ω‖ + rounding)/θ + ‖q − p‖),
 
     and the estimate ends where this is below the tolerance at every client. Else its status says why it ended: a limit
-    of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or a tracked gradient that stays the same wherever q
-    goes (`"ill-posed"`; random links hide that, and it is `"stalled"` there).
+    of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or an inner problem without a minimum
+    (`"ill-posed"`). That is a tracked gradient that stays the same wherever q goes (random links hide it, and it is
+    `"stalled"` there), or a way to q on which every other change went along negative curvature.
 
     **Use it** where there is no tree to average along (`TreeCG`): with mini-batches, on private tasks, among members
     that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: `steps`
@@ -176,7 +159,7 @@ class TrackedHGP(HypergradientEstimator):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="any",
         target="global",
-        sends="two vectors of the size of the params, and one number, per push",
+        sends="two vectors of the size of the params, and three numbers, per push (one without a tolerance)",
         paper="here; after Nedić, Olshevsky and Shi, Achieving geometric convergence over time-varying graphs",
         private=True,
         lossy=True,
@@ -241,7 +224,7 @@ class TrackedHGP(HypergradientEstimator):
                 tracker=state.tracker + product - state.product,
                 secants=secants,
                 count=state.count + 1,
-                judgment=state.judgment and state.judgment.with_terms(state.slope, product),
+                judgment=state.judgment and state.judgment.after_step(state.slope, product, secants),
             )
 
         def stay(state: _State, ctx: Context) -> _State:
@@ -249,8 +232,12 @@ class TrackedHGP(HypergradientEstimator):
             return replace(state, count=state.count + 1)
 
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
-            z, mass, tracker = inbox.mix((state.z, state.mass, state.tracker))
-            return replace(state, z=z, mass=mass, tracker=tracker)
+            z, mass, tracker, signs = inbox.mix(send(state, ctx))
+            judgment = state.judgment and replace(state.judgment, signs=signs)
+            return replace(state, z=z, mass=mass, tracker=tracker, judgment=judgment)
+
+        def send(state: _State, ctx: Context) -> PyTree:
+            return state.z, state.mass, state.tracker, state.judgment and state.judgment.signs
 
         def judge(state: _State, ctx: Context) -> _State:
             return self._judge(problem, state, ctx)
@@ -258,7 +245,7 @@ class TrackedHGP(HypergradientEstimator):
         def finish(before: HypergradientState, state: _State, ctx: Context) -> HypergradientState:
             return self._finish(problem, before, state, ctx)
 
-        push = Exchange(send=lambda state, ctx: (state.z, state.mass, state.tracker), receive=receive, conserved=True)
+        push = Exchange(send=send, receive=receive, conserved=True)
         mix = [self._repeat_pushes(push), *([] if self.batch_size is None else [Local(_add_to_mean)])]
         body, steps = Sequence(Local(descend), *mix), self.steps
         prepare = learn_settings(self.pushes) if self.pushes is None or self.step_size is None else Sequence()
@@ -334,31 +321,22 @@ class TrackedHGP(HypergradientEstimator):
         step_size = 2 * plain if self.step_size is None else plain
         if state.secants is None:
             return None, -plain * state.slope
-        floor = jnp.zeros((), state.z.dtype) if state.judgment is None else self._floor(state.judgment)
+        floor = jnp.zeros((), state.z.dtype) if state.judgment is None else state.judgment.floor
         secants, change = state.secants.advance(state.q, state.slope, state.aim, step_size, floor, state.count)
         return secants, change if self._accelerates else -plain * state.slope
 
-    def _start_judging(self, problem: Problem, state: HypergradientState, source: Array, ctx: Context) -> _Judgment:
-        zero, examples, back = jnp.zeros((), source.dtype), everything(ctx.data.train), ravel_pytree(state.params)[1]
-        reach = zero
-        if not problem.private:
-            reach = largest_stretch(
-                lambda q: problem.jacobian_product(state.params, state.hyper, examples, back(q)),
-                lambda v: ravel_pytree(transposed_product(problem, state.params, state.hyper, examples, v))[0],
-                source,
-                ctx.key,
-            )
-        limit = jnp.asarray(Reason.LIMIT, jnp.int32)
-        return _Judgment(reach, jnp.linalg.norm(source), zero - 1, limit, jnp.zeros((), bool))
-
-    @property
-    def _precision(self) -> float:
-        """The power of the rounding unit to which products are right."""
-        return 1.0 if self.products == "exact" else 2 / 3
-
-    def _floor(self, judgment: _Judgment) -> Float[Array, ""]:
-        """What rounding may leave of a tracked gradient of zero."""
-        return ROUNDING * jnp.finfo(judgment.high.dtype).eps ** self._precision * judgment.high
+    def _start_judging(self, problem: Problem, state: HypergradientState, source: Array, ctx: Context) -> Judgment:
+        precision = 1.0 if self.products == "exact" else 2 / 3
+        if problem.private:
+            return Judgment.start(jnp.zeros((), source.dtype), source, precision, signs=False)  # noise turns all signs
+        examples, back = everything(ctx.data.train), ravel_pytree(state.params)[1]
+        reach = largest_stretch(
+            lambda q: problem.jacobian_product(state.params, state.hyper, examples, back(q)),
+            lambda v: ravel_pytree(transposed_product(problem, state.params, state.hyper, examples, v))[0],
+            source,
+            ctx.key,
+        )
+        return Judgment.start(reach, source, precision, signs=True)
 
     def _judge(self, problem: Problem, state: _State, ctx: Context) -> _State:
         """How far q is from the solution, what that does to v_i, and whether more steps would help."""
@@ -367,22 +345,11 @@ class TrackedHGP(HypergradientEstimator):
         assert secants is not None
         assert self.tolerance is not None
         judgment = before.with_terms(state.slope, state.product)
-        eps, floor = jnp.finfo(state.z.dtype).eps, self._floor(judgment)
-        q, slope = state.q, state.slope
-        rise, curvature = jnp.linalg.norm(slope), secants.curvature(q, slope, floor)
-        away = (rise + floor) / jnp.where(curvature > 0, curvature, 1) + jnp.linalg.norm(q - state.aim)
+        rise, curvature = jnp.linalg.norm(state.slope), secants.curvature(state.q, state.slope, judgment.floor)
+        away = (rise + judgment.floor) / jnp.where(curvature > 0, curvature, 1) + jnp.linalg.norm(state.q - state.aim)
         error = self._error_of_result(problem, state, away, ctx)
         error = jnp.where(curvature > 0, error, jnp.where(rise > 0, LARGEST, 0))
-        limited, stalled = rise <= floor, secants.since >= PATIENCE
-        right = (error <= jnp.maximum(self.tolerance, FINEST * eps)) | ((limited | stalled) & (error <= SOUND * eps))
-        ill = secants.flat >= FLAT
-        reason = jnp.select(
-            [right, ill, limited, stalled],
-            [Reason.TOLERANCE, Reason.ILL_POSED, Reason.INACCURATE, Reason.STALLED],
-            Reason.LIMIT,
-        )
-        reason, ended = jnp.asarray(reason, jnp.int32), right | ill | limited | stalled
-        return replace(state, judgment=replace(judgment, error=error, reason=reason, ended=ended))
+        return replace(state, judgment=judgment.conclude(error, rise, secants, state.count, self.tolerance))
 
     def _error_of_result(
         self, problem: Problem, state: _State, away: Float[Array, ""], ctx: Context
