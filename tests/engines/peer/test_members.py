@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
-from hyperpush.engines.peer import Members, Peer
+from hyperpush.engines.peer import Peer
+from hyperpush.engines.peer.members import members_of
 from hyperpush.programs import Exchange, Repeat, Scope
 
 CLIENTS, ROUNDS = 3, 40
@@ -55,7 +56,7 @@ PROGRAM = Scope(Repeat(push, ROUNDS, name="average"), enter, lambda state, held,
 
 
 def run(transport, **options):
-    assert isinstance(transport, Members)
+    assert members_of(transport) is transport
     network = hp.networks.FullyConnected(CLIENTS)
     peer = Peer(0, network, transport, jax.random.key(1), tolerant=True, **options)
     return [float(each) for each in peer.run(PROGRAM, (jnp.zeros(()), jnp.zeros(())), None)]

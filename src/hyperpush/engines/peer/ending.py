@@ -20,7 +20,7 @@ from typing import Any, NoReturn, final
 from jaxtyping import PyTree
 
 from hyperpush.engines.peer.channels import Channel, flatten
-from hyperpush.engines.peer.members import Left, Members
+from hyperpush.engines.peer.members import Left
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.engines.peer.state import PeerState, Stage
 from hyperpush.engines.transport import LAST
@@ -42,8 +42,8 @@ class _Wait:
     """
 
     def __init__(self, messenger: Messenger, save: Save):
-        assert isinstance(messenger.transport, Members)
-        self.messenger, self.members, self._save = messenger, messenger.transport, save
+        assert messenger.members is not None
+        self.messenger, self.members, self._save = messenger, messenger.members, save
         self._news: Any = None
         self._since = time.monotonic()
         self.resend = Backoff()
@@ -69,8 +69,8 @@ class _Wait:
 
 def await_missing(messenger: Messenger) -> None:
     """Before an average ends, who is gone comes back or is removed: part of its mass would be in it for ever."""
-    if isinstance(messenger.transport, Members):
-        while messenger.transport.missing():
+    if messenger.members is not None:
+        while messenger.members.missing():
             time.sleep(LOOK)
         messenger.check_view()
 
@@ -139,8 +139,8 @@ def transfer_mass(
         held: What there is to push, once all has been taken in.
         save: Makes durable what was taken in or given away.
     """
-    state, members = messenger.state, messenger.transport
-    assert isinstance(members, Members)
+    state, members = messenger.state, messenger.members
+    assert members is not None
     if state.stage < Stage.OVER:
         members.leave(False)
         if state.heir is None:

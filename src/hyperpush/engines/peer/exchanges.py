@@ -10,7 +10,6 @@ from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 
 from hyperpush.engines.peer.channels import Channel, flatten
 from hyperpush.engines.peer.functions import ClientLinks, combine
-from hyperpush.engines.peer.members import Members
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.errors import HyperpushError
 from hyperpush.programs import Exchange, Path, Server, all_clients, one_client
@@ -50,7 +49,7 @@ def exchange_totals(
         links = links._replace(own=np.asarray(messenger.state.own, links.own.dtype))
         targets = list(channel.outgoing.totals)
     else:
-        if isinstance(messenger.transport, Members):
+        if messenger.members is not None:
             # The total that those get again who have not seen the last share is all they need. Else whoever is not
             # heard, and hears nothing, would soon have pushed away all of its mass ω, and x = z/ω would move by
             # rate·∇f/ω. Any weights that add up to 1 do for push-sum.

@@ -1,12 +1,11 @@
 """Who takes part in a run: what a transport has to know of it, and what a change of it means."""
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from hyperpush.engines.transport import Transport
 from hyperpush.errors import HyperpushError
 
 
-@runtime_checkable
 class Members(Transport, Protocol):
     """A transport that knows who is there."""
 
@@ -50,6 +49,15 @@ class Members(Transport, Protocol):
         Who is done ends only when its neighbors are: before this peer is, whoever is gone has been killed.
         """
         ...
+
+
+def members_of(transport: Transport) -> Any:
+    """The transport as `Members`, if it knows who is there or passes on what another knows; else None.
+
+    Not by `isinstance`: from Python 3.12 on that looks at the class alone, where a wrapper has nothing.
+    """
+    knows = (*Members.__annotations__, *(name for name, part in vars(Members).items() if callable(part)))
+    return transport if all(hasattr(transport, name) for name in knows) else None
 
 
 class NewView(Exception):

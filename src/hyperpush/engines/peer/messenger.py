@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush.engines.peer.channels import Channel, Channels
-from hyperpush.engines.peer.members import Members, NewView
+from hyperpush.engines.peer.members import Members, NewView, members_of
 from hyperpush.engines.peer.state import PeerState
 from hyperpush.engines.result import OUTSIDE
 from hyperpush.engines.transport import Transport, wire
@@ -38,6 +38,7 @@ class Messenger:
 
     def __init__(self, client: int, transport: Transport, tolerant: bool, state: PeerState):
         self.client, self.transport, self.tolerant, self.state = client, transport, tolerant, state
+        self.members: Members | None = members_of(transport)
         self.channels = Channels()
         self.heard: dict[int, int] = {}  # how far others have come, wherever that is
         self._owed: set[tuple[int, int]] = set()  # (channel, sender) of last totals that are not durable yet
@@ -45,11 +46,11 @@ class Messenger:
     @property
     def leaving(self) -> frozenset[int]:
         """Who leaves or has left."""
-        return self.transport.leaving if isinstance(self.transport, Members) else frozenset()
+        return self.members.leaving if self.members is not None else frozenset()
 
     def check_view(self) -> None:
         """Raise `NewView` if somebody has been removed."""
-        if isinstance(self.transport, Members) and self.transport.closed - self.state.closed:
+        if self.members is not None and self.members.closed - self.state.closed:
             raise NewView
 
     def check_finite(self, tree: PyTree) -> None:
@@ -100,10 +101,10 @@ class Messenger:
         One who leaves itself lets those with a lower number go first. Once it has transferred its mass, it lets nobody
         go: so no two neighbors ever transfer at once (the mutual exclusion of Ricart and Agrawala 1981, by number).
         """
-        if not isinstance(self.transport, Members) or not self.leaving or self.state.heir is not None:
+        if self.members is None or not self.leaving or self.state.heir is not None:
             return
         going = [each for each in self.leaving if not self.state.leaving or each < self.client]
-        for target in self.transport.present(sorted(set(going) - self.state.closed)):
+        for target in self.members.present(sorted(set(going) - self.state.closed)):
             for channel in self.channels.tolerant():
                 self.send_total(channel, target, Kind.LAST_TOTAL)
 
@@ -186,7 +187,7 @@ class Messenger:
         increment = channel.incoming.take(sender, header.counter, total)
         if increment is not None:
             channel.pending = channel.pending + increment
-        if isinstance(self.transport, Members):
+        if self.members is not None:
             self._acknowledge(channel, sender, Kind.SEEN)
         if header.kind == Kind.LAST_TOTAL:
             channel.last.add(sender)
@@ -215,7 +216,7 @@ class Messenger:
                     found.append((header, tree))
                 elif not channel.tolerant:
                     self.state.counts.late += 1
-            if not isinstance(self.transport, Members):
+            if self.members is None:
                 return found
             self.check_view()
             # In step with each other, what did not fit does not stand for the message.

@@ -14,7 +14,7 @@ from hyperpush.engines.peer.durable import Saved, Store, as_tree, pack
 from hyperpush.engines.peer.ending import await_missing, drain, transfer_mass
 from hyperpush.engines.peer.exchanges import Received, ask_server, exchange_messages, exchange_totals
 from hyperpush.engines.peer.functions import ClientFunctions, ClientLinks, compiling, compute_key, links_at, stack
-from hyperpush.engines.peer.members import Members, NewView
+from hyperpush.engines.peer.members import Members, NewView, members_of
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.engines.peer.state import Counts, Cursor, Frame, PeerState, Stage
 from hyperpush.engines.peer.trees import TreeAverages
@@ -70,6 +70,7 @@ class Peer:
         self.tolerant, self.store, self.store_every = tolerant, store, store_every
         self._secret, self._repeats = secret, repeats
         self._state = PeerState(step)
+        self.members: Members | None = members_of(transport)
         self._messenger = Messenger(client, transport, tolerant, self._state)
         self._channels = self._messenger.channels
         self._ahead: list[Frame] = []  # where it has yet to come back to, outermost first
@@ -107,7 +108,7 @@ class Peer:
 
     def leave(self) -> None:
         """Leave the run for good at the next exchange of mass, and transfer it; `run` then raises `Left`."""
-        if not self.tolerant or not isinstance(self.transport, Members):
+        if not self.tolerant or self.members is None:
             raise InvalidInput("mode", "synchronous", "asynchronous, to leave without stopping the others")
         self._asked_to_leave = True
 
@@ -333,16 +334,16 @@ class Peer:
 
     def _go_back(self, step: int) -> None:
         """What began at `step` begins anew, in the view of those who are left."""
-        assert isinstance(self.transport, Members)
+        assert self.members is not None
         where = self._state
         if not self._repeats:
-            gone = sorted(self.transport.closed - self.closed)
+            gone = sorted(self.members.closed - self.closed)
             raise HyperpushError(
                 f"peer {self.client}: {gone} are removed, and to start anew would cost more than the ε of the run"
             )
-        where.closed, where.step, where.stage, where.heir = self.transport.closed, step, Stage.RUNNING, None
+        where.closed, where.step, where.stage, where.heir = self.members.closed, step, Stage.RUNNING, None
         self._draw()
-        self.transport.done(False)
+        self.members.done(False)
 
     def _draw(self) -> None:
         """Draw from the secret, in every view other numbers: the same noise on two values would give both away."""
@@ -355,10 +356,10 @@ class Peer:
 
         What is still on its way on channels whose state lives on is taken in as an exchange in which one keeps all.
         """
-        if not isinstance(self.transport, Members):
+        if self.members is None:
             return state
         if not self.tolerant:
-            self.transport.finish()
+            self.members.finish()
             return state
         lasting = [channel for channel in self._channels.tolerant() if channel.lasting]
         drain(self._messenger, lasting, lambda: self._save(state, True))
@@ -392,11 +393,11 @@ class Peer:
             return
         if self.store is None or not (always or (self.step - self._state.first) % self.store_every == 0):
             return
-        if isinstance(self.transport, Members):
-            self._state.left = self.transport.left
+        if self.members is not None:
+            self._state.left = self.members.left
         self.store.save(pack(state, self._state, self._channels))
-        if isinstance(self.transport, Members):
-            self.transport.acknowledge(self._state.clock)
+        if self.members is not None:
+            self.members.acknowledge(self._state.clock)
 
     def _restore(self, like: PyTree) -> PyTree:
         """The state, totals and records of the exchange that was stored; `like` has the shapes of the state."""

@@ -121,11 +121,12 @@ def control(client, other, clients, random):
 
 
 class Babbler:
-    """A transport that sends rubbish before every message of the first steps, under the sender's own name."""
+    """Has a transport send rubbish before every message of the first steps, under the sender's own name."""
 
     def __init__(self, transport, seed, each, steps=1 << 62):
         self.transport, self.random, self.each, self.sent = transport, np.random.default_rng(seed), each, 0
-        self.steps = steps
+        self.steps, self.say = steps, transport.send
+        transport.send = self.send
 
     def send(self, to, step, payload):
         seen = set()  # what is sent twice is not refused twice
@@ -147,16 +148,7 @@ class Babbler:
             else:
                 self.transport._put(to, step, made)
             self.sent += 1
-        self.transport.send(to, step, payload)
-
-    def collect(self, step, expected):
-        return self.transport.collect(step, expected)
-
-    def close(self):
-        self.transport.close()
-
-    def __getattr__(self, name):
-        return getattr(self.transport, name)
+        self.say(to, step, payload)
 
 
 def babbled(folder, each, width, mode, program, start, rounds):
@@ -172,7 +164,7 @@ def babbled(folder, each, width, mode, program, start, rounds):
         try:
             transport.ready()
             with jax.enable_x64(transport.asynchronous):
-                peer = Peer(client, network, babbler, jax.random.key(0), tolerant=transport.asynchronous)
+                peer = Peer(client, network, transport, jax.random.key(0), tolerant=transport.asynchronous)
                 state = peer.run(program, start(client), None)
             refused = peer.counts.rejections.total() + transport.rejections.total()
             return jax.tree.map(np.asarray, state), babbler.sent, refused, transport.closed
