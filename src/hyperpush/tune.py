@@ -254,6 +254,6 @@ def _run_group(
 def _first_states(method: Method, network: Network, task: Task) -> InnerState | BilevelState:
     if not isinstance(method, Algorithm):
         return InnerState(task.params, task.hypers)
-    links = known_links(method, network, last_point(task, network), task)
+    links = known_links(method.on(network, None, task), network, last_point(task, network), task)
     counter, report = jnp.full(task.clients, method.steps, jnp.int32), Report.none((task.clients,))
     return BilevelState(task.params, task.hypers, links, counter, report)

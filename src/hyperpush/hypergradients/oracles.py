@@ -50,7 +50,7 @@ def recurrent(
     hessians, mixed, along_x, along_hyper = derivatives(problem, params, hypers, data)
     (n, d), means = along_x.shape, network.means()
     mass = means.stationary()
-    back = np.kron(means.push, np.eye(d))  # m_i = Σ_j p̄_{i→j} u_j
+    back = np.kron(means.weights, np.eye(d))  # m_i = Σ_j p̄_{i→j} u_j
     bend, down = np.zeros((n, d, n, d)), np.zeros((n, mixed.shape[1], n, d))
     for i in range(n):
         bend[i, :, i], down[i, :, i] = step_size / mass[i] * hessians[i], -step_size * mixed[i]

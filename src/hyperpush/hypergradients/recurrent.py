@@ -8,12 +8,14 @@ SGP's expected step has a fixed point x̄; its derivative by the clients' hypers
 with H_i = ∂²_xx f_i, B_i = ∂²_λx f_i, c_x = (1/n)∂_x F_i/ω_i, c_λ = (1/n)∂_λ F_i. Messages must flow against the
 links of SGP: a client weighs what it hears from j with p̄_{i→j}/δ̄_{j→i}, which is p̄_{i→j} on average whenever j can be
 heard at all. The target is O(γ) away from the hypergradient of the exact consensus solution.
+
+Where training mixed params with doubly stochastic weights instead of pushing them, p̄ are these weights, and ω = 1.
 """
 
 import abc
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -22,9 +24,10 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush.checks.ranges import OptionalCount, Positive, Whole
-from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradient_shares
-from hyperpush.inner.base import LinkEstimates
+from hyperpush.inner.base import InnerSolver, LinkEstimates
+from hyperpush.method import Method
+from hyperpush.networks import Network
 from hyperpush.programs import Context, Exchange, Inbox, Node, Problem, Repeat, Scope, as_number, draw
 
 Variant = Literal["gradient-first", "gradient-after"]
@@ -48,6 +51,16 @@ class Recurrent(HypergradientEstimator):
     step_size: Positive = eqx.field(converter=as_number)
     variant: Variant = eqx.field(static=True, default="gradient-first", kw_only=True)
     batch_size: OptionalCount = eqx.field(static=True, default=None, kw_only=True)
+    links: Literal["observed", "means"] = eqx.field(static=True, default="observed", kw_only=True)
+    weights: Literal["push", "gossip"] | None = eqx.field(static=True, default=None, kw_only=True)
+
+    def after(self, inner: InnerSolver) -> tuple[InnerSolver, "Recurrent"]:
+        return inner.observing(self.links == "observed"), replace(self, weights=self.weights or inner.weights)
+
+    def on(self, network: Network, engine: Any = None, task: Any = None) -> "Recurrent":
+        point = None if task is None else task.point
+        trained = point.weights if point is not None and point.network == network else None
+        return replace(self, weights=self.weights or trained or "push")
 
     @abc.abstractmethod
     def step(self, problem: Problem) -> Node:
@@ -63,9 +76,7 @@ class Recurrent(HypergradientEstimator):
 
     def program(self, problem: Problem) -> Node:
         def start(state: HypergradientState, ctx: Context) -> PyTree:
-            if state.links is None:
-                allowed = "estimates of the links (train with SGP(observe=True), or network means)"
-                raise InvalidInput("links", None, allowed)
+            assert state.links is not None  # known_links refuses what cannot know them
             along_x, along_hyper = outer_gradient_shares(problem, state, ctx)
             mass = state.links.mass
             source = jax.tree.map(lambda g: g / mass, along_x)
@@ -91,7 +102,7 @@ class Recurrent(HypergradientEstimator):
     def exchange(
         self,
         problem: Problem,
-        weights: Literal["reverse"] | Callable[[Backward, Context], Float[Array, " n"]],
+        weights: Literal["reverse", "gossip"] | Callable[[Backward, Context], Float[Array, " n"]],
         *,
         move: bool = True,
         collect: bool = True,
@@ -104,6 +115,11 @@ class Recurrent(HypergradientEstimator):
             return replace(state, u=onward if move else state.u, value=value)
 
         return Exchange(send=lambda state, ctx: state.u, receive=receive, weights=weights)
+
+
+def find_recurrent(method: Method) -> Recurrent | None:
+    """The estimator that wants to know the links, if a method is one or has one."""
+    return next((part for part in (method, *method.parts()) if isinstance(part, Recurrent)), None)
 
 
 def reversed_weights(state: Backward, ctx: Context) -> Float[Array, " n"]:

@@ -42,6 +42,10 @@ class VRHGP(Recurrent):
         beta: β from 0 to 1; 0.1 is the paper's. Larger values average w over more steps.
         variant: That of the SGP that trained, `"gradient-first"` or `"gradient-after"`.
         batch_size: Training examples per mini-batch, drawn anew in each step, at least 1; None uses all.
+        links: What is known of the links. `"observed"`: what clients saw while they trained; on a network that never
+            changes one round shows it. `"means"`: the network's true means, which no party can see, for comparisons.
+        weights: With which training mixed params: `"push"` or `"gossip"`. None: those of the solver that trained, if
+            the task or the algorithm tells, else `"push"`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

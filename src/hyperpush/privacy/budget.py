@@ -17,7 +17,8 @@ from jaxtyping import PyTree
 
 from hyperpush.checks import check_positive, no_type_check
 from hyperpush.errors import InvalidInput, unknown
-from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, reverses_links
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.hypergradients.recurrent import find_recurrent
 from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
 from hyperpush.optimizers import Power
 from hyperpush.privacy import ASSUMPTION
@@ -311,8 +312,7 @@ def first_state(task: Task, method: Method) -> PyTree:
     """The shapes of what one client starts a method from."""
 
     def start(params: PyTree, hyper: PyTree) -> PyTree:
-        row = jnp.zeros(task.clients)
-        links = LinkEstimates(row, row, jnp.zeros(())) if reverses_links(method) else None
+        links = None if find_recurrent(method) is None else LinkEstimates.none(task.clients)
         if isinstance(method, InnerSolver):
             return InnerState(params, hyper)
         if isinstance(method, HypergradientEstimator):
