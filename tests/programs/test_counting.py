@@ -206,10 +206,10 @@ def work_of(program, states):
         (hp.hypergradients.LocalGradient(7), (2 * 7, 1 + 10, 1)),  # two systems; ten products for the norm of B_i
         (hp.hypergradients.LocalGradient(7, singular="minimum-norm"), (7, 1 + 10, 1)),
         (hp.hypergradients.DirectGradient(), (0, 0, 1)),
-        (hp.hypergradients.DirectedRB(10, 0.1), (10, 10, 2)),
-        (hp.hypergradients.DirectedRB(10, 0.1, independent_batches=True), (10, 10, 2)),
-        (hp.hypergradients.VRHGP(10, 0.1), (20, 20, 2)),
-        (hp.hypergradients.ExactRB(10, 0.1), (10, 10, 2)),
+        (hp.hypergradients.DirectedRB(10, 0.1), (10, 10, 1)),
+        (hp.hypergradients.DirectedRB(10, 0.1, independent_batches=True), (10, 10, 1)),
+        (hp.hypergradients.VRHGP(10, 0.1), (20, 20, 1)),
+        (hp.hypergradients.ExactRB(10, 0.1), (10, 10, 1)),
     ],
 )
 def test_estimators(estimator, expected):

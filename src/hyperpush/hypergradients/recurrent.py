@@ -9,6 +9,9 @@ with H_i = ∂²_xx f_i, B_i = ∂²_λx f_i, c_x = (1/n)∂_x F_i/ω_i, c_λ = 
 links of SGP: a client weighs what it hears from j with p̄_{i→j}/δ̄_{j→i}, which is p̄_{i→j} on average whenever j can be
 heard at all. The target is O(γ) away from the hypergradient of the exact consensus solution.
 
+On a private task B_i is applied once, to what it would have been applied to in all steps: `steps` + 2 releases of
+DirectedRB, 2·`steps` + 2 of VRHGP.
+
 Where training mixed params with doubly stochastic weights instead of pushing them, p̄ are these weights, and ω = 1.
 """
 
@@ -24,7 +27,12 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush.checks.ranges import OptionalCount, Positive, Whole
-from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradient_shares
+from hyperpush.hypergradients.base import (
+    HypergradientEstimator,
+    HypergradientState,
+    outer_gradient_shares,
+    subtract_indirect,
+)
 from hyperpush.inner.base import InnerSolver, LinkEstimates
 from hyperpush.method import Method
 from hyperpush.networks import Network
@@ -40,8 +48,9 @@ class Backward(eqx.Module):
     hyper: PyTree
     links: LinkEstimates
     source: PyTree  # c_x
+    direct: PyTree  # c_λ
     u: PyTree
-    value: PyTree  # v
+    value: PyTree  # v; of a private task what B_i is applied to in the end
 
 
 class Recurrent(HypergradientEstimator):
@@ -70,9 +79,9 @@ class Recurrent(HypergradientEstimator):
         """The state that steps work on, where the way back starts."""
         return back
 
-    def found(self, state: PyTree) -> PyTree:
-        """The series so far, without c_λ."""
-        return state.value
+    def back(self, state: PyTree) -> Backward:
+        """The way back, of a state that steps work on."""
+        return state
 
     def program(self, problem: Problem) -> Node:
         def start(state: HypergradientState, ctx: Context) -> PyTree:
@@ -80,22 +89,30 @@ class Recurrent(HypergradientEstimator):
             along_x, along_hyper = outer_gradient_shares(problem, state, ctx)
             mass = state.links.mass
             source = jax.tree.map(lambda g: g / mass, along_x)
-            zero = jax.tree.map(jnp.zeros_like, along_hyper)
-            return self.begin(Backward(state.params, state.hyper, state.links, source, source, zero))
+            zero = jax.tree.map(jnp.zeros_like, source if problem.private else along_hyper)
+            return self.begin(Backward(state.params, state.hyper, state.links, source, along_hyper, source, zero))
 
         def finish(before: HypergradientState, state: PyTree, ctx: Context) -> HypergradientState:
-            _, direct = outer_gradient_shares(problem, before, ctx)
-            return replace(before, value=optax.tree.add(self.found(state), direct))
+            back = self.back(state)
+            if problem.private and self.steps:
+                return subtract_indirect(problem, before, back.direct, optax.tree.scale(-1, back.value), ctx)
+            return replace(before, value=back.direct if problem.private else optax.tree.add(back.value, back.direct))
 
         return Scope(Repeat(self.step(problem), self.steps, name=type(self).__name__), start, finish)
 
     def maps(
         self, problem: Problem, state: Backward, vector: PyTree, mixed: PyTree, ctx: Context
     ) -> tuple[PyTree, PyTree]:
-        """(A u, B u) of one client for u = `vector`, once the reversed messages have been mixed."""
+        """(A u, B u) of one client for u = `vector`, once the reversed messages have been mixed.
+
+        On a private task B waits: it is linear, and u is known to others, so that one product in the end is enough.
+        """
         at = vector if self.variant == "gradient-after" else mixed
-        batch = draw(ctx.data.train, self.batch_size, ctx.key)
-        along_x, along_hyper = problem.products(state.params, state.hyper, batch, at)
+        batch, along_hyper = draw(ctx.data.train, self.batch_size, ctx.key), at
+        if problem.private:
+            along_x = problem.hessian_product(state.params, state.hyper, batch, at)
+        else:
+            along_x, along_hyper = problem.products(state.params, state.hyper, batch, at)
         onward = optax.tree.add_scale(mixed, -self.step_size / state.links.mass, along_x)
         return onward, optax.tree.scale(-self.step_size, along_hyper)
 

@@ -67,8 +67,8 @@ class VRHGP(Recurrent):
     def begin(self, back: Backward) -> _State:
         return _State(back, back.source)
 
-    def found(self, state: _State) -> PyTree:
-        return state.back.value
+    def back(self, state: _State) -> Backward:
+        return state.back
 
     def step(self, problem: Problem) -> Node:
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:

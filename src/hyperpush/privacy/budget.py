@@ -232,9 +232,6 @@ def check_method(method: Any) -> None:
     """Refuse what no task can be private with, before anything is traced."""
     if not isinstance(method, Method):
         raise InvalidInput("method", method, "an object such as hp.SGP(steps=…, step_size=…) or hp.PDBO(…)")
-    if getattr(method, "stop", None) is not None:
-        allowed = "None on a private task, and a fixed number of steps: clients would vote with clean metrics"
-        raise InvalidInput(f"{type(method).__name__}.stop", "early stopping", allowed)
 
 
 def releases(task: Task, method: Method, state: PyTree) -> tuple[LeafReleases, ...]:
