@@ -19,7 +19,7 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput
 from hyperpush.hooks import listen
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
-from hyperpush.hypergradients.recurrent import find_recurrent
+from hyperpush.hypergradients.recurrent import known_links
 from hyperpush.inner_residual import estimate_recipe, inner_residual
 from hyperpush.privacy.budget import Budget, budget
 from hyperpush.privacy.noise_at_releases import without_data
@@ -374,30 +374,3 @@ def client_axis(task: Task) -> tuple[int, ...]:
 def last_point(task: Task, network: Network) -> Point | None:
     """Where the last run on this network left off; what another network left is of no use."""
     return task.point if task.point is not None and task.point.network == network else None
-
-
-def known_links(
-    method: HypergradientEstimator | Algorithm, network: Network, point: Point | None, task: Task
-) -> LinkEstimates | None:
-    """What clients know of their links, for a method as it runs on the network; None if it does not ask.
-
-    It is what they saw in training, and nothing yet if the method trains itself. A network that never changes shows its
-    links in one round. True means are for those who ask for them, and for no party: it sees its own links only.
-    """
-    estimator = find_recurrent(method)
-    if estimator is None:
-        return None
-    if estimator.links == "observed":
-        if any(getattr(part, "observe", False) for part in method.parts()):
-            return LinkEstimates.none(network.clients, client_axis(task))
-        if point is not None and point.links is not None:
-            return point.links
-    name = type(estimator).__name__
-    if task.owner is not None and estimator.links == "means":
-        raise InvalidInput(f"{name}.links", "means", "'observed' for one party's task: a party sees its own links only")
-    if estimator.links == "observed" and (network.varying or task.owner is not None):
-        allowed = f"what SGP or DSGD saw of {network.name} in training: hp.train first, and pass its task on; "
-        raise InvalidInput("links", None, allowed + f'or links=…, or {name}(…, links="means"), which no party can see')
-    means, dtype = network.means(estimator.weights or "push"), jnp.zeros(()).dtype
-    parts = (means.weights, means.up.T, means.stationary(), np.ones(network.clients))
-    return LinkEstimates(*(jnp.asarray(part, dtype) for part in parts))

@@ -9,10 +9,11 @@ import pytest
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
+from hyperpush.deploy.train_first import TrainFirst
 from hyperpush.engines.simulate import evaluate
 from hyperpush.hypergradients import HypergradientState
+from hyperpush.hypergradients.recurrent import known_links
 from hyperpush.tasks.quadratic import quadratic
-from hyperpush.verbs import known_links
 
 pytestmark = pytest.mark.usefixtures("float64")
 VARIANTS = ["gradient-first", "gradient-after"]
@@ -167,6 +168,17 @@ def test_within_an_algorithm_the_links_of_all_trainings_are_kept(solver):
     np.testing.assert_allclose(links.heard, means.up.T, atol=4 * 0.5 / np.sqrt(1200))
     if isinstance(solver, hp.DSGD):
         np.testing.assert_array_equal(links.mass, 1)
+
+
+def test_one_program_of_training_and_estimate_observes_as_two_do():
+    """What peers run: TrainFirst observes because the estimator asks for it, whatever the solver says."""
+    made, network = setting(4), hp.networks.RandomDirected(4)
+    solver, estimator = hp.SGP(50, 0.1), hp.hypergradients.DirectedRB(20, 0.1)
+    trained = hp.train(made, solver, network, key=0)
+    apart = hp.hypergradient(trained.task, estimator, network, key=0).value
+    for each in (solver, solver.with_options(observe=False)):
+        together = hp.hypergradient(made, TrainFirst(each, estimator), network, key=0).value
+        np.testing.assert_allclose(together, apart, rtol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -142,4 +142,5 @@ def test_bounds_clip_a_metric_without_privacy_too():
     made = hp.Task(inner=cost, outer=cost, **zeros, train=rows, validation=rows, holdout=rows)
     stop = hp.EarlyStopping(first_column, on="holdout", patience=1, bounds=BOUNDS)
     found = hp.solve(made, hp.PDBO(hp.SGP(1, 0.1), ESTIMATORS["HGP"][0], SGD, 0, stop=stop), hp.networks.Ring(2), key=0)
-    np.testing.assert_allclose(found.history.watched, (2 + 3 + 6) / 3, rtol=1e-6)
+    watched: Any = found.history.watched
+    np.testing.assert_allclose(watched, (2 + 3 + 6) / 3, rtol=1e-6)

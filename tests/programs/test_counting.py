@@ -9,11 +9,11 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.hypergradients import HypergradientState
+from hyperpush.hypergradients.recurrent import known_links
 from hyperpush.inner.base import InnerState
 from hyperpush.programs import Average, Exchange, Local, Repeat, Scope, Sequence, Server, profile, stepwise, traced
 from hyperpush.programs.counting import repeated
 from hyperpush.tasks.logistic import logistic
-from hyperpush.verbs import known_links
 
 PROBLEM = hp.programs.Problem(lambda x, h, b: h * jnp.sum(x**3), lambda x, h, b: h**2 * jnp.sum(x**2))
 NETWORK = hp.networks.Ring(4)

@@ -23,10 +23,12 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush.checks.ranges import OptionalCount, Positive, Whole
+from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import (
     HypergradientEstimator,
     HypergradientState,
@@ -137,6 +139,34 @@ class Recurrent(HypergradientEstimator):
 def find_recurrent(method: Method) -> Recurrent | None:
     """The estimator that wants to know the links, if a method is one or has one."""
     return next((part for part in (method, *method.parts()) if isinstance(part, Recurrent)), None)
+
+
+def known_links(method: Method, network: Network, point: Any, task: Any) -> LinkEstimates | None:
+    """What clients know of their links, for a method as it runs on the network; None if it does not ask.
+
+    It is what they saw in training, and nothing yet if the method trains itself. A network that never changes shows its
+    links in one round. True means are for those who ask for them, and for no party: it sees its own links only.
+    """
+    estimator = find_recurrent(method)
+    if estimator is None:
+        return None
+    if estimator.links == "observed":
+        if any(getattr(part, "observe", False) for part in method.parts()):
+            return LinkEstimates.none(network.clients, (network.clients,) if task.owner is None else ())
+        if point is not None and point.links is not None and estimator.weights in (None, point.weights):
+            return point.links
+    name = type(estimator).__name__
+    if task.owner is not None and estimator.links == "means":
+        raise InvalidInput(f"{name}.links", "means", "'observed' for one party's task: a party sees its own links only")
+    if estimator.links == "observed" and (network.varying or task.owner is not None):
+        allowed = (
+            f"what SGP or DSGD saw of {network.name} in training: hp.train first (with observe=True for many clients), "
+            f'and pass its task on; or links=…; or {name}(…, links="means"), which no party can see'
+        )
+        raise InvalidInput("links", None, allowed)
+    means, dtype = network.means(estimator.weights or "push"), jnp.zeros(()).dtype
+    parts = (means.weights, means.up.T, means.stationary(), np.ones(network.clients))
+    return LinkEstimates(*(jnp.asarray(part, dtype) for part in parts))
 
 
 def reversed_weights(state: Backward, ctx: Context) -> Float[Array, " n"]:

@@ -10,10 +10,11 @@ from hyperpush.engines.faults import Faults
 from hyperpush.engines.result import Recorders, RunResult
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.hypergradients.recurrent import known_links
 from hyperpush.networks import Network
 from hyperpush.programs import Context, Recipe, evaluate, program_of
 from hyperpush.task import Task
-from hyperpush.verbs import known_links, last_point
+from hyperpush.verbs import last_point
 
 
 def run_recorded(

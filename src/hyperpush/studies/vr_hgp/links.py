@@ -10,14 +10,13 @@ from jaxtyping import Array, Key, PRNGKeyArray
 import hyperpush as hp
 from hyperpush.hypergradients import oracles
 from hyperpush.hypergradients.base import HypergradientState
-from hyperpush.hypergradients.recurrent import Recurrent
+from hyperpush.hypergradients.recurrent import Recurrent, known_links
 from hyperpush.inner.base import InnerState, ObservingSolver
 from hyperpush.networks import Network
 from hyperpush.programs import evaluate, program_of
 from hyperpush.runs.run import StudyRun
 from hyperpush.studies.vr_hgp.config import VRStudy
 from hyperpush.task import Task
-from hyperpush.verbs import known_links
 
 AFTER: Any = {"variant": "gradient-after"}
 
