@@ -164,7 +164,9 @@ def known_links(method: Method, network: Network, point: Any, task: Any) -> Link
             f'and pass its task on; or links=…; or {name}(…, links="means"), which no party can see'
         )
         raise InvalidInput("links", None, allowed)
-    means, dtype = network.means(estimator.weights or "push"), jnp.zeros(()).dtype
+    # Networks of one's own may know their push weights only.
+    means = network.means("gossip") if estimator.weights == "gossip" else network.means()
+    dtype = jnp.zeros(()).dtype
     parts = (means.weights, means.up.T, means.stationary(), np.ones(network.clients))
     return LinkEstimates(*(jnp.asarray(part, dtype) for part in parts))
 
