@@ -170,6 +170,36 @@ def test_within_an_algorithm_the_links_of_all_trainings_are_kept(solver):
         np.testing.assert_array_equal(links.mass, 1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "variant", "steps"),
+    [
+        ("DirectedRB", "gradient-first", 6),
+        ("DirectedRB", "gradient-after", 0),
+        ("VRHGP", "gradient-after", 6),
+        ("VRHGP", "gradient-first", 1),
+        ("ExactRB", "gradient-after", 6),
+    ],
+)
+def test_the_private_form_is_the_same_estimate(kind, variant, steps):
+    """With all examples and next to no noise, B_i of the sum is the sum of B_i."""
+    rows, network = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2))), hp.networks.RandomUndirected(3)
+    made = hp.Task(
+        inner=lambda x, h, a: jnp.sum((x - jnp.tanh(h) * a) ** 2 * (1 + a**2), axis=-1),
+        outer=lambda x, h, a: jnp.sum((x - a) ** 2, axis=-1) * jnp.exp(h[0]),
+        params=jnp.ones(2),
+        hypers=jnp.ones(2) / 2,
+        train=rows,
+        validation=rows[:, ::-1],
+    )
+    quiet = made.private(clip=1e3, curvature=1e3, coupling=1e3, noise=hp.privacy.Gaussian(1e-15))
+    method = getattr(hp.hypergradients, kind)(steps, 0.1, variant=variant, links="means")
+    plain, private = (hp.hypergradient(each, method, network, key=0) for each in (made, quiet))
+    np.testing.assert_allclose(private.value, plain.value, atol=1e-9)
+    assert np.abs(plain.value).max() > 0.1
+    products = (2 * steps - 1 if kind == "VRHGP" else steps) if steps else 0
+    assert private.privacy.releases == {"validation": 1} | ({"train": products} if steps else {})
+
+
 def test_one_program_of_training_and_estimate_observes_as_two_do():
     """What peers run: TrainFirst observes because the estimator asks for it, whatever the solver says."""
     made, network = setting(4), hp.networks.RandomDirected(4)

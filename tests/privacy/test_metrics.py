@@ -74,8 +74,8 @@ def test_noise_is_in_units_of_what_one_example_can_change(noise, deviation):
 ESTIMATORS = {  # products with H_i that are sent, and one with B_i in the end
     "HGP": (hp.HGP(ORDER, 2, 0.1), ORDER),
     "TrackedHGP": (hp.TrackedHGP(ORDER, 0.1, tolerance=None), ORDER),
-    "DirectedRB": (hp.hypergradients.DirectedRB(ORDER, 0.1), ORDER + 1),
-    "VRHGP": (hp.hypergradients.VRHGP(ORDER, 0.1), 2 * ORDER + 1),
+    "DirectedRB": (hp.hypergradients.DirectedRB(ORDER, 0.1), ORDER),
+    "VRHGP": (hp.hypergradients.VRHGP(ORDER, 0.1), 2 * ORDER - 1),
 }
 
 

@@ -64,8 +64,8 @@ class DirectedRB(Recurrent):
 
     independent_batches: bool = eqx.field(static=True, default=False)
 
-    def step(self, problem: Problem) -> Node:
-        if not self.independent_batches:
-            return self.exchange(problem, reversed_weights)
+    def step(self, problem: Problem, last: bool = False) -> Node:
+        if last or not self.independent_batches:
+            return self.exchange(problem, reversed_weights, move=not last)
         collect = self.exchange(problem, reversed_weights, move=False)
         return Sequence(collect, self.exchange(problem, reversed_weights, collect=False))

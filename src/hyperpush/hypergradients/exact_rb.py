@@ -45,5 +45,6 @@ class ExactRB(Recurrent):
 
     info: ClassVar[MethodInfo] = replace(DirectedRB.info, network="undirected")
 
-    def step(self, problem: Problem) -> Node:
-        return self.exchange(problem, "gossip" if self.weights == "gossip" else "reverse")  # gossip is symmetric
+    def step(self, problem: Problem, last: bool = False) -> Node:
+        weights = "gossip" if self.weights == "gossip" else "reverse"  # gossip is symmetric
+        return self.exchange(problem, weights, move=not last)

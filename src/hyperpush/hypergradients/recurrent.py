@@ -9,8 +9,8 @@ with H_i = ∂²_xx f_i, B_i = ∂²_λx f_i, c_x = (1/n)∂_x F_i/ω_i, c_λ = 
 links of SGP: a client weighs what it hears from j with p̄_{i→j}/δ̄_{j→i}, which is p̄_{i→j} on average whenever j can be
 heard at all. The target is O(γ) away from the hypergradient of the exact consensus solution.
 
-On a private task B_i is applied once, to what it would have been applied to in all steps: `steps` + 2 releases of
-DirectedRB, 2·`steps` + 2 of VRHGP.
+On a private task B_i is applied once, to what it would have been applied to in all steps, and nobody needs the last
+H_i u: `steps` + 1 releases of DirectedRB, 2·`steps` of VRHGP.
 
 Where training mixed params with doubly stochastic weights instead of pushing them, p̄ are these weights, and ω = 1.
 """
@@ -38,7 +38,7 @@ from hyperpush.hypergradients.base import (
 from hyperpush.inner.base import InnerSolver, LinkEstimates
 from hyperpush.method import Method
 from hyperpush.networks import Network
-from hyperpush.programs import Context, Exchange, Inbox, Node, Problem, Repeat, Scope, as_number, draw
+from hyperpush.programs import Context, Exchange, Inbox, Node, Problem, Repeat, Scope, Sequence, as_number, draw
 
 Variant = Literal["gradient-first", "gradient-after"]
 
@@ -74,8 +74,8 @@ class Recurrent(HypergradientEstimator):
         return replace(self, weights=self.weights or trained or "push")
 
     @abc.abstractmethod
-    def step(self, problem: Problem) -> Node:
-        """One step back, on `Backward` states or what `begin` makes of them."""
+    def step(self, problem: Problem, last: bool = False) -> Node:
+        """One step back, on `Backward` states or what `begin` makes of them; the last one need not move u."""
 
     def begin(self, back: Backward) -> PyTree:
         """The state that steps work on, where the way back starts."""
@@ -100,7 +100,9 @@ class Recurrent(HypergradientEstimator):
                 return subtract_indirect(problem, before, back.direct, optax.tree.scale(-1, back.value), ctx)
             return replace(before, value=back.direct if problem.private else optax.tree.add(back.value, back.direct))
 
-        return Scope(Repeat(self.step(problem), self.steps, name=type(self).__name__), start, finish)
+        private = problem.private and self.steps > 0  # then a product that nobody needs would be released, too
+        loop = Repeat(self.step(problem), self.steps - private, name=type(self).__name__)
+        return Scope(Sequence(loop, self.step(problem, last=True)) if private else loop, start, finish)
 
     def maps(
         self, problem: Problem, state: Backward, vector: PyTree, mixed: PyTree, ctx: Context

@@ -70,13 +70,15 @@ class VRHGP(Recurrent):
     def back(self, state: _State) -> Backward:
         return state.back
 
-    def step(self, problem: Problem) -> Node:
+    def step(self, problem: Problem, last: bool = False) -> Node:
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
             back, alpha, beta = state.back, self.alpha, self.beta
             mixed_u, mixed_w = inbox.mix((back.u, state.w))
             a_u, b_u = self.maps(problem, back, back.u, mixed_u, ctx)
             a_w, b_w = self.maps(problem, back, state.w, mixed_w, ctx)
             value = jax.tree.map(lambda v, bu, bw: alpha * (v + bu) + (1 - alpha) * bw, back.value, b_u, b_w)
+            if last:
+                return replace(state, back=replace(back, value=value))
             w = jax.tree.map(lambda aw, c, w, u: beta * (aw + c) + (1 - beta) * (w + u), a_w, back.source, state.w, a_u)
             return _State(replace(back, u=a_u, value=value), w)
 
