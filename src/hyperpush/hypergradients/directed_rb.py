@@ -27,6 +27,7 @@ class DirectedRB(Recurrent):
     Departures from the papers:
         1. Both variants of SGP are covered; the papers have one each.
         2. ω is its time average over training. The papers take its last value.
+        3. On a private task u is known to others, so that B_i is applied once in the end: steps + 1 releases.
 
     Args:
         steps: Terms of the series. With 0 the result is (1/n) ∂_λ F_i. The series converges at the pace of SGP: take
@@ -59,6 +60,7 @@ class DirectedRB(Recurrent):
         sends="one vector of the size of the params per step",
         paper="Personalized decentralized bilevel optimization over stochastic and directed networks",
         note="through the steps of SGP",
+        private=True,
         example={"steps": 20, "step_size": 0.1},
     )
 

@@ -32,6 +32,7 @@ class VRHGP(Recurrent):
     Departures from the paper:
         1. u and w share the links and the mini-batch of a step.
         2. Both variants of SGP are covered.
+        3. On a private task u and w are known to others, so that B_i is applied once in the end: 2·steps releases.
 
     Args:
         steps: Terms of the series. With 0 the result is (1/n) ∂_λ F_i. The series converges at the pace of SGP: take
