@@ -18,6 +18,7 @@ from hyperpush.programs.counting import mark
 
 Cost = Callable[[PyTree, PyTree, PyTree], Float[Array, "..."]]  # (params, hyper, batch) -> losses, or one scalar
 Penalty = Callable[[PyTree, PyTree], Float[Array, ""]]  # (params, hyper) -> a scalar
+Bounds = tuple[Any, Any]  # numbers, which may be traced
 
 
 class ModelLoss(eqx.Module):
@@ -106,6 +107,12 @@ class Problem(eqx.Module):
         """A metric's mean over the examples of a batch."""
         return self._cost(metric, None, params, hyper, batch)
 
+    def watch(
+        self, metric: Cost, params: PyTree, hyper: PyTree, batch: PyTree, on: str, bounds: Bounds | None = None
+    ) -> Float[Array, ""]:
+        """A metric's mean over the examples of a batch of the data set `on`, each within `bounds`, to choose by."""
+        return mark("metrics", self._cost(metric, None, params, hyper, batch, bounds), on)
+
     def _losses(self, cost: Cost, params: PyTree, hyper: PyTree, batch: PyTree) -> Any:
         # Whatever the function returns: it is a user's, and checked elsewhere.
         examples, mask, _ = open_batch(batch)
@@ -128,9 +135,16 @@ class Problem(eqx.Module):
         return structure.unflatten(picked)
 
     def _cost(
-        self, cost: Cost, penalty: Penalty | None, params: PyTree, hyper: PyTree, batch: PyTree
+        self,
+        cost: Cost,
+        penalty: Penalty | None,
+        params: PyTree,
+        hyper: PyTree,
+        batch: PyTree,
+        bounds: Bounds | None = None,
     ) -> Float[Array, ""]:
-        values = _mean(self._losses(cost, params, hyper, batch), batch)
+        losses = self._losses(cost, params, hyper, batch)
+        values = _mean(losses if bounds is None else jnp.clip(losses, *bounds), batch)
         if not jnp.issubdtype(values.dtype, jnp.floating):  # a metric may count
             values = values.astype(jnp.zeros(()).dtype)
         return values if penalty is None else values + penalty(self.whole(params), hyper)

@@ -74,7 +74,8 @@ def checked_metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ..
         if not callable(metric) or not isinstance(on, str):
             raise InvalidInput(f"metrics.{name}", given, 'a function of (params, hyper, batch), or ("test", function)')
         if task.privacy is not None:
-            allowed = "no metrics on a private task: what they measure on data would leave a client without noise"
+            allowed = "no metrics on a private task: what they measure would leave a client without noise; a metric to "
+            allowed += "choose the step by is released with stop=hp.EarlyStopping(metric, on=…, patience=…, bounds=…)"
             raise InvalidInput(f"metrics.{name}", "a metric", allowed)
         task.check_metric(f"metrics.{name}", cast(Cost, metric), on)
         found.append((str(name), on, metric))

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int, Num, PyTree
 
 from hyperpush.engines.result import RunResult
 from hyperpush.errors import InvalidInput, NotConverged
+from hyperpush.inner.base import LinkEstimates
 from hyperpush.programs.counting import accesses
 from hyperpush.status import Status
 from hyperpush.task import Task
@@ -261,6 +262,11 @@ class Training(Result):
 
     params: PyTree
     history: History | None = None
+
+    @property
+    def links(self) -> LinkEstimates | None:
+        """What clients saw of their links; None if they did not look. Estimators find it in `task`."""
+        return None if self.task.point is None else self.task.point.links
 
     def client(self, name: str | int) -> Own:
         """One client's params and hypers, by its name or number."""

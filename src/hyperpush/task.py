@@ -27,11 +27,12 @@ from hyperpush.starts import PerClient, PerExample, is_per_example, split_start,
 
 @dataclass(frozen=True)
 class Point:
-    """What a run leaves for the next one on the same network: links seen and network time."""
+    """What a run leaves for the next one on the same network: links seen, network time, and how params were mixed."""
 
     network: Any
     links: LinkEstimates | None
     step: int
+    weights: Literal["push", "gossip"] | None = None  # None: nothing was trained
 
 
 class Task:

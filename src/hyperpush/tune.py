@@ -17,6 +17,7 @@ from hyperpush.checks import no_type_check
 from hyperpush.checks.verbs import check_call
 from hyperpush.engines.simulate import evaluate
 from hyperpush.errors import InvalidInput, unknown
+from hyperpush.hypergradients.recurrent import known_links
 from hyperpush.method import Configured, Method
 from hyperpush.networks import Network
 from hyperpush.problem import Cost
@@ -25,7 +26,7 @@ from hyperpush.programs.report import Report
 from hyperpush.results import table
 from hyperpush.status import Status
 from hyperpush.task import Task
-from hyperpush.verbs import known_links, last_point, run_keys
+from hyperpush.verbs import last_point, run_keys
 
 LARGE = 50_000_000  # numbers of all clients' params that are computed side by side; beyond, one after the other
 
@@ -254,6 +255,6 @@ def _run_group(
 def _first_states(method: Method, network: Network, task: Task) -> InnerState | BilevelState:
     if not isinstance(method, Algorithm):
         return InnerState(task.params, task.hypers)
-    links = known_links(method, network, last_point(task, network), task)
+    links = known_links(method.on(network, None, task), network, last_point(task, network), task)
     counter, report = jnp.full(task.clients, method.steps, jnp.int32), Report.none((task.clients,))
     return BilevelState(task.params, task.hypers, links, counter, report)

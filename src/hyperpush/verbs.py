@@ -18,7 +18,8 @@ from hyperpush.engines.result import Recorder, Recorders, RunResult, recorders_o
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput
 from hyperpush.hooks import listen
-from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, reverses_links
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.hypergradients.recurrent import known_links
 from hyperpush.inner_residual import estimate_recipe, inner_residual
 from hyperpush.privacy.budget import Budget, budget
 from hyperpush.privacy.noise_at_releases import without_data
@@ -97,7 +98,10 @@ class _Call:
 
     def after(self, run: RunResult, links: LinkEstimates | None, **at: Any) -> tuple[Task, Costs]:
         """The task at the point that a run reached, with what was released of its data, and what the run cost."""
-        point = Point(self.network, links, run.step)
+        solver = next((part for part in (self.method, *self.method.parts()) if isinstance(part, InnerSolver)), None)
+        before = last_point(self.task, self.network) if solver is None else None
+        mixed = solver.weights if solver is not None else before and before.weights
+        point = Point(self.network, links, run.step, mixed)
         return self._spend(self.task.at(point=point, **at)), Costs.of(run, self.task)
 
     def _spend(self, after: Task) -> Task:
@@ -200,8 +204,8 @@ def hypergradient(
         method: The estimator. `method.info` says which network it needs and what it estimates.
         network: Who can send to whom, and when.
         key: An integer or a JAX key, as in `hp.train`.
-        links: What clients know of their links, for estimators that reverse them. None: what training with
-            `SGP(observe=True)` on this network saw, else the network's true means.
+        links: What clients know of their links, for estimators that reverse them. None: what they saw when the task was
+            trained on this network, or the network's true means if the estimator has `links="means"`.
         record: By loop, a function of (state, context) of one client whose results go into `history`.
         engine: Where the clients run, as in `hp.train`.
         hooks: Observers, as in `hp.train`.
@@ -370,16 +374,3 @@ def client_axis(task: Task) -> tuple[int, ...]:
 def last_point(task: Task, network: Network) -> Point | None:
     """Where the last run on this network left off; what another network left is of no use."""
     return task.point if task.point is not None and task.point.network == network else None
-
-
-def known_links(
-    method: HypergradientEstimator | Algorithm, network: Network, point: Point | None, task: Task
-) -> LinkEstimates | None:
-    """What clients know of their links: what they saw in training, else the network's true means."""
-    if not reverses_links(method):
-        return None
-    if point is not None and point.links is not None:
-        return point.links
-    means, dtype = network.means(), jnp.zeros(()).dtype
-    links = LinkEstimates(*(jnp.asarray(part, dtype) for part in (means.push, means.up.T, means.stationary())))
-    return links if task.owner is None else jax.tree.map(lambda leaf: leaf[task.owner], links)

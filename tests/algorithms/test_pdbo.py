@@ -101,7 +101,7 @@ def test_hypers_of_ones_own_reach_their_optimum():
 def test_a_warm_start_and_an_estimator_that_reverses_links():
     made = quadratic(3, 1)
     inner, estimator = (
-        hp.SGP(200, hp.schedule("milestones", 0.1, (150,)), observe=True),
+        hp.SGP(200, hp.schedule("milestones", 0.1, (150,))),
         hp.hypergradients.DirectedRB(200, 0.02),
     )
     found = hp.solve(made, hp.PDBO(inner, estimator, sgd(0.5), 30, restart=False), RANDOM, key=0)

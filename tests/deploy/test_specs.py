@@ -16,6 +16,7 @@ from hyperpush.runs.saved import leaf_name
 CLIENTS = 3
 SGP = {"name": "SGP", "steps": 20, "step_size": 0.3}
 HGP = {"name": "HGP", "steps": 4, "pushes": 2, "step_size": 0.3}
+VRHGP = {"name": "VRHGP", "steps": 4, "step_size": 0.3}  # each party has seen its own links only
 PDBO = {"name": "PDBO", "steps": 2, "inner": SGP, "hypergradient": HGP, "outer": {"name": "adam", "learning_rate": 0.1}}
 
 
@@ -50,10 +51,11 @@ def same_files(folders, name, truth):
     [
         ({"name": "deploy.tasks:personal", "seed": 0}, "random-directed", PDBO),
         ({"name": "deploy.tasks:weighted_labels", "seed": 0}, "random-directed", PDBO),
+        ({"name": "deploy.tasks:personal", "seed": 0}, "random-directed", {**PDBO, "hypergradient": VRHGP}),
         ({"name": "quadratic", "seed": 0, "common": True}, "ring", {"name": "MDBO", "steps": 12}),
         ({"name": "quadratic", "seed": 0, "common": True}, "random-directed", {**PDBO, "name": "CDBO", "pushes": 2}),
     ],
-    ids=["recipe", "own labels", "MDBO", "CDBO"],
+    ids=["recipe", "own labels", "links seen", "MDBO", "CDBO"],
 )
 def test_algorithms_reach_what_the_simulator_reaches(task, network, method, tmp_path):
     if method["name"] == "MDBO":

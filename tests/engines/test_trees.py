@@ -54,7 +54,7 @@ class Flaky(Network):
     def possible(self):
         return scipy.sparse.csr_array(self.means().up - np.eye(self.clients) > 0)
 
-    def means(self):
+    def means(self, weights="push"):
         up = np.roll(np.eye(self.clients), 1, axis=1) / 2
         up[0, self.clients // 2] = 0.5
         return of_independent(up)

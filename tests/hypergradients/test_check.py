@@ -154,6 +154,11 @@ def test_other_targets_are_compared_with_what_they_are(estimator):
 
 def test_estimators_of_the_steps_of_sgp_differ_by_design():
     found = replace(good(), estimator=hp.hypergradients.VRHGP(5, 0.1))
+    # On random links, which nobody has observed: it takes their means.
+    by_means = hp.check(
+        hp.tasks.quadratic(3, seed=0), hp.hypergradients.DirectedRB(5, 0.1), hp.networks.RandomDirected(3), key=0
+    )
+    assert np.isfinite(by_means.reference_error)
     assert found.warnings == ['VRHGP aims at "global, through the steps of SGP": ' + BY_DESIGN]
 
 

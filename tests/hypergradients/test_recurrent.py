@@ -9,10 +9,11 @@ import pytest
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
+from hyperpush.deploy.train_first import TrainFirst
 from hyperpush.engines.simulate import evaluate
 from hyperpush.hypergradients import HypergradientState
+from hyperpush.hypergradients.recurrent import known_links
 from hyperpush.tasks.quadratic import quadratic
-from hyperpush.verbs import known_links
 
 pytestmark = pytest.mark.usefixtures("float64")
 VARIANTS = ["gradient-first", "gradient-after"]
@@ -25,7 +26,7 @@ def series(made, means, step, variant, terms=None):
     mass = means.stationary()
     along_x = np.einsum("nij,ni->nj", second["map"], np.einsum("nij,nj->ni", second["map"], x) - second["target"])
     source = (along_x / n / mass[:, None]).ravel()
-    mix = np.kron(means.push, np.eye(d))  # row i: Σ_j p̄_{i→j} u_j
+    mix = np.kron(means.weights, np.eye(d))  # row i: Σ_j p̄_{i→j} u_j
     block = np.zeros((n * d, n * d))
     down = np.zeros((n * h, n * d))
     for i in range(n):
@@ -49,9 +50,9 @@ def setting(clients, seed=0):
 
 def draws(made, estimator, network, count, seed=3):
     """`count` independent estimates."""
-    states = HypergradientState(
-        made.params, made.hypers, jnp.zeros_like(made.hypers), known_links(estimator, network, None, made)
-    )
+    estimator = estimator.with_options(links="means").on(network)
+    links = known_links(estimator, network, None, made)
+    states = HypergradientState(made.params, made.hypers, jnp.zeros_like(made.hypers), links)
 
     def one(key):
         return evaluate(estimator.program(made.problem), network, states, made.data, key)[0].value
@@ -114,18 +115,100 @@ def test_variance_reduction_reduces_variance():
     assert errors[0.9] < 0.6 * errors[1.0]
 
 
-def test_links_seen_while_training_serve_as_well():
+def test_links_seen_while_training_are_the_default_and_serve_as_well():
     made, network = setting(4), hp.networks.RandomDirected(4)
     method = hp.hypergradients.VRHGP(800, 0.1)
-    trained = hp.train(made, hp.SGP(4000, 0.1, observe=True), network, key=5)
-    known = known_links(method, network, None, made)
-    assert trained.task.point is not None
-    links = trained.task.point.links
-    for mine, true in zip(jax.tree.leaves(links), jax.tree.leaves(known), strict=True):
-        np.testing.assert_allclose(mine, true, atol=0.05)
-    truth = hp.hypergradient(made, method, network, key=0).value
-    seen = hp.hypergradient(made, method, network, key=0, links=links).value
-    assert np.linalg.norm(seen - truth) < 0.1 * np.linalg.norm(truth)
+    with pytest.raises(hp.InvalidInput, match=r'links: got None.*hp\.train first.*VRHGP\(…, links="means"\)'):
+        hp.hypergradient(made, method, network, key=0)
+    trained = hp.train(made, hp.SGP(4000, 0.1), network, key=5)
+    known = known_links(method.with_options(links="means"), network, None, made)
+    assert trained.links is not None
+    assert known is not None
+    for name in ("sent", "heard", "mass"):
+        np.testing.assert_allclose(getattr(trained.links, name), getattr(known, name), atol=0.05)
+    truth = hp.hypergradient(trained.task, method.with_options(links="means"), network, key=0).value
+    seen = hp.hypergradient(trained.task, method, network, key=0).value
+    by_hand = hp.hypergradient(trained.task, method, network, key=0, links=trained.links).value
+    assert 0 < np.linalg.norm(seen - truth) < 0.1 * np.linalg.norm(truth)
+    np.testing.assert_array_equal(seen, by_hand)
+    # One party's task: it has seen its own links, and cannot know the means of anybody's.
+    own = made.for_client(2)
+    with pytest.raises(hp.InvalidInput, match=r"VRHGP\.links: got 'means'; allowed: 'observed'.*own links only"):
+        known_links(method.with_options(links="means"), network, None, own)
+    with pytest.raises(hp.InvalidInput, match=r"hp\.train first"):
+        known_links(method, hp.networks.Ring(4), None, own)
+
+
+@pytest.mark.parametrize("solver", [hp.DSGD(1500, 0.1), hp.FedAvg(3, 0.1, averaging="gossip")], ids=["dsgd", "fedavg"])
+@pytest.mark.parametrize("kind", ["DirectedRB", "VRHGP", "ExactRB"])
+def test_after_gossip_the_weights_of_gossip_are_differentiated(kind, solver):
+    """On a star the two iterations differ most: push-sum gives its hub a weight ω* of its own, gossip does not."""
+    made, network = setting(5), hp.networks.Star(5)
+    trained = hp.train(made, solver, network, key=0)
+    estimator = getattr(hp.hypergradients, kind)(3000, 0.1)
+    after = made.at(params=trained.params)
+    wanted, other = (series(after, network.means(by), 0.1, "gradient-first") for by in ("gossip", "push"))
+    assert np.linalg.norm(wanted - other) > 0.02 * np.linalg.norm(wanted)
+    told = hp.hypergradient(after, estimator.with_options(weights="gossip"), network, key=0)
+    for found in (hp.hypergradient(trained.task, estimator, network, key=0), told):
+        np.testing.assert_allclose(found.value, wanted, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", [hp.SGP(300, 0.1), hp.DSGD(300, 0.1)], ids=["sgp", "dsgd"])
+def test_within_an_algorithm_the_links_of_all_trainings_are_kept(solver):
+    made, network = quadratic(3, 1), hp.networks.RandomUndirected(3)
+    outer = hp.optimizer("sgd", learning_rate=0.1)
+    found = hp.solve(made, hp.PDBO(solver, hp.hypergradients.DirectedRB(5, 0.1), outer, 3), network, key=0)
+    assert found.task.point is not None
+    links, means = found.task.point.links, network.means(solver.weights)
+    assert links is not None
+    np.testing.assert_array_equal(links.rounds, 4 * 300)
+    # 4 standard deviations of a mean over 1,200 rounds of a number between 0 and 1, which is at most 1/2 each
+    np.testing.assert_allclose(links.sent, means.weights, atol=4 * 0.5 / np.sqrt(1200))
+    np.testing.assert_allclose(links.heard, means.up.T, atol=4 * 0.5 / np.sqrt(1200))
+    if isinstance(solver, hp.DSGD):
+        np.testing.assert_array_equal(links.mass, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "variant", "steps"),
+    [
+        ("DirectedRB", "gradient-first", 6),
+        ("DirectedRB", "gradient-after", 0),
+        ("VRHGP", "gradient-after", 6),
+        ("VRHGP", "gradient-first", 1),
+        ("ExactRB", "gradient-after", 6),
+    ],
+)
+def test_the_private_form_is_the_same_estimate(kind, variant, steps):
+    """With all examples and next to no noise, B_i of the sum is the sum of B_i."""
+    rows, network = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2))), hp.networks.RandomUndirected(3)
+    made = hp.Task(
+        inner=lambda x, h, a: jnp.sum((x - jnp.tanh(h) * a) ** 2 * (1 + a**2), axis=-1),
+        outer=lambda x, h, a: jnp.sum((x - a) ** 2, axis=-1) * jnp.exp(h[0]),
+        params=jnp.ones(2),
+        hypers=jnp.ones(2) / 2,
+        train=rows,
+        validation=rows[:, ::-1],
+    )
+    quiet = made.private(clip=1e3, curvature=1e3, coupling=1e3, noise=hp.privacy.Gaussian(1e-15))
+    method = getattr(hp.hypergradients, kind)(steps, 0.1, variant=variant, links="means")
+    plain, private = (hp.hypergradient(each, method, network, key=0) for each in (made, quiet))
+    np.testing.assert_allclose(private.value, plain.value, atol=1e-9)
+    assert np.abs(plain.value).max() > 0.1
+    products = (2 * steps - 1 if kind == "VRHGP" else steps) if steps else 0
+    assert private.privacy.releases == {"validation": 1} | ({"train": products} if steps else {})
+
+
+def test_one_program_of_training_and_estimate_observes_as_two_do():
+    """What peers run: TrainFirst observes because the estimator asks for it, whatever the solver says."""
+    made, network = setting(4), hp.networks.RandomDirected(4)
+    solver, estimator = hp.SGP(50, 0.1), hp.hypergradients.DirectedRB(20, 0.1)
+    trained = hp.train(made, solver, network, key=0)
+    apart = hp.hypergradient(trained.task, estimator, network, key=0).value
+    for each in (solver, solver.with_options(observe=False)):
+        together = hp.hypergradient(made, TrainFirst(each, estimator), network, key=0).value
+        np.testing.assert_allclose(together, apart, rtol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def sigmoid(scores):
 def maps(data, network):
     """(Ā, B̄, c_x) of the logistic regression by hand."""
     (z, _), (far, labels) = ([np.asarray(a, np.float64) for a in part] for part in data)
-    push = network.means().push
+    push = network.means().weights
     mass = np.linalg.matrix_power(push.T, 200) @ np.ones(3)
     forward, down, source = np.zeros((6, 6)), np.zeros((6, 6)), np.zeros(6)
     for i in range(3):
@@ -97,14 +97,14 @@ def test_expected_errors_are_those_of_all_link_states(made):
     links = [(i, j) for i in range(3) for j in range(3) if (i != j if network.directed else i < j)]
     states = []
     for alive in product((False, True), repeat=len(links)):
-        mixing, chance = np.diag(np.diag(means.push)), 1.0
+        mixing, chance = np.diag(np.diag(means.weights)), 1.0
         for (j, i), on in zip(links, alive, strict=True):
             chance *= up[j, i] if on else 1 - up[j, i]
             if on:
-                mixing[i, j] = means.push[i, j] / up[j, i]
+                mixing[i, j] = means.weights[i, j] / up[j, i]
                 if not network.directed:
-                    mixing[j, i] = means.push[j, i] / up[i, j]
-        states.append((chance, forward + np.kron(mixing - means.push, np.eye(2))))
+                    mixing[j, i] = means.weights[j, i] / up[i, j]
+        states.append((chance, forward + np.kron(mixing - means.weights, np.eye(2))))
     assert sum(chance for chance, _ in states) == pytest.approx(1)
     np.testing.assert_allclose(sum(chance * A for chance, A in states), forward)
     target = down @ np.linalg.solve(np.eye(6) - forward, source)
@@ -139,7 +139,7 @@ def test_the_bound_is_theorem_1(made):
     system, data, network = made
     forward, _, source = maps(data, network)
     means = network.means()
-    ratios = [means.push[i, j] / means.up[j, i] for i in range(3) for j in range(3)]
+    ratios = [means.weights[i, j] / means.up[j, i] for i in range(3) for j in range(3)]
     eta, kappa = float(np.linalg.norm(forward, 2)), sum(ratios)
     assert eta < 1
     coupling = 2 * kappa * 0.5 * np.abs(POINT).max()

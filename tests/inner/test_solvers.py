@@ -88,10 +88,12 @@ def test_alone_is_gradient_descent_without_messages():
     np.testing.assert_allclose(train(hp.LocalSGD(15, 0.1), network, made).params, x, rtol=1e-10)
 
 
-def test_what_clients_observe_is_what_the_network_did():
-    made, network = quadratic(4, 0), hp.networks.RandomDirected(4)
-    links = train(hp.SGP(40, 0.05, observe=True), network, made).links
-    pushes = matrices(network, 40, "push")
+@pytest.mark.parametrize("solver", [hp.SGP(40, 0.05), hp.DSGD(40, 0.05)], ids=["sgp", "dsgd"])
+def test_what_clients_observe_is_what_the_network_did(solver):
+    made, network = quadratic(4, 0), hp.networks.RandomUndirected(4)
+    links = train(solver, network, made).links
+    assert train(solver.with_options(observe=False), network, made).links is None
+    pushes = matrices(network, 40, solver.weights)
     mass, masses = np.ones(4), []
     for push in pushes:
         masses.append(mass)
@@ -99,6 +101,7 @@ def test_what_clients_observe_is_what_the_network_did():
     np.testing.assert_allclose(links.sent, np.mean(pushes, axis=0).T, rtol=1e-10)
     np.testing.assert_allclose(links.heard, np.mean([push > 0 for push in pushes], axis=0), rtol=1e-10)
     np.testing.assert_allclose(links.mass, np.mean(masses, axis=0), rtol=1e-10)
+    np.testing.assert_array_equal(links.rounds, 40)
 
 
 def mean_task(owned):

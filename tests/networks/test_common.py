@@ -145,14 +145,19 @@ def test_varying_says_whether_steps_differ_and_the_key_decides_chance(name):
 
 
 @every_network
-def test_means_equal_what_happens(name):
+@pytest.mark.parametrize("by", ["push", "gossip"])
+def test_means_equal_what_happens(name, by):
     network, steps = NETWORKS[name](), 6000
-    means, n = network.means(), network.clients
+    if by == "gossip" and network.directed:
+        with pytest.raises(hp.InvalidInput, match=f"weights: got 'gossip'; allowed: push on {network.name}"):
+            network.means(by)
+        return
+    means, n = network.means(by), network.clients
     key = jax.random.key(1)
 
     @jax.jit
     def add(network, step):
-        matrix = networks.matrix(network, key, step)
+        matrix = networks.matrix(network, key, step, by)
         return jnp.stack([matrix.T, matrix.T > 0]).astype(float)
 
     @jax.jit
@@ -161,11 +166,11 @@ def test_means_equal_what_happens(name):
         return total / steps
 
     push, up = np.asarray(average(network))
-    np.testing.assert_allclose(means.push, push, atol=5 * 0.5 / np.sqrt(steps))
+    np.testing.assert_allclose(means.weights, push, atol=5 * 0.5 / np.sqrt(steps))
     np.testing.assert_allclose(means.up, up, atol=5 * 0.5 / np.sqrt(steps))
-    np.testing.assert_allclose(means.push.sum(axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(means.weights.sum(axis=1), 1, rtol=1e-6)
     weights = means.stationary()
-    np.testing.assert_allclose(means.push.T @ weights, weights, atol=1e-6)
+    np.testing.assert_allclose(means.weights.T @ weights, weights, atol=1e-6)
     assert weights.sum() == pytest.approx(n)
     assert np.all(weights > 0)
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 import hyperpush as hp
-from hyperpush.networks.means import of_independent
+from hyperpush.networks.means import gossip_of_independent, of_independent
 
 
 def test_independent_links_by_enumeration():
@@ -20,7 +20,25 @@ def test_independent_links_by_enumeration():
             push[i] += share
             for j, s in zip(others, state, strict=True):
                 push[j] += s * share
-        np.testing.assert_allclose(found.push[i], push, rtol=1e-12)
+        np.testing.assert_allclose(found.weights[i], push, rtol=1e-12)
+
+
+def test_gossip_of_independent_links_by_enumeration():
+    up = np.random.default_rng(0).uniform(0.2, 1, (4, 4))
+    up = np.triu(up, 1) + np.triu(up, 1).T
+    pairs, expected = list(itertools.combinations(range(4), 2)), np.zeros((4, 4))
+    for state in itertools.product((0, 1), repeat=len(pairs)):
+        chance = np.prod([up[pair] if s else 1 - up[pair] for pair, s in zip(pairs, state, strict=True)])
+        live = [pair for pair, s in zip(pairs, state, strict=True) if s]
+        degree = np.bincount(np.ravel(live).astype(int), minlength=4)
+        weights = np.zeros((4, 4))
+        for i, j in live:
+            weights[i, j] = weights[j, i] = 1 / (1 + max(degree[i], degree[j]))
+        expected += chance * (weights + np.diag(1 - weights.sum(axis=0)))
+    found = gossip_of_independent(up)
+    np.testing.assert_allclose(found.weights, expected, rtol=1e-12)
+    np.testing.assert_allclose(found.up, up + np.eye(4), rtol=1e-12)
+    np.testing.assert_allclose(found.stationary(), 1, rtol=1e-10)
 
 
 def test_two_way():

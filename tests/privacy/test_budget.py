@@ -179,8 +179,8 @@ STOP = hp.EarlyStopping("cost", on="holdout", patience=2)
         (lambda: budget(task(Laplace(1.0)), cast(Any, hp.SGP)), "method", "an object such as"),
         (
             lambda: budget(task(Laplace(1.0), holdout=ROWS), hp.PDBO(**NESTED, steps=2, stop=STOP)),
-            "PDBO.stop",
-            "fixed number of steps",
+            "PDBO.stop.bounds",
+            "(0, 1) for accuracy",
         ),
         (lambda: budget(task(Gaussian(1.0)), PDBO).epsilon(), "delta", "no pure"),
         (lambda: budget(task(Laplace(1.0)), SOLVER).epsilon(1.5), "delta", "in (0, 1)"),

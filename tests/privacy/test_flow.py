@@ -372,12 +372,12 @@ PAIR: Any = {"inner": hp.SGP(3, 0.1), "hypergradient": hp.HGP(2, 2, 0.1), "steps
 SGD = hp.optimizer("sgd", learning_rate=0.1)
 
 
-def test_early_stopping_is_refused_with_the_reason():
+def test_early_stopping_without_bounds_is_refused_with_the_reason():
     stop = hp.EarlyStopping("cost", on="holdout", patience=2)
     method = hp.PDBO(**PAIR, outer=SGD, stop=stop)
     said = refused(lambda: hp.solve(made(), method, NETWORK, key=0))
-    assert "PDBO.stop" in said
-    assert "fixed number of steps" in said
+    assert "PDBO.stop.bounds" in said
+    assert "noise hides a metric within bounds" in said
     # The trace of its leaves says the same.
     task = made()
     said = refusal(stop.program(task.problem), _Watched(X, X, Watch.start(X, X)), one_client(task.data))

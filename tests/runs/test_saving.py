@@ -55,6 +55,19 @@ def test_the_same_call_returns_what_was_saved(tmp_path):
     assert {file.stem for file in (tmp_path / "run" / "models" / "params").iterdir()} == set(NAMES)
 
 
+def test_what_was_read_back_leads_on_as_what_was_saved(tmp_path):
+    """The links that clients saw are needed on a random network, and so is its time."""
+    task, network = make_task(), hp.networks.RandomDirected(len(NAMES))
+
+    def estimate():
+        trained = hp.train(task, hp.SGP(30, 0.05), network, key=0, save=tmp_path / "run")
+        return hp.hypergradient(trained.task, hp.hypergradients.VRHGP(5, 0.05), network, key=0).value
+
+    np.testing.assert_array_equal(estimate(), estimate())
+    loaded = hp.load(tmp_path / "run", task=task).result
+    assert (loaded.task.point.step, loaded.task.point.weights, loaded.links.heard.shape) == (30, "push", (3, 3))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -15,7 +15,17 @@ from hyperpush.studies.registry import experiments
 from hyperpush.studies.vr_hgp.config import VRStudy
 from hyperpush.studies.vr_hgp.study import two_digits
 
-SMALL = ("data=digits", "rounds=150", "runs=200", "weights=[[1, 0], [0.9, 0.1]]", "contractions=[0.5, 0.9]")
+SMALL = (
+    "data=digits",
+    "observers=5",
+    "trainings=[20, 1000]",
+    "link_rounds=100",
+    "link_runs=20",
+    "rounds=150",
+    "runs=200",
+    "weights=[[1, 0], [0.9, 0.1]]",
+    "contractions=[0.5, 0.9]",
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +64,19 @@ def test_the_result_says_what_was_done(study):
     assert study.params["inner-solution"].shape == (3, 2)
     for name in ("weights.png", "bound.png"):
         assert (study.path / "figures" / name).stat().st_size > 10_000
+
+
+def test_observed_links_cost_little_after_long_training_and_nothing_where_links_stay(study):
+    found = {(row["network"], row["estimator"], row["training_steps"]): row for row in study.result["links"]}
+    assert len(found) == 4 * 2 * 2
+    for (network, _, steps), row in found.items():
+        # Of a share p of T rounds, seen and true are √(2p(1 − p)/(πT)) apart on average: at most 0.4/√T.
+        assert row["links_error"] <= 0.4 / np.sqrt(steps)
+        if network in ("fully-connected", "static-undirected"):
+            assert row["observed"] == pytest.approx(row["means"], abs=1e-4)
+        else:
+            assert row["links_error"] > 0.1 / np.sqrt(steps)
+            assert steps < 1000 or row["observed"] < 1.2 * row["means"]
 
 
 def test_clients_own_different_images_of_two_digits(tmp_path, monkeypatch):

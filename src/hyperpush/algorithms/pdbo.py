@@ -12,7 +12,7 @@ from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
 from hyperpush.algorithms.stopping import EarlyStopping, Watch
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
-from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
+from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates, join_links
 from hyperpush.networks import Network
 from hyperpush.optimizers import Optimizer, as_transformation
 from hyperpush.programs import Context, Local, Method, MethodInfo, Node, Problem, Repeat, Scope, Sequence, Whole
@@ -138,8 +138,9 @@ class PDBO(Algorithm):
             given = "early stopping on links that lose messages"
             raise InvalidInput(f"{type(self).__name__}.stop", given, "reliable links, as clients vote on it; or None")
         stop = None if self.stop is None else replace(self.stop, agreement=network.flood_rounds())
-        estimator = self.hypergradient.on(network, engine, task)
-        return replace(self, stop=stop, remember=self.remember and not lossy, hypergradient=estimator)
+        inner, estimator = self.hypergradient.after(self.inner)
+        parts = {"inner": inner.on(network, engine, task), "hypergradient": estimator.on(network, engine, task)}
+        return replace(self, stop=stop, remember=self.remember and not lossy, **parts)
 
     def check_task(self, task: Any) -> None:
         super().check_task(task)
@@ -189,9 +190,7 @@ class PDBO(Algorithm):
             return InnerState(state.first if self.restart else state.params, state.hyper)
 
         def end_inner(state: OuterState, trained: InnerState, ctx: Context) -> OuterState:
-            # What the solver saw of the links matters only to an estimator that asks for it.
-            links = state.links if state.links is None or trained.links is None else trained.links
-            return replace(state, params=trained.params, links=links)
+            return replace(state, params=trained.params, links=join_links(state.links, trained.links))
 
         def start_estimate(state: OuterState, ctx: Context) -> HypergradientState:
             params = state.first if estimator.trains else state.params

@@ -10,10 +10,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from hyperpush.checks import is_number
 from hyperpush.data.batches import count, everything
 from hyperpush.errors import InvalidInput, unknown
-from hyperpush.method import Configured
+from hyperpush.method import Configured, as_number
 from hyperpush.programs import Average, Context, Count, Exchange, Inbox, Local, Node, Problem, Repeat, Sequence
+
+
+def _as_range(given: Any) -> Any:
+    """Numbers as floats in a pair; what is no pair stays, to be refused."""
+    return tuple(map(as_number, given)) if isinstance(given, tuple | list) else given
 
 
 class Watch(eqx.Module):
@@ -39,8 +45,12 @@ class EarlyStopping(Configured):
     Clients average the metric by push-sum and take the largest of their averages, so that all judge by the same
     number. They then vote on ending, so links must be reliable. What is averaged is counted among the costs.
 
-    **Use it** as `stop=` of `PDBO` or `CDBO` with a set that neither level fits. **Avoid it** where messages get lost,
-    and on a private task: the metric looks at data outside of the releases.
+    On a private task every client's metric is a release: the mean of N examples' values within `bounds`, which one of
+    them moves by at most (high − low)/N, plus noise in units of that. It costs as much as any other release, once for
+    each step and once for the start. All that follows, the best step and the vote, is made of releases.
+
+    **Use it** as `stop=` of `PDBO` or `CDBO` with a set that neither level fits. With `patience=steps + 1` it never
+    stops, and returns the best of all steps. **Avoid it** where messages get lost.
 
     Args:
         metric: `metric(params, hyper, batch)`, one client's: one value per example or a scalar. `"cost"` is the
@@ -51,6 +61,8 @@ class EarlyStopping(Configured):
         mode: Whether `"min"` or `"max"` is better.
         pushes: Rounds of push-sum per measurement, at least 1; more where the network mixes badly.
         weighted: Whether clients count by their number of examples, instead of all alike.
+        bounds: (low, high), low < high: each example's metric is clipped to it. Required on a private task, where noise
+            grows with high − low; (0, 1) fits accuracy, which it does not change. None clips nothing.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -67,11 +79,19 @@ class EarlyStopping(Configured):
     mode: Literal["min", "max"] = eqx.field(static=True, default="min")
     pushes: Count = eqx.field(static=True, default=30)
     weighted: bool = eqx.field(static=True, default=False)
+    bounds: tuple[float, float] | None = eqx.field(default=None, converter=_as_range)
     agreement: int = eqx.field(static=True, default=0)  # rounds in which a maximum reaches everyone; the verb knows
+
+    def __check_init__(self):
+        if self.bounds is not None and all(map(is_number, self.bounds)) and not self.bounds[0] < self.bounds[1]:
+            raise InvalidInput("EarlyStopping.bounds", self.bounds, "(low, high) with low < high, such as (0, 1)")
 
     def check_task(self, field: str, task: Any) -> None:
         """Refuse a data set that is not there or must not be chosen on; warn of the one that is fitted."""
         check_choice(f"{field}.on", self.on, task)
+        if task.privacy is not None and self.bounds is None:
+            allowed = "(low, high) on a private task, such as (0, 1) for accuracy: noise hides a metric within bounds"
+            raise InvalidInput(f"{field}.bounds", None, allowed)
         if callable(self.metric):
             task.check_metric(f"{field}.metric", self.metric, self.on)
 
@@ -83,7 +103,8 @@ class EarlyStopping(Configured):
             return replace(state, watch=replace(state.watch, **seen))
 
         def measure(state: Any, ctx: Context) -> Any:
-            own = problem.measure(metric, state.params, state.hyper, everything(ctx.data.sets[self.on]))
+            batch = everything(ctx.data.sets[self.on])
+            own = problem.watch(metric, state.params, state.hyper, batch, self.on, self.bounds)
             return look(state, own=own.astype(state.watch.own.dtype), step=state.watch.step + 1)
 
         def get(state: Any, ctx: Context) -> tuple[Array, Array]:

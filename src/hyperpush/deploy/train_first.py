@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
-from hyperpush.inner.base import InnerSolver, InnerState
+from hyperpush.inner.base import InnerSolver, InnerState, join_links
 from hyperpush.method import Method
 from hyperpush.networks import Network
 from hyperpush.problem import Problem
@@ -30,7 +30,8 @@ class TrainFirst(HypergradientEstimator):
         yield self.hypergradient
 
     def on(self, network: Network, engine: Any = None, task: Any = None) -> "TrainFirst":
-        return TrainFirst(self.inner.on(network, engine, task), self.hypergradient.on(network, engine, task))
+        inner, estimator = self.hypergradient.after(self.inner)
+        return TrainFirst(inner.on(network, engine, task), estimator.on(network, engine, task))
 
     def choice(self, engine: Any, task: Task) -> str:
         return self.hypergradient.choice(engine, task)
@@ -47,8 +48,7 @@ class TrainFirst(HypergradientEstimator):
             return InnerState(state.params, state.hyper)
 
         def end(state: HypergradientState, trained: InnerState, ctx: Context) -> HypergradientState:
-            # What the solver saw of the links matters only to an estimator that asks for it.
-            links = state.links if state.links is None or trained.links is None else trained.links
+            links = join_links(state.links, trained.links)
             return replace(state, params=trained.params, hyper=trained.hyper, links=links)
 
         return Sequence(Scope(self.inner.program(problem), start, end), self.hypergradient.program(problem))

@@ -1,7 +1,7 @@
 """What every hypergradient estimator starts from and ends with."""
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
@@ -10,12 +10,14 @@ from jaxtyping import PyTree
 
 from hyperpush.data.batches import everything
 from hyperpush.errors import InvalidInput
-from hyperpush.inner.base import LinkEstimates
+from hyperpush.inner.base import InnerSolver, LinkEstimates
 from hyperpush.method import Method
 from hyperpush.problem import Problem
 from hyperpush.programs import Context
 from hyperpush.programs.report import Report
 from hyperpush.status import Status
+
+E = TypeVar("E", bound="HypergradientEstimator")
 
 
 class HypergradientState(eqx.Module):
@@ -45,18 +47,16 @@ class HypergradientEstimator(Method):
             name = type(self).__name__
             raise InvalidInput("method", f"{name} on a private task", f"TrackedHGP or HGP: {name} tolerates no noise")
 
+    def after(self: E, inner: InnerSolver) -> tuple[InnerSolver, E]:
+        """The inner solver and the estimator as they run one after the other."""
+        return inner.observing(False) if getattr(inner, "observe", None) is None else inner, self
+
     def memory(self, params: PyTree, hyper: PyTree) -> PyTree:
         """What a client remembers before the first outer step; None: it remembers nothing from step to step."""
         return None
 
     def status(self, states: HypergradientState) -> Status:
         return Status() if states.report is None else states.report.status()
-
-
-def reverses_links(method: Method) -> bool:
-    """Whether a method, or a part of it, is an estimator that wants to know the links."""
-    estimators = [part for part in (method, *method.parts()) if isinstance(part, HypergradientEstimator)]
-    return any(part.info.network in ("two-way", "undirected") for part in estimators)
 
 
 def outer_gradients(problem: Problem, state: HypergradientState, ctx: Context) -> tuple[PyTree, PyTree]:

@@ -16,6 +16,7 @@ from hyperpush.errors import Diverged, InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.check_report import Check, flatten, norm, relative_error
 from hyperpush.hypergradients.oracles import Pooled, as_float64
+from hyperpush.hypergradients.recurrent import Recurrent
 from hyperpush.inner_residual import inner_residual
 from hyperpush.method import Target
 from hyperpush.networks import Network
@@ -153,7 +154,12 @@ def check(
 def _estimate_at(
     solution: PyTree, task: Task, method: HypergradientEstimator, network: Network, key: PRNGKeyArray, engine: Engine
 ) -> Estimate | None:
-    """The estimate at the inner solution, or where it trained itself; None if it, or the solution, is not finite."""
+    """The estimate at the inner solution, or where it trained itself; None if it, or the solution, is not finite.
+
+    Nobody has trained on the network, so that nobody has seen its links: its true means serve.
+    """
+    if isinstance(method, Recurrent):
+        method = method.with_options(links="means")
     here = jax.tree.map(lambda x, like: jnp.asarray(x, jnp.asarray(like).dtype), solution, task.params)
     if not np.all(np.isfinite(flatten(here))):
         return None

@@ -20,13 +20,14 @@ class DirectedRB(Recurrent):
     ("Personalized decentralized bilevel optimization over stochastic and directed networks", "Cooperative personalized
     bilevel optimization over random directed networks").
 
-    **Use it** on directed or changing networks whose links can also carry messages back, after training with
-    `SGP(observe=True)`. **Avoid it** if links run one way only, or if γ is large: the target is O(γ) away from the
-    hypergradient of the common solution.
+    **Use it** on directed or changing networks whose links can also carry messages back, after training with `SGP` or
+    `DSGD`. **Avoid it** if links run one way only, or if γ is large: the target is O(γ) away from the hypergradient of
+    the common solution.
 
     Departures from the papers:
-        1. Probabilities of links are those seen in training, or the network's true means.
-        2. Both variants of SGP are covered; the papers have one each.
+        1. Both variants of SGP are covered; the papers have one each.
+        2. ω is its time average over training. The papers take its last value.
+        3. On a private task u is known to others, so that B_i is applied once in the end: steps + 1 releases.
 
     Args:
         steps: Terms of the series. With 0 the result is (1/n) ∂_λ F_i. The series converges at the pace of SGP: take
@@ -34,6 +35,10 @@ class DirectedRB(Recurrent):
         step_size: γ, above 0: the step size of the SGP that trained, at its end.
         variant: That of the SGP that trained, `"gradient-first"` or `"gradient-after"`.
         batch_size: Training examples per mini-batch, drawn anew in each step, at least 1; None uses all.
+        links: What is known of the links. `"observed"`: what clients saw while they trained; on a network that never
+            changes one round shows it. `"means"`: the network's true means, which no party can see, for comparisons.
+        weights: With which training mixed params: `"push"` or `"gossip"`. None: those of the solver that trained, if
+            the task or the algorithm tells, else `"push"`.
         independent_batches: Take one round and mini-batch for u and another for v. Sharing them adds no bias, as v
             takes u from before its update.
 
@@ -55,13 +60,14 @@ class DirectedRB(Recurrent):
         sends="one vector of the size of the params per step",
         paper="Personalized decentralized bilevel optimization over stochastic and directed networks",
         note="through the steps of SGP",
+        private=True,
         example={"steps": 20, "step_size": 0.1},
     )
 
     independent_batches: bool = eqx.field(static=True, default=False)
 
-    def step(self, problem: Problem) -> Node:
-        if not self.independent_batches:
-            return self.exchange(problem, reversed_weights)
+    def step(self, problem: Problem, last: bool = False) -> Node:
+        if last or not self.independent_batches:
+            return self.exchange(problem, reversed_weights, move=not last)
         collect = self.exchange(problem, reversed_weights, move=False)
         return Sequence(collect, self.exchange(problem, reversed_weights, collect=False))

@@ -26,6 +26,10 @@ class ExactRB(Recurrent):
         step_size: γ, above 0: the step size of the SGP that trained, at its end.
         variant: That of the SGP that trained, `"gradient-first"` or `"gradient-after"`.
         batch_size: Training examples per mini-batch, drawn anew in each step, at least 1; None uses all.
+        links: What is known of the links. `"observed"`: what clients saw while they trained; on a network that never
+            changes one round shows it. `"means"`: the network's true means, which no party can see, for comparisons.
+        weights: With which training mixed params: `"push"` or `"gossip"`. None: those of the solver that trained, if
+            the task or the algorithm tells, else `"push"`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -41,5 +45,6 @@ class ExactRB(Recurrent):
 
     info: ClassVar[MethodInfo] = replace(DirectedRB.info, network="undirected")
 
-    def step(self, problem: Problem) -> Node:
-        return self.exchange(problem, "reverse")
+    def step(self, problem: Problem, last: bool = False) -> Node:
+        weights = "gossip" if self.weights == "gossip" else "reverse"  # gossip is symmetric
+        return self.exchange(problem, weights, move=not last)

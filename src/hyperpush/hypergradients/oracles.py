@@ -45,12 +45,13 @@ def recurrent(
     network: Network,
     step_size: float,
     variant: Literal["gradient-first", "gradient-after"],
+    weights: Literal["push", "gossip"] = "push",
 ) -> PyTree:
-    """B̄(I − Ā)^{-1}c_x + c_λ: the derivative of the fixed point of SGP's expected step (`recurrent.py`)."""
+    """B̄(I − Ā)^{-1}c_x + c_λ: the derivative of the fixed point of SGP's, or DSGD's, expected step (`recurrent.py`)."""
     hessians, mixed, along_x, along_hyper = derivatives(problem, params, hypers, data)
-    (n, d), means = along_x.shape, network.means()
+    (n, d), means = along_x.shape, network.means(weights)
     mass = means.stationary()
-    back = np.kron(means.push, np.eye(d))  # m_i = Σ_j p̄_{i→j} u_j
+    back = np.kron(means.weights, np.eye(d))  # m_i = Σ_j p̄_{i→j} u_j
     bend, down = np.zeros((n, d, n, d)), np.zeros((n, mixed.shape[1], n, d))
     for i in range(n):
         bend[i, :, i], down[i, :, i] = step_size / mass[i] * hessians[i], -step_size * mixed[i]

@@ -8,24 +8,37 @@ SGP's expected step has a fixed point x̄; its derivative by the clients' hypers
 with H_i = ∂²_xx f_i, B_i = ∂²_λx f_i, c_x = (1/n)∂_x F_i/ω_i, c_λ = (1/n)∂_λ F_i. Messages must flow against the
 links of SGP: a client weighs what it hears from j with p̄_{i→j}/δ̄_{j→i}, which is p̄_{i→j} on average whenever j can be
 heard at all. The target is O(γ) away from the hypergradient of the exact consensus solution.
+
+On a private task B_i is applied once, to what it would have been applied to in all steps, and nobody needs the last
+H_i u: `steps` + 1 releases of DirectedRB, 2·`steps` of VRHGP.
+
+Where training mixed params with doubly stochastic weights instead of pushing them, p̄ are these weights, and ω = 1.
 """
 
 import abc
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush.checks.ranges import OptionalCount, Positive, Whole
 from hyperpush.errors import InvalidInput
-from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradient_shares
-from hyperpush.inner.base import LinkEstimates
-from hyperpush.programs import Context, Exchange, Inbox, Node, Problem, Repeat, Scope, as_number, draw
+from hyperpush.hypergradients.base import (
+    HypergradientEstimator,
+    HypergradientState,
+    outer_gradient_shares,
+    subtract_indirect,
+)
+from hyperpush.inner.base import InnerSolver, LinkEstimates
+from hyperpush.method import Method
+from hyperpush.networks import Network
+from hyperpush.programs import Context, Exchange, Inbox, Node, Problem, Repeat, Scope, Sequence, as_number, draw
 
 Variant = Literal["gradient-first", "gradient-after"]
 
@@ -37,8 +50,9 @@ class Backward(eqx.Module):
     hyper: PyTree
     links: LinkEstimates
     source: PyTree  # c_x
+    direct: PyTree  # c_λ
     u: PyTree
-    value: PyTree  # v
+    value: PyTree  # v; of a private task what B_i is applied to in the end
 
 
 class Recurrent(HypergradientEstimator):
@@ -48,50 +62,68 @@ class Recurrent(HypergradientEstimator):
     step_size: Positive = eqx.field(converter=as_number)
     variant: Variant = eqx.field(static=True, default="gradient-first", kw_only=True)
     batch_size: OptionalCount = eqx.field(static=True, default=None, kw_only=True)
+    links: Literal["observed", "means"] = eqx.field(static=True, default="observed", kw_only=True)
+    weights: Literal["push", "gossip"] | None = eqx.field(static=True, default=None, kw_only=True)
+
+    def after(self, inner: InnerSolver) -> tuple[InnerSolver, "Recurrent"]:
+        return inner.observing(self.links == "observed"), replace(self, weights=self.weights or inner.weights)
+
+    def on(self, network: Network, engine: Any = None, task: Any = None) -> "Recurrent":
+        point = None if task is None else task.point
+        trained = point.weights if point is not None and point.network == network else None
+        return replace(self, weights=self.weights or trained or "push")
 
     @abc.abstractmethod
-    def step(self, problem: Problem) -> Node:
-        """One step back, on `Backward` states or what `begin` makes of them."""
+    def step(self, problem: Problem, last: bool = False) -> Node:
+        """One step back, on `Backward` states or what `begin` makes of them; the last one need not move u."""
 
     def begin(self, back: Backward) -> PyTree:
         """The state that steps work on, where the way back starts."""
         return back
 
-    def found(self, state: PyTree) -> PyTree:
-        """The series so far, without c_λ."""
-        return state.value
+    def back(self, state: PyTree) -> Backward:
+        """The way back, of a state that steps work on."""
+        return state
 
     def program(self, problem: Problem) -> Node:
         def start(state: HypergradientState, ctx: Context) -> PyTree:
-            if state.links is None:
-                allowed = "estimates of the links (train with SGP(observe=True), or network means)"
-                raise InvalidInput("links", None, allowed)
+            assert state.links is not None  # known_links refuses what cannot know them
             along_x, along_hyper = outer_gradient_shares(problem, state, ctx)
             mass = state.links.mass
             source = jax.tree.map(lambda g: g / mass, along_x)
-            zero = jax.tree.map(jnp.zeros_like, along_hyper)
-            return self.begin(Backward(state.params, state.hyper, state.links, source, source, zero))
+            zero = jax.tree.map(jnp.zeros_like, source if problem.private else along_hyper)
+            return self.begin(Backward(state.params, state.hyper, state.links, source, along_hyper, source, zero))
 
         def finish(before: HypergradientState, state: PyTree, ctx: Context) -> HypergradientState:
-            _, direct = outer_gradient_shares(problem, before, ctx)
-            return replace(before, value=optax.tree.add(self.found(state), direct))
+            back = self.back(state)
+            if problem.private and self.steps:
+                return subtract_indirect(problem, before, back.direct, optax.tree.scale(-1, back.value), ctx)
+            return replace(before, value=back.direct if problem.private else optax.tree.add(back.value, back.direct))
 
-        return Scope(Repeat(self.step(problem), self.steps, name=type(self).__name__), start, finish)
+        private = problem.private and self.steps > 0  # then a product that nobody needs would be released, too
+        loop = Repeat(self.step(problem), self.steps - private, name=type(self).__name__)
+        return Scope(Sequence(loop, self.step(problem, last=True)) if private else loop, start, finish)
 
     def maps(
         self, problem: Problem, state: Backward, vector: PyTree, mixed: PyTree, ctx: Context
     ) -> tuple[PyTree, PyTree]:
-        """(A u, B u) of one client for u = `vector`, once the reversed messages have been mixed."""
+        """(A u, B u) of one client for u = `vector`, once the reversed messages have been mixed.
+
+        On a private task B waits: it is linear, and u is known to others, so that one product in the end is enough.
+        """
         at = vector if self.variant == "gradient-after" else mixed
-        batch = draw(ctx.data.train, self.batch_size, ctx.key)
-        along_x, along_hyper = problem.products(state.params, state.hyper, batch, at)
+        batch, along_hyper = draw(ctx.data.train, self.batch_size, ctx.key), at
+        if problem.private:
+            along_x = problem.hessian_product(state.params, state.hyper, batch, at)
+        else:
+            along_x, along_hyper = problem.products(state.params, state.hyper, batch, at)
         onward = optax.tree.add_scale(mixed, -self.step_size / state.links.mass, along_x)
         return onward, optax.tree.scale(-self.step_size, along_hyper)
 
     def exchange(
         self,
         problem: Problem,
-        weights: Literal["reverse"] | Callable[[Backward, Context], Float[Array, " n"]],
+        weights: Literal["reverse", "gossip"] | Callable[[Backward, Context], Float[Array, " n"]],
         *,
         move: bool = True,
         collect: bool = True,
@@ -104,6 +136,41 @@ class Recurrent(HypergradientEstimator):
             return replace(state, u=onward if move else state.u, value=value)
 
         return Exchange(send=lambda state, ctx: state.u, receive=receive, weights=weights)
+
+
+def find_recurrent(method: Method) -> Recurrent | None:
+    """The estimator that wants to know the links, if a method is one or has one."""
+    return next((part for part in (method, *method.parts()) if isinstance(part, Recurrent)), None)
+
+
+def known_links(method: Method, network: Network, point: Any, task: Any) -> LinkEstimates | None:
+    """What clients know of their links, for a method as it runs on the network; None if it does not ask.
+
+    It is what they saw in training, and nothing yet if the method trains itself. A network that never changes shows its
+    links in one round. True means are for those who ask for them, and for no party: it sees its own links only.
+    """
+    estimator = find_recurrent(method)
+    if estimator is None:
+        return None
+    if estimator.links == "observed":
+        if any(getattr(part, "observe", False) for part in method.parts()):
+            return LinkEstimates.none(network.clients, (network.clients,) if task.owner is None else ())
+        if point is not None and point.links is not None and estimator.weights in (None, point.weights):
+            return point.links
+    name = type(estimator).__name__
+    if task.owner is not None and estimator.links == "means":
+        raise InvalidInput(f"{name}.links", "means", "'observed' for one party's task: a party sees its own links only")
+    if estimator.links == "observed" and (network.varying or task.owner is not None):
+        allowed = (
+            f"what SGP or DSGD saw of {network.name} in training: hp.train first (with observe=True for many clients), "
+            f'and pass its task on; or links=…; or {name}(…, links="means"), which no party can see'
+        )
+        raise InvalidInput("links", None, allowed)
+    # Networks of one's own may know their push weights only.
+    means = network.means("gossip") if estimator.weights == "gossip" else network.means()
+    dtype = jnp.zeros(()).dtype
+    parts = (means.weights, means.up.T, means.stationary(), np.ones(network.clients))
+    return LinkEstimates(*(jnp.asarray(part, dtype) for part in parts))
 
 
 def reversed_weights(state: Backward, ctx: Context) -> Float[Array, " n"]:

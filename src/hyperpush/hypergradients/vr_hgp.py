@@ -32,6 +32,7 @@ class VRHGP(Recurrent):
     Departures from the paper:
         1. u and w share the links and the mini-batch of a step.
         2. Both variants of SGP are covered.
+        3. On a private task u and w are known to others, so that B_i is applied once in the end: 2·steps releases.
 
     Args:
         steps: Terms of the series. With 0 the result is (1/n) ∂_λ F_i. The series converges at the pace of SGP: take
@@ -42,6 +43,10 @@ class VRHGP(Recurrent):
         beta: β from 0 to 1; 0.1 is the paper's. Larger values average w over more steps.
         variant: That of the SGP that trained, `"gradient-first"` or `"gradient-after"`.
         batch_size: Training examples per mini-batch, drawn anew in each step, at least 1; None uses all.
+        links: What is known of the links. `"observed"`: what clients saw while they trained; on a network that never
+            changes one round shows it. `"means"`: the network's true means, which no party can see, for comparisons.
+        weights: With which training mixed params: `"push"` or `"gossip"`. None: those of the solver that trained, if
+            the task or the algorithm tells, else `"push"`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -63,16 +68,18 @@ class VRHGP(Recurrent):
     def begin(self, back: Backward) -> _State:
         return _State(back, back.source)
 
-    def found(self, state: _State) -> PyTree:
-        return state.back.value
+    def back(self, state: _State) -> Backward:
+        return state.back
 
-    def step(self, problem: Problem) -> Node:
+    def step(self, problem: Problem, last: bool = False) -> Node:
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
             back, alpha, beta = state.back, self.alpha, self.beta
             mixed_u, mixed_w = inbox.mix((back.u, state.w))
             a_u, b_u = self.maps(problem, back, back.u, mixed_u, ctx)
             a_w, b_w = self.maps(problem, back, state.w, mixed_w, ctx)
             value = jax.tree.map(lambda v, bu, bw: alpha * (v + bu) + (1 - alpha) * bw, back.value, b_u, b_w)
+            if last:
+                return replace(state, back=replace(back, value=value))
             w = jax.tree.map(lambda aw, c, w, u: beta * (aw + c) + (1 - beta) * (w + u), a_w, back.source, state.w, a_u)
             return _State(replace(back, u=a_u, value=value), w)
 

@@ -108,14 +108,14 @@ def linearize(task: Task, network: Network, step: float) -> Linear:
     hessian, mixed, along_x = (np.asarray(part, np.float64) for part in found)  # mixed[i] is B_iᵀ
     means, n = network.means(), network.clients
     mass, up = means.stationary(), means.up.T
-    heard = np.divide(means.push, up, out=np.zeros((n, n)), where=up > 0)
+    heard = np.divide(means.weights, up, out=np.zeros((n, n)), where=up > 0)
     i, j = np.nonzero(~np.eye(n, dtype=bool))
     chance, spread = up[i, j] * (1 - up[i, j]), np.zeros((n, n, n, n))
     spread[i, i, j, j] = chance * heard[i, j] ** 2
     if not network.directed:
         spread[i, j, j, i] = chance * heard[i, j] * heard[j, i]
     return Linear(
-        means.push,
+        means.weights,
         heard,
         spread,
         np.asarray(block_diag(*(-step / mass[:, None, None] * hessian))),

@@ -1,16 +1,18 @@
 """Decentralized SGD (DSGD): gossip with doubly stochastic weights on undirected networks."""
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from hyperpush.checks.ranges import OptionalCount
-from hyperpush.inner.base import GradientSolver, Learner, solver_program
+from hyperpush.inner.base import Learner, ObservingSolver, solver_program
 from hyperpush.programs import Context, Exchange, Inbox, Local, MethodInfo, Node, Problem, Repeat, Sequence, draw
 
 
-class DSGD(GradientSolver):
+class DSGD(ObservingSolver):
     """Decentralized SGD: in every round a gradient step and a mean with the neighbors.
 
     With the doubly stochastic weights W of the round's links (Lian et al., arXiv:1705.09056):
@@ -27,6 +29,7 @@ class DSGD(GradientSolver):
         step_size: η: a number, or `hp.schedule(…)` by step. Take one below 2 / λ_max of the Hessians.
         variant: `"gradient-first"` or `"gradient-after"`.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
+        observe: Whether clients keep what they see of their links, as in `SGP`.
         optimizer: Instead of `step_size`: `hp.optimizer(…)`, or any Optax transformation.
 
     Raises:
@@ -57,6 +60,10 @@ class DSGD(GradientSolver):
     variant: Literal["gradient-first", "gradient-after"] = eqx.field(static=True, default="gradient-first")
     batch_size: OptionalCount = eqx.field(static=True, default=None)
 
+    @property
+    def weights(self) -> Literal["push", "gossip"]:
+        return "gossip"
+
     def program(self, problem: Problem) -> Node:
         transform, after = self.transformation, self.variant == "gradient-after"
 
@@ -65,8 +72,11 @@ class DSGD(GradientSolver):
 
         def receive(state: Learner, inbox: Inbox, ctx: Context) -> Learner:
             mixed = inbox.mix(state.params)
+            links = None if state.links is None else state.links.add(inbox, jnp.ones(()), ctx)
+            state = replace(state, links=links)
             return descend(state, ctx, mixed) if after else state.at(mixed, state.memory)
 
-        mix = Exchange(send=lambda state, ctx: state.params, receive=receive, weights="gossip")
+        observe = bool(self.observe)
+        mix = Exchange(lambda state, ctx: state.params, receive, weights="gossip", observe=observe)
         step = mix if after else Sequence(Local(descend), mix)
-        return solver_program(Repeat(step, self.steps, name="DSGD"), transform)
+        return solver_program(Repeat(step, self.steps, name="DSGD"), transform, self.first_links)

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush.checks.ranges import OptionalCount
-from hyperpush.inner.base import GradientSolver, InnerState, LinkEstimates
+from hyperpush.inner.base import InnerState, LinkEstimates, ObservingSolver
 from hyperpush.programs import Context, Exchange, Inbox, Local, MethodInfo, Node, Problem, Repeat, Scope, Sequence, draw
 
 
@@ -26,7 +26,7 @@ class _State(eqx.Module):
         return jax.tree.map(lambda z: (z / self.mass).astype(z.dtype), self.z)
 
 
-class SGP(GradientSolver):
+class SGP(ObservingSolver):
     """Stochastic gradient push: push-sum on the params with a gradient step in every round.
 
     Each client holds z_i and a weight ω_i, which starts at 1; its params are x_i = z_i / ω_i. With the push-sum
@@ -45,8 +45,9 @@ class SGP(GradientSolver):
         step_size: η: a number, or `hp.schedule(…)` by step. Take one below 2 / λ_max of the Hessians.
         variant: `"gradient-first"` or `"gradient-after"`. Tell recurrent estimators the same.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
-        observe: Also estimate what recurrent estimators need: the mean weight sent to each other client, how often
-            each is heard, and the time average of ω.
+        observe: Whether clients keep what recurrent estimators ask for: the mean weight sent to each other client,
+            how often each is heard, and the time average of ω. None: on networks of fewer than 256 clients, as these
+            are n numbers per client; within algorithms and specs, where the estimator asks for them.
         optimizer: Instead of `step_size`: `hp.optimizer(…)`, or any Optax transformation.
 
     Raises:
@@ -78,15 +79,13 @@ class SGP(GradientSolver):
 
     variant: Literal["gradient-first", "gradient-after"] = eqx.field(static=True, default="gradient-first")
     batch_size: OptionalCount = eqx.field(static=True, default=None)
-    observe: bool = eqx.field(static=True, default=False)
 
     def program(self, problem: Problem) -> Node:
         transform, after = self.transformation, self.variant == "gradient-after"
 
         def enter(trained: InnerState, ctx: Context) -> _State:
-            nobody = jnp.zeros((ctx.clients,))
-            links = LinkEstimates(nobody, nobody, jnp.zeros(())) if self.observe else None
-            return _State(trained.params, jnp.ones(()), trained.hyper, transform.init(trained.params), links)
+            memory, links = transform.init(trained.params), self.first_links(ctx)
+            return _State(trained.params, jnp.ones(()), trained.hyper, memory, links)
 
         def descend(state: _State, ctx: Context, start: PyTree = None) -> _State:
             batch = draw(ctx.data.train, self.batch_size, ctx.key)
@@ -97,21 +96,11 @@ class SGP(GradientSolver):
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
             z, mass = inbox.mix((state.z, state.mass))
             moved = descend(state, ctx, z) if after else replace(state, z=z)
-            return replace(moved, mass=mass, links=self._observe(state, inbox, ctx))
+            links = None if state.links is None else state.links.add(inbox, state.mass, ctx)
+            return replace(moved, mass=mass, links=links)
 
         def leave(trained: InnerState, state: _State, ctx: Context) -> InnerState:
-            means = jax.tree.map(lambda total: total / max(self.steps, 1), state.links)
-            return InnerState(state.params, state.hyper, means)
+            return InnerState(state.params, state.hyper, state.links)
 
-        push = Exchange(lambda state, ctx: (state.z, state.mass), receive, conserved=True, observe=self.observe)
+        push = Exchange(lambda state, ctx: (state.z, state.mass), receive, conserved=True, observe=bool(self.observe))
         return Scope(Repeat(push if after else Sequence(Local(descend), push), self.steps, name="SGP"), enter, leave)
-
-    @staticmethod
-    def _observe(state: _State, inbox: Inbox, ctx: Context) -> LinkEstimates | None:
-        """The sums of what the client has seen of its links."""
-        if state.links is None or inbox.sent is None or inbox.heard is None:
-            return None
-        me = jnp.arange(ctx.clients) == ctx.client
-        heard = (inbox.heard | me).astype(state.mass.dtype)
-        seen = LinkEstimates(jnp.where(me, inbox.own, inbox.sent), heard, state.mass)
-        return jax.tree.map(jnp.add, state.links, seen)

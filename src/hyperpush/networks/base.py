@@ -16,6 +16,7 @@ from hyperpush.networks.links import Links, dense_is_cheaper, densify
 from hyperpush.networks.means import Means
 
 Weights = Literal["push", "gossip", "ones"]
+Mixing = Literal["push", "gossip"]
 Step = Int[ArrayLike, ""]
 Senders = Int[Array, " b"]
 Slots = tuple[Bool[Array, "b k"], Int[Array, "b k"] | None]  # which are up, and whom they lead to (None: slot i to i)
@@ -94,15 +95,23 @@ class Network(eqx.Module):
         """
         return not self.varying
 
-    def means(self) -> Means:
-        """How often each link is up and the mean weight pushed over it, exactly (n×n, on the host)."""
+    def means(self, weights: Mixing = "push") -> Means:
+        """How often each link is up and the mean weight of what is sent over it, exactly (n×n, on the host)."""
         everyone, key, n = jnp.arange(self.clients), jax.random.key(0), self.clients
-        push, up = np.zeros((n, n)), np.zeros((n, n))
+        total, up = np.zeros((n, n)), np.zeros((n, n))
         for step in range(self.period()):
-            links = densify(self.links(key, step, everyone), n)
-            push += np.asarray(links.weights, float) + np.diag(np.asarray(links.own, float))
+            links = densify(self.links(key, step, everyone, weights), n)
+            total += np.asarray(links.weights, float) + np.diag(np.asarray(links.own, float))
             up += np.asarray(links.alive, float) + np.eye(n)
-        return Means(push / self.period(), up / self.period())
+        return Means(total / self.period(), up / self.period())
+
+    def check_weights(self, weights: str) -> None:
+        """Refuse weights that there are not, and gossip weights of directed links."""
+        if weights not in get_args(Weights):
+            raise unknown("weights", weights, get_args(Weights))
+        if weights == "gossip" and self.directed:
+            allowed = f"push on {self.name}: its links are directed, and gossip needs links that run both ways"
+            raise InvalidInput("weights", weights, allowed)
 
     def frequencies(self) -> Float[np.ndarray, "n n"]:
         """How often each link j → i (row j, column i) is up; the diagonal means nothing."""
@@ -127,11 +136,7 @@ class Network(eqx.Module):
         Raises:
             InvalidInput: There are no such weights, or the network is directed and they are gossip weights.
         """
-        if weights not in get_args(Weights):
-            raise unknown("weights", weights, get_args(Weights))
-        if weights == "gossip" and self.directed:
-            allowed = f"push on {self.name}: its links are directed, and gossip needs links that run both ways"
-            raise InvalidInput("weights", weights, allowed)
+        self.check_weights(weights)
         real = senders < self.clients if padded else jnp.ones(senders.shape, bool)
         within = jnp.minimum(senders, self.clients - 1) if padded else senders
         alive, targets = self._slots(key, step, within)

@@ -10,9 +10,9 @@ import scipy.sparse
 from jaxtyping import Float, PRNGKeyArray, UInt32
 
 from hyperpush.checks import check_integer, check_probability_range
-from hyperpush.networks.base import Network, Senders, Slots, Step
+from hyperpush.networks.base import Mixing, Network, Senders, Slots, Step
 from hyperpush.networks.hashing import words
-from hyperpush.networks.means import Means, of_independent
+from hyperpush.networks.means import Means, gossip_of_independent, of_independent
 from hyperpush.networks.reach import random_flood, require_connected
 
 _UNIT = 2**24
@@ -59,8 +59,9 @@ class _Independent(Network):
         below = (words(key, step, index) >> 8) < (thresholds[senders] if thresholds.ndim else thresholds)
         return below & (sender != receiver), None
 
-    def means(self) -> Means:
-        return of_independent(self.probabilities())
+    def means(self, weights: Mixing = "push") -> Means:
+        self.check_weights(weights)
+        return (gossip_of_independent if weights == "gossip" else of_independent)(self.probabilities())
 
     def frequencies(self) -> Float[np.ndarray, "n n"]:
         return self.probabilities()  # the means of weights take n times as long

@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
 from hyperpush.checks import check_boolean, check_integer
 from hyperpush.errors import InvalidInput
-from hyperpush.networks.base import Network, Senders, Slots, Step
+from hyperpush.networks.base import Mixing, Network, Senders, Slots, Step
 from hyperpush.networks.complete import all_pairs
 from hyperpush.networks.hashing import words
 from hyperpush.networks.means import Means
@@ -71,9 +71,10 @@ class KOut(Network):
     def two_way(self) -> bool:
         return self.table is None or super().two_way()
 
-    def means(self) -> Means:
+    def means(self, weights: Mixing = "push") -> Means:
         if self.table is not None:
-            return super().means()
+            return super().means(weights)
+        self.check_weights(weights)
         itself = np.eye(self.clients, dtype=bool)
         up = np.where(itself, 1, self.k / (self.clients - 1))
         return Means(up / (self.k + 1), up)

@@ -9,10 +9,10 @@ from jaxtyping import Float
 class Means(NamedTuple):
     """What a network does on average over steps, sender-major: row j is what client j sends; `network.means()`.
 
-    Estimators that reverse links use it where training has not observed them.
+    Nobody in the network can see it. Estimators that reverse links use it where they are told to (`links="means"`).
 
     Args:
-        push: The mean push weight from j (row) to i (column); the sender's own share is on the diagonal.
+        weights: The mean weight from j (row) to i (column); the sender's own share is on the diagonal.
         up: How often the link from j to i is up; 1 on the diagonal.
 
     Example:
@@ -21,13 +21,13 @@ class Means(NamedTuple):
         [1. 1. 1.]
     """
 
-    push: Float[np.ndarray, "n n"]  # E of the push weight j → i; the sender's own share on the diagonal
+    weights: Float[np.ndarray, "n n"]  # E of the weight j → i; the sender's own share on the diagonal
     up: Float[np.ndarray, "n n"]  # how often j → i is up; 1 on the diagonal
 
     def stationary(self) -> Float[np.ndarray, " n"]:
-        """ω* = E[P] ω*, Σ ω* = n: the push-sum weights that the mean iteration settles at."""
-        n = len(self.push)
-        system = np.concatenate([self.push.T - np.eye(n), np.ones((1, n))])
+        """ω* = E[P] ω*, Σ ω* = n: the push-sum weights that the mean iteration settles at; 1 of gossip weights."""
+        n = len(self.weights)
+        system = np.concatenate([self.weights.T - np.eye(n), np.ones((1, n))])
         return np.linalg.lstsq(system, np.append(np.zeros(n), n), rcond=None)[0]
 
 
@@ -47,3 +47,23 @@ def of_independent(up: Float[np.ndarray, "n n"]) -> Means:
         push[i] = row * ((product / factors) @ (weights * nodes))
         push[i, i] = product @ weights
     return Means(push, up + np.eye(n))
+
+
+def gossip_of_independent(up: Float[np.ndarray, "n n"]) -> Means:
+    """Means of Metropolis weights of links that are up, both ways at once, independently with probabilities `up`.
+
+    Of a link that is up, the other links of its two ends are independent: with D_i\\j and D_j\\i their numbers,
+    E[1/(2 + max(D_i\\j, D_j\\i))] = Σ_m P(both ≤ m) (1/(2 + m) − 1/(3 + m)), the last term without the subtrahend.
+    """
+    n = len(up)
+    chance = np.zeros((n, n, n))  # [i, j, m]: that m links of i are up besides the one to j
+    chance[:, :, 0] = 1
+    for k in range(n):
+        rate = np.repeat(up[:, None, k, None], n, axis=1)
+        rate[:, k] = 0
+        added = np.pad(chance[:, :, :-1], ((0, 0), (0, 0), (1, 0)))
+        chance += rate * (added - chance)
+    within = np.minimum(chance.cumsum(axis=2), 1)
+    shares = 1 / np.arange(2.0, n + 2)
+    weights = up * ((within * within.swapaxes(0, 1)) @ (shares - np.append(shares[1:], 0)))
+    return Means(weights + np.diag(1 - weights.sum(axis=1)), up + np.eye(n))

@@ -17,7 +17,8 @@ from jaxtyping import PyTree
 
 from hyperpush.checks import check_positive, no_type_check
 from hyperpush.errors import InvalidInput, unknown
-from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, reverses_links
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.hypergradients.recurrent import find_recurrent
 from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates
 from hyperpush.optimizers import Power
 from hyperpush.privacy import ASSUMPTION
@@ -231,9 +232,6 @@ def check_method(method: Any) -> None:
     """Refuse what no task can be private with, before anything is traced."""
     if not isinstance(method, Method):
         raise InvalidInput("method", method, "an object such as hp.SGP(steps=…, step_size=…) or hp.PDBO(…)")
-    if getattr(method, "stop", None) is not None:
-        allowed = "None on a private task, and a fixed number of steps: clients would vote with clean metrics"
-        raise InvalidInput(f"{type(method).__name__}.stop", "early stopping", allowed)
 
 
 def releases(task: Task, method: Method, state: PyTree) -> tuple[LeafReleases, ...]:
@@ -311,8 +309,7 @@ def first_state(task: Task, method: Method) -> PyTree:
     """The shapes of what one client starts a method from."""
 
     def start(params: PyTree, hyper: PyTree) -> PyTree:
-        row = jnp.zeros(task.clients)
-        links = LinkEstimates(row, row, jnp.zeros(())) if reverses_links(method) else None
+        links = None if find_recurrent(method) is None else LinkEstimates.none(task.clients)
         if isinstance(method, InnerSolver):
             return InnerState(params, hyper)
         if isinstance(method, HypergradientEstimator):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.interpreters.partial_eval import dce_jaxpr
-from jaxtyping import Array, PyTree, UInt32
+from jaxtyping import Array, Float, PyTree, UInt32
 
 from hyperpush.checks.ranges import OptionalPositive, Positive
 from hyperpush.errors import InvalidInput
@@ -19,7 +19,7 @@ from hyperpush.privacy import ASSUMPTION
 from hyperpush.privacy.mechanisms import Mechanism, clipped_mean, one_by_one
 from hyperpush.privacy.noise_at_releases import Noising
 from hyperpush.privacy.release import DataSet, access_data, release_tree
-from hyperpush.problem import Penalty, Problem
+from hyperpush.problem import Bounds, Cost, Penalty, Problem
 from hyperpush.programs import Node
 from hyperpush.programs.counting import Kind, mark, without_marks
 
@@ -94,7 +94,7 @@ class PrivateProblem(Problem):
 
     def outer_gradients(self, params: PyTree, hyper: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """(∂_x F, ∂_λ F), one release; of ∂_x F alone where F does not use the hypers."""
-        direct = _uses_hyper(self.examples, params, hyper, batch)
+        direct = _uses_hyper(self.examples.outer_cost, params, hyper, batch)
         if direct and self._hypers_are_own:
             allowed = "'shared': the outer cost uses the hypers"
             raise InvalidInput("task.private.hypers", self.noise.hypers, allowed)
@@ -106,6 +106,22 @@ class PrivateProblem(Problem):
         released = self._release("gradients", self.outer_on, gradients, (params, hyper), batch, self.noise.clip)
         both = released if direct else (released[0], jax.tree.map(jnp.zeros_like, hyper))
         return self._plus(both, self.outer_penalty, lambda penalty: jax.grad(penalty, argnums=(0, 1))(params, hyper))
+
+    def watch(
+        self, metric: Cost, params: PyTree, hyper: PyTree, batch: PyTree, on: str, bounds: Bounds | None = None
+    ) -> Float[Array, ""]:
+        """A metric's mean over examples, each within `bounds`, released: one example moves it by their distance / N."""
+        if bounds is None:
+            return super().watch(metric, params, hyper, batch, on)  # which the check of flows refuses
+        middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
+
+        def value(at: tuple[PyTree, PyTree], rows: PyTree) -> Float[Array, ""]:
+            return self.examples.measure(metric, *at, rows) - middle  # clipping to a norm of `half` is to the bounds
+
+        if self._hypers_are_own and _uses_hyper(partial(self.examples.measure, metric), params, hyper, batch):
+            given, allowed = "a metric that uses hypers of single examples", "a metric of (params, batch) alone"
+            raise InvalidInput("stop.metric", given, f"{allowed}, or task.private(…, hypers='shared')")
+        return self._release("metrics", on, value, (params, hyper), batch, half) + middle
 
     def products(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
         """(∂²_xx f · vector, ∂²_λx f · vector), two releases: each has a bound of its own."""
@@ -189,9 +205,9 @@ def _product(penalty: Penalty, by: int, params: PyTree, hyper: PyTree, vector: P
     return jax.jvp(lambda x: jax.grad(penalty, argnums=by)(x, hyper), (params,), (vector,))[1]
 
 
-def _uses_hyper(problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree) -> bool:
-    """Whether the outer losses contain the hypers at all, read off their trace."""
-    jaxpr = jax.make_jaxpr(problem.outer_cost)(params, hyper, batch).jaxpr
+def _uses_hyper(cost: Callable[..., Array], params: PyTree, hyper: PyTree, batch: PyTree) -> bool:
+    """Whether a cost or metric contains the hypers at all, read off its trace."""
+    jaxpr = jax.make_jaxpr(cost)(params, hyper, batch).jaxpr
     _, used = dce_jaxpr(jaxpr, [True])
     first = len(jax.tree.leaves(params))
     return any(used[first : first + len(jax.tree.leaves(hyper))])

@@ -21,7 +21,7 @@ from jaxtyping import PyTree
 from hyperpush.checks import check_integer
 from hyperpush.errors import InvalidInput
 
-Kind = Literal["hessian_products", "jacobian_products", "gradients"]
+Kind = Literal["hessian_products", "jacobian_products", "gradients", "metrics"]
 Work = Counter[str]  # how many of each kind, and under `accesses(name)` how many of them used a data set
 Labels = Callable[[Mapping[str, Any]], tuple[str, ...]]  # under which names a mark of these parameters counts
 

@@ -8,6 +8,7 @@
 | `metrics.jsonl` | events, see `hyperpush.runs.events` | studies, specs, peers |
 | `history.safetensors` | cost and metrics by step | verbs, specs, peers |
 | `models/<set>/<owner>.safetensors` | arrays by path, one file per owner | all |
+| `links/<owner>.safetensors` | what an owner saw of its links | verbs, specs, peers |
 | `figures/*.png` | figures | studies |
 
 The folder appears when the run has succeeded. Until then its files are in a hidden folder beside it, with
@@ -34,7 +35,7 @@ from hyperpush.runs.files import write_atomically
 from hyperpush.runs.locks import alone
 
 CONFIG, CALL, RESULT, METRICS = "config.toml", "call.json", "result.json", "metrics.jsonl"
-HISTORY, MODELS, FIGURES = "history.safetensors", "models", "figures"
+HISTORY, MODELS, LINKS, FIGURES = "history.safetensors", "models", "links", "figures"
 CHECKPOINTS, LOCK = "checkpoints", "lock"
 
 

@@ -17,14 +17,15 @@ from jaxtyping import PyTree
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from hyperpush import processes
+from hyperpush import processes, registry
 from hyperpush.errors import InvalidInput, unknown
+from hyperpush.inner.base import LinkEstimates
 from hyperpush.privacy.budget import Budget
 from hyperpush.results import Costs, Estimate, History, Result, Solution, Training
 from hyperpush.runs.events import read_events
-from hyperpush.runs.folder import CALL, CONFIG, HISTORY, METRICS, MODELS, RESULT
+from hyperpush.runs.folder import CALL, CONFIG, HISTORY, LINKS, METRICS, MODELS, RESULT
 from hyperpush.status import Status
-from hyperpush.task import Task
+from hyperpush.task import Point, Task
 
 FORMAT = 1  # of the folder of a verb
 SETS = ("params", "hypers", "value")  # of models, that a verb's result has
@@ -115,7 +116,7 @@ class Run:
             return {name: self.arrays(name) for name in present} if self.call else dict(self.about)
         task, trees = self.task, {name: self._tree(name, self.task) for name in present}
         params = task.problem.whole(trees["params"]) if "params" in trees else None
-        at = task.at(params=trees.get("params"), hypers=trees.get("hypers"))
+        at = task.at(params=trees.get("params"), hypers=trees.get("hypers"), point=self._point())
         if "privacy" in self.about:
             at = at.replace(spent=Budget.from_table(self.about["privacy"]["parts"]))
         kind, shared = CLASSES[self.about["class"]], (at, self.status, self.costs)
@@ -126,6 +127,18 @@ class Run:
         empty = np.zeros(0, np.int64)
         history = self.history or History(empty, empty, empty)
         return Solution(*shared, params, trees["hypers"], history, self.about["best_step"])
+
+    def _point(self) -> Point | None:
+        """What the run left for the next one on its network; None if the network cannot be made again."""
+        about, network = self.about.get("point"), self.call.get("network")
+        if about is None or not isinstance(network, Mapping):
+            return None
+        links = None
+        if (self.path / LINKS).is_dir():
+            rows = load_models(self.path / LINKS, self.about["names"])
+            own = {name: jnp.asarray(each[0] if self.about["alone"] else each) for name, each in rows.items()}
+            links = LinkEstimates(**own)
+        return Point(registry.build("networks", network, "network"), links, **about)
 
     @property
     def history(self) -> History | None:

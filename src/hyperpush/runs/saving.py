@@ -21,7 +21,7 @@ from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import values_digest
 from hyperpush.runs.files import write_atomically
 from hyperpush.runs.fingerprint import fingerprint
-from hyperpush.runs.folder import CALL, HISTORY, MODELS, RunFolder
+from hyperpush.runs.folder import CALL, HISTORY, LINKS, MODELS, RunFolder
 from hyperpush.runs.saved import FORMAT, SETS, check_format, load, save_models
 from hyperpush.task import Task
 from hyperpush.version import __version__
@@ -128,17 +128,20 @@ def summarize(result: Result) -> dict[str, Any]:
         about["privacy"] = {"releases": dict(budget.releases), "parts": budget.to_table(), "assumes": budget.assumes}
     if isinstance(result, Solution):
         about["best_step"] = result.best_step
+    if result.task.point is not None:
+        about["point"] = {"step": result.task.point.step, "weights": result.task.point.weights}
     return about
 
 
 def write_arrays(folder: Path, result: Result, writes: bool = True) -> None:
     """A result's models, one file per owner, and its history; of several processes the one that `writes` does."""
-    for name in SETS:
-        tree = getattr(result, name, None)
+    point = result.task.point
+    trees = {folder / MODELS / name: getattr(result, name, None) for name in SETS}
+    for path, tree in {**trees, folder / LINKS: None if point is None else point.links}.items():
         if tree is not None:
             arrays = eqx.filter(tree, eqx.is_array)
             stacked = arrays if result.task.owner is None else jax.tree.map(lambda leaf: leaf[None], arrays)
-            save_models(folder / MODELS / name, stacked, writes, result.names)
+            save_models(path, stacked, writes, result.names)
     history = getattr(result, "history", None)
     if isinstance(history, History) and writes:
         found = {f"metrics/{name}": values for name, values in history.metrics.items()}

@@ -33,6 +33,7 @@ def test_personalized_moves_hypers_as_its_table_says(network, by, models):
         assert moves(methods, made) == expected
     assert (made.outer_steps, made.order, made.betas, made.clusters) == (20, 200, (0.9, 0.999), False)
     assert made.estimator == ("vr-hgp" if by == "push" else "directed-rb")
+    assert made.network_options == ({"mixing": "fastest-mixing"} if network == "static-undirected" else {})
     assert made.again is None  # from the start before every outer step
     assert [round(share * 600) for share in made.falls] == [500, 550]
     if by == "push":
@@ -55,9 +56,10 @@ def test_cooperative_is_as_its_table_says(data, steps, rate, outer_steps, order)
     assert (made.outer["mtl"], made.betas, made.batch, made.l2) == (Outer(1.0, 0.01), (0.9, 0.99), 128, 1e-3)
     assert made.clusters
     assert [round(share * steps) for share in made.falls] == [steps - 100, steps - 50]  # "at the last 100 and 50 steps"
-    other = of_paper("personalized", data, "random-directed", "push")
-    assert other.outer_steps == 20  # "the same … parameters", but M = 20
-    assert other.order == order
+    other = of_paper("personalized", data, "random-directed", "push")  # "the same … parameters", but M = 20
+    assert (other.steps, other.rate, other.ensemble_rate) == (600, 0.05, 0.25)
+    assert (other.outer_steps, other.order) == (20, order)
+    assert ([round(share * 600) for share in other.falls], other.betas) == ([500, 550], (0.9, 0.999))
 
 
 # Tables 6 and 7 of "Decentralized hypergradient computation over time-varying directed networks".

@@ -25,7 +25,7 @@ from hyperpush.studies.personalize.figures import draw_partition
 from hyperpush.studies.personalize.published import published_cell
 from hyperpush.studies.personalize.scenarios import Scenario, scenario, turn_images
 from hyperpush.studies.personalize.settings import small
-from hyperpush.studies.personalize.study import estimator_of, setting_of, show_partition
+from hyperpush.studies.personalize.study import estimator_of, network_of, setting_of, show_partition
 from hyperpush.studies.quickstart.study import sentence
 from hyperpush.studies.registry import experiments
 
@@ -257,8 +257,14 @@ def test_the_estimator_is_the_one_asked_for(name, kind):
     made = estimator_of(setting_of(config), 3)
     assert type(made) is kind
     assert 7 in (getattr(made, field, None) for field in ("order", "rounds", "steps"))
-    _, config = asked("size=paper", "data=emnist", "network=static-undirected")
-    assert type(estimator_of(setting_of(config), 3)) is hp.hypergradients.DirectedRB
+    static = "size=paper", "data=emnist", "network=static-undirected"
+    _, config = asked(*static, "network_options.probability=0.5")
+    setting: Any = setting_of(config)
+    assert type(estimator_of(setting, 3)) is hp.hypergradients.DirectedRB
+    assert setting.network_options == {"mixing": "fastest-mixing", "probability": 0.5}
+    _, config = asked(*static, "network_options.mixing=metropolis", "clients=12")
+    network = network_of(config, setting_of(config), 0)
+    assert network == networks.StaticUndirected(12, seed=0)
 
 
 def test_what_was_won_is_said_as_it_is():

@@ -10,10 +10,11 @@ from hyperpush.engines.faults import Faults
 from hyperpush.engines.result import Recorders, RunResult
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.hypergradients.recurrent import known_links
 from hyperpush.networks import Network
 from hyperpush.programs import Context, Recipe, evaluate, program_of
 from hyperpush.task import Task
-from hyperpush.verbs import known_links
+from hyperpush.verbs import last_point
 
 
 def run_recorded(
@@ -36,7 +37,7 @@ def records(
 
     What diverges is NaN or infinite from there on.
     """
-    own = task.at()  # what a task computes in a function that is traced must not outlive it
+    own = task.at(point=task.point)  # what a task computes in a function that is traced must not outlive it
     program, states = _prepare(own, method, network)
     return evaluate(program, network, states, own.data, key, record=record)[1]
 
@@ -47,7 +48,9 @@ def current_value(state: Any, ctx: Context) -> PyTree:
 
 
 def _prepare(task: Task, method: HypergradientEstimator, network: Network) -> tuple[Recipe, HypergradientState]:
-    method = method.on(network)
+    method = method.on(network, None, task)
     zeros = jax.tree.map(jnp.zeros_like, task.hypers)
-    states = HypergradientState(task.params, task.hypers, zeros, known_links(method, network, None, task))
+    states = HypergradientState(
+        task.params, task.hypers, zeros, known_links(method, network, last_point(task, network), task)
+    )
     return program_of(method, task.problem), states

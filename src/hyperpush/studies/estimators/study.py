@@ -85,12 +85,14 @@ class Comparison:
         if config.recurrent and network.two_way():
             rounds, step = config.recurrent, config.recurrent_step * self.unit
             target = oracles.recurrent(*self.point, network, step, known.DirectedRB(1, step).variant)
-            cases += [
+            seen = hp.train(self.task, hp.SGP(rounds, step, observe=True), network, key=self.key).task.point
+            backward: list[tuple[HypergradientEstimator, str, Reader, np.ndarray]] = [
                 (known.DirectedRB(rounds, step), "DirectedRB", current_value, target),
                 (known.VRHGP(rounds, step), "VRHGP", lambda state, ctx: state.back.value, target),
             ]
             if not network.directed:
-                cases.append((known.ExactRB(rounds, step), "ExactRB", current_value, target))
+                backward.append((known.ExactRB(rounds, step), "ExactRB", current_value, target))
+            curves += [self.recorded_curve(network, *case, task=self.task.at(point=seen)) for case in backward]
             if self.clients * self.width * rounds <= TAPE:
                 itd = known.ITDBackward(hp.SGP(rounds, step))
                 cases.append((itd, "ITDBackward", lambda state, ctx: state.value, target))
@@ -187,10 +189,11 @@ class Comparison:
         reader: Reader,
         truth: np.ndarray,
         faults: hp.Faults | None = None,
+        task: hp.Task | None = None,
     ) -> Row:
         """The curve of an estimator whose loops are recorded; what came before them is counted, too."""
         names = (loops,) if isinstance(loops, str) else loops
-        found = run_recorded(self.task, estimator, network, self.key, dict.fromkeys(names, reader), faults)
+        found = run_recorded(task or self.task, estimator, network, self.key, dict.fromkeys(names, reader), faults)
         ran = [name for name in names if name in found.clocks]
         values = jax.tree.map(lambda *parts: np.concatenate(parts), *(found.history[name] for name in ran))
         rounds, floats = (

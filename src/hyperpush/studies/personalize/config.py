@@ -37,6 +37,7 @@ class Numbers(Config):
     prox: float = option(0, "FedProx's penalty on leaving the common model.", ge=0)
     pull: float = option(0, "pFedMe's.", ge=0)
     estimator: Estimator = option("", "Of the cooperative recipes; empty: HGP, or the paper's.")
+    network_options: dict[str, Any] = option({}, "Options of the network, such as probability and mixing.")
     order: int = option(0, "The estimator's order: M of the series, TrackedHGP's steps.", ge=0)
 
 

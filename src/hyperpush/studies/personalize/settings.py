@@ -41,9 +41,11 @@ def of_paper(paper: Paper, data: str, network: str, by: Kind) -> Setting:
     had = NETWORKS if data == "emnist" and paper != "cooperative" else ("random-directed",)
     if network not in had:
         raise InvalidInput("network", network, f"what the paper has for {data} (paper={paper}): {', '.join(had)}")
-    if paper == "personalized":
-        return _personal_setting(data, by)
-    return _cooperative(data) if paper == "cooperative" else _hypergradient(by)
+    if paper == "cooperative":
+        return _cooperative(data)
+    made = _personal_setting(data, by) if paper == "personalized" else _hypergradient(by)
+    static = {"mixing": "fastest-mixing"} if network == "static-undirected" else {}  # Boyd, Diaconis and Xiao 2004
+    return made.model_copy(update={"network_options": static})
 
 
 def _large(numbers: tuple[float | None, ...], **more: object) -> Setting:
@@ -51,12 +53,10 @@ def _large(numbers: tuple[float | None, ...], **more: object) -> Setting:
 
 
 def _personal_setting(data: str, by: Kind) -> Setting:
-    """Appendix D and table 2; for other data than EMNIST appendix G, and the inner problem of `_cooperative`."""
-    if data == "emnist":
-        rates = (0.05, 0.25) if by == "push" else (0.0316, 0.1)
-        made = _large((100, 81_425, 600, 200, None, 20, 128, *rates), order=200, clusters=False)
-    else:
-        made = _cooperative(data).model_copy(update={"outer_steps": 20, "betas": (0.9, 0.999)})
+    """Appendix D and table 2; for other data than EMNIST appendix G.1: the same, but 20 clients and M = 20."""
+    rates = (0.05, 0.25) if by == "push" else (0.0316, 0.1)
+    size, order = ((100, 81_425), 200) if data == "emnist" else ((20, None), 20)
+    made = _large((*size, 600, 200, None, 20, 128, *rates), order=order, clusters=False)
     models = 0.1 if by == "push" else 1.0
     outer = {"da": Outer(0.1, 0.0), "mtl": Outer(models, 0.01), "da+mtl:da": Outer(0.1, 5e-4)}
     return made.model_copy(update={"outer": outer, "estimator": "vr-hgp" if by == "push" else "directed-rb"})

@@ -41,7 +41,7 @@ def check(config: Personalize) -> None:
     used = {part for name in config.methods if methods.is_product(name) for part in methods.parts_of(name)}
     for name in set(config.recipes) - used:
         raise unknown("recipes", name, used or ["nothing: no method is made of recipes"])
-    networks.by_name(config.network, setting.clients, config.seed)
+    network_of(config, setting, config.seed)
     if len(config.pushes) > 1 and setting.estimator in ("directed-rb", "vr-hgp"):
         raise InvalidInput("pushes", list(config.pushes), f"one number: {setting.estimator} pushes once per order")
 
@@ -53,7 +53,13 @@ def setting_of(config: Personalize) -> Setting:
     else:
         network = networks.by_name(config.network, config.clients or 20, config.seed)
         made = settings.of_paper(config.paper, config.data, config.network, methods.kind(network))
-    return made.model_copy(update={name: value for name in Numbers.model_fields if (value := getattr(config, name))})
+    given = {name: value for name in Numbers.model_fields if (value := getattr(config, name))}
+    return made.model_copy(update=given | {"network_options": {**made.network_options, **config.network_options}})
+
+
+def network_of(config: Personalize, setting: Setting, seed: int) -> Network:
+    """Who can send to whom."""
+    return networks.by_name(config.network, setting.clients, seed, **setting.network_options)
 
 
 def estimator_of(setting: Setting, pushes: int) -> HypergradientEstimator:
@@ -87,7 +93,7 @@ class Comparison(NamedTuple):
 
     def network(self, seed: int) -> Network:
         """Who can send to whom."""
-        return networks.by_name(self.config.network, self.setting.clients, seed)
+        return network_of(self.config, self.setting, seed)
 
 
 def run(config: Personalize, run: StudyRun) -> dict[str, Any]:

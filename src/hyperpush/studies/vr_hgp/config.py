@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hyperpush.runs.config import Config
-from hyperpush.studies.options import Count, Positive, Precision, Seed, Several, option, study
+from hyperpush.studies.options import Count, Counts, Positive, Precision, Seed, Several, option, study
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -38,6 +38,13 @@ class VRStudy(Config):
     contractions: tuple[Fraction, ...] = option(
         (0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99), "Values of η_A at which μ is tabulated."
     )
+    observers: Several = option(20, "Clients that observe links: errors with these beside those with true means.")
+    trainings: Counts = option((20, 60, 200, 600, 2000), "Training steps in which they do.")
+    mixing: Literal["fastest-mixing", "metropolis"] = option(
+        "fastest-mixing", "Gossip weights of the static undirected network among them; the paper's need cvxpy."
+    )
+    link_rounds: Count = option(200, "Rounds of the estimators there.")
+    link_runs: Several = option(40, "Trainings, each with an estimate.")
     failure: Fraction = option(0.05, "Probability with which the bound may fail.")
     seed: Seed = option(0, "Decides the digits, the data, the network and every draw.")
     precision: Precision = "float32"

@@ -19,6 +19,7 @@ from hyperpush.runs.run import StudyRun
 from hyperpush.studies.common.estimates import records
 from hyperpush.studies.data.sources import available, load
 from hyperpush.studies.vr_hgp.config import VRStudy
+from hyperpush.studies.vr_hgp.links import compare_links
 from hyperpush.tasks.logistic import l2, losses
 
 # Where the best weights are looked for.
@@ -76,6 +77,8 @@ def run(config: VRStudy, run: StudyRun) -> dict[str, Any]:
         "constants": {"radius": radius, **constants},
         **factors(config),
     }
+    several, _ = two_digits(config.model_copy(update={"clients": config.observers}))
+    result["links"] = compare_links(config, run, several)
     run.save_models("inner-solution", at)
     draw(config, run, curves)
     show(config, run, result)
@@ -109,7 +112,9 @@ def estimates_of(config: VRStudy, task: hp.Task, network: Network) -> Callable[[
 
     @jax.jit
     def estimates(alpha, beta, keys):
-        method = hp.hypergradients.VRHGP(config.rounds, config.step, alpha, beta, variant="gradient-after")
+        method = hp.hypergradients.VRHGP(
+            config.rounds, config.step, alpha, beta, variant="gradient-after", links="means"
+        )
         record = {"VRHGP": lambda state, ctx: state.back.value}
         return jax.vmap(lambda key: records(task, method, network, key, record)["VRHGP"])(keys)
 
