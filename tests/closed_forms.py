@@ -61,3 +61,20 @@ def with_data(task, train=None, validation=None, hypers=None):
         train=task.train if train is None else train,
         validation=task.validation if validation is None else validation,
     )
+
+
+def data(made):
+    """A quadratic task's training and validation data."""
+    return jax.tree.map(np.asarray, (made.train, made.validation))
+
+
+def least_squares(made):
+    """F̄ is the mean of ½‖rows·λ − right‖², λ all hypers in one vector: x* is affine in them."""
+    first, second = data(made)
+    n, h, d = first["coupling"].shape
+    inverse = np.linalg.inv(first["hessian"].sum(0))
+    slope = -inverse @ first["coupling"].reshape(n * h, d).T  # x* = slope·λ + offset
+    offset = inverse @ first["linear"].sum(0)
+    rows = np.concatenate([second["map"] @ slope, np.eye(n * h).reshape(n, h, n * h)], axis=1)
+    right = np.concatenate([second["target"] - second["map"] @ offset, second["hyper_target"]], axis=1)
+    return rows.reshape(-1, n * h), right.ravel()

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from closed_forms import closed_form, mean_outer_cost
+from closed_forms import closed_form, data, least_squares, mean_outer_cost
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
@@ -24,22 +24,6 @@ CHEAP = (ALONE, DIRECT, hp.optimizer("sgd", learning_rate=0.1))
 
 def sgd(rate):
     return hp.optimizer("sgd", learning_rate=rate)
-
-
-def data(made):
-    return jax.tree.map(np.asarray, (made.train, made.validation))
-
-
-def least_squares(made):
-    """F̄ is the mean of ½‖rows·λ − right‖², λ all hypers in one vector: x* is affine in them."""
-    first, second = data(made)
-    n, h, d = first["coupling"].shape
-    inverse = np.linalg.inv(first["hessian"].sum(0))
-    slope = -inverse @ first["coupling"].reshape(n * h, d).T  # x* = slope·λ + offset
-    offset = inverse @ first["linear"].sum(0)
-    rows = np.concatenate([second["map"] @ slope, np.eye(n * h).reshape(n, h, n * h)], axis=1)
-    right = np.concatenate([second["target"] - second["map"] @ offset, second["hyper_target"]], axis=1)
-    return rows.reshape(-1, n * h), right.ravel()
 
 
 def personal_optimum(made):

@@ -301,6 +301,38 @@ def test_without_a_graph_it_ends_where_own_hypergradients_are_zero():
 
 
 @pytest.mark.parametrize("form", ["products", "peers"])
+def test_personal_hypers_stay_beside_the_common_ones(form):
+    """One common number and two personal ones: the least squares of all clients, with blocks of their own."""
+    made = quadratic(4, 2, common=True)
+    first, second = jax.tree.map(np.asarray, (made.train, made.validation))
+    rows, right = np.zeros((4, 7, 1 + 2 * 4)), np.zeros((4, 7))
+    for i in range(4):
+        inverse = np.linalg.inv(first["hessian"][i])
+        slope = np.concatenate([-second["map"][i] @ inverse @ first["coupling"][i].T, np.eye(3)])
+        rows[i, :, [0, 1 + 2 * i, 2 + 2 * i]] = slope.T
+        misfit = second["target"][i] - second["map"][i] @ inverse @ first["linear"][i]
+        right[i] = np.concatenate([misfit, second["hyper_target"][i]])
+    best = np.linalg.lstsq(rows.reshape(-1, 9), right.ravel(), rcond=None)[0]
+
+    def joined(cost):
+        return lambda x, hyper, batch: cost(x, jnp.concatenate([hyper["all"], hyper["own"]]), batch)
+
+    task = hp.Task(
+        inner=joined(made.inner), outer=joined(made.outer), params=hp.per_client(made.params), common=True,
+        hypers={"all": jnp.zeros(1), "own": jnp.zeros(2)}, train=made.train, validation=made.validation,
+    )  # fmt: skip
+    method = BiGFed(400, 0.2, 0.2, form, "hessian", 0.0, inner_steps=2, blocks_at="after", personal=["own"])
+    found = hp.solve(task, method, hp.networks.FullyConnected(4), key=0)
+    np.testing.assert_allclose(found.hypers["all"], np.full((4, 1), best[0]), atol=1e-7)
+    np.testing.assert_allclose(found.hypers["own"], best[1:].reshape(4, 2), atol=1e-7)
+    assert np.ptp(best[1:].reshape(4, 2), axis=0).min() > 0.1
+    # Only the common number is sent: once to agree, then in every step, by peers with its mass.
+    assert found.costs.floats == (1 + 400 if form == "products" else 800)
+    with pytest.raises(hp.InvalidInput, match=r"BiGFed\.personal: got 'mine'"):
+        hp.solve(task, method.with_options(personal=("mine",)), hp.networks.FullyConnected(4), key=0)
+
+
+@pytest.mark.parametrize("form", ["products", "peers"])
 def test_own_costs_are_added_to_the_graphs(form):
     """One step along the sum of both: with either alone, the same θ, so that changes of φ add up."""
     kernel, algorithm = setting()[2], BiGFed(1, 0.1, 0.02, form)

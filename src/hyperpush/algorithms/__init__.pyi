@@ -18,5 +18,6 @@ from .pdbo import PDBO as PDBO
 from .spdb import SPDB as SPDB
 from .stopping import EarlyStopping as EarlyStopping
 from .svr_interact import SVRINTERACT as SVRINTERACT
+from .ties import Ties as Ties
 from .ttsa import TTSA as TTSA
 from .vrdbo import VRDBO as VRDBO

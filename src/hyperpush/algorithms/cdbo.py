@@ -11,7 +11,19 @@ from jaxtyping import Array, Float, PyTree
 
 from hyperpush.algorithms.base import track
 from hyperpush.algorithms.pdbo import PDBO, OuterState
-from hyperpush.programs import Average, Context, Count, Exchange, Inbox, Local, MethodInfo, Node, Repeat, Sequence
+from hyperpush.programs import (
+    Average,
+    Context,
+    Count,
+    Exchange,
+    Inbox,
+    Local,
+    MethodInfo,
+    Node,
+    Problem,
+    Repeat,
+    Sequence,
+)
 
 
 class Shared(eqx.Module):
@@ -102,7 +114,7 @@ class CDBO(PDBO):
         zeros = optax.tree.zeros_like(hyper) if self.tracked else None
         return Shared(hyper, jnp.ones(()), zeros, zeros)
 
-    def move(self, outer: optax.GradientTransformation) -> Node:
+    def move(self, outer: optax.GradientTransformation, problem: Problem) -> Node:
         # Estimates of d_{λ_i} F̄ add up to the derivative by a common λ, those of the own cost average to it.
         adds_up = self.hypergradient.info.target == "global"
 

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
 from hyperpush.algorithms.stopping import EarlyStopping, Watch
+from hyperpush.algorithms.ties import Neighbors, Ties
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates, join_links
@@ -31,6 +32,7 @@ class OuterState(eqx.Module):
     links: LinkEstimates | None  # what is known of the links, for estimators that reverse them
     memory: PyTree  # the estimator's, from one outer step to the next
     shared: PyTree  # the client's part of the consensus; None without
+    neighbors: Neighbors | None  # what is known of the others' hypers; None without ties
     watch: Watch | None  # of the metric; None without early stopping
     report: Report  # of all estimates so far
 
@@ -50,6 +52,7 @@ class PDBO(Algorithm):
 
     1. Any inner solver, estimator and optimizer can be combined, unless together they lower nobody's cost.
     2. An estimator may continue from what it found in the step before (`remember`).
+    3. Hypers of neighbors on a graph may be tied (`ties`). The history's cost is without that penalty.
 
     Args:
         inner: The inner solver, such as `hp.SGP(steps=600, step_size=0.1)`.
@@ -61,6 +64,8 @@ class PDBO(Algorithm):
         stop: `hp.EarlyStopping(…)` ends the loop on a metric and returns the best step; None takes all steps.
         remember: Let the estimator continue from what it found in the step before, if it can. Off where messages get
             lost: part of what it remembers would still be under way.
+        ties: `hp.algorithms.Ties(graph, strength)` adds a penalty Σ a_uv‖λ_u − λ_v‖² over neighbors, who tell each
+            other their hypers once per step; None ties nobody.
 
     Raises:
         InvalidInput: An option is out of range, or the pair of solver and estimator lowers nobody's cost.
@@ -105,6 +110,7 @@ class PDBO(Algorithm):
     restart: bool = eqx.field(static=True, default=True)
     stop: EarlyStopping | None = None
     remember: bool = eqx.field(static=True, default=True)
+    ties: Ties | None = eqx.field(default=None, kw_only=True)
 
     def __check_init__(self):
         """Refuse a solver and an estimator that together lower nobody's cost."""
@@ -120,6 +126,9 @@ class PDBO(Algorithm):
         if self.hypergradient.trains and not self.restart:
             allowed = f"True: {estimator} differentiates training from the start"
             raise InvalidInput(f"{type(self).__name__}.restart", False, allowed)
+        if self.ties is not None and self.info.fixed_point:
+            name = type(self).__name__
+            raise InvalidInput(f"{name}.ties", "Ties(…)", f"None, or PDBO: {name} makes all hypers agree")
 
     def status(self, states: BilevelState) -> Status:
         found = Status() if states.report is None else states.report.status()
@@ -140,7 +149,12 @@ class PDBO(Algorithm):
         stop = None if self.stop is None else replace(self.stop, agreement=network.flood_rounds())
         inner, estimator = self.hypergradient.after(self.inner)
         parts = {"inner": inner.on(network, engine, task), "hypergradient": estimator.on(network, engine, task)}
-        return replace(self, stop=stop, remember=self.remember and not lossy, **parts)
+        ties = self.ties if self.ties is None or task is None else self.ties.among(task)
+        return replace(self, stop=stop, remember=self.remember and not lossy, ties=ties, **parts)
+
+    def check_network(self, network: Network, task: Any) -> None:
+        if self.ties is not None:
+            self.ties.check_network(network, task)
 
     def check_task(self, task: Any) -> None:
         super().check_task(task)
@@ -153,14 +167,18 @@ class PDBO(Algorithm):
         """A client's part of the consensus on hypers at the beginning; None if they need not agree."""
         return None
 
-    def move(self, outer: optax.GradientTransformation) -> Node:
+    def move(self, outer: optax.GradientTransformation, problem: Problem) -> Node:
         """How hypers move along the hypergradient."""
+        ties = self.ties
 
         def improve(state: OuterState, ctx: Context) -> OuterState:
-            updates, optimizer = outer.update(state.hypergradient, state.optimizer, state.hyper)
+            gradient = state.hypergradient
+            if ties is not None:
+                gradient = ties.add_pull(gradient, state, problem, ctx)
+            updates, optimizer = outer.update(gradient, state.optimizer, state.hyper)
             return replace(state, hyper=optax.apply_updates(state.hyper, updates), optimizer=optimizer)
 
-        return Local(improve)
+        return Local(improve) if ties is None else Sequence(ties.exchange(problem), Local(improve))
 
     def program(self, problem: Problem) -> Node:
         outer, stop, estimator = as_transformation("outer", self.outer), self.stop, self.hypergradient
@@ -175,6 +193,7 @@ class PDBO(Algorithm):
                 links=state.links,
                 memory=estimator.memory(state.params, state.hyper) if self.remember else None,
                 shared=self.start_consensus(state.hyper),
+                neighbors=None if self.ties is None else self.ties.start(state.hyper, problem),
                 watch=None if stop is None else Watch.start(state.params, state.hyper),
                 report=Report.none(),
             )
@@ -207,5 +226,5 @@ class PDBO(Algorithm):
         if stop is not None:
             solve = Sequence(solve, stop.program(problem))
             until = lambda state, ctx: stop.has_ended(state.watch)  # noqa: E731
-        loop = Repeat(Sequence(estimate, self.move(outer), solve), self.steps, until, name=LOOP)
+        loop = Repeat(Sequence(estimate, self.move(outer, problem), solve), self.steps, until, name=LOOP)
         return Scope(Sequence(Repeat(solve, 1, name="start"), loop), enter, leave)

@@ -10,13 +10,13 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend
-from hyperpush.algorithms.pooled import average_fields, mean
+from hyperpush.algorithms.pooled import mean
 from hyperpush.big_fed.cosine import Cosine, find_strangers, pair_cost
 from hyperpush.big_fed.curvature import Curvature, DampedCurvature
 from hyperpush.big_fed.strangers import check_strangers
 from hyperpush.checks.ranges import Count, NonNegative, OptionalCount
 from hyperpush.data.batches import draw
-from hyperpush.errors import InvalidInput
+from hyperpush.errors import InvalidInput, unknown
 from hyperpush.method import MethodInfo, NetworkKind, as_number
 from hyperpush.networks import Network
 from hyperpush.problem import JointCost, ModelLoss, Problem
@@ -79,6 +79,7 @@ class _State(eqx.Module):
     hyper: PyTree
     origin: PyTree  # params at which blocks are taken
     shown: Float[Array, " d"]  # p_i, then H_i, then what comes back for it: ∂F/∂H_i, ∂F/∂p_i
+    part: PyTree  # of dF/dφ, the client's own; None where nothing is personal
     scale: Float[Array, ""]  # l_i of the message passing
     mass: Float[Array, ""]  # ω, the push-sum weight; 1 with a server
 
@@ -95,6 +96,7 @@ class BiGFed(TwoLevelDescent):
         φ⁺ = φ − α_k Σ_i (∂_φF − J_i (C_i + εI)⁻¹ ∂_{θ_i}F)(φ, θ⁺)
 
     The inner costs know nothing of each other, so that blocks are all there is. They are taken at θ_i before the step.
+    Entries of φ that `personal` names stay client i's own: they move along n times the i-th term of the sum alone.
 
     `form` says who computes. `"products"`: clients send p_i, the server answers with ∂F/∂p_i, and each solves with its
     own block by conjugate gradients. `"peers"`: no server; p goes over the links of the graph and H = Mp to whoever
@@ -125,6 +127,8 @@ class BiGFed(TwoLevelDescent):
         batch_size: Training examples per step, drawn anew each time; None uses all.
         solver_steps: Steps of conjugate gradients, at least 1.
         pushes: Rounds of push-sum on φ per iteration of "peers", at least 1.
+        personal: Names of entries of the hypers that no client shares, such as `("mtl",)` of a recipe beside a kernel;
+            they are never sent. A solution's `hypers` hold them; its `hyper` is the clients' mean.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -158,6 +162,7 @@ class BiGFed(TwoLevelDescent):
     batch_size: OptionalCount = eqx.field(static=True, default=None)
     solver_steps: Count = eqx.field(static=True, default=20)
     pushes: Count = eqx.field(static=True, default=1)
+    personal: tuple[str, ...] = eqx.field(static=True, default=(), converter=tuple)
 
     def check_task(self, task: Any) -> None:
         """Refuse a joint cost that is no `Cosine`, and Gauss–Newton of a cost in one part."""
@@ -167,6 +172,17 @@ class BiGFed(TwoLevelDescent):
         if self.curvature == "gauss-newton" and not isinstance(task.problem.inner, ModelLoss):
             allowed = "'hessian', or a task with inner=(model, loss), whose parts Gauss–Newton needs"
             raise InvalidInput("BiGFed.curvature", self.curvature, allowed)
+        for name in self.personal:
+            if not isinstance(task.hypers, dict) or name not in task.hypers:
+                raise unknown("BiGFed.personal", name, task.hypers if isinstance(task.hypers, dict) else ())
+
+    def _common(self, tree: PyTree) -> PyTree:
+        """The entries of a tree like the hypers that all share."""
+        return {name: each for name, each in tree.items() if name not in self.personal} if self.personal else tree
+
+    def _with_common(self, tree: PyTree, common: PyTree) -> PyTree:
+        """A tree like the hypers with other common entries."""
+        return {**tree, **common} if self.personal else common
 
     def check_network(self, network: Network, task: Any) -> None:
         """Refuse a network of other clients than the graph's, or one on which peers would have no negatives."""
@@ -187,7 +203,8 @@ class BiGFed(TwoLevelDescent):
 
         def enter(state: BilevelState, ctx: Context) -> _State:
             shown, one = outer.show(state.params, state.hyper), jnp.ones(())
-            return _State(state.params, state.hyper, state.params, shown, one, one)
+            part = state.hyper if self.personal else None
+            return _State(state.params, state.hyper, state.params, shown, part, one, one)
 
         def train(state: _State, ctx: Context) -> _State:
             def step(number, params):
@@ -199,7 +216,11 @@ class BiGFed(TwoLevelDescent):
             origin = state.params if self.blocks_at == "before" else params
             return replace(state, params=params, origin=origin, shown=outer.show(params, state.hyper))
 
-        start = Sequence() if self.form == "peers" else average_fields("hyper")
+        agree = mean(
+            lambda state, ctx: self._common(state.hyper),
+            lambda state, common, ctx: replace(state, hyper=self._with_common(state.hyper, common)),
+        )
+        start = Sequence() if self.form == "peers" else agree
         improve = (self._peers if self.form == "peers" else self._products)(outer)
         return self.iterate(Sequence(Local(train), improve), enter, start)
 
@@ -232,10 +253,16 @@ class BiGFed(TwoLevelDescent):
     def _products(self, outer: _OuterCost) -> Node:
         cosine = outer.cosine
 
-        def step(state: _State, part: PyTree, ctx: Context) -> _State:
-            return replace(state, hyper=descend(state.hyper, part, ctx.clients * self.rates(ctx.round)[0]))
+        def step(state: _State, common: PyTree, ctx: Context) -> _State:
+            slope = self._with_common(state.part, common)
+            return replace(state, hyper=descend(state.hyper, slope, ctx.clients * self.rates(ctx.round)[0]))
 
-        improve = mean(lambda state, ctx: self._part(outer, state, ctx), step)
+        def keep_part(state: _State, ctx: Context) -> _State:
+            return replace(state, part=self._part(outer, state, ctx))
+
+        improve: Node = mean(lambda state, ctx: self._part(outer, state, ctx), step)
+        if self.personal:
+            improve = Sequence(Local(keep_part), mean(lambda state, ctx: self._common(state.part), step))
         if cosine is None:
             return improve
 
@@ -252,15 +279,17 @@ class BiGFed(TwoLevelDescent):
 
     def _peers(self, outer: _OuterCost) -> Node:
         def step(state: _State, ctx: Context) -> _State:
-            rate = ctx.clients * self.rates(ctx.round)[0] / state.mass
-            return replace(state, hyper=descend(state.hyper, self._part(outer, state, ctx), rate))
+            rate, part = ctx.clients * self.rates(ctx.round)[0], self._part(outer, state, ctx)
+            slope = self._with_common(part, optax.tree.scale(1 / state.mass, self._common(part)))
+            return replace(state, hyper=descend(state.hyper, slope, rate))
 
         def send(state: _State, ctx: Context) -> PyTree:
-            return optax.tree.scale(state.mass, state.hyper), state.mass
+            return optax.tree.scale(state.mass, self._common(state.hyper)), state.mass
 
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
             z, mass = inbox.mix(send(state, ctx))
-            return replace(state, hyper=jax.tree.map(lambda z: (z / mass).astype(z.dtype), z), mass=mass)
+            common = jax.tree.map(lambda z: (z / mass).astype(z.dtype), z)
+            return replace(state, hyper=self._with_common(state.hyper, common), mass=mass)
 
         push = Exchange(send, receive, conserved=True)
         agree = push if self.pushes == 1 else Repeat(push, self.pushes, name="push-sum")

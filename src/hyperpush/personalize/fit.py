@@ -12,6 +12,7 @@ from hyperpush import processes
 from hyperpush.algorithms.base import Algorithm
 from hyperpush.algorithms.pdbo import PDBO
 from hyperpush.algorithms.stopping import EarlyStopping
+from hyperpush.algorithms.ties import Ties
 from hyperpush.checks import check_integer
 from hyperpush.data.batches import Numbered, Ragged
 from hyperpush.engines.base import Engine
@@ -116,6 +117,7 @@ def fit(
     hypergradient: HypergradientEstimator | None = None,
     outer: Optimizer | Any = None,
     steps: int | None = None,
+    ties: Ties | None = None,
     l2: float = 1e-3,
     classes: int | None = None,
     names: Sequence[str] | None = None,
@@ -144,12 +146,13 @@ def fit(
         holdout: Examples on which the best step is chosen by the mean accuracy; None takes the last step.
         outer_on: The data set that the personal parts are fitted to, `"validation"` if left out. With `"train"`, as in
             the papers, `validation` takes the place of `holdout`.
-        method: Another algorithm or inner solver for the recipes' task, instead of `PDBO` with the next four.
+        method: Another algorithm or inner solver for the recipes' task, instead of `PDBO` with the next five.
         inner: Trains the shared part, before the first and after every step of the personal parts; None is
-            `hp.SGP(200, 0.1)`. Baselines train by themselves and take none of these four.
+            `hp.SGP(200, 0.1)`. Baselines train by themselves and take none of these five.
         hypergradient: The estimator; None is `hp.HGP(10, 10, 0.1, keep_mass=True)`, a short series.
         outer: What moves all personal parts; None is every recipe's own `outer`.
         steps: Steps of the personal parts, 8 if left out.
+        ties: `hp.algorithms.Ties(graph, strength, entries=("mtl",))` keeps those of neighbors on a graph alike.
         l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more. Estimators converge faster with more.
         classes: How many classes there are; None takes it from the model's output.
         names: The clients' names; their numbers if left out.
@@ -178,7 +181,8 @@ def fit(
     """
     product, method = _choose(recipes, method)
     if method is not None:
-        _refuse_unused(method, {"inner": inner, "hypergradient": hypergradient, "outer": outer, "steps": steps})
+        unused = {"inner": inner, "hypergradient": hypergradient, "outer": outer, "steps": steps, "ties": ties}
+        _refuse_unused(method, unused)
         if outer_on is None and validation is None:
             outer_on = "train"  # a baseline fits nothing else
     sets: dict[str, Any] = {"train": train, "validation": validation, "holdout": holdout, "test": test}
@@ -202,6 +206,7 @@ def fit(
             steps=count,
             restart=False,
             stop=_stop(task, count),
+            ties=ties,
         )
     task = task.at(hypers=product.with_own(task.hypers, train_alone))
     return _as(PersonalSolution, solve(task, method, network, **options))

@@ -1,0 +1,186 @@
+"""Ties: a graph among the parties whose neighbors should have hypers that are alike."""
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+from jaxtyping import Array, Bool, PyTree
+
+from hyperpush.big_fed.structure import Graph
+from hyperpush.errors import InvalidInput, unknown
+from hyperpush.method import Configured, as_number
+from hyperpush.networks import Network
+from hyperpush.programs import Context, Exchange, Inbox, Node, NonNegative, Problem
+
+
+def as_links(given: Any) -> Any:
+    """The converter of a graph: links of a networkx graph, and lists of links as tuples; what else there is stays."""
+    if isinstance(given, nx.Graph) and not given.is_directed():
+        return tuple((*ends, as_number(weight)) for *ends, weight in given.edges(data="weight", default=1.0))
+    if not isinstance(given, tuple | list):
+        return given
+    return tuple(tuple(link) if isinstance(link, tuple | list) else (link,) for link in given)
+
+
+class Neighbors(eqx.Module):
+    """What a client last heard of the others' hypers."""
+
+    hypers: PyTree  # by sender, on axis 0; zeros of whom it never heard
+    known: Bool[Array, " n"]  # whom it heard at all
+
+
+class Ties(Configured):
+    """A graph among the parties: neighbors pay for hypers that differ.
+
+        F̄(λ) + Σ_{u<v} a_uv ‖λ_u − λ_v‖²,    a_uv = strength · weight of the link between u and v
+
+    So 2 Σ_v a_uv (λ_u − λ_v) is added to client u's hypergradient, with λ_v as u last heard it. Every outer step,
+    clients send their hypers once over the network's live links. Where a neighbor is not heard, because the link is
+    down or the message lost, the value from before counts; before the first, the tie counts nothing. So PDBO rests
+    only where the whole penalty's gradient and the hypergradient add up to zero, however seldom links are up.
+
+    **Use it** as `ties=` of `PDBO` where it is known who resembles whom, and clients have too few examples to fit
+    hypers alone. **Avoid it** where hypers are secret: whoever the network reaches hears them, neighbor or not. Every
+    client keeps a copy of the tied hypers of all.
+
+    Outer penalties cannot be learned as hypers: their strengths would go to zero. Choose one by a holdout set:
+    `hp.tune(…, over={"ties.strength": [0.0, 0.01, 0.1]}, on="holdout")`. Another strength compiles nothing.
+
+    Args:
+        graph: Who is whose neighbor: links `[("north", "south"), ("south", "east", 0.5)]` by names or numbers, with
+            weights if they are not 1; an undirected networkx graph of names or numbers; or `hp.big_fed.Graph`, which
+            may change from step to step. A party that knows only its own neighbors gives its own links. The network
+            must be able to carry messages both ways along every link.
+        strength: Of all ties, 0 or more. With 0 clients are free, and still send. F̄ is a mean: its derivative by one
+            client's hypers falls like 1/n, and so does a useful strength.
+        entries: Names of the tied entries of the hypers, such as `("mtl",)`. None ties all but those with one number
+            per training example, which mean nothing to others.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        Clients fit 0, 3 and 7 alone. The first two are tied, and meet halfway.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> task = hp.Task(
+        ...     inner=lambda x, own, a: (x - a) ** 2, outer=lambda x, own, b: (own - b) ** 2, params=0.0, hypers=0.0,
+        ...     train=jnp.zeros((3, 1)), validation=jnp.array([[0.0], [3.0], [7.0]]),
+        ... )
+        >>> method = hp.PDBO(
+        ...     inner=hp.LocalSGD(steps=1, step_size=0.1), hypergradient=hp.hypergradients.LocalGradient(),
+        ...     outer=hp.optimizer("sgd", learning_rate=0.1), steps=100,
+        ...     ties=hp.algorithms.Ties([(0, 1)], strength=1.0),
+        ... )
+        >>> print(hp.solve(task, method, hp.networks.FullyConnected(3), key=0).hypers.round(2))
+        [1. 2. 7.]
+    """
+
+    graph: Graph | tuple | list | nx.Graph = eqx.field(static=True, converter=as_links)
+    strength: NonNegative = eqx.field(converter=as_number)
+    entries: tuple[str, ...] | None = eqx.field(
+        static=True, default=None, converter=lambda given: tuple(given) if isinstance(given, list) else given
+    )
+
+    def __check_init__(self):
+        if isinstance(self.graph, nx.Graph):
+            raise InvalidInput("Ties.graph", "a directed graph", "an undirected one: a tie has no direction")
+        for link in () if isinstance(self.graph, Graph) else self.graph:
+            fits = len(link) in (2, 3) and all(isinstance(end, str | int) for end in link[:2])
+            if not fits or not all(isinstance(w, int | float) and 0 <= w < np.inf for w in link[2:]):
+                allowed = "links of two parties, and a weight of 0 or more if it is not 1: (u, v) or (u, v, weight)"
+                raise InvalidInput("Ties.graph", link, allowed)
+
+    def among(self, task: Any) -> "Ties":
+        """The same with the graph of a task's parties; refuses a graph of others, and entries that are not there."""
+        names = None if self.entries is None else set(self.entries)
+        for name in names or ():
+            if not isinstance(task.hypers, dict) or name not in task.hypers:
+                raise unknown("ties.entries", name, task.hypers if isinstance(task.hypers, dict) else ())
+        tied = jax.tree.leaves(self.select(task.hypers, task.by_example))
+        wanted = jax.tree.leaves(self.select(task.hypers, ()))
+        if not tied or (names and len(tied) < len(wanted)):
+            given = sorted(names) if names else "hypers with one number per training example"
+            raise InvalidInput("ties.entries", given, "entries that mean the same to all parties, not to one example")
+        return replace(self, graph=self._graph_of(task))
+
+    def _graph_of(self, task: Any) -> Graph:
+        if isinstance(self.graph, Graph):
+            if self.graph.clients != task.clients:
+                given = f"a graph of {self.graph.clients} parties"
+                raise InvalidInput("ties.graph", given, f"one of {task.clients}, as the task has")
+            return self.graph
+        weights = np.zeros((task.clients, task.clients), np.float32)
+        for one, other, *weight in self.graph:
+            for end in (one, other):
+                if end not in task.names and end not in range(task.clients):
+                    raise unknown("ties.graph", str(end), task.names)
+            u, v = task.client(one), task.client(other)
+            if u == v or weights[u, v]:
+                given = f"a link {one!r} – {other!r}" + (" again" if u != v else "")
+                raise InvalidInput("ties.graph", given, "each pair of different parties at most once")
+            weights[u, v] = weights[v, u] = weight[0] if weight else 1
+        return Graph(weights)
+
+    def check_network(self, network: Network, task: Any) -> None:
+        """Refuse links of the graph that no message can ever take both ways."""
+        possible = network.possible().toarray() > 0
+        apart = np.argwhere(np.triu(self.among(task).matrix.weights.any(0) & ~(possible & possible.T)))
+        if len(apart):
+            one, other = (task.names[client] for client in apart[0])
+            given = f"a link {one!r} – {other!r}, which {network.name} does not carry both ways"
+            raise InvalidInput("ties.graph", given, "links over which the network lets both send to each other")
+
+    def select(self, hyper: PyTree, by_example: tuple[bool, ...]) -> PyTree:
+        """The tied leaves of hypers; None in place of the others."""
+        leaves, structure = jax.tree_util.tree_flatten_with_path(hyper)
+        alone = by_example or (False,) * len(leaves)
+        named = [self.entries is None or getattr(path[0], "key", None) in self.entries for path, _ in leaves]
+        kept = [leaf if name and not own else None for (_, leaf), name, own in zip(leaves, named, alone, strict=True)]
+        return structure.unflatten(kept)
+
+    @property
+    def matrix(self) -> Graph:
+        """The graph by the parties' numbers."""
+        if not isinstance(self.graph, Graph):
+            raise InvalidInput("ties.graph", "links by name", "hp.big_fed.Graph(…), or a network= to run on")
+        return self.graph
+
+    def start(self, hyper: PyTree, problem: Problem) -> Neighbors:
+        """A client that heard nobody yet."""
+        n, tied = self.matrix.clients, self.select(hyper, problem.by_example)
+        return Neighbors(jax.tree.map(lambda leaf: jnp.zeros((n, *leaf.shape), leaf.dtype), tied), jnp.zeros(n, bool))
+
+    def exchange(self, problem: Problem) -> Node:
+        """One round on states with `hyper` and `neighbors`: tell everybody the tied hypers, and remember theirs."""
+
+        def receive(state: Any, inbox: Inbox, ctx: Context) -> Any:
+            heard, before = inbox.heard, state.neighbors
+            assert heard is not None
+
+            def remember(new: Array, old: Array) -> Array:
+                return jnp.where(heard.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+            hypers = jax.tree.map(remember, inbox.total, before.hypers)
+            return replace(state, neighbors=Neighbors(hypers, before.known | heard))
+
+        def send(state: Any, ctx: Context) -> PyTree:
+            return self.select(state.hyper, problem.by_example)
+
+        return Exchange(send, receive, weights="ones", reduce="stack", observe=True)
+
+    def add_pull(self, gradient: PyTree, state: Any, problem: Problem, ctx: Context) -> PyTree:
+        """The gradient plus 2 Σ_v a_uv (λ_u − λ_v) of the client u, over all v that it has heard of."""
+        weights = 2 * self.strength * self.matrix.at(ctx.round)[0][ctx.client] * state.neighbors.known
+
+        def pull(slope: Array, own: Array, others: Array | None) -> Array:
+            if others is None:
+                return slope
+            return slope + jnp.tensordot(weights, own - others, axes=1).astype(slope.dtype)
+
+        return jax.tree.map(pull, gradient, state.hyper, state.neighbors.hypers)

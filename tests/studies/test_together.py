@@ -1,0 +1,97 @@
+"""The whole story in small: who has what, what a comparison says, and a spec that runs on peers."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import hyperpush as hp
+from hyperpush import spec
+from hyperpush.deploy.options import read
+from hyperpush.deploy.swarm import swarm
+from hyperpush.runs.run import execute
+from hyperpush.studies.together.config import EXPERIMENT, Together
+from hyperpush.studies.together.parties import deal
+from hyperpush.studies.together.study import auc, compare, verdict
+
+SPEC = Path(__file__).parents[2] / "examples/together.toml"
+TINY: dict[str, Any] = {"parties": 4, "examples": 6, "trusted": 2, "test": 5, "steps": 3, "outer_steps": 2, "order": 2}
+
+
+def test_parties_own_different_images_and_every_second_pair_has_wrong_labels():
+    made, right = deal(8, 0, mislabel=1.0), deal(8, 0, mislabel=0.0)
+    bad = np.isin(np.arange(8), [2, 3, 6, 7])
+    np.testing.assert_array_equal(made.wrong, np.broadcast_to(bad[:, None], made.wrong.shape))
+    np.testing.assert_array_equal(made.train[1][bad], (right.train[1][bad] + 1) % 10)
+    np.testing.assert_array_equal(made.train[1][~bad], right.train[1][~bad])
+    for part in ("trusted", "test"):
+        np.testing.assert_array_equal(getattr(made, part)[1], getattr(right, part)[1])
+    turned = deal(8, 0).train[0][1]
+    np.testing.assert_array_equal(np.rot90(turned, -1, axes=(1, 2)), np.rot90(made.train[0][1], -1, axes=(1, 2)))
+    assert made.clusters == [(u, v) for u in range(8) for v in range(u + 1, 8) if u % 2 == v % 2]
+    assert len(made.rewired) == len(set(made.rewired)) == len(made.clusters)
+    assert all((u - v) % 2 for u, v in made.rewired)
+    with pytest.raises(hp.InvalidInput, match="parties: got 100; allowed: at most 17"):
+        deal(100, 0)
+
+
+def test_comparisons_are_by_seed_and_a_gain_within_two_standard_errors_is_none():
+    """Ahead by 0 and 0.3: 0.15 on average, with a standard error of 0.3/√2/√2 = 0.15."""
+    common = {"accuracy_p10": None, "auc_wrong_labels": None, "bytes": 2, "converged": None}
+    scores = {"together": (0.8, 0.9), "no graph": (0.8, 0.6), "no cleaning": (0.4, 0.5), "rewired graph": (0.9, 1.0)}
+    rows = [
+        {"step": "learn", "method": name, "seed": seed, "accuracy": own, **common}
+        for name, each in scores.items()
+        for seed, own in enumerate(each)
+    ]
+    main, *controls = compare(rows)
+    assert (main["gain"], main["accuracy"], main["bytes"]) == (None, pytest.approx(0.85), 2)
+    assert (controls[0]["gain"], controls[0]["standard_error"]) == (pytest.approx(0.15), pytest.approx(0.15))
+    endings = [verdict(each).rpartition(" it ")[2] for each in controls]
+    assert endings == ["does not pay", "pays", "loses"]
+    assert auc(np.array([0.0, 2.0, 1.0, 1.0]), np.array([True, True, False, False])) == 0.5
+    assert auc(np.array([0.0, 1.0, 1.0, 3.0]), np.array([True, True, False, False])) == 0.875
+    assert auc(np.ones(2), np.zeros(2, bool)) is None
+
+
+def test_the_first_step(tmp_path):
+    result, _ = execute(EXPERIMENT, Together(**TINY, until="train", seeds=(0,)), tmp_path / "run")
+    assert [row["method"] for row in result["rows"]] == [
+        "one model", "everyone alone", "trusted data only", "right labels only"
+    ]  # fmt: skip
+    names = {"step", "method", "seed", "accuracy", "accuracy_p10", "auc_wrong_labels", "bytes", "epsilon", "converged"}
+    assert all(set(row) == names for row in result["rows"])
+    assert [row["bytes"] > 0 for row in result["rows"]] == [True, False, True, True]
+
+
+@pytest.mark.long
+def test_all_steps(tmp_path):
+    result, _ = execute(EXPERIMENT, Together(**TINY, seeds=(0, 1)), tmp_path / "run")
+    by = {(row["step"], row["method"], row["seed"]): row for row in result["rows"]}
+    assert len(by) == len(result["rows"]) == 2 * (4 + 7 + 3 + 12)
+    learned = [
+        name for (step, name, seed), row in by.items() if step == "learn" and row["auc_wrong_labels"] and not seed
+    ]
+    assert learned == ["together", "no graph", "rewired graph", "no personal part"]
+    graph, none = by["learn", "together", 0], by["learn", "no graph", 0]
+    # Two hypers in each of two steps, and nothing else; at most to everybody else.
+    assert 0 < graph["bytes"] - none["bytes"] <= 2 * 3 * 200
+    assert len(result["verdicts"]) == 3 + 6 + 2 + 11
+
+
+@pytest.mark.long
+def test_a_swarm_of_four_ends_where_the_simulator_does(tmp_path):
+    found = swarm(read(SPEC, count=4), 4, tmp_path / "run", seconds=600)
+    with jax.enable_x64(True):
+        expected = spec.read({k: v for k, v in tomllib.loads(SPEC.read_text()).items() if k != "precision"}).run()
+    assert isinstance(expected, hp.Solution)
+    folders = [hp.load(tmp_path / "run" / name) for name in found["peers"]]
+    for name in ("clean", "mtl"):
+        together = np.stack(
+            [folder.arrays("hypers")[name].reshape(expected.hypers[name].shape[1:]) for folder in folders]
+        )
+        assert np.abs(together).max() > 0.1
+        np.testing.assert_allclose(together, expected.hypers[name], atol=1e-5)
