@@ -109,43 +109,50 @@ def retrain(
         >>> hp.influence.retrain(task, hp.SGP(steps=9, step_size=0.5), network, [all_of_them, one_less], key=0).shape
         (2, 3)
     """
-    made = with_weights(task)
     check_integer("at_once", at_once, minimum=1)
     if isinstance(weights, Weights) or not isinstance(weights, Sequence):
         raise InvalidInput("weights", type(weights).__name__, "a list of weights: one for each retraining")
-    check_weights(task, weights)
     if not weights:
         raise InvalidInput("weights", weights, "at least one set of weights")
-    if getattr(method, "optimizer", None) is not None:
-        raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")
     parts = -(-len(weights) // at_once)
     size, found = -(-len(weights) // parts), []  # equal parts, so that one program serves all
     steps = getattr(method, "steps", None)
     for first in range(0, len(weights), size):
         part = list(weights[first : first + size])
         part += part[-1:] * (size - len(part))
-        stacked = Weights(
-            jnp.stack([each.examples for each in part], axis=2),  # by example first, as it is looked up
-            jnp.stack([each.client for each in part], axis=1),
-            task.hypers,
-        )
-        summed = made.replace(
-            inner=Summed(made.inner),
-            outer=Summed(made.inner),  # whatever it is, training does not look at it
-            outer_on="train",
-            penalty=made.penalty and Summed(made.penalty),
-            outer_penalty=None,
-            _params=PerClient(repeat_params(task.params, size, axis=1)),
-            _hypers=PerClient(stacked),
-        )
 
         def tell(_: str, done: int, total: int, first: int = first) -> None:
             if progress is not None and steps:
                 progress(min(first + size * done / steps, len(weights)))
 
-        trained = train(summed, method, network, key=key, engine=engine, hooks=(Progress(tell),))
-        found.append(np.asarray(outer_costs(task, trained.task.params), np.float64).T)
+        params = train_runs(task, method, network, part, key=key, engine=engine, hooks=(Progress(tell),))
+        found.append(np.asarray(outer_costs(task, params), np.float64).T)
     return np.concatenate(found)[: len(weights)]
+
+
+def train_runs(
+    task: Task, method: InnerSolver, network: Network, weights: Sequence[Weights], **around: Any
+) -> PyTree[Float[Array, "n k ..."]]:
+    """The params after training with each of k weights side by side, in one solve; `around` is for `hp.train`."""
+    made = with_weights(task)
+    check_weights(task, weights)
+    if getattr(method, "optimizer", None) is not None:
+        raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")
+    stacked = Weights(
+        jnp.stack([each.examples for each in weights], axis=2),  # by example first, as it is looked up
+        jnp.stack([each.client for each in weights], axis=1),
+        task.hypers,
+    )
+    summed = made.replace(
+        inner=Summed(made.inner),
+        outer=Summed(made.inner),  # whatever it is, training does not look at it
+        outer_on="train",
+        penalty=made.penalty and Summed(made.penalty),
+        outer_penalty=None,
+        _params=PerClient(repeat_params(task.params, len(weights), axis=1)),
+        _hypers=PerClient(stacked),
+    )
+    return train(summed, method, network, **around).params
 
 
 def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..."]) -> dict[str, float | None]:

@@ -26,7 +26,6 @@ from hyperpush.studies.personalize.published import published_cell
 from hyperpush.studies.personalize.scenarios import Scenario, scenario, turn_images
 from hyperpush.studies.personalize.settings import small
 from hyperpush.studies.personalize.study import estimator_of, network_of, setting_of, show_partition
-from hyperpush.studies.quickstart.study import sentence
 from hyperpush.studies.registry import experiments
 
 pytestmark = pytest.mark.long
@@ -265,16 +264,6 @@ def test_the_estimator_is_the_one_asked_for(name, kind):
     _, config = asked(*static, "network_options.mixing=metropolis", "clients=12")
     network = network_of(config, setting_of(config), 0)
     assert network == networks.StaticUndirected(12, seed=0)
-
-
-def test_what_was_won_is_said_as_it_is():
-    rows = {name: {"accuracy": a, "accuracy_p10": a / 2} for name, a in (("local", 0.5), ("sgp", 0.6), ("mtl", 0.75))}
-    clients = {"sgp": [0.5, 0.6, 0.7], "mtl": [0.6, 0.6, 0.5]}
-    said = sentence(rows, clients, "mtl")
-    for part in ("(MTL) wins: 75.0 %", "60.0 % by one model", "50.0 % with everyone alone", "1 clients gain, 1 lose"):
-        assert part in said
-    rows["local"]["accuracy"] = 0.9
-    assert "does not win" in sentence(rows, clients, "mtl")
 
 
 def test_published_numbers_stand_in_the_right_cells():
