@@ -16,8 +16,8 @@ CLIENTS = 5
 ESTIMATORS = {
     "HGP": hp.HGP(20, 2, 0.2),
     "TrackedHGP": hp.TrackedHGP(30, 0.1, 2, tolerance=None, acceleration=0),
-    "DirectedRB": hp.hypergradients.DirectedRB(20, 0.1),
-    "VRHGP": hp.hypergradients.VRHGP(20, 0.1),
+    "DirectedRB": hp.hypergradients.DirectedRB(20, 0.1, links="means"),
+    "VRHGP": hp.hypergradients.VRHGP(20, 0.1, links="means"),
     "exact": hp.HGP(20, 1, 0.2, averaging="exact"),
 }
 # These choose weights by what they see, so they are linear only where they end.
