@@ -47,11 +47,11 @@ def deal(
 ) -> Parties:  # fmt: skip
     """Digits for every party; every second one labels a share `mislabel` of its training examples y + 1."""
     found, generator, each = load(data), np.random.default_rng(seed), examples + trusted + test
-    digits = found.rows(generator.permutation(np.flatnonzero(found.labels < 10)))
-    if parties * each > len(digits.labels):
-        allowed = f"at most {len(digits.labels) // each}, with {each} of {data}'s {len(digits.labels)} digits each"
+    chosen = generator.permutation(np.flatnonzero(found.labels < 10))
+    if parties * each > len(chosen):
+        allowed = f"at most {len(chosen) // each}, with {each} of {data}'s {len(chosen)} digits each"
         raise InvalidInput("parties", parties, allowed)
-    rows = np.arange(parties * each).reshape(parties, each)
+    digits, rows = found.rows(chosen[: parties * each]), np.arange(parties * each).reshape(parties, each)
     images = np.stack([np.rot90(digits.inputs[own], i % CLUSTERS, axes=(1, 2)) for i, own in enumerate(rows)])
     labels = digits.labels[rows].astype(np.int32)
     wrong = generator.random((parties, examples)) < mislabel
