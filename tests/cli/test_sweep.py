@@ -63,7 +63,8 @@ class Fake:
         row = {"method": method, "validation": score, "accuracy": 1 - score, "size": config.inside.depth}
         if method == "beside":
             return {"rows": [row], "not_applicable": {"another": "diverged"}}
-        return {"rows": [row] * (2 if method == "twice" else 1)}
+        status = {"status": {"converged": config.rate < 1, "reason": "limit"}} if method == "loose" else {}
+        return {"rows": [row] * (2 if method == "twice" else 1), **status}
 
 
 @pytest.fixture
@@ -213,6 +214,23 @@ def test_what_fails_is_reported_and_the_others_go_on(call, fake):
     assert json.loads(out)["failed"] == []
     assert {run[0] for run in fake.runs} == {"b"}
     assert not list(saved.Path("here/cells").glob("*.failed"))
+
+
+def test_what_did_not_converge_is_marked(call, fake):
+    compare = ("--compare", 'methods=["loose", "b"]', "--seeds", "2")
+    code, out, error = call("fake", *compare, "--grid", "rate=[0.1, 1.0]", "--json", "--strict")
+    result = json.loads(out)
+    assert result["tuning"][0]["converged"][1] == [False] * len(result["chosen_by"]["seeds"])
+    assert "! not converged (limit)" in error
+    loose = next(each for each in result["summary"] if each["method"] == "loose")
+    assert len(loose["not_converged"]) == (2 if loose["setting"]["rate"] == 1.0 else 0)
+    assert code == (3 if loose["not_converged"] else 0)
+    assert {each["converged"] for each in result["rows"] if each["method"] == "b"} == {None}
+    code, out, error = call(
+        "fake", "--compare", 'methods=["loose"]', "--grid", "rate=[1.0]", "--seeds", "2", "--strict"
+    )
+    assert code == 3
+    assert "2, ! 2 not converged" in error
 
 
 def test_a_sweep_of_failures_leaves_nothing(call, fake, tmp_path):

@@ -172,6 +172,9 @@ def sweep(
     seeds: Annotated[int | None, typer.Option(help="Number of reported runs of each method.", show_default="3")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep.", show_default="under runs/")] = None,
     as_json: AsJson = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 3 if a reported run did not converge.")
+    ] = False,
 ) -> None:
     """Tune every method with the same budget, choose on validation, report over seeds. Repeat it to continue."""
     from hyperpush.cli.sweep.plan import load
@@ -185,6 +188,7 @@ def sweep(
     print_json({**result, "run": folder}, as_json)
     if result["failed"]:
         raise typer.Exit(1)
+    _refuse_failure({"rows": result["rows"]}, strict)
 
 
 @app.command()
@@ -330,6 +334,10 @@ def _report(result: dict[str, Any], run: "StudyRun", as_json: bool, strict: bool
         print("figure:", path, file=sys.stderr)
     print("run:", run.path, file=sys.stderr)
     print_json({**result, "run": run.path}, as_json)
+    _refuse_failure(result, strict)
+
+
+def _refuse_failure(result: dict[str, Any], strict: bool) -> None:
     if strict and holds_failure(result):
         print("not converged (--strict)", file=sys.stderr)
         sys.exit(NOT_CONVERGED)

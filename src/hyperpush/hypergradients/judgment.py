@@ -14,7 +14,7 @@ ROUNDING = 4  # times the rounding of the largest terms: what is left of a track
 FLAT = 10  # steps in a row through which the tracked gradient stays the same: the Hessian is singular
 FINEST = 1e3  # times rounding: no smaller relative error is asked for
 SOUND = 1e4  # times rounding: a relative error that is right where rounding allows no better
-ENOUGH = 10  # steps that make a share
+ENOUGH = 4  # steps that make a share
 FALLING = 0.42  # share of all clients' changes that go along negative curvature: the mean Hessian has some
 
 

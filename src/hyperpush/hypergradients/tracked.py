@@ -100,7 +100,8 @@ class TrackedHGP(HypergradientEstimator):
     **Use it** where there is no tree to average along (`TreeCG`): with mini-batches, on private tasks, among members
     that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: `steps`
     end before it does, and the status says so. θ is an estimate: a solution with almost no part in the direction of the
-    smallest eigenvalue hides that direction.
+    smallest eigenvalue hides that direction, also a singular or negative one. So does a single negative eigenvalue that
+    is many times larger than the others.
 
     It holds six vectors per client beside the params and the outer gradient, and two more for each further change that
     `acceleration` keeps.

@@ -36,6 +36,7 @@ RESIDUAL, DIRECTION, ENDED = range(3)
 RUNNING = -1  # no reason to end yet
 LITTLE_PROGRESS = 0.3  # a cycle that leaves more than this share of the residual has met rounding
 SHRUNK = 1e-3  # of the probe's residual, relative to the condition number: then its Ritz values have settled
+HIDDEN = 1e-3  # times the part of a probe along one direction: what is less of its residual hides none
 CAUTION = 1.3  # the smallest eigenvalue may have fallen by so much since the outer step before
 
 
@@ -347,12 +348,13 @@ class TreeCG(SystemSolver):
         """Whether the probe may still find the Hessian singular.
 
         An outer gradient with few of its eigenvectors is dealt with before the others are seen. About 1/√d of the
-        probe is along any of them, and stays in its residual where there is no curvature. The outer step before has
-        seen to that already, if there was one.
+        probe is along any of them, and stays in its residual where there is no curvature. The probe is random: at less
+        than a thousandth of that, one of 1,250 hides a direction. Later outer steps do not wait, as that would cost
+        them what they save by starting from the step before.
         """
         if state.probe is None or self.ignores_flat:
             return jnp.zeros((), bool)
-        hidden = 0.1 / jnp.sqrt(state.x.size) * state.probe.first
+        hidden = HIDDEN / jnp.sqrt(state.x.size) * state.probe.first
         return state.probe.on & (state.probe.descent.size > hidden) & (state.expected == 0)
 
     def _tolerance(self, like: Array) -> Any:

@@ -32,6 +32,12 @@ class CellResult(NamedTuple):
     state: Literal["done", "n/a", "diverged", "failed"]
     row: dict[str, Any]
     reason: str = ""
+    status: dict[str, Any] | None = None  # of the run, where it has one
+
+    @property
+    def converged(self) -> bool | None:
+        """As its status says."""
+        return None if self.status is None else self.status["converged"]
 
 
 class Finished(NamedTuple):
@@ -93,6 +99,8 @@ def _run_cells(plan: Plan, folder: Path, cells: list[Cell], console: Console) ->
         began = perf_counter()
         found, kept = result_of_cell(plan, folder, cell)
         said = found.reason or " ".join(f"{key} {found.row[key]:.4g}" for key in plan.scores(cell.phase))
+        if found.status is not None and found.converged is False:
+            said += f" ! not converged ({found.status['reason']})"
         label = ", ".join(filter(None, (cell.method.label, cell.point.label)))
         took = "kept" if kept else f"{perf_counter() - began:.1f} s"
         line = f"{cell.phase} {place}/{len(cells)}  {label}, seed {cell.seed}: {found.state}, {said} ({took})"
@@ -153,7 +161,7 @@ def _read_row(plan: Plan, cell: Cell, result: dict[str, Any]) -> CellResult:
             where = "sweep.validation" if cell.phase == "tuning" else "sweep.test"
             allowed = f"a number of the rows of {plan.experiment.name}: {', '.join(numbers)}"
             raise InvalidInput(where, f"{name}, in {cell.name}", allowed)
-    return CellResult(cell, "done", rows[0])
+    return CellResult(cell, "done", rows[0], status=result.get("status"))
 
 
 def _check_folder(plan: Plan, folder: Path) -> None:

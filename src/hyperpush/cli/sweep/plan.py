@@ -153,7 +153,7 @@ def _rule(experiment: Experiment, asked: Sweep) -> Tuning:
     """The scores: what is asked for, else what the experiment declares."""
     declared = experiment.tuning or Tuning("", ())
     validation = asked.validation or declared.validation
-    test, better = asked.test or declared.test, asked.better or declared.better
+    test, better = asked.test or declared.test, asked.better or ("lower" if validation == "cost" else declared.better)
     columns = f"a field of the rows of {experiment.name}, which declares none"
     if experiment.name == "spec":
         columns = "cost, or a metric of [metrics]; a spec names in [sweep] what to choose by and what to report"

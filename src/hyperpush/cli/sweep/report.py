@@ -32,11 +32,15 @@ def result_of(plan: Plan, found: list[Finished]) -> dict[str, Any]:
     for one in found:
         label, setting = one.method.label, None if one.chosen is None else plan.points[one.chosen].options
         done = [each for each in one.of("reported") if each.state == "done"]
-        rows += [{**each.row, "method": label, "seed": each.cell.seed, "setting": setting} for each in done]
+        rows += [
+            {**each.row, "method": label, "seed": each.cell.seed, "setting": setting, "converged": each.converged}
+            for each in done
+        ]
         if tried := one.of("tuning"):
             states = [[each.state for each in tried if each.cell.point is point] for point in plan.points]
-            scores = scores_of(plan, tried)
-            tuning.append({"method": label, "scores": scores, "states": states, "chosen": one.chosen})
+            converged = [[each.converged for each in tried if each.cell.point is point] for point in plan.points]
+            known = {"scores": scores_of(plan, tried), "states": states, "converged": converged}
+            tuning.append({"method": label, **known, "chosen": one.chosen})
     return {
         "experiment": plan.experiment.name,
         "rows": rows,
@@ -58,6 +62,7 @@ def _summarize(plan: Plan, one: Finished) -> dict[str, Any]:
         "point": None if point is None else point.label,
         "at_the_end_of_the_grid": _at_the_end(plan, one.chosen),
         "seeds": [each.cell.seed for each in done],
+        "not_converged": [each.cell.seed for each in done if each.converged is False],
         "not_applicable": next((each.reason for each in one.results if each.state == "n/a"), None),
         **{name: interval([each.row[name] for each in done])._asdict() for name in plan.rule.test if done},
     }
@@ -77,6 +82,7 @@ def _record(plan: Plan, each: CellResult) -> dict[str, Any]:
         "setting": cell.point.options,
         "seed": cell.seed,
         "state": each.state,
+        "converged": each.converged,
         "reason": each.reason or None,
         "cell": cell.name,
         **{name: each.row[name] for name in names if name in each.row},
@@ -98,7 +104,9 @@ def _at_the_end(plan: Plan, chosen: int | None) -> list[str]:
 def _show(plan: Plan, result: dict[str, Any], console: Console) -> None:
     if result["tuning"]:
         columns = ("method", *(each.label for each in plan.points))
-        title = f"tuning: {plan.rule.validation}, mean over seeds {list(plan.tuning_seeds)}; * is chosen"
+        title = (
+            f"tuning: {plan.rule.validation}, mean over seeds {list(plan.tuning_seeds)}; * is chosen, ! not converged"
+        )
         console.print(table(title, columns, [_tuning_line(each) for each in result["tuning"]]))
     columns = ("method", "setting", "seeds", *(part for name in plan.rule.test for part in (name, "95 % interval")))
     lines = []
@@ -106,7 +114,10 @@ def _show(plan: Plan, result: dict[str, Any], console: Console) -> None:
         scores = [part for name in plan.rule.test for part in _score(each.get(name))]
         if each["not_applicable"]:
             scores[0] = f"n/a: {each['not_applicable']}"
-        lines.append((each["method"], each["point"], len(each["seeds"]), *scores))
+        failed, count = len(each["not_converged"]), len(each["seeds"])
+        lines.append(
+            (each["method"], each["point"], f"{count}, ! {failed} not converged" if failed else count, *scores)
+        )
     console.print(table(f"{plan.experiment.name}: mean ± sd over seeds", columns, lines))
     ends = {each["method"]: each["at_the_end_of_the_grid"] for each in result["summary"]}
     if named := [f"{method} ({', '.join(names)})" for method, names in ends.items() if names]:
@@ -123,7 +134,8 @@ def _tuning_line(each: dict[str, Any]) -> tuple[str, ...]:
     for point, (scores, states) in enumerate(zip(each["scores"], each["states"], strict=True)):
         mean = mean_of(scores)
         text = next((state for state in states if state != "done"), "–") if mean is None else f"{mean:.4g}"
-        cells.append(f"{text} *" if point == each["chosen"] else text)
+        mark = " !" if False in each["converged"][point] else ""
+        cells.append(f"{text}{mark} *" if point == each["chosen"] else text + mark)
     return (each["method"], *cells)
 
 
