@@ -232,21 +232,13 @@ class TrackedHGP(HypergradientEstimator):
             """The first step of `descend`, without its product."""
             return replace(state, count=state.count + 1)
 
-        def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
-            z, mass, tracker, signs = inbox.mix(send(state, ctx))
-            judgment = state.judgment and replace(state.judgment, signs=signs)
-            return replace(state, z=z, mass=mass, tracker=tracker, judgment=judgment)
-
-        def send(state: _State, ctx: Context) -> PyTree:
-            return state.z, state.mass, state.tracker, state.judgment and state.judgment.signs
-
         def judge(state: _State, ctx: Context) -> _State:
             return self._judge(problem, state, ctx)
 
         def finish(before: HypergradientState, state: _State, ctx: Context) -> HypergradientState:
             return self._finish(problem, before, state, ctx)
 
-        push = Exchange(send=send, receive=receive, conserved=True)
+        push = Exchange(send=_send, receive=_receive, conserved=True)
         mix = [self._repeat_pushes(push), *([] if self.batch_size is None else [Local(_add_to_mean)])]
         body, steps = Sequence(Local(descend), *mix), self.steps
         prepare = learn_settings(self.pushes) if self.pushes is None or self.step_size is None else Sequence()
@@ -384,6 +376,16 @@ class TrackedHGP(HypergradientEstimator):
         stood = state.z, state.mass, state.aim, gradient, state.tracker
         smallest = before.memory.smallest if state.secants is None else state.secants.remembered
         return replace(after, memory=Memory(*stood, state.pushes, state.curvature, state.own, smallest))
+
+
+def _send(state: _State, ctx: Context) -> PyTree:
+    return state.z, state.mass, state.tracker, state.judgment and state.judgment.signs
+
+
+def _receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
+    z, mass, tracker, signs = inbox.mix(_send(state, ctx))
+    judgment = state.judgment and replace(state.judgment, signs=signs)
+    return replace(state, z=z, mass=mass, tracker=tracker, judgment=judgment)
 
 
 def _add_to_mean(state: _State, ctx: Context) -> _State:
