@@ -1,12 +1,14 @@
 """The whole story in small: who has what, what a comparison says, and a spec that runs on peers."""
 
 import tomllib
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 import hyperpush as hp
 from hyperpush import spec
@@ -15,7 +17,8 @@ from hyperpush.deploy.swarm import swarm
 from hyperpush.runs.run import execute
 from hyperpush.studies.together.config import EXPERIMENT, Together
 from hyperpush.studies.together.parties import deal
-from hyperpush.studies.together.study import auc, compare, verdict
+from hyperpush.studies.together.private import BOUNDS, PriceOfPrivacy
+from hyperpush.studies.together.study import Story, auc, compare, verdict
 
 SPEC = Path(__file__).parents[2] / "examples/together.toml"
 TINY: dict[str, Any] = {"parties": 4, "examples": 6, "trusted": 2, "test": 5, "steps": 3, "outer_steps": 2, "order": 2}
@@ -69,13 +72,41 @@ def test_the_first_step(tmp_path):
 
 @pytest.mark.long
 def test_all_steps(tmp_path):
-    result, _ = execute(EXPERIMENT, Together(**TINY, seeds=(0,)), tmp_path / "run")
+    result, _ = execute(EXPERIMENT, Together(**TINY, seeds=(0,), until="continue"), tmp_path / "run")
     by = {(row["step"], row["method"]): row for row in result["rows"]}
     assert len(by) == len(result["rows"]) == 4 + 7 + 3 + 12
     learned = [method for (step, method), row in by.items() if step == "learn" and row["auc_wrong_labels"] is not None]
     assert learned == ["together", "no graph", "rewired graph", "no personal part"]
     assert all((row["accuracy"] is None) == (step == "score") for (step, _), row in by.items())
     assert len(result["verdicts"]) == 3 + 6 + 2 + 11
+
+
+@pytest.mark.long
+def test_the_private_step_holds_its_epsilon_and_counts_every_release():
+    """Of train 2 steps 3 times, and 2 products in each of 2 estimates; of validation a gradient in each."""
+    small = {"parties": 4, "examples": 20, "trusted": 5, "test": 5, "steps": 2, "outer_steps": 2, "order": 2}
+    price = PriceOfPrivacy(0, (8.0, 2.0), **small, data="digits")
+    by = dict(price.rows())
+    assert [row["epsilon"] for row in by.values()] == [
+        None, None, *(pytest.approx(epsilon, rel=1e-2) for epsilon in (8, 8, 2, 2, 1e6)), 0, 0
+    ]  # fmt: skip
+    assert all(row["epsilon"] <= 8 for name, row in by.items() if "≤ 8" in name)
+    assert all(row["epsilon"] <= 2 for name, row in by.items() if "≤ 2" in name)
+    assert [row["bytes"] > 0 for row in by.values()] == [True] * 7 + [False] * 2
+    private = price.task(2).private(noise=hp.privacy.Gaussian(1.0), **BOUNDS)
+    spent = hp.privacy.budget(private, price.joined)
+    assert spent.releases == {"train": 2 * 3 + 2 * 2, "validation": 2}
+    images, _ = price.made.train
+    np.testing.assert_allclose(np.linalg.norm(images, axis=(2, 3)), 1, rtol=1e-5)
+    np.testing.assert_allclose(images.sum(axis=(2, 3)), 0, atol=1e-5)
+
+
+def test_without_data_the_private_step_is_left_out_in_a_line(tmp_path, monkeypatch):
+    monkeypatch.delenv("HYPERPUSH_DATA", raising=False)
+    monkeypatch.setattr(Story, "rows", lambda self, wanted: [])
+    written = StringIO()
+    execute(EXPERIMENT, Together(**TINY, seeds=(0,)), tmp_path / "run", console=Console(file=written, width=200))
+    assert "private: left out" in written.getvalue()
 
 
 @pytest.mark.long

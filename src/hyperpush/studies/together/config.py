@@ -7,9 +7,9 @@ training examples y + 1. Links are directed, come and go, and lose messages.
 from typing import Literal
 
 from hyperpush.runs.config import Config
-from hyperpush.studies.options import Count, Portion, Seed, Several, option, study
+from hyperpush.studies.options import Count, Portion, Positive, Seed, Several, option, study
 
-STEPS = ("train", "learn", "score", "continue")
+STEPS = ("train", "learn", "score", "continue", "private")
 
 
 class Together(Config):
@@ -30,7 +30,10 @@ class Together(Config):
     outer_steps: Count = option(12, "Steps of the personal parts and weights.")
     order: Count = option(20, "Steps of TrackedHGP.")
     strength: float = option(1e-3, "Of ties between parties of a cluster.", ge=0)
-    until: Literal["train", "learn", "score", "continue"] = option("continue", "The last step to take.")
+    until: Literal["train", "learn", "score", "continue", "private"] = option(
+        "private", "The last step to take; private needs EMNIST in HYPERPUSH_DATA, and takes no size from here."
+    )
+    epsilons: tuple[Positive, ...] = option((8.0, 2.0), "Of the private step, at δ = 1e-5.", min_length=1)
     seeds: tuple[Seed, ...] = option((0, 1, 2, 3, 4), "Each with data, links and models of its own.", min_length=1)
 
 

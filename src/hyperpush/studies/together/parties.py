@@ -76,3 +76,11 @@ def joined(
     return recipes.task(
         made.model, train=made.train, validation=made.trusted, test=made.test, key=seed, l2=L2, classes=10
     )
+
+
+def auc(scores: np.ndarray, wrong: np.ndarray) -> float | None:
+    """The probability that something wrong has a lower score than something right; None without both."""
+    low, high = scores[wrong], scores[~wrong]
+    if not len(low) or not len(high):
+        return None
+    return float(np.mean((low[:, None] < high) + 0.5 * (low[:, None] == high)))

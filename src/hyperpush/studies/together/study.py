@@ -1,4 +1,4 @@
-"""Four steps on the same parties, each against its controls; then differences with their standard errors."""
+"""Four steps on the same parties and a private one, each against its controls; differences with standard errors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +18,10 @@ from hyperpush.personalize.recipe import losses
 from hyperpush.personalize.scores import scores
 from hyperpush.results import Result
 from hyperpush.runs.run import StudyRun
+from hyperpush.studies.data.sources import available
 from hyperpush.studies.together.config import STEPS, Together
-from hyperpush.studies.together.parties import CLUSTERS, DROPPED, L2, Examples, Parties, deal
+from hyperpush.studies.together.parties import CLUSTERS, DROPPED, L2, Examples, Parties, auc, deal
+from hyperpush.studies.together.private import DATA, PriceOfPrivacy
 
 RATE = 0.5  # of SGP
 PUSHES = 2
@@ -28,13 +30,22 @@ MTL_RATE, CLEAN_RATE = 1.0, 0.5  # of Adam
 FROZEN = 1e-12  # a rate at which weights stay as they are
 HALF = float(np.log(1 / 3))  # of the recipe Clean: a weight of ½
 # The method of each step that its controls are compared with.
-MAIN = {"train": "one model", "learn": "together", "score": "influence", "continue": "drop parties by influence"}
+MAIN = {
+    "train": "one model",
+    "learn": "together",
+    "score": "influence",
+    "continue": "drop parties by influence",
+    "private": "together, no noise",
+}
 Row = dict[str, Any]
 
 
 def run(config: Together, run: StudyRun) -> dict[str, Any]:
     """All steps with all seeds; a table of every step, and what each control costs or wins."""
     wanted = STEPS[: STEPS.index(config.until) + 1]
+    if "private" in wanted and not available(DATA):
+        run.console.print(f"private: left out, because {DATA} is not in the folder that HYPERPUSH_DATA names")
+        wanted = wanted[:-1]
     rows: list[Row] = []
     with run.progress("seeds", len(config.seeds)) as bar:
         for seed in config.seeds:
@@ -136,6 +147,7 @@ class Story:
             "learn": self.learn_step,
             "score": self.score_step,
             "continue": self.continue_step,
+            "private": self.private_step,
         }
         return [
             {"step": step, "method": name, "seed": self.seed, **row}
@@ -243,6 +255,11 @@ class Story:
         task = task.at(params=before.params, hypers={**task.hypers, "mtl": before.hypers["mtl"]})
         return self.judge(self.learn(task, ties, FROZEN, estimator), models)
 
+    def private_step(self) -> dict[str, Row]:
+        """The joined run and one model for every ε, on parties with thousands of records; and everyone alone."""
+        asked = self.config
+        return dict(PriceOfPrivacy(self.seed, asked.epsilons, asked.loss, asked.mislabel).rows())
+
     def judge(self, found: hp.Training | hp.Solution, models: int) -> Row:
         """Test accuracy; and how well the weights tell wrong labels, if they were learned."""
         made, hypers = self.parties, found.task.hypers
@@ -264,7 +281,7 @@ def drop(chosen: Bool[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
 
 
 def _row(found: Result | None, suspicion: np.ndarray | None, wrong: Bool[np.ndarray, "n m"]) -> Row:
-    """What every row has; what looks suspicious has low numbers. Epsilon is that of a private task: there is none."""
+    """What every row has; what looks suspicious has low numbers. Epsilon is the private step's."""
     return {
         "accuracy": None,
         "accuracy_p10": None,
@@ -273,14 +290,6 @@ def _row(found: Result | None, suspicion: np.ndarray | None, wrong: Bool[np.ndar
         "epsilon": None,
         "converged": None if found is None else found.status.converged,
     }
-
-
-def auc(scores: np.ndarray, wrong: np.ndarray) -> float | None:
-    """The probability that something wrong has a lower score than something right; None without both."""
-    low, high = scores[wrong], scores[~wrong]
-    if not len(low) or not len(high):
-        return None
-    return float(np.mean((low[:, None] < high) + 0.5 * (low[:, None] == high)))
 
 
 # ---------------------------------------------------------------------- what paid
