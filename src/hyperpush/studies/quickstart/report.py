@@ -112,25 +112,25 @@ def _mean(values: list[float | None]) -> float:
 def show(run: StudyRun, config: Quickstart, compared: list[Row], removals: list[Row]) -> None:
     """The tables."""
     several = config.seeds > 1
-    columns = ["", "test accuracy, %", "kept, %", "trainings", "floats sent per party", "status"]
+    columns = ["", "test, %", "trained", "sent, M", "status"]
     rows = [
         [
             row["method"],
             f"{100 * row['accuracy']:.1f}",
-            f"{100 * row['kept']:.0f}",
             row["trainings"],
-            f"{row['floats_per_client']:,.0f}",
+            f"{row['floats_per_client'] / 1e6:.1f}",
             row["status"],
         ]
         for row in compared
     ]
     if several:
-        columns.append("learned weights are ahead by")
+        columns.append("ahead by")
         for line, row in zip(rows, compared, strict=True):
             line.append(f"{100 * row['ahead']:+.1f} ± {100 * row['standard_error']:.1f}")
     seeds = f"{config.seeds} seeds" if several else f"seed {config.seed}"
     n, shifted, marked = config.parties, config.shifted, config.marked
-    run.table(f"{n} parties, {shifted} shift labels, {marked} mark images; {seeds}", columns, rows)
+    title = f"{n} parties, {shifted} shift labels, {marked} mark images; {seeds}; sent by each: millions of floats"
+    run.table(title, columns, rows)
     lines = [
         (of, len(each[of]["real"]), each["seed"], each[of]["r2"], 100 * each[of]["signs"])
         for each in removals
