@@ -82,10 +82,11 @@ def test_too_few_steps_are_a_limit_and_more_start_from_where_the_last_outer_step
     inner, outer = hp.SGP(steps=1, step_size=1e-9), hp.optimizer("sgd", learning_rate=1e-12)
 
     def products(**options):
-        method = hp.PDBO(inner, hp.TreeCG(), outer, steps=3, **options)
+        method = hp.PDBO(inner, hp.TreeCG(), outer, steps=6, **options)
         return hp.solve(problem.task, method, NETWORK, key=0).costs.hessian_products
 
-    assert products() < 0.6 * products(remember=False)
+    # The first and the last step wait for the probe; the others need next to nothing.
+    assert products() < 0.5 * products(remember=False)
 
 
 def test_solutions_tell_how_many_of_their_estimates_failed():

@@ -214,7 +214,8 @@ class PDBO(Algorithm):
         def start_estimate(state: OuterState, ctx: Context) -> HypergradientState:
             params = state.first if estimator.trains else state.params
             zeros = optax.tree.zeros_like(state.hyper)
-            return HypergradientState(params, state.hyper, zeros, state.links, state.memory, Report.none())
+            ends = (ctx.round == 0) | (ctx.round == self.steps - 1)
+            return HypergradientState(params, state.hyper, zeros, state.links, state.memory, Report.none(), ends)
 
         def end_estimate(state: OuterState, found: HypergradientState, ctx: Context) -> OuterState:
             report = state.report if found.report is None else state.report.worst(found.report)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from hyperpush.data.batches import everything
 from hyperpush.errors import InvalidInput
@@ -29,6 +29,8 @@ class HypergradientState(eqx.Module):
     links: LinkEstimates | None = None  # what the client knows of its links, for estimators that reverse them
     memory: PyTree = None  # what the estimator wants to find again at the next outer step
     report: Report | None = None  # whether the estimate is to be believed; None: it does not say
+    thorough: Bool[Array, "*clients"] | None = None  # whether to look for all that may be wrong; None: yes
+    smallest: Float[Array, "*clients"] | None = None  # eigenvalue of the mean Hessian, on the way
 
 
 class HypergradientEstimator(Method):

@@ -38,17 +38,21 @@ def append_residual(program: Node, problem: Problem) -> Node:
     """
 
     def get(state: HypergradientState, ctx: Context) -> tuple[Any, Float[Array, ""]]:
-        assert ctx.common_key is not None
         terms = terms_of(problem, state.params, state.hyper, ctx.data.train)
         gradient, product = (ravel_pytree(term)[0] for term in terms)
-        size = jnp.linalg.norm(gradient)
-        return (_sketch(gradient, ctx.common_key), _sketch(product, ctx.common_key), size), jnp.ones(())
+        return sketch_terms(gradient, product, ctx), jnp.ones(())
 
     def put(state: HypergradientState, means: Any, mass: Any, ctx: Context) -> HypergradientState:
         report = Report.none() if state.report is None else state.report
         return replace(state, report=report.at(residual_of(*means)))
 
     return Sequence(program, Average(get, put, rounds=1, by="tree"), appended=True)
+
+
+def sketch_terms(gradient: Float[Array, " d"], product: Float[Array, " d"], ctx: Context) -> tuple[Array, Array, Array]:
+    """What a client adds to the averages that `residual_of` takes."""
+    assert ctx.common_key is not None
+    return _sketch(gradient, ctx.common_key), _sketch(product, ctx.common_key), jnp.linalg.norm(gradient)
 
 
 def _sketch(vector: Float[Array, " d"], key: PRNGKeyArray) -> Float[Array, " k"]:

@@ -61,6 +61,11 @@ class SystemSolver(HypergradientEstimator, _HasDamping):
         return replace(super().status(states), singular=used)
 
 
+def choose(first: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
+    """One of two states. What both share stays the same array, which engines need not write."""
+    return jax.tree.map(lambda a, b: a if a is b else jnp.where(first, a, b), one, other)
+
+
 def default_tolerance(dtype: Any) -> float:
     """The largest relative error to accept where nothing is said."""
     return 1e-5 if dtype == jnp.float64 else 1e-3

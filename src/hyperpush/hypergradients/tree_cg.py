@@ -14,12 +14,13 @@ from hyperpush.checks import check_integer, check_positive
 from hyperpush.data.batches import everything
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
-from hyperpush.hypergradients.residual import append_residual
-from hyperpush.hypergradients.ritz import Tridiagonal
+from hyperpush.hypergradients.descent import Descent
+from hyperpush.hypergradients.newton import append_newton_step
 from hyperpush.hypergradients.settings import norm
 from hyperpush.hypergradients.systems import (
     ROUNDING,
     SystemSolver,
+    choose,
     default_tolerance,
     norm_of_jacobian,
     probe_of,
@@ -47,39 +48,10 @@ class Memory(eqx.Module):
     smallest: Float[Array, "*clients"]  # eigenvalue of the mean Hessian seen so far; 0: none yet
 
 
-class _Descent(eqx.Module):
-    """Conjugate gradients on one right-hand side, without its solution."""
-
-    residual: Float[Array, " d"]
-    direction: Float[Array, " d"]
-    ritz: Tridiagonal
-
-    @staticmethod
-    def start(residual: Float[Array, " d"], room: int) -> "_Descent":
-        return _Descent(residual, residual, Tridiagonal.start(room, residual.dtype))
-
-    @property
-    def size(self) -> Float[Array, ""]:
-        return jnp.linalg.norm(self.residual)
-
-    def curvature(self, image: Float[Array, " d"]) -> Float[Array, ""]:
-        """pᵀHp / pᵀp."""
-        squared = self.direction @ self.direction
-        return (self.direction @ image) / jnp.where(squared > 0, squared, 1)
-
-    def advance(self, image: Float[Array, " d"]) -> tuple["_Descent", Float[Array, ""]]:
-        """After a step, and its length α; `image` is the direction's."""
-        squared, slope = self.residual @ self.residual, self.direction @ image
-        length = squared / jnp.where(slope > 0, slope, 1)
-        residual = self.residual - length * image
-        ratio = (residual @ residual) / jnp.where(squared > 0, squared, 1)
-        return _Descent(residual, residual + ratio * self.direction, self.ritz.append(length, ratio)), length
-
-
 class _Probe(eqx.Module):
     """A second right-hand side, random and common: the directions that the first has no part in are not overlooked."""
 
-    descent: _Descent
+    descent: Descent
     image: Float[Array, " d"]  # H_i times its direction
     first: Float[Array, ""]  # size of its residual at the start
     on: Bool[Array, ""]
@@ -93,7 +65,7 @@ class _State(eqx.Module):
     reach: Float[Array, ""]  # ‖B_i‖
     x: Float[Array, " d"]
     along_x: PyTree  # B_i x, summed up on the way
-    descent: _Descent
+    descent: Descent
     probe: _Probe | None
     image: Float[Array, " d"]  # H_i times what `phase` says, or the source less that for the residual
     squared: Float[Array, ""]  # (‖H_i p‖/‖p‖)² for that p
@@ -101,11 +73,12 @@ class _State(eqx.Module):
     phase: Int[Array, ""]
     reason: Int[Array, ""]
     count: Int[Array, ""]  # iterations so far
+    thorough: Bool[Array, ""]  # whether to wait for the probe
     expected: Float[Array, ""]  # smallest eigenvalue of the mean Hessian, by the outer step before; 0: not known
     smallest: Float[Array, ""]  # the same, as far as it was seen now; 0: not yet
     largest: Float[Array, ""]  # curvature of the clients' Hessians seen so far, in the mean
     drift: Float[Array, ""]  # what rounding may have added to the residual since it was computed anew
-    begin: Float[Array, ""]  # size of the residual at the start of a cycle
+    begin: Float[Array, ""]  # size of the residual at the start of a cycle, in which the descent counts
     ratio: Float[Array, ""]  # the relative error of any v_i is at most so many times that of x
     error: Float[Array, ""]  # of v, relative, as estimated
 
@@ -203,7 +176,8 @@ class TreeCG(SystemSolver):
             reason = jnp.where(state.reason == RUNNING, Reason.LIMIT, state.reason)
             error = jnp.where(reason == Reason.ILL_POSED, -1, state.error)
             memory = before.memory and Memory(state.x, _remembered(state))
-            return replace(after, memory=memory, report=Report.of(reason, error))
+            smallest = _positive(_smaller(state.expected, state.smallest))
+            return replace(after, memory=memory, report=Report.of(reason, error), smallest=smallest)
 
         def drop_probe(state: _State, ctx: Context) -> _State:
             return replace(state, probe=None)
@@ -221,7 +195,8 @@ class TreeCG(SystemSolver):
         body = Sequence(Local(multiply), Average(_message, advance, rounds=1, by="tree"))
         probing = Repeat(body, self.steps, until=needs_no_probe, name="TreeCG", common=True)
         rest = Repeat(body, self.steps, until=has_ended, times=remaining, name="TreeCG without probe", common=True)
-        return append_residual(Scope(Sequence(probing, Local(drop_probe), rest), start, finish), problem)
+        solve = Scope(Sequence(probing, Local(drop_probe), rest), start, finish)
+        return append_newton_step(solve, problem, self, self.steps)
 
     def _start(self, problem: Problem, state: HypergradientState, ctx: Context) -> _State:
         source, direct = outer_gradient_shares(problem, state, ctx)
@@ -229,7 +204,7 @@ class TreeCG(SystemSolver):
         zero, none = jnp.zeros((), source.dtype), jnp.zeros_like(source)
         known = Memory(none, zero) if state.memory is None else state.memory
         random = probe_of(source.size, source.dtype, ctx)
-        probe = _Probe(_Descent.start(random, self.steps), none, jnp.linalg.norm(random), jnp.ones((), bool))
+        probe = _Probe(Descent.start(random, self.steps), none, jnp.linalg.norm(random), jnp.ones((), bool))
         return _State(
             params=state.params,
             hyper=state.hyper,
@@ -238,7 +213,7 @@ class TreeCG(SystemSolver):
             reach=norm_of_jacobian(problem, state, ctx),
             x=known.x,
             along_x=optax.tree.zeros_like(direct),
-            descent=_Descent.start(none, self.steps),
+            descent=Descent.start(none, self.steps),
             probe=probe,
             image=none,
             squared=zero,
@@ -246,6 +221,7 @@ class TreeCG(SystemSolver):
             phase=jnp.asarray(RESIDUAL, jnp.int32),
             reason=jnp.asarray(RUNNING, jnp.int32),
             count=jnp.zeros((), jnp.int32),
+            thorough=jnp.ones((), bool) if state.thorough is None else state.thorough,
             expected=known.smallest / CAUTION,
             smallest=zero,
             largest=zero,
@@ -262,7 +238,7 @@ class TreeCG(SystemSolver):
         rounding = jnp.finfo(image.dtype).eps
         at_residual = state.phase == RESIDUAL
         vector = jnp.where(at_residual, state.x, state.descent.direction)
-        size = jnp.linalg.norm(vector)
+        size = norm(vector)
         spread = jnp.sqrt(squared) * size  # root mean square of ‖H_k vector‖ over the clients
         state = replace(state, largest=jnp.maximum(state.largest, jnp.sqrt(largest)))
         floor = ROUNDING * rounding * state.largest
@@ -270,7 +246,7 @@ class TreeCG(SystemSolver):
             state = self._advance_probe(state, probed, floor)
         residual = self._check_residual(state, image, 2 * rounding * spread)
         direction = self._step(state, image + self.damping * vector, rounding * spread, floor)
-        after = _choose(at_residual, residual, direction)
+        after = choose(at_residual, residual, direction)
         ended = (after.reason != RUNNING) | (after.count >= self.steps)
         return replace(after, phase=jnp.where(ended, ENDED, after.phase).astype(jnp.int32))
 
@@ -290,12 +266,12 @@ class TreeCG(SystemSolver):
             settled = descent.size <= floor / descent.ritz.most * probe.first
         useful = probe.on & ~flat
         on = ~settled & (descent.ritz.count < self.steps)
-        after = _choose(useful, replace(probe, descent=descent, on=on), replace(probe, on=probe.on & ~flat))
+        after = choose(useful, replace(probe, descent=descent, on=on), replace(probe, on=probe.on & ~flat))
         known = jnp.where(useful, _smaller(state.smallest, smallest), state.smallest)
         if self.ignores_flat:
             begins, size = state.count == 1, jnp.linalg.norm(image)
-            first = replace(probe, descent=_Descent.start(image, self.steps), first=size, on=size > 0)
-            after = _choose(begins, first, after)
+            first = replace(probe, descent=Descent.start(image, self.steps), first=size, on=size > 0)
+            after = choose(begins, first, after)
             known, singular = jnp.where(begins, state.smallest, known), singular & ~begins
         reason = jnp.where(singular, Reason.ILL_POSED, state.reason).astype(jnp.int32)
         return replace(state, probe=after, smallest=known, reason=reason)
@@ -303,7 +279,7 @@ class TreeCG(SystemSolver):
     def _check_residual(self, state: _State, residual: Float[Array, " d"], floor: Float[Array, ""]) -> _State:
         """The residual computed anew: the end, or the start of another cycle."""
         residual = residual - self.damping * state.x
-        size, first = jnp.linalg.norm(residual), state.begin == 0
+        size, first = norm(residual), state.begin == 0
         error = _error(state, size + floor, state.smallest)
         solved = (~first & (error <= 2 * self._tolerance(residual))) | (size == 0)
         waits = solved & self._awaits_probe(state)
@@ -312,7 +288,7 @@ class TreeCG(SystemSolver):
         reason = jnp.where(waits, state.reason, reason)
         return replace(
             state,
-            descent=_Descent.start(residual, self.steps),
+            descent=Descent.start(residual / jnp.where(size > 0, size, 1), self.steps),
             begin=jnp.where(waits, state.begin, size),
             drift=jnp.zeros_like(state.drift),
             error=jnp.where(size == 0, 0, jnp.where(first, state.error, error)),
@@ -328,12 +304,13 @@ class TreeCG(SystemSolver):
         smallest = _smaller(state.smallest, descent.ritz.smallest(floor))
         singular = singular | (smallest <= floor)
         drift = jnp.hypot(state.drift, rounding * length)
-        error = _error(state, descent.size + drift, smallest)
+        error = _error(state, state.begin * (descent.size + drift), smallest)
+        moved = state.begin * length
         leave = (error <= self._tolerance(image)) | (descent.size <= 2 * drift)
         after = replace(
             state,
-            x=state.x + length * state.descent.direction,
-            along_x=jax.tree.map(lambda sum, part: sum + length * part, state.along_x, state.along),
+            x=state.x + moved * state.descent.direction,
+            along_x=jax.tree.map(lambda sum, part: sum + moved * part, state.along_x, state.along),
             descent=descent,
             drift=drift,
             smallest=smallest,
@@ -342,20 +319,20 @@ class TreeCG(SystemSolver):
         )
         stop = singular | (state.reason != RUNNING)
         reason = jnp.where(singular & (state.reason == RUNNING), Reason.ILL_POSED, state.reason).astype(jnp.int32)
-        return replace(_choose(stop, state, after), reason=reason)
+        return replace(choose(stop, state, after), reason=reason)
 
     def _awaits_probe(self, state: _State) -> Bool[Array, ""]:
         """Whether the probe may still find the Hessian singular.
 
         An outer gradient with few of its eigenvectors is dealt with before the others are seen. About 1/√d of the
         probe is along any of them, and stays in its residual where there is no curvature. The probe is random: at less
-        than a thousandth of that, one of 1,250 hides a direction. Later outer steps do not wait, as that would cost
-        them what they save by starting from the step before.
+        than a thousandth of that, one of 1,250 hides a direction. Only the first and the last outer step wait, as that
+        would cost the others what they save by starting from the step before.
         """
         if state.probe is None or self.ignores_flat:
             return jnp.zeros((), bool)
         hidden = HIDDEN / jnp.sqrt(state.x.size) * state.probe.first
-        return state.probe.on & (state.probe.descent.size > hidden) & (state.expected == 0)
+        return state.probe.on & (state.probe.descent.size > hidden) & state.thorough
 
     def _tolerance(self, like: Array) -> Any:
         return default_tolerance(like.dtype) if self.tolerance is None else self.tolerance
@@ -367,8 +344,8 @@ def _multiply(problem: Problem, state: _State, ctx: Context) -> _State:
     at_residual = state.phase == RESIDUAL
     vector = jnp.where(at_residual, state.x, state.descent.direction)
     product, along = problem.products(state.params, state.hyper, examples, back(vector))
-    image, size = ravel_pytree(product)[0], jnp.linalg.norm(vector)
-    squared = (jnp.linalg.norm(image) / jnp.where(size > 0, size, 1)) ** 2
+    image, size = ravel_pytree(product)[0], norm(vector)
+    squared = (norm(image) / jnp.where(size > 0, size, 1)) ** 2
     # What is averaged is made here, where it replaces what was averaged before.
     image = jnp.where(at_residual, state.source - image, image)
     state = replace(state, image=image, squared=squared, along=along)
@@ -404,11 +381,6 @@ def _remembered(state: _State) -> Float[Array, ""]:
     """The smallest eigenvalue for the next outer step. A run that saw little of it raises it by a little only."""
     known = CAUTION * state.expected
     return jnp.where(state.smallest > 0, _smaller(CAUTION * known, state.smallest), known)
-
-
-def _choose(first: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
-    """One of two states. What both share stays the same array, which engines need not write."""
-    return jax.tree.map(lambda a, b: a if a is b else jnp.where(first, a, b), one, other)
 
 
 def _positive(number: Float[Array, ""]) -> Float[Array, ""]:
