@@ -50,6 +50,59 @@ def test_solutions_tell_at_how_many_of_their_estimates_it_was_not_solved():
     assert status.residual == pytest.approx(max(expected))
 
 
+def pulled(curvatures, pulls, params):
+    """Clients with the inner costs ½ Σ_j a_j x_j² − b_iᵀx + λ_i Σ_j x_j; the mean solution is mean(b)/a at λ = 0."""
+
+    def inner(x, hyper, batch):
+        return 0.5 * jnp.sum(curvatures * x**2) - batch[0] @ x + hyper * jnp.sum(x)
+
+    return hp.Task(
+        inner=inner,
+        outer=lambda x, hyper, batch: jnp.sum((x - batch[0]) ** 2),
+        params=jnp.asarray(params),
+        hypers=0.0,
+        train=jnp.asarray(pulls)[:, None],
+        validation=jnp.ones((CLIENTS, 1, len(params))),
+    )
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("engine", [hp.Simulate(), hp.Threads()], ids=type)
+@pytest.mark.parametrize("off", [0.03, 0.3, 1.0])
+def test_params_that_are_off_in_a_weak_direction_are_unsolved(off, engine):
+    """A gradient of 1e-3 times the distance looks small there; a Newton step goes all the way."""
+    curvatures, solution = np.geomspace(1, 1e-3, 6), np.ones(6)
+    pulls = curvatures * solution + np.random.default_rng(0).normal(size=(CLIENTS, 6))
+    pulls -= pulls.mean(0) - curvatures * solution
+    params = solution + off * np.linalg.norm(solution) * np.eye(6)[5]
+    task = pulled(curvatures, pulls, params)
+    expected = off * np.linalg.norm(solution) / np.linalg.norm(params)
+    status = hp.hypergradient(task, hp.TreeCG(), NETWORK, key=0, engine=engine).status
+    assert residual_by_numpy(task) < 0.01
+    assert (status.reason == "unsolved") == (expected > 0.1)
+    if expected > 0.1:
+        assert status.residual == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("float64")
+def test_solved_problems_pay_nothing_for_the_newton_step():
+    def rows(task):
+        record = {"Newton step": lambda state, ctx: state.missing}
+        return hp.hypergradient(task, hp.TreeCG(), NETWORK, key=0, record=record).history["Newton step"].shape[0]
+
+    curvatures = np.geomspace(1, 1e-3, 6)
+    solved, off = (pulled(curvatures, np.tile(curvatures, (CLIENTS, 1)), params) for params in (np.ones(6), np.eye(6)[0]))
+    assert rows(solved) == 0 < rows(off)
+
+
+def test_clients_that_cancel_out_at_zero_are_unsolved():
+    pulls = np.concatenate([np.eye(2), -np.eye(2)]) * 100 + 0.2
+    status = hp.hypergradient(pulled(np.ones(2), pulls, np.zeros(2)), hp.TreeCG(), NETWORK, key=0).status
+    assert status.reason == "unsolved"
+    level = hp.hypergradient(pulled(np.ones(2), pulls - 0.2, np.zeros(2)), hp.TreeCG(), NETWORK, key=0).status
+    assert level.converged  # zero is the solution there
+
+
 @pytest.mark.parametrize(("size", "length"), [(100, 16), (400, 50), (5000, 128)])
 def test_sketches_keep_norms_and_add_up(size, length):
     one, other = jnp.asarray(np.random.default_rng(0).normal(size=(2, size)), jnp.float32)

@@ -89,6 +89,33 @@ def test_too_few_steps_are_a_limit_and_more_start_from_where_the_last_outer_step
     assert products() < 0.5 * products(remember=False)
 
 
+@pytest.mark.usefixtures("float64")
+def test_the_last_outer_step_sees_a_direction_that_lost_its_curvature():
+    """Its curvature is the hyper itself, which falls from 1 to below 0. The outer cost has no part there."""
+
+    def inner(x, hyper, batch):
+        return 0.5 * hyper * x[0] ** 2 + 0.5 * jnp.sum(jnp.linspace(0.5, 2, 11) * x[1:] ** 2) - x[3]
+
+    def outer(x, hyper, batch):
+        return (x[3] - 1) ** 2 + hyper
+
+    data = jnp.zeros((6, 1))
+    task = hp.Task(inner=inner, outer=outer, params=jnp.zeros(12), hypers=1.0, train=data, validation=data)
+    method = hp.PDBO(hp.SGP(60, 0.5), hp.TreeCG(), hp.optimizer("sgd", learning_rate=2.0), steps=5)
+    statuses = [hp.solve(task, method, NETWORK, key=key).status for key in range(3)]
+    assert {(status.converged, status.reason) for status in statuses} == {(False, "ill-posed")}
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e20])
+def test_outer_gradients_of_any_size_are_solved(scale):
+    """Their squares are 0 or infinite in float32."""
+    problem = system("like")
+    scaled = problem._replace(sources=scale * problem.sources, direct=scale * problem.direct)
+    found = estimate(scaled)
+    assert found.status.converged
+    assert scaled.error(np.asarray(found.value, float)) < 1e-3
+
+
 def test_solutions_tell_how_many_of_their_estimates_failed():
     def solve(steps):
         inner, outer = hp.SGP(200, 0.3), hp.optimizer("sgd", learning_rate=0.1)
