@@ -130,8 +130,9 @@ class Run:
 
     def _point(self) -> Point | None:
         """What the run left for the next one on its network; None if the network cannot be made again."""
-        about, network = self.about.get("point"), self.call.get("network")
-        if about is None or not isinstance(network, Mapping):
+        about = dict(self.about.get("point", {}))
+        network = about.pop("network", None)
+        if not isinstance(network, Mapping):
             return None
         links = None
         if (self.path / LINKS).is_dir():
