@@ -131,7 +131,7 @@ def summarize(result: Result) -> dict[str, Any]:
     point = result.task.point
     if point is not None:
         network = _table_or_fingerprint(point.network)
-        about["point"] = {"network": network, "step": point.step, "weights": point.weights}
+        about["point"] = {"network": network, "step": point.step, "iteration": dict(point.iteration)}
     return about
 
 
