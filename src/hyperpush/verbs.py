@@ -338,7 +338,8 @@ def solve(
     status, residual = call.status(found), inner_residual(after, method, engine)
     if residual is not None and method.nested:
         status = status.at(residual)
-    return Solution(after, status, costs, params, found.hyper, history, best).check(throw)
+    personal = getattr(method, "personal", ())
+    return Solution(after, status, costs, params, found.hyper, history, best, personal).check(throw)
 
 
 # ------------------------------------------------------------------- keys, links, status
