@@ -157,6 +157,21 @@ def test_a_file_scores_the_records_of_a_finished_run(tmp_path, capsys):
         read({**scored, "start": str(tmp_path / "scored")}).run()
 
 
+def test_a_start_knows_the_links_that_its_run_saw(tmp_path):
+    """After `start =` an estimate is that of the two verbs: with the links seen, at the network's time."""
+    trains = {**tomllib.loads(TEXT), "method": {"name": "SGP", "steps": 20, "step_size": 0.5}}
+    (tmp_path / "my.toml").write_text(tomli_w.dumps(trains))
+    with pytest.raises(SystemExit):
+        main(["run", str(tmp_path / "my.toml"), "--out", str(tmp_path / "trained"), "--json"])
+    backward = {"name": "DirectedRB", "steps": 10, "step_size": 0.5}
+    found = read({**trains, "method": backward, "start": str(tmp_path / "trained")}).run()
+    network = hp.networks.RandomDirected(4)
+    trained = hp.train(hp.tasks.logistic(4, 0, log_rates=True), hp.SGP(20, 0.5), network, key=3)
+    truth = hp.hypergradient(trained.task, hp.hypergradients.DirectedRB(10, 0.5), network, key=3)
+    assert isinstance(found, hp.Estimate)
+    np.testing.assert_allclose(found.value, truth.value, rtol=1e-5)
+
+
 def test_a_module_that_raises_is_named(tmp_path, monkeypatch):
     (tmp_path / "broken_task.py").write_text("def make(clients):\n    raise RuntimeError('no disk')\n")
     (tmp_path / "broken_module.py").write_text("1 / 0\n")

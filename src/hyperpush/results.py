@@ -306,6 +306,7 @@ class Solution(Result):
         hypers: Every client's hypers, clients on axis 0; with early stopping those of the best step.
         history: Cost, metrics, rounds and floats by step.
         best_step: The number of steps that lead to `hypers`.
+        personal: Names of entries of the hypers that stayed everybody's own in a task with `common=True`.
 
     Example:
         >>> import hyperpush as hp
@@ -320,13 +321,17 @@ class Solution(Result):
     hypers: PyTree
     history: History
     best_step: int
+    personal: tuple[str, ...] = ()
 
     @property
     def hyper(self) -> PyTree:
-        """The one hyper that all clients agreed on, for a task with `common=True`: the mean over clients."""
+        """The one hyper that all agreed on, for `common=True`: the mean over clients, without what is `personal`."""
         if not self.task.common:
             raise InvalidInput("hyper", "a task without common=True", "`hypers`: every client has its own")
-        return self.hypers if self.task.owner is not None else jax.tree.map(lambda h: jnp.mean(h, axis=0), self.hypers)
+        tree = self.hypers
+        if self.personal:
+            tree = {name: each for name, each in tree.items() if name not in self.personal}
+        return tree if self.task.owner is not None else jax.tree.map(lambda h: jnp.mean(h, axis=0), tree)
 
     def client(self, name: str | int) -> Own:
         """One client's params and hypers, by its name or number."""

@@ -20,8 +20,8 @@
 Further tables: `[train]` (an inner solver that trains before an estimator), `[engine]`, `[metrics]`, `[hooks]`, and
 `[task.private]` (clip, and either noise or epsilon and delta). Every name may be a registered one or `module:Class`.
 `verb = "influence"` scores training examples with an estimator; as a table `[verb]` it takes the options of
-`hp.influence.scores`. `start = "runs/mine"` starts from the params and hypers of a finished run; a party takes those in
-the folder of its name there. What needs no options may be a name alone: `network = "ring"`.
+`hp.influence.scores`. `start = "runs/mine"` continues a finished run, with the links seen if the network is the same; a
+party takes what is in the folder of its name there. What needs no options may be a name alone: `network = "ring"`.
 """
 
 import inspect

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -27,12 +27,12 @@ from hyperpush.starts import PerClient, PerExample, is_per_example, split_start,
 
 @dataclass(frozen=True)
 class Point:
-    """What a run leaves for the next one on the same network: links seen, network time, and how params were mixed."""
+    """What a run leaves for the next one on the same network: links seen, network time, and how params were trained."""
 
     network: Any
     links: LinkEstimates | None
     step: int
-    weights: Literal["push", "gossip"] | None = None  # None: nothing was trained
+    iteration: Mapping[str, Any] = field(default_factory=dict)  # an inner solver's; empty: nothing was trained
 
 
 class Task:
@@ -242,10 +242,10 @@ class Task:
     def at(self, params: PyTree = None, hypers: PyTree = None, point: Point | None = None) -> "Task":
         """The same task from another start: params and hypers as results hold them, clients on axis 0."""
         changes: dict[str, Any] = {"point": point}
-        for field, tree in (("_params", params), ("_hypers", hypers)):
+        for name, tree in (("_params", params), ("_hypers", hypers)):
             if tree is not None:
                 arrays = eqx.filter(tree, eqx.is_array)
-                changes[field] = PerClient(arrays) if self.owner is None else arrays
+                changes[name] = PerClient(arrays) if self.owner is None else arrays
         return self.replace(**changes)
 
     def with_l2(self, rate: float) -> "Task":

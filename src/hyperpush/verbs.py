@@ -100,8 +100,8 @@ class _Call:
         """The task at the point that a run reached, with what was released of its data, and what the run cost."""
         solver = next((part for part in (self.method, *self.method.parts()) if isinstance(part, InnerSolver)), None)
         before = last_point(self.task, self.network) if solver is None else None
-        mixed = solver.weights if solver is not None else before and before.weights
-        point = Point(self.network, links, run.step, mixed)
+        trained = solver.iteration if solver is not None else {} if before is None else before.iteration
+        point = Point(self.network, links, run.step, trained)
         return self._spend(self.task.at(point=point, **at)), Costs.of(run, self.task)
 
     def _spend(self, after: Task) -> Task:
@@ -338,7 +338,8 @@ def solve(
     status, residual = call.status(found), inner_residual(after, method, engine)
     if residual is not None and method.nested:
         status = status.at(residual)
-    return Solution(after, status, costs, params, found.hyper, history, best).check(throw)
+    personal = getattr(method, "personal", ())
+    return Solution(after, status, costs, params, found.hyper, history, best, personal).check(throw)
 
 
 # ------------------------------------------------------------------- keys, links, status

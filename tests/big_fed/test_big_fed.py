@@ -326,6 +326,8 @@ def test_personal_hypers_stay_beside_the_common_ones(form):
     np.testing.assert_allclose(found.hypers["all"], np.full((4, 1), best[0]), atol=1e-7)
     np.testing.assert_allclose(found.hypers["own"], best[1:].reshape(4, 2), atol=1e-7)
     assert np.ptp(best[1:].reshape(4, 2), axis=0).min() > 0.1
+    assert set(found.hyper) == {"all"}  # what is everybody's own has no mean
+    np.testing.assert_allclose(found.hyper["all"], best[:1], atol=1e-7)
     # Only the common number is sent: once to agree, then in every step, by peers with its mass.
     assert found.costs.floats == (1 + 400 if form == "products" else 800)
     with pytest.raises(hp.InvalidInput, match=r"BiGFed\.personal: got 'mine'"):

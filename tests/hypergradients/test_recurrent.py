@@ -200,6 +200,43 @@ def test_the_private_form_is_the_same_estimate(kind, variant, steps):
     assert private.privacy.releases == {"validation": 1} | ({"train": products} if steps else {})
 
 
+@pytest.mark.parametrize("solver", [hp.SGP, hp.DSGD])
+def test_the_iteration_that_trained_is_differentiated(solver):
+    """Its step size at the end, its variant and its weights are taken from the solver, alone and in an algorithm."""
+    made, network = setting(4), hp.networks.Star(4)
+    inner = solver(300, hp.schedule("milestones", 0.2, (150,), 0.5), "gradient-after")
+    trained = hp.train(made, inner, network, key=0)
+    wanted = series(made.at(params=trained.params), network.means(inner.weights), 0.1, "gradient-after")
+    untold = hp.hypergradients.DirectedRB(3000, links="means")
+    found = hp.hypergradient(trained.task, untold, network, key=0)
+    np.testing.assert_allclose(found.value, wanted, rtol=1e-6, atol=1e-8)
+    method = hp.PDBO(inner, untold, hp.optimizer("sgd", learning_rate=1.0), 1)
+    moved = made.hypers - hp.solve(made, method, network, key=0).hypers
+    np.testing.assert_allclose(moved, wanted, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"variant": "gradient-after"},
+            "variant: got 'gradient-after'; allowed: None, or 'gradient-first': SGP",
+        ),
+        ({"step_size": 0.2}, r"step_size: got 0\.2; allowed: None, or 0\.1: SGP trains"),
+        ({"weights": "gossip"}, "weights: got 'gossip'; allowed: None, or 'push': SGP trains"),
+    ],
+)
+def test_another_iteration_than_that_of_the_inner_solver_is_refused(options, message):
+    made, network = setting(3), hp.networks.RandomUndirected(3)
+    outer = hp.optimizer("sgd", learning_rate=0.1)
+    for kind in ("DirectedRB", "VRHGP", "ExactRB"):
+        estimator = getattr(hp.hypergradients, kind)(5, **options)
+        with pytest.raises(hp.InvalidInput, match=f"{kind}.{message}"):
+            hp.solve(made, hp.PDBO(hp.SGP(5, 0.1), estimator, outer, 1), network, key=0)
+    with pytest.raises(hp.InvalidInput, match=r"VRHGP\.step_size: got None; allowed: a number above 0"):
+        hp.hypergradient(made, hp.hypergradients.VRHGP(5), network, key=0)
+
+
 def test_one_program_of_training_and_estimate_observes_as_two_do():
     """What peers run: TrainFirst observes because the estimator asks for it, whatever the solver says."""
     made, network = setting(4), hp.networks.RandomDirected(4)

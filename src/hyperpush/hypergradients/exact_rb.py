@@ -23,8 +23,10 @@ class ExactRB(Recurrent):
     Args:
         steps: Terms of the series. With 0 the result is (1/n) ∂_λ F_i. The series converges at the pace of SGP: take
             about as many steps as training took.
-        step_size: γ, above 0: the step size of the SGP that trained, at its end.
-        variant: That of the SGP that trained, `"gradient-first"` or `"gradient-after"`.
+        step_size: γ, above 0. None: that of the `SGP` or `DSGD` that trained, at its end, if the task or the algorithm
+            tells. Algorithms refuse another one than a constant one of theirs.
+        variant: `"gradient-first"` or `"gradient-after"`. None: that of the solver that trained, if the task or the
+            algorithm tells, else `"gradient-first"`. Algorithms refuse another one than theirs.
         batch_size: Training examples per mini-batch, drawn anew in each step, at least 1; None uses all.
         links: What is known of the links. `"observed"`: what clients saw while they trained; on a network that never
             changes one round shows it. `"means"`: the network's true means, which no party can see, for comparisons.

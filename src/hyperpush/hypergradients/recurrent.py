@@ -16,7 +16,7 @@ Where training mixed params with doubly stochastic weights instead of pushing th
 """
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.checks.ranges import OptionalCount, Positive, Whole
+from hyperpush.checks.ranges import OptionalCount, OptionalPositive, Whole
 from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import (
     HypergradientEstimator,
@@ -59,19 +59,33 @@ class Recurrent(HypergradientEstimator):
     """An estimator that goes `steps` steps back through SGP, whose step size was `step_size` in the end."""
 
     steps: Whole = eqx.field(static=True)
-    step_size: Positive = eqx.field(converter=as_number)
-    variant: Variant = eqx.field(static=True, default="gradient-first", kw_only=True)
+    step_size: OptionalPositive = eqx.field(converter=as_number, default=None)
+    variant: Variant | None = eqx.field(static=True, default=None, kw_only=True)
     batch_size: OptionalCount = eqx.field(static=True, default=None, kw_only=True)
     links: Literal["observed", "means"] = eqx.field(static=True, default="observed", kw_only=True)
     weights: Literal["push", "gossip"] | None = eqx.field(static=True, default=None, kw_only=True)
 
     def after(self, inner: InnerSolver) -> tuple[InnerSolver, "Recurrent"]:
-        return inner.observing(self.links == "observed"), replace(self, weights=self.weights or inner.weights)
+        for name, trained in inner.iteration.items():
+            given = getattr(self, name)
+            # With a schedule a step size of one's own is sensible: the last one may be next to nothing.
+            constant = name != "step_size" or isinstance(getattr(inner, name, None), float)
+            if constant and None not in (given, trained) and given != trained:
+                allowed = f"None, or {trained!r}: {type(inner).__name__} trains with it, and that is differentiated"
+                raise InvalidInput(f"{type(self).__name__}.{name}", given, allowed)
+        return inner.observing(self.links == "observed"), self._after(inner.iteration)
 
     def on(self, network: Network, engine: Any = None, task: Any = None) -> "Recurrent":
         point = None if task is None else task.point
-        trained = point.weights if point is not None and point.network == network else None
-        return replace(self, weights=self.weights or trained or "push")
+        known = self if point is None or point.network != network else self._after(point.iteration)
+        if known.step_size is None:
+            allowed = "a number above 0: neither the task nor the algorithm tells the step size of an SGP that trained"
+            raise InvalidInput(f"{type(self).__name__}.step_size", None, allowed)
+        return replace(known, weights=known.weights or "push", variant=known.variant or "gradient-first")
+
+    def _after(self, trained: Mapping[str, Any]) -> "Recurrent":
+        """The same, which takes from what trained what it was not told."""
+        return replace(self, **{name: value for name, value in trained.items() if getattr(self, name) is None})
 
     @abc.abstractmethod
     def step(self, problem: Problem, last: bool = False) -> Node:
@@ -111,6 +125,7 @@ class Recurrent(HypergradientEstimator):
 
         On a private task B waits: it is linear, and u is known to others, so that one product in the end is enough.
         """
+        assert self.step_size is not None  # `on` refuses it
         at = vector if self.variant == "gradient-after" else mixed
         batch, along_hyper = draw(ctx.data.train, self.batch_size, ctx.key), at
         if problem.private:
@@ -155,7 +170,11 @@ def known_links(method: Method, network: Network, point: Any, task: Any) -> Link
     if estimator.links == "observed":
         if any(getattr(part, "observe", False) for part in method.parts()):
             return LinkEstimates.none(network.clients, (network.clients,) if task.owner is None else ())
-        if point is not None and point.links is not None and estimator.weights in (None, point.weights):
+        if (
+            point is not None
+            and point.links is not None
+            and estimator.weights in (None, point.iteration.get("weights"))
+        ):
             return point.links
     name = type(estimator).__name__
     if task.owner is not None and estimator.links == "means":

@@ -117,6 +117,11 @@ class InnerSolver(Method):
         """The weights with which it mixes params; those of an exact mean are "push" where all hear all."""
         return "gossip" if getattr(self, "averaging", None) == "gossip" else "push"
 
+    @property
+    def iteration(self) -> dict[str, Any]:
+        """What estimators that go back through its steps have to know of them; None: there is no such thing."""
+        return {"weights": self.weights}
+
     def observing(self: S, wanted: bool) -> S:
         """The same solver whose clients observe their links, or do not; itself if it cannot."""
         return self
@@ -142,6 +147,12 @@ class ObservingSolver(GradientSolver):
     """A solver whose clients mix params with their neighbors in every step, and can observe their links meanwhile."""
 
     observe: bool | None = eqx.field(static=True, default=None, kw_only=True)
+
+    @property
+    def iteration(self) -> dict[str, Any]:
+        last = self.step_size(max(self.steps - 1, 0)) if callable(self.step_size) else self.step_size
+        step_size = None if last is None else float(last)
+        return {**super().iteration, "variant": getattr(self, "variant", None), "step_size": step_size}
 
     def on(self: Observing, network: Network, engine: Any = None, task: Any = None) -> Observing:
         return self if self.observe is not None else self.observing(network.clients < _MANY)

@@ -43,7 +43,7 @@ class SGP(ObservingSolver):
     Args:
         steps: Rounds, each with one gradient step; 0 returns the params as they are.
         step_size: η: a number, or `hp.schedule(…)` by step. Take one below 2 / λ_max of the Hessians.
-        variant: `"gradient-first"` or `"gradient-after"`. Tell recurrent estimators the same.
+        variant: `"gradient-first"` or `"gradient-after"`.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
         observe: Whether clients keep what recurrent estimators ask for: the mean weight sent to each other client,
             how often each is heard, and the time average of ω. None: on networks of fewer than 256 clients, as these

@@ -126,12 +126,14 @@ class Run:
             return Training(*shared, params, self.history)
         empty = np.zeros(0, np.int64)
         history = self.history or History(empty, empty, empty)
-        return Solution(*shared, params, trees["hypers"], history, self.about["best_step"])
+        personal = tuple(self.about["personal"])
+        return Solution(*shared, params, trees["hypers"], history, self.about["best_step"], personal)
 
     def _point(self) -> Point | None:
         """What the run left for the next one on its network; None if the network cannot be made again."""
-        about, network = self.about.get("point"), self.call.get("network")
-        if about is None or not isinstance(network, Mapping):
+        about = dict(self.about.get("point", {}))
+        network = about.pop("network", None)
+        if not isinstance(network, Mapping):
             return None
         links = None
         if (self.path / LINKS).is_dir():

@@ -127,9 +127,11 @@ def summarize(result: Result) -> dict[str, Any]:
         budget = result.privacy
         about["privacy"] = {"releases": dict(budget.releases), "parts": budget.to_table(), "assumes": budget.assumes}
     if isinstance(result, Solution):
-        about["best_step"] = result.best_step
-    if result.task.point is not None:
-        about["point"] = {"step": result.task.point.step, "weights": result.task.point.weights}
+        about |= {"best_step": result.best_step, "personal": list(result.personal)}
+    point = result.task.point
+    if point is not None:
+        network = _table_or_fingerprint(point.network)
+        about["point"] = {"network": network, "step": point.step, "iteration": dict(point.iteration)}
     return about
 
 

@@ -84,8 +84,9 @@ class Comparison:
         curves.append(self.automatic_curve(network))
         if config.recurrent and network.two_way():
             rounds, step = config.recurrent, config.recurrent_step * self.unit
-            target = oracles.recurrent(*self.point, network, step, known.DirectedRB(1, step).variant)
-            seen = hp.train(self.task, hp.SGP(rounds, step, observe=True), network, key=self.key).task.point
+            solver = hp.SGP(rounds, step, observe=True)
+            target = oracles.recurrent(*self.point, network, step, solver.variant)
+            seen = hp.train(self.task, solver, network, key=self.key).task.point
             backward: list[tuple[HypergradientEstimator, str, Reader, np.ndarray]] = [
                 (known.DirectedRB(rounds, step), "DirectedRB", current_value, target),
                 (known.VRHGP(rounds, step), "VRHGP", lambda state, ctx: state.back.value, target),
