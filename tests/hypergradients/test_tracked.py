@@ -169,6 +169,31 @@ def test_mean_hessians_without_a_minimum_are_ill_posed(kind):
     assert (found.status.converged, found.status.reason) == (False, "ill-posed")
 
 
+def test_one_large_negative_curvature_among_small_ones_is_seen():
+    """Accelerated steps are done with it at once: few changes go along it."""
+    made = system("like", d=SIZE)
+    basis, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(SIZE, SIZE)))
+    mean = basis * np.array([-100.0, *np.ones(SIZE - 1)]) @ basis.T
+    hessians = mean + 0.02 * (made.hessians - made.hessians.mean(0))
+    for network in (hp.networks.StaticUndirected(6), hp.networks.RandomDirected(6)):
+        found = hp.hypergradient(made._replace(hessians=hessians).task, hp.TrackedHGP(), network, key=0)
+        assert (found.status.converged, found.status.reason) == (False, "ill-posed")
+
+
+def test_differences_between_clients_are_not_taken_for_curvature():
+    """Costs that cancel in the mean are 1e8 times as curved: hardly anything of the mean gradient is gone at the end.
+
+    In float32 what clients disagree on looks like a curvature with which the little that is left would be enough.
+    """
+    for seed in range(6):
+        made = system("indefinite clients", seed, d=SIZE)
+        mean = made.hessians.mean(0)
+        with jax.enable_x64(False):
+            task = made._replace(hessians=mean + 1e8 * (made.hessians - mean)).task
+            found = hp.hypergradient(task, hp.TrackedHGP(), hp.networks.StaticUndirected(6), key=0)
+        assert found.status.converged is False
+
+
 @pytest.mark.parametrize(
     ("options", "converged", "reason"),
     [

@@ -26,12 +26,12 @@ class Judgment(eqx.Module):
     error: Float[Array, ""]  # of v_i, relative; on a private task of q. Below 0: not known
     reason: Int[Array, ""]
     ended: Bool[Array, ""]  # whether more steps would bring nothing
-    signs: Float[Array, "2"] | None  # changes along negative and positive curvature, counted together by all clients
+    falls: Float[Array, "2"] | None  # of all clients' changes: how many too many fell, and the sum of their curvatures
     precision: float = eqx.field(static=True)  # the power of the rounding unit to which products are right
 
     @staticmethod
-    def start(reach: Float[Array, ""], source: Float[Array, " d"], precision: float, signs: bool) -> "Judgment":
-        counts = jnp.zeros(2, source.dtype) if signs else None
+    def start(reach: Float[Array, ""], source: Float[Array, " d"], precision: float, falls: bool) -> "Judgment":
+        counts = jnp.zeros(2, source.dtype) if falls else None
         unknown, limit = -jnp.ones((), source.dtype), jnp.asarray(Reason.LIMIT, jnp.int32)
         return Judgment(reach, jnp.linalg.norm(source), unknown, limit, jnp.zeros((), bool), counts, precision)
 
@@ -45,11 +45,12 @@ class Judgment(eqx.Module):
         return replace(self, high=jnp.max(jnp.stack([self.high, *map(jnp.linalg.norm, terms)])))
 
     def after_step(self, slope: Float[Array, " d"], product: Float[Array, " d"], secants: Secants | None) -> "Judgment":
-        """With the terms of a step, and the sign of the curvature that it saw."""
+        """With the terms of a step, and the curvature that it saw."""
         judgment = self.with_terms(slope, product)
-        if self.signs is None or secants is None:
+        if self.falls is None or secants is None:
             return judgment
-        return replace(judgment, signs=self.signs + jnp.stack([secants.sign < 0, secants.sign > 0]))
+        found = secants.latest
+        return replace(judgment, falls=self.falls + jnp.stack([(found < 0) - FALLING * (found != 0), found]))
 
     def conclude(
         self,
@@ -75,8 +76,9 @@ class Judgment(eqx.Module):
     def _is_falling(self, step: Int[Array, ""]) -> Bool[Array, ""]:
         """Whether the clients came here along negative curvature: to a saddle, where accelerated steps can end.
 
-        Mixing turns the signs of single changes and clients, so all count them together.
+        Mixing turns the signs of single changes and clients, so all count them together. The sum of the curvatures sees
+        few changes along a large negative one.
         """
-        if self.signs is None:
+        if self.falls is None:
             return jnp.zeros((), bool)
-        return (step >= ENOUGH) & (self.signs[0] > FALLING * jnp.sum(self.signs))
+        return (step >= ENOUGH) & ((self.falls[0] > 0) | (self.falls[1] < 0))

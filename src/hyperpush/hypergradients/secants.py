@@ -26,7 +26,7 @@ class Secants(eqx.Module):
     earlier: Float[Array, ""]  # and along those before; 0: none
     age: Int[Array, ""]  # how many changes `smallest` speaks of
     flat: Int[Array, ""]  # through how many steps in a row the tracked gradient has hardly changed
-    sign: Float[Array, ""]  # of the curvature along the latest change; 0: not known
+    latest: Float[Array, ""]  # curvature along the latest change, with its sign; 0: not known
 
     @staticmethod
     def start(count: int, q: Float[Array, " d"], slope: Float[Array, " d"], earlier: Float[Array, ""]) -> "Secants":
@@ -79,7 +79,7 @@ class Secants(eqx.Module):
             earlier=jnp.where(full, current, self.earlier),
             age=jnp.where(full, 0, self.age + (known & sound)).astype(jnp.int32),
             flat=jnp.where(known & flat & (size > 0), self.flat + 1, 0).astype(jnp.int32),
-            sign=jnp.where(known & sound, jnp.sign((q - self.points[0]) @ (slope - self.slopes[0])), 0),
+            latest=jnp.where(known & sound, self._curvature_to(q, slope), 0),
         )
         return after, jnp.where(pace == 1, accelerated, plain)
 
@@ -107,12 +107,16 @@ class Secants(eqx.Module):
 
     def _latest(self, q: Float[Array, " d"], slope: Float[Array, " d"], floor: Float[Array, ""]) -> Float[Array, ""]:
         """The curvature along the change to (q, slope); what it is at most where rounding has spoiled the change."""
-        move, turn = q - self.points[0], slope - self.slopes[0]
-        size = jnp.linalg.norm(move)
-        safe = jnp.where(size > 0, size, 1)
-        found = (jnp.abs(move @ turn) / safe + jnp.where(self._is_sound(slope, floor), 0, floor)) / safe
-        most = jnp.sqrt(jnp.finfo(found.dtype).max)
-        return jnp.where(size > 0, jnp.clip(found, 1 / most, most), 0)
+        size = jnp.linalg.norm(q - self.points[0])
+        spoiled = jnp.where(self._is_sound(slope, floor), 0, floor) / jnp.where(size > 0, size, 1)
+        most = jnp.sqrt(jnp.finfo(size.dtype).max)
+        return jnp.where(size > 0, jnp.clip(jnp.abs(self._curvature_to(q, slope)) + spoiled, 1 / most, most), 0)
+
+    def _curvature_to(self, q: Float[Array, " d"], slope: Float[Array, " d"]) -> Float[Array, ""]:
+        """The curvature along the change to (q, slope), with its sign."""
+        move, size = q - self.points[0], jnp.linalg.norm(q - self.points[0])
+        most, safe = jnp.sqrt(jnp.finfo(size.dtype).max), jnp.where(size > 0, size, 1)
+        return jnp.clip(move @ (slope - self.slopes[0]) / safe / safe, -most, most)
 
     def _is_sound(self, slope: Float[Array, " d"], floor: Float[Array, ""]) -> Bool[Array, ""]:
         return jnp.linalg.norm(slope - self.slopes[0]) > floor

@@ -31,6 +31,7 @@ from hyperpush.programs.report import LARGEST, Report
 from hyperpush.status import Reason
 
 CHECK = 5  # steps between two votes on ending
+KNOWN = 0.1  # largest relative error of q at which an error of the result is believed
 CAUTION = 1.3  # the smallest curvature may have fallen by so much since the outer step before
 
 
@@ -92,16 +93,18 @@ class TrackedHGP(HypergradientEstimator):
 
         ‖v_i − v_i*‖/‖v_i‖ ≲ ‖B_i‖/‖v_i‖ · ((‖y/ω‖ + rounding)/θ + ‖q − p‖),
 
-    and the estimate ends where this is below the tolerance at every client. Else its status says why it ended: a limit
-    of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or an inner problem without a minimum
-    (`"ill-posed"`). That is a tracked gradient that stays the same wherever q goes (random links hide it, and it is
-    `"stalled"` there), or a way to q on which every other change went along negative curvature.
+    and the estimate ends where this is below the tolerance at every client, and q itself is known to a tenth. Else its
+    status says why it ended: a limit of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or an inner
+    problem without a minimum (`"ill-posed"`). That is a tracked gradient that stays the same wherever q goes (random
+    links hide it, and it is `"stalled"` there), or a way to q on which every other change went along negative
+    curvature, or on which the curvatures of all changes add up to less than zero.
 
     **Use it** where there is no tree to average along (`TreeCG`): with mini-batches, on private tasks, among members
     that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: `steps`
-    end before it does, and the status says so. θ is an estimate: a solution with almost no part in the direction of the
-    smallest eigenvalue hides that direction, also a singular or negative one. So does a single negative eigenvalue that
-    is many times larger than the others.
+    end before it does, and the status says so. **It does not see** a direction in which the outer gradient has no part,
+    as no step goes there. A singular mean Hessian whose range holds the outer gradient is taken for a sound one; the
+    inner solution is not unique then, and the result one of many. `hp.check` and `TreeCG` see it: they probe at random,
+    which would double what is sent here.
 
     It holds six vectors per client beside the params and the outer gradient, and two more for each further change that
     `acceleration` keeps.
@@ -321,7 +324,7 @@ class TrackedHGP(HypergradientEstimator):
     def _start_judging(self, problem: Problem, state: HypergradientState, source: Array, ctx: Context) -> Judgment:
         precision = 1.0 if self.products == "exact" else 2 / 3
         if problem.private:
-            return Judgment.start(jnp.zeros((), source.dtype), source, precision, signs=False)  # noise turns all signs
+            return Judgment.start(jnp.zeros((), source.dtype), source, precision, falls=False)  # noise turns all signs
         examples, back = everything(ctx.data.train), ravel_pytree(state.params)[1]
         reach = largest_stretch(
             lambda q: problem.jacobian_product(state.params, state.hyper, examples, back(q)),
@@ -329,7 +332,7 @@ class TrackedHGP(HypergradientEstimator):
             source,
             ctx.key,
         )
-        return Judgment.start(reach, source, precision, signs=True)
+        return Judgment.start(reach, source, precision, falls=True)
 
     def _judge(self, problem: Problem, state: _State, ctx: Context) -> _State:
         """How far q is from the solution, what that does to v_i, and whether more steps would help."""
@@ -340,8 +343,10 @@ class TrackedHGP(HypergradientEstimator):
         judgment = before.with_terms(state.slope, state.product)
         rise, curvature = jnp.linalg.norm(state.slope), secants.curvature(state.q, state.slope, judgment.floor)
         away = (rise + judgment.floor) / jnp.where(curvature > 0, curvature, 1) + jnp.linalg.norm(state.q - state.aim)
+        # Where even q is not known, the gradient has hardly fallen: what looks like curvature may be unmixed noise.
+        seen = (curvature > 0) & ((away <= KNOWN * jnp.linalg.norm(state.q)) | (rise <= judgment.floor))
         error = self._error_of_result(problem, state, away, ctx)
-        error = jnp.where(curvature > 0, error, jnp.where(rise > 0, LARGEST, 0))
+        error = jnp.where(seen, error, jnp.where(rise > 0, LARGEST, 0))
         return replace(state, judgment=judgment.conclude(error, rise, secants, state.count, self.tolerance))
 
     def _error_of_result(
@@ -379,12 +384,12 @@ class TrackedHGP(HypergradientEstimator):
 
 
 def _send(state: _State, ctx: Context) -> PyTree:
-    return state.z, state.mass, state.tracker, state.judgment and state.judgment.signs
+    return state.z, state.mass, state.tracker, state.judgment and state.judgment.falls
 
 
 def _receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
-    z, mass, tracker, signs = inbox.mix(_send(state, ctx))
-    judgment = state.judgment and replace(state.judgment, signs=signs)
+    z, mass, tracker, falls = inbox.mix(_send(state, ctx))
+    judgment = state.judgment and replace(state.judgment, falls=falls)
     return replace(state, z=z, mass=mass, tracker=tracker, judgment=judgment)
 
 
