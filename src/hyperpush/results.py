@@ -328,9 +328,8 @@ class Solution(Result):
         """The one hyper that all agreed on, for `common=True`: the mean over clients, without what is `personal`."""
         if not self.task.common:
             raise InvalidInput("hyper", "a task without common=True", "`hypers`: every client has its own")
-        tree = self.hypers
-        if self.personal:
-            tree = {name: each for name, each in tree.items() if name not in self.personal}
+        own, tree = self.personal, self.hypers
+        tree = {name: each for name, each in tree.items() if name not in own} if own else tree
         return tree if self.task.owner is not None else jax.tree.map(lambda h: jnp.mean(h, axis=0), tree)
 
     def client(self, name: str | int) -> Own:

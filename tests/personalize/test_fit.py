@@ -10,7 +10,7 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.errors import InvalidInput
-from hyperpush.personalize import DA, MTL, PL, FedEM, FedProx, Head, Interpolation, Shared, fit
+from hyperpush.personalize import DA, MTL, PL, Clean, FedEM, FedProx, Head, Interpolation, Shared, fit
 from hyperpush.personalize.fit import _choose as choose
 from hyperpush.studies.models.dense import MLP
 
@@ -132,6 +132,17 @@ def test_the_best_step_is_chosen_where_nobody_fits():
     assert isinstance(papers, hp.Solution)
     assert papers.task.outer_on == "train"
     assert papers.history.watched is not None
+
+
+def test_personal_parts_are_fitted_privately():
+    """Every gradient and product of M steps is one release, so is every look at the held-out accuracy."""
+    bounds = {"clip": 1.0, "curvature": 1.0, "coupling": 1.0, "noise": hp.privacy.Gaussian(9.0)}
+    estimator = hp.TrackedHGP(3, 0.1, tolerance=None)
+    more: Any = {**SETS, **SHORT, "steps": 2, "hypergradient": estimator, "inner": hp.SGP(10, 0.5)}
+    found = fit(Plain(), [PL(), Clean()], NETWORK, holdout=TEST, private=bounds, **more)
+    assert found.privacy.releases == {"train": 3 * 10 + 2 * 3, "holdout": 3, "validation": 2}
+    wrong("recipes", "trains alone: that one has no noise", recipes=Interpolation(), private=bounds)
+    wrong("task.private.clips", "did you mean 'clip'", private={"clips": 1})
 
 
 def test_what_a_recipe_needs_beforehand_is_trained():

@@ -1,6 +1,6 @@
 """A personal model for every client from one's own model, in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -30,6 +30,7 @@ from hyperpush.personalize.recipe import Losses, Product, Recipe, as_product
 from hyperpush.personalize.recipes import Shared
 from hyperpush.personalize.scores import Scores, accuracy, scores
 from hyperpush.recording import Metrics
+from hyperpush.registry import construct
 from hyperpush.results import Result, Solution, Training, own
 from hyperpush.task import Task
 from hyperpush.verbs import solve
@@ -121,6 +122,7 @@ def fit(
     l2: float = 1e-3,
     classes: int | None = None,
     names: Sequence[str] | None = None,
+    private: Mapping[str, Any] | None = None,
     metrics: Metrics | None = None,
     every: int | None = None,
     engine: Engine = Simulate(),
@@ -156,6 +158,9 @@ def fit(
         l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more. Estimators converge faster with more.
         classes: How many classes there are; None takes it from the model's output.
         names: The clients' names; their numbers if left out.
+        private: Options of `hp.Task.private`, such as `{"clip": 1.0, "noise": hp.privacy.Gaussian(20.0), …}`; None
+            hides nothing. Choosing the best step is then noisy, too, and counted. For the noise of a given ε take the
+            task of `Product.task`, `hp.privacy.within` and `hp.solve`.
         metrics: What to measure on the way, as in `hp.solve`.
         every: Steps between two rows of the history, as in `hp.solve`.
         engine: Where the clients run.
@@ -189,11 +194,16 @@ def fit(
     posed: dict[str, Any] = {**sets, "outer_on": outer_on, "key": key, "l2": l2, "classes": classes, "names": names}
     task = product.task(model, **posed)
     _check_labels(task)
+    if private is not None:
+        task = _private_task(task, private)
     options: dict[str, Any] = {"key": key, "metrics": metrics, "every": every, "engine": engine}
     if isinstance(method, InnerSolver):
         return _as(PersonalTraining, train_params(task, method, network, **options))
 
     def train_alone() -> PyTree:
+        if private is not None:
+            allowed = "recipes without a model that everybody trains alone: that one has no noise"
+            raise InvalidInput("recipes", f"{product.title}, privately", allowed)
         alone = _train_alone(INNER if inner is None else inner)
         return train_params(Shared().task(model, **posed), alone, network, key=key, engine=engine).params
 
@@ -235,10 +245,18 @@ def _refuse_unused(method: InnerSolver | Algorithm, given: dict[str, Any]) -> No
             raise InvalidInput(option, value, f"nothing: {name} does the fitting, with options of its own ({options})")
 
 
+def _private_task(task: Task, options: object) -> Task:
+    if not isinstance(options, Mapping):
+        raise InvalidInput("private", options, "a dict of options of task.private, such as clip and noise; or None")
+    return construct(task.private, dict(options), "task.private")
+
+
 def _stop(task: Task, steps: int) -> EarlyStopping | None:
     """The best of all steps on examples that nobody fits; None if there are none."""
     on = next((name for name in ("holdout", "validation") if name in task.data.sets and name != task.outer_on), None)
-    return None if on is None else EarlyStopping(accuracy(task), on, steps + 1, "max", weighted=True)
+    bounds = None if task.privacy is None else (0.0, 1.0)
+    weighted = task.privacy is None  # a private mean of everybody's means
+    return None if on is None else EarlyStopping(accuracy(task), on, steps + 1, "max", weighted=weighted, bounds=bounds)
 
 
 def _train_alone(inner: InnerSolver) -> LocalSGD:
