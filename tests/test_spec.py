@@ -68,6 +68,10 @@ def test_a_sweep_of_a_file_says_what_it_needs(tmp_path, capsys):
     (tmp_path / "my.toml").write_text(TEXT)
     for arguments, message in (
         ([], "sweep.validation: got None; allowed: cost, or a metric of [metrics]; a spec names in [sweep] what to"),
+        (
+            ["-s", "sweep.validation=cost"],
+            "sweep.test: got []; allowed: what to report beside 'cost', by which it",
+        ),
         (["-s", "sweep.validation=cost", "-s", "sweep.test=['rounds']"], "--grid 'method.steps=[5, 10]'"),
     ):
         with pytest.raises(SystemExit) as ended:

@@ -61,12 +61,32 @@ def test_reports_of_several_estimates_are_the_worst_of_them():
     unsolved = Report.of(Reason.TOLERANCE, 1e-6).at(jnp.asarray(0.5))
     status = Report.none().worst(good).worst(unsolved).worst(good).status()
     assert (status.converged, status.reason, status.runs, status.failed) == (False, "unsolved", 3, 1)
-    assert (status.residual, status.error) == (pytest.approx(0.5), pytest.approx(1e-6))
+    assert (status.residual, status.error) == (pytest.approx(0.5), None)  # of a derivative of no solution
     assert Report.of(Reason.LIMIT).at(jnp.asarray(0.5)).status().reason == "limit"
     both = good.worst(fixed).status()
     assert (both.converged, both.reason, both.error, both.runs) == (None, "fixed-length", None, 2)
     assert both.residual == pytest.approx(0.01)
     assert Report.none().at(jnp.asarray(0.01)).status().reason == "fixed-length"
+
+
+def test_an_unsolved_inner_problem_leaves_no_error_and_counts_what_was_seen():
+    """Of five estimates that converged only the params at the end were looked at."""
+    one, five = (hp.Status(True, "tolerance", error=0.0, runs=runs).at(0.5) for runs in (1, 5))
+    assert one == hp.Status(False, "unsolved", residual=0.5, failed=1)
+    assert (five.error, five.failed) == (None, 0)
+    assert str(five).endswith("their mean gradient is 0.5 of its scale, at the end of 5 solves)")
+    assert Report.of(Reason.LIMIT, 1e30).status().error is None  # as much as not known
+
+
+def test_divergence_names_the_method_and_not_its_loops():
+    problem = system("like")
+    huge = problem._replace(hessians=1e38 * problem.hessians).task  # curvatures overflow
+    for made, engine, method in (
+        (problem.task, hp.Threads(), hp.TrackedHGP(step_size=1e30)),
+        (huge, hp.Simulate(), hp.TrackedHGP()),
+    ):
+        with pytest.raises(hp.Diverged, match=r"^TrackedHGP diverged"):
+            hp.hypergradient(made, method, NETWORK, key=0, engine=engine)
 
 
 def test_several_results_say_the_first_that_failed_and_the_numbers_of_all():

@@ -45,7 +45,7 @@ class Diverged(HyperpushError, ArithmeticError):
     """An iteration diverged: a number became NaN or infinite. Its `status` says so, like that of a result.
 
     Args:
-        where: The loop.
+        where: The method.
         round: Its round.
         advice: What to try.
 
@@ -62,8 +62,13 @@ class Diverged(HyperpushError, ArithmeticError):
     def __init__(self, where: str, round: int, advice: str):
         self.where = where
         self.round = round
+        self.advice = advice
         self.status = Status(converged=False, reason="diverged", failed=1)
         super().__init__(f"{where} diverged (NaN or infinity) in round {round}. {advice}")
+
+    def named(self, method: str) -> "Diverged":
+        """The same error of this method, if the loop is only a part of it: methods' names are capitalized."""
+        return self if self.where[:1].isupper() else Diverged(method, self.round, self.advice)
 
 
 class NotConverged(HyperpushError):

@@ -257,11 +257,15 @@ class Training(Result):
         >>> import hyperpush as hp
         >>> task = hp.tasks.quadratic(3, seed=0)
         >>> hp.train(task, hp.SGP(steps=10, step_size=0.1), hp.networks.Ring(3), key=0)
-        Training(3 clients; fixed length; 10 rounds, 50 floats sent per client)
+        Training(3 clients, inner residual 0.4; fixed length; 10 rounds, 50 floats sent per client)
     """
 
     params: PyTree
     history: History | None = None
+
+    def facts(self) -> list[str]:
+        residual = self.status.residual
+        return [*super().facts(), *([] if residual is None else [f"inner residual {residual:.2g}"])]
 
     @property
     def links(self) -> LinkEstimates | None:

@@ -50,9 +50,11 @@ class Status:
             inner problem), `"early-stopping"` or `"fixed-length"`.
         residual: How far the inner problem is from solved: the norm of the mean inner gradient, in units of its scale;
             the largest of several. None if it was not measured.
-        error: An estimate of the result's relative error, usually too large; None where there is none.
+        error: An estimate of the result's relative error, usually too large; None where there is none, as at params
+            that do not solve the inner problem.
         runs: How many inner solves and estimates it speaks of.
-        failed: How many of them did not converge, at the client where most did not.
+        failed: How many of them did not converge, at the client where most did not; 0 of several where only the
+            residual at the end is too large.
         chosen: Which estimator `hp.Automatic` took, and why; empty where there was nothing to choose.
         singular: What a singular Hessian is answered with: `"refuse"`, `"minimum-norm"` or `"damping"`; None where
             there is no such choice.
@@ -79,12 +81,12 @@ class Status:
             how = self.reason if self.singular in (None, "refuse") else f"{self.reason}, {self.singular}"
             return f"converged ({how})" if self.converged else self.reason.replace("-", " ")
         facts = [f"{self.reason}: {EXPLAINED[self.reason]}" if self.reason in EXPLAINED else self.reason]
-        if self.error is not None and self.reason != "unsolved":
+        if self.error is not None:
             facts.append(f"relative error up to {self.error:.2g}")
         if self.reason == "unsolved" and self.residual is not None:
             facts.append(f"their mean gradient is {self.residual:.2g} of its scale")
         if self.runs > 1:
-            facts.append(f"{self.failed} of {self.runs} solves")
+            facts.append(f"{self.failed} of {self.runs} solves" if self.failed else f"at the end of {self.runs} solves")
         return f"! not converged ({', '.join(facts)})"
 
     @staticmethod
@@ -106,4 +108,7 @@ class Status:
         largest = max(residual, self.residual or 0.0)
         if self.converged is False or residual <= UNSOLVED:
             return replace(self, residual=largest)
-        return replace(self, converged=False, reason="unsolved", residual=largest, failed=max(self.failed, 1))
+        # The error is that of the linear system, not of a derivative of the solution. And of several estimates these
+        # are the params after the last.
+        failed = self.failed if self.runs > 1 else 1
+        return replace(self, converged=False, reason="unsolved", residual=largest, error=None, failed=failed)

@@ -16,7 +16,7 @@ from hyperpush.checks.verbs import check_call, check_common, check_hypers, check
 from hyperpush.engines.base import Engine
 from hyperpush.engines.result import Recorder, Recorders, RunResult, recorders_of
 from hyperpush.engines.simulate import Simulate
-from hyperpush.errors import InvalidInput
+from hyperpush.errors import Diverged, InvalidInput
 from hyperpush.hooks import listen
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.hypergradients.recurrent import known_links
@@ -81,17 +81,11 @@ class _Call:
         recipe = program_of(adapted, self.task.problem)
         if isinstance(self.method, HypergradientEstimator):
             recipe = estimate_recipe(self.method, adapted, self.task, self.engine)
-        run = self.engine.run(
-            recipe,
-            self.network,
-            states,
-            self.task.data,
-            self.key,
-            step=step,
-            record=record,
-            every=every,
-            progress=listener,
-        )
+        options = {"step": step, "record": record, "every": every, "progress": listener}
+        try:
+            run = self.engine.run(recipe, self.network, states, self.task.data, self.key, **options)
+        except Diverged as error:
+            raise error.named(type(adapted).__name__) from error.__cause__
         if listener is not None:
             listener.finish(run.history, every)
         return run
@@ -150,7 +144,7 @@ def train(
 
     Raises:
         InvalidInput: Something does not fit; the message names it and what would be right.
-        Diverged: A number became NaN or infinite; the message names the loop and the round.
+        Diverged: A number became NaN or infinite; the message names the method and the round.
         NotConverged: With `throw=True`, the status says that the result did not converge.
 
     Example:
@@ -221,7 +215,7 @@ def hypergradient(
 
     Raises:
         InvalidInput: The method does not fit the task or network; methods that do are listed.
-        Diverged: A number became NaN or infinite; the message names the loop and the round.
+        Diverged: A number became NaN or infinite; the message names the method and the round.
         NotConverged: With `throw=True`, the status says that the result did not converge.
 
     Example:
@@ -298,7 +292,7 @@ def solve(
 
     Raises:
         InvalidInput: The method does not fit the task or network; methods that do are listed.
-        Diverged: A number became NaN or infinite; the message names the loop and the round.
+        Diverged: A number became NaN or infinite; the message names the method and the round.
         NotConverged: With `throw=True`, the status says that the result did not converge.
 
     Example:

@@ -137,6 +137,13 @@ def test_an_inner_problem_without_a_solution_is_named():
     assert not found.passed
     assert found.gradient_norm < 1e-10 < 1e-3 < found.newton_step
     assert found.warnings[0].startswith("The inner problem could not be solved")
+    assert f"NOT SOLVED: a Newton step still moves the params by {found.newton_step:.1e}, gradient norm" in str(found)
+
+
+def test_a_saddle_is_named_where_the_gradient_vanishes():
+    found = check(costs={"inner": lambda x, h, b: jnp.sum(x[1:] ** 2) - x[0] ** 2}, directions=1)
+    assert found.gradient_norm < 1e-10
+    assert "NOT SOLVED: a saddle, as λ_min is negative, gradient norm" in str(found)
 
 
 @pytest.mark.parametrize(

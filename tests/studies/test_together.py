@@ -54,7 +54,7 @@ def test_comparisons_are_by_seed_and_a_gain_within_two_standard_errors_is_none()
     assert (main["gain"], main["accuracy"], main["bytes"]) == (None, pytest.approx(0.85), 2)
     assert (controls[0]["gain"], controls[0]["standard_error"]) == (pytest.approx(0.15), pytest.approx(0.15))
     endings = [verdict(each).rpartition(" it ")[2] for each in controls]
-    assert endings == ["does not pay", "pays", "loses"]
+    assert endings == ["does not pay", "pays", "costs"]
     assert auc(np.array([0.0, 2.0, 1.0, 1.0]), np.array([True, True, False, False])) == 0.5
     assert auc(np.array([0.0, 1.0, 1.0, 3.0]), np.array([True, True, False, False])) == 0.875
     assert auc(np.ones(2), np.zeros(2, bool)) is None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
-from hyperpush.engines.result import OUTSIDE, Listener, Progress
+from hyperpush.engines.result import Listener, Progress
 from hyperpush.errors import Diverged
 from hyperpush.programs import Path
 
@@ -98,6 +98,6 @@ class Divergence(RunHook):
         try:
             replay.walk(good)
         except Diverged as inside:
-            if inside.where != OUTSIDE:
+            if inside.where[:1].isupper():  # a method; all other loops are parts of one
                 raise
         raise Diverged(cursor.name, bad, SMALLER)

@@ -127,7 +127,7 @@ def check(
         # A Newton step can lead to a saddle, too: curvatures must not be negative, but for rounding.
         solved=missing <= SOLVED and smallest >= -1e-9 * largest,
         gradient_norm=found.gradient_norm,
-        newton_step=found.newton_step,
+        newton_step=missing,
         given_gradient_norm=found.first_norm,
         given_distance=_farthest(given, solution),
         given_spread=_farthest(given, mean),

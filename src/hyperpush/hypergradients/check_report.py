@@ -27,7 +27,8 @@ class Check:
         solution: The params where it was taken, clients on axis 0.
         solved: Whether these, and those at the ends of the differences, are minima.
         gradient_norm: Norm of the inner gradient at the solution.
-        newton_step: Length of a Newton step from there, relative to the size of the params.
+        newton_step: Length of a Newton step from there or from an end of the differences, the longest, relative to
+            the size of the params.
         given_gradient_norm: Norm of the inner gradient at the mean of the given params.
         given_distance: Largest distance of a client's given params from the solution.
         given_spread: Largest distance of a client's given params from their mean.
@@ -190,9 +191,12 @@ class Check:
         contraction = "no step size lets training contract"
         if self.smallest > 0:
             contraction = f"at step size 1/λ_max training contracts by {1 - 1 / self.condition:.4g} per step"
+        found = f"NOT SOLVED: a Newton step still moves the params by {self.newton_step:.1e}"
+        if self.solved or self.smallest < 0:
+            found = "solved" if self.solved else "NOT SOLVED: a saddle, as λ_min is negative"
         return {
             "conditioning": f"λ_max {self.largest:.4g}, λ_min {self.smallest:.4g}, κ {self.condition:.3g}{own}",
-            "inner problem": f"{'solved' if self.solved else 'NOT SOLVED'}, gradient norm {self.gradient_norm:.1e}",
+            "inner problem": f"{found}, gradient norm {self.gradient_norm:.1e}",
             "given params": f"{self.given_distance:.1e} from its solution, {self.given_spread:.1e} from their mean"
             f"{given}; hypergradient there {self.given_effect:.1e} off",
             "sensitivity": f"|dx|/|dλ| up to {self.sensitivity:.3g} along the directions below",

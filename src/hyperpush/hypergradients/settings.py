@@ -68,7 +68,7 @@ def learn_settings(pushes: int | None) -> Node:
         Scope(search, enter, leave),
         at_most=1,
         times=lambda state, ctx: (state.pushes == 0).astype(jnp.int32),
-        name="unless known",
+        name="search for pushes",
     )
 
 

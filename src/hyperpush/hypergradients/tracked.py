@@ -96,27 +96,23 @@ class TrackedHGP(HypergradientEstimator):
     and the estimate ends where this is below the tolerance at every client, and q itself is known to a tenth. Else its
     status says why it ended: a limit of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or an inner
     problem without a minimum (`"ill-posed"`). That is a tracked gradient that stays the same wherever q goes (random
-    links hide it, and it is `"stalled"` there), or a way to q on which every other change went along negative
-    curvature, or on which the curvatures of all changes add up to less than zero.
+    links hide it, and it is `"stalled"` there), or a way to q along negative curvature: on every other change, or in
+    sum over all of them.
 
     **Use it** where there is no tree to average along (`TreeCG`): with mini-batches, on private tasks, among members
     that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: `steps`
-    end before it does, and the status says so. **It does not see** a direction in which the outer gradient has no part,
-    as no step goes there. A singular mean Hessian whose range holds the outer gradient is taken for a sound one; the
-    inner solution is not unique then, and the result one of many. `hp.check` and `TreeCG` see it: they probe at random,
-    which would double what is sent here.
-
-    It holds six vectors per client beside the params and the outer gradient, and two more for each further change that
-    `acceleration` keeps.
+    end before it does, and the status says so. **It does not see** directions in which the outer gradient has no part:
+    a mean Hessian that is singular there passes, and the result is one of many. `hp.check` and `TreeCG` see it by a
+    random probe, which would double what is sent here. It holds six vectors per client beside the params and the outer
+    gradient, and two more for each further change that `acceleration` keeps.
 
     Departures from Push-DIGing:
         1. Several pushes per step, as many as mix well.
         2. Δ = −αy/ω is accelerated by the last change of q and y/ω (Anderson 1965): each client alone first goes to
            where the mean gradient is smallest along it, at most ten times as far as the change.
         3. Where the tracked gradient has grown a hundredfold, a client goes back to the point before and takes plain
-           steps of half the size, where it grows again, of a quarter of that, and so on. All see it within a step or
-           so, as it is mixed. The way back is a displacement like any other: nothing that is conserved is lost.
-           A hundred steps without progress lead to plain steps, too.
+           steps of half the size; if it grows again, of a quarter of that. All see it within a step or so. The way back
+           is a displacement like any other. A hundred steps without progress lead to plain steps, too.
         4. The first step moves nothing: before anything is mixed there is no common direction.
         5. With mini-batches there is no acceleration and no early end. The result is the mean of q over the steps,
            weighted by their number, and its noise falls with `steps`.
@@ -336,22 +332,20 @@ class TrackedHGP(HypergradientEstimator):
 
     def _judge(self, problem: Problem, state: _State, ctx: Context) -> _State:
         """How far q is from the solution, what that does to v_i, and whether more steps would help."""
-        before, secants = state.judgment, state.secants
-        assert before is not None
+        secants = state.secants
+        assert state.judgment is not None
         assert secants is not None
         assert self.tolerance is not None
-        judgment = before.with_terms(state.slope, state.product)
+        judgment = state.judgment.with_terms(state.slope, state.product)
         rise, curvature = jnp.linalg.norm(state.slope), secants.curvature(state.q, state.slope, judgment.floor)
         away = (rise + judgment.floor) / jnp.where(curvature > 0, curvature, 1) + jnp.linalg.norm(state.q - state.aim)
-        # Where even q is not known, the gradient has hardly fallen: what looks like curvature may be unmixed noise.
+        # Where even q is not known, what looks like curvature may be what clients disagree on.
         seen = (curvature > 0) & ((away <= KNOWN * jnp.linalg.norm(state.q)) | (rise <= judgment.floor))
         error = self._error_of_result(problem, state, away, ctx)
         error = jnp.where(seen, error, jnp.where(rise > 0, LARGEST, 0))
         return replace(state, judgment=judgment.conclude(error, rise, secants, state.count, self.tolerance))
 
-    def _error_of_result(
-        self, problem: Problem, state: _State, away: Float[Array, ""], ctx: Context
-    ) -> Float[Array, ""]:
+    def _error_of_result(self, problem: Problem, state: _State, away: Float[Array, ""], ctx: Context) -> Array:
         """The relative error of v_i if q is so far `away`; that of q on a private task, where B_i costs releases."""
         assert state.judgment is not None
         q, reach = state.q, state.judgment.reach

@@ -40,7 +40,8 @@ class Report(eqx.Module):
         """The report of an estimate at params with this inner residual; those that solve nothing are not believed."""
         reason = jnp.where(self.runs == 0, Reason.FIXED_LENGTH, self.reason)
         reason = jnp.where((reason <= Reason.FIXED_LENGTH) & (residual > UNSOLVED), Reason.UNSOLVED, reason)
-        return replace(Report.of(reason, self.error), residual=jnp.minimum(residual.astype(self.error.dtype), LARGEST))
+        error = jnp.where(reason == Reason.UNSOLVED, -1, self.error)  # of the linear system alone
+        return replace(Report.of(reason, error), residual=jnp.minimum(residual.astype(self.error.dtype), LARGEST))
 
     def worst(self, other: "Report") -> "Report":
         """The report of both. An error that is not known is worse than any other."""
@@ -64,7 +65,7 @@ class Report(eqx.Module):
             reason.converged,
             reason.text,
             residual=residual if residual >= 0 else None,
-            error=error if error >= 0 else None,
+            error=error if 0 <= error < LARGEST else None,
             runs=runs,
             failed=int(np.max(self.failed)),
         )

@@ -160,6 +160,8 @@ def _rule(experiment: Experiment, asked: Sweep) -> Tuning:
     if not validation:
         raise InvalidInput("sweep.validation", None, columns)
     if not test:
+        if experiment.name == "spec":
+            columns = f"what to report beside {validation!r}, by which it chooses: metrics of [metrics], rounds, floats"
         raise InvalidInput("sweep.test", [], columns)
     if validation in test:
         raise InvalidInput("sweep.validation", validation, "a field that is not among those reported as test scores")

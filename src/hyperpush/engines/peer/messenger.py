@@ -57,7 +57,8 @@ class Messenger:
         """Raise `Diverged` if not all of it is."""
         for leaf in jax.tree.leaves(tree):
             if jnp.issubdtype(leaf.dtype, jnp.inexact) and not np.all(np.isfinite(np.asarray(leaf))):
-                name, i = self.state.loops[-1] if self.state.loops else (OUTSIDE, 0)
+                loops = [*self.state.loops, *(each for each in self.state.loops if each[0][:1].isupper())]
+                name, i = loops[-1] if loops else (OUTSIDE, 0)  # methods before loops that are parts of one
                 raise Diverged(name, i + 1, "A smaller step size may help.")
 
     # -------------------------------------------------------------------- out

@@ -335,7 +335,7 @@ def verdict(row: Row) -> str:
     said = f"{row['step']}: {main} against {row['method']}: {100 * gain:+.1f} points"
     if error is None:
         return f"{said}, one seed"
-    word = "pays" if gain > 2 * error else ("loses" if gain < -2 * error else "does not pay")
+    word = "pays" if gain > 2 * error else ("costs" if gain < -2 * error else "does not pay")
     return f"{said} ± {100 * error:.1f}: it {word}"
 
 
