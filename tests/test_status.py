@@ -74,7 +74,7 @@ def test_an_unsolved_inner_problem_leaves_no_error_and_counts_what_was_seen():
     one, five = (hp.Status(True, "tolerance", error=0.0, runs=runs).at(0.5) for runs in (1, 5))
     assert one == hp.Status(False, "unsolved", residual=0.5, failed=1)
     assert (five.error, five.failed) == (None, 0)
-    assert str(five).endswith("their mean gradient is 0.5 of its scale, at the end of 5 solves)")
+    assert str(five).endswith("inner residual 0.5, above 0.1, at the end of 5 solves)")
     assert Report.of(Reason.LIMIT, 1e30).status().error is None  # as much as not known
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-# Mean inner gradient, in units of its scale, above which an estimate is not believed. SGP's own bias leaves 0.002 to
-# 0.05 on the tasks of the documentation, and a network before training has about 1.
+# Residual of the inner problem above which an estimate is not believed. SGP's own bias leaves 0.002 to 0.05 on the
+# tasks of the documentation, and a network before training has about 1.
 UNSOLVED = 0.1
 
 
@@ -48,8 +48,9 @@ class Status:
         reason: Why it ended: `"tolerance"`, `"limit"` (of steps), `"inaccurate"` (rounding allows no better),
             `"stalled"`, `"ill-posed"` (a singular or indefinite Hessian), `"unsolved"` (the params do not solve the
             inner problem), `"early-stopping"` or `"fixed-length"`.
-        residual: How far the inner problem is from solved: the norm of the mean inner gradient, in units of its scale;
-            the largest of several. None if it was not measured.
+        residual: How far the inner problem is from solved: the norm of the mean inner gradient, in units of its scale,
+            or the length of a Newton step, in units of the params, if that is larger and was looked for; the largest of
+            several. None if it was not measured.
         error: An estimate of the result's relative error, usually too large; None where there is none, as at params
             that do not solve the inner problem.
         runs: How many inner solves and estimates it speaks of.
@@ -84,7 +85,7 @@ class Status:
         if self.error is not None:
             facts.append(f"relative error up to {self.error:.2g}")
         if self.reason == "unsolved" and self.residual is not None:
-            facts.append(f"their mean gradient is {self.residual:.2g} of its scale")
+            facts.append(f"inner residual {self.residual:.2g}, above {UNSOLVED}")
         if self.runs > 1:
             facts.append(f"{self.failed} of {self.runs} solves" if self.failed else f"at the end of {self.runs} solves")
         return f"! not converged ({', '.join(facts)})"

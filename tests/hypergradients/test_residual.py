@@ -91,7 +91,9 @@ def test_solved_problems_pay_nothing_for_the_newton_step():
         return hp.hypergradient(task, hp.TreeCG(), NETWORK, key=0, record=record).history["Newton step"].shape[0]
 
     curvatures = np.geomspace(1, 1e-3, 6)
-    solved, off = (pulled(curvatures, np.tile(curvatures, (CLIENTS, 1)), params) for params in (np.ones(6), np.eye(6)[0]))
+    solved, off = (
+        pulled(curvatures, np.tile(curvatures, (CLIENTS, 1)), params) for params in (np.ones(6), np.eye(6)[0])
+    )
     assert rows(solved) == 0 < rows(off)
 
 

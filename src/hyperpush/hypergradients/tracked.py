@@ -22,7 +22,7 @@ from hyperpush.hypergradients.base import (
 from hyperpush.hypergradients.differences import DifferenceProblem, transposed_product
 from hyperpush.hypergradients.judgment import Judgment
 from hyperpush.hypergradients.secants import Secants
-from hyperpush.hypergradients.settings import MOST_PUSHES, largest_curvature, largest_stretch, learn_settings
+from hyperpush.hypergradients.settings import MOST_PUSHES, largest_curvature, largest_stretch, learn_settings, norm
 from hyperpush.hypergradients.systems import relative_error, scale_of
 from hyperpush.method import MethodInfo, Number, as_number
 from hyperpush.problem import Problem
@@ -337,7 +337,7 @@ class TrackedHGP(HypergradientEstimator):
         assert secants is not None
         assert self.tolerance is not None
         judgment = state.judgment.with_terms(state.slope, state.product)
-        rise, curvature = jnp.linalg.norm(state.slope), secants.curvature(state.q, state.slope, judgment.floor)
+        rise, curvature = norm(state.slope), secants.curvature(state.q, state.slope, judgment.floor)
         away = (rise + judgment.floor) / jnp.where(curvature > 0, curvature, 1) + jnp.linalg.norm(state.q - state.aim)
         # Where even q is not known, what looks like curvature may be what clients disagree on.
         seen = (curvature > 0) & ((away <= KNOWN * jnp.linalg.norm(state.q)) | (rise <= judgment.floor))
