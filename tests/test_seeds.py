@@ -22,6 +22,18 @@ def test_seeds_are_single_runs_stacked(tmp_path):
     assert sorted(folder.name for folder in (tmp_path / "runs").iterdir()) == ["seed-0", "seed-1"]
 
 
+def test_clients_are_found_behind_the_axis_of_seeds():
+    task, keys = TASK.replace(common=True), (4, 9)
+    method = hp.CDBO(METHOD.inner, METHOD.hypergradient, METHOD.outer, 2)
+    several = hp.solve(task, method, NETWORK, key=0, seeds=list(keys))
+    single = [hp.solve(task, method, NETWORK, key=key) for key in keys]
+    np.testing.assert_allclose(several.hyper, np.stack([each.hyper for each in single]), rtol=1e-6)
+    np.testing.assert_array_equal(several.client(2).hyper, np.stack([each.client(2).hyper for each in single]))
+    trained = hp.train(TASK, METHOD.inner, NETWORK, key=0, seeds=list(keys))
+    assert trained.client(2).params.shape == (2, *TASK.params.shape[1:])
+    np.testing.assert_array_equal(trained.client(2).hyper, TASK.hypers[2])
+
+
 def test_one_run_has_no_mean():
     with pytest.raises(hp.InvalidInput, match="seeds"):
         _ = hp.train(TASK, hp.SGP(2, 0.1), NETWORK, key=0).mean

@@ -11,6 +11,7 @@ from . import tasks as tasks
 from .algorithms.cdbo import CDBO as CDBO
 from .algorithms.pdbo import PDBO as PDBO
 from .algorithms.stopping import EarlyStopping as EarlyStopping
+from .costs import Costs as Costs
 from .data.batches import Batch as Batch
 from .engines.faults import Faults as Faults
 from .engines.peers import Peers as Peers
@@ -32,7 +33,6 @@ from .inner.local_sgd import LocalSGD as LocalSGD
 from .inner.sgp import SGP as SGP
 from .optimizers import optimizer as optimizer
 from .optimizers import schedule as schedule
-from .results import Costs as Costs
 from .results import Estimate as Estimate
 from .results import Solution as Solution
 from .results import Training as Training

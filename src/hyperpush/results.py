@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, Num, PyTree
 
-from hyperpush.engines.result import RunResult
+from hyperpush.costs import Costs
 from hyperpush.errors import InvalidInput, NotConverged
 from hyperpush.inner.base import LinkEstimates
-from hyperpush.programs.counting import accesses
 from hyperpush.status import Status
 from hyperpush.task import Task
 
@@ -37,62 +36,6 @@ def gather_statuses() -> Iterator[list[Status]]:
         yield seen
     finally:
         _seen.reset(before)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What each client sent and computed.
-
-    Attributes:
-        rounds: Rounds of communication.
-        floats: Numbers that each client sent. A message to several receivers counts once.
-        bytes: Bytes that a client sent over its links, the mean over clients.
-        largest_bytes: The same for the client that sent most.
-        gradients: Gradients of the inner and the outer cost.
-        hessian_products: Products with ∂²_xx f.
-        jacobian_products: Products with ∂²_λx f.
-        accesses: By data set, how many of these gradients and products used it.
-
-    Example:
-        >>> import hyperpush as hp
-        >>> task = hp.tasks.quadratic(3, seed=0)  # 4 params each
-        >>> costs = hp.train(task, hp.SGP(steps=10, step_size=0.1), hp.networks.Ring(3), key=0).costs
-        >>> costs.rounds, costs.floats, costs.gradients  # 10 messages of 4 + 1 numbers
-        (10, 50, 10)
-    """
-
-    rounds: int = 0
-    floats: int = 0
-    bytes: int = 0
-    largest_bytes: int = 0
-    gradients: int = 0
-    hessian_products: int = 0
-    jacobian_products: int = 0
-    accesses: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, run: RunResult, task: Task) -> "Costs":
-        """What a run cost, on the data sets of a task."""
-        used = {name: run.work[accesses(name)] for name in task.data.sets}
-        return cls(
-            run.rounds,
-            run.floats,
-            round(float(np.mean(run.bytes))),
-            int(np.max(run.bytes)),
-            run.work["gradients"],
-            run.work["hessian_products"],
-            run.work["jacobian_products"],
-            {name: count for name, count in used.items() if count},
-        )
-
-    def __add__(self, other: "Costs") -> "Costs":
-        names = {*self.accesses, *other.accesses}
-        total = {name: self.accesses.get(name, 0) + other.accesses.get(name, 0) for name in sorted(names)}
-        numbers = [each.name for each in fields(self) if each.name != "accesses"]
-        return Costs(**{name: getattr(self, name) + getattr(other, name) for name in numbers}, accesses=total)
-
-    def __str__(self) -> str:
-        return f"{self.rounds:,} rounds, {self.floats:,} floats sent per client"
 
 
 class Own(NamedTuple):
@@ -182,6 +125,11 @@ class Result:
     status: Status
     costs: Costs
     seeds: int = field(default=0, kw_only=True)
+
+    @property
+    def _clients(self) -> int:
+        """The axis of the clients."""
+        return 1 if self.seeds else 0
 
     @property
     def mean(self: AnyResult) -> AnyResult:
@@ -274,7 +222,7 @@ class Training(Result):
 
     def client(self, name: str | int) -> Own:
         """One client's params and hypers, by its name or number."""
-        return own(self.task, name, self.params, self.task.hypers)
+        return own(self.task, name, self.params, self.task.hypers, (self._clients, 0))
 
 
 @dataclass(frozen=True, repr=False)
@@ -334,11 +282,11 @@ class Solution(Result):
             raise InvalidInput("hyper", "a task without common=True", "`hypers`: every client has its own")
         own, tree = self.personal, self.hypers
         tree = {name: each for name, each in tree.items() if name not in own} if own else tree
-        return tree if self.task.owner is not None else jax.tree.map(lambda h: jnp.mean(h, axis=0), tree)
+        return tree if self.task.owner is not None else jax.tree.map(lambda h: jnp.mean(h, axis=self._clients), tree)
 
     def client(self, name: str | int) -> Own:
         """One client's params and hypers, by its name or number."""
-        return own(self.task, name, self.params, self.hypers)
+        return own(self.task, name, self.params, self.hypers, 2 * (self._clients,))
 
     def facts(self) -> list[str]:
         said, cost = super().facts(), self.history.recorded_cost
@@ -353,18 +301,18 @@ class Solution(Result):
         return said
 
 
-def own(task: Task, name: str | int, params: PyTree, hypers: PyTree) -> Own:
-    """One client's part of stacked params and hypers."""
+def own(task: Task, name: str | int, params: PyTree, hypers: PyTree, axes: tuple[int, int] = (0, 0)) -> Own:
+    """One client's part of stacked params and hypers, whose clients are on these axes."""
     number = task.client(name)
     if task.owner is not None:
         if number != task.owner:
             raise InvalidInput("client", name, f"{task.names[task.owner]!r}, whose result this is")
         return Own(task.names[number], params, hypers)
 
-    def row(leaf: Any) -> Any:
-        return leaf[number] if eqx.is_array(leaf) else leaf
+    def rows(tree: PyTree, axis: int) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[(slice(None),) * axis + (number,)] if eqx.is_array(leaf) else leaf, tree)
 
-    return Own(task.names[number], jax.tree.map(row, params), jax.tree.map(row, hypers))
+    return Own(task.names[number], *map(rows, (params, hypers), axes))
 
 
 def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
@@ -383,7 +331,8 @@ def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
 
 def _arrays(result: Result) -> list[str]:
     """The fields of a result that hold arrays."""
-    return [each.name for each in fields(result) if each.name not in ("task", "status", "costs", "seeds", "best_step")]
+    others = ("task", "status", "costs", "seeds", "best_step", "personal")
+    return [each.name for each in fields(result) if each.name not in others]
 
 
 def _each_array(f: Any, value: Any) -> Any:

@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
 from hyperpush.checks import check_integer, no_type_check
 from hyperpush.checks.verbs import check_call, check_common, check_hypers, check_key
+from hyperpush.costs import Costs
 from hyperpush.engines.base import Engine
 from hyperpush.engines.result import Recorder, Recorders, RunResult, recorders_of
 from hyperpush.engines.simulate import Simulate
@@ -26,7 +27,7 @@ from hyperpush.privacy.noise_at_releases import without_data
 from hyperpush.programs import InnerSolver, InnerState, LinkEstimates, Network, program_of
 from hyperpush.programs.report import Report
 from hyperpush.recording import Metrics, history_of, recorder, rows_apart
-from hyperpush.results import Costs, Estimate, Result, Solution, Training, over_seeds
+from hyperpush.results import Estimate, Result, Solution, Training, over_seeds
 from hyperpush.runs.fingerprint import fingerprint
 from hyperpush.runs.saving import describe, keep
 from hyperpush.status import Status

@@ -12,12 +12,12 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.checks import check_integer, no_type_check
 from hyperpush.checks.verbs import check_key, check_task
+from hyperpush.costs import Costs
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.lanczos import Lanczos
 from hyperpush.hypergradients.systems import probe_of
 from hyperpush.programs import Average, Context, Network, Node, Problem, Recipe, Repeat, Scope, everything
-from hyperpush.results import Costs
 from hyperpush.task import Task, client_shapes
 
 

@@ -18,10 +18,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from hyperpush import processes, registry
+from hyperpush.costs import Costs
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.inner.base import LinkEstimates
 from hyperpush.privacy.budget import Budget
-from hyperpush.results import Costs, Estimate, History, Result, Solution, Training
+from hyperpush.results import Estimate, History, Result, Solution, Training
 from hyperpush.runs.events import read_events
 from hyperpush.runs.folder import CALL, CONFIG, HISTORY, LINKS, METRICS, MODELS, RESULT
 from hyperpush.status import Status
