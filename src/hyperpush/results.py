@@ -286,7 +286,7 @@ class Solution(Result):
 
     def client(self, name: str | int) -> Own:
         """One client's params and hypers, by its name or number."""
-        return own(self.task, name, self.params, self.hypers, 2 * (self._clients,))
+        return own(self.task, name, self.params, self.hypers, (self._clients, self._clients))
 
     def facts(self) -> list[str]:
         said, cost = super().facts(), self.history.recorded_cost
