@@ -16,7 +16,7 @@ from hyperpush.cli.app import main
 from hyperpush.deploy.data import read_own_data
 from hyperpush.deploy.options import digest, read
 from hyperpush.deploy.party import own_sentence, run_peer
-from hyperpush.deploy.swarm import rows, schedule, swarm
+from hyperpush.deploy.swarm import peer_names, rows, schedule, swarm
 from hyperpush.engines.peer.checkpoint import Checkpoint
 from hyperpush.engines.peers import read_secret
 from hyperpush.engines.transport.zenoh.addresses import Address
@@ -78,6 +78,28 @@ def test_in_step_peers_find_what_the_simulator_finds_though_one_was_killed(tmp_p
     assert [name for name, result in found["peers"].items() if result["resumed_at"] is not None] == [victim]
     compare(config, base, found)
     assert any(len(rows(seen)) == 3 for seen in shown)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"start": "nowhere"}, "start: got 'nowhere/north'; allowed: the folder of a finished run"),
+        ({"verb": {"name": "influence", "validation": [["nord", 1]]}}, "client: got 'nord'; allowed: east, north"),
+        ({"verb": {"name": "influence", "validation": [["east", 99]]}}, r"validation: got \(1, 99\)"),  # east knows it
+    ],
+)
+def test_a_swarm_has_the_names_of_its_task_and_writes_nothing_if_it_cannot_run(change, message, tmp_path):
+    named = {"name": "deploy.tasks:weighted_labels", "seed": 0, "names": ["north", "east"]}
+    sentence = {"task": named, "network": "ring", "method": "automatic", "verb": "influence", **change}
+    with pytest.raises(InvalidInput, match=message):
+        swarm(deployed(tmp_path / "run.toml", sentence, 2), 2, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.toml"]
+
+
+def test_peers_are_called_as_the_clients_of_a_task_if_those_have_names_that_files_can_have():
+    task = hp.tasks.quadratic(2, seed=0)
+    assert peer_names(task.replace(names=("north", "east"))) == ["north", "east"]
+    assert peer_names(task) == peer_names(task.replace(names=("../a", "b"))) == ["peer-0", "peer-1"]
 
 
 @pytest.mark.faults
