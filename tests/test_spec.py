@@ -131,6 +131,11 @@ def test_what_cannot_be_scored_is_named(table, message):
         read({**values, "verb": table}).run()
 
 
+def test_scores_need_an_estimator():
+    with pytest.raises(InvalidInput, match="method: got 'SGP'; allowed: an estimator"):
+        read({**changed("method", "SGP"), "verb": "influence"})
+
+
 def test_a_file_scores_the_records_of_a_finished_run(tmp_path, capsys):
     values, folder = tomllib.loads(TEXT), tmp_path / "solved"
     solved = {**values, "precision": "float64"}

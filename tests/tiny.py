@@ -21,7 +21,7 @@ class TinyConfig(Config):
     steps: int = Field(default=3, ge=1, le=100, description="How many steps to take.")
     rate: float = Field(default=0.5, gt=0)
     batch: int | Literal["all"] = "all"
-    pushes: tuple[int, ...] = (1, 10)
+    pushes: tuple[int, ...] = Field(default=(1, 10), min_length=1)
     network: Network = Network(probability=(0.1, 0.2))
     limit: float | None = None
     precision: Literal["float32", "float64"] = "float32"

@@ -1,6 +1,7 @@
 """Errors a user can act on: each names the field, what was given and what is allowed."""
 
 import difflib
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,7 +39,10 @@ class InvalidInput(HyperpushError, ValueError):
         self.field = field
         self.given = given
         self.allowed = allowed
-        super().__init__(f"{field}: got {given!r}; allowed: {allowed}")
+        shown = repr(given)
+        if "\n" in shown:  # an array
+            shown = textwrap.shorten(shown, 100, placeholder=" …")
+        super().__init__(f"{field}: got {shown}; allowed: {allowed}")
 
 
 class Diverged(HyperpushError, ArithmeticError):

@@ -232,16 +232,21 @@ def _is_scalar_array(annotation: Any) -> bool:
 def _describe(annotation: Any) -> str:
     """What an annotation, not a union, asks for, in words."""
     known = {None: "None", type(None): "None", int: "a whole number", bool: "true or false", str: "a text"}
+    known |= {tuple: "a tuple", list: "a list"}
     if annotation in known:
         return known[annotation]
     if annotation is float or _is_scalar_array(annotation):
         return "a finite number"
     if get_origin(annotation) is Literal:
         return ", ".join(map(repr, get_args(annotation)))
+    if get_origin(annotation) is tuple:
+        each = [_describe(part) for part in get_args(annotation) if part is not Ellipsis]
+        return f"({', '.join(each)})" if Ellipsis not in get_args(annotation) else f"a tuple, each {each[0]}"
     if isinstance(annotation, type) and issubclass(annotation, Configured):
         return f"an object such as {annotation.usage()}"
     if isinstance(annotation, type) and get_origin(annotation) is None:
-        return f"an object of {annotation.__name__}"
+        library = annotation.__module__.partition(".")[0]
+        return f"an object of {annotation.__name__}" + ("" if library == "hyperpush" else f" of {library}")
     return "a function" if get_origin(annotation) is get_origin(Callable[..., Any]) else str(annotation)
 
 

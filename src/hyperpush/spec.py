@@ -101,6 +101,10 @@ def read(values: Mapping[str, Any]) -> Spec:
     check_tables(values)
     table = dict(values["task"])
     private = table.pop("private", None)
+    asked, name = values.get("verb"), values["method"].get("name")
+    scored = isinstance(asked, Mapping) and asked.get("name") == "influence"
+    if scored and method_kind(name, "method.name") != "hypergradients":
+        raise InvalidInput("method", name, 'an estimator such as "automatic", which verb = "influence" needs')
     task, method = read_task(table), read_method(values["method"])
     network = read_network(values["network"], task.clients)
     if private is not None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush import processes
@@ -308,8 +309,8 @@ class Task:
 
     def client(self, name: str | int) -> int:
         """The number of the client that is called so."""
-        if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < self.clients:
-            return name
+        if isinstance(name, int | np.integer) and not isinstance(name, bool) and 0 <= name < self.clients:
+            return int(name)
         if str(name) not in self.names:
             raise unknown("client", str(name), self.names)
         return self.names.index(str(name))
@@ -387,11 +388,10 @@ def _axis_hint(starts: Mapping[str, PyTree], clients: int) -> str:
 def _check_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
     if names is None:
         return tuple(map(str, range(clients)))
-    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+    listed = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else ()
+    texts = all(isinstance(name, str) and name for name in listed)
+    if not texts or not len(listed) == len(set(listed)) == clients:
         raise InvalidInput("names", names, f"a list of {clients} different texts")
-    listed = tuple(names)
-    if len(listed) != clients or len(set(listed)) != clients or not all(listed):
-        raise InvalidInput("names", list(listed), f"a list of {clients} different texts")
     return listed
 
 

@@ -175,6 +175,7 @@ def test_strengths_of_ties_among_inner_params_are_learned():
         ([(0, 1), (1, 0)], "again"),
         (hp.big_fed.Graph(np.ones((3, 3)) - np.eye(3)), "a graph of 3 parties.*one of 4"),
         (nx.path_graph(["a", "b"]), r"ties\.graph: got 'a'"),
+        (nx.empty_graph(7), r"ties\.graph: got '4'"),
         ([(0, 2)], "'0' – '2', which ring does not carry both ways"),
     ],
 )
@@ -188,6 +189,13 @@ def test_what_is_no_graph_is_refused():
     for graph in ([(0,)], [(0, 1, -1.0)], [(0, 1, float("nan"))], nx.DiGraph([(0, 1)]), "ring", [0, 1]):
         with pytest.raises(hp.InvalidInput, match=r"Ties\.graph"):
             Ties(graph, 1.0)
+    with pytest.raises(hp.InvalidInput, match=r"^Ties\.graph: got array\(.*a list or an object of Graph of networkx$"):
+        Ties(np.eye(40), 1.0)  # type: ignore
+    with pytest.raises(hp.InvalidInput, match=r"Ties\.entries: got \(\); allowed: names"):
+        Ties([(0, 1)], 1.0, entries=())
+    with pytest.raises(hp.InvalidInput, match=r"ties\.entries: got \('x',\); allowed: None, as"):
+        Ties([(0, 1)], 1.0, entries=("x",)).among(quadratic(N, 1))
+    assert Ties([(np.int64(0), np.int32(1), np.float32(0.5))], 1.0) == Ties([(0, 1, 0.5)], 1.0)
     with pytest.raises(hp.InvalidInput, match=r"CDBO\.ties.*PDBO"):
         hp.CDBO(hp.SGP(1, 0.1), hp.HGP(1, 1, 0.1), sgd(0.1), 1, ties=Ties(LINKS, 1.0))
     weights = {"own": hp.per_example(jnp.zeros((2, 3)))}

@@ -26,7 +26,7 @@ def personal(clients, seed):
     return PL().task(MLP(INPUTS, CLASSES), train=train, validation=validation, key=seed, l2=0.01)
 
 
-def weighted_labels(clients, seed):
+def weighted_labels(clients, seed, names=None):
     """Weights of labels by hand, on clients that own different numbers of examples."""
 
     def losses(params, hyper, batch):
@@ -41,6 +41,7 @@ def weighted_labels(clients, seed):
     first = [(inputs[client, :size], labels[client, :size]) for client, size in enumerate(sizes)]
     second = [(inputs[client, -size:], labels[client, -size:]) for client, size in enumerate(sizes)]
     return hp.Task(
+        names=names,
         inner=weighted,
         penalty=lambda params, hyper: 0.05 * jnp.sum(params**2),
         outer=losses,

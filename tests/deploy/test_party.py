@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from hyperpush.cli.app import main
 from hyperpush.deploy.data import read_own_data
 from hyperpush.deploy.options import digest, read
 from hyperpush.deploy.party import own_sentence, run_peer
-from hyperpush.deploy.swarm import rows, schedule, swarm
+from hyperpush.deploy.swarm import peer_names, rows, schedule, swarm
 from hyperpush.engines.peer.checkpoint import Checkpoint
 from hyperpush.engines.peers import read_secret
 from hyperpush.engines.transport.zenoh.addresses import Address
@@ -78,6 +79,28 @@ def test_in_step_peers_find_what_the_simulator_finds_though_one_was_killed(tmp_p
     assert [name for name, result in found["peers"].items() if result["resumed_at"] is not None] == [victim]
     compare(config, base, found)
     assert any(len(rows(seen)) == 3 for seen in shown)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"start": "nowhere"}, "start: got 'nowhere/north'; allowed: the folder of a finished run"),
+        ({"verb": {"name": "influence", "validation": [["nord", 1]]}}, "client: got 'nord'; allowed: east, north"),
+        ({"verb": {"name": "influence", "validation": [["east", 99]]}}, r"validation: got \['east', 99\]"),
+    ],
+)
+def test_a_swarm_has_the_names_of_its_task_and_writes_nothing_if_it_cannot_run(change, message, tmp_path):
+    named = {"name": "deploy.tasks:weighted_labels", "seed": 0, "names": ["north", "east"]}
+    sentence = {"task": named, "network": "ring", "method": "automatic", "verb": "influence", **change}
+    with pytest.raises(InvalidInput, match=message):
+        swarm(deployed(tmp_path / "run.toml", sentence, 2), 2, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.toml"]
+
+
+def test_peers_are_called_as_the_clients_of_a_task_if_those_have_names_that_files_can_have():
+    task = hp.tasks.quadratic(2, seed=0)
+    assert peer_names(task.replace(names=("north", "east"))) == ["north", "east"]
+    assert peer_names(task) == peer_names(task.replace(names=("../a", "b"))) == ["peer-0", "peer-1"]
 
 
 @pytest.mark.faults
@@ -255,6 +278,18 @@ def test_a_private_spec_is_every_partys_own_task_with_this_noise(tmp_path):
                 losses = np.full(3 * 12 + 2 * (4 + 1), 1 / scale)
                 mu = float(np.sqrt(np.sum(losses**2)))
                 assert spent.epsilon(1e-5) == pytest.approx(compose(np.zeros(0), mu, 1e-5, None), rel=1e-6)
+
+
+def test_peers_that_would_take_each_others_data_are_refused(tmp_path):
+    """Parties are clients by their order in the file; a task may have names of its own."""
+    peers = {"alice": {"address": "127.0.0.1:7800"}, "bob": {}}
+    config = deployed(tmp_path / "run.toml", {**solving(), "peers": peers})
+    sentence = spec.read(config.spec.sentence())
+    for names in (("alice", "bob"), ("north", "south")):
+        own = own_sentence(config, "bob", tmp_path, replace(sentence, task=sentence.task.replace(names=names)))
+        assert own.task.owner == 1
+    with pytest.raises(InvalidInput, match="peers: got 'alice, bob'; allowed: the order of the task's clients, bob"):
+        own_sentence(config, "bob", tmp_path, replace(sentence, task=sentence.task.replace(names=("bob", "alice"))))
 
 
 PRIVATE = """

@@ -35,7 +35,7 @@ def run(base, secrets=None, epsilon=50.0):
     }
     base.mkdir(parents=True, exist_ok=True)
     config = deployed(base / "run.toml", spec, 2, private_draws=True)
-    config = on_loopback(config, 2, base, secure=False)
+    config = on_loopback(config, NAMES, base, secure=False)
     for name, secret in (secrets or {}).items():
         (base / name).mkdir(parents=True)
         (base / name / "secret.key").write_bytes(secret)

@@ -38,7 +38,7 @@ def made(base, mode):
     }
     base.mkdir(exist_ok=True)
     config = deployed(base / "run.toml", spec, 2, mode=mode, longest_wait=0.2)
-    return on_loopback(config, 2, base, secure=False)
+    return on_loopback(config, ["peer-0", "peer-1"], base, secure=False)
 
 
 def beside(config):

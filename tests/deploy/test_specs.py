@@ -22,8 +22,8 @@ PDBO = {"name": "PDBO", "steps": 2, "inner": SGP, "hypergradient": HGP, "outer":
 
 def run_parties(base, sentence, clients=CLIENTS):
     """Their configuration, and what the parties of a spec return."""
-    config = on_loopback(deployed(base / "run.toml", sentence, clients, patience=100.0), clients, base, secure=False)
-    names = list(config.peers)
+    names = [f"peer-{client}" for client in range(clients)]
+    config = on_loopback(deployed(base / "run.toml", sentence, clients, patience=100.0), names, base, secure=False)
     return config, together(clients, lambda client: run_peer(config, names[client], say=lambda line: None))
 
 
@@ -94,10 +94,10 @@ def test_estimates_and_influence_reach_what_the_simulator_reaches(verb, tmp_path
         assert isinstance(truth, hp.influence.Influence)
         for client, result in enumerate(results):
             own = truth.examples[client]
-            assert len(result["scores"]) == len(own)
+            assert list(result["scores"]) == list(result["clients"]) == [f"peer-{client}"]
             assert np.abs(own).max() > 1e-3
-            np.testing.assert_allclose(result["scores"], own, atol=1e-5)
-            np.testing.assert_allclose(result["client"], truth.clients[client], atol=1e-5)
+            np.testing.assert_allclose(result["scores"][f"peer-{client}"], own, atol=1e-5)
+            np.testing.assert_allclose(result["clients"][f"peer-{client}"], truth.clients[client], atol=1e-5)
         return
     assert isinstance(truth, hp.Estimate)
     assert np.abs(truth.value).max() > 1e-3
@@ -133,7 +133,7 @@ def test_parties_score_their_own_records_at_what_they_have_saved(tmp_path):
     for client, result in enumerate(results):
         own = truth.examples[client]
         assert np.abs(own).max() > 1e-3
-        np.testing.assert_allclose(result["scores"], own, atol=1e-5)
+        np.testing.assert_allclose(result["scores"][f"peer-{client}"], own, atol=1e-5)
         # Nobody is told of others' records.
         assert list(result["by_validation"]) == [f"peer-{client}"]
         np.testing.assert_allclose(result["by_validation"][f"peer-{client}"], truth.by_validation[client], atol=1e-5)

@@ -207,6 +207,8 @@ def test_scores_at_personal_hypers_are_those_of_retraining():
         change = differences(lambda kept: exact.total(exact.solve(kept)), client, number)
         assert found.examples[client][number] == pytest.approx(change, rel=1e-5)
     assert found.ranking("east")[0] == np.argmin(found.examples[1])
+    named, numbered = (influence.without(task, [(client, 2)]) for client in ("east", 1))
+    np.testing.assert_array_equal(named.examples, numbered.examples)
     for places, clients in [([(0, 4)], []), ([(1, n) for n in range(8)], []), ([], ["south"]), ([(0, 0)], [1, 2])]:
         weights = influence.without(task, places, clients)
         score = influence.group_score(task, hp.hypergradients.Dense(), NETWORK, weights, key=KEY)
@@ -391,7 +393,7 @@ def scalar_outer():
             "task.inner",
         ),
         (lambda s: influence.without(s, [(0, 5)]), "places"),  # client 0 owns five, and padding
-        (lambda s: influence.without(s, [(3, 0)]), "places"),
+        (lambda s: influence.without(s, [(3, 0)]), "client"),
         (lambda s: influence.without(s, clients=[-1]), "client"),
         (lambda s: influence.scores(s, hp.TrackedHGP(), NETWORK, key=KEY, damping=-0.1), "damping"),
         (lambda s: influence.scores(s, hp.hypergradients.DirectGradient(), NETWORK, key=KEY), "method"),
@@ -406,6 +408,9 @@ def scalar_outer():
         (lambda s: score(s, validation=[(0, 4)]), "validation"),  # four each
         (lambda s: score(s, validation=[(0, "a")]), "validation"),
         (lambda s: score(s, validation=[]), "validation"),
+        (lambda s: score(s, validation=(0, 1)), "validation"),  # of client 0, or of both?
+        (lambda s: score(s, validation=["0", 1]), "validation"),
+        (lambda s: score(s, validation=[(0, 1), ("0", 1)]), "validation"),
         (lambda s: score(s, validation=3), "validation"),
         (lambda s: score(s, validation=["nobody"]), "client"),
         (lambda s: score(s, validation=[("nobody", 0)]), "client"),

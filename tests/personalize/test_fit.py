@@ -171,7 +171,8 @@ def test_what_does_not_fit_is_named():
         with pytest.raises(InvalidInput, match=r"recipes: got 'the class PL'; allowed: objects such as .*PL\(\)"):
             choose(given, None)
     wrong("recipes", "method=hp.SGP(…)", recipes=Shared())
-    wrong("recipes", "no layer before", recipes=[PL(), Head()])
+    wrong("recipes", "a dict of layers", recipes=[PL(), Head()])
+    wrong("recipes", "'dnse2') is none of the layers dense1, dense2", recipes=Head("dnse2"), model=MLP(2, 2, (5,)))
     wrong("recipes", "one of each name; more claim ['pl']", recipes=[PL(), MTL(), PL(l2=0.5)])
     wrong("recipes", "at least one", recipes=[])
     wrong("recipes", "at most one that trains several models", recipes=[MTL(), Forest()])

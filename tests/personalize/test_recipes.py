@@ -262,10 +262,8 @@ def test_scores_by_hand():
     ("make", "field"),
     [
         (lambda: DA(l2=float("nan")), "DA.l2"),
-        (lambda: Head(layer="dense7").find_layer(MODEL), "Head.layer"),
-        (lambda: Head().find_layer(MLP(4, 3)), "Head.layer"),  # nothing but a head
         (lambda: posed(PL(), -1.0), "l2"),
-        (lambda: Head().task(MLP(4, 3), train=[BATCH], outer_on="train", key=0), "recipes"),
+        (lambda: Head().task(MLP(4, 3), train=[BATCH], outer_on="train", key=0), "recipes"),  # nothing but a head
         (lambda: PL(outer=0.1), "PL.outer"),  # pyright: ignore[reportArgumentType]
         (lambda: Product(PL()), "Product.recipes"),  # pyright: ignore[reportArgumentType]
         (Misplaced, "Misplaced.stage"),

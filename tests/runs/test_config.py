@@ -57,6 +57,7 @@ def test_overrides_win_over_the_file(tmp_path):
         ("rate=[1", "rate", "got '[1'; allowed: a valid number"),
         ("batch=half", "batch", "a valid integer or 'all'"),
         ("pushes=[1, 2.5]", "pushes.1", "got 2.5; allowed: a valid integer"),
+        ("pushes=[]", "pushes", "got []; allowed: a list of 1 or more"),
         ("network.kind=rnig", "network.kind", "did you mean 'ring'"),
         ("network.probability=[0.5]", "network.probability.1", "no default"),
         ("network=ring", "network", "got 'ring'"),

@@ -18,12 +18,17 @@ from hyperpush.programs import Context, Exchange, Inbox, Node, NonNegative, Prob
 
 
 def as_links(given: Any) -> Any:
-    """The converter of a graph: links of a networkx graph, and lists of links as tuples; what else there is stays."""
+    """The converter of a graph to tuples: a networkx graph's node alone is a link of weight 0 to itself, to be checked.
+
+    NumPy's numbers become Python's; what is no graph and no list stays.
+    """
     if isinstance(given, nx.Graph) and not given.is_directed():
-        return tuple((*ends, as_number(weight)) for *ends, weight in given.edges(data="weight", default=1.0))
+        alone = ((node, node, 0.0) for node in nx.isolates(given))
+        given = [*given.edges(data="weight", default=1.0), *alone]
     if not isinstance(given, tuple | list):
         return given
-    return tuple(tuple(link) if isinstance(link, tuple | list) else (link,) for link in given)
+    links = (link if isinstance(link, tuple | list) else (link,) for link in given)
+    return tuple(tuple(each.item() if isinstance(each, np.generic) else each for each in link) for link in links)
 
 
 class Neighbors(eqx.Module):
@@ -56,7 +61,8 @@ class Ties(Configured):
             may change from step to step. A party that knows only its own neighbors gives its own links. The network
             must be able to carry messages both ways along every link.
         strength: Of all ties, 0 or more. With 0 clients are free, and still send. F̄ is a mean: its derivative by one
-            client's hypers falls like 1/n, and so does a useful strength.
+            client's hypers falls like 1/n, and so does a useful strength. With estimators of the own cost, such as
+            `LocalGradient`, it counts against F_i: there n times the strength has the same effect.
         entries: Names of the tied entries of the hypers, such as `("mtl",)`. None ties all but those with one number
             per training example, which mean nothing to others.
 
@@ -88,6 +94,8 @@ class Ties(Configured):
     )
 
     def __check_init__(self):
+        if self.entries == ():
+            raise InvalidInput("Ties.entries", (), "names of entries of the hypers, or None")
         if isinstance(self.graph, nx.Graph):
             raise InvalidInput("Ties.graph", "a directed graph", "an undirected one: a tie has no direction")
         for link in () if isinstance(self.graph, Graph) else self.graph:
@@ -99,9 +107,11 @@ class Ties(Configured):
     def among(self, task: Any) -> "Ties":
         """The same with the graph of a task's parties; refuses a graph of others, and entries that are not there."""
         names = None if self.entries is None else set(self.entries)
+        if names and not isinstance(task.hypers, dict):
+            raise InvalidInput("ties.entries", self.entries, "None, as the task's hypers are no dict")
         for name in names or ():
-            if not isinstance(task.hypers, dict) or name not in task.hypers:
-                raise unknown("ties.entries", name, task.hypers if isinstance(task.hypers, dict) else ())
+            if name not in task.hypers:
+                raise unknown("ties.entries", name, task.hypers)
         tied = jax.tree.leaves(self.select(task.hypers, task.by_example))
         wanted = jax.tree.leaves(self.select(task.hypers, ()))
         if not tied or (names and len(tied) < len(wanted)):
@@ -121,7 +131,7 @@ class Ties(Configured):
                 if end not in task.names and end not in range(task.clients):
                     raise unknown("ties.graph", str(end), task.names)
             u, v = task.client(one), task.client(other)
-            if u == v or weights[u, v]:
+            if weights[u, v] or (u == v and weight != [0]):
                 given = f"a link {one!r} – {other!r}" + (" again" if u != v else "")
                 raise InvalidInput("ties.graph", given, "each pair of different parties at most once")
             weights[u, v] = weights[v, u] = weight[0] if weight else 1

@@ -319,7 +319,7 @@ def swarm(
     kills = {"kill": kill, "restart": restart, "kill_before": kill_before}
     with live:
         result = swarms.swarm(deployment, count, folder, secure=not plain, seconds=seconds, show=show, **kills)
-    print("run:", folder, file=sys.stderr)
+    print("" if live.console.is_terminal else "\n", "run: ", folder, sep="", file=sys.stderr)
     print_json(result, as_json)
 
 

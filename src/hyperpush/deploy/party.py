@@ -33,7 +33,7 @@ from hyperpush.runs.events import event, to_json, write_events
 from hyperpush.runs.files import write_atomically
 from hyperpush.runs.folder import CONFIG, METRICS, RESULT
 from hyperpush.runs.process import set_up_jax
-from hyperpush.runs.run_spec import history_rows, validation_of
+from hyperpush.runs.run_spec import history_rows, scores_of
 from hyperpush.runs.saving import summarize, write_arrays
 from hyperpush.spec import Spec
 
@@ -41,11 +41,14 @@ STATUS = "status.json"
 DELTA = 1e-5  # δ at which a result says what Gaussian noise costs
 
 
-def own_sentence(config: Deployment, name: str, base: Path) -> Spec:
-    """What this party runs: the sentence of all, on its own data and start."""
-    sentence, names = spec.read(config.spec.sentence()), list(config.peers)
+def own_sentence(config: Deployment, name: str, base: Path, sentence: Spec | None = None) -> Spec:
+    """What this party runs: the sentence of all, which may have been read before, on its own data and start."""
+    sentence, names = sentence or spec.read(config.spec.sentence()), list(config.peers)
     if sentence.task.clients != len(names):
         raise InvalidInput("task.clients", sentence.task.clients, f"{len(names)}, as many as peers")
+    known = sentence.task.names
+    if any(peer != client and peer in known for peer, client in zip(names, known, strict=True)):
+        raise InvalidInput("peers", ", ".join(names), f"the order of the task's clients, {', '.join(known)}")
     check_draws(config, sentence.task.privacy is not None)
     task, given, own = sentence.task.replace(names=tuple(names)), config.peers[name].data, None
     if given is not None:
@@ -76,6 +79,14 @@ def rehearse(sentence: Spec, engine: Peers) -> None:
     for each in (sentence, as_one_program(sentence)):
         with suppress(Rehearsed), dotted_keys(engine.party):
             each.run(engine=Rehearsal(**vars(engine)))
+
+
+def prepare(config: Deployment, name: str, base: Path, of_all: Spec | None = None) -> tuple[Spec, Peers]:
+    """What a party runs, and where; refuses what cannot run."""
+    sentence = own_sentence(config, name, base, of_all)
+    engine = engine_of(config, name, base, sentence.task.privacy is not None)
+    rehearse(sentence, engine)
+    return sentence, engine
 
 
 def as_one_program(sentence: Spec) -> Spec:
@@ -174,9 +185,7 @@ def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[
         left_over.remove()  # killed when all was written
         return json.loads((out / RESULT).read_text(encoding="utf-8"))
     with set_up_jax(config.spec.precision):
-        sentence = own_sentence(config, name, base)
-        engine = engine_of(config, name, base, sentence.task.privacy is not None)
-        rehearse(sentence, engine)
+        sentence, engine = prepare(config, name, base)
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -235,7 +244,7 @@ def _write_result(out: Path, name: str, result: Result) -> dict[str, Any]:
         if history.recorded_cost is not None:
             found["outer_costs"] = np.asarray(history.recorded_cost, np.float64).tolist()
     if isinstance(result, Influence):
-        found |= {"scores": result.examples[0].tolist(), "client": float(result.clients[0])} | validation_of(result)
+        found |= scores_of(result)
     if result.privacy is not None:
         found |= _privacy_summary(result.privacy)
     return found

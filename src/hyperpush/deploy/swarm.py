@@ -16,11 +16,14 @@ import numpy as np
 from hyperpush import spec
 from hyperpush.deploy.certificates import make
 from hyperpush.deploy.options import Deployment, Where
-from hyperpush.deploy.party import STATUS, run_peer
+from hyperpush.deploy.party import STATUS, prepare, run_peer
+from hyperpush.engines.transport.zenoh.addresses import NAME
 from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.processes.starter import free_ports
 from hyperpush.runs.events import read_events
 from hyperpush.runs.folder import RESULT
+from hyperpush.runs.process import set_up_jax
+from hyperpush.task import Task
 
 Show = Callable[[Mapping[str, dict[str, Any]]], None]  # gets every party's status
 PRELOADED = ["hyperpush.verbs", "hyperpush.engines.peers", "hyperpush.engines.transport.zenoh.transport"]
@@ -119,12 +122,17 @@ class Processes:
         return again
 
 
-def on_loopback(config: Deployment, count: int, base: Path, secure: bool = True) -> Deployment:
-    """The configuration for `count` peers on loopback, with ports and certificates of their own."""
+def peer_names(task: Task) -> list[str]:
+    """The names of a task's clients where peers can be called so; for numbers and other names `peer-0` and so on."""
+    fit = all(NAME.fullmatch(name) and not name.isdecimal() for name in task.names)
+    return list(task.names) if fit else [f"peer-{number}" for number in range(task.clients)]
+
+
+def on_loopback(config: Deployment, names: list[str], base: Path, secure: bool = True) -> Deployment:
+    """The configuration for peers on loopback, with ports and certificates of their own."""
     if config.peers:
         raise InvalidInput("peers", list(config.peers), "none: a swarm makes its own")
-    names = [f"peer-{number}" for number in range(count)]
-    ports = free_ports(count)
+    ports = free_ports(len(names))
     certificates = base / "certificates"
     if secure:
         make(certificates, names, ["127.0.0.1"])
@@ -182,13 +190,17 @@ def swarm(
         raise InvalidInput("deploy.checkpoint", config.checkpoint, "1 or more, to restart peers")
     if base.exists() and any(base.iterdir()):
         raise InvalidInput("--out", str(base), "a new or empty folder")
-    clients = spec.read(config.spec.sentence()).task.clients
-    if clients != count:
-        raise InvalidInput("-n", count, f"{clients}, the clients of the task")
-    base.mkdir(parents=True, exist_ok=True)
     base = base.resolve()
-    made = on_loopback(config, count, base, secure)
-    names = list(made.peers)
+    with set_up_jax(config.spec.precision):
+        sentence = spec.read(config.spec.sentence())
+        if sentence.task.clients != count:
+            raise InvalidInput("-n", count, f"{sentence.task.clients}, the clients of the task")
+        names = peer_names(sentence.task)
+        plain = on_loopback(config, names, base, secure=False)
+        for name in names:
+            prepare(plain, name, Path(), sentence)
+    base.mkdir(parents=True, exist_ok=True)
+    made = on_loopback(config, names, base, secure)
     os.environ.setdefault("PYTHONWARNINGS", "ignore::RuntimeWarning")  # JAX warns of forks, which come before it starts
     kills = schedule(names, kill, restart, kill_before, config.faults.seed)
     processes = Processes(base, run_one, (made,))
@@ -210,7 +222,7 @@ def default_folder(out: Path | None) -> Path:
 
 
 def rows(seen: Mapping[str, dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """A line for each peer: round, lag behind the foremost, last seen by another, bytes, rejected messages."""
+    """A line for each peer: when another saw it last, round, lag behind the foremost, kilobytes, rejected messages."""
     foremost = max((each.get("round", 0) for each in seen.values()), default=0)
     lines = []
     for name, own in seen.items():
@@ -221,13 +233,12 @@ def rows(seen: Mapping[str, dict[str, Any]]) -> list[tuple[Any, ...]]:
         lines.append(
             (
                 name,
-                "here" if alive else "gone",
+                "never" if not ages else f"{min(ages):.1f} s" if alive else "gone",
                 own.get("round", 0),
                 foremost - own.get("round", 0),
                 f"{own['loop']} {own['step']}/{own['total']}" if "loop" in own else "",
-                f"{min(ages):.1f} s" if ages else "never",
-                own.get("sent_bytes", 0),
-                own.get("received_bytes", 0),
+                round(own.get("sent_bytes", 0) / 1000),
+                round(own.get("received_bytes", 0) / 1000),
                 own.get("late", 0),
                 rejected,
             )
@@ -235,4 +246,4 @@ def rows(seen: Mapping[str, dict[str, Any]]) -> list[tuple[Any, ...]]:
     return lines
 
 
-COLUMNS = ("peer", "state", "round", "lag", "loop", "last seen", "bytes sent", "received", "late", "rejected")
+COLUMNS = ("peer", "seen", "round", "lag", "loop", "kB out", "kB in", "late", "refused")

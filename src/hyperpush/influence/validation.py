@@ -74,22 +74,26 @@ def split_validation(task: Task, made: Task, places: list[Place]) -> Task:
 
 def find_places(task: Task, validation: Any) -> list[Place]:
     """The validation examples that are meant: pairs (client, number), and all of a client that is named alone."""
-    if isinstance(validation, str) or not isinstance(validation, Iterable):
-        raise InvalidInput("validation", validation, "a list of pairs (client, number of its validation example)")
+    if isinstance(validation, str) or not isinstance(validation, Iterable) or _is_one_pair(validation):
+        raise InvalidInput("validation", validation, "a list of pairs [(client, number of its validation example), …]")
     if task.owner is None:
         counts = example_counts(task.validation)
     else:  # nobody knows how many others have; they check themselves
         counts = np.where(np.arange(task.clients) == task.owner, int(count(task.validation)), NOT_KNOWN)
     found: list[Place] = []
     for each in validation:
-        pair: Any = each if isinstance(each, tuple | list) and len(each) == 2 else (each, None)
-        client, number = task.client(pair[0]), pair[1]
-        if number is not None:
-            found.append(check_place("validation", (client, number), counts))
-        elif counts[client] < NOT_KNOWN:
+        if isinstance(each, tuple | list):
+            found.append(check_place("validation", each, task, counts))
+        elif counts[client := task.client(each)] < NOT_KNOWN:
             found += [(client, number) for number in range(counts[client])]
         else:
             raise InvalidInput("validation", each, "pairs (client, number): a party does not know others' examples")
-    if not found:
-        raise InvalidInput("validation", validation, "at least one validation example, or None")
+    if not found or len(set(found)) < len(found):
+        raise InvalidInput("validation", validation, "one validation example or more, each once; or None")
     return found
+
+
+def _is_one_pair(given: Any) -> bool:
+    """Whether (client, number) was given in place of a list of pairs; a list [0, 1] names two clients."""
+    flat = isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[1], int | np.integer)
+    return flat and (isinstance(given, tuple) or isinstance(given[0], str))

@@ -125,12 +125,12 @@ def check_single_losses(task: Task, level: Literal["inner", "outer"] = "inner") 
 
 
 @no_type_check
-def without(task: Task, places: Iterable[Place] = (), clients: Iterable[int | str] = ()) -> Weights:
+def without(task: Task, places: Iterable[tuple[int | str, int]] = (), clients: Iterable[int | str] = ()) -> Weights:
     """The weights with some examples and clients removed: what `group_score` and `retrain` take.
 
     Args:
         task: The task whose examples these are.
-        places: Examples to remove, as pairs (client, number of its example).
+        places: Examples to remove, as pairs (client by number or name, number of its example).
         clients: Clients to remove, by number or name.
 
     Raises:
@@ -158,21 +158,18 @@ def without(task: Task, places: Iterable[Place] = (), clients: Iterable[int | st
     for each in clients:
         client[task.client(each)] = 0
     for place in places:
-        examples[check_place("places", place, counts)] = 0
+        examples[check_place("places", place, task, counts)] = 0
     dtype = jnp.zeros(()).dtype
     return Weights(jnp.asarray(examples, dtype), jnp.asarray(client, dtype), task.hypers)
 
 
-def check_place(field: str, place: Any, counts: Int[np.ndarray, " n"]) -> Place:
-    """Refuse what is no example of a client's."""
-    pair = isinstance(place, tuple | list) and len(place) == 2 and all(isinstance(i, int | np.integer) for i in place)
-    if not pair:
+def check_place(field: str, place: Any, task: Task, counts: Int[np.ndarray, " n"]) -> Place:
+    """The numbers of a client and its example; refuses what is no example of a client's."""
+    if not isinstance(place, tuple | list) or len(place) != 2 or not isinstance(place[1], int | np.integer):
         raise InvalidInput(field, place, "pairs (client, number of its example)")
-    owner, number = place
-    known = 0 <= owner < len(counts)
-    if not known or not 0 <= number < counts[owner]:
-        owned = counts[owner] if known else "its"
-        raise InvalidInput(field, place, f"clients from 0 to {len(counts) - 1}, with {owned} examples from 0")
+    owner, number = task.client(place[0]), int(place[1])
+    if not 0 <= number < counts[owner]:
+        raise InvalidInput(field, place, f"numbers from 0 to {counts[owner] - 1} for client {task.names[owner]!r}")
     return owner, number
 
 

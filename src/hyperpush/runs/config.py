@@ -144,6 +144,8 @@ def _explain(error: ValidationError, model: type[BaseModel], values: dict[str, A
         return unknown(field, given, siblings)
     if first["type"] == "missing":
         return InvalidInput(field, None, "a value; it has no default")
+    if first["type"] == "too_short":
+        return InvalidInput(field, first["input"], f"a list of {first.get('ctx', {})['min_length']} or more")
     choices = re.findall(r"'([^']*)'", first.get("ctx", {}).get("expected", ""))
     if choices and isinstance(first["input"], str):
         return unknown(field, first["input"], choices)

@@ -153,7 +153,7 @@ class StudyRun:
 
     def figure(self, name: str, figure: "Figure") -> Path:
         """Save a matplotlib figure; returns the path it has when the run is done."""
-        inside = Path(FIGURES, f"{name}.png")
+        inside = Path(FIGURES, f"{name.replace(':', '-')}.png")  # of module:Class, which Windows does not take
         if self._writes:
             (self._work / inside).parent.mkdir(exist_ok=True)
             figure.savefig(self._work / inside, format="png")

@@ -43,16 +43,12 @@ def report(result: Result, sentence: spec.Spec, run: StudyRun) -> dict[str, Any]
         found["history"] = {name: [row.get(name) for row in rows] for name in names}
     run.save_result(result)
     if isinstance(result, Influence):
-        found["scores"] = {owner: own.tolist() for owner, own in zip(result.names, result.examples, strict=True)}
-        found["clients"] = dict(zip(result.names, result.clients.tolist(), strict=True))
-        found |= validation_of(result)
-        lines = [
-            (owner, row, own[row])
-            for owner, own in zip(result.names, result.examples, strict=True)
-            for row in range(len(own))
-        ]
-        worst = sorted(lines, key=lambda line: line[2])[:SHOWN]
-        run.table("records that hurt most", ("client", "example", "change of all validation losses if removed"), worst)
+        found |= scores_of(result)
+        change, parties = "change of all validation losses if removed", found["clients"].items()
+        lines = [(each, row, score) for each, own in found["scores"].items() for row, score in enumerate(own)]
+        worst = sorted((line for line in lines if line[2] < 0), key=lambda line: line[2])[:SHOWN]
+        run.table("records that hurt most", ("client", "example", change), worst)
+        run.table("clients", ("client", change), sorted(parties, key=lambda line: line[1]))
     last = rows[-1] if rows else {}
     found["rows"] = [{"method": type(sentence.method).__name__, **last}]  # what a sweep chooses by and reports
     if "cost" in last:
@@ -64,14 +60,16 @@ def report(result: Result, sentence: spec.Spec, run: StudyRun) -> dict[str, Any]
     return found
 
 
-def validation_of(result: Influence) -> dict[str, Any]:
-    """What files hold of scores for single validation examples."""
-    if not result.validation:
-        return {}
+def scores_of(result: Influence) -> dict[str, Any]:
+    """What files hold of scores, by name: of examples and of clients, and for single validation examples."""
     names = result.task.names
+    scores = {owner: own.tolist() for owner, own in zip(result.names, result.examples, strict=True)}
+    found = {"scores": scores, "clients": dict(zip(result.names, result.clients.tolist(), strict=True))}
+    if not result.validation:
+        return found
     places = [[names[client], number] for client, number in result.validation]
     rows = {owner: own.tolist() for owner, own in zip(result.names, result.by_validation, strict=True)}
-    return {"validation": places, "by_validation": rows}
+    return {**found, "validation": places, "by_validation": rows}
 
 
 def history_rows(history: object) -> list[dict[str, float]]:

@@ -31,21 +31,24 @@ def fitted(fitting, *names):
 
 @pytest.fixture(scope="module")
 def pushed():
-    names = ("sgp", "pl", "da", "da-direct", "head", "interpolation", "local")
+    names = ("sgp", "pl", "da", "head", "interpolation", "local")
     return fitted(fitting("random-directed", (8,)), *names)
 
 
 def test_before_the_first_outer_step_recipes_are_the_shared_model(pushed):
-    for name in ("pl", "da", "da-direct", "head"):
+    for name in ("pl", "da", "head"):
         assert pushed[name].curve[0] == pytest.approx(pushed["sgp"].curve[0], abs=1e-6), name
     assert pushed["interpolation"].curve[0] != pushed["sgp"].curve[0]  # half of it was trained alone
 
 
-def test_the_direct_gradient_of_label_weights_is_nothing(pushed):
-    assert pushed["da-direct"].curve == pytest.approx(pushed["sgp"].curve, abs=1e-6)
-    assert not np.any(pushed["da-direct"].hypers["da"])
+def test_label_weights_move_but_have_no_direct_gradient(pushed):
     assert pushed["da"].best_step > 0
     assert np.any(pushed["da"].hypers["da"])
+    made = fitting("random-directed", ())
+    reasons = [methods.why_not(f"{name}-direct", made.network, made.setting) for name in ("da+clean", "da+pl")]
+    assert reasons == ["the direct gradient is zero: no part changes predictions", None]
+    with pytest.raises(hp.InvalidInput, match="a cost without hypers, for DirectGradient"):
+        fitted(made, "da+clean-direct")
 
 
 def test_the_best_outer_step_is_taken_and_what_is_sent_is_counted(pushed):

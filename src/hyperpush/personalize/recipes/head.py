@@ -6,7 +6,6 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from hyperpush.errors import InvalidInput
 from hyperpush.optimizers import Optimizer, optimizer
 from hyperpush.personalize.recipe import Model, Predict, Recipe, Stage
 
@@ -49,24 +48,23 @@ class Head(Recipe):
         return lambda params, inputs: predict({**params, self.find_layer(model): hyper}, inputs)
 
     def why_unfit(self, model: Model) -> str | None:
-        try:
-            self.find_layer(model)
-        except InvalidInput:
+        layers = jax.eval_shape(model.init, jax.random.key(0))
+        if not isinstance(layers, dict):
+            return "Head takes params that are a dict of layers, and this model has others"
+        if len(layers) < 2:
             return "the model has no layer before the one that gives its logits"
+        if self.layer and self.layer not in layers:
+            return f"Head(layer={self.layer!r}) is none of the layers {', '.join(layers)}"
+        if not self.layer and len(_last_layers(layers, model)) != 1:
+            return f"Head(layer=…) has to name the one of {', '.join(layers)} that gives the logits"
         return None
 
     def find_layer(self, model: Model) -> str:
-        """The layer that gives the logits."""
-        layers = jax.eval_shape(model.init, jax.random.key(0))
-        layers = layers if isinstance(layers, dict) else {}
-        last = [
-            name
-            for name, layer in layers.items()
-            if isinstance(layer, dict) and getattr(layer.get("bias"), "shape", None) == (model.classes,)
-        ]
-        found = [self.layer] if self.layer else last
-        if len(found) != 1 or found[0] not in layers or len(layers) < 2:
-            raise InvalidInput(
-                "Head.layer", self.layer, f"a layer of the model, which has {sorted(layers)}, and another before it"
-            )
-        return found[0]
+        """The layer that gives the logits, of a model that fits."""
+        return self.layer or _last_layers(jax.eval_shape(model.init, jax.random.key(0)), model)[0]
+
+
+def _last_layers(layers: dict[str, PyTree], model: Model) -> list[str]:
+    """Those with as many biases as there are classes."""
+    biases = {name: layer.get("bias") for name, layer in layers.items() if isinstance(layer, dict)}
+    return [name for name, bias in biases.items() if getattr(bias, "shape", None) == (model.classes,)]

@@ -5,6 +5,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from hyperpush.influence import Influence
 from hyperpush.runs.report.figures import STYLE
@@ -81,8 +82,12 @@ def _draw_accuracies(axes: Axes, compared: list[Row]) -> None:
     """Mean test accuracy of every row."""
     names = [row["method"] for row in compared]
     values = [100 * row["accuracy"] for row in compared]
-    colors = {"control": "lightgray", "hypergradient": "tab:green", "bound": "white"}
-    bars = axes.barh(names, values, color=[colors[row["group"]] for row in compared], edgecolor="gray", linewidth=0.6)
+    colors = {"hypergradient": "tab:green", "control": "lightgray", "bound": "white"}
+    style = {"edgecolor": "gray", "linewidth": 0.6}
+    bars = axes.barh(names, values, color=[colors[row["group"]] for row in compared], **style)
+    legend = {"by hypergradients": "hypergradient", "controls": "control", "nobody knows": "bound"}
+    patches = [Patch(facecolor=colors[group], label=said, **style) for said, group in legend.items()]
+    axes.legend(handles=patches, loc="lower right", fontsize=7)
     axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
     for label, name in zip(axes.get_yticklabels(), names, strict=True):
         label.set_fontsize(7)

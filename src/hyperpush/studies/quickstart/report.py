@@ -115,7 +115,7 @@ def show(run: StudyRun, config: Quickstart, compared: list[Row], removals: list[
     columns = ["", "test, %", "trained", "sent, M", "status"]
     rows = [
         [
-            row["method"],
+            row["method"] + " *" * (row["group"] == "control"),
             f"{100 * row['accuracy']:.1f}",
             row["trainings"],
             f"{row['floats_per_client'] / 1e6:.1f}",
@@ -129,7 +129,7 @@ def show(run: StudyRun, config: Quickstart, compared: list[Row], removals: list[
             line.append(f"{100 * row['ahead']:+.1f} ± {100 * row['standard_error']:.1f}")
     seeds = f"{config.seeds} seeds" if several else f"seed {config.seed}"
     n, shifted, marked = config.parties, config.shifted, config.marked
-    title = f"{n} parties, {shifted} shift labels, {marked} mark images; {seeds}; sent by each: millions of floats"
+    title = f"{n} parties, {shifted} shift labels, {marked} mark images; {seeds}; *: controls; sent: millions of floats"
     run.table(title, columns, rows)
     lines = [
         (of, len(each[of]["real"]), each["seed"], each[of]["r2"], 100 * each[of]["signs"])

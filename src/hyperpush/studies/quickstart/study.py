@@ -1,5 +1,6 @@
 """Predict what leaving out each record and party would do, learn weights, drop, and compare with every control."""
 
+import textwrap
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -37,7 +38,7 @@ def run(config: Quickstart, run: StudyRun) -> dict[str, Any]:
     said = report.sentence(compared, removals)
     report.show(run, config, compared, removals)
     draw(run, stories[0], compared)
-    run.console.print(said, soft_wrap=True, highlight=False)
+    run.console.print(textwrap.fill(said, 80), highlight=False)
     return {"rows": rows, "comparison": compared, "removals": removals, "sentence": said}
 
 
