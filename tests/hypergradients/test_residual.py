@@ -92,7 +92,7 @@ def test_solved_problems_pay_nothing_for_the_newton_step():
 
     curvatures = np.geomspace(1, 1e-3, 6)
     solved, off = (
-        pulled(curvatures, np.tile(curvatures, (CLIENTS, 1)), params) for params in (np.ones(6), np.eye(6)[0])
+        pulled(curvatures, np.tile(curvatures, (CLIENTS, 1)), params) for params in (np.ones(6), 1 + np.eye(6)[5])
     )
     assert rows(solved) == 0 < rows(off)
 

@@ -149,7 +149,8 @@ class TrackedHGP(HypergradientEstimator):
 
     Example:
         >>> import hyperpush as hp
-        >>> task, network = hp.tasks.quadratic(5, seed=0), hp.networks.RandomDirected(5)
+        >>> network = hp.networks.RandomDirected(5)
+        >>> task = hp.train(hp.tasks.quadratic(5, seed=0), hp.SGP(200, 0.1), network, key=0).task
         >>> exact = hp.hypergradient(task, hp.hypergradients.Dense(), network, key=0).value
         >>> found = hp.hypergradient(task, hp.TrackedHGP(), network, key=0)
         >>> found.status.error < 1e-3, bool(abs(found.value - exact).max() < 1e-3)
