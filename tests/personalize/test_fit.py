@@ -172,6 +172,7 @@ def test_what_does_not_fit_is_named():
             choose(given, None)
     wrong("recipes", "method=hp.SGP(…)", recipes=Shared())
     wrong("recipes", "a dict of layers", recipes=[PL(), Head()])
+    wrong("hypergradient", "no prediction", recipes=[DA(), Clean()], hypergradient=hp.hypergradients.DirectGradient())
     wrong("recipes", "'dnse2') is none of the layers dense1, dense2", recipes=Head("dnse2"), model=MLP(2, 2, (5,)))
     wrong("recipes", "one of each name; more claim ['pl']", recipes=[PL(), MTL(), PL(l2=0.5)])
     wrong("recipes", "at least one", recipes=[])

@@ -17,7 +17,7 @@ class DirectGradient(HypergradientEstimator):
     hypers: it is zero there, and such a task is refused.
 
     Raises:
-        InvalidInput: The task's outer cost does not contain the hypers; a penalty alone would say nothing of the data.
+        InvalidInput: The task's outer cost and outer penalty do not contain the hypers.
 
     Example:
         The outer cost ½‖λ − g‖² + … of these quadratics has the gradient λ − g.
@@ -40,8 +40,8 @@ class DirectGradient(HypergradientEstimator):
 
     def check_task(self, task: Any) -> None:
         super().check_task(task)
-        if "outer" not in task.uses_hypers:
-            allowed = "an outer cost that contains the hypers: else the direct gradient is zero, but for a penalty's"
+        if not {"outer", "outer_penalty"} & set(task.uses_hypers):
+            allowed = "an outer cost or penalty that contains the hypers: else the direct gradient is zero"
             raise InvalidInput("task.outer", "a cost without hypers, for DirectGradient", allowed)
 
     def program(self, problem: Problem) -> Node:

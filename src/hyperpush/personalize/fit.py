@@ -19,6 +19,7 @@ from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.hypergradients.direct_gradient import DirectGradient
 from hyperpush.hypergradients.hgp import HGP
 from hyperpush.inner.base import InnerSolver
 from hyperpush.inner.local_sgd import LocalSGD
@@ -218,6 +219,9 @@ def fit(
             stop=_stop(task, count),
             ties=ties,
         )
+    if not product.changes_predictions and any(isinstance(part, DirectGradient) for part in method.parts()):
+        allowed = f"another estimator: {product.title} changes no prediction, and the direct gradient is a penalty's"
+        raise InvalidInput("hypergradient", "DirectGradient", allowed)
     task = task.at(hypers=product.with_own(task.hypers, train_alone))
     return _as(PersonalSolution, solve(task, method, network, **options))
 

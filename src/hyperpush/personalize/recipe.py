@@ -130,6 +130,11 @@ class Product(Configured):
         converter=lambda given: tuple(sorted(given, key=lambda each: get_args(Stage).index(each.stage)))
     )
 
+    @property
+    def changes_predictions(self) -> bool:
+        """Whether hypers enter predictions, and so the outer cost. If not, its direct gradient is a penalty's."""
+        return any(type(each).wrap is not Recipe.wrap for each in self.recipes)
+
     def __check_init__(self):
         names = [each.name for each in self.recipes]
         twice = sorted({name for name in names if names.count(name) > 1})

@@ -110,7 +110,7 @@ def why_not(name: str, network: Network, setting: Setting, model: Model | None =
     """Why a method cannot run on a network, or with a model; None if it can."""
     if is_product(name):
         product = product_of(name, setting)
-        if name.endswith("-direct") and all(type(each).wrap is Recipe.wrap for each in product.recipes):
+        if name.endswith("-direct") and not product.changes_predictions:
             return "the direct gradient is zero: no part changes predictions"
         return None if model is None else product.why_unfit(model)
     if name not in FEDERATED or network.name == "fully-connected":
@@ -132,13 +132,6 @@ def kind(network: Network) -> Kind:
 def falling_rate(rate: float, steps: int, at: tuple[float, float]) -> Schedule:
     """A tenth of the rate from each of these shares of the steps on; where both are one step, it falls once."""
     return hp.schedule("milestones", rate, tuple(dict.fromkeys(max(1, round(share * steps)) for share in at)))
-
-
-class Still(hp.hypergradients.DirectGradient):
-    """The cheapest estimator, for hypers that stay: it takes costs without hypers, too."""
-
-    def check_task(self, task: hp.Task) -> None:
-        pass
 
 
 class Fitting:
@@ -205,8 +198,8 @@ class Fitting:
         if name in FEDERATED:
             return self.fit_federated(name)
         # Plain ones take as many steps as the recipes, and are chosen among them alike; only the hypers stay.
-        direct = hp.hypergradients.DirectGradient() if name.endswith("-direct") else estimator
-        return self.fit_product(name, Still() if name in PLAIN else direct)
+        direct = name in PLAIN or name.endswith("-direct")
+        return self.fit_product(name, hp.hypergradients.DirectGradient() if direct else estimator)
 
     def fit_product(self, name: str, estimator: HypergradientEstimator) -> Fitted:
         """The outer loop; what was best on the validation examples is kept."""
