@@ -24,7 +24,7 @@ class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
     smallest: Float[Array, ""]  # eigenvalue of the mean Hessian
-    trusted: Bool[Array, ""]  # whether there is anything to find out
+    asked: Bool[Array, ""]  # whether there is anything to find out
     residual: Float[Array, ""]  # the quotient of `residual_of`
     extent: Float[Array, ""]  # mean of the clients' ‖x‖
     rounding: Float[Array, ""]  # what it may have added to the mean gradient
@@ -43,7 +43,7 @@ class _State(eqx.Module):
     @property
     def is_decided(self) -> Bool[Array, ""]:
         allowed = UNSOLVED * self.extent
-        return ~self.trusted | self.flat | (self.missing <= allowed) | (norm(self.step) > allowed)
+        return ~self.asked | self.flat | (self.missing <= allowed) | (norm(self.step) > allowed)
 
 
 def append_newton_step(program: Node, problem: Problem, method: SystemSolver, steps: int) -> Node:
@@ -61,12 +61,12 @@ def append_newton_step(program: Node, problem: Problem, method: SystemSolver, st
         gradient = problem.inner_gradient(state.params, state.hyper, everything(ctx.data.train))
         gradient = ravel_pytree(gradient)[0]
         none, zero, no = jnp.zeros_like(gradient), jnp.zeros_like(state.smallest), jnp.zeros((), bool)
-        trusted = state.report.reason == Reason.TOLERANCE
+        good = state.report.reason == Reason.TOLERANCE
         return _State(
             params=state.params,
             hyper=state.hyper,
             smallest=state.smallest,
-            trusted=trusted if state.thorough is None else trusted & state.thorough,
+            asked=good if state.thorough is None else good & state.thorough,
             residual=zero,
             extent=zero,
             rounding=zero,
@@ -86,8 +86,8 @@ def append_newton_step(program: Node, problem: Problem, method: SystemSolver, st
     def put_terms(state: _State, means: tuple[Any, ...], mass: Any, ctx: Context) -> _State:
         gradient, product, size, extent = means
         rounding, found = ROUNDING * jnp.finfo(size.dtype).eps * size, residual_of(gradient, product, size)
-        trusted = state.trusted & (found <= UNSOLVED)
-        state = replace(state, residual=found, extent=extent, rounding=rounding, trusted=trusted)
+        asked = state.asked & (found <= UNSOLVED)
+        state = replace(state, residual=found, extent=extent, rounding=rounding, asked=asked)
         return state.with_residual(norm(gradient))
 
     def get(state: _State, ctx: Context) -> tuple[Any, Float[Array, ""]]:

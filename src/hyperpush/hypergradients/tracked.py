@@ -96,8 +96,7 @@ class TrackedHGP(HypergradientEstimator):
     and the estimate ends where this is below the tolerance at every client, and q itself is known to a tenth. Else its
     status says why it ended: a limit of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or an inner
     problem without a minimum (`"ill-posed"`). That is a tracked gradient that stays the same wherever q goes (random
-    links hide it, and it is `"stalled"` there), or a way to q along negative curvature: on every other change, or in
-    sum over all of them.
+    links hide it, and it is `"stalled"` there), or a way along negative curvature: every other change, or their sum.
 
     **Use it** where there is no tree to average along (`TreeCG`): with mini-batches, on private tasks, among members
     that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: `steps`

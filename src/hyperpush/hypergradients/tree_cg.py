@@ -133,7 +133,7 @@ class TreeCG(SystemSolver):
         network="any",
         target="global",
         sends="at most two vectors of the size of the params per average, and three averages more than products; "
-        "once 257 numbers",
+        "once 258 numbers, and where these leave open whether the params solve the inner problem, some vectors more",
         paper="here; conjugate gradients: Hestenes and Stiefel 1952",
         note="inner nodes of the tree see their children's vectors",
         lossy=True,
