@@ -70,8 +70,8 @@ def test_rounds_and_floats_are_counted(study):
     (gossip,) = curves(study, "HGP", pushes=20, step=1.0, averaging="gossip")
     np.testing.assert_array_equal(gossip["floats_per_client"], 20 * 5 * np.arange(1, 61))
     (tracked,) = curves(study, "TrackedHGP")
-    # Five steps of so many pushes, and a vote that takes as many rounds as the graph is wide. A push carries two vectors
-    # of 5 params, the mass, and two numbers that tell of negative curvature.
+    # Five steps of so many pushes, and a vote that takes as many rounds as the graph is wide. A push carries two
+    # vectors of 5 params, the mass, and two numbers that tell of negative curvature.
     width, push = hp.networks.StaticUndirected(4).flood_rounds(), 2 * 5 + 1 + 2
     assert set(np.diff(tracked["rounds"])) == {5 * tracked["pushes"] + width}
     assert set(np.diff(tracked["floats_per_client"])) == {5 * tracked["pushes"] * push + width}
