@@ -173,6 +173,7 @@ def test_strengths_of_ties_among_inner_params_are_learned():
         ([(0, 7)], r"ties\.graph: got '7'"),
         ([(1, 1)], r"a link 1 – 1"),
         ([(0, 1), (1, 0)], "again"),
+        ([(0, 1, 0.0), (1, 0)], "again"),
         (hp.big_fed.Graph(np.ones((3, 3)) - np.eye(3)), "a graph of 3 parties.*one of 4"),
         (nx.path_graph(["a", "b"]), r"ties\.graph: got 'a'"),
         (nx.empty_graph(7), r"ties\.graph: got '4'"),

@@ -125,17 +125,17 @@ class Ties(Configured):
                 given = f"a graph of {self.graph.clients} parties"
                 raise InvalidInput("ties.graph", given, f"one of {task.clients}, as the task has")
             return self.graph
-        weights = np.zeros((task.clients, task.clients), np.float32)
+        weights = np.full((task.clients, task.clients), np.nan, np.float32)
         for one, other, *weight in self.graph:
             for end in (one, other):
                 if end not in task.names and end not in range(task.clients):
                     raise unknown("ties.graph", str(end), task.names)
             u, v = task.client(one), task.client(other)
-            if weights[u, v] or (u == v and weight != [0]):
+            if not np.isnan(weights[u, v]) or (u == v and weight != [0]):
                 given = f"a link {one!r} – {other!r}" + (" again" if u != v else "")
                 raise InvalidInput("ties.graph", given, "each pair of different parties at most once")
             weights[u, v] = weights[v, u] = weight[0] if weight else 1
-        return Graph(weights)
+        return Graph(np.nan_to_num(weights))
 
     def check_network(self, network: Network, task: Any) -> None:
         """Refuse links of the graph that no message can ever take both ways."""
