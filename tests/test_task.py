@@ -79,6 +79,18 @@ def test_hypers_by_example_reach_the_examples_of_a_batch():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+def test_a_penalty_counts_the_hypers_of_own_examples_only():
+    rows = [np.ones(5), np.ones(2)]
+    task = hp.Task(
+        inner=lambda x, h, b: h * (x - b) ** 2, outer=lambda x, h, b: (x - b) ** 2,
+        outer_penalty=lambda x, h: jnp.sum(h**2), params=1.0, hypers=hp.per_example(rows, start=3.0), train=rows,
+        validation=rows,
+    )  # fmt: skip
+    outer = [jax.tree.map(lambda leaf, i=i: leaf[i], task.validation) for i in range(2)]
+    costs = [task.problem.outer_cost(jnp.ones(()), task.hypers[i], everything(outer[i])) for i in range(2)]
+    np.testing.assert_allclose(costs, [5 * 9, 2 * 9])
+
+
 def test_an_equinox_model_keeps_what_is_no_number():
     model = eqx.nn.MLP(3, 1, 8, 1, key=jax.random.key(0))
 

@@ -186,12 +186,12 @@ class Task:
                 self._check_counts(leaf.counts)
             return jnp.full(sets.rows(self.data.train, self.owner is not None), leaf.start, jnp.zeros(()).dtype)
 
-        tree = jax.tree.map(fill, start, is_leaf=is_per_example)
-        if self.owner is not None:
-            return tree
-        if processes.count() > 1 and self.clients % jax.device_count() == 0:
-            return processes.stack(lambda client: tree, self.clients)
-        return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], self.clients, axis=0), tree)
+        tree, has_rows = jax.tree.map(fill, start, is_leaf=is_per_example), field == "hypers" and any(self.by_example)
+        if self.owner is None and processes.count() > 1 and self.clients % jax.device_count() == 0:
+            tree = processes.stack(lambda client: tree, self.clients)
+        elif self.owner is None:
+            tree = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], self.clients, axis=0), tree)
+        return sets.clear_padding(tree, self.by_example, self.data.train) if has_rows else tree
 
     def _check_counts(self, counts: tuple[int, ...]) -> None:
         """Refuse hypers by example that were made for other training examples, naming the first client that differs."""

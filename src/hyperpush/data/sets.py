@@ -209,6 +209,18 @@ def rows(tree: PyTree, one: bool) -> int:
     return jax.tree.leaves(getattr(tree, "examples", tree))[0].shape[0 if one else 1]
 
 
+def clear_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree) -> PyTree:
+    """Hypers with 0 where a client has fewer examples than others, so that a sum of them counts its own only."""
+    if not isinstance(train, Ragged):
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    own = [
+        jnp.where(jnp.arange(leaf.shape[-1]) < train.counts[..., None], leaf, 0) if rows else leaf
+        for leaf, rows in zip(leaves, by_example, strict=True)
+    ]
+    return structure.unflatten(own)
+
+
 def example_counts(tree: PyTree) -> Int[np.ndarray, " n"]:
     """How many examples each client owns."""
     if isinstance(tree, Ragged):
