@@ -154,6 +154,10 @@ VERBS = {
         lambda: hp.train(make(hypers={"a": 0.0, "key": jax.random.key(0)}), SGP, NETWORK, key=0),
         r"hypers\['key'\].*key",
     ),
+    "tuning on an engine that compiles no grid": (
+        lambda: hp.tune(TASK, SGP, NETWORK, key=0, over={"step_size": [0.1]}, on="train", engine=hp.Shard()),
+        r"engine: got Shard.*allowed: hp\.Simulate",
+    ),
     "tuning nothing": (lambda: hp.tune(TASK, SGP, NETWORK, key=0, over={}, on="train"), r"over: got \{\}"),
     "tuning a misspelling": (
         lambda: hp.tune(TASK, SGP, NETWORK, key=0, over={"step_sise": [0.1]}, on="train"),

@@ -139,6 +139,15 @@ def test_tuning_takes_the_keys_of_its_seeds():
         np.testing.assert_allclose(row.by_seed, [each.rows[number].score for each in own], rtol=1e-5)
 
 
+def test_tuning_on_links_that_lose_messages_scores_what_training_reaches_there():
+    task, network, engine = quadratic(CLIENTS, 0), hp.networks.Ring(CLIENTS), hp.Simulate(faults=hp.Faults(loss=0.3))
+    found = hp.tune(task, hp.SGP(6, 0.1), network, key=0, over={"step_size": [0.1]}, on="validation", engine=engine)
+    trained: Any = hp.train(task, hp.SGP(6, 0.1), network, key=0, every=6, engine=engine)
+    reliable: Any = hp.train(task, hp.SGP(6, 0.1), network, key=0, every=6)
+    assert abs(trained.history.cost[-1].mean() - reliable.history.cost[-1].mean()) > 1e-4  # losses matter
+    np.testing.assert_allclose(found.best_row.score, trained.history.cost[-1].mean(), rtol=1e-5)
+
+
 # ----------------------------------------------------------------- silent mistakes
 
 

@@ -15,7 +15,7 @@ from hyperpush.algorithms.base import Algorithm, BilevelState
 from hyperpush.algorithms.stopping import check_choice
 from hyperpush.checks import no_type_check
 from hyperpush.checks.verbs import check_call
-from hyperpush.engines.simulate import evaluate
+from hyperpush.engines.simulate import Simulate, evaluate
 from hyperpush.errors import InvalidInput, unknown
 from hyperpush.hypergradients.recurrent import known_links
 from hyperpush.method import Configured, Method
@@ -88,6 +88,7 @@ def tune(
     metric: Cost | None = None,
     mode: Literal["min", "max"] = "min",
     seeds: int | Sequence[int] = 1,
+    engine: Simulate = Simulate(),
 ) -> Tuning:
     """Try a method with every combination of some options, and choose the one that is best on a data set.
 
@@ -108,6 +109,7 @@ def tune(
         metric: `metric(params, hyper, batch)`; the outer cost without its penalty if left out.
         mode: Whether `"min"` or `"max"` is better.
         seeds: Runs per setting: how many, with keys made from `key`, or the keys of each. Scores are means.
+        engine: `hp.Simulate(…)`, with the faults of the links if they have some.
 
     Returns:
         A `Tuning` with `best`, `rows` and `to_pandas()`.
@@ -130,6 +132,8 @@ def tune(
     kind = InnerSolver if isinstance(method, InnerSolver) else Algorithm
     key = check_call(task, method, kind, network, key)
     check_choice("on", on, task)
+    if not isinstance(engine, Simulate):
+        raise InvalidInput("engine", engine, "hp.Simulate(…): all settings run in one compiled program")
     if mode not in ("min", "max"):
         raise InvalidInput("mode", mode, "'min' or 'max'")
     if task.privacy is not None:
@@ -138,7 +142,7 @@ def tune(
         task.check_metric("metric", metric, on)
     settings = _grid(method, over)
     keys = jnp.stack([key] if seeds == 1 else run_keys(key, seeds))
-    found = _scores([each for _, each in settings], network, task, on, metric or task.problem.outer, keys)
+    found = _scores([each for _, each in settings], network, task, on, metric or task.problem.outer, keys, engine)
     # A mean over seeds is NaN or infinite as soon as one of them diverged.
     rows = tuple(
         Row(values, float(own.mean()) if np.all(np.isfinite(own)) else float("nan"), own, status)
@@ -186,7 +190,7 @@ def with_option(method: Any, name: str, value: Any, field: str) -> Any:
 
 
 def _scores(
-    methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array
+    methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array, engine: Simulate
 ) -> list[tuple[Float[np.ndarray, " seeds"], Status]]:
     """Every method's score for every key, and its status; methods of one structure in one compiled program."""
     recipes = [program_of(each.on(network, None, task), task.problem).traceable() for each in methods]
@@ -201,7 +205,7 @@ def _scores(
         states = _first_states(methods[places[0]], network, task)
         at_once = max(1, min(len(places) * len(keys), LARGE // max(size, 1)))
         scores, reports = _run_group(
-            stacked, rest[places[0]], _Known(network), states, task.data, keys, on, metric, at_once
+            stacked, rest[places[0]], _Known(network), states, task.data, keys, on, metric, at_once, engine
         )
         for row, place in enumerate(places):
             report = jax.tree.map(lambda leaf, row=row: leaf[row], reports)
@@ -233,12 +237,14 @@ def _run_group(
     on: str,
     metric: Cost,
     at_once: int,
+    engine: Simulate,
 ) -> tuple[Float[Array, "settings seeds"], Report | None]:
     """The mean metric over clients of every setting (`stacked` holds their numbers) with every key, and reports."""
 
     def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None]:
         recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], stacked), rest)
-        found, _ = evaluate(recipe, known.network, states, data, keys[place % len(keys)])
+        options = {"clients_per_batch": engine.clients_per_batch, "faults": engine.faults}
+        found, _ = evaluate(recipe, known.network, states, data, keys[place % len(keys)], **options)
         problem = recipe.parts[1]
 
         def of_client(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, ""]:

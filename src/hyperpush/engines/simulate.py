@@ -83,6 +83,7 @@ def evaluate(
     record: Mapping[str, Record] | None = None,
     every: int = 1,
     clients_per_batch: int | None = None,
+    faults: Faults | None = None,
 ) -> tuple[PyTree, dict[str, PyTree]]:
     """Run a program as one pure function, to be jitted, and vmapped over keys, states or numbers.
 
@@ -99,6 +100,7 @@ def evaluate(
         record: By name of a loop, a `Recorder` or a function of one client's state and context.
         every: Rows are recorded after every so many iterations, 1 or more.
         clients_per_batch: How many clients are computed at a time; None: all at once.
+        faults: What the links do to messages; None: nothing.
 
     Returns:
         All clients' final states, and by name of a loop its records, leaves [rows, clients, …].
@@ -113,8 +115,8 @@ def evaluate(
     recipe = as_recipe(program)
 
     def compute(states: PyTree, data: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
-        _, carry, options = prepare(Request(recipe, network, states, data, key, None, step))
-        options |= {"batch": clients_per_batch, "recorders": recorders_of(record), "every": every}
+        _, carry, options = prepare(Request(recipe, network, states, data, key, faults, step))
+        options |= {"faults": faults, "batch": clients_per_batch, "recorders": recorders_of(record), "every": every}
         run = _Recording.of(network, SingleDevice(network.clients), data, key, recipe, **options)
         after = run.run(Visit(recipe.program(), keys.program_key(key)), carry)
         return after.states, run.history
