@@ -28,9 +28,9 @@ def l2(model, hyper):
     return jnp.exp(hyper) * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
 
 
-def make_task():
+def make_task(names=NAMES):
     model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
-    options = {"params": model, "hypers": -3.0, "train": DATA, "validation": DATA, "names": NAMES}
+    options = {"params": model, "hypers": -3.0, "train": DATA, "validation": DATA, "names": names}
     return hp.Task(inner=loss, penalty=l2, outer=loss, **options)
 
 
@@ -53,6 +53,13 @@ def test_the_same_call_returns_what_was_saved(tmp_path):
     assert again.status == first.status
     np.testing.assert_array_equal(again.history.cost, first.history.cost)
     assert {file.stem for file in (tmp_path / "run" / "models" / "params").iterdir()} == set(NAMES)
+
+
+def test_models_are_not_handed_to_other_clients(tmp_path):
+    hp.train(make_task(), hp.SGP(2, 0.05), NETWORK, key=0, save=tmp_path / "run")
+    for names in (NAMES[::-1], ("a", "b", "c")):
+        with pytest.raises(hp.InvalidInput, match=rf"task\.names: got '?{names[0]}.*allowed: {NAMES[0]}, {NAMES[1]}"):
+            hp.load(tmp_path / "run", task=make_task(names))
 
 
 def test_what_was_read_back_leads_on_as_what_was_saved(tmp_path):

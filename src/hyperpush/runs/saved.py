@@ -203,7 +203,17 @@ def load(run: str | Path, task: Task | None = None) -> Run:
     if task is not None and (task.privacy is None) != ("privacy" not in about):
         kind = "private" if "privacy" in about else "not private"
         raise InvalidInput("task", "a task that differs in privacy", f"the task that was run, which was {kind}")
+    if task is not None:
+        _check_names(task, path, about)
     return Run(path, about, task)
+
+
+def _check_names(task: Task, path: Path, about: Mapping[str, Any]) -> None:
+    """Refuse a task of other clients, or of the same in another order: models are handed out by it."""
+    own = task.names if task.owner is None else (task.names[task.owner],)
+    saved = about.get("names", own)
+    if tuple(saved) != tuple(own):
+        raise InvalidInput("task.names", ", ".join(own), f"{', '.join(saved)}: the clients of {path}, in order")
 
 
 def check_format(field: str, path: Path, about: Mapping[str, Any]) -> None:
