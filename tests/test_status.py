@@ -93,6 +93,9 @@ def test_several_results_say_the_first_that_failed_and_the_numbers_of_all():
     good = hp.Status(True, "tolerance", residual=0.01, error=1e-6, runs=3)
     bad, worse = (hp.Status(False, reason, error=0.1, runs=3, failed=2) for reason in ("limit", "ill-posed"))
     assert hp.Status.of_all([good, bad, worse]) == hp.Status(False, "limit", 0.01, 0.1, runs=9, failed=4)
+    unsolved = hp.Status(False, "unsolved", residual=0.3, runs=4)  # at its end
+    assert "2 of 8 solves" in str(hp.Status.of_all([unsolved, unsolved]))
+    assert "at the end of 4 solves" in str(hp.Status.of_all([unsolved]))
     assert hp.Status.of_all([good, hp.Status()]) == hp.Status(None, "fixed-length", 0.01, None, runs=4)
 
 

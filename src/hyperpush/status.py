@@ -93,6 +93,8 @@ class Status:
     @staticmethod
     def of_all(statuses: "Sequence[Status]") -> "Status":
         """The status of several results: that of the first that did not converge, with the numbers of all."""
+        if len(statuses) == 1:
+            return statuses[0]
         order = (False, None, True)
         worst = min(statuses, key=lambda each: order.index(each.converged))
         errors, residuals = ([getattr(each, name) for each in statuses] for name in ("error", "residual"))
@@ -101,7 +103,7 @@ class Status:
             error=None if None in errors else max(errors),
             residual=max((each for each in residuals if each is not None), default=None),
             runs=sum(each.runs for each in statuses),
-            failed=sum(each.failed for each in statuses),
+            failed=sum(max(each.failed, each.converged is False) for each in statuses),
         )
 
     def at(self, residual: float) -> "Status":
