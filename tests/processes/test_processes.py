@@ -79,7 +79,7 @@ def test_bad_options_end_before_anything_starts(tmp_path, monkeypatch, capsys, a
 
 
 def hyperpush(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", "from hyperpush.cli.app import main; main()", *arguments]
+    command = [sys.executable, "-m", "hyperpush", *arguments]
     return subprocess.Popen(command, cwd=folder, env=ALONE, stderr=subprocess.PIPE, text=True)
 
 

@@ -121,7 +121,7 @@ def test_one_hyper_for_all_until_patience_ends(folder, capsys):
 )
 def test_options_of_the_wrong_type(options, words, folder):
     """In a process of its own: here the checks of signatures would be first."""
-    command = [sys.executable, "-c", "from hyperpush.cli.app import main; main()", "run", "my.toml"]
+    command = [sys.executable, "-m", "hyperpush", "run", "my.toml"]
     arguments = [word for option in options for word in ("-s", option)]
     done = subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (2, "")
