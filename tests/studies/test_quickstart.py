@@ -162,6 +162,12 @@ def test_the_sentence_names_the_controls_that_were_not_beaten():
         "75 and 75 %",
     ):
         assert part in said
+    lost = report.compare(rows_of({report.AS_IS: [0.7], report.WON: [0.5], report.HARMLESS: [0.9]}))
+    bad = {"r2": -1e20, "signs": 0.5}
+    said = report.sentence(lost, [{"parties": bad, "records": bad}], measured=False)
+    assert "R² below 0 and below 0" in said
+    assert "of the way" not in said
+    assert "over ten" not in said
     one = report.compare([row for row in rows_of(clear | near) if row["seed"] == 0])
     assert "ahead of all 2 controls." in report.sentence(one, [{"parties": REMOVED, "records": REMOVED}])
 
@@ -169,7 +175,7 @@ def test_the_sentence_names_the_controls_that_were_not_beaten():
 def test_a_small_run_has_every_row_and_its_costs(tmp_path):
     result, run = execute(EXPERIMENT, SMALL, tmp_path / "run")
     own = {row["method"]: row for row in result["rows"] if row["seed"] == 1}
-    assert len(result["rows"]) == 2 * len(own) == 2 * 15
+    assert len(result["rows"]) == 2 * len(own) == 2 * 16
     assert {report.AS_IS, report.TRUSTED, report.ALONE, report.LEAVE_ONE_OUT, report.WON, *report.FILTERS} <= set(own)
     one = 5 * (64 * 32 + 32 + 32 * 10 + 10 + 1)  # messages of all params and a mass
     trainings = {report.AS_IS: 1, report.TUNED: 2, report.FILTERS[0]: 4, report.FILTERS[2]: 2, report.LEAVE_ONE_OUT: 6}
@@ -179,6 +185,7 @@ def test_a_small_run_has_every_row_and_its_costs(tmp_path):
     series = 2 * 5 * one / 5  # two terms of five pushes
     assert own[report.WON]["floats_per_client"] == 3 * one + series
     assert own[report.HARMLESS]["kept"] == 0.5
+    assert own[report.RIGHT]["kept"] == 1 - SMALL.shifted / SMALL.parties
     assert [len(each["records"]["real"]) for each in result["removals"]] == [2, 2]
     assert [path.name for path in run.figures] == ["first-run.png"]
     assert saved.load(tmp_path / "run").result["sentence"] == result["sentence"]

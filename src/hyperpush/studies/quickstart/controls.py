@@ -66,6 +66,7 @@ class Trainer:
             Choice(report.TRUSTED, "control", 0 * everything),
             Choice(report.LOUDER, "control", louder * everything),
             Choice(report.HARMLESS, "bound", ~self.parties.harmful[:, None]),
+            Choice(report.RIGHT, "bound", self.parties.kind[:, None] != 1),  # 1: shifted labels
         ]
         models = self.train([each.kept for each in (*plain, *choices)])
         shared, trusted = models[:2]

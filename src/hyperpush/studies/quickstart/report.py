@@ -28,6 +28,7 @@ BY_RECORD = "one estimate, {} terms: drop records"
 LEARNED = {"party": "learned weights, one per party", "record": "learned weights, one per record"}
 WON = LEARNED["party"]
 HARMLESS = "harmless parties' data only (nobody knows)"
+RIGHT = "right labels only (nobody knows)"
 
 ONE_SEED = f" One seed is one draw: over ten (docs/results/first-run.md), {LEAVE_ONE_OUT!r} was not beaten."
 REMOVED = ("parties", "records")
@@ -77,8 +78,11 @@ def beaten(row: Row) -> bool:
     return row["ahead"] > 2 * (row["standard_error"] or 0)
 
 
-def sentence(compared: list[Row], removals: list[Row]) -> str:
-    """What was won, against which control it was not, and what does as well."""
+def sentence(compared: list[Row], removals: list[Row], measured: bool = True) -> str:
+    """What was won, against which control it was not, and what does as well.
+
+    `measured` says whether the results of ten seeds are those of this task.
+    """
     found = {row["method"]: row for row in compared}
     won, before, bound = (100 * found[name]["accuracy"] for name in (WON, AS_IS, HARMLESS))
     controls = [row for row in compared if row["group"] == "control"]
@@ -86,21 +90,25 @@ def sentence(compared: list[Row], removals: list[Row]) -> str:
     lost = _list_unbeaten(controls)
     count = f"{len(controls) - len(lost)} of {len(controls)}" if lost else f"all {len(controls)}"
     verdict = f"ahead of {count} controls{margin}" + (f", but not of {', '.join(lost)}" if lost else "") + "."
-    verdict += ONE_SEED * (len(removals) == 1)
+    verdict += ONE_SEED * (measured and len(removals) == 1)
     others = _list_unbeaten([row for row in compared if row["group"] == "hypergradient" and row["method"] != WON])
-    also = f" Without learning, as good: {', '.join(others)}." if others else ""
-    closed = f", {100 * (won - before) / (bound - before):.0f} % of the way" if bound > before else ""
+    also = f" Without learning, as good or better: {', '.join(others)}." if others else ""
+    closed = f", {100 * (won - before) / (bound - before):.0f} % of the way" if bound > before and won > before else ""
     r2, signs = ([_mean([each[of][name] for each in removals]) for of in REMOVED] for name in ("r2", "signs"))
     return (
         f"Dropping the parties whose learned weight ends below ½ takes the mean test accuracy from {before:.1f} to "
         f"{won:.1f} %; harmless data alone reach {bound:.1f} %{closed}. That is {verdict}{also} One estimate "
-        f"predicted what retraining without a party or a record did: R² {r2[0]:.2f} and {r2[1]:.2f}, "
+        f"predicted what retraining without a party or a record did: R² {_show_r2(r2[0])} and {_show_r2(r2[1])}, "
         f"{100 * signs[0]:.0f} and {100 * signs[1]:.0f} % right signs."
     )
 
 
 def _list_unbeaten(rows: list[Row]) -> list[str]:
     return [f"{row['method']!r} ({100 * row['accuracy']:.1f} %)" for row in rows if not beaten(row)]
+
+
+def _show_r2(r2: float) -> str:
+    return "below 0" if r2 < 0 else f"{r2:.2f}"
 
 
 def _mean(values: list[float | None]) -> float:

@@ -35,7 +35,7 @@ def run(config: Quickstart, run: StudyRun) -> dict[str, Any]:
             run.record(**row)
     rows = [row for story in stories for row in story["rows"]]
     compared, removals = report.compare(rows), [story["removals"] for story in stories]
-    said = report.sentence(compared, removals)
+    said = report.sentence(compared, removals, config == Quickstart(seed=config.seed, by_record=config.by_record))
     report.show(run, config, compared, removals)
     draw(run, stories[0], compared)
     run.console.print(textwrap.fill(said, 80), highlight=False)
