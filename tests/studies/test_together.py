@@ -55,6 +55,8 @@ def test_comparisons_are_by_seed_and_a_gain_within_two_standard_errors_is_none()
     assert (controls[0]["gain"], controls[0]["standard_error"]) == (pytest.approx(0.15), pytest.approx(0.15))
     endings = [verdict(each).rpartition(" it ")[2] for each in controls]
     assert endings == ["does not pay", "pays", "costs"]
+    nothing = [{**row, "step": "score", "method": name} for row in rows[:2] for name in ("influence", "loss")]
+    assert [(row["gain"], row["standard_error"]) for row in compare(nothing)] == [(None, None)] * 2  # no AUC
     assert auc(np.array([0.0, 2.0, 1.0, 1.0]), np.array([True, True, False, False])) == 0.5
     assert auc(np.array([0.0, 1.0, 1.0, 3.0]), np.array([True, True, False, False])) == 0.875
     assert auc(np.ones(2), np.zeros(2, bool)) is None

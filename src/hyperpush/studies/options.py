@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from hyperpush.runs.config import Config
 from hyperpush.runs.experiment import Experiment, defer
@@ -10,11 +10,18 @@ from hyperpush.runs.experiment import Experiment, defer
 Count = Annotated[int, Field(ge=1)]
 Several = Annotated[int, Field(ge=2)]
 Seed = Annotated[int, Field(ge=0)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(lambda given: _check_different(given))]
 Positive = Annotated[float, Field(gt=0)]
 Positives = Annotated[tuple[Positive, ...], Field(min_length=1)]
 Counts = Annotated[tuple[Count, ...], Field(min_length=1)]
 Portion = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["float32", "float64"]
+
+
+def _check_different(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("seeds that differ")
+    return seeds
 
 
 def option(default: Any, description: str, **limits: Any) -> Any:

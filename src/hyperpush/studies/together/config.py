@@ -7,7 +7,7 @@ training examples y + 1. Links are directed, come and go, and lose messages.
 from typing import Literal
 
 from hyperpush.runs.config import Config
-from hyperpush.studies.options import Count, Portion, Positive, Seed, Several, option, study
+from hyperpush.studies.options import Count, Portion, Positive, Seeds, Several, option, study
 
 STEPS = ("train", "learn", "score", "continue", "private")
 
@@ -34,7 +34,7 @@ class Together(Config):
         "private", "The last step to take; private needs EMNIST in HYPERPUSH_DATA, and takes no size from here."
     )
     epsilons: tuple[Positive, ...] = option((8.0, 2.0), "Of the private step, at δ = 1e-5.", min_length=1)
-    seeds: tuple[Seed, ...] = option((0, 1, 2, 3, 4), "Each with data, links and models of its own.", min_length=1)
+    seeds: Seeds = option((0, 1, 2, 3, 4), "Each with data, links and models of its own.")
 
 
 EXPERIMENT = study(

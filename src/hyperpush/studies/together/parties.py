@@ -13,6 +13,7 @@ from hyperpush.studies.models.dense import MLP
 
 CLUSTERS = 2  # party i is of cluster i mod 2, and turns its images by so many quarters
 L2 = 1e-3
+LARGEST = 16  # pixels on a side; larger images are halved, so that the rates for scikit-learn's digits fit
 DROPPED = -30.0  # of the recipe Clean: a weight of 2e-13
 Examples = tuple[Float[np.ndarray, "n m side side"], Int[np.ndarray, "n m"]]
 
@@ -49,10 +50,13 @@ def deal(
     found, generator, each = load(data), np.random.default_rng(seed), examples + trusted + test
     chosen = generator.permutation(np.flatnonzero(found.labels < 10))
     if parties * each > len(chosen):
-        allowed = f"at most {len(chosen) // each}, with {each} of {data}'s {len(chosen)} digits each"
-        raise InvalidInput("parties", parties, allowed)
+        room = len(chosen) // parties - trusted - test
+        field, given, most = ("examples", examples, room) if room > 0 else ("parties", parties, len(chosen) // each)
+        counted = f"{data} has {len(chosen)} digits for {parties} parties with {each} each"
+        raise InvalidInput(field, given, f"at most {most}: {counted}")
     digits, rows = found.rows(chosen[: parties * each]), np.arange(parties * each).reshape(parties, each)
-    images = np.stack([np.rot90(digits.inputs[own], i % CLUSTERS, axes=(1, 2)) for i, own in enumerate(rows)])
+    upright = shrink(digits.inputs) if digits.inputs.shape[-1] > LARGEST else digits.inputs
+    images = np.stack([np.rot90(upright[own], i % CLUSTERS, axes=(1, 2)) for i, own in enumerate(rows)])
     labels = digits.labels[rows].astype(np.int32)
     wrong = generator.random((parties, examples)) < mislabel
     wrong &= (np.arange(parties) // CLUSTERS % 2 == 1)[:, None]
@@ -67,14 +71,22 @@ def deal(
     )
 
 
+def shrink(images: Float[np.ndarray, "*many side side"], block: int = 2) -> Float[np.ndarray, "*many small small"]:
+    """Images of the means of so many by so many pixels."""
+    small = images.shape[-1] // block
+    cut = images[..., : small * block, : small * block]
+    return cut.reshape(*images.shape[:-2], small, block, small, block).mean((-3, -1))
+
+
 def joined(
-    clients: int, seed: int, examples: int = 40, trusted: int = 5, test: int = 60, models: int = CLUSTERS
-) -> hp.Task:
+    clients: int, seed: int, examples: int = 40, trusted: int = 5, test: int = 60, models: int = CLUSTERS,
+    l2: float = L2,
+) -> hp.Task:  # fmt: skip
     """The task of the joined run: own mixtures of shared models, and a weight for every training example."""
     made = deal(clients, seed, examples=examples, trusted=trusted, test=test)
     recipes = Product([MTL(models=models), Clean()])
     return recipes.task(
-        made.model, train=made.train, validation=made.trusted, test=made.test, key=seed, l2=L2, classes=10
+        made.model, train=made.train, validation=made.trusted, test=made.test, key=seed, l2=l2, classes=10
     )
 
 

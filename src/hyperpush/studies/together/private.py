@@ -16,7 +16,7 @@ from hyperpush.personalize.recipe import Model, Recipe
 from hyperpush.personalize.scores import scores
 from hyperpush.studies.common.private_runs import QUIET
 from hyperpush.studies.models.dense import MLP
-from hyperpush.studies.together.parties import CLUSTERS, L2, Examples, Parties, auc, deal
+from hyperpush.studies.together.parties import CLUSTERS, L2, Examples, Parties, auc, deal, shrink
 
 DATA = "emnist"
 DELTA = 1e-5
@@ -136,9 +136,7 @@ def _recipes(models: int) -> Product:
 
 def _small(images: Float[np.ndarray, "n m side side"]) -> Float[np.ndarray, "n m 7 7"]:
     """Images of 7 × 7 means, less their own mean, with norm 1: each by itself, so nothing is learned of the others."""
-    size = images.shape[-1] // SIDE
-    cut = images[..., : SIDE * size, : SIDE * size].reshape(*images.shape[:2], SIDE, size, SIDE, size)
-    rows = cut.mean((3, 5)).reshape(*images.shape[:2], SIDE**2)
+    rows = shrink(images, images.shape[-1] // SIDE).reshape(*images.shape[:2], -1)
     rows = rows - rows.mean(-1, keepdims=True)
     rows = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-6)
     return rows.reshape(*images.shape[:2], SIDE, SIDE).astype(np.float32)

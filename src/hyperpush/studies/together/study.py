@@ -1,6 +1,6 @@
 """Four steps on the same parties and a private one, each against its controls; differences with standard errors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -140,8 +140,8 @@ class Story:
 
     # ------------------------------------------------------------------ the steps
 
-    def rows(self, wanted: tuple[str, ...]) -> list[Row]:
-        """One row for every method of these steps."""
+    def rows(self, wanted: tuple[str, ...]) -> Iterator[Row]:
+        """One row for every method of these steps, step by step."""
         steps: dict[str, Callable[[], dict[str, Row]]] = {
             "train": self.train_step,
             "learn": self.learn_step,
@@ -149,11 +149,9 @@ class Story:
             "continue": self.continue_step,
             "private": self.private_step,
         }
-        return [
-            {"step": step, "method": name, "seed": self.seed, **row}
-            for step in wanted
-            for name, row in steps[step]().items()
-        ]
+        for step in wanted:
+            for name, row in steps[step]().items():
+                yield {"step": step, "method": name, "seed": self.seed, **row}
 
     def train_step(self) -> dict[str, Row]:
         """One model of all examples; everyone alone, the trusted ones only, the right labels only."""
@@ -304,8 +302,9 @@ def compare(rows: list[Row]) -> list[Row]:
     for step, method in dict.fromkeys((row["step"], row["method"]) for row in rows):
         measure = "auc_wrong_labels" if step == "score" else "accuracy"
         own, main = (_by_seed(rows, step, name) for name in (method, MAIN[step]))
-        ahead = np.array([main[seed][measure] - own[seed][measure] for seed in own])
-        spread = ahead.std(ddof=1) / np.sqrt(len(ahead)) if len(ahead) > 1 else None
+        pairs = [(main[seed][measure], own[seed][measure]) for seed in own]
+        ahead = np.array([one - other for one, other in pairs if None not in (one, other)])  # no AUC without wrong ones
+        compared = method != MAIN[step] and len(ahead) > 0
         names = ("accuracy", "accuracy_p10", "auc_wrong_labels", "bytes")
         made.append(
             {
@@ -313,8 +312,10 @@ def compare(rows: list[Row]) -> list[Row]:
                 "method": method,
                 **{name: _mean([row[name] for row in own.values()]) for name in names},
                 "not_converged": sum(row["converged"] is False for row in own.values()),
-                "gain": None if method == MAIN[step] else float(ahead.mean()),
-                "standard_error": None if method == MAIN[step] or spread is None else float(spread),
+                "gain": float(ahead.mean()) if compared else None,
+                "standard_error": float(ahead.std(ddof=1) / np.sqrt(len(ahead)))
+                if compared and len(ahead) > 1
+                else None,
             }
         )
     return made
