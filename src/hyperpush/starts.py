@@ -52,6 +52,9 @@ def per_client(tree: PyTree) -> PerClient:
 def per_example(train: PyTree, start: float = 0.0) -> PerExample:
     """One hyper per training example, from `start`. Costs get those of the batch: as many as there are losses.
 
+    A client with fewer examples than others has zeros behind its own hypers, which no example uses. Penalties get them
+    too: let these be sums of terms that are 0 and flat at 0, such as Σ h².
+
     Args:
         train: The training examples that the task is made with.
         start: The value that every hyper starts from.
