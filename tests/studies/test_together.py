@@ -41,10 +41,19 @@ def test_parties_own_different_images_and_every_second_pair_has_wrong_labels():
         deal(100, 0)
 
 
-def test_comparisons_are_by_seed_and_a_gain_within_two_standard_errors_is_none():
-    """Ahead by 0 and 0.3: 0.15 on average, with a standard error of 0.3/√2/√2 = 0.15."""
+def test_comparisons_are_by_seed_and_a_gain_within_the_interval_of_its_seeds_is_none():
+    """Ahead by 0 and 0.3: 0.15 on average, with a standard error of 0.3/√2/√2 = 0.15.
+
+    Ahead by 0.3 and 0.1: 0.2, two standard errors; Student's interval of two seeds is 12.7 of them wide.
+    """
     common = {"accuracy_p10": None, "auc_wrong_labels": None, "bytes": 2, "converged": None}
-    scores = {"together": (0.8, 0.9), "no graph": (0.8, 0.6), "no cleaning": (0.4, 0.5), "rewired graph": (0.9, 1.0)}
+    scores = {
+        "together": (0.8, 0.9),
+        "no graph": (0.8, 0.6),
+        "no cleaning": (0.4, 0.5),
+        "rewired graph": (0.9, 1.0),
+        "one model": (0.5, 0.8),
+    }
     rows = [
         {"step": "learn", "method": name, "seed": seed, "accuracy": own, **common}
         for name, each in scores.items()
@@ -54,7 +63,11 @@ def test_comparisons_are_by_seed_and_a_gain_within_two_standard_errors_is_none()
     assert (main["gain"], main["accuracy"], main["bytes"]) == (None, pytest.approx(0.85), 2)
     assert (controls[0]["gain"], controls[0]["standard_error"]) == (pytest.approx(0.15), pytest.approx(0.15))
     endings = [verdict(each).rpartition(" it ")[2] for each in controls]
-    assert endings == ["does not pay", "pays", "costs"]
+    assert endings == ["does not pay", "pays", "costs", "does not pay"]
+    two = {**controls[0], "gain": 0.3, "standard_error": 0.1}  # three standard errors
+    assert [verdict({**two, "seeds": n}).rpartition(" it ")[2] for n in (4, 5)] == ["does not pay", "pays"]
+    assert main["not_converged"] is None
+    assert compare([{**row, "converged": row["seed"] == 0} for row in rows])[0]["not_converged"] == 1
     nothing = [{**row, "step": "score", "method": name} for row in rows[:2] for name in ("influence", "loss")]
     assert [(row["gain"], row["standard_error"]) for row in compare(nothing)] == [(None, None)] * 2  # no AUC
     assert auc(np.array([0.0, 2.0, 1.0, 1.0]), np.array([True, True, False, False])) == 0.5
@@ -76,11 +89,11 @@ def test_the_first_step(tmp_path):
 def test_all_steps(tmp_path):
     result, _ = execute(EXPERIMENT, Together(**TINY, seeds=(0,), until="continue"), tmp_path / "run")
     by = {(row["step"], row["method"]): row for row in result["rows"]}
-    assert len(by) == len(result["rows"]) == 4 + 7 + 3 + 12
+    assert len(by) == len(result["rows"]) == 4 + 10 + 3 + 14
     learned = [method for (step, method), row in by.items() if step == "learn" and row["auc_wrong_labels"] is not None]
     assert learned == ["together", "no graph", "rewired graph", "no personal part"]
     assert all((row["accuracy"] is None) == (step == "score") for (step, _), row in by.items())
-    assert len(result["verdicts"]) == 3 + 6 + 2 + 11
+    assert len(result["verdicts"]) == 3 + 9 + 2 + 13
 
 
 @pytest.mark.long
@@ -124,3 +137,8 @@ def test_a_swarm_of_four_ends_where_the_simulator_does(tmp_path):
         )
         assert np.abs(together).max() > 0.1
         np.testing.assert_allclose(together, expected.hypers[name], atol=1e-5)
+    for own, folder in enumerate(folders):
+        for found_leaf, leaf in zip(
+            jax.tree.leaves(folder.arrays("params")), jax.tree.leaves(expected.params), strict=True
+        ):
+            np.testing.assert_allclose(np.reshape(found_leaf, leaf[own].shape), leaf[own], atol=1e-5)

@@ -44,9 +44,9 @@ class Ties(Configured):
         F̄(λ) + Σ_{u<v} a_uv ‖λ_u − λ_v‖²,    a_uv = strength · weight of the link between u and v
 
     So 2 Σ_v a_uv (λ_u − λ_v) is added to client u's hypergradient, with λ_v as u last heard it. Every outer step,
-    clients send their hypers once over the network's live links. Where a neighbor is not heard, because the link is
-    down or the message lost, the value from before counts; before the first, the tie counts nothing. So PDBO rests
-    only where the whole penalty's gradient and the hypergradient add up to zero, however seldom links are up.
+    clients send their hypers once over the network's live links. Where a neighbor is not heard, the value from before
+    counts; before the first, the tie counts nothing. So PDBO rests only where the whole penalty's gradient and the
+    hypergradient add up to zero, however seldom links are up.
 
     **Use it** as `ties=` of `PDBO` where it is known who resembles whom, and clients have too few examples to fit
     hypers alone. **Avoid it** where hypers are secret: whoever the network reaches hears them, neighbor or not. Every

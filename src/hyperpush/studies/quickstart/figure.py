@@ -20,7 +20,7 @@ COLORS = ("tab:blue", "tab:red", "tab:orange")  # by KINDS
 
 @matplotlib.rc_context(STYLE)
 def draw(run: StudyRun, story: Row, compared: list[Row]) -> None:
-    """Save the picture of one seed."""
+    """Save the picture: accuracies of all seeds, the rest of one."""
     figure = Figure(figsize=(10.5, 7), layout="constrained")
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1))[:, 0]  # whose columns differ
     records, accuracies = upper.subplots(1, 2)
@@ -30,6 +30,8 @@ def draw(run: StudyRun, story: Row, compared: list[Row]) -> None:
     _draw_weights(weights, parties, story["weights"])
     _draw_removals(removals, parties, story["removals"])
     _draw_accuracies(accuracies, compared)
+    if compared[0]["seeds"] > 1:
+        lower.supxlabel(f"Records, weights and predictions: seed {story['removals']['seed']}", fontsize=8)
     run.figure("first-run", figure)
 
 
@@ -46,7 +48,7 @@ def _draw_records(axes: Axes, parties: Parties, scores: Influence) -> None:
         color = COLORS[parties.kind[party]]
         axes.text(left + 3.5, top - 1, str(labels[party, number]), color=color, ha="center", va="bottom", weight="bold")
     axes.imshow(picture, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
-    axes.set_title("Records that hurt everybody most,\nunder the labels they came with")
+    axes.set_title("Records predicted to hurt everybody most, under the\nlabels they came with, colored by party as below")
     axes.set_axis_off()
 
 
@@ -56,7 +58,7 @@ def _draw_weights(axes: Axes, parties: Parties, weights: Float[np.ndarray, " n"]
     for kind, name in enumerate(KINDS):
         places = np.flatnonzero(parties.kind[order] == kind)
         axes.bar(places, weights[order][places], color=COLORS[kind], label=f"{name} ({len(places)})")
-    axes.axhline(0.5, color="black", linewidth=0.8, linestyle="--")
+    axes.axhline(0.5, color="black", linewidth=0.8, linestyle="--", label="dropped below")
     axes.set(xlabel="parties, from the lowest weight", ylabel="learned weight", ylim=(0, 1.05), xticks=[])
     axes.set_title("One weight per party, learned by hypergradients")
     axes.legend(loc="upper left")
@@ -70,11 +72,12 @@ def _draw_removals(axes: Axes, parties: Parties, removals: Row) -> None:
         scale = 100 / removals["cost"]
         predicted, real = (scale * np.array(removals[of][name]) for name in ("predicted", "real"))
         ends = [min(predicted.min(), real.min()), max(predicted.max(), real.max())]
-        place.plot(ends, ends, color="gray", linewidth=0.8)
+        place.plot(ends, ends, color="gray", linewidth=0.8, label="predicted = real")
         place.scatter(predicted, real, s=14, c=color)
     inset.set_title("single records", fontsize=8)
     inset.tick_params(labelsize=7)
     axes.set(xlabel="predicted change of everybody's cost, %", ylabel="after retraining, %")
+    axes.legend(loc="upper left")
     axes.set_title("What leaving out each party does, from one estimate")
 
 
@@ -85,7 +88,7 @@ def _draw_accuracies(axes: Axes, compared: list[Row]) -> None:
     colors = {"hypergradient": "tab:green", "control": "lightgray", "bound": "white"}
     style = {"edgecolor": "gray", "linewidth": 0.6}
     bars = axes.barh(names, values, color=[colors[row["group"]] for row in compared], **style)
-    legend = {"by hypergradients": "hypergradient", "controls": "control", "nobody knows": "bound"}
+    legend = {"by hypergradients": "hypergradient", "controls": "control", "bounds": "bound"}
     patches = [Patch(facecolor=colors[group], label=said, **style) for said, group in legend.items()]
     axes.legend(handles=patches, loc="lower right", fontsize=7)
     axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
