@@ -148,6 +148,16 @@ def test_tuning_on_links_that_lose_messages_scores_what_training_reaches_there()
     np.testing.assert_allclose(found.best_row.score, trained.history.cost[-1].mean(), rtol=1e-5)
 
 
+def test_tuning_on_such_links_runs_the_method_as_a_solution_does():
+    """Estimators forget between outer steps where messages are lost."""
+    task, network, engine = quadratic(CLIENTS, 0), hp.networks.Ring(CLIENTS), hp.Simulate(faults=hp.Faults(loss=0.3))
+    estimator = hp.TrackedHGP(4, 0.1, pushes=2, tolerance=None)
+    method = hp.PDBO(hp.SGP(6, 0.1), estimator, hp.optimizer("sgd", learning_rate=0.1), steps=3)
+    found = hp.tune(task, method, network, key=0, over={"steps": [3]}, on="validation", engine=engine)
+    solved = hp.solve(task, method, network, key=0, engine=engine)
+    np.testing.assert_allclose(found.best_row.score, solved.history.cost[-1].mean(), rtol=1e-5)
+
+
 # ----------------------------------------------------------------- silent mistakes
 
 

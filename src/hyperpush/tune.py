@@ -129,11 +129,11 @@ def tune(
     if isinstance(method, HypergradientEstimator):
         allowed = "an inner solver or a bilevel algorithm, whose runs can be scored"
         raise InvalidInput("method", type(method).__name__, allowed)
-    kind = InnerSolver if isinstance(method, InnerSolver) else Algorithm
-    key = check_call(task, method, kind, network, key)
-    check_choice("on", on, task)
     if not isinstance(engine, Simulate):
         raise InvalidInput("engine", engine, "hp.Simulate(…): all settings run in one compiled program")
+    kind = InnerSolver if isinstance(method, InnerSolver) else Algorithm
+    key = check_call(task, method, kind, network, key, engine)
+    check_choice("on", on, task)
     if mode not in ("min", "max"):
         raise InvalidInput("mode", mode, "'min' or 'max'")
     if task.privacy is not None:
@@ -193,7 +193,7 @@ def _scores(
     methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array, engine: Simulate
 ) -> list[tuple[Float[np.ndarray, " seeds"], Status]]:
     """Every method's score for every key, and its status; methods of one structure in one compiled program."""
-    recipes = [program_of(each.on(network, None, task), task.problem).traceable() for each in methods]
+    recipes = [program_of(each.on(network, engine, task), task.problem).traceable() for each in methods]
     numbers, rest = zip(*(eqx.partition(recipe, eqx.is_array) for recipe in recipes), strict=True)
     groups: dict[Any, list[int]] = {}
     for place in range(len(methods)):
@@ -202,7 +202,7 @@ def _scores(
     found: dict[int, Any] = {}
     for places in groups.values():
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(numbers[place] for place in places))
-        states = _first_states(methods[places[0]], network, task)
+        states = _first_states(methods[places[0]], network, task, engine)
         at_once = max(1, min(len(places) * len(keys), LARGE // max(size, 1)))
         scores, reports = _run_group(
             stacked, rest[places[0]], _Known(network), states, task.data, keys, on, metric, at_once, engine
@@ -258,9 +258,9 @@ def _run_group(
     return jax.tree.map(lambda leaf: leaf.reshape(settings, len(keys), *leaf.shape[1:]), found)
 
 
-def _first_states(method: Method, network: Network, task: Task) -> InnerState | BilevelState:
+def _first_states(method: Method, network: Network, task: Task, engine: Simulate) -> InnerState | BilevelState:
     if not isinstance(method, Algorithm):
         return InnerState(task.params, task.hypers)
-    links = known_links(method.on(network, None, task), network, last_point(task, network), task)
+    links = known_links(method.on(network, engine, task), network, last_point(task, network), task)
     counter, report = jnp.full(task.clients, method.steps, jnp.int32), Report.none((task.clients,))
     return BilevelState(task.params, task.hypers, links, counter, report)
