@@ -5,8 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import hyperpush as hp
+from hyperpush.checks.verbs import check_batch_size
 from hyperpush.data.batches import everything, ragged
 
 GENERATOR = np.random.default_rng(0)
@@ -79,16 +81,50 @@ def test_hypers_by_example_reach_the_examples_of_a_batch():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_a_penalty_counts_the_hypers_of_own_examples_only():
-    rows = [np.ones(5), np.ones(2)]
-    task = hp.Task(
-        inner=lambda x, h, b: h * (x - b) ** 2, outer=lambda x, h, b: (x - b) ** 2,
+FIVE_AND_TWO = (np.ones(5), np.ones(2))
+
+
+def weighted_ragged(train=FIVE_AND_TWO):
+    """A weight for every example, of a client with five and of one with two."""
+    rows = list(train)
+    return hp.Task(
+        inner=lambda x, h, b: jnp.exp(h) * (x - b) ** 2, outer=lambda x, h, b: (x - b) ** 2,
         outer_penalty=lambda x, h: jnp.sum(h**2), params=1.0, hypers=hp.per_example(rows, start=3.0), train=rows,
-        validation=rows,
+        validation=rows, names=["north", "south"],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("start", [3.0, -2.0])
+def test_a_penalty_counts_the_hypers_of_own_examples_only(start):
+    """At the first start, and at another one that says something of examples that nobody has."""
+    task = weighted_ragged()
+    task = task if start == 3 else task.at(hypers=jnp.full((2, 5), start))
     outer = [jax.tree.map(lambda leaf, i=i: leaf[i], task.validation) for i in range(2)]
     costs = [task.problem.outer_cost(jnp.ones(()), task.hypers[i], everything(outer[i])) for i in range(2)]
-    np.testing.assert_allclose(costs, [5 * 9, 2 * 9])
+    np.testing.assert_allclose(costs, [5 * start**2, 2 * start**2])
+
+
+def test_clients_are_handed_the_hypers_of_their_own_examples(tmp_path):
+    """By a result, and by the files of a run; what is read back has zeros behind them, as the task has."""
+    task, network = weighted_ragged((np.arange(5.0), np.arange(2.0))), hp.networks.Ring(2)
+    method = hp.PDBO(hp.SGP(5, 0.01), hp.HGP(3, 1, 0.01), hp.optimizer("sgd", learning_rate=0.1), steps=2)
+    found = hp.solve(task, method, network, key=0, save=tmp_path / "run")
+    assert [found.client(name).hyper.shape for name in task.names] == [(5,), (2,)]
+    assert found.client("south").hyper.tolist() == found.hypers[1, :2].tolist()
+    files = [load_file(tmp_path / f"run/models/hypers/{name}.safetensors")[""] for name in task.names]
+    assert [each.shape for each in files] == [(5,), (2,)]
+    loaded = hp.load(tmp_path / "run", task=task).result
+    np.testing.assert_array_equal(loaded.hypers, found.hypers)
+    np.testing.assert_array_equal(loaded.task.hypers[1, 2:], 0)
+
+
+def test_a_party_with_fewer_examples_than_a_mini_batch_gives_all_it_has():
+    """As a client of a simulation does."""
+    method, task = hp.SGP(3, 0.1, batch_size=4), weighted_ragged()
+    check_batch_size(method, task)
+    check_batch_size(method, task.for_client("south"))
+    with pytest.raises(hp.InvalidInput, match="at most 5"):
+        check_batch_size(hp.SGP(3, 0.1, batch_size=6), task)
 
 
 def test_an_equinox_model_keeps_what_is_no_number():

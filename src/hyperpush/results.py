@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int, Num, PyTree
 
 from hyperpush.costs import Costs
+from hyperpush.data import sets
 from hyperpush.errors import InvalidInput, NotConverged
 from hyperpush.inner.base import LinkEstimates
 from hyperpush.status import Status
@@ -312,7 +313,8 @@ def own(task: Task, name: str | int, params: PyTree, hypers: PyTree, axes: tuple
     def rows(tree: PyTree, axis: int) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[(slice(None),) * axis + (number,)] if eqx.is_array(leaf) else leaf, tree)
 
-    return Own(task.names[number], *map(rows, (params, hypers), axes))
+    params, hypers = map(rows, (params, hypers), axes)
+    return Own(task.names[number], params, sets.cut_padding(hypers, task.by_example, task.data.train, number))
 
 
 def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:

@@ -177,7 +177,8 @@ class Task:
         if isinstance(start, PerClient):
             sets.check_clients(field, start.tree, self.clients)
             tree = jax.tree.map(jnp.asarray, start.tree)
-            return tree if self.owner is None else jax.tree.map(lambda leaf: leaf[self.owner], tree)
+            tree = tree if self.owner is None else jax.tree.map(lambda leaf: leaf[self.owner], tree)
+            return self._clear_padding(field, tree)
 
         def fill(leaf: Any) -> Any:
             if not isinstance(leaf, PerExample):
@@ -186,11 +187,15 @@ class Task:
                 self._check_counts(leaf.counts)
             return jnp.full(sets.rows(self.data.train, self.owner is not None), leaf.start, jnp.zeros(()).dtype)
 
-        tree, has_rows = jax.tree.map(fill, start, is_leaf=is_per_example), field == "hypers" and any(self.by_example)
+        tree = jax.tree.map(fill, start, is_leaf=is_per_example)
         if self.owner is None and processes.count() > 1 and self.clients % jax.device_count() == 0:
             tree = processes.stack(lambda client: tree, self.clients)
         elif self.owner is None:
             tree = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], self.clients, axis=0), tree)
+        return self._clear_padding(field, tree)
+
+    def _clear_padding(self, field: str, tree: PyTree) -> PyTree:
+        has_rows = field == "hypers" and any(self.by_example)
         return sets.clear_padding(tree, self.by_example, self.data.train) if has_rows else tree
 
     def _check_counts(self, counts: tuple[int, ...]) -> None:
@@ -300,7 +305,10 @@ class Task:
             raise InvalidInput("task.private.noise", noise, "hp.privacy.Gaussian(…) or hp.privacy.Laplace(…)")
         made = Noise(noise, clip, curvature, coupling, hypers)
         if made.hypers == "per example" and not all(self.by_example):
-            allowed = "'shared'; 'per example' is for hypers=hp.per_example(train), each of which is one example's"
+            paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(self.hypers)]
+            shared = [path for path, rows in zip(paths, self.by_example, strict=True) if not rows and path]
+            others = f"; {', '.join(shared)} are not" if shared else ""
+            allowed = f"'shared'; 'per example' is for hypers that are all of hp.per_example(train){others}"
             raise InvalidInput("task.private.hypers", hypers, allowed)
         if made.hypers == "per example" and self.common:
             allowed = "'shared' for a task with common=True, whose hypers are sent"

@@ -102,10 +102,10 @@ def check_engine(given: Any, task: Task) -> None:
 
 
 def check_batch_size(method: Method, task: Task) -> None:
-    """Refuse mini-batches of more examples than any client has."""
+    """Refuse mini-batches of more examples than any client has. One party may have fewer, and then gives all."""
     size = getattr(method, "batch_size", None)
     most = rows(task.train, one=task.owner is not None)
-    if isinstance(size, int) and size > most:
+    if isinstance(size, int) and size > most and task.owner is None:
         allowed = f"at most {most}, the examples of a client; None takes all"
         raise InvalidInput(f"{type(method).__name__}.batch_size", size, allowed)
 

@@ -213,12 +213,22 @@ def clear_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree) -> 
     """Hypers with 0 where a client has fewer examples than others, so that a sum of them counts its own only."""
     if not isinstance(train, Ragged):
         return tree
+    return _map_rows(
+        lambda leaf: jnp.where(np.arange(leaf.shape[-1]) < train.counts[..., None], leaf, 0), tree, by_example
+    )
+
+
+def cut_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree, client: int) -> PyTree:
+    """One client's hypers, with those of its own examples only."""
+    counts = example_counts(train) if isinstance(train, Ragged) and any(by_example) else ()
+    return _map_rows(lambda leaf: leaf[..., : counts[client]], tree, by_example) if client < len(counts) else tree
+
+
+def _map_rows(function: Callable[[Any], Any], tree: PyTree, by_example: tuple[bool, ...]) -> PyTree:
+    """Change the leaves of hypers that have a number for each example."""
     leaves, structure = jax.tree.flatten(tree)
-    own = [
-        jnp.where(jnp.arange(leaf.shape[-1]) < train.counts[..., None], leaf, 0) if rows else leaf
-        for leaf, rows in zip(leaves, by_example, strict=True)
-    ]
-    return structure.unflatten(own)
+    changed = [function(leaf) if rows else leaf for leaf, rows in zip(leaves, by_example, strict=True)]
+    return structure.unflatten(changed)
 
 
 def example_counts(tree: PyTree) -> Int[np.ndarray, " n"]:

@@ -234,12 +234,19 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def save_models(folder: Path, stacked: PyTree, first: bool = True, names: Sequence[str] | None = None) -> None:
+def save_models(
+    folder: Path,
+    stacked: PyTree,
+    first: bool = True,
+    names: Sequence[str] | None = None,
+    counts: Mapping[str, Sequence[int]] | None = None,
+) -> None:
     """Write the arrays of a pytree whose leaves have the client axis first: one file for each client, keyed by path.
 
     Files are called after `names`, or `client-0`, …. Of arrays that are spread over processes each writes its own
-    clients' rows; of others the `first` writes all.
+    clients' rows; of others the `first` writes all. Of arrays in `counts`, a client's file has so many numbers.
     """
+    counts = counts or {}
     found = jax.tree_util.tree_flatten_with_path(eqx.filter(stacked, eqx.is_array))[0]
     named = [(leaf_name(path), leaf) for path, leaf in found]
     clients = {leaf.shape[:1] for _, leaf in named}
@@ -256,7 +263,7 @@ def save_models(folder: Path, stacked: PyTree, first: bool = True, names: Sequen
     for key, leaf in named:
         each = processes.own_clients(leaf) if processes.spread(leaf) else enumerate(np.asarray(leaf))
         for client, row in each:
-            rows.setdefault(client, {})[key] = row
+            rows.setdefault(client, {})[key] = row[: counts[key][client]] if key in counts else row
     for client, own in rows.items():
         if len(own) == len(named):  # of arrays that all hold, a process writes the rows of its own clients only
             # The copy makes rows contiguous, as the format needs; an array also where a client has a scalar.
@@ -280,7 +287,15 @@ def load_models(folder: Path, names: Sequence[str] | None = None) -> dict[str, n
     owners = [_load_arrays(file) for file in files]
     if not owners or any(set(own) != set(owners[0]) for own in owners):
         raise InvalidInput("models", str(folder), "one readable file for each client, with the same arrays")
-    return {key: np.stack([own[key] for own in owners]) for key in owners[0]}
+    return {key: _stack([own[key] for own in owners]) for key in owners[0]}
+
+
+def _stack(rows: list[np.ndarray]) -> np.ndarray:
+    """Owners on axis 0; zeros behind those who have fewer numbers than others, as tasks have them."""
+    if len({row.shape[1:] for row in rows}) == 1 and rows[0].ndim:
+        most = max(map(len, rows))
+        rows = [np.pad(row, [(0, most - len(row)), *[(0, 0)] * (row.ndim - 1)]) for row in rows]
+    return np.stack(rows)
 
 
 def _load_arrays(file: Path) -> dict[str, np.ndarray]:

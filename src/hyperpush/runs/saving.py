@@ -1,7 +1,7 @@
 """Verbs with `save=`: the same call resumes or returns, another one is refused."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,8 @@ from jaxtyping import PRNGKeyArray
 from safetensors.numpy import save_file
 
 from hyperpush import registry
+from hyperpush.data import sets
+from hyperpush.data.batches import Ragged
 from hyperpush.errors import InvalidInput
 from hyperpush.method import Method
 from hyperpush.networks import Network
@@ -22,7 +24,7 @@ from hyperpush.runs.checkpoints.journal import values_digest
 from hyperpush.runs.files import write_atomically
 from hyperpush.runs.fingerprint import fingerprint
 from hyperpush.runs.folder import CALL, HISTORY, LINKS, MODELS, RunFolder
-from hyperpush.runs.saved import FORMAT, SETS, check_format, load, save_models
+from hyperpush.runs.saved import FORMAT, SETS, check_format, leaf_name, load, save_models
 from hyperpush.task import Task
 from hyperpush.version import __version__
 
@@ -137,13 +139,13 @@ def summarize(result: Result) -> dict[str, Any]:
 
 def write_arrays(folder: Path, result: Result, writes: bool = True) -> None:
     """A result's models, one file per owner, and its history; of several processes the one that `writes` does."""
-    point = result.task.point
+    point, counts = result.task.point, _count_rows(result.task)
     trees = {folder / MODELS / name: getattr(result, name, None) for name in SETS}
     for path, tree in {**trees, folder / LINKS: None if point is None else point.links}.items():
         if tree is not None:
             arrays = eqx.filter(tree, eqx.is_array)
             stacked = arrays if result.task.owner is None else jax.tree.map(lambda leaf: leaf[None], arrays)
-            save_models(path, stacked, writes, result.names)
+            save_models(path, stacked, writes, result.names, counts if path.name in ("hypers", "value") else None)
     history = getattr(result, "history", None)
     if isinstance(history, History) and writes:
         found = {f"metrics/{name}": values for name, values in history.metrics.items()}
@@ -152,3 +154,13 @@ def write_arrays(folder: Path, result: Result, writes: bool = True) -> None:
             if each.name not in ("metrics", "hypers") and value is not None:
                 found[each.name] = value
         save_file({name: np.ascontiguousarray(value) for name, value in found.items()}, folder / HISTORY)
+
+
+def _count_rows(task: Task) -> dict[str, Sequence[int]]:
+    """By name of a leaf of the hypers with a number for each example: how many each client has, where they differ."""
+    train = task.data.train
+    counts = sets.example_counts(train).tolist() if any(task.by_example) and isinstance(train, Ragged) else []
+    if task.owner is not None or len(counts) != task.clients:  # of several processes none sees all counts
+        return {}
+    leaves = jax.tree_util.tree_leaves_with_path(task.hypers)
+    return {leaf_name(path): counts for (path, _), rows in zip(leaves, task.by_example, strict=True) if rows}

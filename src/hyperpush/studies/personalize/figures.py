@@ -48,13 +48,13 @@ def draw_weights(run: StudyRun, made: Scenario, details: list[dict[str, Any]]) -
             if of == "labels":
                 figure, (left, right) = panels(2)
                 draw_matrix(figure, left, made.label_shares(), "label", "client", bar="share of training examples")
-                draw_matrix(figure, right, values, "label", "client", bar="weight")
+                draw_matrix(figure, right, np.asarray(values), "label", "client", bar="weight")
                 right.set_title(method)
                 run.figure(f"{stem}-{part}", figure)
 
 
-def learned_weights(detail: dict[str, Any]) -> Iterator[tuple[str, str, np.ndarray]]:
+def learned_weights(detail: dict[str, Any]) -> Iterator[tuple[str, str, list[list[float]]]]:
     """The weights that a method has learned: by which recipe, of what, and the values by client."""
     for part, own in detail["weights"].items():
         for of, values in own.items():
-            yield part, of, np.asarray(values)
+            yield part, of, values

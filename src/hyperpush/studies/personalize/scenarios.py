@@ -51,6 +51,11 @@ class Scenario(NamedTuple):
         owned = partition.counts(self.data.labels, self.data.classes, self.split.train)
         return owned / owned.sum(1, keepdims=True)
 
+    def cut_weights(self, of: str, weights: Float[np.ndarray, "n k"]) -> list[Float[np.ndarray, " _"]]:
+        """Every client's weights of something; of examples, those of its own only."""
+        counts = [len(own) for own in self.split.train]
+        return [row[:count] if of == "examples" else row for row, count in zip(weights, counts, strict=True)]
+
     def describe(self) -> dict[str, Any]:
         """Who has what, in numbers."""
         by_label = self.label_counts()

@@ -192,7 +192,10 @@ def fit_method(fitting: Fitting, name: str, pushes: int, labels: Row) -> tuple[R
     detail = {
         "clients": result.each.tolist(),
         "validation_by_outer_step": fitted.curve,
-        "weights": {part: {of: each.tolist() for of, each in own.items()} for part, own in weights.items()},
+        "weights": {
+            part: {of: [row.tolist() for row in made.cut_weights(of, each)] for of, each in own.items()}
+            for part, own in weights.items()
+        },
     }
     mixed = next((own["models"] for own in weights.values() if "models" in own), None)
     if made.cluster is not None and mixed is not None:
@@ -254,7 +257,7 @@ def show_weights(run: StudyRun, made: Scenario, details: list[Row]) -> None:
     shares, lines = made.label_shares().ravel(), []
     for detail in details:
         for part, of, values in figures.learned_weights(detail):
-            weights, together = np.ravel(values), None
+            weights, together = np.concatenate(values), None
             if of == "labels" and weights.std() > 0 and shares.std() > 0:
                 together = float(np.corrcoef(weights, shares)[0, 1])
             lines.append((detail["method"], f"{of} ({part})", *np.quantile(weights, (0, 0.5, 1)).tolist(), together))
