@@ -39,6 +39,10 @@ def test_parties_own_different_images_and_every_second_pair_has_wrong_labels():
     assert all((u - v) % 2 for u, v in made.rewired)
     with pytest.raises(hp.InvalidInput, match="parties: got 100; allowed: at most 17"):
         deal(100, 0)
+    with pytest.raises(hp.InvalidInput, match="test: got 999; allowed: at most 179"):  # 1797 // 8 − 40 − 5
+        deal(8, 0, test=999)
+    with pytest.raises(ValueError, match="greater than or equal to 4"):  # the wrong labels are the second pair's
+        Together(parties=2)
 
 
 def test_comparisons_are_by_seed_and_a_gain_within_the_interval_of_its_seeds_is_none():

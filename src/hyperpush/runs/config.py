@@ -146,7 +146,9 @@ def _explain(error: ValidationError, model: type[BaseModel], values: dict[str, A
         return InvalidInput(field, None, "a value; it has no default")
     if first["type"] == "too_short":
         return InvalidInput(field, first["input"], f"a list of {first.get('ctx', {})['min_length']} or more")
-    choices = re.findall(r"'([^']*)'", first.get("ctx", {}).get("expected", ""))
+    if first["type"] in ("tuple_type", "list_type"):
+        return InvalidInput(field, first["input"], f"a list, such as [{first['input']}]")
+    choices = [each for each in re.findall(r"'([^']*)'", first.get("ctx", {}).get("expected", "")) if each]
     if choices and isinstance(first["input"], str):
         return unknown(field, first["input"], choices)
     # A field that takes several types fails once for each of them.

@@ -11,6 +11,7 @@ Count = Annotated[int, Field(ge=1)]
 Several = Annotated[int, Field(ge=2)]
 Seed = Annotated[int, Field(ge=0)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(lambda given: _check_different(given))]
+NetworkOptions = Annotated[dict[str, Any], AfterValidator(lambda given: _check_network_options(given))]
 Positive = Annotated[float, Field(gt=0)]
 Positives = Annotated[tuple[Positive, ...], Field(min_length=1)]
 Counts = Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -22,6 +23,14 @@ def _check_different(seeds: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(seeds)) < len(seeds):
         raise ValueError("seeds that differ")
     return seeds
+
+
+def _check_network_options(options: dict[str, Any]) -> dict[str, Any]:
+    if {"name", "clients"} & set(options):
+        raise ValueError(
+            "options of the network other than name and clients, which the study's network and clients say"
+        )
+    return options
 
 
 def option(default: Any, description: str, **limits: Any) -> Any:

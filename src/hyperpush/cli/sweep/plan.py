@@ -107,7 +107,9 @@ def plan(experiment: Experiment, config: BaseModel) -> Plan:
     asked = Sweep.model_validate(values.pop("sweep"))
     seed_option = "key" if "key" in values and "seed" not in values else "seed"
     if seed_option not in values:
-        raise InvalidInput("experiment", experiment.name, "an experiment with an option seed")
+        raise InvalidInput(
+            "experiment", experiment.name, "an experiment with an option seed: hyperpush show NAME lists options"
+        )
     if "seeds" in values:
         if values["seeds"] not in (1, experiment.config().model_dump()["seeds"]):
             raise InvalidInput("seeds", values["seeds"], "1, or left out: sweep.seeds says how many runs are reported")

@@ -4,10 +4,8 @@ The counterpart of figure 1(a)(b) of Terashita and Hara, "Decentralized hyper-gr
 directed networks", and of the trends that its theorems predict.
 """
 
-from typing import Any
-
 from hyperpush.runs.config import Config
-from hyperpush.studies.options import Count, Counts, Positive, Precision, Seed, Several, option, study
+from hyperpush.studies.options import Count, Counts, NetworkOptions, Positive, Precision, Seed, Several, option, study
 
 
 class ErrorStudy(Config):
@@ -17,7 +15,7 @@ class ErrorStudy(Config):
     examples: Several = option(100, "Training examples per client, and as many for validation.")
     hyper: Positive = option(0.01, "Every client's L2 rate on each parameter.")
     network: str = option("random-directed", "Name of the network.")
-    network_options: dict[str, Any] = option({}, "Options of the network, such as probability.")
+    network_options: NetworkOptions = option({}, "Options of the network, such as probability.")
     inner_steps: Count = option(5000, "Steps of stochastic gradient push to the inner solution.")
     inner_rate: Positive = option(2.0, "Its first learning rate, lowered tenfold at milestones.")
     order: Count = option(1000, "Largest order M of the hypergradient's series.")

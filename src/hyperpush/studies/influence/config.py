@@ -5,12 +5,12 @@ time-varying directed networks"; then groups, whole clients, damping, and a hunt
 (docs/results/influence.md).
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from hyperpush.runs.config import Config
-from hyperpush.studies.options import Count, Positive, Precision, Several, option, study
+from hyperpush.studies.options import Count, NetworkOptions, Positive, Precision, Several, option, study
 
 # What is left out of the options of a CNN.
 CNN = {"steps": 1000, "rate": 0.05, "batches": (0, 64), "l2": 1e-3}
@@ -36,7 +36,7 @@ class InfluenceStudy(Config):
     model: Literal["logistic", "cnn"] = option("logistic", "What is trained.")
     clients: Several = option(3, "Number of clients.")
     network: str = option("random-directed", "Name of the network.")
-    network_options: dict[str, Any] = option({}, "Options of the network, such as probability.")
+    network_options: NetworkOptions = option({}, "Options of the network, such as probability.")
     examples: Several = option(100, "Logistic regression: training examples per client, and as many for validation.")
     data: Literal["auto", "emnist", "mnist", "digits"] = option(
         "auto", "CNN: images of digits; auto is EMNIST if HYPERPUSH_DATA has it, else scikit-learn's."

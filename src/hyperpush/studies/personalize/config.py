@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from hyperpush.runs.config import Config
 from hyperpush.runs.experiment import Tuning, defer
-from hyperpush.studies.options import Count, Counts, Seed, option, study
+from hyperpush.studies.options import Count, Counts, NetworkOptions, Seed, option, study
 
 Estimator = Literal["", "hgp", "directed-rb", "vr-hgp", "tracked"]
 Paper = Literal["personalized", "cooperative", "hypergradient"]
@@ -37,7 +37,7 @@ class Numbers(Config):
     prox: float = option(0, "FedProx's penalty on leaving the common model.", ge=0)
     pull: float = option(0, "pFedMe's.", ge=0)
     estimator: Estimator = option("", "Of the cooperative recipes; empty: HGP, or the paper's.")
-    network_options: dict[str, Any] = option({}, "Options of the network, such as probability and mixing.")
+    network_options: NetworkOptions = option({}, "Options of the network, such as probability and mixing.")
     order: int = option(0, "The estimator's order: M of the series, TrackedHGP's steps.", ge=0)
 
 

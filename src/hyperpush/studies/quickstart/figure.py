@@ -48,7 +48,9 @@ def _draw_records(axes: Axes, parties: Parties, scores: Influence) -> None:
         color = COLORS[parties.kind[party]]
         axes.text(left + 3.5, top - 1, str(labels[party, number]), color=color, ha="center", va="bottom", weight="bold")
     axes.imshow(picture, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
-    axes.set_title("Records predicted to hurt everybody most, under the\nlabels they came with, colored by party as below")
+    axes.set_title(
+        "Records predicted to hurt everybody most, under the\nlabels they came with, colored by party as below"
+    )
     axes.set_axis_off()
 
 

@@ -7,7 +7,7 @@ training examples y + 1. Links are directed, come and go, and lose messages.
 from typing import Literal
 
 from hyperpush.runs.config import Config
-from hyperpush.studies.options import Count, Portion, Positive, Seeds, Several, option, study
+from hyperpush.studies.options import Count, Portion, Positive, Seeds, option, study
 
 STEPS = ("train", "learn", "score", "continue", "private")
 
@@ -18,7 +18,7 @@ class Together(Config):
     data: Literal["digits", "mnist", "emnist"] = option(
         "digits", "Digits; other than scikit-learn's need HYPERPUSH_DATA."
     )
-    parties: Several = option(8, "Number of parties, in two clusters.")
+    parties: int = option(8, "Number of parties, in two clusters of at least two.", ge=4)
     examples: Count = option(60, "Training examples of each.")
     trusted: Count = option(5, "Validation examples of each, whose labels are right.")
     test: Count = option(80, "Test examples of each.")

@@ -50,10 +50,13 @@ def deal(
     found, generator, each = load(data), np.random.default_rng(seed), examples + trusted + test
     chosen = generator.permutation(np.flatnonzero(found.labels < 10))
     if parties * each > len(chosen):
-        room = len(chosen) // parties - trusted - test
-        field, given, most = ("examples", examples, room) if room > 0 else ("parties", parties, len(chosen) // each)
+        sizes = {"examples": examples, "trusted": trusted, "test": test}
+        field = max(sizes, key=lambda name: sizes[name])
+        most = len(chosen) // parties - each + sizes[field]
+        if most < 1:  # smaller sets would not help
+            field, most = "parties", len(chosen) // each
         counted = f"{data} has {len(chosen)} digits for {parties} parties with {each} each"
-        raise InvalidInput(field, given, f"at most {most}: {counted}")
+        raise InvalidInput(field, {**sizes, "parties": parties}[field], f"at most {most}: {counted}")
     digits, rows = found.rows(chosen[: parties * each]), np.arange(parties * each).reshape(parties, each)
     upright = shrink(digits.inputs) if digits.inputs.shape[-1] > LARGEST else digits.inputs
     images = np.stack([np.rot90(upright[own], i % CLUSTERS, axes=(1, 2)) for i, own in enumerate(rows)])

@@ -136,7 +136,8 @@ def _recipes(models: int) -> Product:
 
 def _small(images: Float[np.ndarray, "n m side side"]) -> Float[np.ndarray, "n m 7 7"]:
     """Images of 7 × 7 means, less their own mean, with norm 1: each by itself, so nothing is learned of the others."""
-    rows = shrink(images, images.shape[-1] // SIDE).reshape(*images.shape[:2], -1)
+    block = images.shape[-1] // SIDE
+    rows = shrink(images[..., : SIDE * block, : SIDE * block], block).reshape(*images.shape[:2], -1)
     rows = rows - rows.mean(-1, keepdims=True)
     rows = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-6)
     return rows.reshape(*images.shape[:2], SIDE, SIDE).astype(np.float32)

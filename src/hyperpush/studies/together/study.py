@@ -193,9 +193,7 @@ class Story:
             "no cleaning": self.judge(self.uncleaned, CLUSTERS),
             "no personal part": self.judge(self.impersonal, 1),
             "right labels only": self.judge(self.learn(right, graph, FROZEN), CLUSTERS),
-            "right labels only, one model": self.judge(
-                self.train_longer(self.task(1, log_weights=self.right_only)), 1
-            ),
+            "right labels only, one model": self.judge(self.train_longer(self.task(1, log_weights=self.right_only)), 1),
         }
 
     @cached_property
