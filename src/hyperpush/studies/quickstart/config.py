@@ -24,6 +24,6 @@ class Quickstart(Config):
 
 EXPERIMENT = study(
     "quickstart",
-    "Start here: twenty parties find out whose data hurt everybody; nobody shows data. Half a minute.",
+    "Start here: twenty parties find out whose data hurt everybody; nobody shows data. Under a minute.",
     Quickstart,
 )
