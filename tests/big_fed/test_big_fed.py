@@ -1,6 +1,7 @@
 """BiG-Fed: its three forms against each other and against NumPy, its hypergradient against the implicit function."""
 
 import itertools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -498,6 +499,21 @@ def test_methods_that_cannot_differentiate_a_joint_cost_refuse_it(call):
     with pytest.raises(hp.InvalidInput, match=r"Cosine, a cost of all clients together.*BiGFed") as refused:
         call(task_of(cosine_of(CLIQUES)))
     assert refused.value.field == "task.outer"
+
+
+@pytest.mark.parametrize("form", ["products", "peers"])
+def test_privately_every_access_is_a_release_and_without_noise_nothing_else_changes(form):
+    """Two iterations: two inner gradients, and of three solver steps five products each."""
+    task = task_of(cosine_of(CLIQUES))
+    method = BiGFed(2, 0.1, 0.1, form, inner_steps=2, blocks_at="after", solver_steps=3)
+    bounds: Any = {"clip": 1e4, "curvature": 1e4, "coupling": 1e4}  # which clip nothing
+    private = task.private(noise=hp.privacy.Gaussian(1e-12), **bounds)
+    assert hp.privacy.budget(private, method, EVERYBODY).releases == {"train": 2 * (2 + 5)}
+    quiet, plain = (hp.solve(each, method, EVERYBODY, key=0) for each in (private, task))
+    np.testing.assert_allclose(quiet.params, plain.params, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(quiet.hyper, plain.hyper, rtol=1e-4, atol=1e-6)
+    noisy = hp.solve(task.private(noise=hp.privacy.Gaussian(1.0), **bounds), method, EVERYBODY, key=0)
+    assert np.abs(noisy.params - plain.params).max() > 1
 
 
 def test_nobody_computes_a_joint_cost_alone():

@@ -146,9 +146,10 @@ def check_links(method: Method, network: Network) -> None:
         known = registered(kind_of(method) or "algorithms")
         others = ", ".join(name for name, each in known.items() if fits.get(each.info.network, True))
         reason = {"two-way": "links that can run both ways", "undirected": "links that run both ways at once"}[kind]
-        name = type(method).__name__
+        name, noisy = type(method).__name__, getattr(method, "noise", None) is not None
         given = f"{network.name}, which is directed"
-        raise InvalidInput("network", given, f"{reason}, for {name}. Methods that run here: {others}")
+        private = " (with noise on a task of task.private(…))" if noisy else ""
+        raise InvalidInput("network", given, f"{reason}, for {name}. Methods that run here{private}: {others}")
 
 
 def _describe(given: Any) -> Any:
