@@ -113,6 +113,8 @@ def test_clients_are_handed_the_hypers_of_their_own_examples(tmp_path):
     assert found.client("south").hyper.tolist() == found.hypers[1, :2].tolist()
     files = [load_file(tmp_path / f"run/models/hypers/{name}.safetensors")[""] for name in task.names]
     assert [each.shape for each in files] == [(5,), (2,)]
+    several = hp.solve(task, method, network, key=0, seeds=2)
+    assert [several.client(name).hyper.shape for name in task.names] == [(2, 5), (2, 2)]
     loaded = hp.load(tmp_path / "run", task=task).result
     np.testing.assert_array_equal(loaded.hypers, found.hypers)
     np.testing.assert_array_equal(loaded.task.hypers[1, 2:], 0)
@@ -123,8 +125,11 @@ def test_a_party_with_fewer_examples_than_a_mini_batch_gives_all_it_has():
     method, task = hp.SGP(3, 0.1, batch_size=4), weighted_ragged()
     check_batch_size(method, task)
     check_batch_size(method, task.for_client("south"))
-    with pytest.raises(hp.InvalidInput, match="at most 5"):
-        check_batch_size(hp.SGP(3, 0.1, batch_size=6), task)
+    own = {"train": np.ones(2), "validation": np.ones(2)}
+    check_batch_size(hp.SGP(3, 0.1, batch_size=6), task.for_client("south", own))  # others may have more
+    for each in (task, task.for_client("south")):
+        with pytest.raises(hp.InvalidInput, match="at most 5"):
+            check_batch_size(hp.SGP(3, 0.1, batch_size=6), each)
 
 
 def test_an_equinox_model_keeps_what_is_no_number():

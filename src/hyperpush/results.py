@@ -314,7 +314,7 @@ def own(task: Task, name: str | int, params: PyTree, hypers: PyTree, axes: tuple
         return jax.tree.map(lambda leaf: leaf[(slice(None),) * axis + (number,)] if eqx.is_array(leaf) else leaf, tree)
 
     params, hypers = map(rows, (params, hypers), axes)
-    return Own(task.names[number], params, sets.cut_padding(hypers, task.by_example, task.data.train, number))
+    return Own(task.names[number], params, sets.cut_padding(hypers, task.by_example, task.data.train, number, axes[1]))
 
 
 def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:

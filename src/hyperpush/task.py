@@ -155,6 +155,11 @@ class Task:
         return self.data.train
 
     @property
+    def most_examples(self) -> int | None:
+        """The training examples of the client that has most; None where parties know only their own."""
+        return self._sets["train"].most
+
+    @property
     def validation(self) -> PyTree:
         """The examples that the outer level fits."""
         return self.data.outer

@@ -102,10 +102,10 @@ def check_engine(given: Any, task: Task) -> None:
 
 
 def check_batch_size(method: Method, task: Task) -> None:
-    """Refuse mini-batches of more examples than any client has. One party may have fewer, and then gives all."""
+    """Refuse mini-batches of more examples than any client has. Who has fewer than others gives all."""
     size = getattr(method, "batch_size", None)
-    most = rows(task.train, one=task.owner is not None)
-    if isinstance(size, int) and size > most and task.owner is None:
+    most = rows(task.train, one=False) if task.owner is None else task.most_examples
+    if isinstance(size, int) and most is not None and size > most:
         allowed = f"at most {most}, the examples of a client; None takes all"
         raise InvalidInput(f"{type(method).__name__}.batch_size", size, allowed)
 

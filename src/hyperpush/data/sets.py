@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from hyperpush import processes
 from hyperpush.data.batches import Ragged, ragged
@@ -89,6 +89,12 @@ class DataSet:
             return self.given.stack(self.name)
         return stack_clients(self.name, self.given) if isinstance(self.given, list) else arrays(self.given)
 
+    @property
+    def most(self) -> int | None:
+        """The examples of the client that has most; None if that is not known here."""
+        counts = given_counts(self.given)
+        return None if counts is None else max(counts)
+
     def of(self, client: int | None) -> PyTree:
         """One client's examples, or all clients' for None."""
         if client is None:
@@ -102,6 +108,10 @@ class DataSet:
 
 class OwnSet(DataSet):
     """One party's own examples, without a client axis."""
+
+    @property
+    def most(self) -> None:
+        return None
 
     def of(self, client: int | None) -> PyTree:
         return arrays(self.given)
@@ -213,15 +223,21 @@ def clear_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree) -> 
     """Hypers with 0 where a client has fewer examples than others, so that a sum of them counts its own only."""
     if not isinstance(train, Ragged):
         return tree
-    return _map_rows(
-        lambda leaf: jnp.where(np.arange(leaf.shape[-1]) < train.counts[..., None], leaf, 0), tree, by_example
-    )
+    axis = train.counts.ndim  # of examples: behind that of clients, if there is one
+
+    def clear(leaf: Array) -> Array:
+        own = np.arange(leaf.shape[axis]) < train.counts[..., None]
+        return jnp.where(own.reshape(own.shape + (1,) * (leaf.ndim - own.ndim)), leaf, 0)
+
+    return _map_rows(clear, tree, by_example)
 
 
-def cut_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree, client: int) -> PyTree:
-    """One client's hypers, with those of its own examples only."""
+def cut_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree, client: int, axis: int = 0) -> PyTree:
+    """One client's hypers, with those of its own examples only, which are on this axis."""
     counts = example_counts(train) if isinstance(train, Ragged) and any(by_example) else ()
-    return _map_rows(lambda leaf: leaf[..., : counts[client]], tree, by_example) if client < len(counts) else tree
+    if client >= len(counts):  # of several processes none sees all counts
+        return tree
+    return _map_rows(lambda leaf: leaf[(slice(None),) * axis + (slice(counts[client]),)], tree, by_example)
 
 
 def _map_rows(function: Callable[[Any], Any], tree: PyTree, by_example: tuple[bool, ...]) -> PyTree:
