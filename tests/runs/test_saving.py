@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import hyperpush as hp
 
@@ -60,6 +61,14 @@ def test_models_are_not_handed_to_other_clients(tmp_path):
     for names in (NAMES[::-1], ("a", "b", "c")):
         with pytest.raises(hp.InvalidInput, match=rf"task\.names: got '?{names[0]}.*allowed: {NAMES[0]}, {NAMES[1]}"):
             hp.load(tmp_path / "run", task=make_task(names))
+
+
+def test_params_of_another_run_among_the_files_are_refused(tmp_path):
+    hp.train(make_task(), hp.SGP(2, 0.05), NETWORK, key=0, save=tmp_path / "run")
+    file = tmp_path / "run" / "models" / "params" / f"{NAMES[0]}.safetensors"
+    save_file({name: each[:1] for name, each in load_file(file).items()}, file)
+    with pytest.raises(hp.InvalidInput, match="files of one run"):
+        hp.load(tmp_path / "run").arrays("params")
 
 
 def test_what_was_read_back_leads_on_as_what_was_saved(tmp_path):

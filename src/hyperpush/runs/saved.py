@@ -30,6 +30,7 @@ from hyperpush.task import Point, Task
 
 FORMAT = 1  # of the folder of a verb
 SETS = ("params", "hypers", "value")  # of models, that a verb's result has
+BY_EXAMPLE = ("hypers", "value")  # which may have a number for each example, of which clients own different numbers
 CLASSES: dict[str, type[Result]] = {"Training": Training, "Estimate": Estimate, "Solution": Solution}
 T = TypeVar("T")
 
@@ -287,12 +288,16 @@ def load_models(folder: Path, names: Sequence[str] | None = None) -> dict[str, n
     owners = [_load_arrays(file) for file in files]
     if not owners or any(set(own) != set(owners[0]) for own in owners):
         raise InvalidInput("models", str(folder), "one readable file for each client, with the same arrays")
-    return {key: _stack([own[key] for own in owners]) for key in owners[0]}
+    by_example = folder.name in BY_EXAMPLE
+    return {key: _stack(folder, [own[key] for own in owners], by_example) for key in owners[0]}
 
 
-def _stack(rows: list[np.ndarray]) -> np.ndarray:
-    """Owners on axis 0; zeros behind those who have fewer numbers than others, as tasks have them."""
-    if len({row.shape[1:] for row in rows}) == 1 and rows[0].ndim:
+def _stack(folder: Path, rows: list[np.ndarray], by_example: bool) -> np.ndarray:
+    """Owners on axis 0; of hypers, zeros behind those who have fewer numbers than others, as tasks have them."""
+    same = {row.shape[1:] if by_example and row.ndim else row.shape for row in rows}
+    if len(same) > 1:
+        raise InvalidInput("models", str(folder), "files of one run, whose arrays have the same shapes")
+    if by_example and rows[0].ndim:
         most = max(map(len, rows))
         rows = [np.pad(row, [(0, most - len(row)), *[(0, 0)] * (row.ndim - 1)]) for row in rows]
     return np.stack(rows)

@@ -24,7 +24,7 @@ from hyperpush.runs.checkpoints.journal import values_digest
 from hyperpush.runs.files import write_atomically
 from hyperpush.runs.fingerprint import fingerprint
 from hyperpush.runs.folder import CALL, HISTORY, LINKS, MODELS, RunFolder
-from hyperpush.runs.saved import FORMAT, SETS, check_format, leaf_name, load, save_models
+from hyperpush.runs.saved import BY_EXAMPLE, FORMAT, SETS, check_format, leaf_name, load, save_models
 from hyperpush.task import Task
 from hyperpush.version import __version__
 
@@ -145,7 +145,7 @@ def write_arrays(folder: Path, result: Result, writes: bool = True) -> None:
         if tree is not None:
             arrays = eqx.filter(tree, eqx.is_array)
             stacked = arrays if result.task.owner is None else jax.tree.map(lambda leaf: leaf[None], arrays)
-            save_models(path, stacked, writes, result.names, counts if path.name in ("hypers", "value") else None)
+            save_models(path, stacked, writes, result.names, counts if path.name in BY_EXAMPLE else None)
     history = getattr(result, "history", None)
     if isinstance(history, History) and writes:
         found = {f"metrics/{name}": values for name, values in history.metrics.items()}
