@@ -4,15 +4,18 @@ STAMP := .venv/.installed
 # The arguments of the demonstration.
 DEMO ?= run quickstart
 PYTEST_ARGS ?=
+# beartype checks every signature of the package while tests run, which costs a third to a half of their time. The
+# numeric tower lets an int stand where a float is asked for.
+TYPED := '--jaxtyping-packages=hyperpush,hyperpush_papers,type_checks.check'
 
-.PHONY: setup demo test test-faults lint docs format clean
+.PHONY: setup demo test test-long lint docs format clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hyperpush needs Python 3.11 or newer; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev,docs]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev,docs]' -e ./papers
 	touch $@
 
 demo: $(STAMP)
@@ -22,9 +25,10 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-# Peers under faults, and studies at small size, one after the other: peers start many processes.
-test-faults: $(STAMP)
-	$(BIN)/python -m pytest -m 'faults or long' -n 0 $(PYTEST_ARGS)
+# Every test, with run-time type checks. Peers under faults come one after the other: they start many processes.
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -m 'not faults' -n 2 --dist loadfile $(TYPED) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m faults -n 0 $(TYPED) $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -42,4 +46,4 @@ format: $(STAMP)
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist docs/_build docs/reference docs/results/papers.md
-	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src papers benchmarks tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,11 +3,11 @@
 import ast
 import inspect
 import sys
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-from hyperpush.studies import papers
+from hyperpush_papers import papers
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
@@ -56,7 +56,7 @@ html_theme_options = {
 html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "start", "choose", "architecture", "stability")}
 
 NAMESPACES = ("networks", "tasks", "algorithms", "hypergradients", "personalize", "influence", "privacy", "big_fed")
-NAMESPACES += ("hooks", "programs")
+NAMESPACES += ("hooks", "programs", "extend")
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -85,14 +85,14 @@ def write_reference() -> None:
     write_page(folder / "top.md", "hyperpush", "hp", "The names that most programs need.", top, {})
     listed = {f"hyperpush.{name}" for name in top}
     for space in NAMESPACES:
-        module = import_module(f"hyperpush.{space}")
+        module = getattr(hyperpush, space)
         things = {name: id(getattr(module, name)) for name in public_names(module)}
         elsewhere = {name: described[thing] for name, thing in things.items() if thing in described}
         here = [name for name in things if name not in elsewhere]
         described |= {things[name]: space for name in here}
-        listed |= {f"hyperpush.{space}.{name}" for name in here}
+        listed |= {f"{module.__name__}.{name}" for name in here}
         summary = (module.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
-        write_page(folder / f"{space}.md", f"hyperpush.{space}", f"hp.{space}", summary, here, elsewhere)
+        write_page(folder / f"{space}.md", module.__name__, f"hp.{space}", summary, here, elsewhere)
     for page in (folder / "generated").glob("*.rst"):  # of names that are gone since the last build
         if page.stem not in listed:
             page.unlink()

@@ -1,6 +1,7 @@
 """What every registered method has to do, whatever its kind. A new one is tested by being there."""
 
 import tomllib
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
@@ -9,10 +10,12 @@ import jax
 import numpy as np
 import pytest
 import tomli_w
+from repeats import some
 
 import hyperpush as hp
-from hyperpush.programs import Method, Server, contains
-from hyperpush.registry import build, kind_of, table
+from hyperpush.methods.base import Method
+from hyperpush.methods.registry import build, kind_of, table
+from hyperpush.programs import Server, contains
 
 CLIENTS = 4
 NETWORK = hp.networks.Ring(CLIENTS)  # every method can use it
@@ -48,7 +51,18 @@ def compiled():
 
 
 class CommonSuite:
-    """A subclass is parametrized by `method` and says how to run one."""
+    """A subclass names methods and says how to run one.
+
+    Those in `FEW` cover the kinds of nodes: they run on all engines in `make test`, the others in `make test-long`.
+    """
+
+    METHODS: Mapping[str, Any]
+    FEW: Collection[str]
+    REPEATED: Collection[str] = ("test_engines_agree",)  # `make test` runs these of `FEW` alone
+
+    def pytest_generate_tests(self, metafunc):
+        repeated = metafunc.function.__name__ in self.REPEATED
+        metafunc.parametrize("method", some(self.METHODS, self.FEW if repeated else self.METHODS))
 
     @staticmethod
     def run(method: Any, engine: Any = ENGINE, network: Any = NETWORK) -> Any:

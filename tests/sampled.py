@@ -8,8 +8,8 @@ import numpy as np
 
 import hyperpush as hp
 from hyperpush.algorithms.base import LOOP, BilevelState
-from hyperpush.problem import Problem
 from hyperpush.programs import program_of
+from hyperpush.task.problem import Problem
 from hyperpush.tasks.quadratic import inner as one_inner
 from hyperpush.tasks.quadratic import outer as one_outer
 from hyperpush.tasks.quadratic import outer_fixed_points, quadratic

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import hyperpush
+from hyperpush.methods.registry import registered
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 NAMES = [
@@ -16,6 +17,20 @@ NAMES = [
     for each in pkgutil.walk_packages(hyperpush.__path__, "hyperpush.")
     if not any(part.startswith("_") for part in each.name.split("."))
 ]
+
+
+# The common suites run what these modules define.
+SUITES = {
+    each.__module__
+    for kind in ("algorithms", "baselines", "big_fed", "hypergradients", "inner", "recipes")
+    for name, each in registered(kind).items()
+    if name != "FedEM"  # whose model no suite has
+}
+
+# Tests of their own run these, which take long.
+OTHERS = {
+    f"hyperpush.{name}" for name in ("verbs.check", "influence.label_noise", "influence.scores", "personalize.fit")
+}
 
 
 def examples(module):
@@ -37,7 +52,7 @@ def with_examples():
     for name in NAMES:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None and ">>>" in Path(spec.origin).read_text("utf-8"):
-            yield name
+            yield pytest.param(name, marks=pytest.mark.long if name in SUITES | OTHERS else ())
 
 
 @pytest.mark.parametrize("name", list(with_examples()))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperpush.spec import read
+from hyperpush.spec.objects import read
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,7 +46,13 @@ def test_the_short_example_estimates():
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))], ids=lambda page: page.stem
+    "page",
+    [
+        pytest.param(page, marks=() if page.stem in ("start", "extend") else pytest.mark.long)
+        for page in PAGES
+        if blocks(page.read_text(encoding="utf-8"))
+    ],
+    ids=lambda page: page.stem,
 )
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -5,11 +5,11 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from pydantic import Field
 
-from hyperpush.errors import Diverged
-from hyperpush.runs.config import Config
+from hyperpush.base.errors import Diverged
 from hyperpush.runs.experiment import Experiment
-from hyperpush.runs.report.figures import Curve, error_curves, panels
 from hyperpush.runs.run import StudyRun
+from hyperpush.spec.config import Config
+from hyperpush.verbs.figures import Curve, error_curves, panels
 
 
 class Network(Config):

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from hyperpush import programs
+from hyperpush import extend, programs
 
 
 class _State(eqx.Module):
@@ -16,10 +16,10 @@ class _State(eqx.Module):
     mass: jax.Array  # push-sum's weight ω
 
 
-class Alternating(programs.Algorithm):
+class Alternating(extend.Algorithm):
     """z ← P(z − γ ∂_x f_i(x_i, λ_i)), x = z/ω;  λ_i ← λ_i − α (∂_λ F_i − γ B_i ∂_x F_i), with α and γ as options."""
 
-    info: ClassVar[programs.MethodInfo] = programs.MethodInfo(
+    info: ClassVar[extend.MethodInfo] = extend.MethodInfo(
         network="any",
         target="direct",
         sends="one vector of the size of the params, and one number, per round",
@@ -28,24 +28,24 @@ class Alternating(programs.Algorithm):
         example={"steps": 10, "inner_step_size": 0.1, "outer_step_size": 0.1},
     )
 
-    steps: programs.Whole = eqx.field(static=True)
-    inner_step_size: programs.Positive
-    outer_step_size: programs.Positive
+    steps: extend.Whole = eqx.field(static=True)
+    inner_step_size: extend.Positive
+    outer_step_size: extend.Positive
 
-    def program(self, problem: programs.Problem) -> programs.Node:
+    def program(self, problem: extend.Problem) -> programs.Node:
         def move(tree, along, size):
             return jax.tree.map(lambda at, slope: at - size * slope, tree, along)
 
         def send(state, ctx):
-            gradient = problem.inner_gradient(state.params, state.hyper, programs.everything(ctx.data.train))
+            gradient = problem.inner_gradient(state.params, state.hyper, extend.everything(ctx.data.train))
             z = jax.tree.map(lambda x: state.mass * x, move(state.params, gradient, self.inner_step_size))
             return z, state.mass
 
         def receive(state, inbox, ctx):
             z, mass = inbox.mix(send(state, ctx))
             params = jax.tree.map(lambda leaf: leaf / mass, z)
-            along_x, along_hyper = problem.outer_gradients(params, state.hyper, programs.everything(ctx.data.outer))
-            train = programs.everything(ctx.data.train)
+            along_x, along_hyper = problem.outer_gradients(params, state.hyper, extend.everything(ctx.data.outer))
+            train = extend.everything(ctx.data.train)
             term = problem.jacobian_product(params, state.hyper, train, along_x)
             hyper = move(state.hyper, move(along_hyper, term, self.inner_step_size), self.outer_step_size)
             return _State(params, hyper, mass)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 import hyperpush as hp
-from hyperpush import programs
+from hyperpush import extend, programs
 
 
-class OneTerm(programs.HypergradientEstimator):
+class OneTerm(extend.HypergradientEstimator):
     """v_i = (1/n) ∂_λ F_i − η B_i ū, where ū is the push-sum average of everybody's (1/n) ∂_x F_j.
 
     Args:
@@ -19,7 +19,7 @@ class OneTerm(programs.HypergradientEstimator):
         step_size: η; with η H̄ = I it is the hypergradient.
     """
 
-    info: ClassVar[programs.MethodInfo] = programs.MethodInfo(
+    info: ClassVar[extend.MethodInfo] = extend.MethodInfo(
         network="any",
         target="global",
         sends="one vector of the size of the params per push",
@@ -29,20 +29,20 @@ class OneTerm(programs.HypergradientEstimator):
     )
 
     pushes: int = eqx.field(static=True)
-    step_size: programs.Number
+    step_size: extend.Number
 
     def __check_init__(self):
         if self.pushes < 1:
             raise hp.InvalidInput("OneTerm.pushes", self.pushes, "1 or more")
 
-    def program(self, problem: programs.Problem) -> programs.Node:
+    def program(self, problem: extend.Problem) -> programs.Node:
         def get(state, ctx):
-            along_x, _ = programs.outer_gradient_shares(problem, state, ctx)
+            along_x, _ = extend.outer_gradient_shares(problem, state, ctx)
             return along_x, jnp.ones(())
 
         def put(state, mean, mass, ctx):
-            _, along_hyper = programs.outer_gradient_shares(problem, state, ctx)
-            examples = programs.everything(ctx.data.train)
+            _, along_hyper = extend.outer_gradient_shares(problem, state, ctx)
+            examples = extend.everything(ctx.data.train)
             product = problem.jacobian_product(state.params, state.hyper, examples, mean)
             value = jax.tree.map(lambda direct, term: direct - self.step_size * term, along_hyper, product)
             return replace(state, value=value)

@@ -11,8 +11,8 @@ from sampled import sampled, task_of
 import hyperpush as hp
 from hyperpush.algorithms.base import LOOP, Algorithm
 from hyperpush.big_fed.algorithm import FORMS
+from hyperpush.methods.registry import registered
 from hyperpush.programs import Repeat, contains
-from hyperpush.registry import registered
 
 CLASSES = {**registered("algorithms"), **registered("big_fed")}
 FEW = hp.algorithms.ConjugateGradients(3)  # each of them is a round with a server
@@ -27,8 +27,10 @@ def quadratic(common):
     return task_of(*sampled(CLIENTS, 3).start, common=common)
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 class TestAlgorithms(CommonSuite):
+    METHODS = METHODS
+    FEW = ("PDBO", "INTERACT", "LDPDSBO", "BiGFed")
+
     @staticmethod
     def run(method, engine=ENGINE, network=NETWORK):
         return hp.solve(quadratic(bool(method.info.fixed_point)), method, network, key=0, engine=engine)

@@ -9,7 +9,7 @@ from wide import float64  # noqa: F401
 
 import hyperpush as hp
 from hyperpush import networks
-from hyperpush.optimizers import StepSize
+from hyperpush.base.schedules import StepSize
 from hyperpush.tasks.quadratic import outer_fixed_points, quadratic
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -9,11 +9,11 @@ from wide import float64  # noqa: F401
 import hyperpush as hp
 from hyperpush import networks
 from hyperpush.algorithms.base import LOOP, BilevelState
+from hyperpush.base.schedules import Power
 from hyperpush.data.batches import Data
-from hyperpush.optimizers import Power
 from hyperpush.privacy.mechanisms import Gaussian, Laplace
 from hyperpush.privacy.sensitivity import Constants, LoopSensitivity
-from hyperpush.problem import Problem
+from hyperpush.task.problem import Problem
 from hyperpush.tasks.quadratic import outer_fixed_points, quadratic
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -141,7 +141,7 @@ def test_own_values_are_clean_and_neighbors_carry_noise_of_the_given_size(mechan
     def one(key):
         states, data = BilevelState(start, start), Data.pair(rows, rows)
         record = {LOOP: lambda state, ctx: (state.params, state.solution, state.hyper)}
-        return hp.programs.evaluate(program, networks.Ring(CLIENTS), states, data, key, record=record)[1][LOOP]
+        return hp.extend.evaluate(program, networks.Ring(CLIENTS), states, data, key, record=record)[1][LOOP]
 
     seen = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), 4000))
     spread = np.sqrt(2) if mechanism is Laplace else 1.0
@@ -231,6 +231,6 @@ def test_noise_of_its_own_on_a_private_task_is_refused():
         hp.solve(private, noisy, networks.Ring(CLIENTS), key=0)
     assert refused.value.field == "LDPDSBO.noise"
     with pytest.raises(hp.InvalidInput, match="noise=None"):
-        hp.privacy.budget(private, noisy)
+        hp.budget(private, noisy)
     noisy.check_task(task)
     noisy.with_options(noise=None).check_task(private)

@@ -9,9 +9,9 @@ from sampled import PROBLEM, distance, recorded, sampled, series, task_of
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
+from hyperpush.base.schedules import Power
+from hyperpush.methods.registry import registered
 from hyperpush.networks import matrix
-from hyperpush.optimizers import Power
-from hyperpush.registry import registered
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -108,7 +108,7 @@ def test_own_hypergradient_is_unbiased(made):
     sampling = hp.algorithms.SPDB(1, 0.1, 0.1, inverse=FEW, batch_size=2)
     params, hypers, first, second = made.start
     params = params + 1
-    at, hyper, data = jax.tree.map(lambda leaf: leaf[1], (params, hypers, hp.programs.Data.pair(first, second)))
+    at, hyper, data = jax.tree.map(lambda leaf: leaf[1], (params, hypers, hp.extend.Data.pair(first, second)))
 
     @jax.jit
     def estimates(keys):
@@ -133,9 +133,7 @@ def over_seeds(algorithm, made, network=RING):
     @jax.jit
     def run(keys):
         return jax.vmap(
-            lambda key: (
-                hp.programs.evaluate(program, network, states, hp.programs.Data.pair(*made.start[2:]), key)[0].hyper
-            )
+            lambda key: hp.extend.evaluate(program, network, states, hp.extend.Data.pair(*made.start[2:]), key)[0].hyper
         )(keys)
 
     return np.asarray(run(jax.random.split(jax.random.key(4), 4)))

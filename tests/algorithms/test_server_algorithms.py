@@ -12,8 +12,8 @@ from wide import float64  # noqa: F401
 
 import hyperpush as hp
 from hyperpush.algorithms.pooled import PooledState, pooled_hypergradient
-from hyperpush.optimizers import Power
-from hyperpush.registry import registered
+from hyperpush.base.schedules import Power
+from hyperpush.methods.registry import registered
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -130,8 +130,8 @@ def test_local_steps_leave_an_error_of_their_size(made):
     def run(step):
         algorithm = hp.algorithms.FedBiO(1500, lambda t: step, 0.2, local_steps=3)
         states = hp.algorithms.BilevelState(*made.start[:2])
-        found, _ = hp.programs.evaluate(
-            algorithm.program(PROBLEM), NETWORK, states, hp.programs.Data.pair(*made.start[2:]), jax.random.key(0)
+        found, _ = hp.extend.evaluate(
+            algorithm.program(PROBLEM), NETWORK, states, hp.extend.Data.pair(*made.start[2:]), jax.random.key(0)
         )
         return found.hyper
 
@@ -147,13 +147,13 @@ def test_all_take_one_random_term_of_the_series():
     made = sampled(2, 3)
     params, hypers, first, second = made.start
     program, network = pooled_hypergradient(PROBLEM, FEW, None), hp.networks.Ring(2)
-    states, data = PooledState(params + 1, hypers, hypers), hp.programs.Data.pair(first, second)
+    states, data = PooledState(params + 1, hypers, hypers), hp.extend.Data.pair(first, second)
     keys = jax.random.split(jax.random.key(5), 300)
 
     @jax.jit
     @jax.vmap
     def run(key):
-        return hp.programs.evaluate(program, network, states, data, key)[0].value
+        return hp.extend.evaluate(program, network, states, data, key)[0].value
 
     o, eye = made.slopes, np.eye(params.shape[1])
     terms = [np.linalg.matrix_power(eye - FEW.step_size * o.H.mean(0), p) for p in range(FEW.terms)]
@@ -177,7 +177,7 @@ def test_falling_steps_wear_noise_away(made):
     @jax.jit
     @jax.vmap
     def run(key):
-        return hp.programs.evaluate(program, NETWORK, states, hp.programs.Data.pair(*made.start[2:]), key)[0].hyper
+        return hp.extend.evaluate(program, NETWORK, states, hp.extend.Data.pair(*made.start[2:]), key)[0].hyper
 
     ended = np.asarray(run(jax.random.split(jax.random.key(4), 4)))
     start = np.linalg.norm(np.asarray(made.start[1]) - end, axis=-1).max()

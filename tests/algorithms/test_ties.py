@@ -9,7 +9,7 @@ from wide import float64  # noqa: F401
 
 import hyperpush as hp
 from hyperpush.algorithms import Ties
-from hyperpush.registry import build, table
+from hyperpush.methods.registry import build, table
 from hyperpush.tasks.quadratic import quadratic
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -174,7 +174,7 @@ def test_strengths_of_ties_among_inner_params_are_learned():
         ([(1, 1)], r"a link 1 – 1"),
         ([(0, 1), (1, 0)], "again"),
         ([(0, 1, 0.0), (1, 0)], "again"),
-        (hp.big_fed.Graph(np.ones((3, 3)) - np.eye(3)), "a graph of 3 parties.*one of 4"),
+        (hp.networks.Graph(np.ones((3, 3)) - np.eye(3)), "a graph of 3 parties.*one of 4"),
         (nx.path_graph(["a", "b"]), r"ties\.graph: got 'a'"),
         (nx.empty_graph(7), r"ties\.graph: got '4'"),
         ([(0, 2)], "'0' – '2', which ring does not carry both ways"),

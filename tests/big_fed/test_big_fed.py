@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
+from repeats import some
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
@@ -16,7 +17,7 @@ from hyperpush.big_fed.algorithm import BiGFed, message_passing
 from hyperpush.big_fed.bilinear import coefficients, loss, mean_square, model, represent
 from hyperpush.big_fed.curvature import DampedCurvature
 from hyperpush.programs import Exchange, Sequence, Server, profile
-from hyperpush.task import JointCost
+from hyperpush.task.task import JointCost
 from hyperpush.tasks.quadratic import outer_fixed_points, quadratic
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -27,6 +28,7 @@ EVERYBODY = hp.networks.FullyConnected(N)
 
 
 CURVATURES = ("hessian", "gauss-newton")
+FORM = ["products", pytest.param("peers", marks=pytest.mark.long)]
 
 
 def setting(seed=0):
@@ -38,7 +40,7 @@ def setting(seed=0):
 
 
 def cosine_of(graph, *options, **more):
-    return hp.big_fed.Cosine(hp.big_fed.Graph(graph), *options, **{"represent": represent} | more)
+    return hp.big_fed.Cosine(hp.networks.Graph(graph), *options, **{"represent": represent} | more)
 
 
 def task_of(outer, made=None, inner=(model, loss), **options):
@@ -134,7 +136,7 @@ def test_all_forms_follow_algorithm_1(passed, loops, forms):
     other = nx.to_numpy_array(nx.cycle_graph(N))
     present = np.ones((3, N), bool)
     present[1, 2] = False
-    graph = hp.big_fed.Graph(np.stack([CLIQUES, CLIQUES, other]), present)
+    graph = hp.networks.Graph(np.stack([CLIQUES, CLIQUES, other]), present)
     cosine = hp.big_fed.Cosine(graph, 2.5, passed, loops, seed=3, represent=represent)
     data, theta, phi = setting()
     expected = theta, phi
@@ -166,7 +168,7 @@ def test_the_expected_cost_has_the_mean_number_of_negatives(passed, loops):
     weights += weights.T
     present = np.ones((1, N), bool)
     present[0, 1] = False
-    cosine = hp.big_fed.Cosine(hp.big_fed.Graph(weights, present), 2.5, passed, loops, represent=represent)
+    cosine = hp.big_fed.Cosine(hp.networks.Graph(weights, present), 2.5, passed, loops, represent=represent)
     weights = np.float32(weights).astype(float) * present[0] * present[0][:, None]
     far = (weights == 0) & ~np.eye(N, dtype=bool) & present[0] & present[0][:, None]
     rates = 2.5 * weights.sum(1) / np.maximum(far.sum(1), 1)
@@ -178,7 +180,7 @@ def test_the_expected_cost_has_the_mean_number_of_negatives(passed, loops):
     assert found != cosine.cost(jnp.asarray(shown), 8)
 
 
-@pytest.mark.parametrize("graph", [nx.karate_club_graph(), nx.star_graph(4)], ids=["club", "star"])
+@pytest.mark.parametrize("graph", some({"club": nx.karate_club_graph(), "star": nx.star_graph(4)}, ["star"]))
 def test_numbers_of_negatives(graph):
     """Where all show the same every negative costs 1 and links nothing, so that n·F counts them: 5 per link on average.
 
@@ -205,7 +207,7 @@ def test_numbers_of_negatives(graph):
 def test_every_form_declares_what_it_sends():
     """A server where there is one in the program; no message holds p×p numbers."""
     _, params, kernel = setting()
-    data = hp.programs.Data.pair(jax.tree.map(lambda part: part[0], setting()[0]), None)
+    data = hp.extend.Data.pair(jax.tree.map(lambda part: part[0], setting()[0]), None)
     problem = task_of(cosine_of(CLIQUES)).problem
     for form in ("products", "peers"):
         algorithm = BiGFed(2, 0.1, 0.1, form)
@@ -301,7 +303,7 @@ def test_without_a_graph_it_ends_where_own_hypergradients_are_zero():
     assert np.abs(alone.hypers - end).max() < 0.02 * np.abs(np.asarray(task.hypers) - end).max()
 
 
-@pytest.mark.parametrize("form", ["products", "peers"])
+@pytest.mark.parametrize("form", FORM)
 def test_personal_hypers_stay_beside_the_common_ones(form):
     """One common number and two personal ones: the least squares of all clients, with blocks of their own."""
     made = quadratic(4, 2, common=True)
@@ -335,7 +337,7 @@ def test_personal_hypers_stay_beside_the_common_ones(form):
         hp.solve(task, method.with_options(personal=("mine",)), hp.networks.FullyConnected(4), key=0)
 
 
-@pytest.mark.parametrize("form", ["products", "peers"])
+@pytest.mark.parametrize("form", FORM)
 def test_own_costs_are_added_to_the_graphs(form):
     """One step along the sum of both: with either alone, the same θ, so that changes of φ add up."""
     kernel, algorithm = setting()[2], BiGFed(1, 0.1, 0.02, form)
@@ -461,19 +463,19 @@ def solved(outer, **options):
         (lambda: cosine_of(CLIQUES, represent=None), "Cosine.represent", "a function"),
         (
             lambda: solved(
-                hp.big_fed.Cosine(hp.big_fed.Graph(CLIQUES), represent=lambda params, hyper: hyper @ params)
+                hp.big_fed.Cosine(hp.networks.Graph(CLIQUES), represent=lambda params, hyper: hyper @ params)
             ),
             "task.outer.represent",
             "one real vector",
         ),
         (lambda: cosine_of(CLIQUES, -1), "Cosine.negatives", "0 or more"),
         (lambda: cosine_of(CLIQUES, seed=-1), "Cosine.seed", "from 0"),
-        (lambda: hp.big_fed.Graph(np.ones((2, 3))), "graph.weights", "n×n"),
-        (lambda: hp.big_fed.Graph(np.eye(3)), "graph.weights", "diagonal"),
-        (lambda: hp.big_fed.Graph(np.triu(np.ones((3, 3)), 1)), "graph.weights", "undirected"),
-        (lambda: hp.big_fed.Graph(-CLIQUES), "graph.weights", "0 or more"),
-        (lambda: hp.big_fed.Graph(CLIQUES, np.ones((2, N), bool)), "graph.present", "1, 6"),
-        (lambda: hp.big_fed.Graph(CLIQUES, np.zeros((1, N), bool)), "graph.present", "somebody"),
+        (lambda: hp.networks.Graph(np.ones((2, 3))), "graph.weights", "n×n"),
+        (lambda: hp.networks.Graph(np.eye(3)), "graph.weights", "diagonal"),
+        (lambda: hp.networks.Graph(np.triu(np.ones((3, 3)), 1)), "graph.weights", "undirected"),
+        (lambda: hp.networks.Graph(-CLIQUES), "graph.weights", "0 or more"),
+        (lambda: hp.networks.Graph(CLIQUES, np.ones((2, N), bool)), "graph.present", "1, 6"),
+        (lambda: hp.networks.Graph(CLIQUES, np.zeros((1, N), bool)), "graph.present", "somebody"),
     ],
 )
 def test_what_cannot_be_used_is_refused(make, field, allowed):
@@ -501,14 +503,14 @@ def test_methods_that_cannot_differentiate_a_joint_cost_refuse_it(call):
     assert refused.value.field == "task.outer"
 
 
-@pytest.mark.parametrize("form", ["products", "peers"])
+@pytest.mark.parametrize("form", FORM)
 def test_privately_every_access_is_a_release_and_without_noise_nothing_else_changes(form):
     """Two iterations: two inner gradients, and of three solver steps five products each."""
     task = task_of(cosine_of(CLIQUES))
     method = BiGFed(2, 0.1, 0.1, form, inner_steps=2, blocks_at="after", solver_steps=3)
     bounds: Any = {"clip": 1e4, "curvature": 1e4, "coupling": 1e4}  # which clip nothing
     private = task.private(noise=hp.privacy.Gaussian(1e-12), **bounds)
-    assert hp.privacy.budget(private, method, EVERYBODY).releases == {"train": 2 * (2 + 5)}
+    assert hp.budget(private, method, EVERYBODY).releases == {"train": 2 * (2 + 5)}
     quiet, plain = (hp.solve(each, method, EVERYBODY, key=0) for each in (private, task))
     np.testing.assert_allclose(quiet.params, plain.params, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(quiet.hyper, plain.hyper, rtol=1e-4, atol=1e-6)

@@ -46,7 +46,7 @@ def test_those_without_negatives_are_those_that_negatives_do_not_move(loops):
     """Client 6 has no neighbor that it hears: it shows nothing unless it is its own neighbor."""
     links = LINKS > 0
     links[5, 6], links[3, 6] = False, True
-    graph, network = hp.big_fed.Graph(PATH), hp.networks.Trace(N, links[None])
+    graph, network = hp.networks.Graph(PATH), hp.networks.Trace(N, links[None])
     silent, wanted = without_negatives(
         hp.big_fed.Cosine(graph, 20.0, self_loops=loops, represent=represent), network, 1, 4
     )
@@ -61,7 +61,7 @@ class Stopped(hp.Simulate):
 
 
 def checked(network, graph=None, **options):
-    graph = hp.big_fed.Graph(PATH) if graph is None else graph
+    graph = hp.networks.Graph(PATH) if graph is None else graph
     cosine = hp.big_fed.Cosine(graph, options.pop("negatives", 2.0), represent=represent)
     algorithm = hp.big_fed.BiGFed(5, 0.1, 0.1, "peers", **options)
     layers, data = np.ones((2, 2)), (np.ones((N, 3, 1)), np.ones((N, 3)))
@@ -84,7 +84,7 @@ def test_a_network_without_negatives_is_refused_before_anything_runs():
     with pytest.raises(AssertionError, match="it has run"):
         checked(turns, pushes=2)  # five exchanges in a round instead of four: every other comparison is at an even step
     with pytest.raises(hp.InvalidInput, match=f"graph: got '3 clients'; allowed: {N}"):
-        checked(alike, hp.big_fed.Graph(np.ones((3, 3)) - np.eye(3)))
+        checked(alike, hp.networks.Graph(np.ones((3, 3)) - np.eye(3)))
 
 
 def test_clients_without_negatives_are_named():
@@ -110,4 +110,4 @@ def test_nobody_is_named_where_there_is_nothing_to_hear():
             (PATH, hp.networks.RandomDirected(N, 0.2)),
         ):
             with pytest.raises(AssertionError, match="it has run"):
-                checked(network, hp.big_fed.Graph(graph))
+                checked(network, hp.networks.Graph(graph))

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from tiny import TINY
@@ -15,16 +14,16 @@ import hyperpush
 from hyperpush.cli import app as cli
 from hyperpush.cli import index
 from hyperpush.cli.index import load_index
-from hyperpush.runs.config import load_config
-from hyperpush.studies import registry
-from hyperpush.studies.quickstart.config import EXPERIMENT as QUICKSTART
+from hyperpush.spec import experiment as spec
+from hyperpush.spec import studies
+from hyperpush.spec.config import load_config
 
 
 @pytest.fixture
 def call(monkeypatch, tmp_path, capsys):
     """Run a command where `tiny` is the only experiment; returns exit code, stdout and stderr."""
     load_index()  # kept for all tests: it must not be made while `tiny` is the only one
-    monkeypatch.setattr(registry, "experiments", lambda: {"tiny": TINY})
+    monkeypatch.setattr(studies, "experiments", lambda: {"tiny": TINY})
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
 
@@ -39,8 +38,7 @@ def call(monkeypatch, tmp_path, capsys):
 def test_list_and_version(call):
     code, out, _ = call("list")
     assert code == 0
-    assert "error-study" in out
-    assert "Error of hypergradient push against the closed form." in out
+    assert re.search(r"spec .* A TOML file with \[task\], \[network\] and \[method\]", out)
     assert "random-directed" in out
     assert call("--version") == (0, f"hyperpush {hyperpush.__version__}\n", "")
 
@@ -49,26 +47,6 @@ def test_list_methods_prints_what_they_declare(call):
     code, out, _ = call("list", "--methods")
     assert code == 0
     assert all(text in out for text in ("HGP", "two-way", "through the steps of SGP", "Terashita"))
-
-
-def test_papers_prints_commands_and_numbers_side_by_side(call):
-    code, out, _ = call("papers")
-    assert code == 0
-    assert re.search(r"E\.table1 .* personalize ", out)
-    assert re.search(r"C\.figure2 .* not reproduced: an illustration", out)
-    code, out, _ = call("papers", "B.table4")
-    assert code == 0
-    assert "\n    hyperpush run influence\n" in out
-    assert re.search(r"logistic +│ 0.99 +│ 0.998 +│ 1.00 +│ 1.00", out)
-
-
-def test_bench_runs_like_an_experiment(call, monkeypatch):
-    monkeypatch.setitem(sys.modules, "hyperpush.bench", SimpleNamespace(BENCHES={"tiny": TINY}))
-    code, out, _ = call("bench", "tiny", "-s", "steps=1", "--json")
-    assert (code, json.loads(out)["steps"]) == (0, 1)
-    code, _, err = call("bench", "tinny")
-    assert code == 2
-    assert "did you mean 'tiny'" in err
 
 
 def test_json_is_all_that_stdout_holds(call, tmp_path):
@@ -88,10 +66,10 @@ def test_without_json_stdout_is_empty(call):
 
 
 def test_show_prints_a_file_that_runs(call, tmp_path):
-    code, out, _ = call("show", "quickstart")
+    code, out, _ = call("show", "spec")
     assert code == 0
     (tmp_path / "mine.toml").write_text(out)
-    experiment, config = load_config("mine.toml", [], {"quickstart": QUICKSTART})
+    experiment, config = load_config("mine.toml", [], {"spec": spec.SPEC})
     assert config == experiment.config()
 
 
@@ -100,7 +78,6 @@ def test_show_prints_a_file_that_runs(call, tmp_path):
     [
         (["run", "tinny"], "experiment: got 'tinny'; allowed: tiny (did you mean 'tiny'?)"),
         (["show", "TrakedHGP"], "did you mean 'TrackedHGP'?"),
-        (["papers", "E.tabel4"], "did you mean 'E.table4'?"),
         (["run", "tiny", "-s", "stpes=3"], "did you mean 'steps'?"),
         (["run", "tiny", "-s", "steps=many"], "steps: got 'many'; allowed: a valid integer"),
         (["run", "tiny", "-s", "steps=101"], "steps: got 101; allowed: less than or equal to 100"),
@@ -168,7 +145,7 @@ def test_help_list_show_and_completion_load_no_jax(tmp_path):
 
     assert run("--help")[-1] == "[]"
     assert "jax" in run("list")[-1]  # the first one makes the index
-    assert run("list")[-1] == run("list", "--methods")[-1] == run("show", "HGP")[-1] == run("papers")[-1] == "[]"
+    assert run("list")[-1] == run("list", "--methods")[-1] == run("show", "HGP")[-1] == "[]"
     completing = {"_HYPERPUSH_COMPLETE": "complete_bash", "COMP_WORDS": "hyperpush show Track", "COMP_CWORD": "2"}
     assert run(**completing) == ["TrackedHGP", "[]"]
 
@@ -199,10 +176,10 @@ def test_an_unexpected_error_keeps_its_traceback(call, tmp_path):
 
 def test_termination_leaves_nothing(tmp_path):
     program = (
-        "import time, sys; from hyperpush.cli import app as cli; from hyperpush.studies import registry\n"
-        "from hyperpush.runs.config import Config; from hyperpush.studies.registry import Experiment\n"
+        "import time, sys; from hyperpush.cli import app as cli; from hyperpush.runs import spec, studies\n"
+        "from hyperpush.spec.config import Config; from hyperpush.runs.experiment import Experiment\n"
         "def wait(config, run): print('ready', flush=True); time.sleep(600)\n"
-        "registry.experiments = lambda: {'wait': Experiment('wait', '', Config, wait)}\n"
+        "studies.experiments = lambda: {'wait': Experiment('wait', '', Config, wait)}\n"
         "cli.main(['run', 'wait', '--out', 'here'])"
     )
     process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, env=os.environ)
@@ -236,11 +213,11 @@ step_size = 0.5
 """
 
 
-@pytest.mark.parametrize(("spec", "ends"), [(SPEC, 3), (SPEC + TRAIN, 0)], ids=["untrained", "trained"])
-def test_strict_ends_with_code_3_where_a_result_did_not_converge(spec, ends, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(("text", "ends"), [(SPEC, 3), (SPEC + TRAIN, 0)], ids=["untrained", "trained"])
+def test_strict_ends_with_code_3_where_a_result_did_not_converge(text, ends, monkeypatch, tmp_path, capsys):
     """A method of fixed length is not marked, but an estimate at params that solve nothing is."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    (tmp_path / "my.toml").write_text(spec)
+    (tmp_path / "my.toml").write_text(text)
 
     def call(*more: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as caught:

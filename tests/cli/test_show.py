@@ -7,7 +7,7 @@ import pytest
 
 from hyperpush.cli.app import main
 from hyperpush.cli.explain import options_toml
-from hyperpush.registry import build, registered
+from hyperpush.methods.registry import build, registered
 
 METHODS = [("algorithms", "PDBO"), ("hypergradients", "HGP"), ("inner", "SGP"), ("networks", "random-directed")]
 

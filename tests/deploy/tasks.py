@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from layered import Layered
 
 import hyperpush as hp
 from hyperpush.personalize import PL
-from hyperpush.studies.models.dense import MLP
 
 CLASSES, INPUTS = 3, 4
 
@@ -23,7 +23,7 @@ def examples(clients, seed, size):
 def personal(clients, seed):
     """The recipe PL: everybody shares a classifier and scales its logits by weights of its own."""
     train, validation = (examples(clients, seed + number, 12) for number in range(2))
-    return PL().task(MLP(INPUTS, CLASSES), train=train, validation=validation, key=seed, l2=0.01)
+    return PL().task(Layered(INPUTS, CLASSES), train=train, validation=validation, key=seed, l2=0.01)
 
 
 def weighted_labels(clients, seed, names=None):

@@ -6,11 +6,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from hyperpush.base.errors import InvalidInput
 from hyperpush.cli.app import main
 from hyperpush.deploy.certificates import make, make_certificate
 from hyperpush.engines.transport.zenoh.identity import common_name
 from hyperpush.engines.transport.zenoh.session import Identity
-from hyperpush.errors import InvalidInput
 
 
 def loaded(path):

@@ -12,7 +12,7 @@ from deploy.deployed import deployed
 from safetensors.numpy import load_file
 
 import hyperpush as hp
-from hyperpush import spec
+from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.cli.app import main
 from hyperpush.deploy.data import read_own_data
 from hyperpush.deploy.options import digest, read
@@ -21,9 +21,9 @@ from hyperpush.deploy.swarm import peer_names, rows, schedule, swarm
 from hyperpush.engines.peer.checkpoint import Checkpoint
 from hyperpush.engines.peers import read_secret
 from hyperpush.engines.transport.zenoh.addresses import Address
-from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.privacy.accountant import compose
 from hyperpush.programs import Local
+from hyperpush.spec import objects as spec
 
 
 def solving(estimator="HGP", steps=2):
@@ -271,7 +271,7 @@ def test_a_private_spec_is_every_partys_own_task_with_this_noise(tmp_path):
             assert noise is not None
             assert type(noise.mechanism).__name__ == kind
             assert (noise.clip, noise.curvature, noise.coupling) == (0.5, 0.25, 3.0)
-            spent = hp.privacy.budget(made.task, made.method)
+            spent = hp.budget(made.task, made.method)
             if epsilon is not None:
                 assert spent.epsilon() == pytest.approx(epsilon, rel=1e-6)
             else:

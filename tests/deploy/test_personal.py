@@ -7,8 +7,8 @@ from deploy.deployed import deployed
 from deploy.digits import accuracy
 
 import hyperpush as hp
-from hyperpush import spec
 from hyperpush.deploy.swarm import swarm
+from hyperpush.spec import objects as spec
 
 CLIENTS, STEPS, ORDER, PUSHES, OUTER = 4, 420, 60, 2, 3
 RATE, MILESTONES, OUTER_RATE = 0.3, (300, 380), 0.1

@@ -14,10 +14,10 @@ import pytest
 from deploy.deployed import deployed
 from safetensors.numpy import load_file
 
+from hyperpush.base.errors import HyperpushError
+from hyperpush.base.processes.starter import free_ports
 from hyperpush.deploy.party import STATUS, run_peer
 from hyperpush.deploy.swarm import on_loopback
-from hyperpush.errors import HyperpushError
-from hyperpush.processes.starter import free_ports
 from hyperpush.runs.events import read_events
 
 STEPS = 150

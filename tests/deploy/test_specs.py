@@ -8,10 +8,11 @@ from engines.peer.parties import together
 from safetensors.numpy import load_file
 
 import hyperpush as hp
-from hyperpush import spec
 from hyperpush.deploy.party import run_peer
 from hyperpush.deploy.swarm import on_loopback
-from hyperpush.runs.saved import leaf_name
+from hyperpush.runs.models import leaf_name
+from hyperpush.spec import objects as spec
+from hyperpush.verbs.results import Result
 
 CLIENTS = 3
 SGP = {"name": "SGP", "steps": 20, "step_size": 0.3}
@@ -31,7 +32,7 @@ def both(base, sentence):
     """What the parties of a spec return, and what the simulator does."""
     config, results = run_parties(base, sentence)
     names = list(config.peers)
-    truth: hp.results.Result = spec.read(config.spec.sentence()).run()
+    truth: Result = spec.read(config.spec.sentence()).run()
     assert [result["rounds"] for result in results] == [results[0]["rounds"]] * CLIENTS
     return [base / name for name in names], results, truth
 

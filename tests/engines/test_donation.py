@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
-from hyperpush.engines.compiled import chunks
+from hyperpush.base.errors import Diverged
+from hyperpush.engines.compiled import chunks, compile
 from hyperpush.engines.simulate import Simulate
-from hyperpush.errors import Diverged
 from hyperpush.programs import Local, Repeat, Scope
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import Journal
@@ -60,13 +60,13 @@ def test_what_is_handed_through_is_not_copied():
 def test_chunks_that_overwrite_compute_the_same_and_leave_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "LARGE", 0)
     given = []
-    compiled = chunks._call_jitted
+    compiled = compile.call
 
-    def noting(arguments, donated):
+    def noting(function, arguments, donated):
         given.extend([] if donated is None else [jax.tree.leaves(donated)])
-        return compiled(arguments, donated)
+        return compiled(function, arguments, donated)
 
-    monkeypatch.setattr(chunks, "_call_jitted", noting)
+    monkeypatch.setattr(compile, "call", noting)
     with Journal(Store(tmp_path, print), Policy(None, 20)).active():
         found = run()
     assert len(given) > 1

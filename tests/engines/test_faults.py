@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.faults import Faults
-from hyperpush.errors import InvalidInput
 
 FAULTS = Faults(loss=0.3, duplicate=0.1, delay=5)
 CLIENTS = 20

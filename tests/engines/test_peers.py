@@ -14,8 +14,8 @@ import hyperpush as hp
 from hyperpush.cli.app import main
 from hyperpush.deploy.certificates import make
 from hyperpush.deploy.swarm import free_ports
+from hyperpush.methods.registry import registered
 from hyperpush.programs import Local
-from hyperpush.registry import registered
 from hyperpush.tasks.logistic import logistic
 
 NAMES = ("ann", "ben", "cleo", "dora")

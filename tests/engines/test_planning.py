@@ -15,9 +15,9 @@ from hyperpush.engines.compiled import hostloop
 from hyperpush.engines.planning import Planner
 from hyperpush.engines.simulate import Simulate
 from hyperpush.programs import Local, Repeat
-from hyperpush.runs.config import load_config
 from hyperpush.runs.run import plan_run
-from hyperpush.studies import registry
+from hyperpush.spec import studies
+from hyperpush.spec.config import load_config
 
 # Trains, then estimates: two calls.
 TRAINED = """
@@ -67,7 +67,7 @@ def spec(tmp_path):
 
 def test_a_plan_counts_what_the_algorithms_send(spec, monkeypatch):
     monkeypatch.setattr(hostloop, "call_compiled", None)  # whatever ran would call it
-    experiment, config = load_config(spec(SOLVED), [], registry.experiments())
+    experiment, config = load_config(spec(SOLVED), [], studies.experiments())
     (solve,) = plan_run(experiment, config, processes=2)["pieces"]
     # Three inner solves of 30 pushes and two estimates of 5·3. Six params and a weight, float32.
     assert solve["rounds"] == 3 * 30 + 2 * 15
@@ -82,7 +82,7 @@ def test_a_plan_counts_what_the_algorithms_send(spec, monkeypatch):
 
 def test_a_plan_lists_every_call(spec, monkeypatch):
     monkeypatch.setattr(hostloop, "call_compiled", None)
-    experiment, config = load_config(spec(TRAINED), [], registry.experiments())
+    experiment, config = load_config(spec(TRAINED), [], studies.experiments())
     found = plan_run(experiment, config, processes=2)
     assert found["stopped"] is None
     train, estimate = found["pieces"]

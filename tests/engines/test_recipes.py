@@ -17,7 +17,7 @@ IDS = ["simulate", "shard", "threads"]
 NETWORK = hp.networks.RandomDirected(3)
 START, DATA, KEY = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 7.0]]), jnp.ones((3, 2)), jax.random.key(0)
 NUMBERS = (0.01, 0.02, 0.3, 0.4, 0.5)
-PROBLEM = hp.programs.Problem(lambda x, hyper, batch: jnp.sum(x), lambda x, hyper, batch: jnp.sum(x))
+PROBLEM = hp.extend.Problem(lambda x, hyper, batch: jnp.sum(x), lambda x, hyper, batch: jnp.sum(x))
 
 
 class Descent(eqx.Module):

@@ -291,7 +291,7 @@ def test_double_precision_and_vmap():
     network, nothing = hp.networks.RandomDirected(4), jnp.zeros((4, 1))
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 3)))
-        found = jax.vmap(lambda x: hp.programs.evaluate(Repeat(AVERAGE, 1), network, x, nothing, KEY)[0])(x)
+        found = jax.vmap(lambda x: hp.extend.evaluate(Repeat(AVERAGE, 1), network, x, nothing, KEY)[0])(x)
         np.testing.assert_allclose(found, x.mean(1, keepdims=True) + x / 2, rtol=1e-14)
 
 
@@ -310,10 +310,10 @@ def test_no_tree(monkeypatch):
         def possible(self):
             return scipy.sparse.csr_array(super().possible().toarray() & (np.arange(self.clients)[:, None] > 0))
 
-    with pytest.raises(hp.errors.InvalidInput, match=r"network parted: .* clients 1, 2, 3 cannot be reached"):
+    with pytest.raises(hp.InvalidInput, match=r"network parted: .* clients 1, 2, 3 cannot be reached"):
         run(Parted(4))
     monkeypatch.setattr(trees, "LONGEST", 40)
-    with pytest.raises(hp.errors.HyperpushError, match="did not reach everybody"):
+    with pytest.raises(hp.HyperpushError, match="did not reach everybody"):
         run(Flaky(5, ends=3))
 
 
@@ -325,5 +325,5 @@ def test_peers_send_along_the_same_tree(network):
     np.testing.assert_array_equal(peers.bytes, one.bytes)
     np.testing.assert_array_equal(peers.clocks["averages"].floats, one.clocks["averages"].floats)
     assert (peers.rounds, peers.step, peers.floats) == (one.rounds, one.step, one.floats)
-    with pytest.raises(hp.errors.InvalidInput, match="links that lose messages"):
+    with pytest.raises(hp.InvalidInput, match="links that lose messages"):
         run(network, hp.Threads(faults=LOSS))

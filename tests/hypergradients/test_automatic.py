@@ -66,7 +66,7 @@ def test_results_carry_the_choice():
     assert "by TreeCG" in repr(hp.solve(problem.task, method, NETWORK, key=0))
 
 
-@pytest.mark.parametrize("rate", [0.0, 100.0])
+@pytest.mark.parametrize("rate", [pytest.param(0.0, marks=pytest.mark.long), 100.0])
 def test_on_a_private_task_the_step_follows_from_the_bound_of_curvature_and_the_penalty(rate):
     """Bounds that clip nothing and next to no noise: a step of 1/4 would grow by 24 each time with a penalty of 100."""
     problem = system("like")

@@ -104,7 +104,10 @@ def train(model: str, steps: int, newton: int = 0) -> Point:
     return Point(params, data, -np.asarray(coupling) @ q, np.linalg.eigvalsh(hessian)[0])
 
 
-@pytest.mark.parametrize(("model", "dtype", "bound"), [("dense", "float64", 1e-5), ("cnn", "float32", 1e-3)])
+@pytest.mark.parametrize(
+    ("model", "dtype", "bound"),
+    [("dense", "float64", 1e-5), pytest.param("cnn", "float32", 1e-3, marks=pytest.mark.long)],
+)
 def test_at_a_minimum_the_default_is_right_and_says_so(model, dtype, bound):
     point = train(model, 60, newton=6)
     assert point.smallest > 0
@@ -118,7 +121,9 @@ def test_at_a_minimum_the_default_is_right_and_says_so(model, dtype, bound):
     assert found.status.residual < 1e-3
 
 
-@pytest.mark.parametrize(("model", "dtype"), [("dense", "float64"), ("cnn", "float32")])
+@pytest.mark.parametrize(
+    ("model", "dtype"), [("dense", "float64"), pytest.param("cnn", "float32", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("steps", [0, 5])
 def test_before_a_minimum_is_reached_it_says_that_the_hessian_is_indefinite(model, dtype, steps):
     point = train(model, steps)

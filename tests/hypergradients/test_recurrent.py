@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from repeats import some
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
@@ -72,7 +73,7 @@ def test_without_chance_the_series_converges_to_the_target(kind, variant):
     assert found.costs.floats == 3000 * 4 * (2 if kind == "VRHGP" else 1)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [VARIANTS[0], pytest.param(VARIANTS[1], marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("estimator", "network"),
     [
@@ -154,7 +155,7 @@ def test_after_gossip_the_weights_of_gossip_are_differentiated(kind, solver):
         np.testing.assert_allclose(found.value, wanted, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("solver", [hp.SGP(300, 0.1), hp.DSGD(300, 0.1)], ids=["sgp", "dsgd"])
+@pytest.mark.parametrize("solver", some({"sgp": hp.SGP(300, 0.1), "dsgd": hp.DSGD(300, 0.1)}, ["dsgd"]))
 def test_within_an_algorithm_the_links_of_all_trainings_are_kept(solver):
     made, network = quadratic(3, 1), hp.networks.RandomUndirected(3)
     outer = hp.optimizer("sgd", learning_rate=0.1)
@@ -174,9 +175,9 @@ def test_within_an_algorithm_the_links_of_all_trainings_are_kept(solver):
     ("kind", "variant", "steps"),
     [
         ("DirectedRB", "gradient-first", 6),
-        ("DirectedRB", "gradient-after", 0),
+        pytest.param("DirectedRB", "gradient-after", 0, marks=pytest.mark.long),
         ("VRHGP", "gradient-after", 6),
-        ("VRHGP", "gradient-first", 1),
+        pytest.param("VRHGP", "gradient-first", 1, marks=pytest.mark.long),
         ("ExactRB", "gradient-after", 6),
     ],
 )
@@ -200,7 +201,7 @@ def test_the_private_form_is_the_same_estimate(kind, variant, steps):
     assert private.privacy.releases == {"validation": 1} | ({"train": products} if steps else {})
 
 
-@pytest.mark.parametrize("solver", [hp.SGP, hp.DSGD])
+@pytest.mark.parametrize("solver", [hp.SGP, pytest.param(hp.DSGD, marks=pytest.mark.long)])
 def test_the_iteration_that_trained_is_differentiated(solver):
     """Its step size at the end, its variant and its weights are taken from the solver, alone and in an algorithm."""
     made, network = setting(4), hp.networks.Star(4)

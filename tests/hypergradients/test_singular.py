@@ -76,7 +76,7 @@ def estimate(case, method, dtype, **options):
         return hp.hypergradient(case.parts.task, method, hp.networks.FullyConnected(CLIENTS), key=0, **options)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.long)])
 @pytest.mark.parametrize("options", [REFUSE, LEAST, DAMPED], ids=["refuse", "minimum-norm", "damping"])
 @pytest.mark.parametrize("name", METHODS)
 def test_systems_that_have_no_answer_are_not_passed_off_as_solved(name, options, dtype):

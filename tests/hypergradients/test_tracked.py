@@ -61,10 +61,10 @@ def test_no_bias_where_messages_get_lost(engine):
     "network",
     [
         hp.networks.RandomDirected(8),
-        hp.networks.KOut(8, k=3),
+        pytest.param(hp.networks.KOut(8, k=3), marks=pytest.mark.long),
         hp.networks.OnePeerExponential(8),
-        hp.networks.StaticUndirected(8),
-        hp.networks.DirectedRing(8),
+        pytest.param(hp.networks.StaticUndirected(8), marks=pytest.mark.long),
+        pytest.param(hp.networks.DirectedRing(8), marks=pytest.mark.long),
     ],
     ids=lambda network: network.name,
 )
@@ -132,7 +132,7 @@ def test_acceleration_that_makes_things_worse_is_given_up():
     """A client whose Hessian is zero is led astray by its own changes; plain steps bring everyone back."""
     task = quadratic(3, 0)
     task = with_data(task, {**task.train, "hessian": task.train["hessian"].at[0].set(0)})
-    network = hp.networks.by_name("random-directed", 3, 0)
+    network = hp.network("random-directed", 3, 0)
     truth = hp.hypergradient(task, hp.hypergradients.Dense(), network, key=0).value
     record = {"TrackedHGP": lambda state, ctx: jnp.linalg.norm(state.slope)}
     found = hp.hypergradient(task, hp.TrackedHGP(1500, pushes=3, tolerance=None), network, key=0, record=record)

@@ -49,6 +49,7 @@ def test_hessians_without_an_inverse_are_called_so(kind):
         estimate(system("indefinite"), throw=True)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64")
 def test_an_outer_gradient_that_misses_a_weak_direction_does_not_hide_it():
     """Without a second right-hand side, conjugate gradients would not see the eigenvalue 1e-9."""
@@ -159,6 +160,7 @@ def test_the_smallest_ritz_value_is_that_of_the_tridiagonal_matrix(least):
         np.testing.assert_allclose(found.smallest(jnp.asarray(1e-15)), truth, rtol=2e-3)
 
 
+@pytest.mark.long
 def test_many_outer_steps_do_not_wear_out_what_is_known_of_the_hessian():
     """The smallest eigenvalue is carried along with some caution, which must not pile up."""
     problem = system("like")
@@ -180,7 +182,9 @@ def test_neither_tiny_nor_huge_couplings_hide_an_error(scale):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("engine", [hp.Simulate(), hp.Shard(devices=2), hp.Threads()], ids=type)
+@pytest.mark.parametrize(
+    "engine", [hp.Simulate(), pytest.param(hp.Shard(devices=2), marks=pytest.mark.long), hp.Threads()], ids=type
+)
 def test_the_probe_follows_from_the_key_and_is_the_same_at_every_client_of_every_engine(engine):
     """Its residual at the first look, before anything else has touched it."""
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.influence.label_noise import share_found, suspects
 
 

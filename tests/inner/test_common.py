@@ -7,7 +7,7 @@ from common_suite import CLIENTS, ENGINE, NETWORK, CommonSuite, compiled  # noqa
 
 import hyperpush as hp
 from hyperpush.inner.base import InnerSolver
-from hyperpush.registry import registered
+from hyperpush.methods.registry import registered
 
 CLASSES = {name: each for kind in ("inner", "baselines", "big_fed") for name, each in registered(kind).items()}
 METHODS = {
@@ -19,8 +19,10 @@ SIGMA, SIZE, STEP = 0.5, 400, 0.1
 TASK = hp.tasks.quadratic(CLIENTS, seed=0)
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 class TestInnerSolvers(CommonSuite):
+    METHODS = METHODS
+    FEW = ("SGP", "DSGD", "FedAvg", "ClusteredFL")
+
     @staticmethod
     def run(method, engine=ENGINE, network=NETWORK):
         return hp.train(TASK, method, network, key=0, engine=engine)
@@ -44,10 +46,10 @@ def test_without_gradients_a_private_run_is_noise_of_the_promised_size(name):
     private = task.private(noise=hp.privacy.Gaussian(SIGMA), clip=5.0)
     if name == "ClusteredFL":  # its clients send what training changed, which no release covers
         with pytest.raises(hp.InvalidInput, match=r"clustered\.py:\d+ .*private data in its result, without noise"):
-            hp.privacy.budget(private, method)
+            hp.budget(private, method)
         return
     if name not in registered("inner"):  # they move otherwise than by plain steps
-        assert hp.privacy.budget(private, method).releases["train"] > 0
+        assert hp.budget(private, method).releases["train"] > 0
         return
     found = hp.train(private, method, hp.networks.FullyConnected(CLIENTS), key=0)
     expected = found.costs.accesses["train"] * (STEP * SIGMA) ** 2 / CLIENTS

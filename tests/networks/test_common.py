@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from repeats import some
 
 import hyperpush as hp
 from hyperpush import networks
-from hyperpush.registry import build, registered, table
+from hyperpush.methods.registry import build, registered, table
 
 FAMILIES = registered("networks")
 CLIENTS = 6  # for which `example` is
@@ -46,6 +47,9 @@ NETWORKS = {name: lambda family=family: family(CLIENTS, **family.example) for na
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
 every_network = pytest.mark.parametrize("name", NETWORKS)
+# Long runs on all families, and on one layout of each kind.
+LAYOUTS = {"fully-connected, one client", "ring, sparse", "graph, directed", "trace, both ways"}
+some_networks = pytest.mark.parametrize("name", some({name: name for name in NETWORKS}, LAYOUTS | FAMILIES.keys()))
 some_steps = given(draw=st.integers(0, 2**31 - 1), step=st.integers(0, 2**31 - 1))
 often = settings(max_examples=10, deadline=None, derandomize=True)
 
@@ -132,7 +136,7 @@ def test_links_are_a_function_of_key_step_and_sender_alone(name, draw, step):
         np.testing.assert_array_equal(part.own[2:], 1)
 
 
-@every_network
+@some_networks
 def test_varying_says_whether_steps_differ_and_the_key_decides_chance(name):
     network, links_at = compiled(name)
 
@@ -144,7 +148,7 @@ def test_varying_says_whether_steps_differ_and_the_key_decides_chance(name):
     assert random == any((up(key, 5) != up(0, 5)).any() for key in range(1, 6))
 
 
-@every_network
+@some_networks
 @pytest.mark.parametrize("by", ["push", "gossip"])
 def test_means_equal_what_happens(name, by):
     network, steps = NETWORKS[name](), 6000
@@ -175,7 +179,7 @@ def test_means_equal_what_happens(name, by):
     assert np.all(weights > 0)
 
 
-@every_network
+@some_networks
 def test_floods_end_when_promised(name):
     """Exactly then without chance; under chance in all of 100 floods."""
     network = NETWORKS[name]()
@@ -227,7 +231,7 @@ def test_options_out_of_range_are_named(name):
 
 @every_family
 def test_by_name_gives_the_family_and_a_default_seed(name):
-    network = networks.by_name(name, CLIENTS, 7, **FAMILIES[name].example)
+    network = hp.network(name, CLIENTS, 7, **FAMILIES[name].example)
     assert (type(network), network.name, network.clients) == (FAMILIES[name], name, CLIENTS)
     assert getattr(network, "seed", 7) == 7
 

@@ -8,9 +8,10 @@ import networkx as nx
 import numpy as np
 import pytest
 
+import hyperpush as hp
 from hyperpush import networks
-from hyperpush.checks import check_integer, check_probability_range
-from hyperpush.errors import InvalidInput
+from hyperpush.base.checks import check_integer, check_probability_range
+from hyperpush.base.errors import InvalidInput
 
 KEY = jax.random.key(0)
 
@@ -189,9 +190,9 @@ def test_probabilities_only(given):
 
 def test_wrong_names_get_a_suggestion():
     with pytest.raises(InvalidInput, match="did you mean 'random-directed'"):
-        networks.by_name("random-direct", 4)
+        hp.network("random-direct", 4)
     with pytest.raises(InvalidInput, match="did you mean 'probability'"):
-        networks.by_name("random-directed", 4, probabilty=0.3)
+        hp.network("random-directed", 4, probabilty=0.3)
     with pytest.raises(InvalidInput) as refused:
-        networks.by_name("k-out", 4)
+        hp.network("k-out", 4)
     assert refused.value.field == "network.k"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyperpush import networks
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.networks.hashing import words
 from hyperpush.networks.links import densify
 

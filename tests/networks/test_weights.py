@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hyperpush import networks
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.networks.weights import doubly_stochastic
 
 

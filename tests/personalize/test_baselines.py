@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layered import Layered
 
 import hyperpush as hp
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.personalize import DA, MTL, Product, Shared
 from hyperpush.personalize.baselines import ClusteredFL, FedAvgPlus, FedEM, FedProx, PFedMe
 from hyperpush.personalize.baselines.clustered import part_groups
-from hyperpush.studies.models.dense import MLP
 
 N, D = 4, 3
 NETWORK = hp.networks.FullyConnected(N)
@@ -128,7 +128,7 @@ def mixture():
     return [(x[:size], y[:size]) for x, y, size in zip(inputs, labels, (40, 30, 25, 40), strict=True)]
 
 
-MODEL = MLP(2, 2)
+MODEL = Layered(2, 2)
 
 
 def posed(recipe, train, l2=0.0):

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 from common_suite import CLIENTS, ENGINE, NETWORK, CommonSuite, compiled  # noqa: F401
+from layered import Layered
 
 import hyperpush as hp
-from hyperpush.registry import registered
-from hyperpush.studies.models.dense import MLP
+from hyperpush.methods.registry import registered
 
 GENERATOR = np.random.default_rng(0)
-MODEL = MLP(3, 3, (4,))
+MODEL = Layered(3, 3, (4,))
 DATA: Any = {
     name: (GENERATOR.normal(size=(CLIENTS, 6, 3)).astype(np.float32), GENERATOR.integers(0, 3, (CLIENTS, 6)))
     for name in ("train", "validation")
@@ -44,17 +44,26 @@ class Fitted(CommonSuite):
         super().test_engines_agree(method, engine)
 
 
-@pytest.mark.parametrize("method", RECIPES.values(), ids=RECIPES)
 class TestRecipes(Fitted):
-    pass
+    METHODS = RECIPES
+    FEW = ("PL",)
+    # All of them run in products, below.
+    REPEATED = (
+        "test_engines_agree",
+        "test_same_key_gives_the_same_bits_and_a_new_number_compiles_nothing",
+        "test_status_has_a_reason",
+    )
 
 
 # Between them all recipes, and every stage beside every other.
-PRODUCTS = [("PL", "MTL", "Clean", "Head"), ("DA", "Interpolation", "Head", "L2Rates")]
+BESIDE = [("PL", "MTL", "Clean", "Head"), ("DA", "Interpolation", "Head", "L2Rates")]
+PRODUCTS: Any = {"+".join(names): tuple(map(RECIPES.get, names)) for names in BESIDE}
 
 
-@pytest.mark.parametrize("method", [tuple(map(RECIPES.get, names)) for names in PRODUCTS], ids=map("+".join, PRODUCTS))
 class TestProducts(Fitted):
+    METHODS = PRODUCTS
+    FEW = ()
+
     test_toml_round_trip: Any = None  # its recipes', above
     test_an_option_out_of_range_is_named: Any = None
 

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layered import Layered
 
 import hyperpush as hp
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.personalize import DA, MTL, PL, Clean, FedEM, FedProx, Head, Interpolation, Shared, fit
 from hyperpush.personalize.fit import _choose as choose
-from hyperpush.studies.models.dense import MLP
 
 NETWORK = hp.networks.Ring(4)
 GENERATOR = np.random.default_rng(0)
@@ -68,7 +68,7 @@ def test_an_equinox_model_with_several_personal_ones_learns_each_rule():
     assert own.hyper["mtl"].shape == (2,)
 
 
-@pytest.mark.parametrize("model", [equinox(), equinox, FlaxLike(), Plain(), tuple(Plain()), MLP(2, 2)])
+@pytest.mark.parametrize("model", [equinox(), equinox, FlaxLike(), Plain(), tuple(Plain()), Layered(2, 2)])
 def test_any_model_gives_what_a_recipes_task_gives(model):
     found = fit(model, PL(), NETWORK, **SETS, **SHORT)
     task = PL().task(model, **SETS, key=0, l2=1e-3)
@@ -173,12 +173,12 @@ def test_what_does_not_fit_is_named():
     wrong("recipes", "method=hp.SGP(…)", recipes=Shared())
     wrong("recipes", "a dict of layers", recipes=[PL(), Head()])
     wrong("hypergradient", "no prediction", recipes=[DA(), Clean()], hypergradient=hp.hypergradients.DirectGradient())
-    wrong("recipes", "'dnse2') is none of the layers dense1, dense2", recipes=Head("dnse2"), model=MLP(2, 2, (5,)))
+    wrong("recipes", "'dnse2') is none of the layers dense1, dense2", recipes=Head("dnse2"), model=Layered(2, 2, (5,)))
     wrong("recipes", "one of each name; more claim ['pl']", recipes=[PL(), MTL(), PL(l2=0.5)])
     wrong("recipes", "at least one", recipes=[])
     wrong("recipes", "at most one that trains several models", recipes=[MTL(), Forest()])
     wrong("method", "None: SGP is the method", recipes=hp.SGP(1, 0.1), method=hp.SGP(1, 0.1))
-    wrong("model", "the class MLP", model=MLP)
+    wrong("model", "the class Layered", model=Layered)
     wrong("model", "a pair of these two functions", model=3)
     wrong("model", "a function that returns a int", model=lambda key: 3)
     wrong(
@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_named():
     regression = {"train": [(x, x[:, 0]) for x, _ in SETS["train"]], "recipes": [DA(), MTL()]}
     wrong("train, labels", "'numbers of type float32, for DA + MTL'; allowed: whole numbers", **regression)
     wrong("train, labels", "hp.Task takes the costs of a regression", **regression)
-    wrong("model", "hp.Task takes the costs of a regression", model=MLP(2, 1))
+    wrong("model", "hp.Task takes the costs of a regression", model=Layered(2, 1))
     nothing = [(x[:0], y[:0]) if client == 1 else (x, y) for client, (x, y) in enumerate(SETS["validation"])]
     wrong("validation", "'no examples of client 1'; allowed: at least 1 example per client", validation=nothing)
     named = {"names": ["a", "b", "c", "d"], "outer_on": "validation", "validation": [None, *nothing[1:]]}
@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_named():
     wrong("validation", "the examples that the outer level fits", validation=None)
 
 
-class TooFewLogits(MLP):
+class TooFewLogits(Layered):
     """Says that it has three classes, and gives two logits."""
 
     def apply(self, params, inputs):
@@ -209,7 +209,7 @@ class TooFewLogits(MLP):
 
 def test_a_model_that_does_not_keep_its_word_is_named():
     wrong("model", "2 logits per input", model=TooFewLogits(2, 3))
-    wrong("inputs", "with 3 numbers each", model=MLP(3, 2))
+    wrong("inputs", "with 3 numbers each", model=Layered(3, 2))
     own = fit(Plain(), PL(), NETWORK, **SETS, **SHORT).client(0)
     with pytest.raises(InvalidInput, match=r"^inputs: got .*\(5, 3\).* fails with TypeError"):
         own.predict(np.ones((5, 3), np.float32))

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from layered import Layered
 
 import hyperpush as hp
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.personalize import DA, MTL, PL, Clean, Head, Interpolation, L2Rates, Product, Recipe, Shared
 from hyperpush.personalize.scores import scores, summary
-from hyperpush.studies.models.dense import MLP
 
-MODEL = MLP(4, 3, (5,))
+MODEL = Layered(4, 3, (5,))
 GENERATOR = np.random.default_rng(0)
 INPUTS, LABELS = GENERATOR.normal(size=(7, 4)).astype(np.float32), np.array([0, 1, 2, 2, 1, 0, 2])
 BATCH = (jnp.asarray(INPUTS), jnp.asarray(LABELS))
@@ -135,15 +135,20 @@ def test_derivatives_of_a_product_are_those_of_costs_written_by_hand():
         penalties = (rate / 2 * jnp.sum(hyper[name] ** 2) for name, rate in (("clean", 1), ("pl", 2), ("mtl", 3)))
         return jnp.mean(loss(params, hyper)) + sum(penalties)
 
-    problem, vector = posed(product, L2).problem, jax.tree.map(jnp.cos, params)
-    gradients = jax.grad(inner, argnums=(0, 1))
-    products = jax.jvp(lambda x: gradients(x, hyper), (params,), (vector,))[1]
-    pairs = (
-        (problem.inner_gradient(params, hyper, BATCH), jax.grad(inner)(params, hyper)),
-        (problem.outer_gradients(params, hyper, BATCH), jax.grad(outer, argnums=(0, 1))(params, hyper)),
-        (problem.products(params, hyper, BATCH, vector), products),
-    )
-    for found, expected in pairs:
+    problem = posed(product, L2).problem
+
+    @jax.jit
+    def pairs(params, hyper):
+        vector = jax.tree.map(jnp.cos, params)
+        gradients = jax.grad(inner, argnums=(0, 1))
+        products = jax.jvp(lambda x: gradients(x, hyper), (params,), (vector,))[1]
+        return (
+            (problem.inner_gradient(params, hyper, BATCH), jax.grad(inner)(params, hyper)),
+            (problem.outer_gradients(params, hyper, BATCH), jax.grad(outer, argnums=(0, 1))(params, hyper)),
+            (problem.products(params, hyper, BATCH, vector), products),
+        )
+
+    for found, expected in pairs(params, hyper):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6), found, expected)
 
 
@@ -253,7 +258,7 @@ def test_scores_by_hand():
     params, hypers = start.params, start.hypers
     right = np.argmax(logits(jax.tree.map(lambda leaf: leaf[0], params)), 1)
     labels = [right[:4], np.where(np.arange(5) < 2, right[:5], (right[:5] + 1) % 3)]
-    data = hp.programs.ragged([(INPUTS[: len(own)], own) for own in labels])
+    data = hp.extend.ragged([(INPUTS[: len(own)], own) for own in labels])
     np.testing.assert_allclose(scores(Shared(), MODEL, params, hypers, data).each, [1, 0.4])
     assert scores(Shared(), MODEL, params, hypers, data).average == pytest.approx(6 / 9)
 
@@ -263,7 +268,7 @@ def test_scores_by_hand():
     [
         (lambda: DA(l2=float("nan")), "DA.l2"),
         (lambda: posed(PL(), -1.0), "l2"),
-        (lambda: Head().task(MLP(4, 3), train=[BATCH], outer_on="train", key=0), "recipes"),  # nothing but a head
+        (lambda: Head().task(Layered(4, 3), train=[BATCH], outer_on="train", key=0), "recipes"),  # nothing but a head
         (lambda: PL(outer=0.1), "PL.outer"),  # pyright: ignore[reportArgumentType]
         (lambda: Product(PL()), "Product.recipes"),  # pyright: ignore[reportArgumentType]
         (Misplaced, "Misplaced.stage"),

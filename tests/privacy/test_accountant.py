@@ -7,8 +7,8 @@ import pytest
 from scipy.special import zeta
 from scipy.stats import norm
 
-from hyperpush.errors import InvalidInput
-from hyperpush.optimizers import Power
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.schedules import Power
 from hyperpush.privacy.accountant import Accountant, _group, check_schedules
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from hyperpush.privacy.sensitivity import Constants, LoopSensitivity

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from hyperpush.errors import InvalidInput
-from hyperpush.optimizers import Power
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.schedules import Power
 from hyperpush.privacy.accountant import Accountant
 from hyperpush.privacy.audit import audit, clopper_pearson
 from hyperpush.privacy.mechanisms import Laplace

@@ -10,39 +10,34 @@ import numpy as np
 import optax
 import pytest
 from jaxtyping import PyTree
+from layered import Layered
 
 import hyperpush as hp
+from hyperpush.algorithms.base import Algorithm
 from hyperpush.algorithms.stopping import Watch
-from hyperpush.data.batches import count
+from hyperpush.data.batches import Data, Ragged, count, draw, everything
+from hyperpush.hypergradients.base import HypergradientState
+from hyperpush.inner.base import InnerSolver, InnerState
+from hyperpush.methods.base import MethodInfo
+from hyperpush.methods.registry import construct as build
 from hyperpush.personalize.baselines import FedEM, FedProx, PFedMe
-from hyperpush.privacy.budget import program_releases
 from hyperpush.privacy.flow import Held, Rows, check_leaf, flow
-from hyperpush.privacy.private_problem import Noise, PrivateProblem
 from hyperpush.privacy.release import access_data, release_tree
 from hyperpush.programs import (
-    Algorithm,
     Average,
     Context,
-    Data,
     Exchange,
-    HypergradientState,
-    InnerSolver,
-    InnerState,
     Local,
-    MethodInfo,
-    Problem,
-    Ragged,
     Repeat,
     Scope,
     Sequence,
     Server,
-    draw,
-    everything,
     one_client,
     program_of,
 )
-from hyperpush.registry import construct as build
-from hyperpush.studies.models.dense import MLP
+from hyperpush.task.private_problem import Noise, PrivateProblem
+from hyperpush.task.problem import Problem
+from hyperpush.verbs.budget import program_releases
 
 SIZE, ROWS, CLIENTS = 4, 10, 3
 
@@ -262,7 +257,7 @@ def test_location_is_the_leafs():
 def test_leaves_check_themselves_on_every_way_to_run_a_program():
     task, states = made(), InnerState(jnp.zeros((CLIENTS, SIZE)), jnp.zeros((CLIENTS, SIZE)))
     at = program_of(OwnGradient(), task.problem), NETWORK, states, task.data, jax.random.key(0)
-    assert "test_flow.py:" in refused(lambda: hp.programs.evaluate(*at))
+    assert "test_flow.py:" in refused(lambda: hp.extend.evaluate(*at))
     assert "test_flow.py:" in refused(lambda: hp.Simulate().run(*at))
 
 
@@ -361,7 +356,7 @@ def test_ones_own_gradient_is_refused_on_a_private_task_alone():
 
 def test_likelihoods_of_fedem_are_refused():
     rows = jnp.ones((CLIENTS, ROWS, SIZE)), jnp.zeros((CLIENTS, ROWS), jnp.int32)
-    task = hp.personalize.MTL(2).task(MLP(SIZE, 2), train=rows, key=0, outer_on="train")
+    task = hp.personalize.MTL(2).task(Layered(SIZE, 2), train=rows, key=0, outer_on="train")
     private = task.private(clip=1.0, noise=hp.privacy.Gaussian(1.0))
     said = refused(lambda: hp.train(private, FedEM(2, 0.1), NETWORK, key=0))
     assert "fedem.py:" in said
@@ -549,7 +544,12 @@ def test_host_calls_are_refused_even_where_nothing_is_released():
 
 
 @pytest.mark.parametrize(
-    "method", [hp.FedAvg(2, 0.1, 2, 5), FedProx(2, 0.1, 2, 5, penalty=0.5), PFedMe(2, 0.1, 1.0, batch_size=5)]
+    "method",
+    [
+        hp.FedAvg(2, 0.1, 2, 5),
+        pytest.param(FedProx(2, 0.1, 2, 5, penalty=0.5), marks=pytest.mark.long),
+        pytest.param(PFedMe(2, 0.1, 1.0, batch_size=5), marks=pytest.mark.long),
+    ],
 )
 def test_federated_methods_run_with_noise(method):
     def trained(sigma):
@@ -607,7 +607,7 @@ def test_hypers_of_examples_that_leave_their_owner_are_refused(method, options, 
     assert said in refused(lambda: hp.solve(task, method, NETWORK, key=0))
 
 
-@pytest.mark.parametrize("outer", ["sgd", "adam"])
+@pytest.mark.parametrize("outer", ["sgd", pytest.param("adam", marks=pytest.mark.long)])
 def test_one_hyper_per_example_stays_clean(outer):
     def weighted(x, weight, rows):
         return jax.nn.sigmoid(weight) * jnp.sum((x - rows) ** 2, axis=-1)

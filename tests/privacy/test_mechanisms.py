@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hyperpush.errors import InvalidInput
-from hyperpush.optimizers import Power
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.schedules import Power
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, clipped_mean, mean_of, project
 
 

@@ -13,8 +13,9 @@ from wide import float64  # noqa: F401
 import hyperpush as hp
 from hyperpush.algorithms.base import BilevelState
 from hyperpush.algorithms.stopping import Watch
-from hyperpush.privacy import Gaussian, Laplace, budget
-from hyperpush.programs import evaluate
+from hyperpush.engines.simulate import evaluate
+from hyperpush.privacy import Gaussian, Laplace
+from hyperpush.verbs.budget import budget
 
 CLIENTS, EXAMPLES, STEPS, ORDER, INNER, SCALE = 400, 8, 3, 5, 4, 2.0
 BOUNDS = (2.0, 6.0)

@@ -11,12 +11,15 @@ from wide import float64  # noqa: F401
 
 import hyperpush as hp
 from hyperpush import networks
-from hyperpush.data.batches import Numbered
+from hyperpush.data.batches import Data, Numbered
+from hyperpush.engines.simulate import evaluate
+from hyperpush.inner.base import InnerState
 from hyperpush.privacy import Gaussian, Laplace
 from hyperpush.privacy.audit import audit
 from hyperpush.privacy.noise_at_releases import Noising
-from hyperpush.privacy.private_problem import Noise, PrivateProblem
-from hyperpush.programs import Context, Data, InnerState, Problem, evaluate, program_of
+from hyperpush.programs import Context, program_of
+from hyperpush.task.private_problem import Noise, PrivateProblem
+from hyperpush.task.problem import Problem
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -343,7 +346,7 @@ def test_an_attack_on_a_run_proves_less_than_is_claimed_unless_its_noise_is_forg
 
     zeros = jnp.zeros((2, 2, 1))
     used = hp.Task(inner=cost, outer=cost, params=jnp.zeros(1), hypers=jnp.zeros(1), train=zeros, validation=zeros)
-    claim = hp.privacy.budget(used.private(noise=Laplace(2.0), clip=1.0), solver).epsilon()
+    claim = hp.budget(used.private(noise=Laplace(2.0), clip=1.0), solver).epsilon()
     assert claim == pytest.approx(1.5)
     assert 0.3 < attack(2.0, 40_000).lower <= claim
     assert attack(1e-6, 4000).refutes(claim)

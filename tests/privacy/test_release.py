@@ -9,25 +9,16 @@ import pytest
 from jax.experimental import io_callback
 
 import hyperpush as hp
-from hyperpush.data.batches import Numbered
+from hyperpush.data.batches import Data, Numbered
+from hyperpush.hypergradients.base import HypergradientState
+from hyperpush.inner.base import InnerState
 from hyperpush.privacy import Gaussian, Laplace
-from hyperpush.privacy.budget import program_releases
 from hyperpush.privacy.noise_at_releases import Noising, count_releases
-from hyperpush.privacy.private_problem import Noise, PrivateProblem
-from hyperpush.programs import (
-    Context,
-    Data,
-    HypergradientState,
-    InnerState,
-    Local,
-    Problem,
-    Repeat,
-    Sequence,
-    profile,
-    program_of,
-    trace_leaf,
-)
+from hyperpush.programs import Context, Local, Repeat, Sequence, profile, program_of, trace_leaf
 from hyperpush.programs.counting import accesses, repeated, work_of
+from hyperpush.task.private_problem import Noise, PrivateProblem
+from hyperpush.task.problem import Problem
+from hyperpush.verbs.budget import program_releases
 
 SIZE, ROWS, CLIENTS = 4, 10, 3
 SIGMA = 0.5
@@ -249,7 +240,7 @@ def test_fedavg_draws_for_every_mini_batch():
     @jax.jit
     @jax.vmap
     def walk(key):
-        return hp.programs.evaluate(program, network, states, data, key)[0].params[0]
+        return hp.extend.evaluate(program, network, states, data, key)[0].params[0]
 
     keys = jax.random.split(jax.random.key(1), 3000)
     found = np.asarray(walk(keys))

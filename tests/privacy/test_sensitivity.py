@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from hyperpush.errors import InvalidInput
-from hyperpush.optimizers import Power
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.schedules import Power
 from hyperpush.privacy.sensitivity import Constants, LoopSensitivity
 
 ROUNDS = 40

@@ -15,7 +15,7 @@ from hyperpush.programs import Average, Exchange, Local, Repeat, Scope, Sequence
 from hyperpush.programs.counting import repeated
 from hyperpush.tasks.logistic import logistic
 
-PROBLEM = hp.programs.Problem(lambda x, h, b: h * jnp.sum(x**3), lambda x, h, b: h**2 * jnp.sum(x**2))
+PROBLEM = hp.extend.Problem(lambda x, h, b: h * jnp.sum(x**3), lambda x, h, b: h**2 * jnp.sum(x**2))
 NETWORK = hp.networks.Ring(4)
 KEY = jax.random.key(5)
 

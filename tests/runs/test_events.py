@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.runs.events import append_event, event, read_events, write_events
 
 

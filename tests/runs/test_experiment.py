@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.runs.experiment import defer
 
 

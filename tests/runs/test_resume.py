@@ -13,15 +13,15 @@ import pytest
 from rich.console import Console
 
 import hyperpush as hp
+from hyperpush.base.errors import Diverged, InvalidInput
 from hyperpush.cli import app as cli
-from hyperpush.errors import Diverged, InvalidInput
 from hyperpush.runs.checkpoints import Policy, store
-from hyperpush.runs.config import Config
 from hyperpush.runs.experiment import Experiment
-from hyperpush.runs.run import execute, resume
-from hyperpush.runs.saved import load
-from hyperpush.studies import registry
+from hyperpush.spec import studies
+from hyperpush.spec.config import Config
+from hyperpush.spec.execute import execute, resume
 from hyperpush.tasks.quadratic import quadratic
+from hyperpush.verbs.saved import load
 
 STOP: dict[str, Any] = {}
 POLICY = Policy(minutes=None, rounds=20)
@@ -146,7 +146,7 @@ def test_a_signal_while_a_checkpoint_is_written_waits_for_it(tmp_path, monkeypat
 
 def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     def full(run: Any, **values: Any) -> None:
-        raise OSError(28, "No space left on device", str(run._work / "metrics.jsonl"))
+        raise OSError(28, "No space left on device", str(run.work / "metrics.jsonl"))
 
     monkeypatch.setattr("hyperpush.runs.run.StudyRun.record", full)
     with pytest.raises(hp.HyperpushError, match=r"metrics.jsonl could not be written: No space left on device"):
@@ -154,7 +154,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_resumed_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(registry, "experiments", lambda: KNOWN)
+    monkeypatch.setattr(studies, "experiments", lambda: KNOWN)
     out = tmp_path / "out"
     interrupted(out, KeyboardInterrupt())
     with (tmp_path / ".out.partial" / "lock").open("w") as lock:

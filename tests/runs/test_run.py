@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 from tiny import TINY, TinyConfig
 
-from hyperpush.errors import Diverged, InvalidInput
+from hyperpush.base.errors import Diverged, InvalidInput
 from hyperpush.runs.events import to_json
-from hyperpush.runs.run import execute
-from hyperpush.runs.saved import load, save_models
+from hyperpush.runs.models import save_models
+from hyperpush.spec.execute import execute
+from hyperpush.verbs.saved import load
 
 
 def test_a_run_folder_can_be_read_back(tmp_path):

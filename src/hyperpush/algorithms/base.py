@@ -13,10 +13,11 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Int, PyTree
 
-from hyperpush.checks.ranges import Whole
-from hyperpush.inner.base import LinkEstimates
-from hyperpush.method import Method, as_number
-from hyperpush.optimizers import Rate, step_size_at
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import Whole
+from hyperpush.base.schedules import Rate, step_size_at
+from hyperpush.methods.base import Method
+from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.programs import Context, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import Report
 
@@ -36,7 +37,7 @@ class BilevelState(eqx.Module):
     Example:
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
-        >>> hp.programs.BilevelState(params=jnp.zeros(3), hyper=jnp.zeros(())).hyper.shape
+        >>> hp.extend.BilevelState(params=jnp.zeros(3), hyper=jnp.zeros(())).hyper.shape
         ()
     """
 
@@ -61,7 +62,7 @@ class Algorithm(Method, _HasSteps):
 
     Example:
         >>> import hyperpush as hp
-        >>> isinstance(hp.algorithms.MDBO.example(), hp.programs.Algorithm)
+        >>> isinstance(hp.algorithms.MDBO.example(), hp.extend.Algorithm)
         True
     """
 

@@ -11,7 +11,10 @@ from jaxtyping import Array, Int, PyTree
 
 from hyperpush.algorithms.base import BilevelState
 from hyperpush.algorithms.pooled import PooledDescent, PooledState, average_fields
-from hyperpush.programs import Context, Count, Local, MethodInfo, Node, Probability, Problem, Repeat, Sequence
+from hyperpush.base.ranges import Count, Probability
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Local, Node, Repeat, Sequence
+from hyperpush.task.problem import Problem
 
 
 class _State(PooledState):

@@ -11,19 +11,10 @@ from jaxtyping import Array, Float, PyTree
 
 from hyperpush.algorithms.base import track
 from hyperpush.algorithms.pdbo import PDBO, OuterState
-from hyperpush.programs import (
-    Average,
-    Context,
-    Count,
-    Exchange,
-    Inbox,
-    Local,
-    MethodInfo,
-    Node,
-    Problem,
-    Repeat,
-    Sequence,
-)
+from hyperpush.base.ranges import Count
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Average, Context, Exchange, Inbox, Local, Node, Repeat, Sequence
+from hyperpush.task.problem import Problem
 
 
 class Shared(eqx.Module):

@@ -3,8 +3,8 @@
 from typing import ClassVar
 
 from hyperpush.algorithms.cdbo import CDBO
-from hyperpush.errors import InvalidInput
-from hyperpush.method import MethodInfo
+from hyperpush.base.errors import InvalidInput
+from hyperpush.methods.base import MethodInfo
 
 
 class CDBOLocal(CDBO):

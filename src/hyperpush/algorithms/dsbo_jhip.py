@@ -10,7 +10,10 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush.algorithms.ma_dsbo import MADSBO
 from hyperpush.algorithms.matrices import flat_outer_gradients, second_derivatives
 from hyperpush.algorithms.product_tracking import ProductState, ProductTracking
-from hyperpush.programs import Context, MethodInfo, Problem, draw
+from hyperpush.data.batches import draw
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context
+from hyperpush.task.problem import Problem
 
 
 class DSBOJHIP(ProductTracking):

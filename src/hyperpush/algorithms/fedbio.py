@@ -11,7 +11,10 @@ from jaxtyping import Array, Int, PyTree
 from hyperpush.algorithms.base import BilevelState, descend
 from hyperpush.algorithms.inverse import ImplicitDescent, Point
 from hyperpush.algorithms.pooled import average_fields, mean
-from hyperpush.programs import Context, Count, Local, MethodInfo, Node, Problem, Repeat, Sequence
+from hyperpush.base.ranges import Count
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Local, Node, Repeat, Sequence
+from hyperpush.task.problem import Problem
 
 
 class LocalState(eqx.Module):

@@ -9,7 +9,11 @@ from jaxtyping import PyTree
 from hyperpush.algorithms.fedbio import FedBiO, LocalState
 from hyperpush.algorithms.inverse import Point, correct
 from hyperpush.algorithms.pooled import mean
-from hyperpush.programs import Context, MethodInfo, Node, Problem, Share, as_number, step_size_at
+from hyperpush.base.numbers import as_number
+from hyperpush.base.schedules import Share, step_size_at
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Node
+from hyperpush.task.problem import Problem
 
 
 class FedBiOAcc(FedBiO):

@@ -14,7 +14,11 @@ from hyperpush.algorithms.base import BilevelState, descend
 from hyperpush.algorithms.bsa import BSA
 from hyperpush.algorithms.inverse import correct
 from hyperpush.algorithms.pooled import PooledDescent, PooledState, average_fields, mean
-from hyperpush.programs import Context, Count, Local, MethodInfo, Node, Problem, Repeat, Sequence, draw, everything
+from hyperpush.base.ranges import Count
+from hyperpush.data.batches import draw, everything
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Local, Node, Repeat, Sequence
+from hyperpush.task.problem import Problem
 
 
 class _State(PooledState):

@@ -11,10 +11,14 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend, move_towards, track
 from hyperpush.algorithms.matrices import flat_outer_gradients, second_derivatives
-from hyperpush.checks.ranges import OptionalCount, OptionalPositive
-from hyperpush.errors import InvalidInput
-from hyperpush.optimizers import Rate, step_size_at
-from hyperpush.programs import Context, Exchange, Inbox, MethodInfo, Node, Problem, as_number, draw
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import OptionalCount, OptionalPositive
+from hyperpush.base.schedules import Rate, step_size_at
+from hyperpush.data.batches import draw
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.task.problem import Problem
 
 
 class Parts(eqx.Module):

@@ -6,8 +6,12 @@ import equinox as eqx
 from jaxtyping import PyTree
 
 from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend, track
+from hyperpush.base.ranges import Count
+from hyperpush.data.batches import everything
 from hyperpush.hypergradients.local_implicit import own_hypergradient
-from hyperpush.programs import Context, Count, Exchange, Inbox, MethodInfo, Node, Problem, everything
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.task.problem import Problem
 
 
 class _State(eqx.Module):

@@ -11,10 +11,14 @@ import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import TwoLevelDescent, descend
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import as_number
+from hyperpush.base.options import Configured
+from hyperpush.base.ranges import Count, OptionalCount, Positive
+from hyperpush.data.batches import draw, everything
 from hyperpush.hypergradients.local_implicit import own_hypergradient
-from hyperpush.method import Configured, as_number
-from hyperpush.programs import Context, Count, OptionalCount, Positive, Problem, draw, everything
+from hyperpush.programs import Context
+from hyperpush.task.problem import Problem
 
 Point = tuple[PyTree, PyTree]  # (params, hyper)
 

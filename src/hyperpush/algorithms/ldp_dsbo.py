@@ -11,15 +11,19 @@ import optax
 from jaxtyping import PyTree
 
 from hyperpush.algorithms.base import Algorithm, BilevelState, descend
-from hyperpush.checks import check_integer, check_positive, is_jax_number, is_number
+from hyperpush.base.checks import check_integer, check_positive, is_jax_number, is_number
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import Number
+from hyperpush.base.ranges import Count, Whole
+from hyperpush.base.schedules import Power
 from hyperpush.data.batches import Ragged, capacity, everything
-from hyperpush.errors import InvalidInput
+from hyperpush.methods.base import MethodInfo
 from hyperpush.networks import Network, matrix
-from hyperpush.optimizers import Power
 from hyperpush.privacy.accountant import Accountant, check_schedules
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism, mean_of, one_by_one, project
 from hyperpush.privacy.sensitivity import VARIABLES, Constants, LoopSensitivity, Use, by_variable
-from hyperpush.programs import Context, Count, Exchange, Inbox, MethodInfo, Node, Number, Problem, Whole
+from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.task.problem import Problem
 
 
 class _State(eqx.Module):

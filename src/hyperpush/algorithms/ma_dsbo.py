@@ -8,7 +8,12 @@ import optax
 from jaxtyping import Array, Int, PyTree
 
 from hyperpush.algorithms.product_tracking import ProductState, ProductTracking
-from hyperpush.programs import Context, MethodInfo, Problem, Rate, as_number, draw, step_size_at
+from hyperpush.base.numbers import as_number
+from hyperpush.base.schedules import Rate, step_size_at
+from hyperpush.data.batches import draw
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context
+from hyperpush.task.problem import Problem
 
 
 class MADSBO(ProductTracking):

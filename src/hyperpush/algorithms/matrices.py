@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.problem import Problem
+from hyperpush.task.problem import Problem
 
 
 def second_derivatives(

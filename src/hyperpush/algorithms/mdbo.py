@@ -8,10 +8,13 @@ from jaxtyping import PyTree
 
 from hyperpush.algorithms.base import BilevelState, descend, move_towards, track
 from hyperpush.algorithms.inverse import ImplicitDescent, Point
-from hyperpush.checks.ranges import Positive
-from hyperpush.errors import InvalidInput
-from hyperpush.optimizers import Rate, first_number
-from hyperpush.programs import Context, Exchange, Inbox, MethodInfo, Node, Problem, as_number, step_size_at
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import Positive
+from hyperpush.base.schedules import Rate, first_number, step_size_at
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.task.problem import Problem
 
 
 class _State(eqx.Module):

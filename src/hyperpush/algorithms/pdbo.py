@@ -11,14 +11,18 @@ from jaxtyping import PyTree
 from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
 from hyperpush.algorithms.stopping import EarlyStopping, Watch
 from hyperpush.algorithms.ties import Neighbors, Ties
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.ranges import Whole
+from hyperpush.base.status import Status
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
-from hyperpush.inner.base import InnerSolver, InnerState, LinkEstimates, join_links
+from hyperpush.inner.base import InnerSolver, InnerState
+from hyperpush.methods.base import Method, MethodInfo
+from hyperpush.methods.optimizers import Optimizer, as_transformation
 from hyperpush.networks import Network
-from hyperpush.optimizers import Optimizer, as_transformation
-from hyperpush.programs import Context, Local, Method, MethodInfo, Node, Problem, Repeat, Scope, Sequence, Whole
+from hyperpush.networks.link_estimates import LinkEstimates, join_links
+from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import Report
-from hyperpush.status import Status
+from hyperpush.task.problem import Problem
 
 
 class OuterState(eqx.Module):

@@ -12,9 +12,11 @@ from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import descend
 from hyperpush.algorithms.inverse import ConjugateGradients, ImplicitDescent, Inverse, Neumann
+from hyperpush.data.batches import draw
 from hyperpush.hypergradients.base import HypergradientState
 from hyperpush.hypergradients.implicit_cg import ImplicitCG
-from hyperpush.programs import Average, Context, Node, Problem, Repeat, Scope, Sequence, Server, draw
+from hyperpush.programs import Average, Context, Node, Repeat, Scope, Sequence, Server
+from hyperpush.task.problem import Problem
 
 
 def mean(get: Callable[[Any, Context], PyTree], put: Callable[[Any, PyTree, Context], Any]) -> Average:

@@ -10,9 +10,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend, move_towards, track
-from hyperpush.checks.ranges import Count, OptionalCount
-from hyperpush.optimizers import Rate, StepSize, step_size_at
-from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Problem, Repeat, Sequence, as_number, draw
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import Count, OptionalCount
+from hyperpush.base.schedules import Rate, StepSize, step_size_at
+from hyperpush.data.batches import draw
+from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Sequence
+from hyperpush.task.problem import Problem
 
 
 class Tracker(eqx.Module):

@@ -11,7 +11,11 @@ from jaxtyping import PyTree
 
 from hyperpush.algorithms.base import BilevelState, descend
 from hyperpush.algorithms.inverse import ImplicitDescent
-from hyperpush.programs import Context, Exchange, Inbox, MethodInfo, Node, Positive, Problem, as_number
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import Positive
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.task.problem import Problem
 
 
 class _State(eqx.Module):

@@ -10,11 +10,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hyperpush.checks import is_number
+from hyperpush.base.checks import is_number
+from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.numbers import as_number
+from hyperpush.base.options import Configured
+from hyperpush.base.ranges import Count
 from hyperpush.data.batches import count, everything
-from hyperpush.errors import InvalidInput, unknown
-from hyperpush.method import Configured, as_number
-from hyperpush.programs import Average, Context, Count, Exchange, Inbox, Local, Node, Problem, Repeat, Sequence
+from hyperpush.programs import Average, Context, Exchange, Inbox, Local, Node, Repeat, Sequence
+from hyperpush.task.problem import Problem
 
 
 def _as_range(given: Any) -> Any:

@@ -10,7 +10,10 @@ from jaxtyping import PyTree
 from hyperpush.algorithms.base import BilevelState, descend, track
 from hyperpush.algorithms.interact import INTERACT
 from hyperpush.algorithms.inverse import ImplicitDescent, Neumann, Point, correct
-from hyperpush.programs import Context, Count, Exchange, Inbox, MethodInfo, Node, Problem
+from hyperpush.base.ranges import Count
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.task.problem import Problem
 
 
 class _State(eqx.Module):

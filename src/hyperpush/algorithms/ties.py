@@ -10,11 +10,14 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
-from hyperpush.big_fed.structure import Graph
-from hyperpush.errors import InvalidInput, unknown
-from hyperpush.method import Configured, as_number
+from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.numbers import as_number
+from hyperpush.base.options import Configured
+from hyperpush.base.ranges import NonNegative
 from hyperpush.networks import Network
-from hyperpush.programs import Context, Exchange, Inbox, Node, NonNegative, Problem
+from hyperpush.networks.structure import Graph
+from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.task.problem import Problem
 
 
 def as_links(given: Any) -> Any:
@@ -57,7 +60,7 @@ class Ties(Configured):
 
     Args:
         graph: Who is whose neighbor: links `[("north", "south"), ("south", "east", 0.5)]` by names or numbers, with
-            weights if they are not 1; an undirected networkx graph of names or numbers; or `hp.big_fed.Graph`, which
+            weights if they are not 1; an undirected networkx graph of names or numbers; or `hp.networks.Graph`, which
             may change from step to step. A party that knows only its own neighbors gives its own links. The network
             must be able to carry messages both ways along every link.
         strength: Of all ties, 0 or more. With 0 clients are free, and still send. F̄ is a mean: its derivative by one
@@ -158,7 +161,7 @@ class Ties(Configured):
     def matrix(self) -> Graph:
         """The graph by the parties' numbers."""
         if not isinstance(self.graph, Graph):
-            raise InvalidInput("ties.graph", "links by name", "hp.big_fed.Graph(…), or a network= to run on")
+            raise InvalidInput("ties.graph", "links by name", "hp.networks.Graph(…), or a network= to run on")
         return self.graph
 
     def start(self, hyper: PyTree, problem: Problem) -> Neighbors:

@@ -5,9 +5,12 @@ from typing import ClassVar
 
 import optax
 
+from hyperpush.algorithms.base import BilevelState
 from hyperpush.algorithms.bsa import BSA
 from hyperpush.algorithms.pooled import PooledDescent, PooledState, average_fields
-from hyperpush.programs import BilevelState, Context, MethodInfo, Node, Problem, Sequence
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Node, Sequence
+from hyperpush.task.problem import Problem
 
 
 class TTSA(PooledDescent):

@@ -11,16 +11,17 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend
 from hyperpush.algorithms.pooled import mean
+from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import Count, NonNegative, OptionalCount
 from hyperpush.big_fed.cosine import Cosine, find_strangers, pair_cost
 from hyperpush.big_fed.curvature import Curvature, DampedCurvature
 from hyperpush.big_fed.strangers import check_strangers
-from hyperpush.checks.ranges import Count, NonNegative, OptionalCount
 from hyperpush.data.batches import draw
-from hyperpush.errors import InvalidInput, unknown
-from hyperpush.method import MethodInfo, NetworkKind, as_number
+from hyperpush.methods.base import MethodInfo, NetworkKind
 from hyperpush.networks import Network
-from hyperpush.problem import JointCost, ModelLoss, Problem
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Sequence, Server
+from hyperpush.task.problem import JointCost, ModelLoss, Problem
 
 # What the network of each form has to do, and what clients send.
 FORMS: dict[str, tuple[NetworkKind, str]] = {
@@ -139,7 +140,7 @@ class BiGFed(TwoLevelDescent):
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
         >>> pairs = jnp.array([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
-        >>> look = hp.big_fed.Cosine(hp.big_fed.Graph(pairs), represent=lambda slope, phi: phi * slope)
+        >>> look = hp.big_fed.Cosine(hp.networks.Graph(pairs), represent=lambda slope, phi: phi * slope)
         >>> inputs, slopes = jnp.ones((4, 3, 2)), jnp.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
         >>> task = hp.Task(
         ...     inner=lambda slope, phi, batch: ((batch[0] * (phi * slope - batch[1])) ** 2).sum(-1), outer=look,

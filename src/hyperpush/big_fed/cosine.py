@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from hyperpush.big_fed.structure import Graph
-from hyperpush.checks.ranges import NonNegative, Whole
-from hyperpush.method import Configured, as_number
+from hyperpush.base.numbers import as_number
+from hyperpush.base.options import Configured
+from hyperpush.base.ranges import NonNegative, Whole
 from hyperpush.networks.hashing import words
-from hyperpush.task import JointCost
+from hyperpush.networks.structure import Graph
+from hyperpush.task.task import JointCost
 
 
 @final
@@ -50,7 +51,7 @@ class Cosine(Configured, JointCost):
 
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
-        >>> graph = hp.big_fed.Graph([[0, 1], [1, 0]])
+        >>> graph = hp.networks.Graph([[0, 1], [1, 0]])
         >>> look = hp.big_fed.Cosine(graph, negatives=0, represent=lambda params, hyper: params)
         >>> print(look.cost(jnp.eye(2), round=0))
         1.0

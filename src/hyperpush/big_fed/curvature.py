@@ -9,9 +9,9 @@ import optax
 from jax.scipy.sparse.linalg import cg
 from jaxtyping import PyTree
 
-from hyperpush.method import Number
-from hyperpush.problem import Problem
+from hyperpush.base.numbers import Number
 from hyperpush.programs.counting import repeated
+from hyperpush.task.problem import Problem
 
 Curvature = Literal["gauss-newton", "hessian"]
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from hyperpush.base.errors import InvalidInput
 from hyperpush.big_fed.cosine import Cosine, find_strangers
-from hyperpush.errors import InvalidInput
 from hyperpush.networks import Network
 from hyperpush.networks.links import densify
 

@@ -12,40 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from hyperpush.base.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.base.extensions import PAPERS, has_papers
+from hyperpush.base.imports import plain_name
+from hyperpush.base.version import __version__
+from hyperpush.cli.arguments import AsJson, Out, Overrides, Source, complete_name
+from hyperpush.cli.commands import USAGE_ERROR, Commands
 from hyperpush.cli.index import COLUMNS, load_index
-from hyperpush.cli.output import holds_failure, print_json, print_papers, print_table
-from hyperpush.errors import HyperpushError, InvalidInput, unknown
-from hyperpush.imports import plain_name
-from hyperpush.runs.report.tables import table
-from hyperpush.studies.papers import items
-from hyperpush.version import __version__
+from hyperpush.cli.output import print_json, print_table, refuse_failure
+from hyperpush.runs.tables import table
 
 if TYPE_CHECKING:
     from hyperpush.runs.run import StudyRun
 
 app = typer.Typer(
+    cls=Commands,
     help="Decentralized bilevel optimization over directed, changing networks.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-BENCH_NAMES = ("rounds", "training", "memory", "scale", "peers")
-
-
-def _complete_study(incomplete: str) -> list[str]:
-    return [name for name, _ in load_index()["studies"] if name.startswith(incomplete)]
-
-
-def _complete_name(incomplete: str) -> list[str]:
-    return [name for name in load_index()["names"] if name.startswith(incomplete)]
-
-
-Source = Annotated[
-    str, typer.Argument(metavar="NAME|FILE.toml", help="A study, or a TOML file.", autocompletion=_complete_study)
-]
-Overrides = Annotated[
-    list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set one option. Repeat it for more.")
-]
-Out = Annotated[Path | None, typer.Option(help="Run folder; it must be new or empty.", show_default="under runs/")]
 Minutes = Annotated[
     float | None,
     typer.Option("--checkpoint-minutes", min=0, help="Minutes between checkpoints; 0 saves none.", show_default="2"),
@@ -60,11 +45,8 @@ Coordinator = Annotated[
     str | None, typer.Option(help="HOST:PORT of process 0, or env on a Slurm, MPI or Kubernetes cluster.")
 ]
 Process = Annotated[int | None, typer.Option(min=0, help="Number of this process, from 0; requires --coordinator.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 3 if the result did not converge.")]
 
-NOT_CONVERGED = 3  # exit code
-USAGE_ERROR: Any = typer.BadParameter.__base__  # of Click, which newer versions of Typer bring along
 _arguments: list[str] = []  # as given on the command line, for processes that are to do the same
 
 
@@ -90,30 +72,25 @@ def list_(methods: Annotated[bool, typer.Option("--methods", help="List the meth
     else:
         print_table("studies", ("name", "summary"), index["studies"])
         print_table("networks", ("name", "class", "summary"), index["networks"])
+        if not has_papers():
+            print(PAPERS)
+    for reason in index["broken"].values():
+        print("warning:", reason, file=sys.stderr)
 
 
 @app.command()
 def show(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A study, method, network or engine.", autocompletion=_complete_name)
+        str, typer.Argument(metavar="NAME", help="A study, method, network or engine.", autocompletion=complete_name)
     ],
 ) -> None:
     """Print the options of a study, method, network or engine as TOML, each with its explanation."""
     index = load_index()
+    if name in index["broken"]:
+        raise HyperpushError(index["broken"][name])
     if plain_name(name) not in index["options"]:
         raise unknown("name", name, index["names"])
     print(index["options"][plain_name(name)], end="")
-
-
-@app.command()
-def papers(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Such as E, E.1 or E.table1.", autocompletion=lambda: list(items())),
-    ] = None,
-) -> None:
-    """List the papers' figures, tables and theorems, or print one: commands, published numbers and ours."""
-    print_papers(name)
 
 
 @app.command()
@@ -130,11 +107,11 @@ def run(
     strict: Strict = False,
 ) -> None:
     """Run a study or a TOML file. `hyperpush resume` continues an interrupted run."""
-    from hyperpush.runs.config import load_config
-    from hyperpush.runs.run import execute
-    from hyperpush.studies import registry
+    from hyperpush.spec import studies
+    from hyperpush.spec.config import load_config
+    from hyperpush.spec.execute import execute
 
-    experiment, config = load_config(what, overrides or [], registry.experiments())  # before processes are started
+    experiment, config = load_config(what, overrides or [], studies.experiments())  # before processes are started
     _together(processes, coordinator, process)
     _report(*execute(experiment, config, out, checkpoints=_policy(minutes, rounds)), as_json, strict)
 
@@ -151,44 +128,13 @@ def resume(
     strict: Strict = False,
 ) -> None:
     """Continue an interrupted run from its last valid checkpoint."""
-    from hyperpush.runs.run import find_interrupted, resume
-    from hyperpush.studies import registry
+    from hyperpush.runs.run import find_interrupted
+    from hyperpush.spec import studies
+    from hyperpush.spec.execute import resume
 
     find_interrupted(folder)
     _together(processes, coordinator, process)
-    _report(*resume(folder, registry.experiments(), checkpoints=_policy(minutes, rounds)), as_json, strict)
-
-
-@app.command()
-def sweep(
-    what: Source,
-    overrides: Overrides = None,
-    grid: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=[...]", help="Values to choose from. Repeat it for more.")
-    ] = None,
-    compare: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=[...]", help="Values to compare. Repeat it for more options.")
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of reported runs of each method.", show_default="3")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the sweep.", show_default="under runs/")] = None,
-    as_json: AsJson = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 3 if a reported run did not converge.")
-    ] = False,
-) -> None:
-    """Tune every method with the same budget, choose on validation, report over seeds. Repeat it to continue."""
-    from hyperpush.cli.sweep.plan import load
-    from hyperpush.cli.sweep.report import sweep
-    from hyperpush.studies import registry
-
-    asked = [f"sweep.{table}.{each}" for table, given in (("grid", grid), ("compare", compare)) for each in given or []]
-    asked += [] if seeds is None else [f"sweep.seeds={seeds}"]
-    result, folder = sweep(load(what, [*(overrides or []), *asked], registry.experiments()), out)
-    print("sweep:", folder, file=sys.stderr)
-    print_json({**result, "run": folder}, as_json)
-    if result["failed"]:
-        raise typer.Exit(1)
-    _refuse_failure({"rows": result["rows"]}, strict)
+    _report(*resume(folder, studies.experiments(), checkpoints=_policy(minutes, rounds)), as_json, strict)
 
 
 @app.command()
@@ -199,11 +145,11 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Print what a run would take: rounds, bytes, memory, and ε if it is private. Nothing runs."""
-    from hyperpush.runs.config import load_config
     from hyperpush.runs.run import plan_run
-    from hyperpush.studies import registry
+    from hyperpush.spec import studies
+    from hyperpush.spec.config import load_config
 
-    experiment, config = load_config(what, overrides or [], registry.experiments())
+    experiment, config = load_config(what, overrides or [], studies.experiments())
     found = plan_run(experiment, config, processes)
     if as_json:
         print_json(found)
@@ -217,45 +163,6 @@ def plan(
     print_table("together", ("quantity", "about"), totals)
     if found["assumes"]:
         print(found["assumes"])
-
-
-@app.command()
-def data(
-    action: Annotated[str | None, typer.Argument(metavar="get", help="Download a data set and verify it.")] = None,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A data set.")] = None,
-    to: Annotated[Path | None, typer.Option(help="Parent of the folder NAME.", show_default="HYPERPUSH_DATA")] = None,
-) -> None:
-    """List the data sets and which of their files are in HYPERPUSH_DATA, or download one."""
-    from hyperpush.runs.experiment import import_with_extras
-
-    if action is None:
-        columns = ("name", "data", "files in $HYPERPUSH_DATA, plain, .gz or .xz", "there", "download")
-        print_table("data sets", columns, import_with_extras("hyperpush.studies.data.catalog").entries())
-    elif action != "get":
-        raise unknown("data", action, ["get"])
-    else:
-        for path in import_with_extras("hyperpush.studies.data.download").get(name or "", to):
-            print(path)
-
-
-@app.command()
-def bench(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="WHAT", help=f"One of: {', '.join(BENCH_NAMES)}.", autocompletion=lambda: list(BENCH_NAMES)
-        ),
-    ],
-    overrides: Overrides = None,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
-    """Measure speed, memory or traffic, as ratios within one run."""
-    from hyperpush.bench import BENCHES
-    from hyperpush.runs.config import load_config
-    from hyperpush.runs.run import execute
-
-    _report(*execute(*load_config(what, overrides or [], BENCHES), out), as_json)
 
 
 @app.command()
@@ -334,13 +241,7 @@ def _report(result: dict[str, Any], run: "StudyRun", as_json: bool, strict: bool
         print("figure:", path, file=sys.stderr)
     print("run:", run.path, file=sys.stderr)
     print_json({**result, "run": run.path}, as_json)
-    _refuse_failure(result, strict)
-
-
-def _refuse_failure(result: dict[str, Any], strict: bool) -> None:
-    if strict and holds_failure(result):
-        print("not converged (--strict)", file=sys.stderr)
-        sys.exit(NOT_CONVERGED)
+    refuse_failure(result, strict)
 
 
 def _together(processes: int | None, coordinator: str | None, process: int | None) -> None:
@@ -349,12 +250,12 @@ def _together(processes: int | None, coordinator: str | None, process: int | Non
         if process is not None:
             raise InvalidInput("--process", process, "a number only with --coordinator")
         if processes is not None and processes > 1:
-            from hyperpush.processes.starter import start
+            from hyperpush.base.processes.starter import start
 
             sys.exit(start(_arguments, processes))
         return
-    from hyperpush.processes import join
-    from hyperpush.processes.starter import end_with_parent
+    from hyperpush.base.processes import join
+    from hyperpush.base.processes.starter import end_with_parent
 
     end_with_parent()
     if coordinator == "env":

@@ -7,11 +7,13 @@ from typing import Any
 
 import tomli_w
 
+from hyperpush.base.errors import HyperpushError
+from hyperpush.base.imports import plain_name
 from hyperpush.cli.index import COLUMNS, Index
-from hyperpush.imports import plain_name
-from hyperpush.registry import KINDS, registered, table
-from hyperpush.runs.config import default_toml
-from hyperpush.studies.registry import experiments
+from hyperpush.methods.registry import KINDS, broken, registered, table
+from hyperpush.runs.experiment import Experiment
+from hyperpush.spec.config import default_toml
+from hyperpush.spec.studies import experiments
 
 TITLES = {
     "inner": "inner solvers",
@@ -23,7 +25,8 @@ TITLES = {
 
 def describe_all(stamp: str) -> Index:
     """Everything, as `hyperpush list` and `hyperpush show` print it."""
-    studies, classes = experiments(), [(kind, each) for kind in KINDS for each in registered(kind).items()]
+    classes = [(kind, each) for kind in KINDS for each in registered(kind).items()]
+    studies, unusable = _load_studies()
     networks = [(name, cls.__name__, _first_line(cls)) for name, cls in registered("networks").items()]
     methods = {
         title: [
@@ -44,7 +47,19 @@ def describe_all(stamp: str) -> Index:
         "methods": methods,
         "names": [*studies, *dict.fromkeys(name for _, (name, _) in classes)],
         "options": options | {plain_name(each.name): default_toml(each) for each in studies.values()},
+        "broken": {name: str(error) for name, error in {**broken(), **unusable}.items()},
     }
+
+
+def _load_studies() -> tuple[dict[str, Experiment], dict[str, HyperpushError]]:
+    """Every study, and why others cannot be had."""
+    known, found, unusable = experiments(), {}, {}
+    for name in known:
+        try:
+            found[name] = known[name]
+        except HyperpushError as error:
+            unusable[name] = error
+    return found, unusable
 
 
 def _first_line(cls: type) -> str:

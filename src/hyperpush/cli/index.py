@@ -1,21 +1,20 @@
 """What `list`, `show` and shell completion print, kept as JSON so that they need not import JAX.
 
 The index is made by importing everything once, on first use, and kept in the user's cache folder. It is made anew when
-a file of the package or a distribution with an entry point has changed.
+a file of the package has changed, or one of the packages that add to it by entry points.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TypedDict
 
 import hyperpush
-from hyperpush.imports import ENTRY_POINTS
-from hyperpush.runs.files import write_atomically
-from hyperpush.settings import cache_folder
+from hyperpush.base.extensions import GROUPS, distribution, extension_files, extensions
+from hyperpush.base.files import write_atomically
+from hyperpush.base.settings import cache_folder
 
 FILE = "index.json"
 COLUMNS = ("name", "network", "target", "note", "fixed_point", "sends", "paper", "matrices")  # of a table of methods
@@ -31,6 +30,7 @@ class Index(TypedDict):
     methods: Mapping[str, Rows]  # by title; the columns are those of `COLUMNS`
     names: list[str]  # of everything below
     options: dict[str, str]  # TOML by plain name
+    broken: dict[str, str]  # why what another distribution adds cannot be had, by name
 
 
 def load_index() -> Index:
@@ -43,6 +43,8 @@ def load_index() -> Index:
     from hyperpush.cli.explain import describe_all  # here: it imports JAX
 
     made = describe_all(stamp)
+    if made["broken"]:  # it may be whole the next time, though no file has changed
+        return made
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(made), durable=False)
@@ -50,8 +52,8 @@ def load_index() -> Index:
 
 
 def code_stamp() -> str:
-    """A digest of the package's files, by time and size, and of the entry points that add to it."""
-    root = Path(hyperpush.__file__).parent
-    files = [(str(file), (found := file.stat()).st_mtime_ns, found.st_size) for file in sorted(root.rglob("*.py"))]
-    points = [(each.name, each.value, each.dist and each.dist.version) for each in entry_points(group=ENTRY_POINTS)]
-    return hashlib.sha256(repr((files, sorted(points))).encode()).hexdigest()
+    """A digest of the files of all packages that have names, by time and size, and of the entry points."""
+    own = sorted(Path(hyperpush.__file__).parent.rglob("*.py"))
+    files = [(str(file), (found := file.stat()).st_mtime_ns, found.st_size) for file in (*own, *extension_files())]
+    points = [(each.name, each.value, distribution(each)) for group in GROUPS for each in extensions(group).values()]
+    return hashlib.sha256(repr((files, points)).encode()).hexdigest()

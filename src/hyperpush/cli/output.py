@@ -7,8 +7,9 @@ from typing import Any
 from rich.console import Console
 
 from hyperpush.runs.events import to_json
-from hyperpush.runs.report.tables import table
-from hyperpush.studies.papers import find, papers
+from hyperpush.runs.tables import table
+
+NOT_CONVERGED = 3  # exit code
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -31,17 +32,8 @@ def holds_failure(result: Any) -> bool:
     return isinstance(result, list | tuple) and any(map(holds_failure, result))
 
 
-def print_papers(name: str | None) -> None:
-    """All figures, tables and theorems of the papers, or those of a name with their commands and numbers."""
-    if name is None:
-        for paper in papers().values():
-            rows = [(item.name, item.what, item.runs or f"not reproduced: {item.missing}") for item in paper.items]
-            print_table(paper.heading, ("name", "what", "runs"), rows)
-        return
-    for item in find(name):
-        print(f"{item.name}: {item.what}", papers()[item.name[0]].heading, sep="\n")
-        for command in item.commands:
-            print("   ", command)
-        if grid := item.grid():
-            print_table("", [cell or "" for cell in grid[0]], grid[1:])
-        print(*item.sentences("docs/results/{}.md"), "", sep="\n")
+def refuse_failure(result: Mapping[str, Any], strict: bool) -> None:
+    """End with the exit code of what did not converge, if that was asked for."""
+    if strict and holds_failure(result):
+        print("not converged (--strict)", file=sys.stderr)
+        sys.exit(NOT_CONVERGED)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from hyperpush.base.errors import InvalidInput
 from hyperpush.data.promise import promise_single
-from hyperpush.errors import InvalidInput
 
 
 class Data(eqx.Module):
@@ -27,7 +27,7 @@ class Data(eqx.Module):
     Example:
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
-        >>> data = hp.programs.Data.pair(train=jnp.ones(5), validation=jnp.zeros(3))
+        >>> data = hp.extend.Data.pair(train=jnp.ones(5), validation=jnp.zeros(3))
         >>> data.train.shape, data.outer.shape
         ((5,), (3,))
     """
@@ -52,7 +52,7 @@ class Data(eqx.Module):
 class Ragged(eqx.Module):
     """Examples of clients that own different numbers of them: padded leaves, and how many are real.
 
-    `hp.programs.ragged` makes it; a task makes it of a list of clients.
+    `hp.extend.ragged` makes it; a task makes it of a list of clients.
 
     Args:
         examples: A pytree whose leaves have the clients on axis 0 and the examples on axis 1, padded with zeros.
@@ -61,7 +61,7 @@ class Ragged(eqx.Module):
     Example:
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
-        >>> hp.programs.ragged([jnp.ones(2), jnp.ones(3)]).examples.tolist()
+        >>> hp.extend.ragged([jnp.ones(2), jnp.ones(3)]).examples.tolist()
         [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
     """
 
@@ -153,7 +153,7 @@ def ragged(clients: Sequence[PyTree], field: str = "data") -> Ragged:
     Example:
         >>> import numpy as np
         >>> import hyperpush as hp
-        >>> made = hp.programs.ragged([np.ones((2, 3)), np.ones((5, 3))])
+        >>> made = hp.extend.ragged([np.ones((2, 3)), np.ones((5, 3))])
         >>> made.examples.shape, made.counts.tolist()
         ((2, 5, 3), [2, 5])
     """
@@ -210,7 +210,7 @@ def everything(data: PyTree) -> PyTree:
     Example:
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
-        >>> hp.programs.everything(jnp.arange(3)).tolist()
+        >>> hp.extend.everything(jnp.arange(3)).tolist()
         [0, 1, 2]
     """
     if isinstance(data, Ragged):
@@ -255,7 +255,7 @@ def draw(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import hyperpush as hp
-        >>> hp.programs.draw(jnp.arange(10), 4, jax.random.key(0)).shape
+        >>> hp.extend.draw(jnp.arange(10), 4, jax.random.key(0)).shape
         (4,)
     """
     if size is None:

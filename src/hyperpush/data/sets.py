@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from hyperpush import processes
+from hyperpush.base import processes
+from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.data.batches import Ragged, ragged
-from hyperpush.errors import InvalidInput, unknown
 
 RESERVED = ("train", "validation", "holdout", "test")
 

@@ -11,9 +11,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hyperpush.checks import require
+from hyperpush.base.checks import require
+from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.transport.zenoh.addresses import check_name
-from hyperpush.errors import InvalidInput
 
 x509 = require("cryptography.x509", "peers")
 ec = require("cryptography.hazmat.primitives.asymmetric.ec", "peers")

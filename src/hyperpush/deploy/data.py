@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from hyperpush.errors import HyperpushError, InvalidInput
-from hyperpush.imports import load_function
-from hyperpush.runs.saved import leaf_name
+from hyperpush.base.errors import HyperpushError, InvalidInput
+from hyperpush.base.imports import load_function
+from hyperpush.runs.models import leaf_name
 
 
 def read_own_data(given: str, base: Path, name: str, like: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from functools import cache
 
-from hyperpush.checks import require
+from hyperpush.base.checks import require
 
 zenoh = require("zenoh", "peers")
 

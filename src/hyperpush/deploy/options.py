@@ -14,13 +14,13 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.peers import Mode, Peers
 from hyperpush.engines.transport.zenoh.addresses import check_name
-from hyperpush.errors import InvalidInput, unknown
-from hyperpush.runs.config import Config, is_spec, read_toml, set_from_text, validate
-from hyperpush.runs.spec import SpecConfig
-from hyperpush.spec import task_function
+from hyperpush.spec.config import Config, is_spec, read_toml, set_from_text, validate
+from hyperpush.spec.experiment import SpecConfig
+from hyperpush.spec.objects import task_function
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Seconds = Annotated[float, Field(gt=0)]

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hyperpush import spec
+from hyperpush.base.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.base.files import write_atomically
 from hyperpush.deploy.data import read_own_data
 from hyperpush.deploy.handshakes import count_handshakes
 from hyperpush.deploy.options import CHECKPOINT, Deployment, check_draws, digest, dotted_keys, engine_of, folder_of
@@ -21,21 +22,20 @@ from hyperpush.deploy.train_first import TrainFirst
 from hyperpush.engines.peer import Checkpoint, Left
 from hyperpush.engines.peers import Peers, PeerSession
 from hyperpush.engines.result import RunResult
-from hyperpush.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.influence.scores import Influence
 from hyperpush.networks import Network
-from hyperpush.privacy.budget import Budget
 from hyperpush.privacy.mechanisms import Laplace
 from hyperpush.programs import Node, Recipe, as_recipe
-from hyperpush.results import History, Result
-from hyperpush.runs.config import to_toml
 from hyperpush.runs.events import event, to_json, write_events
-from hyperpush.runs.files import write_atomically
 from hyperpush.runs.folder import CONFIG, METRICS, RESULT
 from hyperpush.runs.process import set_up_jax
-from hyperpush.runs.run_spec import history_rows, scores_of
-from hyperpush.runs.saving import summarize, write_arrays
-from hyperpush.spec import Spec
+from hyperpush.spec import objects as spec
+from hyperpush.spec.config import to_toml
+from hyperpush.spec.objects import Spec
+from hyperpush.spec.run import history_rows, scores_of
+from hyperpush.verbs.budget import Budget
+from hyperpush.verbs.results import History, Result
+from hyperpush.verbs.saving import summarize, write_arrays
 
 STATUS = "status.json"
 DELTA = 1e-5  # δ at which a result says what Gaussian noise costs

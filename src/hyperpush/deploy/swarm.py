@@ -13,20 +13,20 @@ from typing import Any, final
 
 import numpy as np
 
-from hyperpush import spec
+from hyperpush.base.errors import HyperpushError, InvalidInput
+from hyperpush.base.processes.starter import free_ports
 from hyperpush.deploy.certificates import make
 from hyperpush.deploy.options import Deployment, Where
 from hyperpush.deploy.party import STATUS, prepare, run_peer
 from hyperpush.engines.transport.zenoh.addresses import NAME
-from hyperpush.errors import HyperpushError, InvalidInput
-from hyperpush.processes.starter import free_ports
 from hyperpush.runs.events import read_events
 from hyperpush.runs.folder import RESULT
 from hyperpush.runs.process import set_up_jax
-from hyperpush.task import Task
+from hyperpush.spec import objects as spec
+from hyperpush.task.task import Task
 
 Show = Callable[[Mapping[str, dict[str, Any]]], None]  # gets every party's status
-PRELOADED = ["hyperpush.verbs", "hyperpush.engines.peers", "hyperpush.engines.transport.zenoh.transport"]
+PRELOADED = ["hyperpush.verbs.solve", "hyperpush.engines.peers", "hyperpush.engines.transport.zenoh.transport"]
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from hyperpush.base.status import Status
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
-from hyperpush.inner.base import InnerSolver, InnerState, join_links
-from hyperpush.method import Method
+from hyperpush.inner.base import InnerSolver, InnerState
+from hyperpush.methods.base import Method
 from hyperpush.networks import Network
-from hyperpush.problem import Problem
+from hyperpush.networks.link_estimates import join_links
 from hyperpush.programs import Context, Node, Scope, Sequence
-from hyperpush.status import Status
-from hyperpush.task import Task
+from hyperpush.task.problem import Problem
+from hyperpush.task.task import Task
 
 
 class TrainFirst(HypergradientEstimator):

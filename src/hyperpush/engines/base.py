@@ -10,11 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer, check_positive
+from hyperpush.base.checks import check_integer, check_positive
+from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.result import Progress, Record, Recorder, RunResult, recorders_of
 from hyperpush.engines.run_hooks import RunHook
-from hyperpush.errors import InvalidInput
 from hyperpush.networks import Network
 from hyperpush.programs import Node, Recipe, as_recipe
 

@@ -6,8 +6,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Int, Integer, PRNGKeyArray
 
-from hyperpush.errors import InvalidInput
-from hyperpush.method import Configured
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.options import Configured
 from hyperpush.networks.hashing import words
 
 

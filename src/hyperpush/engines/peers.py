@@ -15,7 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_boolean, check_integer, check_positive
+from hyperpush.base.checks import check_boolean, check_integer, check_positive
+from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.files import write_atomically
+from hyperpush.base.options import Configured
 from hyperpush.engines.base import Engine, Request
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer import SERVER, Checkpoint, Peer
@@ -23,17 +26,14 @@ from hyperpush.engines.result import Progress, RunResult
 from hyperpush.engines.run_checks import check_conserved
 from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.engines.transport.zenoh.addresses import Address, check_name
-from hyperpush.errors import InvalidInput, unknown
-from hyperpush.method import Configured
 from hyperpush.networks import Network
 from hyperpush.programs import Average, Node, Recipe, Server, contains, profile
 from hyperpush.programs.recipe import is_number
-from hyperpush.runs.files import write_atomically
 
 if TYPE_CHECKING:
     from hyperpush.engines.transport.zenoh.identity import Identity
     from hyperpush.engines.transport.zenoh.transport import Zenoh
-    from hyperpush.task import Task
+    from hyperpush.task.task import Task
 
 Mode = Literal["synchronous", "asynchronous"]
 SECRET_BYTES = DIGEST_BYTES = 32

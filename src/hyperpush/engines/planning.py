@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from hyperpush import processes
+from hyperpush.base import processes
+from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.base import Engine, Request, surround
 from hyperpush.engines.compiled.run import prepare
 from hyperpush.engines.result import Recorder, RowClock, RunResult, record_shapes
-from hyperpush.errors import InvalidInput
 from hyperpush.privacy import ASSUMPTION
 from hyperpush.programs import Profile, all_clients, bytes_of, one_client
 
@@ -41,7 +41,7 @@ class Planner(Engine):
     def execute(self, request: Request) -> RunResult:
         """See `Engine.run`."""
         network, states, data, step = request.network, request.states, request.data, request.step
-        found, _, known = prepare(request)
+        found, _, known = prepare(request, request.recipe.program())
         n, passes, agreement, tree = network.clients, found.passes(), known["agreement"], known["tree"]
         sent = [(passes[s.body] * s.messages(agreement), s) for s in found.sendings]
         rounds = sum(passes[s.body] * tree.planned_rounds if s.by_tree else times for times, s in sent)

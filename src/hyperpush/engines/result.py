@@ -8,7 +8,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Int, PyTree
 
-from hyperpush.engines.compiled import lossy
+from hyperpush.engines.totals import Totals
 from hyperpush.programs import Context, Path, Profile, State, traced
 from hyperpush.programs.counting import Work
 from hyperpush.programs.recipe import with_arrays
@@ -89,7 +89,7 @@ class RunResult:
     history: dict[str, PyTree]  # by loop: what its record function returned, leaves [records, clients, …]
     late: int = 0  # messages that missed their round and were dropped (the simulator counts those under way at the end)
     rejected: dict[str, int] = field(default_factory=dict)  # messages refused by peers, by reason
-    totals: dict[Path, lossy.Totals] = field(default_factory=dict)  # running sums of the links on a faulty network
+    totals: dict[Path, Totals] = field(default_factory=dict)  # running sums of the links on a faulty network
     clocks: dict[str, RowClock] = field(default_factory=dict)  # by loop: when the rows of its history were made
     # Bytes each client sent: the size of a message for every live link it went over, and once to a server.
     bytes: Int[np.ndarray, " clients"] = field(default_factory=lambda: np.zeros(0, np.int64))

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from hyperpush.checks import check_integer
+from hyperpush.base.checks import check_integer
+from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.engines.result import Recorder
-from hyperpush.errors import InvalidInput, unknown
 from hyperpush.programs import Average, Exchange, Node, Repeat, Server, contains
 
 

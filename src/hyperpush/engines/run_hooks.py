@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
+from hyperpush.base.errors import Diverged
 from hyperpush.engines.result import Listener, Progress
-from hyperpush.errors import Diverged
 from hyperpush.programs import Path
 
 SMALLER = "A smaller step size may help."

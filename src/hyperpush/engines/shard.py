@@ -11,10 +11,10 @@ import equinox as eqx
 import jax
 from jax.sharding import Mesh
 
-from hyperpush.checks import check_integer
+from hyperpush.base.checks import check_integer
+from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.compiled.placement import AXIS
 from hyperpush.engines.compiled.run import CompiledEngine
-from hyperpush.errors import InvalidInput
 
 
 def _as_tuple(devices: Any) -> Any:

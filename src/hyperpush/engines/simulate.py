@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush import processes
+from hyperpush.base import processes
 from hyperpush.engines import keys
 from hyperpush.engines.base import Request, ambient, surround
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Recording, Visit
@@ -108,17 +108,18 @@ def evaluate(
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
         >>> double = hp.programs.Repeat(hp.programs.Local(lambda x, ctx: 2 * x), 3)
-        >>> run = lambda x: hp.programs.evaluate(double, hp.networks.Ring(2), x, None, jax.random.key(0))[0]
+        >>> run = lambda x: hp.extend.evaluate(double, hp.networks.Ring(2), x, None, jax.random.key(0))[0]
         >>> jax.jit(jax.vmap(run))(jnp.ones((1, 2))).tolist()
         [[8.0, 8.0]]
     """
     recipe = as_recipe(program)
 
     def compute(states: PyTree, data: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
-        _, carry, options = prepare(Request(recipe, network, states, data, key, faults, step))
+        program = recipe.program()
+        _, carry, options = prepare(Request(recipe, network, states, data, key, faults, step), program)
         options |= {"faults": faults, "batch": clients_per_batch, "recorders": recorders_of(record), "every": every}
         run = _Recording.of(network, SingleDevice(network.clients), data, key, recipe, **options)
-        after = run.run(Visit(recipe.program(), keys.program_key(key)), carry)
+        after = run.run(Visit(program, keys.program_key(key)), carry)
         return after.states, run.history
 
     if ambient().engine is None:

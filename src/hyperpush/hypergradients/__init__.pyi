@@ -1,8 +1,6 @@
-from . import vr_theory as vr_theory
 from .automatic import Automatic as Automatic
 from .base import HypergradientEstimator as HypergradientEstimator
 from .base import HypergradientState as HypergradientState
-from .check_report import Check as Check
 from .client import ClientGradient as ClientGradient
 from .dense import Dense as Dense
 from .direct_gradient import DirectGradient as DirectGradient

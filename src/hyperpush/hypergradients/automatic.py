@@ -4,15 +4,16 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 
-from hyperpush.checks import check_integer, check_positive
-from hyperpush.errors import InvalidInput
+from hyperpush.base.checks import check_integer, check_positive
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import Number, as_number
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.tracked import TrackedHGP
 from hyperpush.hypergradients.tree_cg import TreeCG
-from hyperpush.method import MethodInfo, Number, as_number
-from hyperpush.privacy.private_problem import Noise
-from hyperpush.problem import Problem
+from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Node
+from hyperpush.task.private_problem import Noise
+from hyperpush.task.problem import Problem
 
 PRIVATE_STEPS = 10  # every step of a private run is a release
 STEPS = 200  # where nobody can vote on an end

@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.status import Status
 from hyperpush.data.batches import everything
-from hyperpush.errors import InvalidInput
-from hyperpush.inner.base import InnerSolver, LinkEstimates
-from hyperpush.method import Method
-from hyperpush.problem import Problem
+from hyperpush.inner.base import InnerSolver
+from hyperpush.methods.base import Method
+from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.programs import Context
 from hyperpush.programs.report import Report
-from hyperpush.status import Status
+from hyperpush.task.problem import Problem
 
 E = TypeVar("E", bound="HypergradientEstimator")
 

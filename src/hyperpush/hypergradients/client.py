@@ -7,7 +7,9 @@ from jax.flatten_util import ravel_pytree
 
 from hyperpush.hypergradients.base import HypergradientState, outer_gradients
 from hyperpush.hypergradients.implicit import Implicit, Solving, finish_solving, solve_together, start_solving
-from hyperpush.programs import Context, MethodInfo, Node, Problem, Scope
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Node, Scope
+from hyperpush.task.problem import Problem
 
 
 class ClientGradient(Implicit):

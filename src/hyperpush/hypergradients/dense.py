@@ -9,12 +9,13 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
+from hyperpush.base.numbers import Number, as_number
 from hyperpush.data.batches import everything
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
 from hyperpush.hypergradients.systems import ROUNDING, SystemSolver, report_error
-from hyperpush.method import MethodInfo, Number, as_number
-from hyperpush.problem import Problem
+from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Average, Context, Node
+from hyperpush.task.problem import Problem
 
 
 class Dense(SystemSolver):

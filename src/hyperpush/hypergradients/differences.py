@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from hyperpush.problem import Problem
 from hyperpush.programs.counting import mark
+from hyperpush.task.problem import Problem
 
 
 class DifferenceProblem(Problem):

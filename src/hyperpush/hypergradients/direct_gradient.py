@@ -3,9 +3,11 @@
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradients
-from hyperpush.programs import Context, Local, MethodInfo, Node, Problem
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Local, Node
+from hyperpush.task.problem import Problem
 
 
 class DirectGradient(HypergradientEstimator):

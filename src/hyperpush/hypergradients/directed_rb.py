@@ -5,7 +5,9 @@ from typing import ClassVar
 import equinox as eqx
 
 from hyperpush.hypergradients.recurrent import Recurrent, reversed_weights
-from hyperpush.programs import MethodInfo, Node, Problem, Sequence
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Node, Sequence
+from hyperpush.task.problem import Problem
 
 
 class DirectedRB(Recurrent):

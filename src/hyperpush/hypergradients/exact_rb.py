@@ -5,7 +5,9 @@ from typing import ClassVar
 
 from hyperpush.hypergradients.directed_rb import DirectedRB
 from hyperpush.hypergradients.recurrent import Recurrent
-from hyperpush.programs import MethodInfo, Node, Problem
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Node
+from hyperpush.task.problem import Problem
 
 
 class ExactRB(Recurrent):

@@ -9,18 +9,19 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.checks import check_integer, check_positive
+from hyperpush.base.checks import check_integer, check_positive
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import Number, as_number
 from hyperpush.data.batches import draw
-from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import (
     HypergradientEstimator,
     HypergradientState,
     outer_gradient_shares,
     subtract_indirect,
 )
-from hyperpush.method import MethodInfo, Number, as_number
-from hyperpush.problem import Problem
+from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
+from hyperpush.task.problem import Problem
 
 
 class _State(eqx.Module):

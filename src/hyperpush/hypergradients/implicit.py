@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from hyperpush.checks import check_integer
+from hyperpush.base.checks import check_integer
+from hyperpush.base.numbers import Number, as_number
 from hyperpush.data.batches import everything
 from hyperpush.hypergradients.base import HypergradientState, subtract_indirect
 from hyperpush.hypergradients.ritz import Tridiagonal
 from hyperpush.hypergradients.systems import ROUNDING, SystemSolver, probe_of, report_error
-from hyperpush.method import Number, as_number
-from hyperpush.problem import Problem
 from hyperpush.programs import Average, Context, Node, Repeat, Sequence
+from hyperpush.task.problem import Problem
 
 
 class Implicit(SystemSolver):

@@ -5,12 +5,13 @@ from typing import ClassVar
 import equinox as eqx
 from jax.flatten_util import ravel_pytree
 
-from hyperpush.checks import check_positive
+from hyperpush.base.checks import check_positive
+from hyperpush.base.numbers import Number, as_number
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares
 from hyperpush.hypergradients.implicit import Implicit, Solving, finish_solving, solve_together, start_solving
-from hyperpush.method import MethodInfo, Number, as_number
-from hyperpush.problem import Problem
+from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Context, Node, Scope
+from hyperpush.task.problem import Problem
 
 
 class ImplicitCG(Implicit):

@@ -18,13 +18,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer
-from hyperpush.errors import InvalidInput
+from hyperpush.base.checks import check_integer
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import Number
+from hyperpush.base.schedules import step_size_at
+from hyperpush.data.batches import draw
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradient_shares
 from hyperpush.inner.sgp import SGP
-from hyperpush.method import MethodInfo, Number
-from hyperpush.optimizers import step_size_at
-from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Problem, Repeat, Scope, Sequence, Server, draw
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence, Server
+from hyperpush.task.problem import Problem
 
 
 class _Tape(eqx.Module):

@@ -6,8 +6,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from hyperpush.base.status import Reason
 from hyperpush.hypergradients.secants import Secants
-from hyperpush.status import Reason
 
 PATIENCE = 200  # steps without a smaller tracked gradient: no more progress
 ROUNDING = 4  # times the rounding of the largest terms: what is left of a tracked gradient of zero

@@ -5,10 +5,13 @@ from typing import ClassVar
 import equinox as eqx
 from jax.flatten_util import ravel_pytree
 
-from hyperpush.hypergradients.base import outer_gradients
+from hyperpush.data.batches import everything
+from hyperpush.hypergradients.base import HypergradientState, outer_gradients
 from hyperpush.hypergradients.implicit import Implicit, System, finish_solving
 from hyperpush.hypergradients.local_implicit import solve_own
-from hyperpush.programs import Context, HypergradientState, Local, MethodInfo, Node, Problem, everything
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Local, Node
+from hyperpush.task.problem import Problem
 
 
 class LocalGradient(Implicit):

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
+from hyperpush.base.numbers import Number
 from hyperpush.hypergradients.implicit import System
-from hyperpush.method import Number
-from hyperpush.problem import Problem
+from hyperpush.task.problem import Problem
 
 
 def own_hypergradient(

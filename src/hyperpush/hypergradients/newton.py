@@ -8,16 +8,16 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from hyperpush.base.status import UNSOLVED, Reason
 from hyperpush.data.batches import everything
 from hyperpush.hypergradients.base import HypergradientState
 from hyperpush.hypergradients.descent import Descent
 from hyperpush.hypergradients.residual import residual_of, sketch_terms
 from hyperpush.hypergradients.settings import norm
 from hyperpush.hypergradients.systems import ROUNDING, SystemSolver, choose
-from hyperpush.problem import Problem
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import LARGEST, Report
-from hyperpush.status import UNSOLVED, Reason
+from hyperpush.task.problem import Problem
 
 
 class _State(eqx.Module):

@@ -19,9 +19,9 @@ from scipy.sparse.linalg import LinearOperator, cg
 
 from hyperpush.data.batches import Data, everything
 from hyperpush.hypergradients.lanczos import Lanczos
-from hyperpush.method import Target
+from hyperpush.methods.base import Target
 from hyperpush.networks import Network
-from hyperpush.problem import Problem
+from hyperpush.task.problem import Problem
 
 LANCZOS, NUMBERS = 128, 1 << 26  # products for the ends of the spectrum, and numbers kept for that, at most
 POLISH = 3  # Newton steps after the minimization, which cannot tell costs apart that differ by rounding

@@ -27,18 +27,22 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.checks.ranges import OptionalCount, OptionalPositive, Whole
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import OptionalCount, OptionalPositive, Whole
+from hyperpush.data.batches import draw
 from hyperpush.hypergradients.base import (
     HypergradientEstimator,
     HypergradientState,
     outer_gradient_shares,
     subtract_indirect,
 )
-from hyperpush.inner.base import InnerSolver, LinkEstimates
-from hyperpush.method import Method
+from hyperpush.inner.base import InnerSolver
+from hyperpush.methods.base import Method
 from hyperpush.networks import Network
-from hyperpush.programs import Context, Exchange, Inbox, Node, Problem, Repeat, Scope, Sequence, as_number, draw
+from hyperpush.networks.link_estimates import LinkEstimates
+from hyperpush.programs import Context, Exchange, Inbox, Node, Repeat, Scope, Sequence
+from hyperpush.task.problem import Problem
 
 Variant = Literal["gradient-first", "gradient-after"]
 

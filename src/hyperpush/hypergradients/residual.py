@@ -11,9 +11,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.data.batches import everything
 from hyperpush.hypergradients.base import HypergradientState
-from hyperpush.problem import Problem
 from hyperpush.programs import Average, Context, Node, Sequence
 from hyperpush.programs.report import Report
+from hyperpush.task.problem import Problem
 
 SMALLEST, LARGEST = 16, 128  # numbers in place of a longer vector; its norm is right to about 18 % and 6 %
 

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from hyperpush.checks import check_nonnegative, is_number
+from hyperpush.base.checks import check_nonnegative, is_number
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import Number
+from hyperpush.base.status import Reason, Status
 from hyperpush.data.batches import everything
-from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.hypergradients.settings import largest_stretch, norm
-from hyperpush.method import Number
-from hyperpush.problem import Problem
 from hyperpush.programs import Context
 from hyperpush.programs.report import LARGEST, Report
-from hyperpush.status import Reason, Status
+from hyperpush.task.problem import Problem
 
 Singular = Literal["refuse", "minimum-norm", "damping"]
 

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hyperpush.checks import check_integer, check_positive
+from hyperpush.base.checks import check_integer, check_positive
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import Number, as_number
+from hyperpush.base.status import Reason
 from hyperpush.data.batches import draw, everything
-from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import (
     HypergradientEstimator,
     HypergradientState,
@@ -24,11 +26,10 @@ from hyperpush.hypergradients.judgment import Judgment
 from hyperpush.hypergradients.secants import Secants
 from hyperpush.hypergradients.settings import MOST_PUSHES, largest_curvature, largest_stretch, learn_settings, norm
 from hyperpush.hypergradients.systems import relative_error, scale_of
-from hyperpush.method import MethodInfo, Number, as_number
-from hyperpush.problem import Problem
+from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import LARGEST, Report
-from hyperpush.status import Reason
+from hyperpush.task.problem import Problem
 
 CHECK = 5  # steps between two votes on ending
 KNOWN = 0.1  # largest relative error of q at which an error of the result is believed

@@ -10,9 +10,11 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hyperpush.checks import check_integer, check_positive
+from hyperpush.base.checks import check_integer, check_positive
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import Number, as_number
+from hyperpush.base.status import Reason
 from hyperpush.data.batches import everything
-from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
 from hyperpush.hypergradients.descent import Descent
 from hyperpush.hypergradients.newton import append_newton_step
@@ -26,11 +28,10 @@ from hyperpush.hypergradients.systems import (
     probe_of,
     scale_of,
 )
-from hyperpush.method import MethodInfo, Number, as_number
-from hyperpush.problem import Problem
+from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import LARGEST, Report
-from hyperpush.status import Reason
+from hyperpush.task.problem import Problem
 
 # What a client multiplies and all average in an iteration: the residual at x, or the next direction.
 RESIDUAL, DIRECTION, ENDED = range(3)

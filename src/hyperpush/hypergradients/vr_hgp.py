@@ -7,9 +7,13 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import Probability
 from hyperpush.hypergradients.directed_rb import DirectedRB
 from hyperpush.hypergradients.recurrent import Backward, Recurrent, reversed_weights
-from hyperpush.programs import Context, Exchange, Inbox, MethodInfo, Node, Probability, Problem, as_number
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Exchange, Inbox, Node
+from hyperpush.task.problem import Problem
 
 
 class _State(eqx.Module):

@@ -10,15 +10,18 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer, no_type_check
-from hyperpush.checks.verbs import check_key, check_task
-from hyperpush.costs import Costs
+from hyperpush.base.checks import check_integer, no_type_check
+from hyperpush.data.batches import everything
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.lanczos import Lanczos
 from hyperpush.hypergradients.systems import probe_of
-from hyperpush.programs import Average, Context, Network, Node, Problem, Recipe, Repeat, Scope, everything
-from hyperpush.task import Task, client_shapes
+from hyperpush.networks import Network
+from hyperpush.programs import Average, Context, Node, Recipe, Repeat, Scope
+from hyperpush.task.problem import Problem
+from hyperpush.task.task import Task, client_shapes
+from hyperpush.verbs.checks import check_key, check_task
+from hyperpush.verbs.costs import Costs
 
 
 class Curvature(NamedTuple):

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from hyperpush.checks import check_probability
+from hyperpush.base.checks import check_probability
 from hyperpush.influence.scores import Influence
 
 

@@ -9,19 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer, no_type_check
+from hyperpush.base.checks import check_integer, no_type_check
+from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import everything
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
-from hyperpush.errors import InvalidInput
-from hyperpush.hooks import Progress
 from hyperpush.influence.weights import Weights, check_weights, with_weights
 from hyperpush.inner.base import InnerSolver
 from hyperpush.networks import Network
-from hyperpush.problem import Cost, Penalty, Problem
-from hyperpush.starts import PerClient
-from hyperpush.task import Task
-from hyperpush.verbs import train
+from hyperpush.task.problem import Cost, Penalty, Problem
+from hyperpush.task.starts import PerClient
+from hyperpush.task.task import Task
+from hyperpush.verbs.hooks import Progress
+from hyperpush.verbs.train import train
 
 
 def over_runs(

@@ -11,23 +11,23 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_integer, check_nonnegative, no_type_check
+from hyperpush.base.checks import check_integer, check_nonnegative, no_type_check
+from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import count
 from hyperpush.data.sets import example_counts
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
-from hyperpush.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.influence.curvature import Curvature, measure_curvature, resolution
 from hyperpush.influence.removal import outer_costs
 from hyperpush.influence.validation import find_places, split_validation, take_weights
 from hyperpush.influence.weights import Chosen, Place, Weights, check_weights, with_weights
 from hyperpush.networks import Network
-from hyperpush.problem import Cost, Penalty
-from hyperpush.results import Estimate, Result
-from hyperpush.starts import PerClient
-from hyperpush.task import Task
-from hyperpush.verbs import hypergradient
+from hyperpush.task.problem import Cost, Penalty
+from hyperpush.task.starts import PerClient
+from hyperpush.task.task import Task
+from hyperpush.verbs.hypergradient import hypergradient
+from hyperpush.verbs.results import Estimate, Result
 
 LOOK = 50  # products for a look at the curvature
 

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import Batch, BatchCost, count
 from hyperpush.data.sets import example_counts
-from hyperpush.errors import InvalidInput
 from hyperpush.influence.removal import Summed, over_runs, repeat_params
 from hyperpush.influence.weights import Chosen, Place, Weights, check_place, check_single_losses, of_part
-from hyperpush.problem import Cost, Penalty
-from hyperpush.starts import PerClient
-from hyperpush.task import Task
+from hyperpush.task.problem import Cost, Penalty
+from hyperpush.task.starts import PerClient
+from hyperpush.task.task import Task
 
 NOT_KNOWN = 2**31  # more validation examples than anybody has
 

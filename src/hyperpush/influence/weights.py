@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from hyperpush.checks import no_type_check
-from hyperpush.checks.costs import check_cost
-from hyperpush.checks.verbs import check_task
+from hyperpush.base.checks import no_type_check
+from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import BatchCost
 from hyperpush.data.sets import example_counts, rows
-from hyperpush.errors import InvalidInput
-from hyperpush.problem import Cost, JointCost, Penalty
-from hyperpush.starts import PerClient
-from hyperpush.task import Task, client_shapes
+from hyperpush.task.cost_checks import check_cost
+from hyperpush.task.problem import Cost, JointCost, Penalty
+from hyperpush.task.starts import PerClient
+from hyperpush.task.task import Task, client_shapes
+from hyperpush.verbs.checks import check_task
 
 Place = tuple[int, int]  # (client, its example)
 

@@ -10,68 +10,30 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks.ranges import Whole
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import Whole
+from hyperpush.base.schedules import StepSize
 from hyperpush.data.batches import Ragged, capacity, everything, rows, shuffle
-from hyperpush.method import Method, as_number
+from hyperpush.methods.base import Method
+from hyperpush.methods.optimizers import Optimizer, build, check_optimizer
 from hyperpush.networks import Network
-from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
-from hyperpush.problem import Problem
+from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.programs import Context, Inbox, Node, Scope
+from hyperpush.task.problem import Problem
 
 S = TypeVar("S", bound="InnerSolver")
 Observing = TypeVar("Observing", bound="ObservingSolver")
 _MANY = 256  # from here on, n² numbers about links are kept only where they are asked for
 
 
-class LinkEstimates(eqx.Module):
-    """What a client learns about the network while it trains: all that it can see from where it stands.
-
-    Stacked over clients, every field has them on axis 0.
-
-    Args:
-        sent: p̄: the mean weight that it pushed to each client, its own at its own place.
-        heard: δ̄: the share of the rounds in which it heard from each client.
-        mass: The time average of its push-sum weight ω; 1 where weights are doubly stochastic.
-        rounds: How many rounds it has seen.
-
-    Example:
-        >>> import hyperpush as hp
-        >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.FullyConnected(3)
-        >>> seen = hp.train(task, hp.SGP(steps=10, step_size=0.1), network, key=0).links
-        >>> print(seen.heard.shape, seen.rounds)
-        (3, 3) [10. 10. 10.]
-    """
-
-    sent: Float[Array, "*clients n"]  # p̄: mean weight it sent to each client, its own at its own place
-    heard: Float[Array, "*clients n"]  # δ̄: share of the rounds in which it heard from each client
-    mass: Float[Array, "*clients"]  # time average of its push-sum weight ω
-    rounds: Float[Array, "*clients"]  # how many rounds these are means of
-
-    @staticmethod
-    def none(clients: int, axis: tuple[int, ...] = ()) -> "LinkEstimates":
-        """Nothing seen yet, of one client or of all along a leading axis."""
-        nobody, number = jnp.zeros((*axis, clients)), jnp.zeros(axis)
-        return LinkEstimates(nobody, nobody, number, number)
-
-    def add(self, inbox: Inbox, mass: Float[Array, ""], ctx: Context) -> "LinkEstimates":
-        """The means with one more round: what the client sent and heard, and its push-sum weight before it."""
-        assert inbox.sent is not None  # the exchange observes
-        assert inbox.heard is not None
-        me = jnp.arange(ctx.clients) == ctx.client
-        heard = (inbox.heard | me).astype(self.heard.dtype)
-        return self.join(LinkEstimates(jnp.where(me, inbox.own, inbox.sent), heard, mass, jnp.ones(())))
-
-    def join(self, other: "LinkEstimates") -> "LinkEstimates":
-        """The means over the rounds of both."""
-        rounds = self.rounds + other.rounds
-        share = other.rounds / jnp.maximum(rounds, 1)
-        means = jax.tree.map(lambda a, b: a + share * (b - a), self, other)
-        return replace(means, rounds=rounds)
-
-
-def join_links(known: LinkEstimates | None, seen: LinkEstimates | None) -> LinkEstimates | None:
-    """What is known of links after training: all that was seen so far, if an estimator asks for it (not None)."""
-    return known if known is None or seen is None else known.join(seen)
+def see_links(links: LinkEstimates | None, inbox: Inbox, mass: Float[Array, ""], ctx: Context) -> LinkEstimates | None:
+    """Add what a client sees of its links in one round; None where nobody asks for it."""
+    if links is None:
+        return None
+    assert inbox.sent is not None  # the exchange observes
+    assert inbox.heard is not None
+    me = jnp.arange(ctx.clients) == ctx.client
+    return links.add(jnp.where(me, inbox.own, inbox.sent), inbox.heard | me, mass)
 
 
 class InnerState(eqx.Module):
@@ -85,7 +47,7 @@ class InnerState(eqx.Module):
     Example:
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
-        >>> hp.programs.InnerState(params=jnp.zeros(3), hyper=jnp.zeros(())).links is None
+        >>> hp.extend.InnerState(params=jnp.zeros(3), hyper=jnp.zeros(())).links is None
         True
     """
 
@@ -101,7 +63,7 @@ class InnerSolver(Method):
 
     Example:
         >>> import hyperpush as hp
-        >>> isinstance(hp.SGP(steps=10, step_size=0.1), hp.programs.InnerSolver)
+        >>> isinstance(hp.SGP(steps=10, step_size=0.1), hp.extend.InnerSolver)
         True
     """
 

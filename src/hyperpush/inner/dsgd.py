@@ -7,9 +7,12 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from hyperpush.checks.ranges import OptionalCount
-from hyperpush.inner.base import Learner, ObservingSolver, solver_program
-from hyperpush.programs import Context, Exchange, Inbox, Local, MethodInfo, Node, Problem, Repeat, Sequence, draw
+from hyperpush.base.ranges import OptionalCount
+from hyperpush.data.batches import draw
+from hyperpush.inner.base import Learner, ObservingSolver, see_links, solver_program
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Sequence
+from hyperpush.task.problem import Problem
 
 
 class DSGD(ObservingSolver):
@@ -72,7 +75,7 @@ class DSGD(ObservingSolver):
 
         def receive(state: Learner, inbox: Inbox, ctx: Context) -> Learner:
             mixed = inbox.mix(state.params)
-            links = None if state.links is None else state.links.add(inbox, jnp.ones(()), ctx)
+            links = see_links(state.links, inbox, jnp.ones(()), ctx)
             state = replace(state, links=links)
             return descend(state, ctx, mixed) if after else state.at(mixed, state.memory)
 

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.checks.ranges import Count, OptionalCount
+from hyperpush.base.ranges import Count, OptionalCount
 from hyperpush.data.batches import count
 from hyperpush.inner.base import GradientSolver, Learner, epoch, solver_program
-from hyperpush.programs import Average, Context, Exchange, Local, MethodInfo, Node, Problem, Repeat, Sequence, Server
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Average, Context, Exchange, Local, Node, Repeat, Sequence, Server
+from hyperpush.task.problem import Problem
 
 Averaging = Literal["server", "tree", "gossip"]
 

@@ -4,8 +4,12 @@ from typing import ClassVar
 
 import equinox as eqx
 
+from hyperpush.base.ranges import OptionalCount
+from hyperpush.data.batches import draw
 from hyperpush.inner.base import GradientSolver, Learner, solver_program
-from hyperpush.programs import Context, Local, MethodInfo, Node, OptionalCount, Problem, Repeat, draw
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Local, Node, Repeat
+from hyperpush.task.problem import Problem
 
 
 class LocalSGD(GradientSolver):

@@ -9,9 +9,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.checks.ranges import OptionalCount
-from hyperpush.inner.base import InnerState, LinkEstimates, ObservingSolver
-from hyperpush.programs import Context, Exchange, Inbox, Local, MethodInfo, Node, Problem, Repeat, Scope, Sequence, draw
+from hyperpush.base.ranges import OptionalCount
+from hyperpush.data.batches import draw
+from hyperpush.inner.base import InnerState, ObservingSolver, see_links
+from hyperpush.methods.base import MethodInfo
+from hyperpush.networks.link_estimates import LinkEstimates
+from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
+from hyperpush.task.problem import Problem
 
 
 class _State(eqx.Module):
@@ -96,7 +100,7 @@ class SGP(ObservingSolver):
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
             z, mass = inbox.mix((state.z, state.mass))
             moved = descend(state, ctx, z) if after else replace(state, z=z)
-            links = None if state.links is None else state.links.add(inbox, state.mass, ctx)
+            links = see_links(state.links, inbox, state.mass, ctx)
             return replace(moved, mass=mass, links=links)
 
         def leave(trained: InnerState, state: _State, ctx: Context) -> InnerState:

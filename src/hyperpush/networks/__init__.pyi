@@ -15,8 +15,8 @@ from .means import Means as Means
 from .mixing import combine as combine
 from .mixing import lowest as lowest
 from .mixing import matrix as matrix
-from .names import by_name as by_name
 from .star import Star as Star
+from .structure import Graph as Graph
 from .table import Listed as Listed
 from .table import Table as Table
 from .table import adjacency as adjacency

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
-from hyperpush.errors import InvalidInput, unknown
+from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.networks.links import Links, dense_is_cheaper, densify
 from hyperpush.networks.means import Means
 

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import PRNGKeyArray
 
-from hyperpush.checks import check_integer
+from hyperpush.base.checks import check_integer
 from hyperpush.networks.base import Network, Senders, Slots, Step
 
 

@@ -6,8 +6,8 @@ import equinox as eqx
 import networkx as nx
 import numpy as np
 
-from hyperpush.checks import check_integer, check_probability
-from hyperpush.errors import InvalidInput
+from hyperpush.base.checks import check_integer, check_probability
+from hyperpush.base.errors import InvalidInput
 from hyperpush.networks.table import FixedGraph
 
 _DRAWS = 1000

@@ -5,7 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 import networkx as nx
 
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.networks.table import FixedGraph
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Float, PRNGKeyArray, UInt32
 
-from hyperpush.checks import check_integer, check_probability_range
+from hyperpush.base.checks import check_integer, check_probability_range
 from hyperpush.networks.base import Mixing, Network, Senders, Slots, Step
 from hyperpush.networks.hashing import words
 from hyperpush.networks.means import Means, gossip_of_independent, of_independent

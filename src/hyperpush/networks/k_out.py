@@ -11,8 +11,8 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
-from hyperpush.checks import check_boolean, check_integer
-from hyperpush.errors import InvalidInput
+from hyperpush.base.checks import check_boolean, check_integer
+from hyperpush.base.errors import InvalidInput
 from hyperpush.networks.base import Mixing, Network, Senders, Slots, Step
 from hyperpush.networks.complete import all_pairs
 from hyperpush.networks.hashing import words

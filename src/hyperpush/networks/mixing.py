@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from hyperpush.errors import unknown
+from hyperpush.base.errors import unknown
 from hyperpush.networks.base import Network, Weights
 from hyperpush.networks.links import Links, densify
 

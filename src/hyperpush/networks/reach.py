@@ -10,7 +10,7 @@ import scipy.sparse
 from jaxtyping import Array, Int
 from scipy.sparse.csgraph import breadth_first_order, connected_components, shortest_path
 
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.networks.base import Network
 from hyperpush.networks.mixing import combine
 

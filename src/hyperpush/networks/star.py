@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import networkx as nx
 
-from hyperpush.checks import check_integer
+from hyperpush.base.checks import check_integer
 from hyperpush.networks.table import FixedGraph
 
 

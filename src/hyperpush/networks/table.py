@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.networks.base import Network, Senders, Shares, Slots, Step
 from hyperpush.networks.links import dense_is_cheaper
 from hyperpush.networks.reach import periodic_flood, require_connected

@@ -6,8 +6,8 @@ from typing import ClassVar
 import equinox as eqx
 import networkx as nx
 
-from hyperpush.checks import check_integer
-from hyperpush.errors import InvalidInput
+from hyperpush.base.checks import check_integer
+from hyperpush.base.errors import InvalidInput
 from hyperpush.networks.table import FixedGraph
 
 

@@ -7,8 +7,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Bool
 
-from hyperpush.checks import check_integer
-from hyperpush.errors import InvalidInput
+from hyperpush.base.checks import check_integer
+from hyperpush.base.errors import InvalidInput
 from hyperpush.networks.table import Listed, Table, adjacency
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Float
 
-from hyperpush.checks import require
-from hyperpush.errors import InvalidInput, unknown
+from hyperpush.base.checks import require
+from hyperpush.base.errors import InvalidInput, unknown
 
 _LARGEST_SDP = 200
 _INTERIOR_POINT = 30

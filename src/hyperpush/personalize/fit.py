@@ -8,34 +8,34 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from hyperpush import processes
 from hyperpush.algorithms.base import Algorithm
 from hyperpush.algorithms.pdbo import PDBO
 from hyperpush.algorithms.stopping import EarlyStopping
 from hyperpush.algorithms.ties import Ties
-from hyperpush.checks import check_integer
+from hyperpush.base import processes
+from hyperpush.base.checks import check_integer
+from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.data.batches import Numbered, Ragged
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
-from hyperpush.errors import InvalidInput, unknown
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.direct_gradient import DirectGradient
 from hyperpush.hypergradients.hgp import HGP
 from hyperpush.inner.base import InnerSolver
 from hyperpush.inner.local_sgd import LocalSGD
 from hyperpush.inner.sgp import SGP
+from hyperpush.methods.optimizers import Optimizer
+from hyperpush.methods.registry import construct
 from hyperpush.networks import Network
-from hyperpush.optimizers import Optimizer
 from hyperpush.personalize.model import Model, attempt, check_labels
 from hyperpush.personalize.recipe import Losses, Product, Recipe, as_product
 from hyperpush.personalize.recipes import Shared
 from hyperpush.personalize.scores import Scores, accuracy, scores
-from hyperpush.recording import Metrics
-from hyperpush.registry import construct
-from hyperpush.results import Result, Solution, Training, own
-from hyperpush.task import Task
-from hyperpush.verbs import solve
-from hyperpush.verbs import train as train_params
+from hyperpush.task.task import Task
+from hyperpush.verbs.recording import Metrics
+from hyperpush.verbs.results import Result, Solution, Training, own
+from hyperpush.verbs.solve import solve
+from hyperpush.verbs.train import train as train_params
 
 INNER = SGP(200, 0.1)
 # A short series stays bounded where a model's Hessian is indefinite, for step sizes below 1 / λ_max.
@@ -161,7 +161,7 @@ def fit(
         names: The clients' names; their numbers if left out.
         private: Options of `hp.Task.private`, such as `{"clip": 1.0, "noise": hp.privacy.Gaussian(20.0), …}`; None
             hides nothing. Choosing the best step is then noisy, too, and counted. For the noise of a given ε take the
-            task of `Product.task`, `hp.privacy.within` and `hp.solve`.
+            task of `Product.task`, `hp.within_budget` and `hp.solve`.
         metrics: What to measure on the way, as in `hp.solve`.
         every: Steps between two rows of the history, as in `hp.solve`.
         engine: Where the clients run.

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush import processes
+from hyperpush.base import processes
+from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import open_batch
 from hyperpush.data.sets import DataSet
-from hyperpush.errors import InvalidInput
 
 T = TypeVar("T")
 KINDS = (
@@ -26,7 +26,7 @@ REGRESSION = "recipes are for classifiers, and hp.Task takes the costs of a regr
 
 @runtime_checkable
 class Model(Protocol):
-    """A classifier as pure functions (see `hyperpush.studies.models`)."""
+    """A classifier as pure functions."""
 
     classes: int
 

@@ -9,17 +9,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from hyperpush import processes
-from hyperpush.checks import check_nonnegative
-from hyperpush.checks.ranges import NonNegative
-from hyperpush.checks.verbs import check_key
-from hyperpush.errors import InvalidInput
-from hyperpush.method import Configured, Number, as_number, check_option
-from hyperpush.optimizers import ByName, Optimizer, optimizer
+from hyperpush.base import processes
+from hyperpush.base.checks import check_nonnegative
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import Number, as_number
+from hyperpush.base.options import Configured, check_option
+from hyperpush.base.ranges import NonNegative
+from hyperpush.methods.optimizers import ByName, Optimizer, optimizer
 from hyperpush.personalize.model import Model as Model
 from hyperpush.personalize.model import as_model, check_labels, draw_several, first_examples, without_start
-from hyperpush.problem import L2
-from hyperpush.task import Task
+from hyperpush.task.problem import L2
+from hyperpush.task.task import Task
+from hyperpush.verbs.checks import check_key
 
 Predict = Callable[[PyTree, Array], Float[Array, "b classes"]]  # (params, inputs) -> logits, up to a constant per input
 # What a recipe changes. In a product, earlier stages are wrapped by later ones: docs/guides/personalize.md.
@@ -228,7 +229,7 @@ class Product(Configured):
         tasks of equal models have equal costs: nothing is compiled twice.
 
         Args:
-            model: A model of `hyperpush.studies.models`, or one's own: see `hp.personalize.fit`.
+            model: A model as `hp.personalize.fit` takes it.
             train: Examples (inputs, labels) of the inner cost, in any form that `hp.Task` takes.
             key: An integer or a JAX key, which decides where params and hypers start.
             l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more; 0 has none.

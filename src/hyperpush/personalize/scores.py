@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush import processes
+from hyperpush.base import processes
+from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import count, everything
-from hyperpush.errors import InvalidInput
 from hyperpush.personalize.recipe import Losses, Model, as_product
-from hyperpush.problem import Problem
-from hyperpush.task import Task
+from hyperpush.task.problem import Problem
+from hyperpush.task.task import Task
 
 
 class Scores(NamedTuple):

@@ -3,9 +3,6 @@ from .accountant import check_schedules as check_schedules
 from .assumption import ASSUMPTION as ASSUMPTION
 from .audit import Audit as Audit
 from .audit import audit as audit
-from .budget import Budget as Budget
-from .budget import budget as budget
-from .budget import within as within
 from .mechanisms import Gaussian as Gaussian
 from .mechanisms import Laplace as Laplace
 from .mechanisms import clipped_mean as clipped_mean

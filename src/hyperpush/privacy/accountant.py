@@ -8,9 +8,9 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from hyperpush.checks import check_integer, check_positive, require
-from hyperpush.errors import InvalidInput
-from hyperpush.optimizers import Power
+from hyperpush.base.checks import check_integer, check_positive, require
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.schedules import Power
 from hyperpush.privacy import ASSUMPTION
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from hyperpush.privacy.sensitivity import LoopSensitivity, Use, by_variable
@@ -34,7 +34,7 @@ class Accountant(eqx.Module):
     per client of the sender. They are upper bounds for ideal real-valued noise only: see `assumes`.
 
     **Use it** for messages that are not releases of a private task; `LDPDSBO.accountant` makes it. **Avoid it** for
-    private tasks: `hp.privacy.budget` counts their releases.
+    private tasks: `hp.budget` counts their releases.
 
     Args:
         sender: What one example can change.

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 from scipy.stats import beta
 
-from hyperpush.checks import check_integer
-from hyperpush.errors import InvalidInput
+from hyperpush.base.checks import check_integer
+from hyperpush.base.errors import InvalidInput
 from hyperpush.privacy import ASSUMPTION
 
 Runs = Callable[[Key[Array, " n"]], Any]

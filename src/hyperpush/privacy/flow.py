@@ -22,9 +22,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as Constant
 from jaxtyping import PyTree
 
+from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import Ragged, capacity
 from hyperpush.data.promise import single
-from hyperpush.errors import InvalidInput
 from hyperpush.privacy.traces import inner_trace, place, refuse_host_calls, split
 from hyperpush.programs import Context
 from hyperpush.programs.counting import is_mark
@@ -103,7 +103,7 @@ def refuse_leaks(f: Callable[..., Any], reached: dict[str, Taint]) -> None:
         given = f"private data in {fields}, at a point or in a batch made of data without noise"
         allowed = (
             "problem.inner_gradient and the like at params, hypers and vectors that were released, "
-            "on rows that hold one example each, drawn by programs.draw, with costs that see these rows alone"
+            "on rows that hold one example each, drawn by hp.extend.draw, with costs that see these rows alone"
         )
     elif Held.OWN in reached.values():
         given = f"hypers of single examples in {fields}, which others would see"

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks import check_positive
+from hyperpush.base.checks import check_positive
+from hyperpush.base.schedules import Power
 from hyperpush.data.batches import Batch
-from hyperpush.optimizers import Power
 
 Kind = TypeVar("Kind", bound="_Mechanism")
 

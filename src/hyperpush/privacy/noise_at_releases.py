@@ -18,7 +18,7 @@ from jax.extend.core import Literal as Constant
 from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree, UInt32
 
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.privacy.flow import check_leaf
 from hyperpush.privacy.mechanisms import Mechanism
 from hyperpush.privacy.release import release

@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.privacy.traces import calling_line
 from hyperpush.programs.counting import Kind, longest_loop
 

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from hyperpush.checks import check_integer, check_positive
-from hyperpush.errors import InvalidInput
-from hyperpush.method import Number, as_number
-from hyperpush.optimizers import Power
+from hyperpush.base.checks import check_integer, check_positive
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import Number, as_number
+from hyperpush.base.schedules import Power
 
 Use = Literal["running averages", "once", "reused"]
 Numbers = Float[np.ndarray, " rounds *clients"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 from hyperpush.programs import Exchange
 
 # Call-like primitives whose one inner trace takes the same inputs and gives the same outputs.

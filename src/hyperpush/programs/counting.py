@@ -18,8 +18,8 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import PyTree
 
-from hyperpush.checks import check_integer
-from hyperpush.errors import InvalidInput
+from hyperpush.base.checks import check_integer
+from hyperpush.base.errors import InvalidInput
 
 Kind = Literal["hessian_products", "jacobian_products", "gradients", "metrics"]
 Work = Counter[str]  # how many of each kind, and under `accesses(name)` how many of them used a data set

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 
 State = PyTree
 Message = PyTree
@@ -370,10 +370,16 @@ def children(node: Node) -> tuple[Node, ...]:
 
 def contains(node: Node, test: Callable[[Node], bool]) -> bool:
     """Whether `test` holds for the node or anything below it."""
-    return test(node) or any(contains(child, test) for child in children(node))
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if test(each):
+            return True
+        waiting += children(each)
+    return False
 
 
 def work(node: Node) -> int:
     """How many leaves one pass through the node executes at most."""
-    inside = sum(work(child) for child in children(node)) or 1
+    inside = sum(map(work, children(node))) or 1
     return inside * node.at_most if isinstance(node, Repeat) else inside

@@ -143,7 +143,7 @@ def all_clients(tree: PyTree, clients: int) -> PyTree:
 def bytes_of(tree: PyTree) -> int:
     """Bytes of the arrays, or shapes of arrays, in a pytree."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return sum([leaf.size * leaf.dtype.itemsize for leaf in leaves])
 
 
 def outline(node: Node) -> Node:

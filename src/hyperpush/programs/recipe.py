@@ -6,7 +6,9 @@ number compiles nothing. So that nothing hangs on the identity of a closure, a n
 by its path and role.
 """
 
-from collections.abc import Callable
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hyperpush.base.fingerprint import fingerprint
 from hyperpush.programs.nodes import Average, Node, Path, Role, Sequence, children
 
 
@@ -27,6 +30,7 @@ class Recipe(eqx.Module):
 
     build: Callable[..., Node] = eqx.field(static=True)
     parts: tuple[Any, ...]
+    reads: str = eqx.field(static=True, default="")  # a digest of what functions of the parts read
 
     def program(self) -> Node:
         """The program, with the parts' numbers as they are: floats on the host, tracers in compiled code."""
@@ -66,7 +70,19 @@ def is_number(leaf: Any) -> bool:
 
 def program_of(method: Any, problem: Any) -> Recipe:
     """The recipe of a method's program for a problem."""
-    return Recipe(_method_program, (method, problem))
+    functions = list(functions_in(method))
+    reads = fingerprint(functions, quick=True) if functions else ""
+    return Recipe(_method_program, (method, problem), reads)
+
+
+def functions_in(given: Any) -> Iterator[Callable[..., Any]]:
+    """The functions among the options of a method, and among those of the methods that it is made of."""
+    if isinstance(given, types.FunctionType | functools.partial):
+        yield given
+    inside = vars(given).values() if isinstance(given, eqx.Module) else ()
+    inside = given.values() if isinstance(given, Mapping) else inside
+    for each in given if isinstance(given, tuple | list) else inside:
+        yield from functions_in(each)
 
 
 def as_recipe(program: Node | Recipe) -> Recipe:

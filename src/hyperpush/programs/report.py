@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from hyperpush.status import UNSOLVED, Reason, Status
+from hyperpush.base.status import UNSOLVED, Reason, Status
 
 LARGEST = 1e30  # what an estimate of an error is cut off at: states must be finite
 

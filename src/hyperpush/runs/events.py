@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from hyperpush.errors import InvalidInput
-from hyperpush.runs.files import write_atomically
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.files import write_atomically
 
 Kind = Literal["record", "row", "cell", "state"]
 FIRST = ("time", "kind", "client", "loop", "step")

@@ -1,4 +1,4 @@
-"""What can be run by name: a study, a benchmark or a spec."""
+"""What can be run by name: a study or a spec."""
 
 import importlib
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 
-EXTRAS = {"matplotlib": "figures", "pooch": "studies", "sklearn": "studies"}
+EXTRAS = {"matplotlib": "figures"}
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from hyperpush import processes
-from hyperpush.errors import Diverged, HyperpushError, InvalidInput
+from hyperpush.base import processes
+from hyperpush.base.errors import Diverged, HyperpushError, InvalidInput
+from hyperpush.base.files import write_atomically
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import Journal
 from hyperpush.runs.checkpoints.store import Store
 from hyperpush.runs.events import read_events, write_events
-from hyperpush.runs.files import write_atomically
 from hyperpush.runs.locks import alone
 
 CONFIG, CALL, RESULT, METRICS = "config.toml", "call.json", "result.json", "metrics.jsonl"

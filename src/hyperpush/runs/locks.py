@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from hyperpush.errors import HyperpushError, InvalidInput
+from hyperpush.base.errors import HyperpushError, InvalidInput
 
 
 @contextmanager

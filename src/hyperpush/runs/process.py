@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from hyperpush.settings import keep_compiled_code
+from hyperpush.base.settings import keep_compiled_code
 
 
 class _CompileTime:

@@ -10,26 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import PyTree
-from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
-from hyperpush import processes
+from hyperpush.base import processes
+from hyperpush.base.errors import HyperpushError
+from hyperpush.base.files import write_atomically
+from hyperpush.base.status import Status, gather_statuses
 from hyperpush.engines.planning import plan
 from hyperpush.engines.run_hooks import ProgressHook
-from hyperpush.errors import HyperpushError
-from hyperpush.results import Result, gather_statuses
 from hyperpush.runs.checkpoints import Policy
-from hyperpush.runs.config import load_config, to_toml
 from hyperpush.runs.events import Kind, append_event, event, read_events, to_json
 from hyperpush.runs.experiment import Experiment
-from hyperpush.runs.files import write_atomically
 from hyperpush.runs.folder import CONFIG, FIGURES, METRICS, MODELS, RunFolder, find_interrupted, reserve
+from hyperpush.runs.models import save_models
 from hyperpush.runs.process import compile_time, resident_megabytes, set_up_jax
-from hyperpush.runs.report.tables import table
-from hyperpush.runs.saved import save_models
-from hyperpush.runs.saving import write_arrays
-from hyperpush.status import Status
+from hyperpush.runs.tables import table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,8 +60,8 @@ class StudyRun:
         self.path = path
         self.console = console if writes else Console(quiet=True)
         self.figures: list[Path] = []
-        self._work = work
-        self._writes = writes  # of several processes one does
+        self.work = work
+        self.writes = writes  # of several processes one does
         self._bars = Progress(
             *Progress.get_default_columns(),
             TextColumn("{task.fields[note]}"),
@@ -88,12 +84,12 @@ class StudyRun:
         """Append one event of some kind to the metrics."""
         new = event(kind, values)
         to_json(new)  # refuses what is not finite, also where nothing is written
-        if not self._writes:
+        if not self.writes:
             return
         if self._recorded > 0:
             self._recorded -= 1
         else:
-            append_event(self._work / METRICS, new)
+            append_event(self.work / METRICS, new)
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Show how far the loop is that an engine is in, the time left of it, memory and compilation."""
@@ -154,66 +150,69 @@ class StudyRun:
     def figure(self, name: str, figure: "Figure") -> Path:
         """Save a matplotlib figure; returns the path it has when the run is done."""
         inside = Path(FIGURES, f"{name.replace(':', '-')}.png")  # of module:Class, which Windows does not take
-        if self._writes:
-            (self._work / inside).parent.mkdir(exist_ok=True)
-            figure.savefig(self._work / inside, format="png")
+        if self.writes:
+            (self.work / inside).parent.mkdir(exist_ok=True)
+            figure.savefig(self.work / inside, format="png")
         self.figures.append(self.path / inside)
         return self.path / inside
 
     def write(self, name: str, text: str) -> None:
         """Save a text file of the experiment's own, such as a table, under a name in the run folder."""
-        path = self._work / name
-        if self._writes:
+        path = self.work / name
+        if self.writes:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
 
     def save_models(self, name: str, stacked: PyTree, names: Sequence[str] | None = None) -> None:
         """Save the arrays of a pytree whose leaves have the client axis first, one file for each client, by name."""
-        if self._writes or processes.count() > 1:
-            save_models(self._work / MODELS / name, stacked, self._writes, names)
-
-    def save_result(self, result: Result) -> None:
-        """Save the models and the history of a verb's result, for `hp.load(path, task=task)`."""
-        if self._writes or processes.count() > 1:
-            write_arrays(self._work, result, self._writes)
+        if self.writes or processes.count() > 1:
+            save_models(self.work / MODELS / name, stacked, self.writes, names)
 
 
-def execute(
+def start(
     experiment: Experiment,
-    config: BaseModel,
+    config: Any,
+    options: str,
     out: Path | None = None,
     console: Console | None = None,
     checkpoints: Policy | None = None,
 ) -> Finished:
     """Run an experiment into the folder `out`, by default a new one under `runs/`; returns its result and the run.
 
-    With `checkpoints`, `resume` can continue an interrupted run.
+    `options` is the content of `config.toml`, from which `carry_on` reads the same options again. With `checkpoints`
+    it can continue an interrupted run.
     """
     first = processes.first_process()
     folder = RunFolder(Path(processes.gather_texts(str(reserve(experiment.name, out).path) if first else "")[0]))
     with folder.lock():
         try:
             if first:
-                write_atomically(folder.work / CONFIG, to_toml(experiment.name, config))
+                write_atomically(folder.work / CONFIG, options)
         except BaseException:
             shutil.rmtree(folder.work, ignore_errors=True)
             raise
         return _perform(experiment, config, folder, console or Console(stderr=True), checkpoints)
 
 
-def resume(
-    folder: Path, known: Mapping[str, Experiment], console: Console | None = None, checkpoints: Policy | None = None
+def carry_on(
+    folder: Path,
+    read: Callable[[Path], tuple[Experiment, Any]],
+    console: Console | None = None,
+    checkpoints: Policy | None = None,
 ) -> Finished:
-    """Continue an interrupted run; `folder` is where its result would be, or the hidden one beside it."""
+    """Continue an interrupted run; `folder` is where its result would be, or the hidden one beside it.
+
+    `read` makes the experiment and its options of `config.toml`.
+    """
     found = find_interrupted(folder)
     with found.lock():
-        experiment, config = load_config(str(found.work / CONFIG), [], known)
+        experiment, config = read(found.work / CONFIG)
         if processes.first_process():
             found.clear_for_resume()
         return _perform(experiment, config, found, console or Console(stderr=True), checkpoints, resumed=True)
 
 
-def plan_run(experiment: Experiment, config: BaseModel, processes: int = 1) -> dict[str, Any]:
+def plan_run(experiment: Experiment, config: Any, processes: int = 1) -> dict[str, Any]:
     """What a run would take, by `hyperpush.engines.planning`; no files are written."""
 
     def run(note: Callable[[Any], None]) -> Any:
@@ -227,7 +226,7 @@ def plan_run(experiment: Experiment, config: BaseModel, processes: int = 1) -> d
 
 def _perform(
     experiment: Experiment,
-    config: BaseModel,
+    config: Any,
     folder: RunFolder,
     console: Console,
     checkpoints: Policy | None,

@@ -6,8 +6,7 @@
 Frasconi, Salzo, Grazzi, Pontil 2018), or that of its class.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,12 +15,11 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from hyperpush.checks import check_probability
-from hyperpush.errors import InvalidInput
-from hyperpush.privacy.sensitivity import Constants
-from hyperpush.problem import L2
-from hyperpush.starts import per_example
-from hyperpush.task import Task
+from hyperpush.base.checks import check_probability
+from hyperpush.base.errors import InvalidInput
+from hyperpush.task.problem import L2
+from hyperpush.task.starts import per_example
+from hyperpush.task.task import Task
 
 
 class Labeled(NamedTuple):
@@ -136,27 +134,3 @@ def cleaning(
         validation=Labeled(*map(jnp.asarray, validation)),
         common=common,
     )
-
-
-def constants(l2: float) -> Callable[[float, float], Constants]:
-    """What is true of every example whose inputs have ℓ2 norm at most 1, by (clip of gradients, radius of z).
-
-    With p the softmax and H = diag(p) − ppᵀ: ‖∂ℓ‖ ≤ √2, ‖H‖ ≤ ½, and H changes by at most 3/2 per unit of scores.
-    """
-
-    def bounds(clip: float, radius: float) -> Constants:
-        slope, bend = 1 / 4, 1 / (6 * math.sqrt(3))  # the largest first and second derivative of σ
-        return Constants(
-            C_y=clip,
-            C_b=clip,
-            C_x=0.0,
-            R=radius,
-            C_H=1 / 2 + l2,
-            C_J=slope * math.sqrt(2),
-            L_H=3 / 2 + slope / 2,
-            L_J=slope / 2 + bend * math.sqrt(2),
-            L_b=1 / 2,
-            L_fx=0.0,
-        )
-
-    return bounds

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from hyperpush.checks import check_integer, check_positive
-from hyperpush.task import Task
+from hyperpush.base.checks import check_integer, check_positive
+from hyperpush.task.task import Task
 
 COMPONENTS = 3  # classifiers that the generated clients mix
 

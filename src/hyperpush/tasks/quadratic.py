@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from hyperpush.checks import check_integer
-from hyperpush.starts import per_client
-from hyperpush.task import Task
+from hyperpush.base.checks import check_integer
+from hyperpush.task.starts import per_client
+from hyperpush.task.task import Task
 
 
 def inner(params, hyper, data):

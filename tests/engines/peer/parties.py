@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import hyperpush as hp
+from hyperpush.base.processes.starter import free_ports
 from hyperpush.deploy.certificates import make
 from hyperpush.deploy.party import STATUS, StatusFile
 from hyperpush.engines.faults import Faults
@@ -20,7 +21,6 @@ from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.engines.transport.zenoh.addresses import Address
 from hyperpush.engines.transport.zenoh.identity import Identity
 from hyperpush.engines.transport.zenoh.transport import Zenoh
-from hyperpush.processes.starter import free_ports
 from hyperpush.programs import Exchange, Repeat
 
 DIGEST = bytes(range(32))

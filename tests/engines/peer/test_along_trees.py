@@ -54,7 +54,7 @@ def test_who_is_gone_is_named(addresses):
     def party(client):
         engine = hp.Peers(NAMES[client], addresses, tls=False, session="gone", patience=2.0)
         given = (AVERAGES, hp.networks.DirectedRing(4), START[client], jnp.zeros(1), KEY)
-        with pytest.raises((hp.errors.HyperpushError, KeyboardInterrupt)) as failed:
+        with pytest.raises((hp.HyperpushError, KeyboardInterrupt)) as failed:
             engine.run(*given, progress=killed_at(1) if client == 2 else None)
         return str(failed.value)
 

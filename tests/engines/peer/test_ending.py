@@ -12,13 +12,13 @@ from engines.peer.hall import Hall, Kept, Seat, walk
 from engines.peer.parties import push_sum, together, values
 
 import hyperpush as hp
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.peer import Left, Peer, ending
 from hyperpush.engines.peer.channels import Channel
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.engines.peer.state import PeerState, Stage
 from hyperpush.engines.transport import wire
 from hyperpush.engines.transport.wire import Kind
-from hyperpush.errors import HyperpushError
 from hyperpush.programs import Exchange, Repeat
 
 CLIENTS, ROUNDS = 4, 30

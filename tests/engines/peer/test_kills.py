@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from engines.peer.parties import averaging, values
 
+from hyperpush.base.processes.starter import free_ports
 from hyperpush.deploy.swarm import Processes, schedule
-from hyperpush.processes.starter import free_ports
 
 ROUNDS = 120
 

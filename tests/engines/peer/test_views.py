@@ -8,12 +8,12 @@ from engines.peer.hall import Kept
 from engines.peer.parties import Places, push_sum, together, values
 
 import hyperpush as hp
+from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer import Left, Peer
 from hyperpush.engines.run_checks import check_conserved
 from hyperpush.engines.transport import Memory, wire
 from hyperpush.engines.transport.faulty import Faulty
-from hyperpush.errors import InvalidInput
 from hyperpush.programs import Exchange, Repeat, Scope, Sequence
 
 CLIENTS, ROUNDS = 3, 80

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from hyperpush.averaging.running_sums import Incoming, Outgoing
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.transport import Memory, Transport
 from hyperpush.engines.transport.wire import Header, Rejected, Template, decode, encode
-from hyperpush.errors import HyperpushError
+from hyperpush.networks.running_sums import Incoming, Outgoing
 
 KEY = jax.random.key(3)
 FAULTS = Faults(loss=0.3, duplicate=0.1, delay=3)

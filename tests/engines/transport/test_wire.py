@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.engines.transport import wire
 from hyperpush.engines.transport.wire import Header, Reason, Rejected, Template, decode, encode, peek
-from hyperpush.errors import HyperpushError, InvalidInput
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
 INTEGERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]

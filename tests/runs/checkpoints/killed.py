@@ -20,9 +20,9 @@ from jax._src import xla_bridge
 import hyperpush as hp
 from hyperpush.cli import app as cli
 from hyperpush.runs.checkpoints import journal
-from hyperpush.runs.config import Config
 from hyperpush.runs.experiment import Experiment
-from hyperpush.studies import registry
+from hyperpush.spec import studies
+from hyperpush.spec.config import Config
 from hyperpush.tasks.logistic import logistic
 
 LOADED = (journal, hp.train, hp.SGP)  # here, not in every process
@@ -54,7 +54,7 @@ def run_trained(config: Pieces, run: Any) -> dict[str, Any]:
     return {"norms": norms, "rounds": rounds}
 
 
-registry.experiments = lambda: {"trained": Experiment("trained", "", Pieces, run_trained)}
+studies.experiments = lambda: {"trained": Experiment("trained", "", Pieces, run_trained)}
 
 
 def started(folder: Path, *arguments: str) -> int:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.run_hooks import ProgressHook
 from hyperpush.engines.shard import Shard
 from hyperpush.engines.simulate import Simulate
-from hyperpush.errors import HyperpushError
 from hyperpush.programs import Exchange, Local, Repeat, Scope, Sequence, Server
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import Journal, values_digest

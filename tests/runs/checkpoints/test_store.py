@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hyperpush.errors import HyperpushError
+from hyperpush.base.errors import HyperpushError
 from hyperpush.runs.checkpoints import store as stores
 from hyperpush.runs.checkpoints.store import Rows, Store
 

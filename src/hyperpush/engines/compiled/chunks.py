@@ -6,7 +6,6 @@ Also which arrays of a large state a chunk may overwrite, and how long chunks ar
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,7 +14,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
-from hyperpush import processes
+from hyperpush.base import processes
+from hyperpush.engines.compiled import compile
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Recording, Visit, with_states
 from hyperpush.engines.compiled.placement import AXIS
 from hyperpush.engines.result import Recorder, RecordFunction
@@ -81,6 +81,7 @@ def run_pass(
 def all_finite(context: Interpreter, carry: Carry) -> Bool[Array, ""]:
     """Whether all numbers of all clients are finite."""
     leaves = [leaf for leaf in jax.tree.leaves(carry.states) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    leaves = jax.lax.optimization_barrier(leaves)  # XLA would look at constant zeros element by element
     bad = [jnp.any(~jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), axis=1) for leaf in leaves]
     return ~context.placement.any(jnp.any(jnp.stack(bad), axis=0)) if bad else jnp.ones((), bool)
 
@@ -89,14 +90,14 @@ def all_finite(context: Interpreter, carry: Carry) -> Bool[Array, ""]:
 _OTHERS = {ChunkResult: (P(), P(None, AXIS), P(), P(), P()), PassResult: (P(),)}
 
 
-class _Handed(NamedTuple):
+@dataclass(frozen=True)
+class _Handed:
     """Stands for an argument that comes out as it went in: a compiled function would copy it."""
 
     place: int  # among the leaves of what was given
 
 
-@partial(eqx.filter_jit, donate="all-except-first")
-def _call_jitted(given: tuple[Any, ...], donated: PyTree) -> Any:
+def _call(given: tuple[Any, ...], donated: PyTree) -> Any:
     function, context, static, carry, *scalars = given
     if donated is not None:
         carry = eqx.combine(carry, donated)
@@ -131,12 +132,9 @@ def call_compiled(
     the same array, not a copy. A new number in the context's recipe compiles nothing.
     """
     given = (function, context, static, *arguments)
-    arrays, result = jax.tree.leaves(given), _call_jitted(given, donated)
-    return jax.tree.map(
-        lambda leaf: arrays[leaf.place] if isinstance(leaf, _Handed) else leaf,
-        result,
-        is_leaf=lambda leaf: isinstance(leaf, _Handed),
-    )
+    arrays = jax.tree.leaves(given)
+    leaves, structure = jax.tree.flatten(compile.call(_call, given, donated))
+    return structure.unflatten([arrays[leaf.place] if isinstance(leaf, _Handed) else leaf for leaf in leaves])
 
 
 def split_donatable(tree: PyTree, kept: PyTree) -> tuple[PyTree, PyTree]:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from hyperpush import processes
+from hyperpush.base import processes
 from hyperpush.engines import keys
 from hyperpush.engines.compiled.placement import AXIS, Placement
 from hyperpush.engines.faults import Faults

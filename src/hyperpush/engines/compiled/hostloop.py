@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from hyperpush import processes
+from hyperpush.base import processes
+from hyperpush.base.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.engines.base import Request, ambient
 from hyperpush.engines.compiled import chunks
 from hyperpush.engines.compiled.chunks import ChunkResult, ChunkSchedule, call_compiled, run_chunk, run_pass
@@ -24,7 +24,6 @@ from hyperpush.engines.compiled.snapshots import History, Structure, restore, ta
 from hyperpush.engines.result import OUTSIDE, Recorder, RecordFunction
 from hyperpush.engines.run_checks import check_recording
 from hyperpush.engines.run_hooks import Cursor, Divergence, ProgressHook, Replay, Snapshot, Trail
-from hyperpush.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.networks.trees import LONGEST
 from hyperpush.programs import (
     Node,
@@ -56,8 +55,8 @@ HEAVY = 10**10
 class HostLoop:
     """One run of a program by the host."""
 
-    def __init__(self, context: Interpreter, request: Request, profile: Profile):
-        self.context, self.profile, self.program = context, profile, request.recipe.program()
+    def __init__(self, context: Interpreter, request: Request, profile: Profile, program: Node):
+        self.context, self.profile, self.program = context, profile, program
         self.recorders, self.every, self.watched = request.recorders, request.every, request.progress is not None
         check_recording(self.recorders, self.every, self.program)
         own = () if request.progress is None else (ProgressHook(request.progress),)
@@ -100,7 +99,7 @@ class HostLoop:
 
     def weight(self, node: Node, path: Path) -> int:
         """What one pass through a node at a path takes: leaves times the numbers of all clients' states."""
-        numbers = sum(leaf.size for leaf in jax.tree.leaves(self.profile.states[path]))
+        numbers = sum([leaf.size for leaf in jax.tree.leaves(self.profile.states[path])])
         return work(node) * numbers * self.context.network.clients
 
     # ------------------------------------------------------------------------- the walk
@@ -296,12 +295,11 @@ def check_clock(carry: Carry) -> Carry:
 
 def strong(tree: PyTree) -> PyTree:
     """The same arrays without weak types, which a checkpoint cannot hold."""
-
-    def one(leaf: Any) -> Any:
-        weak = getattr(leaf, "weak_type", False)
-        return jax.lax.convert_element_type(leaf, leaf.dtype) if weak else leaf
-
-    return jax.tree.map(one, tree)
+    leaves, structure = jax.tree.flatten(tree)
+    weak = [place for place, leaf in enumerate(leaves) if getattr(leaf, "weak_type", False)]
+    for place in weak:
+        leaves[place] = jax.lax.convert_element_type(leaves[place], leaves[place].dtype)
+    return structure.unflatten(leaves) if weak else tree
 
 
 def first(rows: Array, count: int) -> Array:

@@ -19,6 +19,7 @@ from hyperpush.engines.compiled.context import RunContext
 from hyperpush.engines.compiled.map_clients import map_clients
 from hyperpush.engines.compiled.placement import along, weight_rows
 from hyperpush.engines.result import Recorder
+from hyperpush.engines.totals import Totals
 from hyperpush.networks import Links, Weights
 from hyperpush.networks.trees import PlannedTree, Post, Trip, reliable_post
 from hyperpush.programs import (
@@ -80,7 +81,7 @@ class Carry(eqx.Module):
 
     states: State
     clock: Clock
-    totals: dict[Path, lossy.Totals]  # running sums of the links, only on a faulty network
+    totals: dict[Path, Totals]  # running sums of the links, only on a faulty network
     sent: dict[Path, Any]  # messages that each client has put on a link, by the place that sends: integers [b]
 
     def count_messages(self, path: Path, messages: Any) -> "Carry":

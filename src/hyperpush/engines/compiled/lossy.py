@@ -6,16 +6,15 @@ Whatever is lost, late, repeated or reordered, Σ_i w_i + Σ_links (σ − ρ) d
 their differences matter, so they are kept as unevaluated sums (high, low) of two floats.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hyperpush.engines.compiled.placement import alive_rows, weight_rows
 from hyperpush.engines.faults import Faults
+from hyperpush.engines.totals import NEVER, Totals, difference, two_sum
 from hyperpush.networks import Links, Network
 from hyperpush.networks.trees import Post, reliable_post
 
@@ -55,46 +54,6 @@ def post(network: Network, network_key: PRNGKeyArray, faults: Faults, key: PRNGK
     return one
 
 
-class Totals(eqx.Module):
-    """The running sums of every link (sender, receiver) at one place of a program; sums have axis 0 (high, low)."""
-
-    sums: PyTree  # σ, leaves [2, n, n, …]
-    taken: PyTree  # ρ
-    taken_step: Int[Array, "n n"]  # step of the newest total taken; −1: none
-    past: PyTree  # σ as sent in the last delay+1 exchanges, leaves [delay+1, 2, n, n, …]
-    past_step: Int[Array, " depth"]
-    due: Int[Array, "depth n n"]  # step at which the message of that exchange arrives; NEVER: lost or not sent
-
-    @staticmethod
-    def start(message: PyTree[jax.ShapeDtypeStruct], clients: int, delay: int) -> "Totals":
-        def zeros(*lead):
-            return jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), message)
-
-        links, depth = (clients, clients), delay + 1
-        return Totals(
-            sums=zeros(2, *links),
-            taken=zeros(2, *links),
-            taken_step=jnp.full(links, -1),
-            past=zeros(depth, 2, *links),
-            past_step=jnp.full((depth,), -1),
-            due=jnp.full((depth, *links), NEVER),
-        )
-
-    def restart(self) -> "Totals":
-        """As at the start."""
-        zero = jax.tree.map(jnp.zeros_like, self)
-        return replace(
-            zero, taken_step=zero.taken_step - 1, past_step=zero.past_step - 1, due=jnp.full_like(self.due, NEVER)
-        )
-
-    def in_flight(self) -> PyTree:
-        """Σ_links (σ − ρ): what has been sent and not yet taken in."""
-        return jax.tree.map(lambda sums, taken: jnp.sum(difference(sums, taken), axis=(0, 1)), self.sums, self.taken)
-
-
-NEVER = jnp.iinfo(jnp.int32).max
-
-
 def push(totals: Totals, links: Links, fate: Fates, message: PyTree, step: Int[Array, ""]) -> tuple[PyTree, Totals]:
     """Put everyone's shares on the links, deliver what is due; the sum each client takes in, and the new totals."""
     n = links.own.shape[0]
@@ -124,16 +83,3 @@ def push(totals: Totals, links: Links, fate: Fates, message: PyTree, step: Int[A
     received = jax.tree.map(lambda now, before: jnp.sum(difference(now, before), axis=0), taken, totals.taken)
     taken_step = jnp.where(take, past_step[newest], totals.taken_step)
     return received, Totals(sums, taken, taken_step, past, past_step, due)
-
-
-def difference(a: Array, b: Array) -> Array:
-    """a − b of sums (high, low)."""
-    return (a[0] - b[0]) + (a[1] - b[1])
-
-
-def two_sum(sums: Array, x: Array) -> Array:
-    """(high, low) + x without losing what does not fit into `high` (Knuth's two-sum)."""
-    high, low = sums
-    total = high + x
-    rest = total - high
-    return jnp.stack([total, low + ((high - (total - rest)) + (x - rest))])

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from hyperpush.base.processes import AXIS as AXIS
 from hyperpush.engines.compiled.routes import Routes
 from hyperpush.networks import Links, combine, lowest
-from hyperpush.processes import AXIS as AXIS
 
 # Wider messages are mixed in slices: columns of which all clients together have at most this many numbers.
 SLICE_NUMBERS = 1 << 22

@@ -10,20 +10,20 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from hyperpush import processes
+from hyperpush.base import processes
+from hyperpush.base.errors import InvalidInput
 from hyperpush.engines import keys
 from hyperpush.engines.base import Engine, Request
-from hyperpush.engines.compiled import lossy
 from hyperpush.engines.compiled.hostloop import HostLoop
 from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
 from hyperpush.engines.compiled.placement import Placement, Sharded, SingleDevice
 from hyperpush.engines.compiled.routes import routes
 from hyperpush.engines.result import RunResult
 from hyperpush.engines.run_checks import check_clients, check_repairable
-from hyperpush.errors import InvalidInput
+from hyperpush.engines.totals import Totals
 from hyperpush.networks import Network
 from hyperpush.networks.trees import WaitingTree, tree_of
-from hyperpush.programs import Profile, bytes_of, one_client, profile
+from hyperpush.programs import Node, Profile, bytes_of, one_client, profile
 from hyperpush.programs.profile import LEARNING
 
 
@@ -39,17 +39,18 @@ class CompiledEngine(Engine):
     def execute(self, request: Request) -> RunResult:
         """See `Engine.run`."""
         network, key, mesh = request.network, request.key, self.devices_of_run()
-        found, carry, options = prepare(request)
+        program = request.recipe.program()
+        found, carry, options = prepare(request, program)
         options |= {"faults": request.faults, "batch": self.clients_per_batch, "mesh": mesh}
         placement, numbers = placement_on(network, mesh, request.states), request.recipe.traceable()
         context = Interpreter.of(network, placement, request.data, key, numbers, **options)
-        loop = HostLoop(context, request, found)
+        loop = HostLoop(context, request, found, program)
         states, sent = context.place((carry.states, carry.sent))
         start = Carry(states, context.replicate(carry.clock), carry.totals, sent)
         return conclude(loop, loop.run(start, context.replicate(keys.program_key(key))), request.step)
 
 
-def prepare(request: Request) -> tuple[Profile, Carry, dict[str, Any]]:
+def prepare(request: Request, program: Node) -> tuple[Profile, Carry, dict[str, Any]]:
     """What a program does, the carry it starts with, and what a context has to know of it.
 
     That is the rounds of an `agreement`, and the `tree` for averages along one, which stand at `tree_places`.
@@ -57,12 +58,12 @@ def prepare(request: Request) -> tuple[Profile, Carry, dict[str, Any]]:
     recipe, network, states, data, _, faults, *_ = request
     check_clients("states", states, network.clients)
     check_clients("data", data, network.clients)
-    check_repairable(recipe.program(), faults is not None, trees=True)
+    check_repairable(program, faults is not None, trees=True)
     found = profile(recipe, one_client(states), one_client(data), network.clients)
     totals = {}
     if faults is not None:
         conserved = [s for s in found.sendings if getattr(s.node, "conserved", False)]
-        totals = {s.path: lossy.Totals.start(s.message, network.clients, faults.delay) for s in conserved}
+        totals = {s.path: Totals.start(s.message, network.clients, faults.delay) for s in conserved}
     by_tree = tuple(sending.path for sending in found.sendings if sending.by_tree)
     with jax.ensure_compile_time_eval():  # it is planned on the host, also where a pure evaluation is traced
         tree = tree_of(network, faults is not None) if by_tree else None

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from hyperpush import processes
+from hyperpush.base import processes
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines import keys
 from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
 from hyperpush.engines.result import Recorder, RowClock, record_shapes
 from hyperpush.engines.run_hooks import Snapshot, Trail
-from hyperpush.errors import HyperpushError
 from hyperpush.programs import Profile, State, one_client
 
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from hyperpush.averaging.running_sums import Incoming, Outgoing
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.transport import wire
-from hyperpush.errors import HyperpushError
+from hyperpush.networks.running_sums import Incoming, Outgoing
 from hyperpush.programs import Exchange, Node, Path, Profile, Scope, at
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from hyperpush.errors import HyperpushError, InvalidInput
-from hyperpush.runs.files import write_atomically
+from hyperpush.base.errors import HyperpushError, InvalidInput
+from hyperpush.base.files import write_atomically
 
 VERSION = "4"
 

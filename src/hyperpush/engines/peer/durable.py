@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.keys import as_bits, from_bits
 from hyperpush.engines.peer.channels import Channels
 from hyperpush.engines.peer.state import Frame, PeerState, Row, Stage
-from hyperpush.errors import HyperpushError
 from hyperpush.programs import Average, Exchange, Node, Profile, Repeat, Scope, Sequence
 from hyperpush.programs import at as node_at
 

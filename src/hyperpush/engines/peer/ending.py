@@ -19,6 +19,7 @@ from typing import Any, NoReturn, final
 
 from jaxtyping import PyTree
 
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.peer.channels import Channel, flatten
 from hyperpush.engines.peer.members import Left
 from hyperpush.engines.peer.messenger import Messenger
@@ -26,7 +27,6 @@ from hyperpush.engines.peer.state import PeerState, Stage
 from hyperpush.engines.transport import LAST
 from hyperpush.engines.transport.retransmission import Backoff
 from hyperpush.engines.transport.wire import Kind
-from hyperpush.errors import HyperpushError
 
 # Seconds between two looks at what has arrived: below the time of a message on most networks, and no load on a core.
 LOOK = 0.01

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.peer.channels import Channel, flatten
 from hyperpush.engines.peer.functions import ClientLinks, combine
 from hyperpush.engines.peer.messenger import Messenger
-from hyperpush.errors import HyperpushError
 from hyperpush.programs import Exchange, Path, Server, all_clients, one_client
 
 SERVER = 0  # the peer that plays the server: any would do, and all must mean the same

@@ -2,8 +2,8 @@
 
 from typing import Any, Protocol
 
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.transport import Transport
-from hyperpush.errors import HyperpushError
 
 
 class Members(Transport, Protocol):

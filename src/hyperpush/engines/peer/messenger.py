@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from hyperpush.base.errors import Diverged, HyperpushError
 from hyperpush.engines.peer.channels import Channel, Channels
 from hyperpush.engines.peer.members import Members, NewView, members_of
 from hyperpush.engines.peer.state import PeerState
 from hyperpush.engines.result import OUTSIDE
 from hyperpush.engines.transport import Transport, wire
 from hyperpush.engines.transport.wire import Header, Kind, Reason, Rejected
-from hyperpush.errors import Diverged, HyperpushError
 from hyperpush.programs import Path
 
 NOTHING = np.zeros(0)

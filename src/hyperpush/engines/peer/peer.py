@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
+from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.engines.peer.channels import Channel
 from hyperpush.engines.peer.durable import Saved, Store, as_tree, pack
 from hyperpush.engines.peer.ending import await_missing, drain, transfer_mass
@@ -21,7 +22,6 @@ from hyperpush.engines.peer.trees import TreeAverages
 from hyperpush.engines.result import Progress, Record, RunResult, record_shapes, recorders_of
 from hyperpush.engines.run_checks import check_recording, check_repairable
 from hyperpush.engines.transport import Transport
-from hyperpush.errors import HyperpushError, InvalidInput
 from hyperpush.networks import Network, Weights
 from hyperpush.programs import stepwise
 from hyperpush.programs.nodes import Average, Exchange, Inbox, Local, Node, Path, Repeat, Role, Scope, Sequence, Server

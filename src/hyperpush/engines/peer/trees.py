@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines import keys
 from hyperpush.engines.peer.channels import Channel
 from hyperpush.engines.peer.functions import compiling
 from hyperpush.engines.peer.messenger import Messenger
-from hyperpush.errors import HyperpushError
 from hyperpush.networks import Network
 from hyperpush.networks.trees import LONGEST, ROOT, PlannedTree, Tree, Trip, WaitingTree, reliable_post, tree_of
 from hyperpush.programs import Path, Profile

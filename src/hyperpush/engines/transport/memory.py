@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.keys import as_bits
-from hyperpush.errors import HyperpushError
 
 # At module level, so that one compilation serves every network of the same size and faults.
 _compiled_fates = jax.jit(Faults.fates, static_argnames="clients")

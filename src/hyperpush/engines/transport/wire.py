@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyperpush.errors import HyperpushError, InvalidInput
+from hyperpush.base.errors import HyperpushError, InvalidInput
 
 VERSION = 3
 

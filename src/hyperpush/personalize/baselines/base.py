@@ -5,12 +5,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from hyperpush.checks.ranges import Count, OptionalCount
+from hyperpush.base.numbers import Number
+from hyperpush.base.ranges import Count, OptionalCount
 from hyperpush.inner.base import GradientSolver, Learner
 from hyperpush.inner.fedavg import local_epochs
-from hyperpush.method import Number
-from hyperpush.problem import L2, Penalty, Problem
 from hyperpush.programs import Context
+from hyperpush.task.problem import L2, Penalty, Problem
 
 
 class LocalEpochs(GradientSolver):

@@ -11,13 +11,14 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
-from hyperpush.checks.ranges import NonNegative
+from hyperpush.base.numbers import Number, as_number
+from hyperpush.base.ranges import NonNegative
 from hyperpush.inner.base import InnerState, Learner
 from hyperpush.inner.fedavg import size
-from hyperpush.method import MethodInfo, Number, as_number
+from hyperpush.methods.base import MethodInfo
 from hyperpush.personalize.baselines.base import LocalEpochs
-from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence, Server
+from hyperpush.task.problem import Problem
 
 
 class _State(eqx.Module):

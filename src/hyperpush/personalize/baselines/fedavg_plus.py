@@ -5,13 +5,15 @@ from typing import ClassVar
 import equinox as eqx
 import optax
 
-from hyperpush.checks.ranges import Whole
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import Whole
+from hyperpush.base.schedules import StepSize
 from hyperpush.inner.base import InnerSolver, Learner, solver_program
 from hyperpush.inner.fedavg import FedAvg, local_epochs
-from hyperpush.method import MethodInfo, as_number
-from hyperpush.optimizers import Optimizer, StepSize, build, check_optimizer
-from hyperpush.problem import Problem
+from hyperpush.methods.base import MethodInfo
+from hyperpush.methods.optimizers import Optimizer, build, check_optimizer
 from hyperpush.programs import Context, Local, Node, Sequence
+from hyperpush.task.problem import Problem
 
 
 class FedAvgPlus(InnerSolver):

@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import Ragged, everything, open_batch
-from hyperpush.errors import InvalidInput
 from hyperpush.inner.base import Learner, solver_program
 from hyperpush.inner.fedavg import Averaging, average_params
-from hyperpush.method import MethodInfo
+from hyperpush.methods.base import MethodInfo
 from hyperpush.personalize.baselines.base import LocalEpochs
 from hyperpush.personalize.recipe import Losses, Recipe, losses
 from hyperpush.personalize.recipes.mtl import MTL, log_probs_by_model
-from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Sequence
+from hyperpush.task.problem import Problem
 
 
 class FedEM(LocalEpochs):

@@ -5,13 +5,14 @@ from typing import ClassVar
 
 import equinox as eqx
 
-from hyperpush.checks.ranges import NonNegative
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import NonNegative
 from hyperpush.inner.base import Learner, solver_program
 from hyperpush.inner.fedavg import average_params
-from hyperpush.method import MethodInfo, as_number
+from hyperpush.methods.base import MethodInfo
 from hyperpush.personalize.baselines.base import LocalEpochs, Near
-from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Sequence
+from hyperpush.task.problem import Problem
 
 
 class FedProx(LocalEpochs):

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from hyperpush.checks.ranges import Count, OptionalCount, Positive, Whole
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import Count, OptionalCount, Positive, Whole
 from hyperpush.data.batches import draw
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.inner.fedavg import mean_by_size
-from hyperpush.method import MethodInfo, as_number
+from hyperpush.methods.base import MethodInfo
 from hyperpush.personalize.baselines.base import Near
-from hyperpush.problem import Problem
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence, Server
+from hyperpush.task.problem import Problem
 
 
 class _State(eqx.Module):

@@ -4,11 +4,11 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks.ranges import NonNegative
-from hyperpush.method import as_number
-from hyperpush.optimizers import Optimizer, optimizer
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import NonNegative
+from hyperpush.methods.optimizers import Optimizer, optimizer
 from hyperpush.personalize.recipe import Model, Recipe
-from hyperpush.starts import PerExample
+from hyperpush.task.starts import PerExample
 
 
 class Clean(Recipe):

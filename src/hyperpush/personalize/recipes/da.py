@@ -4,8 +4,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks.ranges import NonNegative
-from hyperpush.method import as_number
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import NonNegative
 from hyperpush.personalize.recipe import Model, Recipe, relative_weights
 
 

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from hyperpush.optimizers import Optimizer, optimizer
+from hyperpush.methods.optimizers import Optimizer, optimizer
 from hyperpush.personalize.recipe import Model, Predict, Recipe, Stage
 
 
@@ -26,13 +26,19 @@ class Head(Recipe):
         outer: What moves the layer, `hp.optimizer(…)`.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import jax, jax.numpy as jnp
         >>> import hyperpush as hp
-        >>> from hyperpush.studies.models.dense import MLP
+        >>> def draw(key):  # a model: params to start from, and the logits
+        ...     layer = lambda key, shape: {"weight": jax.random.normal(key, shape), "bias": jnp.zeros(shape[1])}
+        ...     first, second = jax.random.split(key)
+        ...     return {"body": layer(first, (2, 5)), "last": layer(second, (5, 2))}
+        >>> def logits(params, inputs):
+        ...     hidden = jnp.tanh(inputs @ params["body"]["weight"] + params["body"]["bias"])
+        ...     return hidden @ params["last"]["weight"] + params["last"]["bias"]
         >>> train = (jnp.ones((3, 4, 2)), jnp.zeros((3, 4), int))  # three clients, four examples each
-        >>> task = hp.personalize.Head().task(MLP(2, 2, (5,)), train=train, outer_on="train", key=0)
+        >>> task = hp.personalize.Head().task((draw, logits), train=train, outer_on="train", key=0)
         >>> sorted(task.params), sorted(task.hypers["head"])
-        (['dense1'], ['bias', 'weight'])
+        (['body'], ['bias', 'weight'])
     """
 
     stage: ClassVar[Stage] = "params"

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks.ranges import NonNegative
-from hyperpush.method import as_number
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import NonNegative
 from hyperpush.personalize.recipe import Model, Predict, Recipe, Stage
 from hyperpush.personalize.recipes.mtl import mixture
-from hyperpush.problem import L2
+from hyperpush.task.problem import L2
 
 
 class Interpolation(Recipe):

@@ -5,10 +5,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks.ranges import Positive
-from hyperpush.method import as_number
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import Positive
 from hyperpush.personalize.recipe import Model, Recipe
-from hyperpush.problem import L2
+from hyperpush.task.problem import L2
 
 
 class L2Rates(Recipe):

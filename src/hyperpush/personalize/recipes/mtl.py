@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.checks.ranges import Count, NonNegative
-from hyperpush.method import as_number
-from hyperpush.optimizers import Optimizer, optimizer
+from hyperpush.base.numbers import as_number
+from hyperpush.base.ranges import Count, NonNegative
+from hyperpush.methods.optimizers import Optimizer, optimizer
 from hyperpush.personalize.recipe import Model, Predict, Recipe, Stage
 
 

@@ -18,12 +18,12 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from hyperpush import processes
+from hyperpush.base import processes
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.base import ambient, surround
 from hyperpush.engines.compiled.hostloop import HostLoop
 from hyperpush.engines.keys import as_bits
 from hyperpush.engines.run_hooks import Cursor, Replay, RunHook, Snapshot
-from hyperpush.errors import HyperpushError
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.store import Kind, Rows, Saved, Store
 

@@ -21,10 +21,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from hyperpush import processes
+from hyperpush.base import processes
+from hyperpush.base.errors import HyperpushError
+from hyperpush.base.files import sync
 from hyperpush.engines.keys import as_bits
-from hyperpush.errors import HyperpushError
-from hyperpush.runs.files import sync
 
 Kind = Literal["result", "state"]
 _NAME = re.compile(r"((\d{6})-(result|state))-(\d+)of(\d+)\.([0-9a-f]+)\.safetensors")

@@ -11,10 +11,10 @@ import pytest
 import zenoh
 from engines.peer.parties import identity
 
+from hyperpush.base.processes.starter import free_ports
 from hyperpush.deploy import certificates
 from hyperpush.engines.transport.zenoh import session
 from hyperpush.engines.transport.zenoh.parts import split
-from hyperpush.processes.starter import free_ports
 
 PATIENCE = 60
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from engines.peer.parties import Places, certified, together
 
+from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.engines.transport import Transport
 from hyperpush.engines.transport.zenoh.parts import PART_BYTES
-from hyperpush.errors import HyperpushError, InvalidInput
 
 CLIENTS = 3
 LONG = 2 * PART_BYTES + 17

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from hyperpush.errors import InvalidInput
+from hyperpush.base.errors import InvalidInput
 
 # Names become parts of key expressions, where /, *, $, ? and # mean something, and of file names.
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, final
 
-from hyperpush.checks import require
+from hyperpush.base.checks import require
 from hyperpush.engines.transport.zenoh.session import alive_key, message_key
 
 zenoh = require("zenoh", "peers")

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hyperpush.checks import require
-from hyperpush.errors import InvalidInput
+from hyperpush.base.checks import require
+from hyperpush.base.errors import InvalidInput
 
 x509 = require("cryptography.x509", "peers")
 exceptions = require("cryptography.exceptions", "peers")

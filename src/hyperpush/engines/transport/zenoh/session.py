@@ -10,11 +10,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hyperpush.checks import require
+from hyperpush.base.checks import require
+from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.engines.transport.zenoh.addresses import Address, check_name
 from hyperpush.engines.transport.zenoh.identity import Identity
 from hyperpush.engines.transport.zenoh.parts import PART_BYTES
-from hyperpush.errors import HyperpushError, InvalidInput
 
 zenoh = require("zenoh", "peers")
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from typing import Any, Literal, final
 
+from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.engines.transport.protocol import LAST
 from hyperpush.engines.transport.retransmission import ACKNOWLEDGE_EVERY
 from hyperpush.engines.transport.wire import Reason, Rejected
@@ -29,7 +30,6 @@ from hyperpush.engines.transport.zenoh.links import Link
 from hyperpush.engines.transport.zenoh.membership import Membership, Neighbor
 from hyperpush.engines.transport.zenoh.parts import split
 from hyperpush.engines.transport.zenoh.session import CHANNELS, open_session, settings
-from hyperpush.errors import HyperpushError, InvalidInput
 
 Mode = Literal["synchronous", "asynchronous"]
 

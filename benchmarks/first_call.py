@@ -1,0 +1,41 @@
+"""The first call that a reader of the README makes, in a new process: it needs `pip install .` and nothing else.
+
+How long it takes is what a newcomer waits, `time python benchmarks/first_call.py`; compiling takes most of it.
+"""
+
+import jax
+import jax.numpy as jnp
+
+import hyperpush as hp
+
+
+def loss(x, hyper, batch):  # one client's losses, one per example
+    inputs, targets = batch
+    return (inputs @ x - targets) ** 2
+
+
+def l2(x, hyper):  # added to the training cost; each client has its own rate
+    return jnp.exp(hyper) * jnp.sum(x**2)
+
+
+n, keys = 20, jax.random.split(jax.random.key(0))
+inputs = jax.random.normal(keys[0], (n, 60, 5))  # clients on axis 0, or a list of clients of any sizes
+targets = inputs @ jnp.arange(5.0) + 3 * jax.random.normal(keys[1], (n, 60))
+task = hp.Task(
+    inner=loss,
+    penalty=l2,
+    outer=loss,
+    params=jnp.zeros(5),
+    hypers=0.0,
+    train=(inputs[:, :10], targets[:, :10]),
+    validation=(inputs[:, 10:], targets[:, 10:]),
+)
+network = hp.networks.RandomDirected(n, probability=(0.4, 0.8))
+method = hp.PDBO(
+    inner=hp.SGP(steps=600, step_size=0.1),
+    hypergradient=hp.Automatic(),
+    outer=hp.optimizer("adam", learning_rate=0.1),
+    steps=5,
+)
+solution = hp.solve(task, method, network, key=0)
+print(solution)

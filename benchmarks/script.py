@@ -1,0 +1,61 @@
+"""A benchmark as a script: a frozen dataclass of options, read from the command line; tables on stderr, or JSON."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import field, fields
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from hyperpush.base.errors import HyperpushError
+from hyperpush.runs.events import to_json
+from hyperpush.runs.tables import table
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+
+def option(default: Any, text: str, least: float | None = None, choices: tuple[str, ...] | None = None) -> Any:
+    """A field of the options: its default, one line on what it is, its least value, or the names that it may have."""
+    return field(default=default, metadata={"help": text, "least": least, "choices": choices})
+
+
+def read(options: type[T], arguments: Sequence[str] | None = None) -> tuple[T, bool]:
+    """The options that a command line sets, and whether it asks for JSON; exit code 2 if they cannot be."""
+    parser = argparse.ArgumentParser(
+        description=options.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    for each in fields(options):  # type: ignore[arg-type]
+        told, first = each.metadata, each.default[0] if isinstance(each.default, tuple) else each.default
+        kind: dict[str, Any] = {"type": type(first), "choices": told["choices"]}
+        kind |= {"nargs": "*"} if first is not each.default else {}
+        kind = {"action": argparse.BooleanOptionalAction} if first is True else kind
+        parser.add_argument(f"--{each.name.replace('_', '-')}", default=each.default, help=told["help"], **kind)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    given = vars(parser.parse_args(arguments))
+    for each in fields(options):  # type: ignore[arg-type]
+        least, value = each.metadata["least"], given[each.name]
+        if least is not None and any(
+            not one >= least for one in (value if isinstance(value, list | tuple) else [value])
+        ):
+            parser.error(f"{each.name}: got {value}; allowed: at least {least:g}")
+    as_json = given.pop("json")
+    return options(**given), as_json
+
+
+def main(options: type[T], run: Callable[[T], Row], arguments: Sequence[str] | None = None) -> None:
+    """Run a benchmark with the options of the command line."""
+    asked, as_json = read(options, arguments)
+    try:
+        result = run(asked)
+    except HyperpushError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+    if as_json:
+        print(to_json(result))
+
+
+def show(title: str, columns: Any, rows: Any) -> None:
+    """A table on stderr."""
+    Console(stderr=True, width=None if sys.stderr.isatty() else 200).print(table(title, columns, rows))

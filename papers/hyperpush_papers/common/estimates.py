@@ -1,0 +1,56 @@
+"""What an estimator's loop computed on the way, with what had been sent by then, or as a pure function."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray, PyTree
+
+from hyperpush.engines.faults import Faults
+from hyperpush.engines.result import Recorders, RunResult
+from hyperpush.engines.simulate import Simulate, evaluate
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.hypergradients.recurrent import known_links
+from hyperpush.networks import Network
+from hyperpush.programs import Context, Recipe, program_of
+from hyperpush.task.task import Task
+from hyperpush.verbs.call import last_point
+
+
+def run_recorded(
+    task: Task,
+    method: HypergradientEstimator,
+    network: Network,
+    key: PRNGKeyArray,
+    record: Recorders,
+    faults: Faults | None = None,
+) -> RunResult:
+    """The records by loop, with their clocks: what had been sent at every record."""
+    program, states = _prepare(task, method, network)
+    return Simulate(faults=faults).run(program, network, states, task.data, key, record=record)
+
+
+def records(
+    task: Task, method: HypergradientEstimator, network: Network, key: PRNGKeyArray, record: Recorders
+) -> dict[str, PyTree]:
+    """The records by loop, clients on axis 1, as a pure function: to be vmapped over keys, params or numbers.
+
+    What diverges is NaN or infinite from there on.
+    """
+    own = task.at(point=task.point)  # what a task computes in a function that is traced must not outlive it
+    program, states = _prepare(own, method, network)
+    return evaluate(program, network, states, own.data, key, record=record)[1]
+
+
+def current_value(state: Any, ctx: Context) -> PyTree:
+    """The estimate so far, for loops whose states have it."""
+    return state.value
+
+
+def _prepare(task: Task, method: HypergradientEstimator, network: Network) -> tuple[Recipe, HypergradientState]:
+    method = method.on(network, None, task)
+    zeros = jax.tree.map(jnp.zeros_like, task.hypers)
+    states = HypergradientState(
+        task.params, task.hypers, zeros, known_links(method, network, last_point(task, network), task)
+    )
+    return program_of(method, task.problem), states

@@ -1,0 +1,124 @@
+"""Five papers: which of their figures, tables and theorems is which command, what was published, and what we measured.
+
+All of it stands in `papers.toml`. The studies take published numbers from there, `hyperpush papers` prints it, and a
+page of the site is made from it.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from hyperpush.base.errors import unknown
+from hyperpush.base.imports import plain_name
+
+Cells = Mapping[str, Mapping[str, str]]  # by column and row
+
+
+@dataclass(frozen=True)
+class Item:
+    """A figure, a table or a theorem of a paper; `papers.toml` says what each field is."""
+
+    name: str
+    what: str
+    commands: Sequence[str] = ()
+    missing: str = ""
+    says: str = ""
+    ours: str = ""
+    by: str = ""
+    page: str = ""
+    unit: str = ""
+    published: Cells = field(default_factory=dict)
+    measured: Cells = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """What it can be asked for by: its paper, its number there, its own name."""
+        paper = self.name[0]
+        return paper, f"{paper}.{re.sub(r'[^0-9]', '', self.name)}", self.name
+
+    @property
+    def runs(self) -> str:
+        """Its commands without their options."""
+        named = (re.sub(r"^hyperpush (run )?| -s .*", "", command) for command in self.commands)
+        return ", ".join(dict.fromkeys(named))
+
+    def grid(self) -> list[list[str | None]]:
+        """Published numbers and ours side by side: a line of titles, then one for each row; empty if there are none."""
+        kinds = {"published": self.published, "ours": self.measured}
+        columns = dict.fromkeys(column for cells in kinds.values() for column in cells)
+        shown = [(column, kind) for column in columns for kind, cells in kinds.items() if column in cells]
+        rows = dict.fromkeys(row for column, kind in shown for row in kinds[kind][column])
+        body = [[row, *(kinds[kind][column].get(row) for column, kind in shown)] for row in rows]
+        return [["", *(f"{column}, {kind}" for column, kind in shown)], *body] if shown else []
+
+    def sentences(self, page: str) -> Iterator[str]:
+        """What there is to say beside commands and numbers; `page` is how to name a page of the results."""
+        told = {"Not reproduced": self.missing, "Numbers": self.unit, "The paper": self.says, "Ours": self.ours}
+        told |= {"Measured by": self.by, "More": self.page and page.format(self.page)}
+        return (f"{title}: {text}" for title, text in told.items() if text)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper and what it has."""
+
+    letter: str
+    title: str
+    source: str
+    items: tuple[Item, ...]
+
+    @property
+    def heading(self) -> str:
+        """How to cite it."""
+        return f'{self.letter}: "{self.title}" ({self.source})'
+
+
+@cache
+def papers() -> dict[str, Paper]:
+    """All papers, by letter."""
+    read = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return {
+        letter: Paper(
+            letter,
+            own.pop("title"),
+            own.pop("source"),
+            tuple(Item(f"{letter}.{key}", **each) for key, each in own.items()),
+        )
+        for letter, own in read.items()
+    }
+
+
+@cache
+def items() -> dict[str, Item]:
+    """Everything that the papers have, by name such as `E.table1`."""
+    return {item.name: item for paper in papers().values() for item in paper.items}
+
+
+def find(asked: str) -> list[Item]:
+    """What a name stands for: a paper (`E`), a number in it (`E.1`), or one thing (`E.table1`)."""
+    plain = plain_name(asked).replace(" ", "")
+    found = [item for item in items().values() if plain in map(plain_name, item.names)]
+    if not found:
+        paper = papers().get(plain[:1].upper())
+        known = {name for item in paper.items for name in item.names[1:]} if paper else papers()
+        raise unknown("paper", asked, known)
+    return found
+
+
+def page() -> str:
+    """The page of the site, in Markdown."""
+    lines = ["# Papers", "", "Which figure, table and theorem is which command, with published numbers beside ours."]
+    lines += ["`hyperpush papers E.1` prints the same.", ""]
+    for paper in papers().values():
+        lines += [f"## {paper.heading}", ""]
+        for item in paper.items:
+            lines += [f"### {item.name}: {item.what}", ""]
+            lines += [*(f"    {command}" for command in item.commands), ""]
+            if grid := item.grid():
+                shown = [[cell or "" for cell in row] for row in (grid[0], ["---"] * len(grid[0]), *grid[1:])]
+                lines += [*(f"| {' | '.join(row)} |" for row in shown), ""]
+            lines += [f"- {text}" for text in item.sentences("[{0}]({0}.md)")] + [""]
+    return "\n".join(lines)

@@ -1,0 +1,95 @@
+"""Personal models over a network: recipes, baselines, and what cooperation adds (docs/guides/personalize.md)."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from hyperpush.runs.experiment import Tuning, defer
+from hyperpush.spec.config import Config
+from hyperpush_papers.common.options import Count, Counts, NetworkOptions, Seed, option, study
+
+Estimator = Literal["", "hgp", "directed-rb", "vr-hgp", "tracked"]
+Paper = Literal["personalized", "cooperative", "hypergradient"]
+
+
+class Outer(NamedTuple):
+    """How the hyper of a recipe moves: Adam's rate, and the rate of the penalty."""
+
+    rate: float
+    l2: float
+
+
+class Numbers(Config):
+    """How long and how fast everything runs; what is 0 or left out is the size's."""
+
+    clients: int = option(0, "Number of clients.", ge=0)
+    examples: int | None = option(0, "Examples of the data set, random ones.", ge=0)
+    steps: int = option(0, "Inner steps from the start.", ge=0)
+    again: int | None = option(0, "Inner steps after each outer step, from where training stands.", ge=0)
+    rounds: int = option(0, "Rounds of methods with local epochs.", ge=0)
+    outer_steps: int = option(0, "Outer steps.", ge=0)
+    batch: int = option(0, "Mini-batch size.", ge=0)
+    rate: float = option(0, "Inner learning rate of a single model.", ge=0)
+    ensemble_rate: float = option(0, "Inner learning rate of several models.", ge=0)
+    outer_rate: float | None = option(0, "Adam's rate for the hypers; 0: each recipe's own.", ge=0)
+    outer_on: Literal["train", "validation"] = option("train", "What the hypers are fitted to; the papers: train.")
+    models: int = option(0, "Shared models of mtl, sgp-mtl, local-mtl and fedem; 0: 3.", ge=0)
+    recipes: dict[str, dict[str, Any]] = option({}, "Options of recipes, such as recipes.da.normalized = false.")
+    prox: float = option(0, "FedProx's penalty on leaving the common model.", ge=0)
+    pull: float = option(0, "pFedMe's.", ge=0)
+    estimator: Estimator = option("", "Of the cooperative recipes; empty: HGP, or the paper's.")
+    network_options: NetworkOptions = option({}, "Options of the network, such as probability and mixing.")
+    order: int = option(0, "The estimator's order: M of the series, TrackedHGP's steps.", ge=0)
+
+
+class Setting(Numbers):
+    """The numbers of one comparison, none of them left out.
+
+    `examples` None: all there are. `again` None: `steps` from the start after each outer step.
+    """
+
+    large: bool = False  # the papers' model instead of a small one
+    step: float = 0.1  # η of the estimator
+    l2: float = 1e-3
+    # By recipe, or by product and recipe; others move as they say themselves.
+    outer: Mapping[str, Outer] = {"da+mtl:mtl": Outer(0.1, 1e-2), "da+mtl:da": Outer(0.1, 5e-4)}
+    betas: tuple[float, float] = (0.9, 0.999)  # Adam's
+    falls: tuple[float, float] = (5 / 6, 11 / 12)  # shares of the steps after which the rate falls to a tenth
+    clusters: bool = True  # of clients whose inputs have a mean and standard deviation of their own (EMNIST)
+
+    outer_rate: float | None = None
+    models: int = 3
+    prox: float = 0.1
+    pull: float = 15.0
+    estimator: Estimator = "hgp"
+    order: int = 10
+
+
+class Personalize(Numbers):
+    """Options of the comparison of personal models; what is 0 or left out is the size's."""
+
+    data: Literal["digits", "emnist", "cifar10", "cifar100", "shakespeare"] = option(
+        "digits", "Data set; all but digits are read from HYPERPUSH_DATA."
+    )
+    network: str = option("random-directed", "Name of the network; the papers' are in docs/guides/personalize.md.")
+    methods: tuple[str, ...] = option(
+        ("local", "sgp", "pl", "pl-direct", "mtl", "mtl-direct"),
+        "What to compare; recipes combine, as in mtl+da+clean.",
+        min_length=1,
+    )
+    size: Literal["small", "paper"] = option(
+        "small", "Small models, fewer clients and a warm start between outer steps; or the papers'."
+    )
+    paper: Paper = option("personalized", "Whose settings size=paper takes: docs/guides/personalize.md.")
+    seeds: Count = option(1, "Runs, each with a partition, network and model of its own.")
+    seed: Seed = option(0, "The first of the seeds.")
+    pushes: Counts = option((10,), "Pushes per order, S; recipes run once for each number.")
+    at_a_time: int = option(0, "Clients computed at a time; 0: all of small models, else 1.", ge=0)
+
+
+EXPERIMENT = study(
+    "personalize",
+    "Personal models over a network: recipes and baselines, by average and 10 % client.",
+    Personalize,
+    tuning=Tuning("validation_accuracy", ("accuracy", "accuracy_p10"), rates=("rate", "ensemble_rate")),
+    check=defer("hyperpush_papers.personalize.study:check"),
+)

@@ -1,0 +1,234 @@
+"""Every method by its name: what it trains, and on which networks it can run."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import optax
+from jaxtyping import PRNGKeyArray, PyTree
+
+import hyperpush as hp
+from hyperpush.base.errors import unknown
+from hyperpush.base.schedules import Schedule
+from hyperpush.data.batches import capacity
+from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.inner.base import InnerSolver
+from hyperpush.methods import registry
+from hyperpush.methods.registry import registered
+from hyperpush.networks import Network
+from hyperpush.personalize import MTL, ClusteredFL, FedAvgPlus, FedEM, FedProx, Model, PFedMe, Product, Recipe, Shared
+from hyperpush.programs import one_client
+from hyperpush_papers.personalize.config import Setting
+from hyperpush_papers.personalize.scenarios import Scenario
+from hyperpush_papers.personalize.settings import Kind
+
+
+class Fitted(NamedTuple):
+    """Personal models, clients on axis 0."""
+
+    product: Product
+    params: PyTree
+    hypers: PyTree
+    curve: list[float]  # mean validation accuracy by outer step
+    best_step: int
+    rounds: int
+    floats: int  # sent by each client
+
+
+PULLS = 4  # pFedMe's local rounds
+PLAIN = {  # whether several models are trained, whether everyone is alone
+    "local": (False, True),
+    "sgp": (False, False),
+    "local-mtl": (True, True),
+    "sgp-mtl": (True, False),
+}
+STAY = optax.set_to_zero()  # kept, since raw Optax transformations are compiled by identity
+# From a setting, rounds, and the rates of one and of several models by mini-batches.
+FEDERATED: dict[str, Callable[[Setting, int, Schedule, Schedule, Kind], InnerSolver]] = {
+    "fedprox": lambda made, rounds, rate, _, by: FedProx(rounds, rate, batch_size=made.batch, penalty=made.prox),
+    "fedavg+": lambda made, rounds, rate, _, by: FedAvgPlus(
+        hp.FedAvg(rounds, rate, batch_size=made.batch), made.rate / 10
+    ),
+    "clustered-fl": lambda made, rounds, rate, _, by: ClusteredFL(rounds, rate, batch_size=made.batch),
+    # From 2 / pull on, steps towards the common model diverge.
+    "pfedme": lambda made, rounds, rate, _, by: PFedMe(
+        rounds, min(made.rate, 1.5 / made.pull), made.pull, local_steps=PULLS, batch_size=made.batch
+    ),
+    "fedem": lambda made, rounds, _, rate, by: FedEM(
+        rounds, rate, averaging="server" if by == "server" else "gossip", batch_size=made.batch
+    ),
+}
+RECIPES = tuple(name.lower() for name, each in registered("recipes").items() if each is not Shared)
+
+
+def check(name: str, setting: Setting) -> None:
+    """Refuse a name that is not there, or options that do not fit."""
+    parts = parts_of(name) if is_product(name) else []
+    for part in parts:
+        if part not in RECIPES and ":" not in part:
+            raise unknown("methods", part, RECIPES if len(parts) > 1 else (*PLAIN, *RECIPES, *FEDERATED))
+    product_of(name, setting)
+
+
+def is_product(name: str) -> bool:
+    """Whether a method is made of recipes."""
+    return name not in PLAIN and name not in FEDERATED
+
+
+def parts_of(name: str) -> list[str]:
+    """The recipes of a method: pl and mtl of "pl+mtl-direct"."""
+    return name.removesuffix("-direct").split("+")
+
+
+def product_of(name: str, setting: Setting) -> Product:
+    """What a method trains."""
+    if not is_product(name):
+        several = name == "fedem" or PLAIN.get(name, (False,))[0]
+        return _impersonal(setting.models if several else None)
+    parts = parts_of(name)
+    return Product([_recipe(part, "+".join(sorted(parts)), setting) for part in parts])
+
+
+def _impersonal(models: int | None) -> Product:
+    """One model, or so many that count alike until something moves them."""
+    return Product([Shared() if models is None else MTL(models)])
+
+
+def _recipe(part: str, whole: str, setting: Setting) -> Recipe:
+    """A recipe of a product with the options of a setting: the user's, else the paper's, else its own."""
+    kind = registry.find("recipes", part, "methods")
+    given, outer = setting.recipes.get(part, {}), setting.outer.get(f"{whole}:{part}", setting.outer.get(part))
+    known = ({"models": setting.models} if kind is MTL else {}) | ({} if outer is None else {"l2": outer.l2})
+    made = registry.construct(kind, {**known, **given}, f"recipes.{part}")
+    if "outer" in given or made.outer.name != "adam":
+        return made
+    rate = setting.outer_rate or (made.outer.options()["learning_rate"] if outer is None else outer.rate)
+    return made.with_options(outer=hp.optimizer("adam", learning_rate=rate, b1=setting.betas[0], b2=setting.betas[1]))
+
+
+def why_not(name: str, network: Network, setting: Setting, model: Model | None = None) -> str | None:
+    """Why a method cannot run on a network, or with a model; None if it can."""
+    if is_product(name):
+        product = product_of(name, setting)
+        if name.endswith("-direct") and not product.changes_predictions:
+            return "the direct gradient is zero: no part changes predictions"
+        return None if model is None else product.why_unfit(model)
+    if name not in FEDERATED or network.name == "fully-connected":
+        return None
+    if name != "fedem":
+        return "needs a server"
+    if network.directed or network.varying:
+        return "needs a server, or doubly stochastic weights that stay: static and undirected links"
+    return None
+
+
+def kind(network: Network) -> Kind:
+    """How params are averaged: by epochs where all hear all or links stay and run both ways, else by SGP."""
+    if network.name == "fully-connected":
+        return "server"
+    return "push" if network.directed or network.varying else "gossip"
+
+
+def falling_rate(rate: float, steps: int, at: tuple[float, float]) -> Schedule:
+    """A tenth of the rate from each of these shares of the steps on; where both are one step, it falls once."""
+    return hp.schedule("milestones", rate, tuple(dict.fromkeys(max(1, round(share * steps)) for share in at)))
+
+
+class Fitting:
+    """Fits methods to one scenario on one network; what several of them start from is trained once."""
+
+    def __init__(
+        self, scenario: Scenario, network: Network, setting: Setting, key: PRNGKeyArray, at_a_time: int | None = 1
+    ):
+        # A client that owns fewer examples than a batch takes all of them.
+        batch = min(setting.batch, capacity(one_client(scenario.train)))
+        self.scenario, self.network, self.key = scenario, network, key
+        self.setting = setting.model_copy(update={"batch": batch})
+        self.engine = hp.Simulate(clients_per_batch=at_a_time)
+        self._started: dict[tuple[int | None, bool], hp.Training] = {}
+
+    def solver(self, product: Product, alone: bool, *, again: bool = False) -> InnerSolver:
+        """What trains the params: all of it, or what follows an outer step."""
+        made = self.setting
+        steps = made.again if again and made.again is not None else made.steps
+        rate = made.ensemble_rate if product.count_models() is not None else made.rate
+        by = kind(self.network)
+        if alone:
+            return hp.LocalSGD(steps, falling_rate(rate, steps, made.falls), made.batch)
+        if by == "push":
+            return hp.SGP(steps, falling_rate(rate, steps, made.falls), "gradient-after", made.batch)
+        rounds = max(1, round(made.rounds * steps / max(made.steps, 1)))
+        return hp.FedAvg(rounds, self.rate_by_epochs(rate, rounds), batch_size=made.batch, averaging=by)
+
+    def rate_by_epochs(self, rate: float, rounds: int) -> Schedule:
+        """The rate of so many local epochs, falling at half and three quarters of them."""
+        batches = -(-capacity(one_client(self.scenario.train)) // self.setting.batch)
+        return falling_rate(rate, rounds * batches, (0.5, 0.75))
+
+    def task(self, product: Product) -> hp.Task:
+        """A product's task; what the hypers are not fitted to chooses the step, if it is validation."""
+        made, setting = self.scenario, self.setting
+        sets = {"train": made.train, "validation": made.validation}
+        return product.task(made.model, **sets, outer_on=setting.outer_on, key=self.key, l2=setting.l2)
+
+    def train(self, solver: InnerSolver, product: Product) -> hp.Training:
+        """A product's task, trained from the start."""
+        return hp.train(self.task(product), solver, self.network, key=self.key, engine=self.engine)
+
+    def first_training(self, models: int | None, alone: bool) -> hp.Training:
+        """Training with nothing personal, from the start."""
+        if (models, alone) not in self._started:
+            product = _impersonal(models)
+            self._started[models, alone] = self.train(self.solver(product, alone), product)
+        return self._started[models, alone]
+
+    def start(self, product: Product, alone: bool) -> tuple[hp.Task, int, int]:
+        """The task at the start of a product's outer loop, and the rounds and floats that it took to get there."""
+        task = self.task(product)
+        hypers = product.with_own(task.hypers, lambda: self.first_training(None, True).params)
+        if self.setting.again is None or self.setting.again >= self.setting.steps:
+            return task.at(hypers=hypers), 0, 0  # the outer loop begins with a solve that is as long
+        first = self.first_training(product.count_models(), alone)
+        params, own = product.split(self.scenario.model, first.params)
+        return task.at(params, hypers | own), first.costs.rounds, first.costs.floats
+
+    def fit(self, name: str, estimator: HypergradientEstimator) -> Fitted:
+        """A method by its name; `estimator` is for the recipes that cooperate."""
+        check(name, self.setting)
+        if name in FEDERATED:
+            return self.fit_federated(name)
+        # Plain ones take as many steps as the recipes, and are chosen among them alike; only the hypers stay.
+        direct = name in PLAIN or name.endswith("-direct")
+        return self.fit_product(name, hp.hypergradients.DirectGradient() if direct else estimator)
+
+    def fit_product(self, name: str, estimator: HypergradientEstimator) -> Fitted:
+        """The outer loop; what was best on the validation examples is kept."""
+        setting, product, moves = self.setting, product_of(name, self.setting), is_product(name)
+        alone = PLAIN.get(name, (False, False))[1]
+        task, rounds, floats = self.start(product, alone)
+        steps = setting.outer_steps if moves or setting.again is not None else 0
+        method = hp.PDBO(
+            inner=self.solver(product, alone, again=True),
+            hypergradient=estimator,
+            outer=product.outer if moves else STAY,
+            steps=steps,
+            restart=setting.again is None,
+            stop=hp.EarlyStopping(hp.personalize.accuracy(task), "validation", steps + 1, "max", weighted=True),
+        )
+        found = hp.solve(task, method, self.network, key=jax.random.fold_in(self.key, 1), engine=self.engine)
+        assert found.history.watched is not None
+        curve = found.history.watched[:, 0].tolist()  # the same at all clients
+        sent = found.costs.rounds + rounds, found.costs.floats + floats
+        if alone:  # but for the choice of the step, nothing is sent
+            sent = 0, 0
+        return Fitted(product, found.params, found.hypers, curve, found.best_step, *sent)
+
+    def fit_federated(self, name: str) -> Fitted:
+        """Methods that train by local epochs and a server's mean, or neighbors'."""
+        made = self.setting
+        more = made.outer_steps * (made.again or 0) / max(made.steps, 1)
+        rounds = max(1, round(made.rounds * (1 + more)))  # as many as the recipes take in all
+        rate, several = (self.rate_by_epochs(rate, rounds) for rate in (made.rate, made.ensemble_rate))
+        product = product_of(name, made)
+        done = self.train(FEDERATED[name](made, rounds, rate, several, kind(self.network)), product)
+        return Fitted(product, done.params, done.task.hypers, [], 0, done.costs.rounds, done.costs.floats)

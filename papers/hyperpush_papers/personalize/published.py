@@ -1,0 +1,23 @@
+"""Published accuracies to stand beside ours."""
+
+from hyperpush_papers.papers import items, papers
+
+_LATER, _EARLIER = (papers()[letter].title for letter in "EA")
+SOURCE = f"{_LATER}, tables 1 and 4; *: {_EARLIER}, table 1"
+NETWORKS = tuple(items()["E.table1"].published)
+
+
+def published_cell(data: str, network: str, method: str) -> str | None:
+    """What the papers report for a method, average / 10 % client in per cent, if they do."""
+    found = [_find("E.table1", network, method)] if data == "emnist" else []
+    if network == "random-directed":
+        found.append(_find("E.table4", data, method))
+        starred = _find("A.table1", data, method)
+        found.append(starred and f"{starred} *")
+    return "; ".join(dict.fromkeys(filter(None, found))) or None
+
+
+def _find(table: str, row: str, method: str) -> str | None:
+    """The cell of a method, in whatever order its recipes are written."""
+    cells, parts = items()[table].published.get(row, {}), sorted(method.split("+"))
+    return next((cell for name, cell in cells.items() if sorted(name.split("+")) == parts), None)

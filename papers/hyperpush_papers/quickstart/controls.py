@@ -1,0 +1,139 @@
+"""Training on some of the data, whoever chose them; and the controls that choose by models."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+import hyperpush as hp
+from hyperpush import influence
+from hyperpush.influence.removal import train_runs
+from hyperpush.networks import Network
+from hyperpush.task.task import Task
+from hyperpush_papers.quickstart import report
+from hyperpush_papers.quickstart.parties import Parties, logits, make_task
+from hyperpush_papers.quickstart.report import Row
+
+STEP_SIZE = 0.5  # of training
+AT_ONCE = 3  # trainings in one program; all take the same one
+TUNING = 0.2  # of the step size, where a trained model is tuned
+
+Kept = Float[np.ndarray, "n #m"] | Bool[np.ndarray, "n #m"]  # how much records count, in relation to trusted ones
+
+
+class Choice(NamedTuple):
+    """Which records are kept, and what it took to choose them."""
+
+    name: str
+    group: str
+    kept: Kept
+    trainings: int = 0
+    floats: int = 0  # sent by each party, trainings included
+    status: str = ""  # of an estimate; else that of training
+
+
+@eqx.filter_jit
+def find_labels(params: PyTree, inputs: Float[Array, "n m pixels"]) -> Int[Array, "n m"]:
+    """What each party's model takes these images for."""
+    return jax.vmap(lambda x, own: jnp.argmax(logits(x, own), axis=-1))(params, inputs)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Trains on the records that are kept and the trusted ones, on the same links every time."""
+
+    parties: Parties
+    network: Network
+    steps: int
+    seed: int
+
+    @cached_property
+    def task(self) -> Task:
+        """Of all records, the trusted ones last."""
+        return make_task(self.parties, self.seed, join=True)
+
+    def rows(self, choices: list[Choice], one: hp.Training) -> list[Row]:
+        """The table: what was chosen before, and the other controls; `one` is what a training costs."""
+        everything = np.ones(self.parties.records[1].shape)
+        louder = self.parties.trusted[1].size / (2 * everything.size)
+        plain = [
+            Choice(report.AS_IS, "control", everything),
+            Choice(report.TRUSTED, "control", 0 * everything),
+            Choice(report.LOUDER, "control", louder * everything),
+            Choice(report.HARMLESS, "bound", ~self.parties.harmful[:, None]),
+            Choice(report.RIGHT, "bound", self.parties.kind[:, None] != 1),  # 1: shifted labels
+        ]
+        models = self.train([each.kept for each in (*plain, *choices)])
+        shared, trusted = models[:2]
+        more = [
+            (Choice(report.TUNED, "control", everything, 1), self.tune(shared)),
+            *self.filters(shared, trusted),
+            (Choice(report.ALONE, "control", everything), self.train_alone()),
+        ]
+        rows = []
+        for choice, model in (*zip((*plain, *choices), models, strict=True), *more):
+            last = 0 if choice.name == report.ALONE else one.costs.floats
+            rows.append(
+                {
+                    "method": choice.name,
+                    "group": choice.group,
+                    "accuracy": self.accuracy(model),
+                    "kept": float(np.mean(choice.kept > 0)),
+                    "trainings": choice.trainings + 1,
+                    "floats_per_client": last + (choice.floats or choice.trainings * one.costs.floats),
+                    "status": choice.status or str(one.status),
+                }
+            )
+        return rows
+
+    def train(self, kept: list[Kept], start: PyTree = None, step_size: float = STEP_SIZE) -> list[PyTree]:
+        """Every party's model for each choice of records, from a start; a record counts 1 on average."""
+        solver = hp.SGP(self.steps, step_size)
+        found = []
+        for first in range(0, len(kept), AT_ONCE):
+            part = [self._weights(each) for each in kept[first : first + AT_ONCE]]
+            padded = part + part[-1:] * (AT_ONCE - len(part))
+            params = train_runs(self.task.at(params=start), solver, self.network, padded, key=self.seed)
+            found += [jax.tree.map(lambda leaf, run=run: leaf[:, run], params) for run in range(len(part))]
+        return found
+
+    def _weights(self, kept: Kept) -> influence.Weights:
+        (_, records), (_, trusted) = self.parties.records, self.parties.trusted
+        weights = np.concatenate([np.broadcast_to(kept, records.shape), np.ones(trusted.shape)], axis=1)
+        plain = influence.without(self.task)
+        return eqx.tree_at(lambda w: w.examples, plain, jnp.asarray(weights / weights.mean(), jnp.float32))
+
+    def accuracy(self, model: PyTree) -> float:
+        """The mean over parties, each with its own copy of the model, on all test images."""
+        inputs, labels = self.parties.test
+        shown = jnp.broadcast_to(inputs, (len(self.parties.kind), *inputs.shape))
+        return float(jnp.mean(find_labels(model, shown) == labels))
+
+    def agrees(self, model: PyTree) -> Kept:
+        """Which records have the label that the party's copy of the model gives them."""
+        inputs, labels = self.parties.records
+        return np.asarray(find_labels(model, jnp.asarray(inputs))) == labels
+
+    def filters(self, shared: PyTree, trusted: PyTree) -> list[tuple[Choice, PyTree]]:
+        """Drop what a model contradicts, train again, and so on; and drop whole parties."""
+        mostly = np.mean(self.agrees(trusted), axis=1, keepdims=True) > 0.5
+        models, kept = [shared, trusted], []
+        for _ in range(report.ROUNDS):  # the third training is the same every time: it fills the program
+            kept = [*map(self.agrees, models[:2]), mostly]
+            models = self.train(kept)
+        names = zip(report.FILTERS, kept, (report.ROUNDS, report.ROUNDS, 1), strict=True)
+        choices = [Choice(name, "control", own, trainings) for name, own, trainings in names]
+        return list(zip(choices, models, strict=True))
+
+    def tune(self, shared: PyTree) -> PyTree:
+        """The shared model, trained further on trusted data alone, in smaller steps."""
+        return self.train([np.zeros((len(self.parties.kind), 1))], shared, TUNING * STEP_SIZE)[0]
+
+    def train_alone(self) -> PyTree:
+        """Everyone trains on its own records and its own trusted ones."""
+        return hp.train(self.task, hp.LocalSGD(self.steps, STEP_SIZE), self.network, key=self.seed).params

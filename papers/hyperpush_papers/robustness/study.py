@@ -1,0 +1,142 @@
+"""Every estimator on every family and network: right or wrong, and whether the status says so."""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import product
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+import hyperpush as hp
+from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.methods.registry import build
+from hyperpush.networks import Network
+from hyperpush.runs.run import StudyRun
+from hyperpush_papers.robustness.config import Family, Robustness
+from hyperpush_papers.robustness.families import UNSOLVABLE, Quadratics, draw
+
+COUNTS = ("wrong_silent", "wrong_flagged", "right", "right_flagged")  # they add up to the runs
+
+
+class Outcome(NamedTuple):
+    """What came of one run; without rounds and floats where it diverged."""
+
+    kind: str  # of COUNTS
+    rounds: int | None = None
+    floats: int | None = None  # per client
+
+
+def run(config: Robustness, run: StudyRun) -> dict[str, Any]:
+    """A row of counts for each estimator, precision, network and family."""
+    cells = list(product(config.dtypes, config.estimators, config.networks, config.families))
+    rows = []
+    with run.progress("cells", len(cells)) as bar:
+        for dtype, name, link, family in cells:
+            with jax.enable_x64(dtype == "float64"):
+                estimator = build("hypergradients", {"name": name}, "estimators")
+                outcomes = run_family(config, estimator, family, network_of(config, link), dtype)
+            rows.append({"estimator": name, "dtype": dtype, "family": family, "network": link, **summarize(outcomes)})
+            run.record(**rows[-1])
+            bar.advance()
+    run.table(
+        "runs, over all networks: wrong without a mark, wrong and marked, right, right but marked",
+        ("estimator", "dtype", "family", *COUNTS),
+        [(*case, *(found[name] for name in COUNTS)) for case, found in totals(rows).items()],
+    )
+    return {"families": rows}
+
+
+def network_of(config: Robustness, name: str) -> Network:
+    """The network of a name, with as many clients as the study has."""
+    options = {"k": min(config.out_links, config.clients - 1)} if name == "k-out" else {}
+    return hp.network(name, config.clients, config.seed, **options)
+
+
+def run_family(
+    config: Robustness, estimator: HypergradientEstimator, family: Family, network: Network, dtype: str
+) -> list[Outcome]:
+    """The outcomes of all seeds."""
+    outcomes = []
+    for seed in range(config.seed, config.seed + config.seeds):
+        case = draw(family, network.name, seed, config.clients, config.params, config.hypers)
+        case = Quadratics(*(part.astype(dtype) for part in case))  # the truth is that of the numbers after rounding
+        truth = None if family in UNSOLVABLE else case.hypergradient()
+        outcomes.append(judge(case, truth, estimator, network, seed, config.tolerance))
+    return outcomes
+
+
+def judge(
+    case: Quadratics,
+    truth: Float[np.ndarray, "n m"] | None,
+    estimator: HypergradientEstimator,
+    network: Network,
+    key: int,
+    tolerance: float,
+) -> Outcome:
+    """Run the estimator once. Without a truth no result is right. Divergence raises an error: it is not silent."""
+    try:
+        found = hp.hypergradient(task_of(case), estimator, network, key=key)
+    except hp.Diverged:
+        return Outcome("wrong_flagged")
+    right = truth is not None and relative_error(found.value, truth) <= tolerance
+    flagged = found.status.converged is False
+    count = ("right_flagged" if flagged else "right") if right else ("wrong_flagged" if flagged else "wrong_silent")
+    return Outcome(count, found.costs.rounds, found.costs.floats)
+
+
+def relative_error(found: Any, truth: Float[np.ndarray, "n m"]) -> float:
+    """The largest of all clients; NaN is infinite."""
+    errors = np.linalg.norm(np.asarray(found, np.float64) - truth, axis=1) / np.linalg.norm(truth, axis=1)
+    return float(np.nan_to_num(errors, nan=np.inf).max())
+
+
+def summarize(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+    """Counts, and the costs of the runs that ended."""
+    outcomes = list(outcomes)
+    counts = Counter(outcome.kind for outcome in outcomes)
+    rounds = [outcome.rounds for outcome in outcomes if outcome.rounds is not None]
+    floats = [outcome.floats for outcome in outcomes if outcome.floats is not None]
+    return {
+        "runs": len(outcomes),
+        **{name: counts[name] for name in COUNTS},
+        "median_rounds": float(np.median(rounds)) if rounds else None,
+        "p90_rounds": float(np.quantile(rounds, 0.9)) if rounds else None,
+        "median_floats": float(np.median(floats)) if floats else None,
+    }
+
+
+def totals(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str, str], Counter]:
+    """Counts over all networks, by estimator, precision and family."""
+    found: dict[tuple[str, str, str], Counter] = {}
+    for row in rows:
+        counts = found.setdefault((row["estimator"], row["dtype"], row["family"]), Counter())
+        counts.update({name: row[name] for name in COUNTS})
+    return found
+
+
+def task_of(case: Quadratics) -> hp.Task:
+    """The task at its inner solution. Each client has one example: its matrices."""
+    (clients, params), hypers = case.slopes.shape, case.direct.shape[1]
+    hessians, couplings, slopes, direct = (part[:, None] for part in case)
+    zeros = np.zeros((clients, params + hypers), case.slopes.dtype)
+    return hp.Task(
+        inner=inner_losses,
+        outer=outer_losses,
+        params=hp.per_client(zeros[:, :params]),
+        hypers=hp.per_client(zeros[:, params:]),
+        train=(hessians, couplings),
+        validation=(slopes, direct),
+    )
+
+
+# Not closures: the same functions for all problems, so that an estimator compiles once per network and precision.
+def inner_losses(x: Float[Array, " d"], hyper: Float[Array, " m"], batch: tuple[Array, Array]) -> Float[Array, ""]:
+    hessians, couplings = batch
+    return 0.5 * x @ hessians[0] @ x + hyper @ couplings[0] @ x
+
+
+def outer_losses(x: Float[Array, " d"], hyper: Float[Array, " m"], batch: tuple[Array, Array]) -> Float[Array, ""]:
+    slopes, direct = batch
+    return slopes[0] @ x + direct[0] @ hyper

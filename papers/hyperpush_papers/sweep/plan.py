@@ -1,0 +1,233 @@
+"""What a sweep runs: everything is checked here, before anything runs."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, Field, create_model
+
+from hyperpush.base.errors import InvalidInput
+from hyperpush.runs.experiment import Experiment, Tuning
+from hyperpush.spec.config import Config, configure, read_source, set_option, to_toml, validate
+
+Phase = Literal["tuning", "reported"]
+# 10^-0.5 to 10^-3 in half steps, for every method alike: the learning rates that Terashita and Hara, "Decentralized
+# hyper-gradient computation over time-varying directed networks", choose from.
+RATES = tuple(float(f"{10 ** (-half / 2):.3g}") for half in range(1, 7))
+MOST_SEEDS = 1000  # that are reported; those that something is chosen by follow
+
+
+class Sweep(Config):
+    """How methods are tuned and reported."""
+
+    seeds: int = Field(default=3, ge=1, le=MOST_SEEDS, description="Reported runs of every method: seed, seed + 1, …")
+    tuning_seeds: int = Field(default=1, ge=0, description="Runs of every setting to choose by; 0: nothing is tuned.")
+    grid: dict[str, Any] = Field(
+        default={}, description="Options to tune and their values; if left out, learning rates from 10^-0.5 to 10^-3."
+    )
+    compare: dict[str, Any] = Field(
+        default={}, description="Options to compare and their values, each tuned by itself; if left out, the methods."
+    )
+    validation: str | None = Field(default=None, description="Field of a result's row to choose by.")
+    test: tuple[str, ...] = Field(default=(), description="Fields of a result's row to report.")
+    better: Literal["higher", "lower"] | None = Field(default=None, description="Which validation scores are better.")
+
+
+class Choice(NamedTuple):
+    """Options set together, and their name in tables."""
+
+    label: str
+    options: dict[str, Any]  # by dotted name
+
+
+class Cell(NamedTuple):
+    """One run."""
+
+    phase: Phase
+    method: Choice
+    point: Choice
+    seed: int
+    name: str  # of its folder
+    config: BaseModel
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Methods, the grid that each of them is tuned on, and the seeds."""
+
+    experiment: Experiment
+    config: BaseModel  # with `sweep`, as it is written down
+    values: dict[str, Any]  # the experiment's options
+    seed_option: str  # the option that decides every draw: `seed` of studies, `key` of specs
+    rule: Tuning
+    methods: tuple[Choice, ...]
+    points: tuple[Choice, ...]
+    tuning_seeds: tuple[int, ...]
+    seeds: tuple[int, ...]
+
+    def cell(self, phase: Phase, method: Choice, point: Choice, seed: int) -> Cell:
+        """The run of a method with a setting and a seed."""
+        options = {**method.options, **point.options, self.seed_option: seed}
+        config = _with_options(self.experiment, self.values, options)
+        label = ",".join(part for part in (method.label, point.label, f"seed={seed}") if part)
+        readable = re.sub(r"[^\w=.,+-]+", "", label)[:80].strip(".,")
+        name = f"{readable}-{_digest(to_toml(self.experiment.name, config))}"
+        return Cell(phase, method, point, seed, name, config)
+
+    def scores(self, phase: Phase) -> tuple[str, ...]:
+        """The fields of a row that a phase looks at: tuning runs show nobody their test scores."""
+        return (self.rule.validation,) if phase == "tuning" else self.rule.test
+
+    def identity(self) -> str:
+        """The same for sweeps that differ in nothing but the number of reported seeds."""
+        written = self.config.model_dump(mode="json", exclude_none=True)
+        written["sweep"].pop("seeds")
+        return _digest(repr((self.experiment.name, written)))
+
+
+def load(source: str, overrides: Sequence[str], known: Mapping[str, Experiment]) -> Plan:
+    """A plan from an experiment's name or a `.toml` file, which may have a table `sweep`, and `key=value` overrides."""
+    experiment, values = read_source(source, known)
+    field: Any = (Sweep, Field(default=Sweep(), description="How methods are tuned and reported."))
+    config = create_model(experiment.config.__name__, __base__=experiment.config, sweep=field)
+    return plan(experiment, configure(replace(experiment, config=config), values, overrides))
+
+
+def plan(experiment: Experiment, config: BaseModel) -> Plan:
+    """Every run that a sweep may need, or an error that names what is wrong."""
+    values = config.model_dump(mode="json", exclude_none=True)
+    asked = Sweep.model_validate(values.pop("sweep"))
+    seed_option = "key" if "key" in values and "seed" not in values else "seed"
+    if seed_option not in values:
+        raise InvalidInput(
+            "experiment", experiment.name, "an experiment with an option seed: hyperpush show NAME lists options"
+        )
+    if "seeds" in values:
+        if values["seeds"] not in (1, experiment.config().model_dump()["seeds"]):
+            raise InvalidInput("seeds", values["seeds"], "1, or left out: sweep.seeds says how many runs are reported")
+        values["seeds"] = 1
+    rule = _rule(experiment, asked)
+    points = _choices(experiment, values, "grid", _grid(experiment, asked))
+    methods = _choices(experiment, values, "compare", _compare(experiment, asked, values))
+    if both := sorted(set(points[0].options) & set(methods[0].options)):
+        raise InvalidInput(f"sweep.grid.{both[0]}", both[0], "options that sweep.compare does not set")
+    if len(methods) == 1 and not methods[0].label:
+        methods = (Choice(experiment.name, {}),)
+    first = values[seed_option]
+    seeds = tuple(range(first, first + asked.seeds))
+    start = first + MOST_SEEDS  # no seed that something is chosen by is reported
+    tuning_seeds = tuple(range(start, start + asked.tuning_seeds)) if len(points) > 1 else ()
+    made = Plan(experiment, config, values, seed_option, rule, methods, points, tuning_seeds, seeds)
+    for method, point in product(methods, points):
+        cell = made.cell("reported", method, point, first)
+        if experiment.check is not None:
+            experiment.check(cell.config)
+    return made
+
+
+def _grid(experiment: Experiment, asked: Sweep) -> dict[str, Any]:
+    """The options to tune: those asked for, else the learning rates that the experiment declares."""
+    if asked.tuning_seeds == 0 and asked.grid:
+        raise InvalidInput("sweep.tuning_seeds", 0, "at least 1 with a grid to choose from")
+    if asked.grid or not asked.tuning_seeds:
+        return asked.grid
+    if experiment.tuning is None or not experiment.tuning.rates:
+        allowed = "options with their values, such as --grid 'method.steps=[5, 10]', or sweep.tuning_seeds=0"
+        raise InvalidInput("sweep.grid", {}, allowed)
+    return {",".join(experiment.tuning.rates): list(RATES)}
+
+
+def _compare(experiment: Experiment, asked: Sweep, values: dict[str, Any]) -> dict[str, Any]:
+    """The options to compare: those asked for, else the experiment's methods."""
+    named = experiment.tuning.methods if experiment.tuning else None
+    return asked.compare or ({named: list(values[named])} if named is not None and values.get(named) else {})
+
+
+def _rule(experiment: Experiment, asked: Sweep) -> Tuning:
+    """The scores: what is asked for, else what the experiment declares."""
+    declared = experiment.tuning or Tuning("", ())
+    validation = asked.validation or declared.validation
+    test, better = asked.test or declared.test, asked.better or ("lower" if validation == "cost" else declared.better)
+    columns = f"a field of the rows of {experiment.name}, which declares none"
+    if experiment.name == "spec":
+        columns = "cost, or a metric of [metrics]; a spec names in [sweep] what to choose by and what to report"
+    if not validation:
+        raise InvalidInput("sweep.validation", None, columns)
+    if not test:
+        if experiment.name == "spec":
+            columns = f"what to report beside {validation!r}, by which it chooses: metrics of [metrics], rounds, floats"
+        raise InvalidInput("sweep.test", [], columns)
+    if validation in test:
+        raise InvalidInput("sweep.validation", validation, "a field that is not among those reported as test scores")
+    return Tuning(validation, test, better)
+
+
+def _choices(experiment: Experiment, values: dict[str, Any], table: str, axes: dict[str, Any]) -> tuple[Choice, ...]:
+    """The product of the axes; each value is checked by itself, so that an error names its axis."""
+    lists: list[list[Choice]] = []
+    for key, given in _flat(axes):
+        where, names = f"sweep.{table}.{key}", [name.strip() for name in key.split(",")]
+        if not isinstance(given, list) or not given:
+            raise InvalidInput(where, given, "a list of at least one value")
+        if any(value in given[:place] for place, value in enumerate(given)):
+            raise InvalidInput(where, given, "values that differ")
+        for name in names:
+            if name in ("seed", "seeds", "key"):
+                raise InvalidInput(where, name, "other options: sweep.seeds and sweep.tuning_seeds say which seeds")
+            if any(name in each.options for own in lists for each in own) or names.count(name) > 1:
+                raise InvalidInput(where, name, "an option that is set once")
+        lists.append([_choice(values, names, value, table == "grid") for value in given])
+        for choice in lists[-1]:
+            try:
+                _with_options(experiment, values, choice.options)
+            except InvalidInput as error:
+                raise InvalidInput(f"sweep.{table}.{error.field}", error.given, error.allowed) from None
+    return tuple(
+        Choice(
+            ", ".join(each.label for each in own), {name: value for each in own for name, value in each.options.items()}
+        )
+        for own in product(*lists)
+    )
+
+
+def _choice(values: dict[str, Any], names: list[str], value: object, named: bool) -> Choice:
+    """One value of an axis, given to all its options."""
+    options = {name: _as_in(values, name, value) for name in names}
+    return Choice(f"{names[0]}={_text(value)}" if named else _text(value), options)
+
+
+def _text(value: object) -> str:
+    return "+".join(map(_text, value)) if isinstance(value, list) else str(value)
+
+
+def _as_in(values: dict[str, Any], name: str, value: object) -> object:
+    """A single value for an option that is a list becomes a list of one."""
+    now: Any = values
+    for part in name.split("."):
+        now = now.get(part) if isinstance(now, dict) else None
+    return [value] if isinstance(now, list) and not isinstance(value, list) else value
+
+
+def _with_options(experiment: Experiment, values: dict[str, Any], options: Mapping[str, Any]) -> BaseModel:
+    """The experiment's options with these in place."""
+    values = deepcopy(values)
+    for name, value in options.items():
+        set_option(values, name, value)
+    return validate(experiment.config, values, experiment.name)
+
+
+def _flat(axes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Tables within tables as dotted names: in TOML, a.b = … is a table a."""
+    for key, value in axes.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,1 +1,0 @@
-"""How clients average what each of them holds."""

@@ -1,0 +1,102 @@
+"""Errors a user can act on: each names the field, what was given and what is allowed."""
+
+import difflib
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+from hyperpush.base.status import Status
+
+
+class HyperpushError(Exception):
+    """Base of every error that hyperpush raises on purpose; the command line ends with exit code 2 on it.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> issubclass(hp.InvalidInput, hp.HyperpushError)
+        True
+    """
+
+
+class InvalidInput(HyperpushError, ValueError):
+    """A configuration, argument or data value that cannot be used.
+
+    Args:
+        field: What is wrong, by its dotted name such as `SGP.step_size`.
+        given: What it is.
+        allowed: What would be right, in words.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> try:
+        ...     hp.SGP(steps=10, step_size=-1)
+        ... except hp.InvalidInput as error:
+        ...     print(error)
+        SGP.step_size: got -1.0; allowed: a finite number above 0
+    """
+
+    def __init__(self, field: str, given: object, allowed: str):
+        self.field = field
+        self.given = given
+        self.allowed = allowed
+        shown = repr(given)
+        if "\n" in shown:  # an array
+            shown = textwrap.shorten(shown, 100, placeholder=" …")
+        super().__init__(f"{field}: got {shown}; allowed: {allowed}")
+
+
+class Diverged(HyperpushError, ArithmeticError):
+    """An iteration diverged: a number became NaN or infinite. Its `status` says so, like that of a result.
+
+    Args:
+        where: The method.
+        round: Its round.
+        advice: What to try.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task = hp.tasks.quadratic(3, seed=0)
+        >>> try:
+        ...     hp.train(task, hp.SGP(steps=1000, step_size=100.0), hp.networks.Ring(3), key=0)
+        ... except hp.Diverged as error:
+        ...     print(error.where)
+        SGP
+    """
+
+    def __init__(self, where: str, round: int, advice: str):
+        self.where = where
+        self.round = round
+        self.advice = advice
+        self.status = Status(converged=False, reason="diverged", failed=1)
+        super().__init__(f"{where} diverged (NaN or infinity) in round {round}. {advice}")
+
+    def named(self, method: str) -> "Diverged":
+        """The same error of this method, if the loop is only a part of it: methods' names are capitalized."""
+        return self if self.where[:1].isupper() else Diverged(method, self.round, self.advice)
+
+
+class NotConverged(HyperpushError):
+    """A result that did not converge, raised by verbs that were called with `throw=True`.
+
+    Args:
+        result: The result; it is kept in the error.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
+        >>> trained = hp.train(task, hp.SGP(steps=1, step_size=0.1), network, key=0, throw=True)
+        >>> trained.status.converged is None  # a method of fixed length does not measure it, and passes
+        True
+    """
+
+    def __init__(self, result: Any):
+        self.result = result
+        super().__init__(f"{type(result).__name__}: {result.status}")
+
+
+def unknown(field: str, given: object, known: Iterable[str]) -> InvalidInput:
+    """The error for a name that does not exist, suggesting the nearest one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.4) if isinstance(given, str) else []
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return InvalidInput(field, given, ", ".join(names) + hint)

@@ -1,0 +1,68 @@
+"""What installed distributions add by entry points; nothing of theirs is imported before it is asked for. No JAX.
+
+| group | a name stands for | found by |
+|---|---|---|
+| `hyperpush.methods` | a class of methods or networks | specs, `hyperpush list --methods`, `show` |
+| `hyperpush.studies` | an `Experiment` of that name | `hyperpush run`, `list`, `show`, `resume`, `plan` |
+| `hyperpush.commands` | a Typer app | `hyperpush NAME` |
+
+Names of the library itself cannot be replaced. Of two distributions with the same name the first in the alphabet is
+taken.
+"""
+
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hyperpush.base.errors import HyperpushError
+
+METHODS, STUDIES, COMMANDS = GROUPS = ("hyperpush.methods", "hyperpush.studies", "hyperpush.commands")
+PAPERS = "in a clone of hyperpush, pip install . ./papers adds the papers' studies and commands"
+
+
+def extensions(group: str) -> dict[str, EntryPoint]:
+    """What a group has, by name."""
+    found: dict[str, EntryPoint] = {}
+    for point in sorted(entry_points(group=group), key=lambda each: (each.name, distribution(each))):
+        found.setdefault(point.name, point)
+    return found
+
+
+def load_extension(point: EntryPoint, kind: type) -> Any:
+    """The object that an entry point names.
+
+    Raises:
+        HyperpushError: Its module does not import, or the object is of another kind; one line says whose it is.
+    """
+    whose = f"{point.name} of {distribution(point)} ({point.group}, {point.value})"
+    try:
+        found = point.load()
+    except Exception as error:  # whatever a module of somebody else's raises
+        raise HyperpushError(f"{whose} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not isinstance(found, kind):
+        raise HyperpushError(f"{whose} cannot be used: it is of class {type(found).__name__}, not {kind.__name__}")
+    return found
+
+
+def distribution(point: EntryPoint) -> str:
+    """The name and version of the distribution that an entry point belongs to."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+
+
+def extension_files() -> list[Path]:
+    """The Python files of every package that an entry point names; nothing is imported."""
+    roots = {point.value.partition(":")[0].partition(".")[0] for group in GROUPS for point in entry_points(group=group)}
+    files: list[Path] = []
+    for root in sorted(roots):
+        found = find_spec(root)
+        for folder in (found and found.submodule_search_locations) or ():
+            files += sorted(Path(folder).rglob("*.py"))
+        if found and found.origin and not found.submodule_search_locations:
+            files.append(Path(found.origin))
+    return files
+
+
+def has_papers() -> bool:
+    """Whether the papers' package is installed."""
+    return any(point.dist and point.dist.name == "hyperpush-papers" for point in entry_points(group=STUDIES))

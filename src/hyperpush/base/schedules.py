@@ -1,0 +1,207 @@
+"""Step sizes that change by step, as values: they can be compared, hashed and written to TOML.
+
+Their numbers can be traced. Optax's own schedules branch on their numbers in Python, so the formulas stand here.
+"""
+
+import abc
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from hyperpush.base.checks import check_arguments, check_integer, check_positive
+from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.numbers import Number, as_number
+from hyperpush.base.options import Configured
+from hyperpush.base.ranges import Count, NonNegative, Positive, Range
+
+StepSize = Number | Callable[[Any], Any]  # a number, or one for each step, counted from 0
+
+
+class Schedule(Configured):
+    """A number for each step, counted from 0; made by `hp.schedule`."""
+
+    sample: ClassVar[str] = 'hp.schedule("cosine", value=…, steps=…)'
+    name: ClassVar[str]
+
+    @classmethod
+    def label(cls) -> str:
+        return "schedule"
+
+    @abc.abstractmethod
+    def __call__(self, step: Any) -> Any:
+        """The number at a step: a Python, NumPy or JAX one, or an array of them."""
+
+
+class Milestones(Schedule):
+    """`value`, multiplied by `factor` at each of the steps `at`."""
+
+    name: ClassVar[str] = "milestones"
+
+    value: Positive = eqx.field(converter=as_number)
+    at: tuple[int, ...] = eqx.field(static=True, converter=tuple)
+    factor: Positive = eqx.field(converter=as_number, default=0.1)
+
+    def __check_init__(self):
+        for step in self.at:
+            check_integer("schedule.at", step, minimum=0)
+
+    def __call__(self, step: Any) -> Any:
+        value = self.value
+        for start in self.at:
+            value = jnp.where(step >= start, self.factor * value, value)
+        return value
+
+
+class Exponential(Schedule):
+    """`value`·`factor`^(t/`every`); with `staircase` the exponent is rounded down."""
+
+    name: ClassVar[str] = "exponential"
+
+    value: Positive = eqx.field(converter=as_number)
+    factor: Positive = eqx.field(converter=as_number)
+    every: Count = eqx.field(static=True, default=1)
+    staircase: bool = eqx.field(static=True, default=False)
+
+    def __call__(self, step: Any) -> Any:
+        exponent = step / self.every
+        return self.value * self.factor ** (jnp.floor(exponent) if self.staircase else exponent)
+
+
+class _Ramp(Schedule):
+    """From `value` to `final` in `steps` steps, then `final`."""
+
+    value: NonNegative = eqx.field(converter=as_number)
+    steps: Count = eqx.field(static=True)
+    final: NonNegative = eqx.field(converter=as_number, default=0.0)
+
+    def __call__(self, step: Any) -> Any:
+        return self.final + (self.value - self.final) * self.remains(jnp.clip(step / self.steps, 0, 1))
+
+    @abc.abstractmethod
+    def remains(self, part: Any) -> Any:
+        """How much of `value` − `final` is left after a part of the steps: from 1 to 0."""
+
+
+class Linear(_Ramp):
+    """Straight from `value` to `final` in `steps` steps: a decay, or a warm-up if `final` is larger."""
+
+    name: ClassVar[str] = "linear"
+
+    def remains(self, part: Any) -> Any:
+        return 1 - part
+
+
+class Cosine(_Ramp):
+    """From `value` to `final` in `steps` steps along half a wave, then `final` (Loshchilov and Hutter 2017)."""
+
+    name: ClassVar[str] = "cosine"
+
+    def remains(self, part: Any) -> Any:
+        return (1 + jnp.cos(jnp.pi * part)) / 2
+
+
+class Power(Schedule):
+    """`scale`/(t + 1)^`exponent`, for traced numbers, plain ones and NumPy arrays: for steps and for noise."""
+
+    name: ClassVar[str] = "power"
+
+    scale: Positive = eqx.field(converter=as_number)
+    exponent: NonNegative = eqx.field(converter=as_number, default=0.0)
+
+    def __call__(self, step: Any) -> Any:
+        return self.scale / (step + 1) ** self.exponent
+
+    def times(self, factor: Number) -> "Power":
+        """The same schedule, `factor` times as large."""
+        return Power(self.scale * check_positive("factor", factor), self.exponent)
+
+
+SCHEDULES: dict[str, type[Schedule]] = {each.name: each for each in (Milestones, Exponential, Linear, Cosine, Power)}
+
+
+def schedule(name: str, *args: Any, **options: Any) -> Schedule:
+    """A number for each step t = 0, 1, …, as a value that can be compared and written to TOML.
+
+    | name | options | number at step t |
+    |---|---|---|
+    | `"milestones"` | value, at, factor=0.1 | value·factor^k after the first k steps of `at` |
+    | `"exponential"` | value, factor, every=1, staircase=False | value·factor^(t/every) |
+    | `"linear"` | value, steps, final=0 | straight from value to final |
+    | `"cosine"` | value, steps, final=0 | along half a wave from value to final |
+    | `"power"` | scale, exponent=0 | scale/(t + 1)^exponent |
+
+    A number stands for a constant one, and any function of t for others; a function cannot be written to TOML.
+
+    Args:
+        name: One of the table's.
+        args: The options in the order of the table.
+        options: The options by name. Numbers are traced: a new one compiles nothing. `at`, `steps`, `every` are not.
+
+    Raises:
+        InvalidInput: There is no such schedule or option, or the option is out of range.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> falling = hp.schedule("milestones", 0.1, at=(100, 200), factor=0.5)
+        >>> print(falling(0), falling(150), falling(200))
+        0.1 0.05 0.025
+    """
+    if not isinstance(name, str) or name not in SCHEDULES:
+        raise unknown("schedule", str(name), SCHEDULES)
+    kind = SCHEDULES[name]
+    check_arguments("schedule", inspect.signature(kind), args, options)
+    return kind(*args, **options)
+
+
+def check_step_size(field: str, given: object) -> None:
+    """Refuse what is neither a schedule, nor a function of the step, nor a finite number above 0."""
+    if not callable(given):
+        check_positive(field, given)
+    elif not isinstance(given, Schedule):
+        _check_function(field, given)
+
+
+def _check_function(field: str, given: Callable[[Any], Any]) -> None:
+    try:
+        first = given(0)
+        if isinstance(first, Tracer):  # a number of an enclosing jit or vmap has no value yet
+            return
+        first = np.asarray(first, float)
+    except Exception as error:  # it is the user's: whatever it raises, say so
+        said = f"a function that fails with {type(error).__name__}: {error}"
+        raise InvalidInput(field, said, "a function of the step, counted from 0") from error
+    if first.shape or not np.isfinite(first) or first < 0:
+        raise InvalidInput(field, f"a function that gives {first} at step 0", "one finite number, 0 or more, per step")
+
+
+def step_size_at(step_size: StepSize, step: Any) -> Any:
+    """The step size at a step, counted from 0."""
+    return step_size(step) if callable(step_size) else step_size
+
+
+def first_number(step_size: StepSize) -> float | None:
+    """The step size at step 0, the largest of a schedule that falls; None where it is traced and thus not known."""
+    with jax.ensure_compile_time_eval():  # a method may be made where something else is traced
+        number = step_size_at(step_size, 0)
+        try:
+            return float(number)
+        except jax.errors.ConcretizationTypeError:
+            return None
+
+
+def check_share(field: str, given: StepSize) -> None:
+    """Refuse a number, or a schedule that starts, at 0 or below or above 1."""
+    check_step_size(field, given)
+    first = first_number(given)
+    if first is not None and first > 1:
+        raise InvalidInput(field, first, "at most 1")
+
+
+Rate = Annotated[StepSize, Range("above 0: a number, or a schedule", check_step_size)]
+Share = Annotated[StepSize, Range("above 0 and at most 1: a number, or a schedule", check_share)]

@@ -1,0 +1,28 @@
+"""Arguments that several commands take, and what completes them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hyperpush.cli.index import load_index
+
+
+def complete_study(incomplete: str) -> list[str]:
+    """Names of studies that begin so."""
+    return [name for name, _ in load_index()["studies"] if name.startswith(incomplete)]
+
+
+def complete_name(incomplete: str) -> list[str]:
+    """Names of anything that begin so."""
+    return [name for name in load_index()["names"] if name.startswith(incomplete)]
+
+
+Source = Annotated[
+    str, typer.Argument(metavar="NAME|FILE.toml", help="A study, or a TOML file.", autocompletion=complete_study)
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set one option. Repeat it for more.")
+]
+Out = Annotated[Path | None, typer.Option(help="Run folder; it must be new or empty.", show_default="under runs/")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]

@@ -1,0 +1,118 @@
+"""Lowering and compiling of the engines' programs: the only place that does either.
+
+A compiled program is kept by the structure of what it was called with, and by the shapes of its arrays. Lowering rules
+here apply to the programs of this package alone; JAX's own stay as they are for the rest of the process.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from hyperpush.engines.compiled import convolutions
+
+ARRAYS = (jax.Array, np.ndarray, np.generic)
+MOST = 1024  # programs that are kept; the one that was not called for longest goes first
+# What else decides what a trace becomes.
+SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_device",
+    "jax_debug_nans",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+)
+
+
+class Compiled(NamedTuple):
+    """A compiled program, and what it returns beside arrays."""
+
+    run: Callable[..., Any]
+    static: list[Any]  # one entry, filled by the trace
+
+
+@dataclass
+class Counts:
+    """Compilations inside a `counting` block, and the lines of StableHLO that XLA was given."""
+
+    compilations: int = 0
+    lines: int = 0
+
+
+_kept: OrderedDict[Any, Compiled] = OrderedDict()
+_counting: list[Counts] = []
+
+
+def call(function: Callable[..., PyTree], given: PyTree, donated: PyTree = None) -> PyTree:
+    """Return `function(given, donated)`, compiled; the arrays of `donated` may be overwritten.
+
+    Arrays and NumPy's numbers are arguments of what is compiled, everything else is structure. What the function
+    returns may hold other things than arrays, if these depend on structure alone.
+    """
+    if getattr(jax.config, "jax_disable_jit"):  # noqa: B009, JAX makes it when it runs
+        return function(given, donated)
+    leaves, structure = jax.tree.flatten((given, donated))
+    arrays = [leaf if isinstance(leaf, ARRAYS) else None for leaf in leaves]
+    # Lists, because generators take ten times as long for so many leaves.
+    others = tuple([leaf if array is None else None for leaf, array in zip(leaves, arrays, strict=True)])
+    kinds = [
+        each
+        if each is None
+        else (each.shape, each.dtype, getattr(each, "weak_type", None), getattr(each, "sharding", None))
+        for each in arrays
+    ]
+    key = (function, structure, others, tuple(kinds), tuple([getattr(jax.config, name) for name in SETTINGS]))
+    traced = [array for array in arrays if array is not None]
+    count = len(traced) - sum(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(donated))
+    found = _kept.get(key)
+    if found is None:
+        found = _kept[key] = _compile(function, structure, others, arrays, count)
+        if len(_kept) > MOST:
+            _kept.popitem(last=False)
+    else:
+        _kept.move_to_end(key)
+    return eqx.combine(found.run(traced[:count], traced[count:]), found.static[0])
+
+
+def clear() -> None:
+    """Forget all compiled programs."""
+    _kept.clear()
+
+
+@contextmanager
+def counting() -> Iterator[Counts]:
+    """Count what is compiled in the block."""
+    counts = Counts()
+    _counting.append(counts)
+    try:
+        yield counts
+    finally:
+        _counting.remove(counts)
+
+
+def _compile(
+    function: Callable[..., PyTree], structure: Any, others: tuple[Any, ...], arrays: list[Any], count: int
+) -> Compiled:
+    static: list[Any] = []
+
+    def program(kept: list[Any], donated: list[Any]) -> PyTree:
+        rest = iter([*kept, *donated])
+        leaves = [other if array is None else next(rest) for other, array in zip(others, places, strict=True)]
+        made, around = eqx.partition(function(*structure.unflatten(leaves)), eqx.is_array)
+        static[:] = [around]
+        return made
+
+    places = [None if array is None else True for array in arrays]  # holds no array
+    traced = [array for array in arrays if array is not None]
+    trace = jax.jit(program, donate_argnums=1).trace(traced[:count], traced[count:])
+    lowered = convolutions.lower(trace)
+    for counts in _counting:
+        counts.compilations += 1
+        counts.lines += lowered.as_text().count("\n")
+    return Compiled(lowered.compile(), static)

@@ -1,0 +1,83 @@
+"""Convolutions inside loops on the CPU, at the speed that they have outside.
+
+XLA rewrites convolutions to the order of axes that its fast kernels need, but only those of the entry computation.
+Inside the body of a loop every other order (each gradient by a kernel, all of NCHW) takes a scalar loop, ten to twenty
+times as slow. So programs are lowered with the fast order written out: transpose, convolve, transpose. The rule comes
+after gradients, batches and products were taken, so all of them pass it. Groups are computed one by one, because
+grouped convolutions have no fast kernel either: a batch of clients, each with a kernel of its own, is one of them.
+
+JAX has no public name for lowering rules of one program. Where its private one has moved, programs are lowered plainly.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+mlir: Any
+PRIMITIVE: Any
+PLAIN_RULE: Any
+try:
+    from jax._src.interpreters import mlir
+    from jax._src.lax import convolution
+
+    PRIMITIVE, PLAIN_RULE = convolution.conv_general_dilated_p, convolution._conv_general_dilated_lower
+    SUPPORTED = "override_lowering_rules" in mlir.LoweringParameters.__dataclass_fields__
+except (ImportError, AttributeError):
+    mlir = PRIMITIVE = PLAIN_RULE = None
+    SUPPORTED = False
+
+MOST_GROUPS = 64  # that are computed one by one: more make the program long
+
+
+def lower(trace: Any) -> jax.stages.Lowered:
+    """Lower a traced program; on the CPU with convolutions in the order that is fast inside loops."""
+    if not SUPPORTED or jax.default_backend() != "cpu":
+        return trace.lower()
+    rules = mlir.LoweringParameters(override_lowering_rules=((PRIMITIVE, _rule),))
+    return trace.lower(_private_parameters=rules)
+
+
+def _rule(ctx: Any, lhs: Any, rhs: Any, **options: Any) -> Any:
+    """The lowering rule of a convolution: JAX's own where the order is right already."""
+    numbers, size = options["dimension_numbers"], len(options["dimension_numbers"].lhs_spec) - 2
+    groups = max(options["feature_group_count"], options["batch_group_count"])
+    if size == 0 or (tuple(map(tuple, numbers)) == _fast_order(size) and not 1 < groups <= MOST_GROUPS):
+        return PLAIN_RULE(ctx, lhs, rhs, **options)
+    return mlir.lower_fun(partial(_convolve, **options), multiple_results=False)(ctx, lhs, rhs)
+
+
+def _fast_order(size: int) -> tuple[tuple[int, ...], ...]:
+    """Where inputs, kernels and outputs have (batch or output, feature or input, *space): NHWC, HWIO, NHWC."""
+    rows = (0, size + 1, *range(1, size + 1))
+    return rows, (size + 1, size, *range(size)), rows
+
+
+def _convolve(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    dimension_numbers: lax.ConvDimensionNumbers,
+    feature_group_count: int,
+    batch_group_count: int,
+    **options: Any,
+) -> jax.Array:
+    """The same convolution in the fast order, group by group."""
+    inputs, kernels, outputs = dimension_numbers
+    rows = jnp.transpose(lhs, (inputs[0], *inputs[2:], inputs[1]))
+    kernel = jnp.transpose(rhs, (*kernels[2:], kernels[1], kernels[0]))
+    options["dimension_numbers"] = lax.ConvDimensionNumbers(*_fast_order(len(inputs) - 2))
+
+    def convolve(rows: jax.Array, kernel: jax.Array, features: int = 1, batches: int = 1) -> jax.Array:
+        return PRIMITIVE.bind(rows, kernel, feature_group_count=features, batch_group_count=batches, **options)
+
+    groups, along = max(feature_group_count, batch_group_count), -1 if feature_group_count > 1 else 0
+    if 1 < groups <= MOST_GROUPS:
+        pairs = zip(jnp.split(rows, groups, along), jnp.split(kernel, groups, -1), strict=True)
+        result = jnp.concatenate([convolve(*pair) for pair in pairs], -1)
+    else:
+        result = convolve(rows, kernel, feature_group_count, batch_group_count)
+    places = (outputs[0], *outputs[2:], outputs[1])
+    return jnp.transpose(result, sorted(range(len(places)), key=places.__getitem__))

@@ -1,0 +1,301 @@
+"""Methods, networks and recipes by name: found by being there, made from a table of options, and written back to one.
+
+A class is registered if it is public and stands in a module of its kind's package, or if a distribution names it in an
+entry point of the group `hyperpush.methods`. No list has to be kept.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import equinox as eqx
+
+from hyperpush.base.checks import check_arguments
+from hyperpush.base.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.base.extensions import METHODS, extensions, load_extension
+from hyperpush.base.imports import import_object, load_function, plain_name
+from hyperpush.base.schedules import Schedule, schedule
+from hyperpush.methods.base import MethodInfo
+from hyperpush.methods.optimizers import BY_NAME, Optimizer, optimizer
+
+NONE = "none"  # TOML has no null
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Where classes of a kind stand, what they are derived from, and what an error calls one."""
+
+    package: str
+    base: str  # module:Class
+    one: str
+    extensible: bool = True  # whether it takes classes of other distributions; those of a base class are of one kind
+
+
+KINDS: dict[str, _Kind] = {
+    "inner": _Kind("hyperpush.inner", "hyperpush.inner.base:InnerSolver", "an inner solver"),
+    "hypergradients": _Kind(
+        "hyperpush.hypergradients", "hyperpush.hypergradients.base:HypergradientEstimator", "a hypergradient estimator"
+    ),
+    "algorithms": _Kind("hyperpush.algorithms", "hyperpush.algorithms.base:Algorithm", "an algorithm"),
+    "networks": _Kind("hyperpush.networks", "hyperpush.networks.base:Network", "a network"),
+    "recipes": _Kind("hyperpush.personalize.recipes", "hyperpush.personalize.recipe:Recipe", "a recipe"),
+    "baselines": _Kind("hyperpush.personalize.baselines", "hyperpush.inner.base:InnerSolver", "an inner solver", False),
+    "big_fed": _Kind("hyperpush.big_fed", "hyperpush.methods.base:Method", "a method", False),
+    "methods": _Kind("hyperpush.methods.base", "hyperpush.methods.base:Method", "a method"),
+    "engines": _Kind("hyperpush.engines", "hyperpush.engines.base:Engine", "an engine"),
+    "hooks": _Kind("hyperpush.verbs.hooks", "hyperpush.verbs.hooks:Hook", "a hook"),
+}
+
+
+@cache
+def registered(kind: str) -> Mapping[str, type]:
+    """The classes of a kind by name: networks by what they call themselves, others by the name of the class."""
+    if kind not in KINDS:
+        raise unknown("kind", kind, KINDS)
+    base, package = base_of(kind), importlib.import_module(KINDS[kind].package)
+    found: dict[str, type] = {}
+    modules = sorted(each.name for each in pkgutil.iter_modules(getattr(package, "__path__", [])))
+    for module in (package, *(importlib.import_module(f"{package.__name__}.{name}") for name in modules)):
+        for each in _public_classes(module):
+            if issubclass(each, base) and _is_offered(each):
+                found[_name(each)] = each
+    for name, each in extension_classes()[0].items() if KINDS[kind].extensible else ():
+        if issubclass(each, base):
+            found.setdefault(name, each)
+    return types.MappingProxyType(found)
+
+
+@cache
+def extension_classes() -> tuple[Mapping[str, type], Mapping[str, HyperpushError]]:
+    """The classes that other distributions offer by name, and why the others of them cannot be had."""
+    found, broken = {}, {}
+    for name, point in extensions(METHODS).items():
+        try:
+            found[name] = load_extension(point, type)
+        except HyperpushError as error:
+            broken[name] = error
+    return types.MappingProxyType(found), types.MappingProxyType(broken)
+
+
+def broken() -> Mapping[str, HyperpushError]:
+    """Why classes of other distributions cannot be loaded, by name."""
+    return extension_classes()[1]
+
+
+def find(kind: str, name: Any, field: str | None = None) -> type:
+    """The class of a registered name, whatever its case and dashes, or of `module:Class`.
+
+    Modules in the current directory can be imported.
+
+    Raises:
+        InvalidInput: There is no such name, the module does not import, or the class is not of this kind.
+    """
+    field = kind if field is None else field
+    if not isinstance(name, str):
+        raise InvalidInput(field, name, f"the name of {KINDS[kind].one}, or module:Class")
+    if ":" in name:
+        return _import_class(kind, name, field)
+    known = registered(kind)
+    by_plain_name = {plain_name(each): found for each, found in known.items()}
+    by_plain_name |= {plain_name(found.__name__): found for found in known.values()}
+    if plain_name(name) not in by_plain_name:
+        raise broken()[name] if name in broken() else unknown(field, name, known)
+    return by_plain_name[plain_name(name)]
+
+
+def build(kind: str, table: Any, field: str) -> Any:
+    """The object that a table `{name = …, option = …}` describes; nested tables are nested methods, schedules, ….
+
+    Raises:
+        InvalidInput: It names the option by its dotted key, such as `method.inner.step_size`.
+    """
+    options = _as_table(table, field)
+    if "name" not in options:
+        raise InvalidInput(f"{field}.name", None, f"the name of {KINDS[kind].one}: " + ", ".join(registered(kind)))
+    return construct(find(kind, options.pop("name"), f"{field}.name"), options, field)
+
+
+def table(given: Any) -> dict[str, Any]:
+    """The table that makes an object again: its name and all options that are not at their defaults.
+
+    Raises:
+        InvalidInput: An option is a Python object that no table can hold, such as a function.
+    """
+    if isinstance(given, Optimizer):
+        return {"name": given.name, **_write_options(given.options(), type(given).__name__)}
+    known = {each: name for kind in KINDS for name, each in registered(kind).items()}
+    cls = type(given)
+    name = given.name if isinstance(given, Schedule) else known.get(cls)
+    if name is None:
+        name = cls.__name__ if cls.__module__.startswith("hyperpush.") else f"{cls.__module__}:{cls.__qualname__}"
+    options = {}
+    for parameter in inspect.signature(cls).parameters.values():
+        if not hasattr(given, parameter.name):
+            raise InvalidInput(f"{cls.__name__}.{parameter.name}", given, "an option that the object keeps")
+        value = getattr(given, parameter.name)
+        if not _same(value, parameter.default):
+            options[parameter.name] = value
+    return {"name": name, **_write_options(options, cls.__name__)}
+
+
+def kind_of(given: object) -> str | None:
+    """The kind of a registered method or network; None if it is of none."""
+    return next((kind for kind in KINDS if type(given) in registered(kind).values()), None)
+
+
+def base_of(kind: str) -> type:
+    """The class that all of a kind are derived from."""
+    module, _, name = KINDS[kind].base.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _public_classes(module: types.ModuleType) -> Iterator[type]:
+    for name, each in vars(module).items():
+        if isinstance(each, type) and each.__module__ == module.__name__ and not name.startswith("_"):
+            yield each
+
+
+def _is_offered(each: type) -> bool:
+    """Whether it is a method with `info`, a network that a number of clients suffices to begin, or another thing."""
+    if inspect.isabstract(each):
+        return False
+    if issubclass(each, (base_of("engines"), base_of("hooks"))):
+        return each is not base_of("hooks")
+    network = base_of("networks")
+    if issubclass(each, network):
+        return isinstance(getattr(each, "name", None), str) and "clients" in inspect.signature(each).parameters
+    return isinstance(getattr(each, "info", None), MethodInfo) or issubclass(each, base_of("recipes"))
+
+
+def _name(each: type) -> str:
+    return each.name if issubclass(each, base_of("networks")) else each.__name__
+
+
+def _import_class(kind: str, name: str, field: str) -> type:
+    module, found = import_object(field, name, "Class")
+    base = base_of(kind)
+    if found is None:
+        fitting = [each.__name__ for each in _public_classes(module) if issubclass(each, base)]
+        none = [f"{KINDS[kind].one} in {module.__name__}, which has none"]
+        raise unknown(field, name.partition(":")[2], fitting or none)
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise InvalidInput(field, name, f"{KINDS[kind].one}: a subclass of {base.__name__}")
+    return found
+
+
+def _as_table(given: Any, field: str) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise InvalidInput(field, given, "a table with a name and options")
+    return dict(given)
+
+
+def construct(make: Callable[..., Any], options: dict[str, Any], field: str) -> Any:
+    """An object of a class, its options read by its annotations, its errors named by the dotted key."""
+    check_arguments(field, inspect.signature(make), (), options)
+    hints = _hints(make)
+    values = {name: _read(hints.get(name, Any), given, f"{field}.{name}") for name, given in options.items()}
+    try:
+        return make(**values)
+    except InvalidInput as error:
+        name = getattr(make, "label", None)
+        label = name() if name else getattr(make, "__name__", "")
+        option = error.field.removeprefix(f"{field}.").removeprefix(f"{label}.")
+        raise InvalidInput(f"{field}.{option}", error.given, error.allowed) from None
+
+
+def _hints(make: Any) -> dict[str, Any]:
+    """What each option asks for: by the class's fields, by its own `__init__`, or by the function."""
+    if not isinstance(make, type):
+        return inspect.get_annotations(make, eval_str=True)  # type hints would leave out what checks itself
+    by_field = get_type_hints(make) if dataclasses.is_dataclass(make) else {}
+    own = get_type_hints(make.__init__)
+    return by_field | {name: hint for name, hint in own.items() if hint is not Any}
+
+
+def _read(hint: Any, given: Any, field: str) -> Any:
+    """A value of a table as the option wants it."""
+    allowed = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if given == NONE and type(None) in allowed:
+        return None
+    if isinstance(given, list):
+        parts = next((get_args(each) for each in allowed if get_origin(each) is tuple), ())
+        inner = parts[0] if parts else Any
+        return tuple(_read(inner, each, f"{field}[{number}]") for number, each in enumerate(given))
+    if isinstance(given, Mapping):
+        return _read_table(allowed, given, field)
+    if isinstance(given, str) and ":" in given and any(_is_callable(each) for each in allowed):
+        return load_function(field, given)
+    return given
+
+
+def _is_callable(hint: Any) -> bool:
+    return get_origin(hint) is get_origin(Callable[..., Any])
+
+
+def _read_table(allowed: tuple[Any, ...], given: Mapping[str, Any], field: str) -> Any:
+    """A nested table: a method, a schedule, an optimizer, another module, or a mapping of these."""
+    options = _as_table(given, field)
+    mapping = next((each for each in allowed if get_origin(each) in (Mapping, dict)), None)
+    if "name" not in options and mapping is not None:
+        return {key: _read(get_args(mapping)[1], each, f"{field}.{key}") for key, each in options.items()}
+    classes = [each for each in allowed if isinstance(each, type) and issubclass(each, eqx.Module)]
+    if Optimizer in classes:
+        return _by_function(optimizer, options, field, "optimizer")
+    if any(_is_callable(each) for each in allowed) or any(issubclass(each, Schedule) for each in classes):
+        return _by_function(schedule, options, field, "schedule")
+    for kind in ("inner", "hypergradients", "algorithms"):
+        if any(issubclass(each, base_of(kind)) for each in classes):
+            return build(kind, options, field)
+    by_name = {plain_name(each.__name__): each for each in classes}
+    name = options.pop("name", classes[0].__name__ if len(classes) == 1 else "")
+    if plain_name(str(name)) not in by_name:
+        raise unknown(f"{field}.name", str(name), [each.__name__ for each in classes])
+    return construct(by_name[plain_name(name)], options, field)
+
+
+def _by_function(make: Callable[..., Any], options: dict[str, Any], field: str, label: str) -> Any:
+    """What `hp.schedule` or `hp.optimizer` makes of a table."""
+    if "name" not in options:
+        raise InvalidInput(f"{field}.name", None, f"the name of the {label}")
+    if make is optimizer and isinstance(options.get("learning_rate"), Mapping):
+        rate = _as_table(options["learning_rate"], f"{field}.learning_rate")
+        options["learning_rate"] = _by_function(schedule, rate, f"{field}.learning_rate", "schedule")
+    if make is optimizer and options["name"] == BY_NAME:
+        for name, part in options.items():
+            if isinstance(part, Mapping):
+                options[name] = _by_function(optimizer, dict(part), f"{field}.{name}", label)
+    try:
+        return make(**options)
+    except InvalidInput as error:
+        rest = error.field.removeprefix(label).removeprefix(f".{options['name']}") or ".name"
+        raise InvalidInput(f"{field}{rest}", error.given, error.allowed) from None
+
+
+def _write_options(options: Mapping[str, Any], label: str) -> dict[str, Any]:
+    return {name: _write(given, f"{label}.{name}") for name, given in options.items()}
+
+
+def _write(given: Any, field: str) -> Any:
+    if given is None:
+        return NONE
+    if isinstance(given, bool | int | float | str):
+        return given
+    if isinstance(given, eqx.Module):
+        return table(given)
+    if isinstance(given, Mapping):
+        return _write_options(given, field)
+    if type(given) in (tuple, list):
+        return [_write(each, field) for each in given]
+    raise InvalidInput(field, given, "what a table can hold: numbers, texts, hp.optimizer(…), hp.schedule(…), methods")
+
+
+def _same(given: Any, default: Any) -> bool:
+    if type(given) is not type(default) and not (isinstance(given, float) and isinstance(default, int)):
+        return False
+    return bool(given == default)

@@ -1,0 +1,1 @@
+"""TOML files and options: read, checked, run like a study, and written back."""

@@ -1,0 +1,33 @@
+"""Runs of studies and TOML files: from their options to a run folder, and on from an interrupted one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel
+from rich.console import Console
+
+from hyperpush.runs.checkpoints import Policy
+from hyperpush.runs.experiment import Experiment
+from hyperpush.runs.run import Finished, carry_on, start
+from hyperpush.spec.config import load_config, to_toml
+
+
+def execute(
+    experiment: Experiment,
+    config: BaseModel,
+    out: Path | None = None,
+    console: Console | None = None,
+    checkpoints: Policy | None = None,
+) -> Finished:
+    """Run an experiment into the folder `out`, by default a new one under `runs/`; returns its result and the run.
+
+    With `checkpoints`, `resume` can continue an interrupted run.
+    """
+    return start(experiment, config, to_toml(experiment.name, config), out, console, checkpoints)
+
+
+def resume(
+    folder: Path, known: Mapping[str, Experiment], console: Console | None = None, checkpoints: Policy | None = None
+) -> Finished:
+    """Continue an interrupted run; `folder` is where its result would be, or the hidden one beside it."""
+    return carry_on(folder, lambda file: load_config(str(file), [], known), console, checkpoints)

@@ -1,0 +1,84 @@
+"""Running a spec like a study: every owner's model, the history, and what it cost."""
+
+from typing import Any
+
+import numpy as np
+
+from hyperpush.influence.scores import Influence
+from hyperpush.runs.run import StudyRun
+from hyperpush.spec import objects as spec
+from hyperpush.spec.experiment import SpecConfig
+from hyperpush.verbs.hooks import Progress
+from hyperpush.verbs.results import History, Result
+from hyperpush.verbs.saving import save_result, summarize
+
+SHOWN = 10  # records in a table
+
+
+def run(config: SpecConfig, run: StudyRun) -> dict[str, Any]:
+    """Run the sentence, write every owner's model, and report what it cost."""
+    sentence = spec.read(config.sentence())
+    with run.progress(sentence.verb, 1) as bar:
+
+        def advance(loop: str, done: int, total: int) -> None:
+            bar.update(done / max(total, 1))
+
+        result = sentence.run(hooks=(Progress(advance),))
+    return report(result, sentence, run)
+
+
+def check(config: SpecConfig) -> None:
+    """Refuse a sentence that cannot be read; `hyperpush sweep` asks for every run before the first."""
+    spec.read(config.sentence())
+
+
+def report(result: Result, sentence: spec.Spec, run: StudyRun) -> dict[str, Any]:
+    """What a run folder and a terminal hold of a result."""
+    found = {"verb": sentence.verb, **summarize(result)}
+    rows = history_rows(getattr(result, "history", None))
+    for row in rows:
+        run.append("row", row)
+    if rows:
+        names = dict.fromkeys(name for row in rows for name in row)
+        found["history"] = {name: [row.get(name) for row in rows] for name in names}
+    save_result(run, result)
+    if isinstance(result, Influence):
+        found |= scores_of(result)
+        change, parties = "change of all validation losses if removed", found["clients"].items()
+        lines = [(each, row, score) for each, own in found["scores"].items() for row, score in enumerate(own)]
+        worst = sorted((line for line in lines if line[2] < 0), key=lambda line: line[2])[:SHOWN]
+        run.table("records that hurt most", ("client", "example", change), worst)
+        run.table("clients", ("client", change), sorted(parties, key=lambda line: line[1]))
+    last = rows[-1] if rows else {}
+    found["rows"] = [{"method": type(sentence.method).__name__, **last}]  # what a sweep chooses by and reports
+    if "cost" in last:
+        found["cost_before"], found["cost_after"] = rows[0].get("cost"), last["cost"]
+    shown = {**found["costs"], **{name: found[name] for name in ("cost_before", "cost_after") if name in found}}
+    shown.pop("accesses")
+    lines = [*((name.replace("_", " "), value) for name, value in shown.items()), ("status", str(result.status))]
+    run.table(repr(result).split(";")[0] + ")", ("quantity", "value"), lines)
+    return found
+
+
+def scores_of(result: Influence) -> dict[str, Any]:
+    """What files hold of scores, by name: of examples and of clients, and for single validation examples."""
+    names = result.task.names
+    scores = {owner: own.tolist() for owner, own in zip(result.names, result.examples, strict=True)}
+    found = {"scores": scores, "clients": dict(zip(result.names, result.clients.tolist(), strict=True))}
+    if not result.validation:
+        return found
+    places = [[names[client], number] for client, number in result.validation]
+    rows = {owner: own.tolist() for owner, own in zip(result.names, result.by_validation, strict=True)}
+    return {**found, "validation": places, "by_validation": rows}
+
+
+def history_rows(history: object) -> list[dict[str, float]]:
+    """The rows of a history, means over clients, without what is not finite."""
+    if not isinstance(history, History):
+        return []
+    rows = [
+        {name: float(column[row]) for name, column in history.columns().items() if np.isfinite(column[row])}
+        for row in range(len(history))
+    ]
+    counts = ("step", "rounds", "floats")
+    return [{name: int(value) if name in counts else value for name, value in row.items()} for row in rows]

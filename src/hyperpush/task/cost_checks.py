@@ -1,0 +1,153 @@
+"""What one client's costs use and return, found from shapes; what does not fit is refused by name."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
+from jaxtyping import PyTree
+
+from hyperpush.base.errors import InvalidInput
+from hyperpush.data.batches import BatchCost, Data, Ragged, capacity, everything
+from hyperpush.task.problem import Cost, JointCost, ModelLoss, Penalty, Problem
+
+
+class Uses(NamedTuple):
+    """What a cost depends on, and whether it returns one scalar for all examples."""
+
+    params: bool
+    leaves: tuple[bool, ...]  # of the hypers
+    scalar: bool
+
+    @property
+    def hyper(self) -> bool:
+        return any(self.leaves)
+
+
+def as_cost(field: str, given: Any) -> Any:
+    """A task's cost as it was given; a pair of functions as a `ModelLoss`."""
+    if isinstance(given, tuple):
+        if len(given) != 2 or not all(map(callable, given)):
+            raise InvalidInput(f"task.{field}", given, "a function, or a pair of functions (model, loss)")
+        return ModelLoss(*given)
+    if isinstance(given, JointCost):
+        if field == "inner":
+            raise InvalidInput("task.inner", type(given).__name__, "one client's cost: only outer can be a joint one")
+        return given
+    return check_function(field, given, optional=False)
+
+
+def check_function(field: str, given: Any, optional: bool = True) -> Any:
+    """A task's cost or penalty; refuses what is no function."""
+    if (given is None and optional) or (callable(given) and not isinstance(given, type)):
+        return given
+    wanted = "(params, hyper)" if "penalty" in field else "(params, hyper, batch)"
+    raise InvalidInput(f"task.{field}", given, f"a function of {wanted}")
+
+
+def check_cost(
+    field: str, problem: Problem, cost: Cost, params: PyTree, hyper: PyTree, examples: PyTree, metric: bool = False
+) -> Uses:
+    """What a cost uses and returns, from shapes; refuses one that fails or returns something else.
+
+    A metric may return whole numbers and truth values, too.
+    """
+
+    def value(params: PyTree, hyper: PyTree, data: PyTree) -> Any:
+        return problem._losses(cost, params, hyper, everything(data))
+
+    shape, (uses_params, uses_hyper) = _trace(field, value, (params, hyper, examples), "(params, hyper, batch)")
+    leaves = jax.tree.leaves(shape)
+    if isinstance(shape, tuple | list | dict) or len(leaves) != 1:
+        kind = "(loss, aux)" if isinstance(shape, tuple) and len(shape) == 2 else f"a {type(shape).__name__}"
+        raise InvalidInput(
+            field, f"a cost that returns {kind}", "one loss per example, or one scalar, and nothing else"
+        )
+    found, size = leaves[0], capacity(examples)
+    if not metric and not jnp.issubdtype(found.dtype, jnp.floating):
+        raise InvalidInput(field, f"a cost that returns numbers of type {found.dtype}", "real floating-point numbers")
+    if found.shape not in ((), (size,)):
+        allowed = f"one loss per example, ({size},), or one scalar"
+        raise InvalidInput(field, f"a cost that returns shape {found.shape} for {size} examples", allowed)
+    if found.shape == () and isinstance(examples, Ragged) and not isinstance(cost, BatchCost):
+        allowed = (
+            "one loss per example, as clients own different numbers; or hp.Batch.cost(function), which gets a mask"
+        )
+        raise InvalidInput(field, "a cost that returns one scalar", allowed)
+    return Uses(uses_params, uses_hyper, found.shape == ())
+
+
+def find_hypers(problem: Problem, params: PyTree, hyper: PyTree, data: Data) -> tuple[str, ...]:
+    """Which costs and penalties contain the hypers, from one client's shapes.
+
+    Raises:
+        InvalidInput: One of them does not fit the params, the hypers, the data, or a private task.
+    """
+    found = []
+    if isinstance(problem.outer, JointCost):
+        shown = _uses_hyper("task.outer.represent", problem, problem.outer.represent, params, hyper, dimensions=1)
+        found += ["outer"] * shown
+    for name, cost, examples in _costs(problem, data):
+        uses = check_cost(f"task.{name}", problem, cost, params, hyper, examples)
+        _check_uses(name, problem, uses)
+        found += [name] * uses.hyper
+    for name, penalty in (("penalty", problem.penalty), ("outer_penalty", problem.outer_penalty)):
+        if penalty is not None and _uses_hyper(f"task.{name}", problem, penalty, params, hyper, dimensions=0):
+            found.append(name)
+    return tuple(found)
+
+
+def _costs(problem: Problem, data: Data) -> Iterator[tuple[str, Cost, PyTree]]:
+    """Each client's own costs: name, function and examples."""
+    yield "inner", problem.inner, data.train
+    if not isinstance(problem.outer, JointCost):
+        yield "outer", problem.outer, data.outer
+    elif problem.outer.own is not None:
+        yield "outer.own", problem.outer.own, data.outer
+
+
+def _check_uses(name: str, problem: Problem, uses: Uses) -> None:
+    """Refuse a cost that ignores its params, is one scalar on a private task, or uses other examples' hypers."""
+    if not uses.params and (name == "inner" or not uses.hyper):
+        allowed = "a function that depends on its first argument, the params"
+        raise InvalidInput(f"task.{name}", "a cost that ignores its params", allowed)
+    if problem.private and uses.scalar:
+        allowed = "one loss per example: each example's part is clipped on a private task"
+        raise InvalidInput(f"task.{name}", "a cost that returns one scalar", allowed)
+    by_example = any(used and rows for used, rows in zip(uses.leaves, problem.by_example, strict=True))
+    if name == "outer" and problem.outer_on != "train" and by_example:
+        allowed = "a cost without them: they belong to the training examples, one to each"
+        raise InvalidInput("task.outer", "a cost that uses hypers made by hp.per_example", allowed)
+
+
+def _uses_hyper(
+    field: str, problem: Problem, function: Penalty, params: PyTree, hyper: PyTree, dimensions: Literal[0, 1]
+) -> bool:
+    """Whether a function of (params, hyper) uses its hyper; refuses one that fails or is no scalar, or no vector."""
+
+    def value(params: PyTree, hyper: PyTree) -> Any:
+        return function(problem.whole(params), hyper)
+
+    shape, uses = _trace(field, value, (params, hyper), "(params, hyper)")
+    leaves = jax.tree.leaves(shape)
+    if len(leaves) != 1 or leaves[0].ndim != dimensions or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+        raise InvalidInput(field, f"a function that returns {shape}", f"one real {('scalar', 'vector')[dimensions]}")
+    return any(uses[1])
+
+
+def _trace(
+    field: str, function: Callable[..., Any], shapes: tuple[PyTree, ...], takes: str
+) -> tuple[Any, tuple[bool, tuple[bool, ...]]]:
+    try:
+        jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*shapes)
+    except InvalidInput:
+        raise
+    except Exception as error:  # the function is the user's: whatever it raises, say which one and what
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        allowed = f"a function of {takes} for one client, without the client axis"
+        raise InvalidInput(field, f"a function that fails with {said}", allowed) from error
+    _, used = dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
+    sizes = np.cumsum([len(jax.tree.leaves(part)) for part in shapes])
+    return shape, (any(used[: sizes[0]]), tuple(used[sizes[0] : sizes[1]]))

@@ -1,0 +1,228 @@
+"""One client's inner and outer cost as a method sees them: costs, gradients and products."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from hyperpush.base.checks import check_nonnegative
+from hyperpush.base.errors import InvalidInput
+from hyperpush.data.batches import Batch, BatchCost, open_batch
+from hyperpush.programs import Node
+from hyperpush.programs.counting import mark
+
+Cost = Callable[[PyTree, PyTree, PyTree], Float[Array, "..."]]  # (params, hyper, batch) -> losses, or one scalar
+Penalty = Callable[[PyTree, PyTree], Float[Array, ""]]  # (params, hyper) -> a scalar
+Bounds = tuple[Any, Any]  # numbers, which may be traced
+
+
+class ModelLoss(eqx.Module):
+    """A cost in two parts: `loss(model(params, hyper, batch), batch)`. Gauss–Newton products need the parts."""
+
+    model: Callable[[PyTree, PyTree, PyTree], PyTree]
+    loss: Callable[[PyTree, PyTree], Float[Array, "..."]]
+
+    def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, "..."]:
+        return self.loss(self.model(params, hyper, batch), batch)
+
+
+class JointCost(eqx.Module):
+    """An outer cost of all clients together, such as one of the graph that they sit on.
+
+    What clients send of themselves is `represent(params, hyper)`, one vector each. `own`, if there is one, is an outer
+    cost of each client's own, whose mean over clients is added.
+    """
+
+    represent: Callable[[PyTree, PyTree], Float[Array, " d"]] = eqx.field(kw_only=True)
+    own: Cost | None = eqx.field(kw_only=True, default=None)
+
+    def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
+        """No client can compute it alone."""
+        raise InvalidInput("task.outer", f"{type(self).__name__}, a cost of all clients", "a cost of each client's own")
+
+
+class L2(eqx.Module):
+    """The penalty ½·rate·‖params‖², beside another one if there is one."""
+
+    rate: Any
+    beside: Penalty | None = None
+
+    def __call__(self, params: PyTree, hyper: PyTree) -> Float[Array, ""]:
+        numbers = eqx.filter(params, eqx.is_inexact_array)  # a module has other leaves, too
+        own = 0.5 * self.rate * jnp.asarray(optax.tree.norm(numbers, squared=True))
+        return own if self.beside is None else own + self.beside(params, hyper)
+
+
+class Problem(eqx.Module):
+    """min over every client's hyper λ_i of Σ_s F_s(x*, λ_s), where x* = argmin_x Σ_k f_k(x, λ_k).
+
+    f is the mean of the `inner` losses plus the `penalty`, F the mean of the `outer` losses plus the `outer_penalty`.
+    Methods reach data through the gradients and products below, and through nothing else. `private` says whether these
+    are clipped and get noise.
+
+    Args:
+        inner: One client's inner cost of (params, hyper, batch): one loss per example, or a scalar.
+        outer: The same for the outer level.
+        penalty: Added to f: a scalar of (params, hyper).
+        outer_penalty: Added to F.
+        fixed: What of the params is no array of numbers; the user's functions get it back.
+        by_example: Which leaves of the hypers have one number for each training example.
+        outer_on: The data set that the outer level fits, for counting accesses.
+        reads: A digest of the costs' code and of what they read. It tells compiled code of changed globals apart.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> problem = hp.tasks.quadratic(3, seed=0).problem  # a task's `problem` is what a method gets
+        >>> square = hp.extend.Problem(lambda x, h, a: h * (x - a) ** 2, lambda x, h, a: (x - a) ** 2)
+        >>> float(square.inner_gradient(jnp.array(3.0), jnp.array(0.5), jnp.array([1.0])))  # 2h(x − a)
+        2.0
+    """
+
+    private: ClassVar[bool] = False
+
+    inner: Cost
+    outer: Cost
+    penalty: Penalty | None = None
+    outer_penalty: Penalty | None = None
+    fixed: PyTree = None  # what of the params is no array of numbers, such as a model's activation functions
+    by_example: tuple[bool, ...] = eqx.field(static=True, default=())  # leaves of the hypers with a row per example
+    outer_on: str = eqx.field(static=True, default="validation")
+    reads: str = eqx.field(static=True, default="")  # a digest of the globals and closures that the costs read
+
+    # ------------------------------------------------------------------ costs
+
+    def inner_cost(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
+        """f."""
+        return self._cost(self.inner, self.penalty, params, hyper, batch)
+
+    def outer_cost(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
+        """F."""
+        return self._cost(self.outer, self.outer_penalty, params, hyper, batch)
+
+    def measure(self, metric: Cost, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
+        """A metric's mean over the examples of a batch."""
+        return self._cost(metric, None, params, hyper, batch)
+
+    def watch(
+        self, metric: Cost, params: PyTree, hyper: PyTree, batch: PyTree, on: str, bounds: Bounds | None = None
+    ) -> Float[Array, ""]:
+        """A metric's mean over the examples of a batch of the data set `on`, each within `bounds`, to choose by."""
+        return mark("metrics", self._cost(metric, None, params, hyper, batch, bounds), on)
+
+    def _losses(self, cost: Cost, params: PyTree, hyper: PyTree, batch: PyTree) -> Any:
+        # Whatever the function returns: it is a user's, and checked elsewhere.
+        examples, mask, _ = open_batch(batch)
+        if isinstance(cost, BatchCost):
+            size = jax.tree.leaves(examples)[0].shape[0]
+            examples = Batch(examples, jnp.ones(size) if mask is None else mask)
+        return cost(self.whole(params), self._hyper_of(hyper, batch), examples)
+
+    def _hyper_of(self, hyper: PyTree, batch: PyTree) -> PyTree:
+        """The hypers that a cost of a batch gets: of those by example, the ones of the batch's examples."""
+        number = open_batch(batch)[2]
+        if number is None or not any(self.by_example):
+            return hyper
+        leaves, structure = jax.tree.flatten(hyper)
+        # The barrier keeps XLA from moving the look-up into every use of it.
+        picked = [
+            jax.lax.optimization_barrier(leaf[number]) if by_example else leaf
+            for leaf, by_example in zip(leaves, self.by_example, strict=True)
+        ]
+        return structure.unflatten(picked)
+
+    def _cost(
+        self,
+        cost: Cost,
+        penalty: Penalty | None,
+        params: PyTree,
+        hyper: PyTree,
+        batch: PyTree,
+        bounds: Bounds | None = None,
+    ) -> Float[Array, ""]:
+        losses = self._losses(cost, params, hyper, batch)
+        values = _mean(losses if bounds is None else jnp.clip(losses, *bounds), batch)
+        if not jnp.issubdtype(values.dtype, jnp.floating):  # a metric may count
+            values = values.astype(jnp.zeros(()).dtype)
+        return values if penalty is None else values + penalty(self.whole(params), hyper)
+
+    def whole(self, params: PyTree) -> PyTree:
+        """Params as the user's functions take them."""
+        return params if self.fixed is None else eqx.combine(params, self.fixed)
+
+    def protect(self, program: Node) -> Node:
+        """A program of this problem as engines run it: itself; with noise where the problem is private."""
+        return program
+
+    # -------------------------------------------------- gradients and products
+
+    def inner_gradient(self, params: PyTree, hyper: PyTree, batch: PyTree) -> PyTree:
+        """∂_x f."""
+        gradient = jax.grad(self.inner_cost)(params, hyper, batch)
+        return mark("gradients", gradient, "train", derivative="hessian_products")
+
+    def outer_gradients(self, params: PyTree, hyper: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """(∂_x F, ∂_λ F)."""
+        return mark("gradients", jax.grad(self.outer_cost, argnums=(0, 1))(params, hyper, batch), self.outer_on)
+
+    def products(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
+        """(∂²_xx f · vector, ∂²_λx f · vector) in one forward-over-reverse pass."""
+        along_x, along_hyper = self._product((0, 1), params, hyper, batch, vector)
+        return mark("hessian_products", along_x, "train"), mark("jacobian_products", along_hyper, "train")
+
+    def hessian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+        """∂²_xx f · vector."""
+        return mark("hessian_products", self._product(0, params, hyper, batch, vector), "train")
+
+    def jacobian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+        """∂²_λx f · vector."""
+        return mark("jacobian_products", self._product(1, params, hyper, batch, vector), "train")
+
+    def bounding_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
+        """∂²_xx f · vector, or a product with a matrix that bounds ∂²_xx f, where data must not be used."""
+        return self.hessian_product(params, hyper, batch, vector)
+
+    def gauss_newton(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Callable[[PyTree], PyTree]:
+        """v ↦ R'ᵀ ℓ'' R' v for a cost given as (model, loss), linearized once for many v; penalties keep their Hessian.
+
+        It is the Hessian without the model's own curvature, so a loss that is convex in the model's output gives no
+        negative eigenvalue.
+        """
+        if not isinstance(self.inner, ModelLoss):
+            raise InvalidInput("task.inner", "a cost in one part", "(model, loss): Gauss–Newton needs both parts")
+        model, loss, penalty = self.inner.model, self.inner.loss, self.penalty
+        examples, own = open_batch(batch)[0], self._hyper_of(hyper, batch)
+        outputs, push = jax.linearize(lambda x: model(self.whole(x), own, examples), params)
+        pull = jax.linear_transpose(push, params)
+        slope = jax.grad(lambda outputs: _mean(loss(outputs, examples), batch))
+
+        def product(vector: PyTree) -> PyTree:
+            total = pull(jax.jvp(slope, (outputs,), (push(vector),))[1])[0]
+            if penalty is not None:
+                along = jax.grad(lambda x, penalty=penalty: penalty(self.whole(x), hyper))
+                total = jax.tree.map(jnp.add, total, jax.jvp(along, (params,), (vector,))[1])
+            return mark("hessian_products", total, "train")
+
+        return product
+
+    def with_l2(self, rate: float) -> "Problem":
+        """The same problem with ½·rate·‖params‖² added to every inner cost."""
+        return replace(self, penalty=L2(check_nonnegative("l2", rate), self.penalty))
+
+    def _product(
+        self, by: int | tuple[int, int], params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree
+    ) -> PyTree:
+        gradients = jax.grad(self.inner_cost, argnums=by)
+        return jax.jvp(lambda x: gradients(x, hyper, batch), (params,), (vector,))[1]
+
+
+def _mean(values: Float[Array, "..."], batch: PyTree) -> Float[Array, ""]:
+    """The mean of losses over the real examples of a batch; a scalar as it is."""
+    if not jnp.ndim(values):
+        return jnp.asarray(values)
+    return batch.mean(values) if isinstance(batch, Batch) else jnp.mean(values)

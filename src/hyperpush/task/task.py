@@ -1,0 +1,421 @@
+"""A task: what one client's costs are, where everybody starts, and all clients' data."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from hyperpush.base import processes
+from hyperpush.base.checks import check_arguments, check_boolean, no_type_check
+from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.fingerprint import fingerprint
+from hyperpush.data import sets
+from hyperpush.data.batches import Data, number_examples
+from hyperpush.networks.link_estimates import LinkEstimates
+from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
+from hyperpush.programs import one_client
+from hyperpush.task.cost_checks import as_cost, check_cost, check_function, find_hypers
+from hyperpush.task.private_problem import Noise, PrivateProblem
+from hyperpush.task.problem import Cost, JointCost, Penalty, Problem
+from hyperpush.task.starts import PerClient, PerExample, is_per_example, split_start, tree_of
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a run leaves for the next one on the same network: links seen, network time, and how params were trained."""
+
+    network: Any
+    links: LinkEstimates | None
+    step: int
+    iteration: Mapping[str, Any] = field(default_factory=dict)  # an inner solver's; empty: nothing was trained
+
+
+class Task:
+    """One client's costs and start, and all clients' data: what every verb works on.
+
+    Everybody lowers the mean over clients of F_i(x*(λ), λ_i), where x*(λ) minimizes the mean of f_i(x, λ_i). f_i is
+    the mean of client i's `inner` losses on `train` plus `penalty`; F_i is the mean of its `outer` losses on what
+    `outer_on` names plus `outer_penalty`.
+
+    Args:
+        inner: One client's training cost, `inner(params, hyper, batch)`: one loss per example (the library takes the
+            mean and leaves padding out) or one scalar. A pair `(model, loss)` means
+            `loss(model(params, hyper, batch), batch)`, for methods that use Gauss–Newton products.
+        outer: One client's outer cost, in the same form. A joint cost of all clients such as `hp.big_fed.Cosine` is
+            taken by methods that can differentiate it.
+        params: One client's params to start from: any pytree of floating-point arrays, or an Equinox module.
+            `hp.per_client(tree)` where clients start apart.
+        hypers: One client's hypers to start from; `hp.per_client` and `hp.per_example` as above.
+        train: Examples of the inner cost: a pytree of arrays with clients on axis 0 and examples on axis 1, a list
+            with one pytree per client (of any sizes), or `hp.tasks.clients(load, n)`.
+        validation: Examples that the outer level fits, in the same form.
+        penalty: `penalty(params, hyper)`, added to the inner cost once, after the mean; it belongs to no example.
+        outer_penalty: The same for the outer cost.
+        holdout: Examples that neither level fits, for `hp.EarlyStopping` and `hp.tune`.
+        test: Examples for reported scores; nothing may be chosen on them.
+        data: Further data sets by name.
+        outer_on: The data set that the outer level fits, `"validation"` if left out.
+        common: Whether all clients are to agree on one hyper.
+        names: The clients' names in results, files and figures; their numbers if left out.
+
+    Raises:
+        InvalidInput: Something does not fit; the message names it and what would be right.
+
+    Example:
+        Three clients share one number x; each tunes the rate of its own penalty.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> def loss(x, log_rate, batch):  # one loss per example
+        ...     return (x - batch) ** 2
+        >>> def penalty(x, log_rate):
+        ...     return jnp.exp(log_rate) * x**2
+        >>> train, validation = jnp.ones((3, 8)), jnp.zeros((3, 5))  # clients on axis 0
+        >>> hp.Task(inner=loss, penalty=penalty, outer=loss, params=0.0, hypers=0.0, train=train, validation=validation)
+        Task(3 clients, 1 params each; train 8, validation 5 examples; the outer level fits 'validation')
+    """
+
+    def __new__(cls, *args: Any, **options: Any):
+        # Before __init__, whose own error for a misspelled option would be Python's.
+        signature = inspect.signature(cls.__init__)
+        own = signature.replace(parameters=[each for name, each in signature.parameters.items() if name != "self"])
+        if args or options:  # copies are made without any
+            check_arguments("Task", own, args, options)
+        return super().__new__(cls)
+
+    @no_type_check
+    def __init__(
+        self,
+        *,
+        inner: Cost | tuple[Callable[..., Any], Callable[..., Any]],
+        outer: Any,
+        params: PyTree,
+        hypers: PyTree,
+        train: PyTree,
+        validation: PyTree = None,
+        penalty: Penalty | None = None,
+        outer_penalty: Penalty | None = None,
+        holdout: PyTree = None,
+        test: PyTree = None,
+        data: Mapping[str, PyTree] | None = None,
+        outer_on: str | None = None,
+        common: bool = False,
+        names: Sequence[str] | None = None,
+    ):
+        given = {"train": train, "validation": validation, "holdout": holdout, "test": test}
+        self._sets = sets.collect(given, data)
+        if isinstance(outer, JointCost) and outer.own is None and validation is None and outer_on is None:
+            outer_on = "train"  # its outer level looks at no examples
+        self.outer_on = sets.outer_set(outer_on, self._sets)
+        self.inner, self.outer = as_cost("inner", inner), as_cost("outer", outer)
+        self.penalty, self.outer_penalty = (
+            check_function("penalty", penalty),
+            check_function("outer_penalty", outer_penalty),
+        )
+        self.common = check_boolean("common", common)
+        self.clients = sets.count_clients(self._sets)
+        if self.clients < 1:
+            raise InvalidInput("train", "data of no client", "examples of at least one client, on axis 0")
+        self.names = _check_names(names, self.clients)
+        self.several = False  # whether it belongs to a result of several seeds, which leads to no one point
+        self.owner: int | None = None  # whose task it is; None: all clients'
+        self.point: Point | None = None
+        self.privacy: Noise | None = None
+        self.spent: Any = None  # of a private task: the `Budget` of the runs that led to its point
+        self._params, self.fixed = split_start("params", params)
+        self._hypers, other = split_start("hypers", hypers)
+        if other is not None:
+            raise InvalidInput("hypers", f"{other} among the numbers", "a pytree of floating-point numbers")
+        # Which leaves of the hypers hold one number per training example.
+        leaves = jax.tree.leaves(tree_of(self._hypers), is_leaf=is_per_example)
+        self.by_example = tuple(isinstance(leaf, PerExample) for leaf in leaves)
+        self._made = True  # from here on nothing changes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_made" in vars(self):
+            allowed = "a new task: tasks do not change; task.at(…) starts elsewhere, task.replace(…) has other costs"
+            raise InvalidInput(f"task.{name}", value, allowed)
+        super().__setattr__(name, value)
+
+    # ------------------------------------------------------------------ data
+
+    @cached_property
+    def data(self) -> Data:
+        """All data sets; those of one party have no client axis."""
+        with jax.ensure_compile_time_eval():  # it is kept, and may be first asked for inside jax.jit
+            found = {name: each.of(self.owner) for name, each in self._sets.items()}
+            for name, tree in found.items():
+                sets.check_examples(name, tree, self.clients if self.owner is None else None)
+            if any(self.by_example):
+                found["train"] = number_examples(found["train"], one=self.owner is not None)
+            return Data(found, self.outer_on)
+
+    @property
+    def train(self) -> PyTree:
+        """The training examples."""
+        return self.data.train
+
+    @property
+    def most_examples(self) -> int | None:
+        """The training examples of the client that has most; None where parties know only their own."""
+        return self._sets["train"].most
+
+    @property
+    def validation(self) -> PyTree:
+        """The examples that the outer level fits."""
+        return self.data.outer
+
+    # ---------------------------------------------------------------- starts
+
+    @cached_property
+    def params(self) -> PyTree:
+        """All clients' params to start from, on axis 0; one party's own have no client axis."""
+        with jax.ensure_compile_time_eval():
+            return self._spread("params", self._params)
+
+    @cached_property
+    def hypers(self) -> PyTree:
+        """All clients' hypers to start from, on axis 0; one party's own have no client axis."""
+        with jax.ensure_compile_time_eval():
+            return self._spread("hypers", self._hypers)
+
+    def _spread(self, field: str, start: Any) -> PyTree:
+        if isinstance(start, PerClient):
+            sets.check_clients(field, start.tree, self.clients)
+            tree = jax.tree.map(jnp.asarray, start.tree)
+            tree = tree if self.owner is None else jax.tree.map(lambda leaf: leaf[self.owner], tree)
+            return self._clear_padding(field, tree)
+
+        def fill(leaf: Any) -> Any:
+            if not isinstance(leaf, PerExample):
+                return leaf
+            if leaf.counts is not None and self.owner is None:
+                self._check_counts(leaf.counts)
+            return jnp.full(sets.rows(self.data.train, self.owner is not None), leaf.start, jnp.zeros(()).dtype)
+
+        tree = jax.tree.map(fill, start, is_leaf=is_per_example)
+        if self.owner is None and processes.count() > 1 and self.clients % jax.device_count() == 0:
+            tree = processes.stack(lambda client: tree, self.clients)
+        elif self.owner is None:
+            tree = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], self.clients, axis=0), tree)
+        return self._clear_padding(field, tree)
+
+    def _clear_padding(self, field: str, tree: PyTree) -> PyTree:
+        has_rows = field == "hypers" and any(self.by_example)
+        return sets.clear_padding(tree, self.by_example, self.data.train) if has_rows else tree
+
+    def _check_counts(self, counts: tuple[int, ...]) -> None:
+        """Refuse hypers by example that were made for other training examples, naming the first client that differs."""
+        if self.common and len(set(counts)) > 1:
+            given = f"one for each example of clients with {min(counts)} to {max(counts)} of them, and common=True"
+            raise InvalidInput("hypers", given, "common=False: clients cannot agree on different numbers of hypers")
+        if len(counts) != self.clients:
+            allowed = f"hp.per_example of the task's own training examples, of {self.clients} clients"
+            raise InvalidInput("hypers", f"one for each example of {len(counts)} clients", allowed)
+        own = sets.example_counts(self.data.train)
+        if len(own) != self.clients:  # several processes: nobody sees all counts
+            return
+        for name, given, count in zip(self.names, counts, own, strict=True):
+            if given != count:
+                allowed = f"hp.per_example of the task's own training examples: client {name!r} has {count}"
+                raise InvalidInput("hypers", f"one for each of {given} examples of client {name!r}", allowed)
+
+    @property
+    def joint(self) -> bool:
+        """Whether the outer cost is one of all clients together."""
+        return isinstance(self.outer, JointCost)
+
+    @property
+    def problem(self) -> Problem:
+        """The costs as a method sees them."""
+        costs = (self.inner, self.outer, self.penalty, self.outer_penalty)
+        reads = fingerprint(costs, quick=True)
+        plain = Problem(*costs, self.fixed, self.by_example, self.outer_on, reads)
+        if self.privacy is None:
+            return plain
+        return PrivateProblem.of(plain, self.privacy, 0 if self.spent is None else sum(self.spent.releases.values()))
+
+    # ------------------------------------------------------- tasks made of it
+
+    def replace(self, **changes: Any) -> "Task":
+        """The same task with other attributes; what was computed from the old ones is computed anew.
+
+        Data sets and starts are not among them: make a new task, or use `at`.
+        """
+        for name in changes:
+            if name in _COMPUTED or name not in vars(self):
+                known = [key for key in vars(self) if not key.startswith("_") and key not in _COMPUTED]
+                raise unknown("Task.replace", name, known)
+        new = object.__new__(Task)
+        kept = {key: value for key, value in vars(self).items() if key not in _COMPUTED}
+        vars(new).update(kept | changes)
+        return new
+
+    def at(self, params: PyTree = None, hypers: PyTree = None, point: Point | None = None) -> "Task":
+        """The same task from another start: params and hypers as results hold them, clients on axis 0."""
+        changes: dict[str, Any] = {"point": point}
+        for name, tree in (("_params", params), ("_hypers", hypers)):
+            if tree is not None:
+                arrays = eqx.filter(tree, eqx.is_array)
+                changes[name] = PerClient(arrays) if self.owner is None else arrays
+        return self.replace(**changes)
+
+    def with_l2(self, rate: float) -> "Task":
+        """The same task with ½·rate·‖params‖² added to every inner cost."""
+        return self.replace(penalty=self.problem.with_l2(rate).penalty)
+
+    @no_type_check
+    def private(
+        self,
+        *,
+        clip: float,
+        noise: Mechanism,
+        curvature: float | None = None,
+        coupling: float | None = None,
+        hypers: Literal["shared", "per example"] = "shared",
+    ) -> "Task":
+        """The same task with local differential privacy: whatever a method learns of data is clipped and gets noise.
+
+        Every gradient and product that a method takes of data is a *release*: the mean of N examples' parts of norm at
+        most C, which one of them changes by at most Δ = 2C/N (ℓ1, for Laplace noise: √dim·2C/N), plus noise of scale
+        `noise`·Δ. It costs 1/`noise`, whatever C, N and the dimension. Clients continue from what they released, so
+        that all that follows is free. A method that lets data out in another way is refused with file and line.
+        Penalties are no example's: they are neither clipped nor noisy. `hp.budget(task, method)` says what a
+        run costs, `hp.within_budget(epsilon, delta, task, method)` finds the noise for an ε.
+
+        Costs must return one loss per example. How many examples a client owns is public. Its ε holds for ideal
+        real-valued noise: see `hp.privacy.ASSUMPTION`.
+
+        Args:
+            clip: C of gradients, above 0; ∂_x F and ∂_λ F count as one vector. Noise grows with it, bias shrinks; the
+                median norm of an example's gradient is a common choice.
+            noise: `hp.privacy.Gaussian(scale)` or `hp.privacy.Laplace(scale)`, in units of Δ. Larger scales cost less
+                privacy. A schedule counts the releases of a step within the loop around it, from 0.
+            curvature: C/‖v‖ of products ∂²_xx f v, above 0. Everybody can know v, which is made of earlier releases.
+                None is for methods without products, such as inner solvers.
+            coupling: C/‖v‖ of products ∂²_λx f v, above 0. None is for methods without them, and for
+                `hypers="per example"`.
+            hypers: `"shared"`: everybody may know the hypers, which are made of releases. `"per example"`: products
+                ∂²_λx f v are clean, and cost nothing. That is for hypers of `hp.per_example` that are never sent, and
+                that the outer optimizer moves each by itself.
+
+        Raises:
+            InvalidInput: An option is out of range, or does not fit the task.
+        """
+        if self.privacy is not None:
+            raise InvalidInput("task.private", "a private task", "a task that is not private yet")
+        if self.point is not None:
+            allowed = "a task before training, or one with a start that no data led to: training had no noise"
+            raise InvalidInput("task.private", "a trained task", allowed)
+        if not isinstance(noise, Laplace | Gaussian):
+            raise InvalidInput("task.private.noise", noise, "hp.privacy.Gaussian(…) or hp.privacy.Laplace(…)")
+        made = Noise(noise, clip, curvature, coupling, hypers)
+        if made.hypers == "per example" and not all(self.by_example):
+            paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(self.hypers)]
+            shared = [path for path, rows in zip(paths, self.by_example, strict=True) if not rows and path]
+            others = f"; {', '.join(shared)} are not" if shared else ""
+            allowed = f"'shared'; 'per example' is for hypers that are all of hp.per_example(train){others}"
+            raise InvalidInput("task.private.hypers", hypers, allowed)
+        if made.hypers == "per example" and self.common:
+            allowed = "'shared' for a task with common=True, whose hypers are sent"
+            raise InvalidInput("task.private.hypers", hypers, allowed)
+        return self.replace(privacy=made)
+
+    def client(self, name: str | int) -> int:
+        """The number of the client that is called so."""
+        if isinstance(name, int | np.integer) and not isinstance(name, bool) and 0 <= name < self.clients:
+            return int(name)
+        if str(name) not in self.names:
+            raise unknown("client", str(name), self.names)
+        return self.names.index(str(name))
+
+    def for_client(self, name: str | int, data: Mapping[str, PyTree] | None = None) -> "Task":
+        """One party's task: the same costs, its own start, and its own data only.
+
+        Args:
+            name: Whose it is, by name or number.
+            data: Its examples by data set, without a client axis; those of the task if left out.
+        """
+        changes: dict[str, Any] = {"owner": self.client(name)}
+        if data is not None:
+            missing = sorted({"train", self.outer_on} - set(data))
+            if missing:
+                raise InvalidInput("data", sorted(data), f"data sets with {' and '.join(missing)} among them")
+            changes["_sets"] = {key: sets.OwnSet(key, tree) for key, tree in data.items()}
+        return self.replace(**changes)
+
+    # ----------------------------------------------------------------- checks
+
+    @cached_property
+    def uses_hypers(self) -> tuple[str, ...]:
+        """Which of the costs and penalties contain the hypers; refuses what does not fit, naming it."""
+        try:
+            return self._uses()
+        except InvalidInput as error:
+            starts = {"params": self.params, "hypers": self.hypers}
+            hint = "" if self.owner is not None else _axis_hint(starts, self.clients)
+            if not hint or not error.field.startswith("task."):
+                raise
+            raise InvalidInput(error.field, error.given, error.allowed + hint) from error
+
+    def _uses(self) -> tuple[str, ...]:
+        one = self.owner is not None
+        for name, tree in (("params", self.params), ("hypers", self.hypers), *self.data.sets.items()):
+            sets.check_numbers(name, tree, floating=name in ("params", "hypers"), one=one)
+        params, hypers, data = (client_shapes(self, tree) for tree in (self.params, self.hypers, self.data))
+        return find_hypers(self.problem, params, hypers, data)
+
+    def check_metric(self, field: str, metric: Cost, on: str) -> None:
+        """Refuse a metric that does not work on a data set."""
+        if on not in self.data.sets:
+            raise unknown(field, on, self.data.sets)
+        shapes = [client_shapes(self, tree) for tree in (self.params, self.hypers, self.data.sets[on])]
+        check_cost(field, self.problem, metric, *shapes, metric=True)
+
+    def check(self) -> None:
+        """Refuse costs, starts and data that do not fit each other, naming the one at fault."""
+        _ = self.uses_hypers
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(
+            f"{name} {sets.describe(tree, self.owner is not None)}" for name, tree in self.data.sets.items()
+        )
+        who = f"{self.clients} clients" if self.owner is None else f"client {self.names[self.owner]!r}"
+        numbers = sum(leaf.size for leaf in jax.tree.leaves(self.params)) // (self.clients if self.owner is None else 1)
+        return f"Task({who}, {numbers:,} params each; {sizes} examples; the outer level fits {self.outer_on!r})"
+
+
+_COMPUTED = ("data", "params", "hypers", "uses_hypers")
+
+
+def _axis_hint(starts: Mapping[str, PyTree], clients: int) -> str:
+    """What to do if a start was given for all clients: it then is as long as there are clients, for each of them."""
+    for name, tree in starts.items():
+        if any(leaf.shape[1:2] == (clients,) for leaf in jax.tree.leaves(tree)):
+            return f"; if {name} was given with the {clients} clients on axis 0, write {name}=hp.per_client(…)"
+    return ""
+
+
+# ----------------------------------------------------------------------- names and costs
+
+
+def _check_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
+    if names is None:
+        return tuple(map(str, range(clients)))
+    listed = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else ()
+    texts = all(isinstance(name, str) and name for name in listed)
+    if not texts or not len(listed) == len(set(listed)) == clients:
+        raise InvalidInput("names", names, f"a list of {clients} different texts")
+    return listed
+
+
+def client_shapes(task: Task, tree: PyTree) -> PyTree:
+    """The shapes of one client's part of a tree of the task."""
+    return one_client(tree) if task.owner is None else jax.eval_shape(lambda: tree)

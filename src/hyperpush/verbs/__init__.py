@@ -1,0 +1,5 @@
+"""The verbs (train, hypergradient, solve, tune, check), their results, and what is kept of them."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules=["hooks"])

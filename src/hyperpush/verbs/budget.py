@@ -1,0 +1,330 @@
+"""What a private run costs, and the noise at which it costs no more than it may, counted from the program's trace."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr
+from jaxtyping import PyTree
+
+from hyperpush.algorithms.base import Algorithm, BilevelState
+from hyperpush.base.checks import check_positive, no_type_check
+from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.schedules import Power
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.hypergradients.recurrent import find_recurrent
+from hyperpush.inner.base import InnerSolver, InnerState
+from hyperpush.methods.base import Method
+from hyperpush.networks.link_estimates import LinkEstimates
+from hyperpush.privacy import ASSUMPTION
+from hyperpush.privacy.accountant import compose, least_factor
+from hyperpush.privacy.flow import Held, refuse_leaks
+from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
+from hyperpush.privacy.noise_at_releases import count_releases
+from hyperpush.privacy.release import DataSet
+from hyperpush.privacy.traces import place
+from hyperpush.programs import Node, Path, Recipe, Role, program_of, visit_leaves
+from hyperpush.programs.counting import Work
+from hyperpush.task.task import Task, client_shapes
+
+
+@dataclass(frozen=True)
+class LeafReleases:
+    """What one leaf of a program releases: `count` of `often` releases in each pass, numbered from 0 in each run.
+
+    `passes` of them are a run of the innermost loop around it.
+    """
+
+    on: DataSet
+    count: int
+    often: int
+    passes: int
+    runs: int
+
+    @property
+    def total(self) -> int:
+        return self.count * self.passes * self.runs
+
+
+class Spending(eqx.Module):
+    """What one leaf of a program releases of one data set, and with which noise."""
+
+    mechanism: Mechanism
+    releases: LeafReleases = eqx.field(static=True)
+
+    @property
+    def losses(self) -> np.ndarray:
+        """1/noise of every release. Which of a leaf's releases are this data set's is not known: the dearest are."""
+        leaf = self.releases
+        numbers = np.arange(leaf.passes * leaf.often)
+        every = np.broadcast_to(1 / self.mechanism.scale(numbers), numbers.shape).reshape(leaf.passes, leaf.often)
+        dearest = np.sort(every, axis=1)[:, leaf.often - leaf.count :]
+        return np.tile(dearest.reshape(-1), leaf.runs)
+
+
+class Budget(eqx.Module):
+    """What is released of each client's data at most, and what it costs; `hp.budget` makes it.
+
+    Release t costs 1/noise(t), and all compose: pure ε adds up, ε at δ is composed by dp-accounting. It is the cost
+    with ideal real-valued noise: see `assumes`. Results hold the budget of the runs that led to them (`.privacy`).
+
+    Args:
+        parts: What the leaves of the programs release.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> rows = jnp.ones((3, 50))
+        >>> task = hp.Task(inner=lambda x, h, a: (x - a) ** 2, outer=lambda x, h, a: (x - h - a) ** 2, params=0.0,
+        ...                hypers=0.0, train=rows, validation=rows).private(clip=1.0, noise=hp.privacy.Laplace(40.0))
+        >>> print(hp.budget(task, hp.SGP(steps=20, step_size=0.1)))
+        private releases per client: 20 of train
+    """
+
+    assumes: ClassVar[str] = ASSUMPTION
+
+    parts: tuple[Spending, ...] = ()
+
+    @property
+    def releases(self) -> Mapping[DataSet, int]:
+        """How many releases there are of each data set."""
+        total: Counter[DataSet] = Counter()
+        for part in self.parts:
+            total[part.releases.on] += part.releases.total
+        return dict(total)
+
+    def epsilon(self, delta: float | None = None, by: str | None = None, on: DataSet | None = None) -> float:
+        """ε, the same for all clients: pure, or that of (ε, δ).
+
+        Args:
+            delta: δ, in (0, 1); None asks for pure ε, which Laplace noise alone has.
+            by: How Laplace releases compose with δ, as in `Accountant.epsilon`.
+            on: The data set whose examples are hidden. None hides whoever is in several of them, with one example in
+                each.
+
+        Raises:
+            InvalidInput: There is no such data set, δ is out of range, or Gaussian noise has no pure ε.
+        """
+        if on is not None and on not in self.releases:
+            raise unknown("on", on, self.releases)
+        laplace, gaussian = self._losses(Laplace, on), self._losses(Gaussian, on)
+        if delta is None and gaussian.size:
+            raise InvalidInput("delta", None, "a number in (0, 1): Gaussian noise has no pure ε")
+        if delta is None:
+            return float(laplace.sum())
+        return compose(laplace, float(np.sqrt(np.sum(gaussian**2))), delta, by)
+
+    def factor(self, epsilon: float, delta: float | None = None) -> float:
+        """The least factor by which all noise must be multiplied for the run to cost at most `epsilon`."""
+        check_positive("epsilon", epsilon)
+        return least_factor(lambda factor: self.times(factor).epsilon(delta, "rdp"), epsilon, exact=delta is None)
+
+    def times(self, factor: float) -> "Budget":
+        """The same releases with `factor` times as much noise."""
+        return Budget(tuple(replace(part, mechanism=part.mechanism.times(factor)) for part in self.parts))
+
+    def __add__(self, other: "Budget") -> "Budget":
+        """Both, one after the other on the same data."""
+        return Budget(self.parts + other.parts)
+
+    def to_table(self) -> list[dict[str, Any]]:
+        """All of it as JSON can hold it."""
+        return [
+            {
+                "noise": type(part.mechanism).__name__,
+                "scale": float(part.mechanism.scale.scale),
+                "exponent": float(part.mechanism.scale.exponent),
+                "releases": asdict(part.releases),
+            }
+            for part in self.parts
+        ]
+
+    @staticmethod
+    def from_table(table: Sequence[Mapping[str, Any]]) -> "Budget":
+        """The budget that `to_table` has written."""
+        kinds = {"Laplace": Laplace, "Gaussian": Gaussian}
+        return Budget(
+            tuple(
+                Spending(kinds[each["noise"]](Power(each["scale"], each["exponent"])), LeafReleases(**each["releases"]))
+                for each in table
+            )
+        )
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{count:,} of {on}" for on, count in self.releases.items())
+        return f"private releases per client: {listed or 'none'}"
+
+    def _losses(self, kind: type, on: DataSet | None) -> np.ndarray:
+        parts = [part for part in self.parts if isinstance(part.mechanism, kind) and on in (None, part.releases.on)]
+        return np.concatenate([np.zeros(0), *(part.losses for part in parts)])
+
+
+@no_type_check
+def budget(task: Task, method: Method, network: Any = None) -> Budget:
+    """What one run of a method on a private task costs at most, before it runs.
+
+    Args:
+        task: A private task: `task.private(…)`.
+        method: An inner solver, an estimator or an algorithm.
+        network: For methods whose length depends on it.
+
+    Returns:
+        A `Budget`: loops that clients may end early count as long as they may run.
+
+    Raises:
+        InvalidInput: The task is not private, or the method lets data out other than through releases.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> rows = jnp.ones((3, 50, 2))
+        >>> task = hp.Task(inner=lambda x, hyper, a: ((x - a) ** 2).sum(-1), outer=lambda x, hyper, a: a.sum(-1) * x[0],
+        ...                params=jnp.zeros(2), hypers=0.0, train=rows, validation=rows)
+        >>> private = task.private(clip=1.0, noise=hp.privacy.Laplace(40.0))
+        >>> print(round(hp.budget(private, hp.SGP(steps=20, step_size=0.1)).epsilon(), 6))
+        0.5
+    """
+    noise = _noise_of(task)
+    check_method(method)
+    method.check_task(task)
+    method = method if network is None else method.on(network, None, task)
+    return Budget(tuple(Spending(noise.mechanism, leaf) for leaf in releases(task, method, first_state(task, method))))
+
+
+@no_type_check
+def within_budget(epsilon: float, delta: float | None, task: Task, method: Method, network: Any = None) -> Task:
+    """The private task with its noise multiplied by one factor, so that a run of the method costs at most `epsilon`.
+
+    Args:
+        epsilon: ε, above 0.
+        delta: δ, in (0, 1); None asks for pure ε, which Laplace noise alone has.
+        task: A private task: `task.private(…)`. Its noise says which mechanism, and how it falls.
+        method: As in `budget`.
+        network: As in `budget`.
+
+    Returns:
+        The same task with other noise. What this ε assumes is in `Budget.assumes`.
+
+    Raises:
+        InvalidInput: As in `budget`; or no noise reaches this ε.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> rows = jnp.ones((3, 50, 2))
+        >>> task = hp.Task(inner=lambda x, hyper, a: ((x - a) ** 2).sum(-1), outer=lambda x, hyper, a: a.sum(-1) * x[0],
+        ...                params=jnp.zeros(2), hypers=0.0, train=rows, validation=rows)
+        >>> private, method = task.private(clip=1.0, noise=hp.privacy.Laplace(1.0)), hp.SGP(steps=20, step_size=0.1)
+        >>> private = hp.within_budget(2.0, None, private, method)
+        >>> print(round(private.privacy.mechanism.scale.scale, 6))  # 20 releases of 1/10 each
+        10.0
+    """
+    noise = _noise_of(task)
+    return task.replace(privacy=noise.times(budget(task, method, network).factor(epsilon, delta)))
+
+
+def check_method(method: Any) -> None:
+    """Refuse what no task can be private with, before anything is traced."""
+    if not isinstance(method, Method):
+        raise InvalidInput("method", method, "an object such as hp.SGP(steps=…, step_size=…) or hp.PDBO(…)")
+
+
+def releases(task: Task, method: Method, state: PyTree) -> tuple[LeafReleases, ...]:
+    """What a method releases of a private task's data; refuses one that lets data through besides.
+
+    `state` is what one client starts from (arrays or shapes). What was found is remembered by structure and shapes.
+    """
+    recipe = program_of(method, task.problem)
+    shapes = jax.eval_shape(lambda *trees: trees, state, client_shapes(task, task.data))
+    leaves, structure = jax.tree.flatten((recipe.shapes(), *shapes))
+    found, constants = _releases(structure, tuple(leaves), task.clients, jax.config.read("jax_enable_x64"))
+    refuse_copies(task, [("a method or a cost", leaf) for leaf in jax.tree.leaves(recipe)] + constants)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _releases(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool) -> tuple[Any, Any]:
+    recipe, state, data = structure.unflatten(leaves)
+    return program_releases(recipe, state, data, clients)
+
+
+def program_releases(
+    program: Node | Recipe, state: PyTree, data: PyTree, clients: int
+) -> tuple[tuple[LeafReleases, ...], list[tuple[str, Any]]]:
+    """The releases of a program's leaves at most, and the arrays that they close over with the place of each.
+
+    Leaves of a private problem's program check themselves when they are traced. Loops of an agreed length count as long
+    as they may run.
+    """
+    found: list[tuple[Path, Work]] = []
+    constants: list[tuple[str, Any]] = []
+
+    def visit(path: Path, role: Role, f: Callable[..., Any], jaxpr: ClosedJaxpr | None, shapes: PyTree) -> None:
+        if jaxpr is None:  # it receives what a host computes, so there is nothing to check before it has run
+            refuse_leaks(f, {"": Held.MIXED})
+            return
+        # A loop asks whether to end after each pass, so that is in its body.
+        found.append(((*path, 0) if role is Role.UNTIL else path, count_releases(jaxpr.jaxpr)))
+        constants.extend((place(f), value) for value in jaxpr.consts)
+
+    profile = visit_leaves(program, state, data, clients, visit)
+    passes: dict[Path, tuple[int, int]] = {(): (1, 1)}  # of a body: in one run of its loop, and runs
+    for body, around, loop in profile.loops:
+        passes[body] = loop.at_most, math.prod(passes[around])
+    made = []
+    for path, counts in found:
+        body = max((body for body in passes if path[: len(body)] == body), key=len)
+        made += [LeafReleases(on, count, counts.total(), *passes[body]) for on, count in counts.items()]
+    return tuple(each for each in made if each.total), constants
+
+
+def refuse_copies(task: Task, held: Iterable[tuple[str, Any]]) -> None:
+    """Refuse arrays that a method, a cost or a penalty holds beside its arguments if they hold examples of the task.
+
+    Whatever is computed of them has no noise. Only equal rows are found: a mean of examples is a number like any other.
+    """
+    arrays = [(where, np.asarray(each)) for where, each in held if eqx.is_array(each) and not isinstance(each, Tracer)]
+    for leaf in jax.tree.leaves(task.data):
+        # Of single numbers only all of a client's together are telling.
+        row = leaf.shape[2 if task.owner is None else 1 :] or leaf.shape[-1:]
+        alike = [(where, each) for where, each in arrays if each.shape[each.ndim - len(row) :] == row]
+        if not alike or leaf.dtype.kind != "f" or not getattr(leaf, "is_fully_addressable", True):
+            continue
+        rows = np.asarray(leaf).reshape(-1, math.prod(row))
+        # A constant row may be anything, and so may one of zeros and ones.
+        telling = (np.ptp(rows, axis=1) > 0) & ~np.isin(rows, (0, 1)).all(axis=1)
+        examples = {each.tobytes() for each in rows[telling]}
+        for where, each in alike:
+            if any(copy.tobytes() in examples for copy in each.astype(rows.dtype).reshape(-1, math.prod(row))):
+                allowed = "functions that get data through their arguments alone, where noise is added"
+                raise InvalidInput(f"task.private: {where}", "an array that holds the task's own examples", allowed)
+
+
+def first_state(task: Task, method: Method) -> PyTree:
+    """The shapes of what one client starts a method from."""
+
+    def start(params: PyTree, hyper: PyTree) -> PyTree:
+        links = None if find_recurrent(method) is None else LinkEstimates.none(task.clients)
+        if isinstance(method, InnerSolver):
+            return InnerState(params, hyper)
+        if isinstance(method, HypergradientEstimator):
+            return HypergradientState(params, hyper, hyper, links)
+        if isinstance(method, Algorithm):
+            return BilevelState(params, hyper, links, jnp.zeros((), jnp.int32))
+        raise InvalidInput("method", method, "an inner solver, a hypergradient estimator or an algorithm")
+
+    return jax.eval_shape(start, client_shapes(task, task.params), client_shapes(task, task.hypers))
+
+
+def _noise_of(task: Any) -> Any:
+    if not isinstance(task, Task) or task.privacy is None:
+        raise InvalidInput("task", task, "a private task: task.private(clip=…, noise=hp.privacy.Gaussian(…))")
+    return task.privacy

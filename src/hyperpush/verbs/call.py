@@ -1,0 +1,127 @@
+"""One call of a verb: its checked arguments, and the steps that all verbs share."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+from jaxtyping import PRNGKeyArray, PyTree
+
+from hyperpush.base.checks import check_integer
+from hyperpush.base.errors import Diverged
+from hyperpush.base.fingerprint import fingerprint
+from hyperpush.base.status import Status
+from hyperpush.engines.base import Engine
+from hyperpush.engines.result import Recorders, RunResult
+from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.inner.base import InnerSolver
+from hyperpush.networks import Network
+from hyperpush.networks.link_estimates import LinkEstimates
+from hyperpush.programs import program_of
+from hyperpush.task.task import Point, Task
+from hyperpush.verbs.budget import Budget, budget
+from hyperpush.verbs.checks import check_key
+from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.hooks import listen
+from hyperpush.verbs.inner_residual import estimate_recipe
+from hyperpush.verbs.results import Result, over_seeds
+from hyperpush.verbs.saving import describe, keep
+
+
+@dataclass(frozen=True)
+class Call:
+    """What every verb is called with, checked, and what all verbs do with it."""
+
+    verb: Callable[..., Any]
+    task: Task
+    method: Any
+    network: Network
+    key: PRNGKeyArray
+    engine: Engine
+    hooks: Sequence[Any]
+
+    @cached_property
+    def adapted(self) -> Any:
+        """The method as it runs on this network."""
+        return self.method.on(self.network, self.engine, self.task)
+
+    def status(self, states: Any) -> Status:
+        """What the method says of the states that it ended with, and which estimator it took."""
+        return replace(self.adapted.status(states), chosen=self.method.choice(self.engine, self.task))
+
+    def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
+        """The call with `seeds=`, several runs as one result; or with `save=`, a run that is kept in a folder.
+
+        `own` are the options of the verb that tell a call from another one; engine and hooks change no numbers.
+        """
+
+        def run(key: PRNGKeyArray, folder: Path | None = None) -> Any:
+            around = {"engine": self.engine, "hooks": self.hooks, "save": folder}
+            return self.verb(self.task, self.method, self.network, key=key, **own, **around)
+
+        if seeds is not None:
+            folders = (None if save is None else Path(save) / f"seed-{number}" for number in range(2**32))
+            results = [run(key, folder) for key, folder in zip(run_keys(self.key, seeds), folders, strict=False)]
+            return over_seeds(after_all(self.task, results), results).check(throw)
+        options = {name: each if isinstance(each, int | None) else fingerprint(each) for name, each in own.items()}
+        call = describe(self.verb.__name__, self.task, self.method, self.network, self.key, **options)
+        result = keep(save, call, self.task, lambda: run(self.key))
+        if self.task.privacy is not None and result.task.spent is self.task.spent:  # it was read back
+            result = replace(result, task=self._spend(result.task))
+        return result.check(throw)
+
+    def run(self, states: PyTree, record: Recorders | None = None, every: int = 1, step: int = 0) -> RunResult:
+        """Run the method from these states; hooks see the rows that are recorded."""
+        listener, adapted = listen(self.hooks), self.adapted
+        recipe = program_of(adapted, self.task.problem)
+        if isinstance(self.method, HypergradientEstimator):
+            recipe = estimate_recipe(self.method, adapted, self.task, self.engine)
+        options = {"step": step, "record": record, "every": every, "progress": listener}
+        try:
+            run = self.engine.run(recipe, self.network, states, self.task.data, self.key, **options)
+        except Diverged as error:
+            raise error.named(type(adapted).__name__) from error.__cause__
+        if listener is not None:
+            listener.finish(run.history, every)
+        return run
+
+    def after(self, run: RunResult, links: LinkEstimates | None, **at: Any) -> tuple[Task, Costs]:
+        """The task at the point that a run reached, with what was released of its data, and what the run cost."""
+        solver = next((part for part in (self.method, *self.method.parts()) if isinstance(part, InnerSolver)), None)
+        before = last_point(self.task, self.network) if solver is None else None
+        trained = solver.iteration if solver is not None else {} if before is None else before.iteration
+        point = Point(self.network, links, run.step, trained)
+        return self._spend(self.task.at(point=point, **at)), Costs.of(run, self.task)
+
+    def _spend(self, after: Task) -> Task:
+        if self.task.privacy is None:
+            return after
+        spent = budget(self.task, self.adapted)
+        return after.replace(spent=spent if self.task.spent is None else self.task.spent + spent)
+
+
+def run_keys(key: PRNGKeyArray, seeds: Any) -> list[PRNGKeyArray]:
+    """A key for each of several runs."""
+    if isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds):
+        return [check_key(each) for each in seeds]
+    return list(jax.random.split(key, check_integer("seeds", seeds, minimum=1)))
+
+
+def after_all(task: Task, runs: Sequence[Result]) -> Task:
+    """The task with what several runs released of its data, one after the other."""
+    if task.privacy is None:
+        return task
+    before = Budget() if task.spent is None else task.spent
+    return task.replace(spent=sum((Budget(run.privacy.parts[len(before.parts) :]) for run in runs), before))
+
+
+def client_axis(task: Task) -> tuple[int, ...]:
+    """The leading axis of what all clients have one number of; one party's task has none."""
+    return (task.clients,) if task.owner is None else ()
+
+
+def last_point(task: Task, network: Network) -> Point | None:
+    """Where the last run on this network left off; what another network left is of no use."""
+    return task.point if task.point is not None and task.point.network == network else None

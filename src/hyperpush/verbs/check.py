@@ -1,0 +1,213 @@
+"""Whether an estimate can be trusted on a task: compared with finite differences of the solved problem."""
+
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from hyperpush.base.checks import check_integer, check_positive, no_type_check
+from hyperpush.base.errors import Diverged, InvalidInput
+from hyperpush.engines.base import Engine
+from hyperpush.engines.simulate import Simulate
+from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.hypergradients.oracles import Pooled, as_float64
+from hyperpush.hypergradients.recurrent import Recurrent
+from hyperpush.methods.base import Target
+from hyperpush.networks import Network
+from hyperpush.programs import Context, Exchange, Node, Recipe, Repeat
+from hyperpush.task.task import Task
+from hyperpush.verbs.check_report import Check, flatten, norm, relative_error
+from hyperpush.verbs.checks import check_call
+from hyperpush.verbs.hypergradient import hypergradient
+from hyperpush.verbs.inner_residual import inner_residual
+from hyperpush.verbs.results import Estimate
+
+LENGTH = 1e-3  # of a finite difference, relative to the hypers
+SOLVED = 1e-6  # distance from the solution, relative to its size, at which the inner problem counts as solved
+ROUNDS, STARTS = 256, 5  # for watching the averaging error
+
+
+@no_type_check
+def check(
+    task: Task,
+    method: HypergradientEstimator,
+    network: Network,
+    *,
+    key: PRNGKeyArray | int,
+    directions: int = 3,
+    tolerance: float = 1e-2,
+    newton_steps: int = 50,
+    engine: Engine = Simulate(),
+) -> Check:
+    """Solve the inner problem on one machine and compare an estimate there with what it should be.
+
+    The inner problem is minimized from the mean of the task's params by a trust-region Newton method in float64, with
+    products only. The estimate is compared with central differences of the mean outer cost along random unit directions
+    of all clients' hypers, the inner problem solved anew at each end, and with the closed form. Differences notice
+    derivatives that are wrong, the closed form notices every component.
+
+    Estimators with another target are compared with that target. `"local"` takes each client's own inner problem,
+    `"direct"` leaves params as they are. For `"client"`, each direction moves the hypers of one client, and the slope
+    is that of its own outer cost.
+
+    **Use it** before you trust an estimator on a new kind of task, on a small instance of it. **Avoid it** where data
+    must stay with their owners: one machine sees all of them.
+
+    Args:
+        task: One client's costs and start, and all clients' data. The inner problem must be convex.
+        method: The estimator to check.
+        network: Who can send to whom, and when.
+        key: An integer or a JAX key.
+        directions: Finite differences to take, at least 1. Three are enough to notice wrong derivatives.
+        tolerance: Largest relative error with which the check passes, above 0.
+        newton_steps: Newton steps at most, at least 1. Raise it where the report says that the inner problem could not
+            be solved.
+        engine: Where the clients of the estimate run.
+
+    Returns:
+        A `Check`; `print` shows its report.
+
+    Raises:
+        InvalidInput: An argument is out of range, does not fit the others, or the task is private.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(4, seed=0), hp.networks.FullyConnected(4)
+        >>> trained = hp.train(task, hp.SGP(steps=200, step_size=0.2), network, key=0).task
+        >>> found = hp.check(trained, hp.HGP(steps=200, pushes=1, step_size=0.2), network, key=0)
+        >>> found.passed, found.warnings
+        (True, [])
+    """
+    check_integer("directions", directions, minimum=1)
+    check_integer("newton_steps", newton_steps, minimum=1)
+    check_positive("tolerance", tolerance)
+    key = check_call(task, method, HypergradientEstimator, network, key, engine)
+    if task.privacy is not None:
+        raise InvalidInput("task", "a private task", "one without noise: a check compares with exact values")
+    target, keys = method.info.target, [jax.random.fold_in(key, number) for number in range(3)]
+    with jax.enable_x64(True):
+        given, hypers, data = as_float64((task.params, task.hypers, task.data))
+        pooled = Pooled(task.problem, data, alone=target == "local")
+        found = pooled.minimize(given, hypers, newton_steps)
+        reference, residual = pooled.hypergradient(target, found.params, hypers)
+        elsewhere, _ = pooled.hypergradient(target, given, hypers)
+        moves, weights = _directions(keys[0], hypers, directions, target)
+        length = LENGTH * (norm(hypers) / (math.sqrt(network.clients) if target == "client" else 1) or 1.0)
+        slopes, missing, sensitivity = np.zeros((2, directions)), found.newton_step, 0.0
+        for halves, d, sign in np.ndindex(2, directions, 2):
+            h = (-length if sign else length) / (halves + 1)
+            moved, end = jax.tree.map(lambda leaf, move, d=d, h=h: leaf + h * move[d], hypers, moves), found
+            if target != "direct":
+                end = pooled.minimize(found.params, moved, newton_steps)
+            outer_costs = np.asarray(pooled.of_each("outer_cost", end.params, moved, on="outer"))
+            slopes[halves, d] += weights[d] @ outer_costs / (2 * h)
+            missing = max(missing, end.newton_step)
+            sensitivity = max(sensitivity, _farthest(end.params, found.params) / abs(h))
+        smallest, largest = pooled.spectrum(found.params, hypers, keys[1])
+        own_smallest, _ = Pooled(task.problem, data, alone=True).spectrum(found.params, hypers, keys[1])
+        given, solution, reference, elsewhere, moves = jax.tree.map(
+            np.asarray, (given, found.params, reference, elsewhere, moves)
+        )
+        tenfold = _tenfold(network, getattr(method, "averaging", "push"), keys[2])
+    estimate = _estimate_at(solution, task, method, network, key, engine)
+    predictions = np.full(directions, math.inf)
+    if estimate is not None:
+        parts = jax.tree.map(lambda move, v: np.tensordot(move, v, np.ndim(v)), moves, estimate.value)
+        predictions = np.sum(jax.tree.leaves(parts), axis=0)
+    mean = jax.tree.map(lambda x: np.broadcast_to(np.mean(x, axis=0), x.shape), given)
+    return Check(
+        estimator=method,
+        network=network.name,
+        tolerance=tolerance,
+        estimate=estimate,
+        solution=solution,
+        # A Newton step can lead to a saddle, too: curvatures must not be negative, but for rounding.
+        solved=missing <= SOLVED and smallest >= -1e-9 * largest,
+        gradient_norm=found.gradient_norm,
+        newton_step=missing,
+        given_gradient_norm=found.first_norm,
+        given_distance=_farthest(given, solution),
+        given_spread=_farthest(given, mean),
+        given_effect=relative_error(elsewhere, reference),
+        directions=moves,
+        length=length,
+        # The errors of central differences fall fourfold from h to h/2: extrapolate.
+        differences=(4 * slopes[1] - slopes[0]) / 3,
+        uncertainties=np.abs(slopes[1] - slopes[0]),
+        predictions=predictions,
+        reference=reference,
+        residual=residual,
+        reference_error=math.inf if estimate is None else relative_error(estimate.value, reference),
+        largest=largest,
+        smallest=smallest,
+        tenfold=tenfold,
+        given_residual=inner_residual(task, method, engine),
+        own_smallest=own_smallest,
+        sensitivity=sensitivity,
+        window=network.flood_rounds(),
+    )
+
+
+def _estimate_at(
+    solution: PyTree, task: Task, method: HypergradientEstimator, network: Network, key: PRNGKeyArray, engine: Engine
+) -> Estimate | None:
+    """The estimate at the inner solution, or where it trained itself; None if it, or the solution, is not finite.
+
+    Nobody has trained on the network, so that nobody has seen its links: its true means serve.
+    """
+    if isinstance(method, Recurrent):
+        method = method.with_options(links="means")
+    here = jax.tree.map(lambda x, like: jnp.asarray(x, jnp.asarray(like).dtype), solution, task.params)
+    if not np.all(np.isfinite(flatten(here))):
+        return None
+    try:
+        return hypergradient(task if method.trains else task.at(params=here), method, network, key=key, engine=engine)
+    except Diverged:
+        return None
+
+
+def _farthest(rows: PyTree, others: PyTree) -> float:
+    """The largest distance between a client's params in one and in the other."""
+    squares = jax.tree.map(lambda a, b: np.sum((a - b).reshape(len(a), -1) ** 2, axis=1), rows, others)
+    return math.sqrt(np.max(np.sum(jax.tree.leaves(squares), axis=0)))
+
+
+def _directions(
+    key: PRNGKeyArray, hypers: PyTree, count: int, target: Target
+) -> tuple[PyTree, Float[np.ndarray, "d n"]]:
+    """Random unit directions of the hypers, and how the clients' outer costs count in the slope along each."""
+    leaves, structure = jax.tree.flatten(hypers)
+    n = leaves[0].shape[0]
+    weights = np.full((count, n), 1 / n if target == "global" else 1.0)
+    if target == "client":
+        weights = np.asarray(jax.nn.one_hot(jax.random.randint(key, (count,), 0, n), n))
+    keys = jax.random.split(key, len(leaves))
+    moves = [jax.random.normal(k, (count, *leaf.shape)) for k, leaf in zip(keys, leaves, strict=True)]
+    if target == "client":
+        moves = [move * weights.reshape(count, n, *(1,) * (move.ndim - 2)) for move in moves]
+    sizes = jnp.sqrt(sum(jnp.sum(move.reshape(count, -1) ** 2, axis=1) for move in moves))
+    return structure.unflatten([move / sizes.reshape(count, *(1,) * (move.ndim - 1)) for move in moves]), weights
+
+
+def _averaging(weights: Literal["push", "gossip"]) -> Node:
+    return Repeat(Exchange(lambda held, ctx: held, lambda held, inbox, ctx: inbox.mix(held), weights), ROUNDS)
+
+
+def _value(held: tuple[Float[Array, " starts"], Float[Array, ""]], ctx: Context) -> Float[Array, " starts"]:
+    return held[0] / held[1]
+
+
+def _tenfold(network: Network, averaging: str, key: PRNGKeyArray) -> float | None:
+    """Rounds in which the distance from the mean falls tenfold, for random numbers; the median of a few starts."""
+    n, program = network.clients, Recipe(_averaging, ("gossip" if averaging == "gossip" else "push",))
+    values = jax.random.normal(key, (n, STARTS))
+    outcome = Simulate().run(program, network, (values, jnp.ones(n)), jnp.zeros((n, 1)), key, record={"loop": _value})
+    course = np.concatenate([np.asarray(values)[None], np.asarray(outcome.history["loop"])])
+    errors = np.linalg.norm(course - course[0].mean(axis=0), axis=1)
+    falls = np.log10(errors[0] / np.maximum(errors, 1e-6 * errors[0]))  # beyond that, rounding is near
+    ends = np.argmax(falls == falls.max(axis=0), axis=0)
+    digits = np.take_along_axis(falls, ends[None], axis=0)[0]
+    return float(np.median(ends / digits)) if np.all(digits > 0.1) else None

@@ -1,0 +1,160 @@
+"""Checks of what a verb is called with: anything of the wrong kind is refused in one line that says what is right."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import PRNGKeyArray
+
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.settings import keep_compiled_code
+from hyperpush.data.sets import rows
+from hyperpush.engines.base import Engine
+from hyperpush.engines.simulate import Simulate
+from hyperpush.methods.base import Method
+from hyperpush.networks import Network
+from hyperpush.task.task import Task
+from hyperpush.verbs.budget import budget
+
+
+def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engine: Any = Simulate()) -> PRNGKeyArray:
+    """Refuse arguments of the wrong kind, and those that do not fit each other; returns the key."""
+    keep_compiled_code()
+    check_task(task)
+    check_method(method, kind)
+    check_engine(engine, task)
+    check_network(network, task, method)
+    task.check()
+    method.check_task(task)
+    for part in (method, *method.parts()):
+        check_batch_size(part, task)
+    if task.privacy is not None:
+        budget(task, method.on(network, engine, task))  # refuses what lets data out
+    return check_key(key)
+
+
+def check_hypers(task: Task) -> None:
+    """Refuse a task that has nothing to differentiate by."""
+    if not task.uses_hypers and not task.joint:
+        given = "hypers that no cost or penalty contains"
+        raise InvalidInput("task.hypers", given, "an inner cost, outer cost or penalty that depends on its hyper")
+
+
+def check_common(task: Task, method: Method) -> None:
+    """Refuse an algorithm whose hypers agree for a task whose hypers are personal, and the reverse."""
+    from hyperpush.methods.registry import registered  # the registry imports every method
+
+    agree = bool(method.info.fixed_point)
+    if agree == task.common:
+        return
+    fits = [name for name, each in registered("algorithms").items() if bool(each.info.fixed_point) == task.common]
+    name = type(method).__name__
+    what = "makes all hypers agree" if agree else "gives every client hypers of its own"
+    ask = "hp.Task(…, common=True)" if agree else "common=False"
+    raise InvalidInput("task.common", task.common, f"{ask} for {name}, which {what}; or one of {', '.join(fits)}")
+
+
+def check_task(given: Any) -> Task:
+    """Refuse what is no task, and tasks whose arrays are being traced."""
+    if isinstance(getattr(given, "task", None), Task):  # a result, or a run that was loaded
+        allowed = f"its task: .{'result.' * hasattr(given, 'result')}task is the task at the point reached"
+        raise InvalidInput("task", f"a {type(given).__name__}", allowed)
+    if not isinstance(given, Task):
+        raise InvalidInput(
+            "task", _describe(given), "hp.Task(…) as the first argument: verb(task, method, network, key=…)"
+        )
+    if given.several:
+        allowed = "the task of one run: a result of several seeds leads to no one point"
+        raise InvalidInput("task", "the task of several seeds", allowed)
+    leaves = jax.tree.leaves((given._params, given._hypers, [each.given for each in given._sets.values()]))
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        allowed = "a call outside of jax.jit, vmap and grad; inside them use hp.extend.evaluate, which is pure"
+        raise InvalidInput("task", "arrays that JAX is tracing", allowed)
+    return given
+
+
+def check_method(given: Any, kind: type[Method]) -> None:
+    """Refuse what is no method of this kind, and say which verb takes it or how it is made."""
+    if isinstance(given, kind):
+        return
+    label = {"InnerSolver": "an inner solver", "HypergradientEstimator": "a hypergradient estimator"}
+    wanted = f"{label.get(kind.__name__, 'a bilevel algorithm')} such as {kind.sample}"
+    if isinstance(given, type) and issubclass(given, kind):
+        raise InvalidInput("method", _describe(given), f"an object such as {given.usage()}, not the class")
+    if isinstance(given, Method):
+        verbs = {"InnerSolver": "train", "HypergradientEstimator": "hypergradient", "Algorithm": "solve"}
+        verb = next((verbs[base.__name__] for base in type(given).__mro__ if base.__name__ in verbs), "solve")
+        raise InvalidInput("method", type(given).__name__, f"{wanted}; hp.{verb} takes {type(given).__name__}")
+    raise InvalidInput("method", _describe(given), wanted)
+
+
+def check_engine(given: Any, task: Task) -> None:
+    """Refuse what is no engine, and one that hosts all clients for one party's task."""
+    if not isinstance(given, Engine):
+        raise InvalidInput("engine", _describe(given), "an object such as hp.Simulate(), hp.Shard() or hp.Threads()")
+    if task.owner is not None and not given.hosts_one:
+        name = task.names[task.owner]
+        allowed = f"hp.Peers({name!r}, …), which hosts one client, for one party's task"
+        raise InvalidInput("engine", type(given).__name__, allowed)
+    given.check_task(task)
+
+
+def check_batch_size(method: Method, task: Task) -> None:
+    """Refuse mini-batches of more examples than any client has. Who has fewer than others gives all."""
+    size = getattr(method, "batch_size", None)
+    most = rows(task.train, one=False) if task.owner is None else task.most_examples
+    if isinstance(size, int) and most is not None and size > most:
+        allowed = f"at most {most}, the examples of a client; None takes all"
+        raise InvalidInput(f"{type(method).__name__}.batch_size", size, allowed)
+
+
+def check_key(given: Any) -> PRNGKeyArray:
+    """A JAX key, from itself or from a whole number."""
+    if isinstance(given, int | np.integer) and not isinstance(given, bool) and 0 <= given < 2**32:
+        return jax.random.key(int(given))
+    if isinstance(given, jax.Array) and jnp.issubdtype(given.dtype, jax.dtypes.prng_key) and given.shape == ():
+        return given
+    if isinstance(given, jax.Array) and given.dtype == jnp.uint32 and given.shape == (2,):
+        return jax.random.wrap_key_data(given)
+    raise InvalidInput("key", _describe(given), "a whole number from 0 to 2³² − 1, or jax.random.key(…)")
+
+
+def check_network(given: Any, task: Task, method: Method) -> None:
+    """Refuse what is no network, one of another size, and one that the method cannot use."""
+    if not isinstance(given, Network):
+        if type(given).__module__.startswith("networkx"):
+            allowed = "hp.networks.FromGraph(graph), which makes a network of a networkx graph"
+            raise InvalidInput("network", type(given).__name__, allowed)
+        raise InvalidInput("network", _describe(given), "a network such as hp.networks.RandomDirected(20)")
+    if given.clients != task.clients:
+        allowed = f"a network of {task.clients} clients, as the task has"
+        raise InvalidInput("network", f"{type(given).__name__} of {given.clients} clients", allowed)
+    for part in (method, *method.parts()):
+        check_links(part, given)
+        part.check_network(given, task)
+
+
+def check_links(method: Method, network: Network) -> None:
+    """Refuse a network that a method cannot use, with the reason and the methods of its kind that would work."""
+    kind = method.info.network
+    fits = {"two-way": network.two_way(), "undirected": not network.directed}
+    if not fits.get(kind, True):
+        from hyperpush.methods.registry import kind_of, registered  # the registry imports every method
+
+        known = registered(kind_of(method) or "algorithms")
+        others = ", ".join(name for name, each in known.items() if fits.get(each.info.network, True))
+        reason = {"two-way": "links that can run both ways", "undirected": "links that run both ways at once"}[kind]
+        name, noisy = type(method).__name__, getattr(method, "noise", None) is not None
+        given = f"{network.name}, which is directed"
+        private = " (with noise on a task of task.private(…))" if noisy else ""
+        raise InvalidInput("network", given, f"{reason}, for {name}. Methods that run here{private}: {others}")
+
+
+def _describe(given: Any) -> Any:
+    """A thing as an error shows it: arrays and long things by their type."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    text = repr(given)
+    return given if len(text) <= 60 and not hasattr(given, "shape") else f"a {type(given).__name__}"

@@ -1,0 +1,66 @@
+"""What a result cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from hyperpush.engines.result import RunResult
+from hyperpush.programs.counting import accesses
+from hyperpush.task.task import Task
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What each client sent and computed.
+
+    Attributes:
+        rounds: Rounds of communication.
+        floats: Numbers that each client sent. A message to several receivers counts once.
+        bytes: Bytes that a client sent over its links, the mean over clients.
+        largest_bytes: The same for the client that sent most.
+        gradients: Gradients of the inner and the outer cost.
+        hessian_products: Products with ∂²_xx f.
+        jacobian_products: Products with ∂²_λx f.
+        accesses: By data set, how many of these gradients and products used it.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task = hp.tasks.quadratic(3, seed=0)  # 4 params each
+        >>> costs = hp.train(task, hp.SGP(steps=10, step_size=0.1), hp.networks.Ring(3), key=0).costs
+        >>> costs.rounds, costs.floats, costs.gradients  # 10 messages of 4 + 1 numbers
+        (10, 50, 10)
+    """
+
+    rounds: int = 0
+    floats: int = 0
+    bytes: int = 0
+    largest_bytes: int = 0
+    gradients: int = 0
+    hessian_products: int = 0
+    jacobian_products: int = 0
+    accesses: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: RunResult, task: Task) -> "Costs":
+        """What a run cost, on the data sets of a task."""
+        used = {name: run.work[accesses(name)] for name in task.data.sets}
+        return cls(
+            run.rounds,
+            run.floats,
+            round(float(np.mean(run.bytes))),
+            int(np.max(run.bytes)),
+            run.work["gradients"],
+            run.work["hessian_products"],
+            run.work["jacobian_products"],
+            {name: count for name, count in used.items() if count},
+        )
+
+    def __add__(self, other: "Costs") -> "Costs":
+        names = {*self.accesses, *other.accesses}
+        total = {name: self.accesses.get(name, 0) + other.accesses.get(name, 0) for name in sorted(names)}
+        numbers = [each.name for each in fields(self) if each.name != "accesses"]
+        return Costs(**{name: getattr(self, name) + getattr(other, name) for name in numbers}, accesses=total)
+
+    def __str__(self) -> str:
+        return f"{self.rounds:,} rounds, {self.floats:,} floats sent per client"

@@ -1,0 +1,157 @@
+"""Hooks: observers of a run. They are called between compiled chunks and cannot change its numbers.
+
+Subclass `Hook` and override what is of interest; pass objects to a verb as `hooks=[…]`.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from hyperpush.base import processes
+from hyperpush.base.errors import InvalidInput
+from hyperpush.runs.events import append_event, event
+from hyperpush.runs.events import read_events as read_events
+
+LOG = logging.getLogger("hyperpush")
+
+
+class Hook:
+    """An observer that does nothing: the base of all hooks. Override what is of interest.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> class Count(hp.hooks.Hook):
+        ...     calls = 0
+        ...     def row(self, loop, step, values):
+        ...         self.calls += 1
+        >>> count, task = Count(), hp.tasks.quadratic(3, 0)
+        >>> trained = hp.train(task, hp.SGP(steps=4, step_size=0.1), hp.networks.Ring(3), key=0, every=2, hooks=[count])
+        >>> count.calls  # the start, and after steps 2 and 4
+        3
+    """
+
+    def advance(self, loop: str, done: int, total: int) -> None:
+        """Called whenever a loop that the host sees has advanced.
+
+        Args:
+            loop: Its name.
+            done: Iterations so far.
+            total: Iterations at most.
+        """
+
+    def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
+        """Called for every row of the history, in order.
+
+        Args:
+            loop: The name of the loop that is recorded.
+            step: Iterations after which the row was made; 0: before the first.
+            values: What was measured, by name, clients on axis 0.
+        """
+
+    def finish(self) -> None:
+        """Called after the last round."""
+
+
+class Listeners:
+    """All hooks of a run, as an engine calls them."""
+
+    def __init__(self, hooks: Sequence[Any]):
+        if isinstance(hooks, Hook) or not isinstance(hooks, Sequence):
+            raise InvalidInput("hooks", type(hooks).__name__, "a list of hooks: hooks=[…]")
+        for hook in hooks:
+            if not isinstance(hook, Hook):
+                allowed = "objects of classes derived from hp.hooks.Hook"
+                raise InvalidInput("hooks", hook.__name__ if isinstance(hook, type) else hook, allowed)
+        self.hooks = tuple(hooks)
+        self.told: Counter[str] = Counter()
+
+    def __call__(self, loop: str, done: int, total: int) -> None:
+        for hook in self.hooks:
+            hook.advance(loop, done, total)
+
+    def rows(self, loop: str, iterations: list[int], records: Any) -> None:
+        """Tell rows as they come; of several processes, every one gets the rows of all clients."""
+        records = processes.gather(records)
+        self.told[loop] += len(iterations)
+        for place, step in enumerate(iterations):
+            row = jax.tree.map(lambda leaf, place=place: np.asarray(leaf[place]), records)
+            for hook in self.hooks:
+                hook.row(loop, step, row)
+
+    def finish(self, history: Mapping[str, Any], every: int = 1) -> None:
+        """Tell the rows of engines that have them only at the end, and that the run is over."""
+        for loop, records in history.items():
+            count, told = len(jax.tree.leaves(records)[0]) if jax.tree.leaves(records) else 0, self.told[loop]
+            rest = jax.tree.map(lambda leaf, told=told: leaf[told:], records)
+            self.rows(loop, [every * number for number in range(told, count)], rest)
+        for hook in self.hooks:
+            hook.finish()
+
+
+def listen(hooks: Sequence[Any]) -> Listeners | None:
+    """What an engine calls between chunks; None if nobody listens."""
+    return None if isinstance(hooks, Sequence) and not hooks else Listeners(hooks)
+
+
+class Progress(Hook):
+    """Tells a function how far a run is.
+
+    Args:
+        tell: Called as `tell(loop, done, total)` between compiled chunks. What it raises ends the run.
+    """
+
+    def __init__(self, tell: Callable[[str, int, int], None]):
+        if not callable(tell):
+            raise InvalidInput("Progress.tell", tell, "a function of (loop, done, total)")
+        self.tell = tell
+
+    def advance(self, loop: str, done: int, total: int) -> None:
+        self.tell(loop, done, total)
+
+
+class Log(Hook):
+    """Writes every row's means over clients to the logger `hyperpush`, at level INFO."""
+
+    def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
+        LOG.info("%s %d: %s", loop, step, ", ".join(f"{name} {value:.5g}" for name, value in means(values).items()))
+
+
+class JSONLines(Hook):
+    """Appends every row's means over clients to a file, as events of kind `row` (`hyperpush.runs.events`).
+
+    Args:
+        path: The file. It is made if it is not there.
+
+    Example:
+        >>> import tempfile
+        >>> import hyperpush as hp
+        >>> file, task = tempfile.mkdtemp() + "/rows.jsonl", hp.tasks.quadratic(3, 0)
+        >>> hooks = [hp.hooks.JSONLines(file)]
+        >>> trained = hp.train(task, hp.SGP(4, 0.1), hp.networks.Ring(3), key=0, every=2, hooks=hooks)
+        >>> [(row["kind"], row["loop"], row["step"]) for row in hp.hooks.read_events(file)]
+        [('row', 'SGP', 0), ('row', 'SGP', 2), ('row', 'SGP', 4)]
+    """
+
+    def __init__(self, path: str | Path):
+        if not isinstance(path, str | Path):
+            raise InvalidInput("JSONLines.path", path, "the name of a file")
+        self.path = Path(path)
+        if not self.path.parent.is_dir():
+            raise InvalidInput("JSONLines.path", str(path), "a file in a folder that exists")
+
+    def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
+        finite = {name: value for name, value in means(values).items() if np.isfinite(value)}
+        append_event(self.path, event("row", {"loop": loop, "step": step, **finite}))
+
+
+def means(values: Mapping[str, Any]) -> dict[str, float]:
+    """Means over clients of what is one number per client."""
+    flat = {**values.get("metrics", {}), **{name: value for name, value in values.items() if name != "metrics"}}
+    found = {name: np.asarray(value, np.float64) for name, value in flat.items() if hasattr(value, "shape")}
+    return {name: float(value.mean()) for name, value in found.items() if value.ndim <= 1}

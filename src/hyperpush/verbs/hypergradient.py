@@ -1,0 +1,115 @@
+"""Estimate the hypergradient at given params."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from hyperpush.base.checks import no_type_check
+from hyperpush.base.errors import InvalidInput
+from hyperpush.engines.base import Engine
+from hyperpush.engines.result import Recorder, Recorders, recorders_of
+from hyperpush.engines.simulate import Simulate
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.hypergradients.recurrent import known_links
+from hyperpush.networks import Network
+from hyperpush.networks.link_estimates import LinkEstimates
+from hyperpush.privacy.noise_at_releases import without_data
+from hyperpush.programs.report import Report
+from hyperpush.task.task import Task
+from hyperpush.verbs.call import Call, client_axis, last_point
+from hyperpush.verbs.checks import check_call, check_hypers
+from hyperpush.verbs.inner_residual import inner_residual
+from hyperpush.verbs.results import Estimate
+
+
+@no_type_check
+def hypergradient(
+    task: Task,
+    method: HypergradientEstimator,
+    network: Network,
+    *,
+    key: PRNGKeyArray | int,
+    links: LinkEstimates | None = None,
+    record: Recorders | None = None,
+    engine: Engine = Simulate(),
+    hooks: Sequence[Any] = (),
+    seeds: int | Sequence[int] | None = None,
+    save: str | Path | None = None,
+    throw: bool = False,
+) -> Estimate:
+    """Estimate how each client's own hypers move the mean outer cost.
+
+    Client i receives d F̄ / dλ_i for F̄ = (1/n) Σ_s F_s(x*(λ), λ_s), where x*(λ) is the inner solution that all clients
+    share. Nothing is trained here: the derivative is taken at `task.params`, so solve the inner problem first
+    (`hp.train`) and pass `trained.task`.
+
+    Args:
+        task: One client's costs and start, and all clients' data.
+        method: The estimator. `method.info` says which network it needs and what it estimates.
+        network: Who can send to whom, and when.
+        key: An integer or a JAX key, as in `hp.train`.
+        links: What clients know of their links, for estimators that reverse them. None: what they saw when the task was
+            trained on this network, or the network's true means if the estimator has `links="means"`.
+        record: By loop, a function of (state, context) of one client whose results go into `history`.
+        engine: Where the clients run, as in `hp.train`.
+        hooks: Observers, as in `hp.train`.
+        seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
+            same class, with a leading seed axis on every array, and has `mean` and `spread`.
+        save: A folder to keep the run in. The same call again resumes it or returns its result.
+        throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
+
+    Returns:
+        An `Estimate` with `value`, `status` and `costs`. `status.residual` is how far the task's params are from
+        solving the inner problem (`hp.Status`): 0 at the solution, about 1 or more where nothing was trained. Above 0.1
+        the estimate is marked as not converged.
+
+    Raises:
+        InvalidInput: The method does not fit the task or network; methods that do are listed.
+        Diverged: A number became NaN or infinite; the message names the method and the round.
+        NotConverged: With `throw=True`, the status says that the result did not converge.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> task = hp.Task(inner=lambda x, rate, a: (x - a) ** 2, penalty=lambda x, rate: jnp.exp(rate) * x**2,
+        ...                outer=lambda x, rate, b: (x - b) ** 2, params=0.0, hypers=0.0,
+        ...                train=jnp.array([[1.0], [2.0], [3.0], [2.0]]), validation=jnp.zeros((4, 1)))
+        >>> network = hp.networks.FullyConnected(4)
+        >>> trained = hp.train(task, hp.SGP(steps=50, step_size=0.1), network, key=0)
+        >>> hp.hypergradient(trained.task, hp.HGP(steps=30, pushes=1, step_size=0.2), network, key=0)
+        Estimate(4 clients, norm 0.5; fixed length; 30 rounds, 60 floats sent per client)
+    """
+    key = check_call(task, method, HypergradientEstimator, network, key, engine)
+    call = Call(hypergradient, task, method, network, key, engine, hooks)
+    if seeds is not None or save is not None:
+        return call.repeat_or_keep(seeds, save, throw, links=links, record=record)
+    check_hypers(task)
+    if record is not None and not isinstance(record, Mapping):
+        raise InvalidInput("record", record, 'a dict of functions by loop, such as {"HGP": f}')
+    if method.trains and task.point is not None:
+        name = type(method).__name__
+        raise InvalidInput(
+            "task", "a trained task", f"the task before training: {name} trains itself, from task.params"
+        )
+    point = last_point(task, network)
+    if links is None:
+        links = known_links(call.adapted, network, point, task)
+    zeros, report = jax.tree.map(jnp.zeros_like, task.hypers), Report.none(client_axis(task))
+    states = HypergradientState(task.params, task.hypers, zeros, links, report=report)
+    run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
+    after, costs = call.after(run, links if point is not None else None)
+    status = call.status(run.states)
+    if status.residual is None and (residual := inner_residual(task, method, engine)) is not None:
+        status = status.at(residual)
+    return Estimate(after, status, costs, run.states.value, run.history).check(throw)
+
+
+def _private_records(task: Task, record: Recorders | None) -> Recorders | None:
+    """What to record; on a private task, refused where it lets data through."""
+    if record is None or task.privacy is None:
+        return record
+    return {name: Recorder(without_data(each.f), each.entry) for name, each in recorders_of(record).items()}

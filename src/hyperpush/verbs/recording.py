@@ -1,0 +1,118 @@
+"""What is measured on the way of a run, and the history that it becomes."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from hyperpush.base.checks import no_type_check
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.fingerprint import fingerprint
+from hyperpush.data.batches import everything
+from hyperpush.engines.result import Recorder, RunResult
+from hyperpush.programs import Context
+from hyperpush.task.problem import Cost, Problem
+from hyperpush.task.task import Task
+from hyperpush.verbs.results import RESERVED, History
+
+Metrics = Mapping[str, Cost | tuple[str, Cost]]
+ROWS = 200  # rows of a history, about, if nobody says how many
+HYPERS = 10_000_000  # numbers of all clients' hypers over all rows that a history holds
+
+
+class Measured(eqx.Module):
+    """What is measured of one client after a step: its outer cost, its metrics, its hypers."""
+
+    problem: Problem
+    metrics: tuple[tuple[str, str, Cost], ...]  # (name, data set, metric)
+    cost: bool = eqx.field(static=True)
+    hypers: bool = eqx.field(static=True)
+    reads: str = eqx.field(static=True)  # a digest of what the metrics read: compiled code belongs to it
+
+    def __call__(self, state: Any, ctx: Context) -> dict[str, Any]:
+        at = state.params, state.hyper
+        row: dict[str, Any] = {
+            "metrics": {
+                name: self.problem.measure(metric, *at, everything(ctx.data.sets[on]))
+                for name, on, metric in self.metrics
+            }
+        }
+        if self.cost:
+            row["cost"] = self.problem.outer_cost(*at, everything(ctx.data.outer))
+        if self.hypers:
+            row["hypers"] = state.hyper
+        if hasattr(state, "hypergradient"):
+            row["norm"] = jnp.asarray(optax.tree.norm(state.hypergradient), jnp.zeros(()).dtype)
+        if getattr(state, "watch", None) is not None:
+            row["watched"] = state.watch.mean
+        return row
+
+
+@no_type_check
+def recorder(task: Task, metrics: Metrics | None, rows: int = 0) -> Recorder:
+    """What to record of a loop of a task: costs unless the task is private, metrics, and hypers in so many rows."""
+    wanted = checked_metrics(task, metrics)
+    numbers = rows * sum(leaf.size for leaf in jax.tree.leaves(task.hypers))
+    cost = task.privacy is None and not task.joint
+    reads = fingerprint([metric for *_, metric in wanted], quick=True)
+    return Recorder(Measured(task.problem, wanted, cost, 0 < numbers <= HYPERS, reads), entry=True)
+
+
+def checked_metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ...]:
+    """Metrics as (name, data set, function); refuses what is none, and any on a private task."""
+    if metrics is None:
+        return ()
+    if not isinstance(metrics, Mapping):
+        raise InvalidInput("metrics", metrics, 'a dict such as {"accuracy": f} or {"accuracy": ("test", f)}')
+    found = []
+    for name, given in metrics.items():
+        pair: Any = given if isinstance(given, tuple) and len(given) == 2 else (task.outer_on, given)
+        on, metric = pair
+        if not isinstance(name, str) or name in RESERVED:
+            raise InvalidInput("metrics", name, f"names other than {', '.join(RESERVED)}, which histories have already")
+        if not callable(metric) or not isinstance(on, str):
+            raise InvalidInput(f"metrics.{name}", given, 'a function of (params, hyper, batch), or ("test", function)')
+        if task.privacy is not None:
+            allowed = "no metrics on a private task: what they measure would leave a client without noise; a metric to "
+            allowed += "choose the step by is released with stop=hp.EarlyStopping(metric, on=…, patience=…, bounds=…)"
+            raise InvalidInput(f"metrics.{name}", "a metric", allowed)
+        task.check_metric(f"metrics.{name}", cast(Cost, metric), on)
+        found.append((str(name), on, metric))
+    return tuple(found)
+
+
+def rows_apart(steps: int) -> int:
+    """Steps between two rows such that the last step has one, and that there are about `ROWS` of them at most."""
+    if steps <= ROWS:
+        return 1
+    return next((every for every in range(-(-steps // ROWS), steps // 20 + 1) if steps % every == 0), 1)
+
+
+def history_of(run: RunResult, loop: str, every: int) -> History:
+    """The rows that were recorded of a loop."""
+    rows, clock = run.history.get(loop), run.clocks.get(loop)
+    if rows is None or clock is None:
+        none = np.zeros(0, np.int64)
+        return History(none, none, none)
+
+    def on_host(values: Float[Array, "..."]) -> np.ndarray:
+        return np.array(values, np.float64)  # a copy: what JAX holds cannot be written
+
+    norm = on_host(rows["norm"]) if "norm" in rows else None
+    if norm is not None and len(norm):
+        norm[0] = np.nan  # no hypergradient led to the start
+    return History(
+        every * np.arange(len(clock.step)),
+        clock.rounds,
+        clock.floats,
+        on_host(rows["cost"]) if "cost" in rows else None,
+        {name: on_host(values) for name, values in rows["metrics"].items()},
+        rows.get("hypers"),
+        norm,
+        on_host(rows["watched"]) if "watched" in rows else None,
+    )

@@ -1,0 +1,339 @@
+"""What every verb returns: values, whether to believe them, and what they cost."""
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
+from typing import Any, NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int, Num, PyTree
+
+from hyperpush.base.errors import InvalidInput, NotConverged
+from hyperpush.base.status import Status, note_status
+from hyperpush.data import sets
+from hyperpush.networks.link_estimates import LinkEstimates
+from hyperpush.task.task import Task
+from hyperpush.verbs.costs import Costs
+
+AnyResult = TypeVar("AnyResult", bound="Result")
+RESERVED = ("step", "rounds", "floats", "cost", "hypergradient_norm", "watched")  # columns of a history
+
+
+class Own(NamedTuple):
+    """One client's part of a result."""
+
+    name: str
+    params: PyTree
+    hyper: PyTree
+
+
+@dataclass(frozen=True)
+class History:
+    """One row for the start and one for every `every`-th step; clients on axis 1.
+
+    Row t holds the params that were trained for the hypers of row t, whatever the algorithm.
+
+    Attributes:
+        steps: The step of each row; 0 is the start.
+        rounds: Rounds of communication so far.
+        floats: Numbers that each client had sent by then.
+        recorded_cost: What `cost` holds, or None where there is none to show.
+        metrics: Each client's own metrics, by name.
+        hypers: Each client's hypers; None if they would take too much room.
+        hypergradient_norm: The size of the hypergradient that led here; None for algorithms without one.
+        watched: The mean metric by which early stopping judged, the same at all clients; None without it.
+    """
+
+    steps: Int[np.ndarray, " rows"]
+    rounds: Num[np.ndarray, "..."]
+    floats: Num[np.ndarray, "..."]
+    recorded_cost: Float[np.ndarray, "..."] | None = None
+    metrics: Mapping[str, Float[np.ndarray, "..."]] = field(default_factory=dict)
+    hypers: PyTree = None
+    hypergradient_norm: Float[np.ndarray, "..."] | None = None
+    watched: Float[np.ndarray, "..."] | None = None
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def cost(self) -> Float[np.ndarray, "..."]:
+        """Each client's outer cost F_i in every row. Private runs and joint outer costs have none."""
+        if self.recorded_cost is None:
+            allowed = "a run whose outer cost is each client's own, on a task that is not private"
+            raise InvalidInput("history.cost", "a history without costs", allowed)
+        return self.recorded_cost
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The rows as a table: means over clients."""
+        found: dict[str, Any] = {"step": self.steps, "rounds": self.rounds, "floats": self.floats}
+        own = {"hypergradient_norm": self.hypergradient_norm, "watched": self.watched}
+        more = {"cost": self.recorded_cost, **self.metrics, **own}
+        for name, values in more.items():
+            if values is not None:
+                found[name] = values if values.ndim == 1 else np.asarray(values, np.float64).mean(axis=1)
+        return found
+
+    def to_pandas(self) -> Any:
+        """The rows as a data frame: one row per step, means over clients."""
+        return table(self.columns())
+
+    def __repr__(self) -> str:
+        return f"History({len(self)} rows: {', '.join(self.columns())})"
+
+
+def table(columns: Mapping[str, Sequence[Any] | np.ndarray]) -> Any:
+    """A pandas data frame."""
+    try:
+        pandas = import_module("pandas")
+    except ImportError:
+        raise InvalidInput("to_pandas", "no pandas", "an environment with pandas: pip install pandas") from None
+    return pandas.DataFrame(dict(columns))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What all results share.
+
+    Attributes:
+        task: The task at the point reached: pass it on to the next verb.
+        status: Whether to believe the result, and why.
+        costs: What each client sent and computed.
+        seeds: How many runs it holds, on a leading axis of every array; 0: one run, without that axis.
+    """
+
+    task: Task
+    status: Status
+    costs: Costs
+    seeds: int = field(default=0, kw_only=True)
+
+    @property
+    def _clients(self) -> int:
+        """The axis of the clients."""
+        return 1 if self.seeds else 0
+
+    @property
+    def mean(self: AnyResult) -> AnyResult:
+        """The mean over seeds, in the same class. No verb continues from it: its `task` is that of all seeds."""
+        return self._over_axis(np.mean)
+
+    @property
+    def spread(self: AnyResult) -> AnyResult:
+        """The standard deviation over seeds, in the same class; of one run 0."""
+        return self._over_axis(np.std)
+
+    def _over_axis(self: AnyResult, reduce: Any) -> AnyResult:
+        if not self.seeds:
+            raise InvalidInput("seeds", None, "a result of several seeds: call the verb with seeds=")
+        changes = {
+            name: _each_array(lambda array: reduce(array, axis=0), getattr(self, name)) for name in _arrays(self)
+        }
+        return replace(self, **changes, seeds=0)
+
+    @property
+    def privacy(self) -> Any:
+        """Of a private task: what this and the runs before released of each data set, and what it costs (`Budget`)."""
+        return self.task.spent
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Whose the rows of every array are."""
+        return self.task.names if self.task.owner is None else (self.task.names[self.task.owner],)
+
+    def facts(self) -> list[str]:
+        """What `repr` says besides status and costs."""
+        count = self.task.clients
+        said = [f"{self.seeds} seeds"] if self.seeds else []
+        said.append(f"{count} clients" if self.task.owner is None else f"client {self.names[0]!r}")
+        if self.status.chosen:
+            said.append(f"by {self.status.chosen.partition(':')[0]}")
+        return said if self.privacy is None else [*said, str(self.privacy)]
+
+    def __repr__(self) -> str:
+        # No arrays: the line has to fit on a screen for a million params, too.
+        said = [", ".join(self.facts()), str(self.costs)]
+        said = [*said, str(self.status)] if self.status.converged is False else [said[0], str(self.status), said[1]]
+        return f"{type(self).__name__}({'; '.join(said)})"
+
+    def _repr_html_(self) -> str:
+        rows = {"clients": ", ".join(self.facts()), "status": str(self.status)}
+        rows |= {"chosen": self.status.chosen} if self.status.chosen else {}
+        rows |= {each.name.replace("_", " "): getattr(self.costs, each.name) for each in fields(Costs)}
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{name}</th><td>{html.escape(str(value))}</td></tr>"
+            for name, value in rows.items()
+        )
+        return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
+
+    def check(self: AnyResult, throw: bool) -> AnyResult:
+        """The result itself; raises `NotConverged` if asked to and it did not converge."""
+        if not self.seeds:
+            note_status(self.status)
+        if throw and self.status.converged is False:
+            raise NotConverged(self)
+        return self
+
+
+@dataclass(frozen=True, repr=False)
+class Training(Result):
+    """Where training ended.
+
+    Attributes:
+        params: Every client's params, clients on axis 0.
+        history: Metrics by step, if some were asked for.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task = hp.tasks.quadratic(3, seed=0)
+        >>> hp.train(task, hp.SGP(steps=10, step_size=0.1), hp.networks.Ring(3), key=0)
+        Training(3 clients, inner residual 0.4; fixed length; 10 rounds, 50 floats sent per client)
+    """
+
+    params: PyTree
+    history: History | None = None
+
+    def facts(self) -> list[str]:
+        residual = self.status.residual
+        return [*super().facts(), *([] if residual is None else [f"inner residual {residual:.2g}"])]
+
+    @property
+    def links(self) -> LinkEstimates | None:
+        """What clients saw of their links; None if they did not look. Estimators find it in `task`."""
+        return None if self.task.point is None else self.task.point.links
+
+    def client(self, name: str | int) -> Own:
+        """One client's params and hypers, by its name or number."""
+        return own(self.task, name, self.params, self.task.hypers, (self._clients, 0))
+
+
+@dataclass(frozen=True, repr=False)
+class Estimate(Result):
+    """Every client's hypergradient.
+
+    Attributes:
+        value: Each client's d F̄ / dλ_i: a pytree like `task.hypers`, with clients on axis 0.
+        history: What was recorded, by loop; empty without `record`.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
+        >>> found = hp.hypergradient(task, hp.HGP(steps=20, pushes=5, step_size=0.2), network, key=0)
+        >>> found.value.shape == task.hypers.shape
+        True
+    """
+
+    value: PyTree
+    history: Mapping[str, PyTree] = field(default_factory=dict)
+
+    def facts(self) -> list[str]:
+        squares = [np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(self.value)]
+        return [*super().facts(), f"norm {np.sqrt(sum(squares)):.4g}"]  # float32 would overflow above 1e19
+
+
+@dataclass(frozen=True, repr=False)
+class Solution(Result):
+    """Where a bilevel algorithm ended.
+
+    Attributes:
+        params: Every client's params, clients on axis 0: the inner solution for `hypers`, as far as it was reached.
+        hypers: Every client's hypers, clients on axis 0; with early stopping those of the best step.
+        history: Cost, metrics, rounds and floats by step.
+        best_step: The number of steps that lead to `hypers`.
+        personal: Names of entries of the hypers that stayed everybody's own in a task with `common=True`.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, seed=0, common=True), hp.networks.Ring(3)
+        >>> method = hp.algorithms.MDBO(steps=20, outer_step_size=0.05, inner_step_size=0.1)
+        >>> found = hp.solve(task, method, network, key=0)
+        >>> len(found.history), found.best_step
+        (21, 20)
+    """
+
+    params: PyTree
+    hypers: PyTree
+    history: History
+    best_step: int
+    personal: tuple[str, ...] = ()
+
+    @property
+    def hyper(self) -> PyTree:
+        """The one hyper that all agreed on, for `common=True`: the mean over clients, without what is `personal`."""
+        if not self.task.common:
+            raise InvalidInput("hyper", "a task without common=True", "`hypers`: every client has its own")
+        own, tree = self.personal, self.hypers
+        tree = {name: each for name, each in tree.items() if name not in own} if own else tree
+        return tree if self.task.owner is not None else jax.tree.map(lambda h: jnp.mean(h, axis=self._clients), tree)
+
+    def client(self, name: str | int) -> Own:
+        """One client's params and hypers, by its name or number."""
+        return own(self.task, name, self.params, self.hypers, (self._clients, self._clients))
+
+    def facts(self) -> list[str]:
+        said, cost = super().facts(), self.history.recorded_cost
+        if cost is not None and len(cost):
+            cost = np.asarray(cost, np.float64)
+            cost = cost.mean(axis=0) if self.seeds else cost
+            means = cost.reshape(len(cost), -1).mean(axis=1)
+            row = int(np.searchsorted(self.history.steps, self.best_step, side="right")) - 1
+            step = int(self.history.steps[row])
+            at = "" if step == self.best_step else f" at step {step}"
+            said.append(f"{self.best_step} steps, outer cost {means[0]:.5g} -> {means[row]:.5g}{at}")
+        return said
+
+
+def own(task: Task, name: str | int, params: PyTree, hypers: PyTree, axes: tuple[int, int] = (0, 0)) -> Own:
+    """One client's part of stacked params and hypers, whose clients are on these axes."""
+    number = task.client(name)
+    if task.owner is not None:
+        if number != task.owner:
+            raise InvalidInput("client", name, f"{task.names[task.owner]!r}, whose result this is")
+        return Own(task.names[number], params, hypers)
+
+    def rows(tree: PyTree, axis: int) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[(slice(None),) * axis + (number,)] if eqx.is_array(leaf) else leaf, tree)
+
+    params, hypers = map(rows, (params, hypers), axes)
+    return Own(task.names[number], params, sets.cut_padding(hypers, task.by_example, task.data.train, number, axes[1]))
+
+
+def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
+    """Several runs as one result, with a leading seed axis on every array; the worst status, the largest costs."""
+    first, status = results[0], Status.of_all([each.status for each in results])
+    numbers = [each.name for each in fields(Costs) if each.name != "accesses"]
+    largest = {name: max(getattr(each.costs, name) for each in results) for name in numbers}
+    changes = {
+        name: _stack_arrays([getattr(result, name) for result in results])
+        for name in _arrays(first)
+        if getattr(first, name) is not None
+    }
+    costs = Costs(**largest, accesses=first.costs.accesses)
+    return replace(first, task=task.replace(several=True), status=status, costs=costs, **changes, seeds=len(results))
+
+
+def _arrays(result: Result) -> list[str]:
+    """The fields of a result that hold arrays."""
+    others = ("task", "status", "costs", "seeds", "best_step", "personal")
+    return [each.name for each in fields(result) if each.name not in others]
+
+
+def _each_array(f: Any, value: Any) -> Any:
+    if isinstance(value, History):
+        names = [each.name for each in fields(value) if each.name != "steps"]
+        return replace(value, **{name: _each_array(f, getattr(value, name)) for name in names})
+    return jax.tree.map(lambda leaf: f(np.asarray(leaf)) if eqx.is_array(leaf) else leaf, value)
+
+
+def _stack_arrays(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], History):
+        parts = {each.name: [getattr(value, each.name) for value in values] for each in fields(values[0])}
+        shared = {"steps": parts.pop("steps")[0]}
+        return replace(values[0], **shared, **{name: _stack_arrays(part) for name, part in parts.items()})
+    return jax.tree.map(
+        lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]) if eqx.is_array(leaves[0]) else leaves[0],
+        *values,
+    )

@@ -1,0 +1,226 @@
+"""Reading run folders, and the files of models in them; `hyperpush.runs.folder` says what a folder holds."""
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.status import Status
+from hyperpush.methods import registry
+from hyperpush.networks.link_estimates import LinkEstimates
+from hyperpush.runs.events import read_events
+from hyperpush.runs.folder import CALL, CONFIG, HISTORY, LINKS, METRICS, MODELS, RESULT
+from hyperpush.runs.models import leaf_name, load_arrays, load_models
+from hyperpush.task.task import Point, Task
+from hyperpush.verbs.budget import Budget
+from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.results import Estimate, History, Result, Solution, Training
+
+FORMAT = 1  # of the folder of a verb
+SETS = ("params", "hypers", "value")  # of models, that a verb's result has
+CLASSES: dict[str, type[Result]] = {"Training": Training, "Estimate": Estimate, "Solution": Solution}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: what was asked for, its result, its events and its models. `hp.load` makes it.
+
+    Attributes:
+        path: Its folder.
+        about: What `result.json` says.
+        task: The task that a verb's run was loaded with; None: its arrays come by name.
+    """
+
+    path: Path
+    about: Mapping[str, Any]
+    task: Task | None = None
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """What was called, of a verb's run; else empty."""
+        return _parse(self.path, CALL, json.loads) if (self.path / CALL).is_file() else {}
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The options of a study or spec; else empty."""
+        return _parse(self.path, CONFIG, tomllib.loads) if (self.path / CONFIG).is_file() else {}
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """What the run has told, in order; none of a verb's run."""
+        return read_events(self.path / METRICS) if (self.path / METRICS).is_file() else []
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The fields of the events, without their time and kind."""
+        return [{name: each[name] for name in each if name not in ("time", "kind")} for each in self.events]
+
+    @property
+    def status(self) -> Status:
+        """How a verb's or a spec's run ended."""
+        return Status(**self._part("status"))
+
+    @property
+    def costs(self) -> Costs:
+        """What a verb's or a spec's run cost."""
+        return Costs(**self._part("costs"))
+
+    def _part(self, name: str) -> dict[str, Any]:
+        if name not in self.about:
+            raise InvalidInput("run", str(self.path), f"the run of a verb or a spec: a study has no {name}")
+        return self.about[name]
+
+    @property
+    def params(self) -> dict[str, PyTree]:
+        """Every saved set of models, by name."""
+        folder = self.path / MODELS
+        return {each.name: self.models(each.name) for each in sorted(folder.iterdir())} if folder.is_dir() else {}
+
+    def models(self, name: str) -> PyTree:
+        """One saved set of models: nested dicts by path, whose arrays have the client axis first."""
+        arrays = self.arrays(name)
+        if set(arrays) == {""}:
+            return arrays[""]
+        tree: dict[str, Any] = {}
+        for key, array in arrays.items():
+            *parents, last = key.split("/")
+            node = tree
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = array
+        return tree
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """One saved set of models: all owners' arrays by their path, owners on axis 0."""
+        if not (self.path / MODELS / name).is_dir():
+            raise unknown("models", name, (each.name for each in (self.path / MODELS).glob("*")))
+        return load_models(self.path / MODELS / name, self.about.get("names"))
+
+    @cached_property
+    def result(self) -> Any:
+        """What the verb returned, in the task's pytrees; without a task a verb's arrays by name, else `result.json`."""
+        present = [name for name in SETS if (self.path / MODELS / name).is_dir()]
+        if self.task is None:
+            return {name: self.arrays(name) for name in present} if self.call else dict(self.about)
+        task, trees = self.task, {name: self._tree(name, self.task) for name in present}
+        params = task.problem.whole(trees["params"]) if "params" in trees else None
+        at = task.at(params=trees.get("params"), hypers=trees.get("hypers"), point=self._point())
+        if "privacy" in self.about:
+            at = at.replace(spent=Budget.from_table(self.about["privacy"]["parts"]))
+        kind, shared = CLASSES[self.about["class"]], (at, self.status, self.costs)
+        if kind is Estimate:
+            return Estimate(*shared, trees["value"])
+        if kind is Training:
+            return Training(*shared, params, self.history)
+        empty = np.zeros(0, np.int64)
+        history = self.history or History(empty, empty, empty)
+        personal = tuple(self.about["personal"])
+        return Solution(*shared, params, trees["hypers"], history, self.about["best_step"], personal)
+
+    def _point(self) -> Point | None:
+        """What the run left for the next one on its network; None if the network cannot be made again."""
+        about = dict(self.about.get("point", {}))
+        network = about.pop("network", None)
+        if not isinstance(network, Mapping):
+            return None
+        links = None
+        if (self.path / LINKS).is_dir():
+            rows = load_models(self.path / LINKS, self.about["names"])
+            own = {name: jnp.asarray(each[0] if self.about["alone"] else each) for name, each in rows.items()}
+            links = LinkEstimates(**own)
+        return Point(registry.build("networks", network, "network"), links, **about)
+
+    @property
+    def history(self) -> History | None:
+        """Cost and metrics by step, of a verb's run."""
+        if not (self.path / HISTORY).is_file():
+            return None
+        found = load_arrays(self.path / HISTORY)
+        metrics = {name.removeprefix("metrics/"): found.pop(name) for name in list(found) if "/" in name}
+        return History(**found, metrics=metrics)
+
+    def _tree(self, name: str, task: Task) -> PyTree:
+        """A set of models as a pytree of the task's structure."""
+        like = {"params": task.params, "hypers": task.hypers, "value": task.hypers}[name]
+        found = self.arrays(name)
+        leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+        named = [(leaf_name(path), leaf) for path, leaf in leaves]
+        if set(found) != {key for key, _ in named}:
+            raise InvalidInput("task", sorted(key for key, _ in named), f"the task of {self.path}: {sorted(found)}")
+        rows = [found[key][0] if self.about["alone"] else found[key] for key, _ in named]
+        for row, (key, leaf) in zip(rows, named, strict=True):
+            if row.shape != leaf.shape:
+                raise InvalidInput(f"task.{name} {key}".strip(), leaf.shape, f"{row.shape}, as it was saved")
+        return structure.unflatten([jnp.asarray(row) for row in rows])
+
+
+def load(run: str | Path, task: Task | None = None) -> Run:
+    """Read a run folder: `.result` is what the verb returned, in the task's pytrees, or what the study found.
+
+    Args:
+        run: The folder that `save=`, `hyperpush run` or `hyperpush peer` has made.
+        task: The task that it was run with, a peer's own one of a peer, for results in its pytrees. Without it arrays
+            come by name.
+
+    Raises:
+        InvalidInput: It is no run folder, one of another format version, or of another task.
+
+    Example:
+        >>> import tempfile
+        >>> import hyperpush as hp
+        >>> task, folder = hp.tasks.quadratic(3, seed=0), tempfile.mkdtemp()
+        >>> trained = hp.train(task, hp.SGP(5, 0.1), hp.networks.Ring(3), key=0, save=folder)
+        >>> hp.load(folder, task=task).result.costs.rounds
+        5
+    """
+    if not isinstance(run, str | Path):
+        raise InvalidInput("run", type(run).__name__, "the name of a folder: hp.load(path, task=task)")
+    if task is not None and not isinstance(task, Task):
+        raise InvalidInput("task", task, "hp.Task(…), the one that was run, or None")
+    path = Path(run)
+    if (path / "seed-0").is_dir():
+        raise InvalidInput("run", str(path), f"one of its runs, such as {path / 'seed-0'}: it holds several seeds")
+    about = _parse(path, RESULT, json.loads)
+    if "format" in about:
+        check_format("run", path, about)
+    if task is not None and about.get("class") not in CLASSES:
+        raise InvalidInput(
+            "run", f"{path}, which saved no models", "a run of train, hypergradient or solve; or no task"
+        )
+    if task is not None and (task.privacy is None) != ("privacy" not in about):
+        kind = "private" if "privacy" in about else "not private"
+        raise InvalidInput("task", "a task that differs in privacy", f"the task that was run, which was {kind}")
+    if task is not None:
+        _check_names(task, path, about)
+    return Run(path, about, task)
+
+
+def _check_names(task: Task, path: Path, about: Mapping[str, Any]) -> None:
+    """Refuse a task of other clients, or of the same in another order: models are handed out by it."""
+    own = task.names if task.owner is None else (task.names[task.owner],)
+    saved = about.get("names", own)
+    if tuple(saved) != tuple(own):
+        raise InvalidInput("task.names", ", ".join(own), f"{', '.join(saved)}: the clients of {path}, in order")
+
+
+def check_format(field: str, path: Path, about: Mapping[str, Any]) -> None:
+    """Refuse a folder of another format version."""
+    if about.get("format") != FORMAT:
+        raise InvalidInput(field, f"{path}, of format {about.get('format')}", f"a folder of format {FORMAT}")
+
+
+def _parse(path: Path, name: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse((path / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInput("run", str(path), f"the folder of a finished run ({name}: {error})") from None

@@ -1,0 +1,105 @@
+"""Lower the mean outer cost with a bilevel algorithm."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
+from hyperpush.base.checks import check_integer, no_type_check
+from hyperpush.engines.base import Engine
+from hyperpush.engines.simulate import Simulate
+from hyperpush.hypergradients.recurrent import known_links
+from hyperpush.networks import Network
+from hyperpush.programs.report import Report
+from hyperpush.task.task import Task
+from hyperpush.verbs.call import Call, client_axis, last_point
+from hyperpush.verbs.checks import check_call, check_common, check_hypers
+from hyperpush.verbs.inner_residual import inner_residual
+from hyperpush.verbs.recording import Metrics, history_of, recorder, rows_apart
+from hyperpush.verbs.results import Solution
+
+
+@no_type_check
+def solve(
+    task: Task,
+    method: Algorithm,
+    network: Network,
+    *,
+    key: PRNGKeyArray | int,
+    metrics: Metrics | None = None,
+    every: int | None = None,
+    engine: Engine = Simulate(),
+    hooks: Sequence[Any] = (),
+    seeds: int | Sequence[int] | None = None,
+    save: str | Path | None = None,
+    throw: bool = False,
+) -> Solution:
+    """Lower everybody's mean outer cost with a bilevel algorithm.
+
+    Args:
+        task: One client's costs and start, and all clients' data. `common=True` asks for hypers that agree.
+        method: The algorithm, such as `hp.PDBO(…)` or `hp.algorithms.MDBO(…)`.
+        network: Who can send to whom, and when.
+        key: An integer or a JAX key, as in `hp.train`.
+        metrics: What to measure in every row of the history, as in `hp.train`.
+        every: Steps between two rows, at least 1; None chooses a divisor of the steps, for about 200 rows at most. The
+            last step has a row only if `every` divides the steps.
+        engine: Where the clients run, as in `hp.train`.
+        hooks: Observers, as in `hp.train`.
+        seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
+            same class, with a leading seed axis on every array, and has `mean` and `spread`.
+        save: A folder to keep the run in. The same call again resumes it or returns its result.
+        throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
+
+    Returns:
+        A `Solution` with `params`, `hypers`, `history`, `status` and `costs`. Row t of the history holds the params
+        that were trained for the hypers of row t.
+
+    Raises:
+        InvalidInput: The method does not fit the task or network; methods that do are listed.
+        Diverged: A number became NaN or infinite; the message names the method and the round.
+        NotConverged: With `throw=True`, the status says that the result did not converge.
+
+    Example:
+        Client i's rate exp(λ_i) is too high at the start: the mean of the training data is right for everybody.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> task = hp.Task(inner=lambda x, rate, a: (x - a) ** 2, penalty=lambda x, rate: jnp.exp(rate) * x**2,
+        ...                outer=lambda x, rate, b: (x - b) ** 2, params=0.0, hypers=0.0,
+        ...                train=jnp.array([[1.0], [3.0]]), validation=jnp.full((2, 1), 2.0))
+        >>> method = hp.PDBO(inner=hp.SGP(steps=50, step_size=0.1), steps=3, outer=hp.optimizer("sgd", learning_rate=1),
+        ...                  hypergradient=hp.HGP(steps=30, pushes=1, step_size=0.2))
+        >>> solution = hp.solve(task, method, hp.networks.FullyConnected(2), key=0)
+        >>> print(solution.history.cost.mean(axis=1).round(2))
+        [1.   0.57 0.36 0.25]
+    """
+    key = check_call(task, method, Algorithm, network, key, engine)
+    call = Call(solve, task, method, network, key, engine, hooks)
+    if seeds is not None or save is not None:
+        return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every)
+    check_hypers(task)
+    check_common(task, method)
+    steps = method.steps
+    every = rows_apart(steps) if every is None else check_integer("every", every, minimum=1)
+    links = known_links(call.adapted, network, last_point(task, network), task)
+    counter = jnp.full(client_axis(task), steps, jnp.int32)
+    run = call.run(
+        BilevelState(task.params, task.hypers, links, counter, Report.none(client_axis(task))),
+        {LOOP: recorder(task, metrics, rows=steps // every + 1)},
+        every,
+    )
+    found: BilevelState = run.states
+    seen = found.links if links is not None else None
+    after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
+    best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
+    params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
+    status, residual = call.status(found), inner_residual(after, method, engine)
+    if residual is not None and method.nested:
+        status = status.at(residual)
+    personal = getattr(method, "personal", ())
+    return Solution(after, status, costs, params, found.hyper, history, best, personal).check(throw)

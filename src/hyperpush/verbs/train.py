@@ -1,0 +1,87 @@
+"""Solve the inner problem alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import PRNGKeyArray
+
+from hyperpush.base.checks import check_integer, no_type_check
+from hyperpush.engines.base import Engine
+from hyperpush.engines.simulate import Simulate
+from hyperpush.inner.base import InnerSolver, InnerState
+from hyperpush.networks import Network
+from hyperpush.task.task import Task
+from hyperpush.verbs.call import Call
+from hyperpush.verbs.checks import check_call
+from hyperpush.verbs.inner_residual import inner_residual
+from hyperpush.verbs.recording import Metrics, history_of, recorder
+from hyperpush.verbs.results import Training
+
+
+@no_type_check
+def train(
+    task: Task,
+    method: InnerSolver,
+    network: Network,
+    *,
+    key: PRNGKeyArray | int,
+    metrics: Metrics | None = None,
+    every: int | None = None,
+    engine: Engine = Simulate(),
+    hooks: Sequence[Any] = (),
+    seeds: int | Sequence[int] | None = None,
+    save: str | Path | None = None,
+    throw: bool = False,
+) -> Training:
+    """Solve the inner problem alone: min over x of the mean of all clients' f_i(x, λ_i), at fixed hypers.
+
+    Args:
+        task: One client's costs and start, and all clients' data.
+        method: The inner solver, such as `hp.SGP(steps=600, step_size=0.1)`.
+        network: Who can send to whom, and when. Its size must be the task's number of clients.
+        key: An integer or a JAX key. Decides random links and mini-batches: the same key gives the same result.
+        metrics: What to measure on the way: `{"accuracy": f}` on the data that the outer level fits, or
+            `{"accuracy": ("test", f)}`; `f(params, hyper, batch)` gives one value per example or a scalar.
+        every: Steps between two rows of the history, at least 1. Without metrics there is no history unless it is
+            given. The last step has a row only if `every` divides the steps.
+        engine: Where the clients run: `hp.Simulate()`, `hp.Shard()`, `hp.Threads()` or `hp.Peers(…)`. Results agree
+            between engines up to rounding.
+        hooks: Observers (`hp.hooks.Hook`) called between compiled chunks; they cannot change the result.
+        seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
+            same class, with a leading seed axis on every array, and has `mean` and `spread`.
+        save: A folder to keep the run in. The same call again resumes it or returns its result.
+        throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
+
+    Returns:
+        A `Training`; its `task` is the same task at the params reached, for `hp.hypergradient` and others.
+
+    Raises:
+        InvalidInput: Something does not fit; the message names it and what would be right.
+        Diverged: A number became NaN or infinite; the message names the method and the round.
+        NotConverged: With `throw=True`, the status says that the result did not converge.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> task = hp.Task(inner=lambda x, hyper, a: (x - a) ** 2, outer=lambda x, hyper, b: (x - b) ** 2 + hyper,
+        ...                params=0.0, hypers=0.0, train=jnp.array([[1.0], [2.0], [3.0]]), validation=jnp.zeros((3, 1)))
+        >>> trained = hp.train(task, hp.SGP(steps=100, step_size=0.1), hp.networks.FullyConnected(3), key=0)
+        >>> print(trained.params.round(3))
+        [2. 2. 2.]
+    """
+    key = check_call(task, method, InnerSolver, network, key, engine)
+    call = Call(train, task, method, network, key, engine, hooks)
+    if seeds is not None or save is not None:
+        return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every)
+    recorders = {}
+    if metrics or every is not None:
+        every = check_integer("every", 1 if every is None else every, minimum=1)
+        recorders = {method.loop: recorder(task, metrics)}
+    run = call.run(InnerState(task.params, task.hypers), recorders, every or 1)
+    found: InnerState = run.states
+    after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
+    history = history_of(run, method.loop, every or 1) if recorders else None
+    status = replace(call.status(found), residual=inner_residual(after, method, engine))
+    return Training(after, status, costs, task.problem.whole(found.params), history).check(throw)

@@ -1,0 +1,270 @@
+"""The verb `tune`: try many numbers of a method in one compiled program, and choose on data that nothing fits."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from hyperpush.algorithms.base import Algorithm, BilevelState
+from hyperpush.algorithms.stopping import check_choice
+from hyperpush.base.checks import no_type_check
+from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.options import Configured
+from hyperpush.base.status import Status
+from hyperpush.data.batches import Data, everything
+from hyperpush.engines.simulate import Simulate, evaluate
+from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.hypergradients.recurrent import known_links
+from hyperpush.inner.base import InnerSolver, InnerState
+from hyperpush.methods.base import Method
+from hyperpush.networks import Network
+from hyperpush.programs import Recipe, program_of
+from hyperpush.programs.report import Report
+from hyperpush.task.problem import Cost
+from hyperpush.task.task import Task
+from hyperpush.verbs.call import last_point, run_keys
+from hyperpush.verbs.checks import check_call
+from hyperpush.verbs.results import table
+
+LARGE = 50_000_000  # numbers of all clients' params that are computed side by side; beyond, one after the other
+
+
+class Row(NamedTuple):
+    """One setting that was tried."""
+
+    values: Mapping[str, Any]
+    score: float  # mean over clients and seeds; NaN if it diverged
+    by_seed: Float[np.ndarray, " seeds"]
+    status: Status  # of the estimates of all its runs
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was tried, and what was best.
+
+    Attributes:
+        best: The method with the values of the best row.
+        rows: Every setting with its score, in the order of the grid.
+        on: The data set that the scores were measured on.
+        mode: Whether `"min"` or `"max"` is better.
+    """
+
+    best: Method
+    rows: tuple[Row, ...]
+    on: str
+    mode: str
+
+    @property
+    def best_row(self) -> Row:
+        """The row of the best setting."""
+        return _best(self.rows, self.mode)
+
+    def to_pandas(self) -> Any:
+        """One row per setting."""
+        names = self.rows[0].values
+        columns = {name: [row.values[name] for row in self.rows] for name in names}
+        converged = [row.status.converged for row in self.rows]
+        return table({**columns, "score": [row.score for row in self.rows], "converged": converged})
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{name} = {value}" for name, value in self.best_row.values.items())
+        failed = sum(not np.isfinite(row.score) for row in self.rows)
+        said = f"Tuning({len(self.rows)} settings; best {best}: {self.best_row.score:.5g} on {self.on!r}"
+        said += f"; {failed} diverged" if failed else ""
+        return f"{said}; {self.best_row.status})" if self.best_row.status.converged is False else f"{said})"
+
+
+@no_type_check
+def tune(
+    task: Task,
+    method: InnerSolver | Algorithm,
+    network: Network,
+    *,
+    key: PRNGKeyArray | int,
+    over: Mapping[str, Sequence[Any]],
+    on: str,
+    metric: Cost | None = None,
+    mode: Literal["min", "max"] = "min",
+    seeds: int | Sequence[int] = 1,
+    engine: Simulate = Simulate(),
+) -> Tuning:
+    """Try a method with every combination of some options, and choose the one that is best on a data set.
+
+    Settings that differ in numbers only (step sizes, learning rates, L2 rates) run side by side in one compiled
+    program; lengths, batch sizes and other structure compile once each. Every setting sees the same random draws.
+
+    **Use it** for numbers that no gradient reaches, such as step sizes. **Avoid it** for many hyperparameters: a grid
+    grows with their number as a power, and a bilevel method takes them as `hypers`.
+
+    Args:
+        task: One client's costs and start, and all clients' data.
+        method: The inner solver or algorithm whose options vary.
+        network: Who can send to whom, and when.
+        key: An integer or a JAX key.
+        over: By dotted option, the values to try: `{"inner.step_size": [0.05, 0.1], "outer.learning_rate": [0.1]}`.
+        on: The data set to choose on. It should be one that neither level fits, such as `"holdout"`; `"test"` is
+            refused.
+        metric: `metric(params, hyper, batch)`; the outer cost without its penalty if left out.
+        mode: Whether `"min"` or `"max"` is better.
+        seeds: Runs per setting: how many, with keys made from `key`, or the keys of each. Scores are means.
+        engine: `hp.Simulate(…)`, with the faults of the links if they have some.
+
+    Returns:
+        A `Tuning` with `best`, `rows` and `to_pandas()`.
+
+    Raises:
+        InvalidInput: An option does not exist, a value is out of range, the data set must not decide, or every setting
+            diverged.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
+        >>> values = {"step_size": [0.01, 0.3]}
+        >>> found = hp.tune(task, hp.SGP(20, 0.1), network, key=0, over=values, on="validation")
+        >>> found.best.step_size, len(found.rows)
+        (0.01, 2)
+    """
+    if isinstance(method, HypergradientEstimator):
+        allowed = "an inner solver or a bilevel algorithm, whose runs can be scored"
+        raise InvalidInput("method", type(method).__name__, allowed)
+    if not isinstance(engine, Simulate):
+        raise InvalidInput("engine", engine, "hp.Simulate(…): all settings run in one compiled program")
+    kind = InnerSolver if isinstance(method, InnerSolver) else Algorithm
+    key = check_call(task, method, kind, network, key, engine)
+    check_choice("on", on, task)
+    if mode not in ("min", "max"):
+        raise InvalidInput("mode", mode, "'min' or 'max'")
+    if task.privacy is not None:
+        raise InvalidInput("task", "a private task", "a task without privacy: choosing on data tells of them")
+    if metric is not None:
+        task.check_metric("metric", metric, on)
+    settings = _grid(method, over)
+    keys = jnp.stack([key] if seeds == 1 else run_keys(key, seeds))
+    found = _scores([each for _, each in settings], network, task, on, metric or task.problem.outer, keys, engine)
+    # A mean over seeds is NaN or infinite as soon as one of them diverged.
+    rows = tuple(
+        Row(values, float(own.mean()) if np.all(np.isfinite(own)) else float("nan"), own, status)
+        for (values, _), (own, status) in zip(settings, found, strict=True)
+    )
+    best = _best(rows, mode)
+    if not np.isfinite(best.score):
+        given = f"{len(rows)} settings, all of which diverged"
+        raise InvalidInput("over", given, "smaller step sizes among the values")
+    return Tuning(next(each for values, each in settings if values is best.values), rows, on, mode)
+
+
+def _best(rows: Sequence[Row], mode: str) -> Row:
+    sign = 1 if mode == "min" else -1
+    return min(rows, key=lambda row: sign * row.score if np.isfinite(row.score) else np.inf)
+
+
+def _grid(method: Method, over: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], Method]]:
+    """Every combination of values, and the method with it."""
+    if not isinstance(over, Mapping) or not over:
+        raise InvalidInput("over", over, 'a dict such as {"step_size": [0.1, 0.2]}')
+    for name, values in over.items():
+        if not isinstance(name, str):
+            raise InvalidInput("over", name, "dotted names of options, such as inner.step_size")
+        if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray) or not len(values):
+            raise InvalidInput(f"over.{name}", values, "a list of at least one value")
+    settings = []
+    for chosen in itertools.product(*over.values()):
+        values, changed = dict(zip(over, chosen, strict=True)), method
+        for name, value in values.items():
+            changed = with_option(changed, name, value, f"over.{name}")
+        settings.append((values, changed))
+    return settings
+
+
+def with_option(method: Any, name: str, value: Any, field: str) -> Any:
+    """The same method with another value of a dotted option."""
+    first, _, rest = name.partition(".")
+    options = method.options() if isinstance(method, Configured) else {}
+    if first not in options:
+        raise unknown(field, first, options)
+    if rest:
+        value = with_option(options[first], rest, value, field)
+    return method.with_options(**{first: value})
+
+
+def _scores(
+    methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array, engine: Simulate
+) -> list[tuple[Float[np.ndarray, " seeds"], Status]]:
+    """Every method's score for every key, and its status; methods of one structure in one compiled program."""
+    recipes = [program_of(each.on(network, engine, task), task.problem).traceable() for each in methods]
+    numbers, rest = zip(*(eqx.partition(recipe, eqx.is_array) for recipe in recipes), strict=True)
+    groups: dict[Any, list[int]] = {}
+    for place in range(len(methods)):
+        groups.setdefault((jax.tree.structure(numbers[place]), rest[place]), []).append(place)
+    size = sum(leaf.size for leaf in jax.tree.leaves(task.params))
+    found: dict[int, Any] = {}
+    for places in groups.values():
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(numbers[place] for place in places))
+        states = _first_states(methods[places[0]], network, task, engine)
+        at_once = max(1, min(len(places) * len(keys), LARGE // max(size, 1)))
+        scores, reports = _run_group(
+            stacked, rest[places[0]], _Known(network), states, task.data, keys, on, metric, at_once, engine
+        )
+        for row, place in enumerate(places):
+            report = jax.tree.map(lambda leaf, row=row: leaf[row], reports)
+            found[place] = np.asarray(scores[row], np.float64), Status() if report is None else report.status()
+    return [found[place] for place in range(len(methods))]
+
+
+class _Known:
+    """A network that is no argument of what is compiled: its tree is planned on the host."""
+
+    def __init__(self, network: Network):
+        self.network = network
+
+    def __hash__(self) -> int:
+        return id(self.network)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and other.network is self.network
+
+
+@eqx.filter_jit
+def _run_group(
+    stacked: Recipe,
+    rest: Recipe,
+    known: _Known,
+    states: PyTree,
+    data: Data,
+    keys: Array,
+    on: str,
+    metric: Cost,
+    at_once: int,
+    engine: Simulate,
+) -> tuple[Float[Array, "settings seeds"], Report | None]:
+    """The mean metric over clients of every setting (`stacked` holds their numbers) with every key, and reports."""
+
+    def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None]:
+        recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], stacked), rest)
+        options = {"clients_per_batch": engine.clients_per_batch, "faults": engine.faults}
+        found, _ = evaluate(recipe, known.network, states, data, keys[place % len(keys)], **options)
+        problem = recipe.parts[1]
+
+        def of_client(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, ""]:
+            return problem.measure(metric, params, hyper, everything(examples))
+
+        mean = jnp.mean(jax.vmap(of_client)(found.params, found.hyper, data.sets[on]))
+        return mean, getattr(found, "report", None)
+
+    settings = jax.tree.leaves(stacked)[0].shape[0]
+    found = jax.lax.map(score, jnp.arange(settings * len(keys)), batch_size=at_once)
+    return jax.tree.map(lambda leaf: leaf.reshape(settings, len(keys), *leaf.shape[1:]), found)
+
+
+def _first_states(method: Method, network: Network, task: Task, engine: Simulate) -> InnerState | BilevelState:
+    if not isinstance(method, Algorithm):
+        return InnerState(task.params, task.hypers)
+    links = known_links(method.on(network, engine, task), network, last_point(task, network), task)
+    counter, report = jnp.full(task.clients, method.steps, jnp.int32), Report.none((task.clients,))
+    return BilevelState(task.params, task.hypers, links, counter, report)
