@@ -76,8 +76,6 @@ def test_it_says_how_the_problem_is():
     largest = np.linalg.norm(np.linalg.solve(hessians.sum(0), moves.T), axis=0).max()
     assert found.sensitivity == pytest.approx(largest, rel=1e-3)
     assert found.window == 3
-    assert found.given_residual is not None
-    assert found.given_residual < 1e-4
 
 
 def test_too_few_pushes_fail():

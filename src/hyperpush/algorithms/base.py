@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from hyperpush.base.numbers import as_number
 from hyperpush.base.ranges import Whole
@@ -46,6 +46,8 @@ class BilevelState(eqx.Module):
     links: LinkEstimates | None = None  # what the client knows of its links, for estimators that reverse them
     best_step: Int[Array, "*clients"] | None = None  # with early stopping, the step that params and hyper belong to
     report: Report | None = None  # of the inner solves and estimates so far
+    size: Float[Array, "*clients"] | None = None  # ‖v_i‖ at the first outer step
+    judge: Bool[Array, "*clients"] | None = None  # whether to judge params on the way; None: yes
 
 
 class _HasSteps:

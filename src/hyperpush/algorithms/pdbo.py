@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
 from hyperpush.algorithms.stopping import EarlyStopping, Watch
@@ -15,6 +16,7 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.base.ranges import Whole
 from hyperpush.base.status import Status
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.hypergradients.settings import norm
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.methods.base import Method, MethodInfo
 from hyperpush.methods.optimizers import Optimizer, as_transformation
@@ -39,6 +41,9 @@ class OuterState(eqx.Module):
     neighbors: Neighbors | None  # what is known of the others' hypers; None without ties
     watch: Watch | None  # of the metric; None without early stopping
     report: Report  # of all estimates so far
+    size: Float[Array, ""]  # ‖v_i‖ of the first step; of an estimator that judges params, their rms if it passed
+    start: Float[Array, ""]  # ‖params before training‖
+    judge: Bool[Array, ""]  # whether to judge params on the way
 
 
 class PDBO(Algorithm):
@@ -188,6 +193,7 @@ class PDBO(Algorithm):
         outer, stop, estimator = as_transformation("outer", self.outer), self.stop, self.hypergradient
 
         def enter(state: BilevelState, ctx: Context) -> OuterState:
+            start = norm(state.params)
             return OuterState(
                 first=state.params,
                 params=state.params,
@@ -200,10 +206,13 @@ class PDBO(Algorithm):
                 neighbors=None if self.ties is None else self.ties.start(state.hyper, problem),
                 watch=None if stop is None else Watch.start(state.params, state.hyper),
                 report=Report.none(),
+                size=jnp.zeros_like(start),
+                start=start,
+                judge=jnp.ones((), bool) if state.judge is None else state.judge,
             )
 
         def leave(before: BilevelState, state: OuterState, ctx: Context) -> BilevelState:
-            before = replace(before, links=state.links, report=state.report)
+            before = replace(before, links=state.links, report=state.report, size=state.size)
             if state.watch is None:
                 return replace(before, params=state.params, hyper=state.hyper)
             best = state.watch
@@ -219,11 +228,17 @@ class PDBO(Algorithm):
             params = state.first if estimator.trains else state.params
             zeros = optax.tree.zeros_like(state.hyper)
             ends = (ctx.round == 0) | (ctx.round == self.steps - 1)
-            return HypergradientState(params, state.hyper, zeros, state.links, state.memory, Report.none(), ends)
+            known = {"start": state.start, "outer": ctx.round, "size": state.size}
+            return HypergradientState(
+                params, state.hyper, zeros, state.links, state.memory, Report.none(), ends & state.judge, **known
+            )
 
         def end_estimate(state: OuterState, found: HypergradientState, ctx: Context) -> OuterState:
             report = state.report if found.report is None else state.report.worst(found.report)
-            return replace(state, hypergradient=found.value, memory=found.memory, report=report)
+            size = found.size
+            if not estimator.judges:
+                size = jnp.where(ctx.round == 0, norm(found.value).astype(state.size.dtype), state.size)
+            return replace(state, hypergradient=found.value, memory=found.memory, report=report, size=size)
 
         solve: Node = Scope(self.inner.program(problem), start_inner, end_inner)
         estimate = Scope(estimator.program(problem), start_estimate, end_estimate)

@@ -1,14 +1,18 @@
 """Whether to believe a result, and why."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-# Residual of the inner problem above which an estimate is not believed. SGP's own bias leaves 0.002 to 0.05 on the
-# tasks of the documentation, and a network before training has about 1.
-UNSOLVED = 0.1
+# Limits of the rule by which params count as solving the inner problem (guides/status.md).
+UNSOLVED = 0.1  # of the params: a longer Newton step shows nothing about the solution
+CHANGED = 0.03  # of a hypergradient: what it may change when it is made again after the Newton step
+EXACT = 1e-6  # Newton step and disagreement, of the params: an estimate there is not made again
+NEAR = 2e-4  # the same for later outer steps, and for what training calls solved
+AROUND = 0.02  # the same: up to here training may be good enough, which a hypergradient will check
 
 
 class Reason(IntEnum):
@@ -50,9 +54,11 @@ class Status:
         reason: Why it ended: `"tolerance"`, `"limit"` (of steps), `"inaccurate"` (rounding allows no better),
             `"stalled"`, `"ill-posed"` (a singular or indefinite Hessian), `"unsolved"` (the params do not solve the
             inner problem), `"early-stopping"` or `"fixed-length"`.
-        residual: How far the inner problem is from solved: the norm of the mean inner gradient, in units of its scale,
-            or the length of a Newton step, in units of the params, if that is larger and was looked for; the largest of
-            several. None if it was not measured.
+        residual: The length of a Newton step from the clients' mean params, in units of these params; the largest of
+            several. None if it is not known.
+        disagreement: The root mean square of the distances of the clients' params from their mean, in the same units.
+        moved: What the Newton step changes of the hypergradient, relative to it. None where the params are so close to
+            solved that it was not asked, or where it is not known.
         error: An estimate of the result's relative error, usually too large; None where there is none, as at params
             that do not solve the inner problem.
         runs: How many inner solves and estimates it speaks of.
@@ -71,6 +77,8 @@ class Status:
     converged: bool | None = None
     reason: str = "fixed-length"
     residual: float | None = None
+    disagreement: float | None = None
+    moved: float | None = None
     error: float | None = None
     runs: int = 1
     failed: int = 0
@@ -86,11 +94,23 @@ class Status:
         facts = [f"{self.reason}: {EXPLAINED[self.reason]}" if self.reason in EXPLAINED else self.reason]
         if self.error is not None:
             facts.append(f"relative error up to {self.error:.2g}")
-        if self.reason == "unsolved" and self.residual is not None:
-            facts.append(f"inner residual {self.residual:.2g}, above {UNSOLVED}")
+        facts += self._distances() if self.reason == "unsolved" else []
         if self.runs > 1:
             facts.append(f"{self.failed} of {self.runs} solves" if self.failed else f"at the end of {self.runs} solves")
         return f"! not converged ({', '.join(facts)})"
+
+    def _distances(self) -> list[str]:
+        """How far the params are from solving the inner problem, in words."""
+        if self.residual == math.inf:
+            return ["the mean params are zero and should not be"]
+        facts = []
+        if self.residual is not None:
+            facts.append(f"a Newton step moves params by {self.residual:.2g}")
+        if self.disagreement is not None:
+            facts.append(f"clients disagree by {self.disagreement:.2g}")
+        if self.moved is not None:
+            facts.append(f"the hypergradient changes by {self.moved:.2g}")
+        return facts
 
     @staticmethod
     def of_all(statuses: "Sequence[Status]") -> "Status":
@@ -99,24 +119,32 @@ class Status:
             return statuses[0]
         order = (False, None, True)
         worst = min(statuses, key=lambda each: order.index(each.converged))
-        errors, residuals = ([getattr(each, name) for each in statuses] for name in ("error", "residual"))
+        errors = [each.error for each in statuses]
         return replace(
             worst,
             error=None if None in errors else max(errors),
-            residual=max((each for each in residuals if each is not None), default=None),
+            **{name: _largest(statuses, name) for name in ("residual", "disagreement", "moved")},
             runs=sum(each.runs for each in statuses),
             failed=sum(max(each.failed, each.converged is False) for each in statuses),
         )
 
-    def at(self, residual: float) -> "Status":
-        """The status of an estimate at params with this inner residual; those that solve nothing are not believed."""
-        largest = max(residual, self.residual or 0.0)
-        if self.converged is False or residual <= UNSOLVED:
-            return replace(self, residual=largest)
-        # The error is that of the linear system, not of a derivative of the solution. And of several estimates these
-        # are the params after the last.
+    def judged(self, by: "Status") -> "Status":
+        """The status of a result at params that were judged so: the worse of both, never better than its own."""
+        known = {name: _largest([self, by], name) for name in ("residual", "disagreement", "moved")}
+        if self.converged is False or by.converged:
+            return replace(self, **known)
+        if by.converged is None:
+            reason = self.reason if self.converged is None else by.reason
+            return replace(self, converged=None, reason=reason, **known)
+        # The error is that of the linear system, not of a derivative of the solution. Of several estimates, these are
+        # the params after the last.
         failed = self.failed if self.runs > 1 else 1
-        return replace(self, converged=False, reason="unsolved", residual=largest, error=None, failed=failed)
+        return replace(self, converged=False, reason=by.reason, error=None, failed=failed, **known)
+
+
+def _largest(statuses: "Sequence[Status]", name: str) -> float | None:
+    """The largest of a number that some statuses know."""
+    return max((each for status in statuses if (each := getattr(status, name)) is not None), default=None)
 
 
 _seen: ContextVar[list[Status] | None] = ContextVar("seen", default=None)

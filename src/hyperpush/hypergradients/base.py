@@ -6,7 +6,7 @@ from typing import Any, ClassVar, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.status import Status
@@ -31,7 +31,9 @@ class HypergradientState(eqx.Module):
     memory: PyTree = None  # what the estimator wants to find again at the next outer step
     report: Report | None = None  # whether the estimate is to be believed; None: it does not say
     thorough: Bool[Array, "*clients"] | None = None  # whether to look for all that may be wrong; None: yes
-    smallest: Float[Array, "*clients"] | None = None  # eigenvalue of the mean Hessian, on the way
+    start: Float[Array, "*clients"] | None = None  # ‖params before training‖; None: not known
+    outer: Int[Array, "*clients"] | None = None  # the outer step; None: there is none
+    size: Float[Array, "*clients"] | None = None  # rms ‖v_i‖ of the first outer step if it passed; 0: not yet
 
 
 class HypergradientEstimator(Method):
@@ -43,6 +45,7 @@ class HypergradientEstimator(Method):
     sample: ClassVar[str] = "HGP(steps=…, pushes=…, step_size=…)"
     trains: ClassVar[bool] = False  # whether it trains itself, from the params that it is given
     exact: ClassVar[bool] = False  # whether it requires products without noise
+    judges: ClassVar[bool] = False  # whether its report says how far the params are from solved
 
     def check_task(self, task: Any) -> None:
         super().check_task(task)

@@ -1,7 +1,7 @@
 """Conjugate gradients on exact averages along a tree, which know the error of their result."""
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -13,11 +13,17 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from hyperpush.base.checks import check_integer, check_positive
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import Number, as_number
-from hyperpush.base.status import Reason
-from hyperpush.data.batches import everything
-from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
+from hyperpush.base.status import EXACT, NEAR, Reason
+from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares
 from hyperpush.hypergradients.descent import Descent
-from hyperpush.hypergradients.newton import append_newton_step
+from hyperpush.hypergradients.judging import (
+    begin_stage,
+    compare,
+    end_step,
+    step_to_solution,
+    take_center,
+    take_gradient,
+)
 from hyperpush.hypergradients.settings import norm
 from hyperpush.hypergradients.systems import (
     ROUNDING,
@@ -26,62 +32,36 @@ from hyperpush.hypergradients.systems import (
     default_tolerance,
     norm_of_jacobian,
     probe_of,
-    scale_of,
+)
+from hyperpush.hypergradients.tree_state import (
+    CAUTION,
+    CENTER,
+    DIRECTION,
+    ENDED,
+    FIRST,
+    GIVEN,
+    JUDGED,
+    NEWTON,
+    RESIDUAL,
+    RUNNING,
+    SECOND,
+    Judged,
+    Memory,
+    Probe,
+    TreeState,
+    message,
+    multiply,
+    relative_error,
+    smaller,
 )
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
-from hyperpush.programs.report import LARGEST, Report
+from hyperpush.programs.report import Report
 from hyperpush.task.problem import Problem
 
-# What a client multiplies and all average in an iteration: the residual at x, or the next direction.
-RESIDUAL, DIRECTION, ENDED = range(3)
-RUNNING = -1  # no reason to end yet
 LITTLE_PROGRESS = 0.3  # a cycle that leaves more than this share of the residual has met rounding
 SHRUNK = 1e-3  # of the probe's residual, relative to the condition number: then its Ritz values have settled
 HIDDEN = 1e-3  # times the part of a probe along one direction: what is less of its residual hides none
-CAUTION = 1.3  # the smallest eigenvalue may have fallen by so much since the outer step before
-
-
-class Memory(eqx.Module):
-    """What a client keeps for the next outer step."""
-
-    x: Float[Array, "*clients d"]
-    smallest: Float[Array, "*clients"]  # eigenvalue of the mean Hessian seen so far; 0: none yet
-
-
-class _Probe(eqx.Module):
-    """A second right-hand side, random and common: the directions that the first has no part in are not overlooked."""
-
-    descent: Descent
-    image: Float[Array, " d"]  # H_i times its direction
-    first: Float[Array, ""]  # size of its residual at the start
-    on: Bool[Array, ""]
-
-
-class _State(eqx.Module):
-    params: PyTree
-    hyper: PyTree
-    source: Float[Array, " d"]  # (1/n)∂_x F_i
-    direct: PyTree  # (1/n)∂_λ F_i
-    reach: Float[Array, ""]  # ‖B_i‖
-    x: Float[Array, " d"]
-    along_x: PyTree  # B_i x, summed up on the way
-    descent: Descent
-    probe: _Probe | None
-    image: Float[Array, " d"]  # H_i times what `phase` says, or the source less that for the residual
-    squared: Float[Array, ""]  # (‖H_i p‖/‖p‖)² for that p
-    along: PyTree  # B_i p
-    phase: Int[Array, ""]
-    reason: Int[Array, ""]
-    count: Int[Array, ""]  # iterations so far
-    thorough: Bool[Array, ""]  # whether to wait for the probe
-    expected: Float[Array, ""]  # smallest eigenvalue of the mean Hessian, by the outer step before; 0: not known
-    smallest: Float[Array, ""]  # the same, as far as it was seen now; 0: not yet
-    largest: Float[Array, ""]  # curvature of the clients' Hessians seen so far, in the mean
-    drift: Float[Array, ""]  # what rounding may have added to the residual since it was computed anew
-    begin: Float[Array, ""]  # size of the residual at the start of a cycle, in which the descent counts
-    ratio: Float[Array, ""]  # the relative error of any v_i is at most so many times that of x
-    error: Float[Array, ""]  # of v, relative, as estimated
 
 
 class TreeCG(SystemSolver):
@@ -115,6 +95,8 @@ class TreeCG(SystemSolver):
         singular: What to do with a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
             leaves out directions without curvature; it is not converged if the outer gradient has a part there.
             `"damping"` takes `damping`, which must be above 0 then.
+        common: Whether hypers agree, so that params are judged by the mean of all v_i. Taken from the task if it has
+            `common=True`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -130,6 +112,7 @@ class TreeCG(SystemSolver):
     """
 
     exact: ClassVar[bool] = True
+    judges: ClassVar[bool] = True
     info: ClassVar[MethodInfo] = MethodInfo(
         network="any",
         target="global",
@@ -145,6 +128,8 @@ class TreeCG(SystemSolver):
     tolerance: Number | None = eqx.field(converter=as_number, default=None)
     damping: Number = eqx.field(converter=as_number, default=0.0)
 
+    common: bool = eqx.field(static=True, default=False, kw_only=True)
+
     def __check_init__(self):
         check_integer("TreeCG.steps", self.steps, minimum=1)
         check_positive("TreeCG.tolerance", self.tolerance, optional=True)
@@ -153,7 +138,7 @@ class TreeCG(SystemSolver):
         if engine is not None and engine.no_tree:
             allowed = "TrackedHGP(…) or Automatic(), which need no tree"
             raise InvalidInput("method", f"TreeCG among {engine.no_tree}", allowed)
-        return self
+        return replace(self, common=True) if task is not None and task.common else self
 
     def memory(self, params: PyTree, hyper: PyTree) -> Memory | None:
         if self.ignores_flat:  # the solution of least norm is found from zero alone
@@ -162,66 +147,93 @@ class TreeCG(SystemSolver):
         return Memory(jnp.zeros_like(vector), jnp.zeros((), vector.dtype))
 
     def program(self, problem: Problem) -> Node:
-        def start(state: HypergradientState, ctx: Context) -> _State:
+        return self.program_on(problem, "tree")
+
+    def program_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
+        """The program, with averages along a tree; or exact ones where one machine has all clients."""
+
+        def start(state: HypergradientState, ctx: Context) -> TreeState:
             return self._start(problem, state, ctx)
 
-        def multiply(state: _State, ctx: Context) -> _State:
-            return _multiply(problem, state, ctx)
-
-        def advance(state: _State, means: tuple[Any, ...], mass: Any, ctx: Context) -> _State:
-            return self._advance(state, means, ctx.clients)
-
-        def finish(before: HypergradientState, state: _State, ctx: Context) -> HypergradientState:
-            x = ravel_pytree(before.params)[1](state.x)
-            after = subtract_indirect(problem, before, state.direct, x, ctx)
-            reason = jnp.where(state.reason == RUNNING, Reason.LIMIT, state.reason)
-            error = jnp.where(reason == Reason.ILL_POSED, -1, state.error)
-            memory = before.memory and Memory(state.x, _remembered(state))
-            smallest = _positive(_smaller(state.expected, state.smallest))
-            return replace(after, memory=memory, report=Report.of(reason, error), smallest=smallest)
-
-        def drop_probe(state: _State, ctx: Context) -> _State:
-            return replace(state, probe=None)
-
-        def has_ended(state: _State, ctx: Context) -> Bool[Array, ""]:
-            return state.phase == ENDED
-
-        def needs_no_probe(state: _State, ctx: Context) -> Bool[Array, ""]:
+        def needs_no_probe(state: TreeState, ctx: Context) -> Bool[Array, ""]:
             assert state.probe is not None
             return (state.phase == ENDED) | ~state.probe.on
 
-        def remaining(state: _State, ctx: Context) -> Int[Array, ""]:
+        def drop_probe(state: TreeState, ctx: Context) -> TreeState:
+            return replace(state, probe=None, judged=Judged.start(state.value, state.memory, state.error))
+
+        body = self._body(problem, by)
+        probing = Repeat(body, self.steps, until=needs_no_probe, name="TreeCG", common=True)
+        stages = self._stages(problem, body, FIRST, by)
+        return Scope(Sequence(probing, Local(drop_probe), stages), start, _finish)
+
+    def distance_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
+        """A program that finds out how far params are from solved, and nothing else."""
+
+        def start(state: HypergradientState, ctx: Context) -> TreeState:
+            vector, direct = ravel_pytree(state.params)[0], optax.tree.zeros_like(state.hyper)
+            begun = self._state(state, jnp.zeros_like(vector), direct, jnp.zeros((), vector.dtype))
+            return replace(begun, judged=Judged.start(begun.value, begun.memory, begun.error))
+
+        return Scope(self._stages(problem, self._body(problem, by), CENTER, by), start, _finish)
+
+    def _body(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
+        def work(state: TreeState, ctx: Context) -> TreeState:
+            return multiply(problem, state, ctx)
+
+        def advance(state: TreeState, means: tuple[Any, ...], mass: Any, ctx: Context) -> TreeState:
+            return self._advance(state, means, ctx.clients)
+
+        return Sequence(Local(work), Average(message, advance, rounds=1, by=by))
+
+    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
+        """The stages from `first` on: an estimate, and how the params that it was made at are judged."""
+
+        def begin(state: TreeState, ctx: Context) -> TreeState:
+            return begin_stage(problem, state, ctx, first)
+
+        def remaining(state: TreeState, ctx: Context) -> Int[Array, ""]:
             return jnp.where(state.phase == ENDED, 0, self.steps)
 
-        body = Sequence(Local(multiply), Average(_message, advance, rounds=1, by="tree"))
-        probing = Repeat(body, self.steps, until=needs_no_probe, name="TreeCG", common=True)
-        rest = Repeat(body, self.steps, until=has_ended, times=remaining, name="TreeCG without probe", common=True)
-        solve = Scope(Sequence(probing, Local(drop_probe), rest), start, finish)
-        return append_newton_step(solve, problem, self, self.steps)
+        rest = Repeat(body, self.steps, until=_has_ended, times=remaining, name="TreeCG without probe", common=True)
+        last = JUDGED if first == FIRST else SECOND
+        stages = Repeat(Sequence(Local(begin), rest), last - first, until=_is_judged, name="TreeCG stages", common=True)
+        if not self.common or first != FIRST:
+            return stages
+        mean = Average(_difference, _compare_means, rounds=1, by=by)
+        return Sequence(stages, Repeat(mean, 1, times=_is_compared, name="TreeCG mean"))
 
-    def _start(self, problem: Problem, state: HypergradientState, ctx: Context) -> _State:
+    def _start(self, problem: Problem, state: HypergradientState, ctx: Context) -> TreeState:
         source, direct = outer_gradient_shares(problem, state, ctx)
-        source = ravel_pytree(source)[0]
-        zero, none = jnp.zeros((), source.dtype), jnp.zeros_like(source)
+        begun = self._state(state, ravel_pytree(source)[0], direct, norm_of_jacobian(problem, state, ctx))
+        random = probe_of(begun.x.size, begun.x.dtype, ctx)
+        probe = Probe(
+            Descent.start(random, self.steps), jnp.zeros_like(random), jnp.linalg.norm(random), jnp.ones((), bool)
+        )
+        return replace(begun, probe=probe)
+
+    def _state(
+        self, state: HypergradientState, source: Float[Array, " d"], direct: PyTree, reach: Float[Array, ""]
+    ) -> TreeState:
+        zero, none, integer = jnp.zeros((), source.dtype), jnp.zeros_like(source), jnp.zeros((), jnp.int32)
         known = Memory(none, zero) if state.memory is None else state.memory
-        random = probe_of(source.size, source.dtype, ctx)
-        probe = _Probe(Descent.start(random, self.steps), none, jnp.linalg.norm(random), jnp.ones((), bool))
-        return _State(
+        return TreeState(
             params=state.params,
             hyper=state.hyper,
             source=source,
             direct=direct,
-            reach=norm_of_jacobian(problem, state, ctx),
+            reach=reach,
             x=known.x,
             along_x=optax.tree.zeros_like(direct),
             descent=Descent.start(none, self.steps),
-            probe=probe,
+            probe=None,
             image=none,
             squared=zero,
             along=optax.tree.zeros_like(direct),
-            phase=jnp.asarray(RESIDUAL, jnp.int32),
-            reason=jnp.asarray(RUNNING, jnp.int32),
-            count=jnp.zeros((), jnp.int32),
+            phase=integer + RESIDUAL,
+            stage=integer + FIRST,
+            reason=integer + RUNNING,
+            count=integer,
             thorough=jnp.ones((), bool) if state.thorough is None else state.thorough,
             expected=known.smallest / CAUTION,
             smallest=zero,
@@ -230,18 +242,23 @@ class TreeCG(SystemSolver):
             begin=zero,
             ratio=zero,
             error=zero - 1,
+            start=zero if state.start is None else state.start.astype(zero.dtype),
+            before=zero if state.size is None else state.size.astype(zero.dtype),
+            skip=zero + (EXACT if state.outer is None else jnp.where(state.outer == 0, EXACT, NEAR)),
+            judged=None,
         )
 
-    def _advance(self, state: _State, means: tuple[Any, ...], clients: int) -> _State:
+    def _advance(self, state: TreeState, means: tuple[Any, ...], clients: int) -> TreeState:
         """What every client makes of the averages; but for `along_x` the same at all of them."""
-        image, probed, squared, largest, ratios = means
+        image, probed, squared, largest, ratios, terms = means
         state = replace(state, count=state.count + 1, ratio=(clients * ratios) ** 0.25)
         rounding = jnp.finfo(image.dtype).eps
-        at_residual = state.phase == RESIDUAL
-        vector = jnp.where(at_residual, state.x, state.descent.direction)
+        at_residual, given = state.phase == RESIDUAL, state.phase == GIVEN
+        vector = state.vector
         size = norm(vector)
         spread = jnp.sqrt(squared) * size  # root mean square of ‖H_k vector‖ over the clients
-        state = replace(state, largest=jnp.maximum(state.largest, jnp.sqrt(largest)))
+        seen = jnp.where(given, state.largest, jnp.maximum(state.largest, jnp.sqrt(largest)))
+        state = replace(state, largest=seen)
         floor = ROUNDING * rounding * state.largest
         if state.probe is not None:
             state = self._advance_probe(state, probed, floor)
@@ -249,9 +266,34 @@ class TreeCG(SystemSolver):
         direction = self._step(state, image + self.damping * vector, rounding * spread, floor)
         after = choose(at_residual, residual, direction)
         ended = (after.reason != RUNNING) | (after.count >= self.steps)
-        return replace(after, phase=jnp.where(ended, ENDED, after.phase).astype(jnp.int32))
+        after = replace(after, phase=jnp.where(ended, ENDED, after.phase).astype(jnp.int32))
+        return after if state.judged is None else self._judge(state, after, image, squared, terms, floor)
 
-    def _advance_probe(self, state: _State, image: Float[Array, " d"], floor: Float[Array, ""]) -> _State:
+    def _judge(
+        self,
+        before: TreeState,
+        after: TreeState,
+        image: Array,
+        squared: Array,
+        terms: tuple[Array, Array],
+        floor: Array,
+    ) -> TreeState:
+        """The state after an iteration of any stage, of which `after` is that of an estimate."""
+        given, stage = before.phase == GIVEN, before.stage
+        undamped = replace(before, expected=jnp.where(jnp.asarray(self.damping) > 0, 0, before.expected))
+        gradient = take_gradient(undamped, image, squared, terms)
+        newton = choose(given, gradient, step_to_solution(undamped, image, floor))
+        assert before.judged is not None
+        changed, size = (before.judged.size * jnp.sqrt(term) for term in terms)
+        decided = compare(after, changed, size)
+        if self.common:  # the means are compared, unless the second estimate failed
+            decided = choose(after.reason == Reason.TOLERANCE, after, decided)
+        second = choose(after.phase == ENDED, decided, after)
+        after = choose(stage == SECOND, second, after)
+        after = choose(stage == NEWTON, end_step(newton, self.steps), after)
+        return choose(stage == CENTER, take_center(before, image), after)
+
+    def _advance_probe(self, state: TreeState, image: Float[Array, " d"], floor: Float[Array, ""]) -> TreeState:
         probe = state.probe
         assert probe is not None
         image = image + self.damping * probe.descent.direction
@@ -268,7 +310,7 @@ class TreeCG(SystemSolver):
         useful = probe.on & ~flat
         on = ~settled & (descent.ritz.count < self.steps)
         after = choose(useful, replace(probe, descent=descent, on=on), replace(probe, on=probe.on & ~flat))
-        known = jnp.where(useful, _smaller(state.smallest, smallest), state.smallest)
+        known = jnp.where(useful, smaller(state.smallest, smallest), state.smallest)
         if self.ignores_flat:
             begins, size = state.count == 1, jnp.linalg.norm(image)
             first = replace(probe, descent=Descent.start(image, self.steps), first=size, on=size > 0)
@@ -277,11 +319,11 @@ class TreeCG(SystemSolver):
         reason = jnp.where(singular, Reason.ILL_POSED, state.reason).astype(jnp.int32)
         return replace(state, probe=after, smallest=known, reason=reason)
 
-    def _check_residual(self, state: _State, residual: Float[Array, " d"], floor: Float[Array, ""]) -> _State:
+    def _check_residual(self, state: TreeState, residual: Float[Array, " d"], floor: Float[Array, ""]) -> TreeState:
         """The residual computed anew: the end, or the start of another cycle."""
         residual = residual - self.damping * state.x
         size, first = norm(residual), state.begin == 0
-        error = _error(state, size + floor, state.smallest)
+        error = relative_error(state, size + floor, state.smallest)
         solved = (~first & (error <= 2 * self._tolerance(residual))) | (size == 0)
         waits = solved & self._awaits_probe(state)
         hopeless = ~first & ((size > LITTLE_PROGRESS * state.begin) | (size <= 3 * floor))
@@ -298,14 +340,14 @@ class TreeCG(SystemSolver):
             along_x=state.along,
         )
 
-    def _step(self, state: _State, image: Float[Array, " d"], rounding: Float[Array, ""], floor: Any) -> _State:
+    def _step(self, state: TreeState, image: Float[Array, " d"], rounding: Float[Array, ""], floor: Any) -> TreeState:
         """A step along the direction."""
         descent, length = state.descent.advance(image)
         singular = state.descent.curvature(image) <= floor
-        smallest = _smaller(state.smallest, descent.ritz.smallest(floor))
+        smallest = smaller(state.smallest, descent.ritz.smallest(floor))
         singular = singular | (smallest <= floor)
         drift = jnp.hypot(state.drift, rounding * length)
-        error = _error(state, state.begin * (descent.size + drift), smallest)
+        error = relative_error(state, state.begin * (descent.size + drift), smallest)
         moved = state.begin * length
         leave = (error <= self._tolerance(image)) | (descent.size <= 2 * drift)
         after = replace(
@@ -322,7 +364,7 @@ class TreeCG(SystemSolver):
         reason = jnp.where(singular & (state.reason == RUNNING), Reason.ILL_POSED, state.reason).astype(jnp.int32)
         return replace(choose(stop, state, after), reason=reason)
 
-    def _awaits_probe(self, state: _State) -> Bool[Array, ""]:
+    def _awaits_probe(self, state: TreeState) -> Bool[Array, ""]:
         """Whether the probe may still find the Hessian singular.
 
         An outer gradient with few of its eigenvectors is dealt with before the others are seen. About 1/√d of the
@@ -339,56 +381,42 @@ class TreeCG(SystemSolver):
         return default_tolerance(like.dtype) if self.tolerance is None else self.tolerance
 
 
-def _multiply(problem: Problem, state: _State, ctx: Context) -> _State:
-    """A client's products with what `phase` says, and with the probe's direction."""
-    back, examples = ravel_pytree(state.params)[1], everything(ctx.data.train)
-    at_residual = state.phase == RESIDUAL
-    vector = jnp.where(at_residual, state.x, state.descent.direction)
-    product, along = problem.products(state.params, state.hyper, examples, back(vector))
-    image, size = ravel_pytree(product)[0], norm(vector)
-    squared = (norm(image) / jnp.where(size > 0, size, 1)) ** 2
-    # What is averaged is made here, where it replaces what was averaged before.
-    image = jnp.where(at_residual, state.source - image, image)
-    state = replace(state, image=image, squared=squared, along=along)
-    if state.probe is None:
-        return state
-    product = problem.hessian_product(state.params, state.hyper, examples, back(state.probe.descent.direction))
-    return replace(state, probe=replace(state.probe, image=ravel_pytree(product)[0]))
+def _finish(before: HypergradientState, state: TreeState, ctx: Context) -> HypergradientState:
+    judged, alone = state.judged, state.stage == FIRST
+    assert judged is not None
+    value, memory, error = choose(
+        alone, (state.value, state.memory, state.error), (judged.value, judged.memory, judged.error)
+    )
+    reason = jnp.where(state.reason == RUNNING, Reason.LIMIT, state.reason)
+    report = Report.of(reason, jnp.where(reason == Reason.ILL_POSED, -1, error))
+    known = jnp.stack([judged.residual, judged.disagreement, judged.moved])
+    report = report.judged(*jnp.where(alone, -1, known))
+    passed = (before.size == 0) & ~alone & (reason == Reason.TOLERANCE) if before.size is not None else None
+    size = before.size if passed is None else jnp.where(passed, judged.size, before.size)
+    return replace(before, value=value, memory=before.memory and memory, report=report, size=size)
 
 
-def _message(state: _State, ctx: Context) -> tuple[Any, Array]:
-    """What is averaged: the products, how large they are at this client, and how sensitive its result is."""
-    largest, probed = state.squared, None
-    if state.probe is not None:
-        probed, direction = state.probe.image, jnp.linalg.norm(state.probe.descent.direction)
-        own = (jnp.linalg.norm(probed) / jnp.where(direction > 0, direction, 1)) ** 2
-        largest = jnp.maximum(largest, jnp.where(state.probe.on, own, 0))
-    value = jax.tree.map(jnp.subtract, state.direct, state.along_x)
-    weighed, most = state.reach * norm(state.x), 1 / jnp.sqrt(jnp.finfo(state.x.dtype).eps)
-    scale = scale_of(state.reach, state.direct, value, state.x)  # at least `weighed` over `most`
-    ratio = jnp.where(weighed > 0, weighed / jnp.where(scale > 0, scale, 1), jnp.sign(state.reach) * most)
-    return (state.image, probed, state.squared, largest, ratio**4), jnp.ones(())
+def _has_ended(state: TreeState, ctx: Context) -> Bool[Array, ""]:
+    return state.phase == ENDED
 
 
-def _error(state: _State, residual: Float[Array, ""], smallest: Float[Array, ""]) -> Float[Array, ""]:
-    """The relative error of any v_i, from the residual and the smallest eigenvalue; `ratio` belongs to x."""
-    away = residual / _positive(_smaller(state.expected, smallest))
-    size = norm(state.x)
-    error = jnp.minimum(state.ratio * away / jnp.where(size > 0, size, 1), LARGEST)
-    return jnp.where(size > 0, error, jnp.sign(state.ratio) * LARGEST)
+def _is_judged(state: TreeState, ctx: Context) -> Bool[Array, ""]:
+    """Whether there is nothing more to find out: an estimate that failed, or that nobody asks about, is not judged."""
+    return (state.stage == JUDGED) | ((state.stage == FIRST) & ((state.reason != Reason.TOLERANCE) | ~state.thorough))
 
 
-def _remembered(state: _State) -> Float[Array, ""]:
-    """The smallest eigenvalue for the next outer step. A run that saw little of it raises it by a little only."""
-    known = CAUTION * state.expected
-    return jnp.where(state.smallest > 0, _smaller(CAUTION * known, state.smallest), known)
+def _is_compared(state: TreeState, ctx: Context) -> Int[Array, ""]:
+    """Once where there is a second estimate to compare with."""
+    return ((state.stage == SECOND) & (state.reason == Reason.TOLERANCE)).astype(jnp.int32)
 
 
-def _positive(number: Float[Array, ""]) -> Float[Array, ""]:
-    """The number, or the smallest positive one."""
-    return jnp.maximum(number, jnp.finfo(number.dtype).tiny)
+def _difference(state: TreeState, ctx: Context) -> tuple[tuple[PyTree, PyTree], Array]:
+    assert state.judged is not None
+    return (jax.tree.map(jnp.subtract, state.judged.value, state.value), state.value), jnp.ones(())
 
 
-def _smaller(known: Float[Array, ""], found: Float[Array, ""]) -> Float[Array, ""]:
-    """The smaller of two, where 0 is not known."""
-    return jnp.where(known > 0, jnp.minimum(known, found), found)
+def _compare_means(state: TreeState, means: tuple[PyTree, PyTree], mass: Any, ctx: Context) -> TreeState:
+    """Judged by what the second estimate changes of the mean of all v_i."""
+    assert state.judged is not None
+    smallest = jnp.sqrt(jnp.finfo(state.x.dtype).eps) * state.judged.size  # of terms that cancel out
+    return compare(state, norm(means[0]), jnp.maximum(norm(means[1]), smallest))

@@ -1,6 +1,6 @@
 """What a client knows of the status of a result while a program runs."""
 
-from dataclasses import replace
+import math
 from typing import Any
 
 import equinox as eqx
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from hyperpush.base.status import UNSOLVED, Reason, Status
+from hyperpush.base.status import Reason, Status
 
 LARGEST = 1e30  # what an estimate of an error is cut off at: states must be finite
 
@@ -20,7 +20,9 @@ class Report(eqx.Module):
     error: Float[Array, "*clients"]  # below 0: not known
     runs: Int[Array, "*clients"]
     failed: Int[Array, "*clients"]
-    residual: Float[Array, "*clients"]  # of the inner problem, the largest so far; below 0: not measured
+    residual: Float[Array, "*clients"]  # the Newton step in units of the params, the largest so far; below 0: not known
+    disagreement: Float[Array, "*clients"]  # of the clients' params, in the same units; below 0: not known
+    moved: Float[Array, "*clients"]  # what solving exactly would change of the result, relative; below 0: not known
 
     @staticmethod
     def of(reason: Any, error: Any = -1.0) -> "Report":
@@ -28,20 +30,22 @@ class Report(eqx.Module):
         reason = jnp.asarray(reason, jnp.int32)
         failed = (reason > Reason.FIXED_LENGTH).astype(jnp.int32)
         error = jnp.minimum(jnp.asarray(error, jnp.zeros(()).dtype), LARGEST)
-        return Report(reason, error, jnp.ones_like(failed), failed, jnp.full_like(error, -1))
+        unknown = jnp.full_like(error, -1)
+        return Report(reason, error, jnp.ones_like(failed), failed, unknown, unknown, unknown)
 
     @staticmethod
     def none(shape: tuple[int, ...] = ()) -> "Report":
         """The report of nothing yet."""
         zeros = jnp.zeros(shape, jnp.int32)
-        return Report(zeros, jnp.full(shape, -1.0), zeros, zeros, jnp.full(shape, -1.0))
+        unknown = jnp.full(shape, -1.0)
+        return Report(zeros, unknown, zeros, zeros, unknown, unknown, unknown)
 
-    def at(self, residual: Float[Array, ""]) -> "Report":
-        """The report of an estimate at params with this inner residual; those that solve nothing are not believed."""
-        reason = jnp.where(self.runs == 0, Reason.FIXED_LENGTH, self.reason)
-        reason = jnp.where((reason <= Reason.FIXED_LENGTH) & (residual > UNSOLVED), Reason.UNSOLVED, reason)
-        error = jnp.where(reason == Reason.UNSOLVED, -1, self.error)  # of the linear system alone
-        return replace(Report.of(reason, error), residual=jnp.minimum(residual.astype(self.error.dtype), LARGEST))
+    def judged(self, residual: Any, disagreement: Any, moved: Any) -> "Report":
+        """The report with what is known of the params that it was made at. Below 0: not known."""
+        kind = self.error.dtype
+        known = (jnp.minimum(each, LARGEST).astype(kind) for each in (residual, disagreement, moved))
+        error = jnp.where(self.reason == Reason.UNSOLVED, -1, self.error)  # of the linear system alone
+        return Report(self.reason, error, self.runs, self.failed, *known)
 
     def worst(self, other: "Report") -> "Report":
         """The report of both. An error that is not known is worse than any other."""
@@ -52,6 +56,8 @@ class Report(eqx.Module):
             self.runs + other.runs,
             self.failed + other.failed,
             jnp.maximum(self.residual, other.residual),
+            jnp.maximum(self.disagreement, other.disagreement),
+            jnp.maximum(self.moved, other.moved),
         )
 
     def status(self) -> Status:
@@ -60,12 +66,19 @@ class Report(eqx.Module):
         if runs == 0:
             return Status()
         reason, error = Reason(int(np.max(self.reason))), float(np.max(self.error))
-        residual = float(np.max(self.residual))
         return Status(
             reason.converged,
             reason.text,
-            residual=residual if residual >= 0 else None,
+            residual=_known(self.residual),
+            disagreement=_known(self.disagreement),
+            moved=_known(self.moved),
             error=error if 0 <= error < LARGEST else None,
             runs=runs,
             failed=int(np.max(self.failed)),
         )
+
+
+def _known(numbers: Float[Array, "*clients"]) -> float | None:
+    """The largest of the clients' numbers; None if it is not known."""
+    largest = float(np.max(numbers))
+    return None if largest < 0 else largest if largest < LARGEST else math.inf

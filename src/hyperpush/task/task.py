@@ -35,6 +35,7 @@ class Point:
     links: LinkEstimates | None
     step: int
     iteration: Mapping[str, Any] = field(default_factory=dict)  # an inner solver's; empty: nothing was trained
+    start: float | None = None  # root mean square of ‖params‖ over the clients before training; None: not known
 
 
 class Task:

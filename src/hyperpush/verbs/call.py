@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
+from hyperpush.base import processes
 from hyperpush.base.checks import check_integer
 from hyperpush.base.errors import Diverged
 from hyperpush.base.fingerprint import fingerprint
@@ -22,10 +24,10 @@ from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.programs import program_of
 from hyperpush.task.task import Point, Task
 from hyperpush.verbs.budget import Budget, budget
+from hyperpush.verbs.certify import Certifier, estimate_recipe
 from hyperpush.verbs.checks import check_key
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.hooks import listen
-from hyperpush.verbs.inner_residual import estimate_recipe
 from hyperpush.verbs.results import Result, over_seeds
 from hyperpush.verbs.saving import describe, keep
 
@@ -92,8 +94,21 @@ class Call:
         solver = next((part for part in (self.method, *self.method.parts()) if isinstance(part, InnerSolver)), None)
         before = last_point(self.task, self.network) if solver is None else None
         trained = solver.iteration if solver is not None else {} if before is None else before.iteration
-        point = Point(self.network, links, run.step, trained)
+        point = Point(self.network, links, run.step, trained, self._start())
         return self._spend(self.task.at(point=point, **at)), Costs.of(run, self.task)
+
+    def _start(self) -> float | None:
+        """The size of the params before the first training."""
+        if self.task.point is not None and self.task.point.start is not None:
+            return self.task.point.start
+        if self.task.privacy is not None or processes.count() > 1:
+            return None
+        squares = [np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(self.task.params)]
+        return float(np.sqrt(sum(squares) / (1 if self.task.owner is not None else self.task.clients)))
+
+    def certifier(self, task: Task) -> Certifier:
+        """What judges the params of a task that this call has led to."""
+        return Certifier(task, self.method, self.adapted, self.network, self.engine, self.key)
 
     def _spend(self, after: Task) -> Task:
         if self.task.privacy is None:

@@ -22,7 +22,6 @@ from hyperpush.task.task import Task
 from hyperpush.verbs.check_report import Check, flatten, norm, relative_error
 from hyperpush.verbs.checks import check_call
 from hyperpush.verbs.hypergradient import hypergradient
-from hyperpush.verbs.inner_residual import inner_residual
 from hyperpush.verbs.results import Estimate
 
 LENGTH = 1e-3  # of a finite difference, relative to the hypers
@@ -144,7 +143,6 @@ def check(
         largest=largest,
         smallest=smallest,
         tenfold=tenfold,
-        given_residual=inner_residual(task, method, engine),
         own_smallest=own_smallest,
         sensitivity=sensitivity,
         window=network.flood_rounds(),

@@ -44,7 +44,6 @@ class Check:
         largest: Largest eigenvalue of the Hessian that the target inverts: the mean one, or the clients' own.
         smallest: The smallest one.
         tenfold: Rounds in which the network's averaging error falls tenfold; None if it does not.
-        given_residual: How far the given params are from solved, as in `hp.Status`; None if it does not matter.
         own_smallest: Smallest eigenvalue of any client's own Hessian at the solution.
         sensitivity: Largest change of the solution per change of the hypers along the directions, |dx|/|dλ|.
         window: Rounds after which whatever anyone sends has reached all (repeated connection).
@@ -73,7 +72,6 @@ class Check:
     largest: float
     smallest: float
     tenfold: float | None
-    given_residual: float | None
     own_smallest: float
     sensitivity: float
     window: int
@@ -186,7 +184,6 @@ class Check:
 
     def _rows_of_the_problem(self) -> dict[str, str]:
         own = f"; a client's own down to {self.own_smallest:.2g}{' (indefinite)' if self.own_smallest < 0 else ''}"
-        given = "" if self.given_residual is None else f", residual {self.given_residual:.2g}"
         rounds = self.tenfold and math.ceil(self.tenfold)
         contraction = "no step size lets training contract"
         if self.smallest > 0:
@@ -198,7 +195,7 @@ class Check:
             "conditioning": f"λ_max {self.largest:.4g}, λ_min {self.smallest:.4g}, κ {self.condition:.3g}{own}",
             "inner problem": f"{found}, gradient norm {self.gradient_norm:.1e}",
             "given params": f"{self.given_distance:.1e} from its solution, {self.given_spread:.1e} from their mean"
-            f"{given}; hypergradient there {self.given_effect:.1e} off",
+            f"; hypergradient there {self.given_effect:.1e} off",
             "sensitivity": f"|dx|/|dλ| up to {self.sensitivity:.3g} along the directions below",
             "range": f"the outer gradient is in the Hessian's range up to {self.residual:.1e}",
             "connection": f"whatever is sent reaches all within {self.window} rounds; averaging errors "

@@ -18,7 +18,6 @@ from hyperpush.programs.report import Report
 from hyperpush.task.task import Task
 from hyperpush.verbs.call import Call, client_axis, last_point
 from hyperpush.verbs.checks import check_call, check_common, check_hypers
-from hyperpush.verbs.inner_residual import inner_residual
 from hyperpush.verbs.recording import Metrics, history_of, recorder, rows_apart
 from hyperpush.verbs.results import Solution
 
@@ -37,6 +36,7 @@ def solve(
     seeds: int | Sequence[int] | None = None,
     save: str | Path | None = None,
     throw: bool = False,
+    certify: bool = True,
 ) -> Solution:
     """Lower everybody's mean outer cost with a bilevel algorithm.
 
@@ -54,6 +54,7 @@ def solve(
             same class, with a leading seed axis on every array, and has `mean` and `spread`.
         save: A folder to keep the run in. The same call again resumes it or returns its result.
         throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
+        certify: Whether to judge the params, as in `hp.hypergradient`: at the first and the last step.
 
     Returns:
         A `Solution` with `params`, `hypers`, `history`, `status` and `costs`. Row t of the history holds the params
@@ -81,15 +82,16 @@ def solve(
     key = check_call(task, method, Algorithm, network, key, engine)
     call = Call(solve, task, method, network, key, engine, hooks)
     if seeds is not None or save is not None:
-        return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every)
+        return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every, certify=certify)
     check_hypers(task)
     check_common(task, method)
     steps = method.steps
     every = rows_apart(steps) if every is None else check_integer("every", every, minimum=1)
     links = known_links(call.adapted, network, last_point(task, network), task)
     counter = jnp.full(client_axis(task), steps, jnp.int32)
+    judge = jnp.full(client_axis(task), certify) if method.nested else None
     run = call.run(
-        BilevelState(task.params, task.hypers, links, counter, Report.none(client_axis(task))),
+        BilevelState(task.params, task.hypers, links, counter, Report.none(client_axis(task)), judge=judge),
         {LOOP: recorder(task, metrics, rows=steps // every + 1)},
         every,
     )
@@ -98,8 +100,10 @@ def solve(
     after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
     params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
-    status, residual = call.status(found), inner_residual(after, method, engine)
-    if residual is not None and method.nested:
-        status = status.at(residual)
+    status = call.status(found)
+    if method.nested and steps:
+        status = call.certifier(after).judge_estimate(
+            status, certify, found.size, again=status.reason == "early-stopping"
+        )
     personal = getattr(method, "personal", ())
     return Solution(after, status, costs, params, found.hyper, history, best, personal).check(throw)

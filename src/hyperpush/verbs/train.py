@@ -1,7 +1,6 @@
 """Solve the inner problem alone."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hyperpush.networks import Network
 from hyperpush.task.task import Task
 from hyperpush.verbs.call import Call
 from hyperpush.verbs.checks import check_call
-from hyperpush.verbs.inner_residual import inner_residual
 from hyperpush.verbs.recording import Metrics, history_of, recorder
 from hyperpush.verbs.results import Training
 
@@ -34,6 +32,7 @@ def train(
     seeds: int | Sequence[int] | None = None,
     save: str | Path | None = None,
     throw: bool = False,
+    certify: bool = True,
 ) -> Training:
     """Solve the inner problem alone: min over x of the mean of all clients' f_i(x, λ_i), at fixed hypers.
 
@@ -53,6 +52,7 @@ def train(
             same class, with a leading seed axis on every array, and has `mean` and `spread`.
         save: A folder to keep the run in. The same call again resumes it or returns its result.
         throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
+        certify: Whether to find out how far the params are from solved. It takes up to 200 products beside the run.
 
     Returns:
         A `Training`; its `task` is the same task at the params reached, for `hp.hypergradient` and others.
@@ -74,7 +74,7 @@ def train(
     key = check_call(task, method, InnerSolver, network, key, engine)
     call = Call(train, task, method, network, key, engine, hooks)
     if seeds is not None or save is not None:
-        return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every)
+        return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every, certify=certify)
     recorders = {}
     if metrics or every is not None:
         every = check_integer("every", 1 if every is None else every, minimum=1)
@@ -83,5 +83,5 @@ def train(
     found: InnerState = run.states
     after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
     history = history_of(run, method.loop, every or 1) if recorders else None
-    status = replace(call.status(found), residual=inner_residual(after, method, engine))
+    status = call.certifier(after).judge_params(call.status(found), certify)
     return Training(after, status, costs, task.problem.whole(found.params), history).check(throw)

@@ -1,0 +1,161 @@
+"""Whether params solve the inner problem closely enough: the stages after an estimate, on the same averages.
+
+At the clients' mean params x̄, δ = H(x̄)⁻¹ mean g_i(x̄) is the Newton step. The estimate is made again at x̄ − δ, and what
+that changes tells how far the first is off, since both are solved to a known error.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float
+
+from hyperpush.base.status import CHANGED, UNSOLVED, Reason
+from hyperpush.data.batches import everything
+from hyperpush.hypergradients.descent import Descent
+from hyperpush.hypergradients.settings import norm
+from hyperpush.hypergradients.systems import ROUNDING, choose
+from hyperpush.hypergradients.tree_state import (
+    CAUTION,
+    DIRECTION,
+    ENDED,
+    FIRST,
+    GIVEN,
+    JUDGED,
+    RESIDUAL,
+    RUNNING,
+    Judged,
+    TreeState,
+    over,
+    smaller,
+)
+from hyperpush.programs import Context
+from hyperpush.programs.report import LARGEST
+from hyperpush.task.problem import Problem
+
+SOLVED = 1e-2  # of the mean gradient: no smaller residual of the Newton step is asked for
+LACKING = 0.1  # of the Newton step: the part that it may lack
+
+
+def begin_stage(problem: Problem, state: TreeState, ctx: Context, first: int) -> TreeState:
+    """What a stage starts from; they are counted by `ctx.round`, from `first`."""
+
+    def center(state: TreeState) -> TreeState:
+        judged = Judged.start(state.value, state.memory, state.error)
+        return _given(replace(state, judged=judged), ravel_pytree(state.params)[0])
+
+    def newton(state: TreeState) -> TreeState:
+        params = ravel_pytree(state.params)[1](state.x)
+        gradient = problem.inner_gradient(params, state.hyper, everything(ctx.data.train))
+        assert state.judged is not None
+        none = jnp.zeros_like(state.smallest)
+        state = replace(state, params=params, x=jnp.zeros_like(state.x), smallest=none)
+        return _given(replace(state, expected=state.judged.memory.smallest / CAUTION), ravel_pytree(gradient)[0])
+
+    def second(state: TreeState) -> TreeState:
+        at, back = ravel_pytree(state.params)
+        params = back(at - state.x)
+        gradients = problem.outer_gradients(params, state.hyper, everything(ctx.data.outer))
+        source, direct = jax.tree.map(lambda leaf: leaf / ctx.clients, gradients)
+        assert state.judged is not None
+        zero, x = jnp.zeros_like(state.begin), state.judged.memory.x
+        state = replace(state, params=params, source=ravel_pytree(source)[0], direct=direct, x=x)
+        return replace(state, phase=jnp.int32(RESIDUAL), begin=zero, drift=zero)
+
+    stage = jnp.int32(first) + ctx.round
+    begun = jax.lax.switch(stage, [lambda state: state, center, newton, second], state)
+    begun = replace(begun, count=jnp.zeros_like(state.count), reason=jnp.full_like(state.reason, RUNNING))
+    return replace(choose(stage == FIRST, state, begun), stage=stage)
+
+
+def _given(state: TreeState, vector: Float[Array, " d"]) -> TreeState:
+    """The state that averages this vector next."""
+    return replace(state, image=vector, squared=norm(vector) ** 2, phase=jnp.int32(GIVEN))
+
+
+def take_center(state: TreeState, mean: Float[Array, " d"]) -> TreeState:
+    """With the mean params x̄ in `x`, and how far the own params are away."""
+    assert state.judged is not None
+    extent = norm(mean)
+    away = over(norm(ravel_pytree(state.params)[0] - mean), extent)
+    judged = replace(state.judged, away=away, extent=extent)
+    return replace(state, x=mean, judged=judged, phase=jnp.int32(ENDED))
+
+
+def take_gradient(state: TreeState, mean: Float[Array, " d"], squared: Array, terms: Any) -> TreeState:
+    """With the mean gradient at x̄, in which the descent towards the Newton step counts."""
+    judged, size = state.judged, norm(mean)
+    assert judged is not None
+    away, values = terms
+    judged = replace(
+        judged,
+        size=values,
+        rounding=ROUNDING * jnp.finfo(mean.dtype).eps * jnp.sqrt(squared),
+        disagreement=jnp.sqrt(away),
+    )
+    descent = Descent.start(mean / jnp.where(size > 0, size, 1), state.descent.ritz.pivots.size)
+    state = replace(state, judged=judged, descent=descent, begin=size, phase=jnp.int32(DIRECTION))
+    return _judge_step(state, jnp.zeros((), bool))
+
+
+def step_to_solution(state: TreeState, image: Float[Array, " d"], floor: Array) -> TreeState:
+    """With a step of the descent: `x` closes in on δ."""
+    curvature = state.descent.curvature(image)
+    descent, length = state.descent.advance(image)
+    x = state.x + state.begin * length * state.descent.direction
+    found = smaller(state.smallest, descent.ritz.smallest(floor))
+    flat = curvature <= floor
+    after = choose(flat, state, replace(state, x=x, descent=descent, smallest=found))
+    reason = jnp.where(curvature < -floor, Reason.ILL_POSED, RUNNING).astype(jnp.int32)
+    return _judge_step(replace(after, reason=reason), flat)
+
+
+def _judge_step(state: TreeState, flat: Bool[Array, ""]) -> TreeState:
+    """Whether the Newton step is known well enough, and whether it is too long, or too short to matter."""
+    judged, step = state.judged, norm(state.x)
+    assert judged is not None
+    left = state.begin * state.descent.size
+    beyond = jnp.maximum(left - judged.rounding, 0)
+    lacks = jnp.where(beyond > 0, jnp.minimum(beyond / state.positive(state.smallest), LARGEST), 0)
+    small = over(step + lacks, judged.extent)
+    exact = small + judged.disagreement <= state.skip
+    far = over(step, jnp.maximum(judged.extent, state.start)) > UNSOLVED
+    enough = (lacks <= LACKING * step) & (left <= jnp.maximum(SOLVED * state.begin, judged.rounding))
+    found = jnp.select([exact, far], [Reason.TOLERANCE, Reason.UNSOLVED], RUNNING).astype(jnp.int32)
+    ill = state.reason == Reason.ILL_POSED
+    known = jnp.where(exact, small, over(step, judged.extent))
+    judged = replace(judged, residual=jnp.where(ill, -1, known))
+    return replace(
+        state,
+        judged=judged,
+        reason=jnp.where(ill, state.reason, found),
+        phase=jnp.where(exact | far | enough | flat | ill, ENDED, DIRECTION).astype(jnp.int32),
+    )
+
+
+def end_step(state: TreeState, limit: int) -> TreeState:
+    """The end of the stage of the Newton step: judged, unless the estimate has to be made again."""
+    late = (state.count >= limit) & (state.phase != ENDED)
+    reason = jnp.where(late, Reason.LIMIT, state.reason).astype(jnp.int32)
+    phase = jnp.where(late, ENDED, state.phase).astype(jnp.int32)
+    over = (reason != RUNNING) & (phase == ENDED)
+    return replace(state, reason=reason, phase=phase, stage=jnp.where(over, JUDGED, state.stage).astype(jnp.int32))
+
+
+def compare(state: TreeState, changed: Float[Array, ""], size: Float[Array, ""]) -> TreeState:
+    """Judged by how much the second estimate, of this size, changes the first."""
+    judged = state.judged
+    assert judged is not None
+    moved = over(changed, jnp.maximum(size, state.before))
+    failed = jnp.where(moved <= CHANGED, Reason.TOLERANCE, Reason.UNSOLVED)
+    good, ill = state.reason == Reason.TOLERANCE, state.reason == Reason.ILL_POSED
+    judged = replace(
+        judged,
+        moved=jnp.where(good, moved, -1),
+        size=size,
+        residual=jnp.where(ill, -1, judged.residual),
+    )
+    reason = jnp.where(good, failed, jnp.where(state.reason == RUNNING, Reason.LIMIT, state.reason))
+    return replace(state, judged=judged, reason=reason.astype(jnp.int32), stage=jnp.int32(JUDGED))

@@ -1,0 +1,165 @@
+"""Whether params solve the inner problem: found out on plain averages, beside the run and uncounted."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from hyperpush.base import processes
+from hyperpush.base.status import AROUND, NEAR, Status
+from hyperpush.engines.base import Engine, ambient, surround
+from hyperpush.engines.shard import Shard
+from hyperpush.engines.simulate import Simulate
+from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.hypergradients.differences import DifferenceProblem
+from hyperpush.hypergradients.disagreement import append_disagreement
+from hyperpush.hypergradients.systems import SystemSolver
+from hyperpush.hypergradients.tree_cg import TreeCG
+from hyperpush.methods.base import Method
+from hyperpush.networks import Network
+from hyperpush.programs import Node, Recipe, program_of
+from hyperpush.programs.report import Report
+from hyperpush.task.problem import Problem
+from hyperpush.task.task import Task
+
+PRODUCTS = 200  # of the Newton step after training, where no estimate has seen the Hessian
+NOT_CERTIFIED = Status(None, "not certified")
+
+
+@dataclass(frozen=True)
+class Certifier:
+    """What judges the params of one call of a verb, with the task as it is after the call.
+
+    Args:
+        task: At the params and hypers to judge.
+        given: The method as it was passed to the verb.
+        adapted: The method as it ran.
+        network: Of the call; no message is sent on it.
+        engine: Of the call.
+        key: Of the call.
+    """
+
+    task: Task
+    given: Method
+    adapted: Method
+    network: Network
+    engine: Engine
+    key: PRNGKeyArray
+
+    def judge_estimate(
+        self, status: Status, certify: bool = True, sizes: Array | None = None, again: bool = False
+    ) -> Status:
+        """The status of an estimate at these params, or of a solution that ends here.
+
+        `sizes` are the clients' ‖v_i‖ at the first outer step; None for a single estimate. `again` asks also after an
+        estimator that judges itself, whose last estimate was made elsewhere.
+        """
+        if ambient().engine is not None or not _matters(self.task, self.given):
+            return status
+        if not certify:
+            return status.judged(NOT_CERTIFIED)
+        if not again and any(getattr(part, "judges", False) for part in _parts(self.adapted)):
+            return status
+        if why := self._unseen():
+            return status.judged(Status(None, f"params not checked: {why}"))
+        solver = next((part for part in _parts(self.adapted) if isinstance(part, SystemSolver)), None)
+        options = {} if solver is None else {"singular": solver.singular, "damping": solver.damping}
+        outer = {}
+        if sizes is not None:
+            size = np.sqrt(np.mean(np.square(np.asarray(sizes, np.float64))))
+            outer = {"size": jnp.full_like(sizes, size), "outer": jnp.ones(self.task.clients, jnp.int32)}
+        return status.judged(self._run(_estimate, TreeCG(**options, common=self.task.common), **outer))
+
+    def judge_params(self, status: Status, certify: bool = True) -> Status:
+        """The status of params after training: how far they are from solving the inner problem."""
+        if ambient().engine is not None or not _matters(self.task, self.given):
+            return status
+        if not certify:
+            return status.judged(NOT_CERTIFIED)
+        if why := self._unseen():
+            return status.judged(Status(None, f"params not checked: {why}"))
+        found = self._run(_distance, TreeCG(PRODUCTS))
+        if found.residual is None or found.disagreement is None:
+            return status.judged(found)
+        away = found.residual + found.disagreement
+        tolerance = getattr(self.adapted, "tolerance", None)
+        if away <= (NEAR if tolerance is None else float(tolerance)):
+            return replace(status.judged(replace(found, converged=True)), converged=status.converged is not False)
+        if away <= AROUND:
+            found = replace(found, converged=None, reason="near the solution: a hypergradient will check it")
+        else:
+            found = replace(found, converged=False, reason="unsolved")
+        return status.judged(found)
+
+    def _unseen(self) -> str:
+        """Why nobody can look at all clients' params; empty where somebody can."""
+        if self.task.privacy is not None:
+            return "private data"
+        if self.engine.hosts_one:
+            return self.engine.no_tree or ("" if _trust(self.given) else "members that distrust each other") or "peers"
+        return "several processes" if processes.count() > 1 else ""
+
+    def _run(self, build: Any, checker: TreeCG, **known: Any) -> Status:
+        task, problem = self.task, _with_products(self.given, program_of(self.given, self.task.problem).parts[1])
+        report, zeros = Report.none((task.clients,)), jax.tree.map(jnp.zeros_like, task.hypers)
+        states = HypergradientState(task.params, task.hypers, zeros, report=report, start=start_of(task), **known)
+        few = getattr(self.engine, "clients_per_batch", None)
+        engine = self.engine.without_faults() if isinstance(self.engine, Shard) else Simulate(clients_per_batch=few)
+        with surround():
+            found = engine.run(Recipe(build, (checker, problem)), self.network, states, task.data, self.key)
+        return found.states.report.status()
+
+
+def estimate_recipe(given: Method, adapted: Method, task: Task, engine: Engine) -> Recipe:
+    """The recipe of an estimator's program, `adapted` to its network from what was `given`.
+
+    Among peers, where nobody sees all clients, they average along a tree how far their params are apart. They do not if
+    they are asynchronous, have private data or distrust each other.
+    """
+    if engine.hosts_one and not engine.no_tree and _trust(given) and _matters(task, given):
+        return Recipe(_compared, (adapted, task.problem))
+    return program_of(adapted, task.problem)
+
+
+def start_of(task: Task) -> Array | None:
+    """The norm of each client's params before training; None if nobody knows."""
+    if task.point is None or task.point.start is None:
+        return None
+    size = jnp.asarray(task.point.start, jnp.result_type(*jax.tree.leaves(task.params)))
+    return size if task.owner is not None else jnp.full(task.clients, size)
+
+
+def _compared(method: Method, problem: Problem) -> Node:
+    program = method.program(problem)
+    return program if isinstance(method, TreeCG) else append_disagreement(program)
+
+
+def _estimate(checker: TreeCG, problem: Problem) -> Node:
+    return checker.program_on(problem, "exact")
+
+
+def _distance(checker: TreeCG, problem: Problem) -> Node:
+    return checker.distance_on(problem, "exact")
+
+
+def _parts(method: Method) -> tuple[Method, ...]:
+    return (method, *method.parts())
+
+
+def _trust(method: Method) -> bool:
+    return all(getattr(part, "trust", True) for part in _parts(method))
+
+
+def _matters(task: Task, method: Method) -> bool:
+    """Whether a method's result depends on how well the shared inner problem is solved."""
+    shared = method.info.target in ("global", "client", "inner") and method.info.network != "none"
+    return shared and not (isinstance(method, HypergradientEstimator) and method.trains)
+
+
+def _with_products(method: Method, problem: Problem) -> Problem:
+    """The problem with products as the method takes them: of differences where costs have no second derivatives."""
+    differ = any(getattr(part, "products", "exact") == "difference" for part in _parts(method))
+    return DifferenceProblem.of(problem) if differ else problem
