@@ -30,6 +30,7 @@ from hyperpush.hypergradients.systems import (
 )
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
+from hyperpush.programs.decide import decide_at_root, has_ended
 from hyperpush.programs.report import LARGEST, Report
 from hyperpush.task.problem import Problem
 
@@ -82,6 +83,7 @@ class _State(eqx.Module):
     begin: Float[Array, ""]  # size of the residual at the start of a cycle, in which the descent counts
     ratio: Float[Array, ""]  # the relative error of any v_i is at most so many times that of x
     error: Float[Array, ""]  # of v, relative, as estimated
+    ended: Bool[Array, ""]  # whether the root has ended the loop
 
 
 class TreeCG(SystemSolver):
@@ -133,7 +135,7 @@ class TreeCG(SystemSolver):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="any",
         target="global",
-        sends="at most two vectors of the size of the params per average, and three averages more than products; "
+        sends="at most two vectors of the size of the params per average, and at most five averages more than products; "
         "once 258 numbers, and where these leave open whether the params solve the inner problem, some vectors more",
         paper="here; conjugate gradients: Hestenes and Stiefel 1952",
         note="inner nodes of the tree see their children's vectors",
@@ -181,21 +183,21 @@ class TreeCG(SystemSolver):
             return replace(after, memory=memory, report=Report.of(reason, error), smallest=smallest)
 
         def drop_probe(state: _State, ctx: Context) -> _State:
-            return replace(state, probe=None)
+            return replace(state, probe=None, ended=jnp.zeros_like(state.ended))
 
-        def has_ended(state: _State, ctx: Context) -> Bool[Array, ""]:
+        def is_done(state: _State, ctx: Context) -> Bool[Array, ""]:
             return state.phase == ENDED
 
         def needs_no_probe(state: _State, ctx: Context) -> Bool[Array, ""]:
             assert state.probe is not None
             return (state.phase == ENDED) | ~state.probe.on
 
-        def remaining(state: _State, ctx: Context) -> Int[Array, ""]:
-            return jnp.where(state.phase == ENDED, 0, self.steps)
-
-        body = Sequence(Local(multiply), Average(_message, advance, rounds=1, by="tree"))
-        probing = Repeat(body, self.steps, until=needs_no_probe, name="TreeCG", common=True)
-        rest = Repeat(body, self.steps, until=has_ended, times=remaining, name="TreeCG without probe", common=True)
+        average = Average(_message, advance, rounds=1, by="tree")
+        probe, others = decide_at_root(average, needs_no_probe, stays=False), decide_at_root(average, is_done)
+        body = Sequence(Local(multiply), probe)
+        probing = Repeat(body, self.steps, until=has_ended, name="TreeCG", common=True)
+        body = Sequence(Local(multiply), others)
+        rest = Repeat(body, self.steps, until=has_ended, name="TreeCG without probe", common=True)
         solve = Scope(Sequence(probing, Local(drop_probe), rest), start, finish)
         return append_newton_step(solve, problem, self, self.steps)
 
@@ -230,6 +232,7 @@ class TreeCG(SystemSolver):
             begin=zero,
             ratio=zero,
             error=zero - 1,
+            ended=jnp.zeros((), bool),
         )
 
     def _advance(self, state: _State, means: tuple[Any, ...], clients: int) -> _State:
