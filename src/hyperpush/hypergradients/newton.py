@@ -11,12 +11,13 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from hyperpush.base.status import UNSOLVED, Reason
 from hyperpush.data.batches import everything
 from hyperpush.hypergradients.base import HypergradientState
-from hyperpush.hypergradients.descent import Descent
 from hyperpush.hypergradients.residual import residual_of, sketch_terms
-from hyperpush.hypergradients.settings import norm
-from hyperpush.hypergradients.systems import ROUNDING, SystemSolver, choose
+from hyperpush.hypergradients.systems import SystemSolver
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import LARGEST, Report
+from hyperpush.solving.common import ROUNDING, choose
+from hyperpush.solving.descent import Descent
+from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
 

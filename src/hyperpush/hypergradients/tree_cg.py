@@ -16,22 +16,15 @@ from hyperpush.base.numbers import Number, as_number
 from hyperpush.base.status import Reason
 from hyperpush.data.batches import everything
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
-from hyperpush.hypergradients.descent import Descent
 from hyperpush.hypergradients.newton import append_newton_step
-from hyperpush.hypergradients.settings import norm
-from hyperpush.hypergradients.systems import (
-    ROUNDING,
-    SystemSolver,
-    choose,
-    default_tolerance,
-    norm_of_jacobian,
-    probe_of,
-    scale_of,
-)
+from hyperpush.hypergradients.systems import SystemSolver, default_tolerance, norm_of_jacobian, scale_of
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.decide import decide_at_root, has_ended
 from hyperpush.programs.report import LARGEST, Report
+from hyperpush.solving.common import ROUNDING, choose, probe_of
+from hyperpush.solving.descent import Descent
+from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
 # What a client multiplies and all average in an iteration: the residual at x, or the next direction.
@@ -135,8 +128,9 @@ class TreeCG(SystemSolver):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="any",
         target="global",
-        sends="at most two vectors of the size of the params per average, and at most five averages more than products; "
-        "once 258 numbers, and where these leave open whether the params solve the inner problem, some vectors more",
+        sends="at most two vectors of the size of the params per average, and at most five averages more than "
+        "products; once 258 numbers, and where these leave open whether the params solve the inner problem, some "
+        "vectors more",
         paper="here; conjugate gradients: Hestenes and Stiefel 1952",
         note="inner nodes of the tree see their children's vectors",
         lossy=True,
