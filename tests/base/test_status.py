@@ -57,24 +57,40 @@ def test_divergence_carries_a_status():
 
 
 def test_reports_of_several_estimates_are_the_worst_of_them():
-    good, fixed = Report.of(Reason.TOLERANCE, 1e-6).at(jnp.asarray(0.01)), Report.of(Reason.FIXED_LENGTH)
-    unsolved = Report.of(Reason.TOLERANCE, 1e-6).at(jnp.asarray(0.5))
+    good, fixed = Report.of(Reason.TOLERANCE, 1e-6).judged(0.01, 0.002, -1), Report.of(Reason.FIXED_LENGTH)
+    unsolved = Report.of(Reason.UNSOLVED, 1e-6).judged(0.5, 0.001, 0.2)
     status = Report.none().worst(good).worst(unsolved).worst(good).status()
     assert (status.converged, status.reason, status.runs, status.failed) == (False, "unsolved", 3, 1)
     assert (status.residual, status.error) == (pytest.approx(0.5), None)  # of a derivative of no solution
-    assert Report.of(Reason.LIMIT).at(jnp.asarray(0.5)).status().reason == "limit"
+    assert (status.disagreement, status.moved) == (pytest.approx(0.002), pytest.approx(0.2))
     both = good.worst(fixed).status()
     assert (both.converged, both.reason, both.error, both.runs) == (None, "fixed-length", None, 2)
-    assert both.residual == pytest.approx(0.01)
-    assert Report.none().at(jnp.asarray(0.01)).status().reason == "fixed-length"
+    assert (both.residual, both.moved) == (pytest.approx(0.01), None)
 
 
-def test_an_unsolved_inner_problem_leaves_no_error_and_counts_what_was_seen():
-    """Of five estimates that converged only the params at the end were looked at."""
-    one, five = (hp.Status(True, "tolerance", error=0.0, runs=runs).at(0.5) for runs in (1, 5))
+def test_a_status_is_the_worse_of_its_own_and_that_of_the_params():
+    unsolved, unknown, good = (
+        hp.Status(False, "unsolved", residual=0.5),
+        hp.Status(None, "not certified"),
+        hp.Status(True, "tolerance", residual=0.001, disagreement=0.0),
+    )
+    # Of five estimates that converged only the params at the end were looked at.
+    one, five = (hp.Status(True, "tolerance", error=0.0, runs=runs).judged(unsolved) for runs in (1, 5))
     assert one == hp.Status(False, "unsolved", residual=0.5, failed=1)
     assert (five.error, five.failed) == (None, 0)
-    assert str(five).endswith("inner residual 0.5, above 0.1, at the end of 5 solves)")
+    assert str(five).endswith("a Newton step moves params by 0.5, at the end of 5 solves)")
+    own = [hp.Status(True, "tolerance"), hp.Status(), hp.Status(False, "limit")]
+    assert [(each.judged(good).converged, each.judged(good).residual) for each in own] == [
+        (True, 0.001),
+        (None, 0.001),
+        (False, 0.001),
+    ]
+    assert [(each.judged(unknown).converged, each.judged(unknown).reason) for each in own] == [
+        (None, "not certified"),
+        (None, "not certified"),
+        (False, "limit"),
+    ]
+    assert own[2].judged(unsolved).reason == "limit"
     assert Report.of(Reason.LIMIT, 1e30).status().error is None  # as much as not known
 
 
@@ -92,11 +108,11 @@ def test_divergence_names_the_method_and_not_its_loops():
 def test_several_results_say_the_first_that_failed_and_the_numbers_of_all():
     good = hp.Status(True, "tolerance", residual=0.01, error=1e-6, runs=3)
     bad, worse = (hp.Status(False, reason, error=0.1, runs=3, failed=2) for reason in ("limit", "ill-posed"))
-    assert hp.Status.of_all([good, bad, worse]) == hp.Status(False, "limit", 0.01, 0.1, runs=9, failed=4)
+    assert hp.Status.of_all([good, bad, worse]) == hp.Status(False, "limit", 0.01, error=0.1, runs=9, failed=4)
     unsolved = hp.Status(False, "unsolved", residual=0.3, runs=4)  # at its end
     assert "2 of 8 solves" in str(hp.Status.of_all([unsolved, unsolved]))
     assert "at the end of 4 solves" in str(hp.Status.of_all([unsolved]))
-    assert hp.Status.of_all([good, hp.Status()]) == hp.Status(None, "fixed-length", 0.01, None, runs=4)
+    assert hp.Status.of_all([good, hp.Status()]) == hp.Status(None, "fixed-length", 0.01, runs=4)
 
 
 @pytest.mark.filterwarnings("ignore:on. 'validation'")

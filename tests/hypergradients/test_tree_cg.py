@@ -7,7 +7,7 @@ from systems import System, system
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
-from hyperpush.hypergradients.ritz import Tridiagonal
+from hyperpush.solving.ritz import Tridiagonal
 
 NETWORK = hp.networks.RandomDirected(6)
 REGULAR = ["like", "unlike", "indefinite clients", "zero clients", "ill-conditioned"]

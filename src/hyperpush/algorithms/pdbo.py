@@ -16,7 +16,6 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.base.ranges import Whole
 from hyperpush.base.status import Status
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
-from hyperpush.hypergradients.settings import norm
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.methods.base import Method, MethodInfo
 from hyperpush.methods.optimizers import Optimizer, as_transformation
@@ -24,6 +23,7 @@ from hyperpush.networks import Network
 from hyperpush.networks.link_estimates import LinkEstimates, join_links
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import Report
+from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
 

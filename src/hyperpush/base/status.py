@@ -134,8 +134,7 @@ class Status:
         if self.converged is False or by.converged:
             return replace(self, **known)
         if by.converged is None:
-            reason = self.reason if self.converged is None else by.reason
-            return replace(self, converged=None, reason=reason, **known)
+            return replace(self, converged=None, reason=by.reason, **known)
         # The error is that of the linear system, not of a derivative of the solution. Of several estimates, these are
         # the params after the last.
         failed = self.failed if self.runs > 1 else 1

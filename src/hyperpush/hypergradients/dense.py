@@ -12,9 +12,10 @@ from jaxtyping import Array, Bool, Float
 from hyperpush.base.numbers import Number, as_number
 from hyperpush.data.batches import everything
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
-from hyperpush.hypergradients.systems import ROUNDING, SystemSolver, report_error
+from hyperpush.hypergradients.systems import SystemSolver, report_error
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Average, Context, Node
+from hyperpush.solving.common import ROUNDING
 from hyperpush.task.problem import Problem
 
 

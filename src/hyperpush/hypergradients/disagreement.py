@@ -10,10 +10,10 @@ from jaxtyping import Array, Float, PyTree
 
 from hyperpush.base.status import AROUND, Reason
 from hyperpush.hypergradients.base import HypergradientState
-from hyperpush.hypergradients.settings import norm
 from hyperpush.hypergradients.tree_state import over
 from hyperpush.programs import Average, Context, Node, Scope, Sequence
 from hyperpush.programs.report import LARGEST, Report
+from hyperpush.solving.settings import norm
 
 
 class _State(eqx.Module):

@@ -17,9 +17,10 @@ from hyperpush.base.checks import check_integer
 from hyperpush.base.numbers import Number, as_number
 from hyperpush.data.batches import everything
 from hyperpush.hypergradients.base import HypergradientState, subtract_indirect
-from hyperpush.hypergradients.ritz import Tridiagonal
-from hyperpush.hypergradients.systems import ROUNDING, SystemSolver, probe_of, report_error
+from hyperpush.hypergradients.systems import SystemSolver, report_error
 from hyperpush.programs import Average, Context, Node, Repeat, Sequence
+from hyperpush.solving.common import ROUNDING, probe_of
+from hyperpush.solving.ritz import Tridiagonal
 from hyperpush.task.problem import Problem
 
 

@@ -14,9 +14,6 @@ from jaxtyping import Array, Bool, Float
 
 from hyperpush.base.status import CHANGED, UNSOLVED, Reason
 from hyperpush.data.batches import everything
-from hyperpush.hypergradients.descent import Descent
-from hyperpush.hypergradients.settings import norm
-from hyperpush.hypergradients.systems import ROUNDING, choose
 from hyperpush.hypergradients.tree_state import (
     CAUTION,
     DIRECTION,
@@ -33,6 +30,9 @@ from hyperpush.hypergradients.tree_state import (
 )
 from hyperpush.programs import Context
 from hyperpush.programs.report import LARGEST
+from hyperpush.solving.common import ROUNDING, choose
+from hyperpush.solving.descent import Descent
+from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
 SOLVED = 1e-2  # of the mean gradient: no smaller residual of the Newton step is asked for
@@ -66,7 +66,8 @@ def begin_stage(problem: Problem, state: TreeState, ctx: Context, first: int) ->
 
     stage = jnp.int32(first) + ctx.round
     begun = jax.lax.switch(stage, [lambda state: state, center, newton, second], state)
-    begun = replace(begun, count=jnp.zeros_like(state.count), reason=jnp.full_like(state.reason, RUNNING))
+    zero = jnp.zeros_like(state.count)
+    begun = replace(begun, count=zero, ended=zero, reason=jnp.full_like(state.reason, RUNNING))
     return replace(choose(stage == FIRST, state, begun), stage=stage)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from hyperpush.base.status import Reason
-from hyperpush.hypergradients.secants import Secants
+from hyperpush.solving.secants import Secants
 
 PATIENCE = 200  # steps without a smaller tracked gradient: no more progress
 ROUNDING = 4  # times the rounding of the largest terms: what is left of a tracked gradient of zero

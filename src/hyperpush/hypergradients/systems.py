@@ -15,14 +15,12 @@ from hyperpush.base.numbers import Number
 from hyperpush.base.status import Reason, Status
 from hyperpush.data.batches import everything
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
-from hyperpush.hypergradients.settings import largest_stretch, norm
 from hyperpush.programs import Context
 from hyperpush.programs.report import LARGEST, Report
+from hyperpush.solving.settings import largest_stretch, norm
 from hyperpush.task.problem import Problem
 
 Singular = Literal["refuse", "minimum-norm", "damping"]
-
-ROUNDING = 8  # curvatures below so many roundings of the largest are zero
 
 
 class _HasDamping:
@@ -61,23 +59,9 @@ class SystemSolver(HypergradientEstimator, _HasDamping):
         return replace(super().status(states), singular=used)
 
 
-def choose(first: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
-    """One of two states. What both share stays the same array, which engines need not write."""
-    return jax.tree.map(lambda a, b: a if a is b else jnp.where(first, a, b), one, other)
-
-
 def default_tolerance(dtype: Any) -> float:
     """The largest relative error to accept where nothing is said."""
     return 1e-5 if dtype == jnp.float64 else 1e-3
-
-
-def probe_of(size: int, dtype: Any, ctx: Context) -> Float[Array, " d"]:
-    """A random right-hand side, the same at every client: what the true one has no part in is not overlooked.
-
-    It follows from the run's key, so no problem meets the same one in every run.
-    """
-    assert ctx.common_key is not None
-    return jax.random.normal(ctx.common_key, (size,), dtype)
 
 
 def norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) -> Float[Array, ""]:

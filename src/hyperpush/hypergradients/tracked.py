@@ -23,12 +23,12 @@ from hyperpush.hypergradients.base import (
 )
 from hyperpush.hypergradients.differences import DifferenceProblem, transposed_product
 from hyperpush.hypergradients.judgment import Judgment
-from hyperpush.hypergradients.secants import Secants
-from hyperpush.hypergradients.settings import MOST_PUSHES, largest_curvature, largest_stretch, learn_settings, norm
 from hyperpush.hypergradients.systems import relative_error, scale_of
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import LARGEST, Report
+from hyperpush.solving.secants import Secants
+from hyperpush.solving.settings import MOST_PUSHES, largest_curvature, largest_stretch, learn_settings, norm
 from hyperpush.task.problem import Problem
 
 CHECK = 5  # steps between two votes on ending

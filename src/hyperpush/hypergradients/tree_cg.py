@@ -1,5 +1,6 @@
 """Conjugate gradients on exact averages along a tree, which know the error of their result."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +16,6 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import Number, as_number
 from hyperpush.base.status import EXACT, NEAR, Reason
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares
-from hyperpush.hypergradients.descent import Descent
 from hyperpush.hypergradients.judging import (
     begin_stage,
     compare,
@@ -24,15 +24,7 @@ from hyperpush.hypergradients.judging import (
     take_center,
     take_gradient,
 )
-from hyperpush.hypergradients.settings import norm
-from hyperpush.hypergradients.systems import (
-    ROUNDING,
-    SystemSolver,
-    choose,
-    default_tolerance,
-    norm_of_jacobian,
-    probe_of,
-)
+from hyperpush.hypergradients.systems import SystemSolver, default_tolerance, norm_of_jacobian
 from hyperpush.hypergradients.tree_state import (
     CAUTION,
     CENTER,
@@ -57,10 +49,15 @@ from hyperpush.hypergradients.tree_state import (
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import Report
+from hyperpush.solving.common import ROUNDING, choose, probe_of
+from hyperpush.solving.descent import Descent
+from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
 LITTLE_PROGRESS = 0.3  # a cycle that leaves more than this share of the residual has met rounding
 SHRUNK = 1e-3  # of the probe's residual, relative to the condition number: then its Ritz values have settled
+# How far the root is: with the probe, with a stage, or with all.
+PROBED, DONE, OVER = 1, 2, 3
 HIDDEN = 1e-3  # times the part of a probe along one direction: what is less of its residual hides none
 
 
@@ -155,15 +152,11 @@ class TreeCG(SystemSolver):
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             return self._start(problem, state, ctx)
 
-        def needs_no_probe(state: TreeState, ctx: Context) -> Bool[Array, ""]:
-            assert state.probe is not None
-            return (state.phase == ENDED) | ~state.probe.on
-
         def drop_probe(state: TreeState, ctx: Context) -> TreeState:
             return replace(state, probe=None, judged=Judged.start(state.value, state.memory, state.error))
 
         body = self._body(problem, by)
-        probing = Repeat(body, self.steps, until=needs_no_probe, name="TreeCG", common=True)
+        probing = Repeat(body, self.steps, until=_is_past(PROBED), name="TreeCG", common=True)
         stages = self._stages(problem, body, FIRST, by)
         return Scope(Sequence(probing, Local(drop_probe), stages), start, _finish)
 
@@ -184,7 +177,7 @@ class TreeCG(SystemSolver):
         def advance(state: TreeState, means: tuple[Any, ...], mass: Any, ctx: Context) -> TreeState:
             return self._advance(state, means, ctx.clients)
 
-        return Sequence(Local(work), Average(message, advance, rounds=1, by=by))
+        return Sequence(Local(work), Average(message, advance, rounds=1, by=by, ends=_how_far))
 
     def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
         """The stages from `first` on: an estimate, and how the params that it was made at are judged."""
@@ -193,11 +186,11 @@ class TreeCG(SystemSolver):
             return begin_stage(problem, state, ctx, first)
 
         def remaining(state: TreeState, ctx: Context) -> Int[Array, ""]:
-            return jnp.where(state.phase == ENDED, 0, self.steps)
+            return jnp.where(state.ended >= DONE, 0, self.steps)
 
-        rest = Repeat(body, self.steps, until=_has_ended, times=remaining, name="TreeCG without probe", common=True)
-        last = JUDGED if first == FIRST else SECOND
-        stages = Repeat(Sequence(Local(begin), rest), last - first, until=_is_judged, name="TreeCG stages", common=True)
+        rest = Repeat(body, self.steps, until=_is_past(DONE), times=remaining, name="TreeCG without probe", common=True)
+        stage, count = Sequence(Local(begin), rest), (JUDGED if first == FIRST else SECOND) - first
+        stages = Repeat(stage, count, until=_is_past(OVER), name="TreeCG stages", common=True)
         if not self.common or first != FIRST:
             return stages
         mean = Average(_difference, _compare_means, rounds=1, by=by)
@@ -234,6 +227,7 @@ class TreeCG(SystemSolver):
             stage=integer + FIRST,
             reason=integer + RUNNING,
             count=integer,
+            ended=integer,
             thorough=jnp.ones((), bool) if state.thorough is None else state.thorough,
             expected=known.smallest / CAUTION,
             smallest=zero,
@@ -396,13 +390,18 @@ def _finish(before: HypergradientState, state: TreeState, ctx: Context) -> Hyper
     return replace(before, value=value, memory=before.memory and memory, report=report, size=size)
 
 
-def _has_ended(state: TreeState, ctx: Context) -> Bool[Array, ""]:
-    return state.phase == ENDED
+def _how_far(state: TreeState, ctx: Context) -> Int[Array, ""]:
+    """How far the iterations are. An estimate that failed, or that nobody asks about, is not judged."""
+    probed = jnp.ones((), bool) if state.probe is None else ~state.probe.on
+    done = state.phase == ENDED
+    failed = (state.stage == FIRST) & ((state.reason != Reason.TOLERANCE) | ~state.thorough)
+    over = done & (failed | (state.stage == JUDGED))
+    return jnp.select([over, done, probed], [OVER, DONE, PROBED], 0).astype(jnp.int32)
 
 
-def _is_judged(state: TreeState, ctx: Context) -> Bool[Array, ""]:
-    """Whether there is nothing more to find out: an estimate that failed, or that nobody asks about, is not judged."""
-    return (state.stage == JUDGED) | ((state.stage == FIRST) & ((state.reason != Reason.TOLERANCE) | ~state.thorough))
+def _is_past(place: int) -> Callable[[TreeState, Context], Bool[Array, ""]]:
+    """Whether the root is so far."""
+    return lambda state, ctx: state.ended >= place
 
 
 def _is_compared(state: TreeState, ctx: Context) -> Int[Array, ""]:

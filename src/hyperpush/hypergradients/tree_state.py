@@ -10,11 +10,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from hyperpush.data.batches import everything
-from hyperpush.hypergradients.descent import Descent
-from hyperpush.hypergradients.settings import norm
 from hyperpush.hypergradients.systems import scale_of
 from hyperpush.programs import Context
 from hyperpush.programs.report import LARGEST
+from hyperpush.solving.descent import Descent
+from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
 # What a client averages in an iteration: the residual at x, the image of the next direction, or a vector as it is.
@@ -78,6 +78,7 @@ class TreeState(eqx.Module):
     stage: Int[Array, ""]
     reason: Int[Array, ""]
     count: Int[Array, ""]  # iterations of this stage so far
+    ended: Int[Array, ""]  # how far the root of the tree is
     thorough: Bool[Array, ""]  # whether to wait for the probe, and to judge the params
     expected: Float[Array, ""]  # smallest eigenvalue of the mean Hessian, by the outer step before; 0: not known
     smallest: Float[Array, ""]  # the same, as far as it was seen now; 0: not yet
@@ -133,7 +134,7 @@ def multiply(problem: Problem, state: TreeState, ctx: Context) -> TreeState:
 
 
 def message(state: TreeState, ctx: Context) -> tuple[Any, Array]:
-    """What is averaged: products, their size at this client, how sensitive its result is, and what judges the params."""
+    """What is averaged: products and their size, how sensitive the client's result is, and what judges the params."""
     largest, probed = state.squared, None
     if state.probe is not None:
         probed, direction = state.probe.image, jnp.linalg.norm(state.probe.descent.direction)

@@ -15,9 +15,9 @@ from hyperpush.data.batches import everything
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.lanczos import Lanczos
-from hyperpush.hypergradients.systems import probe_of
 from hyperpush.networks import Network
 from hyperpush.programs import Average, Context, Node, Recipe, Repeat, Scope
+from hyperpush.solving.common import probe_of
 from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task, client_shapes
 from hyperpush.verbs.checks import check_key, check_task

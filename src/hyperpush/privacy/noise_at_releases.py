@@ -79,7 +79,8 @@ class Noising(eqx.Module):
             if isinstance(node, Local):
                 return Local(noisy(node.f))
             if isinstance(node, Average):
-                return replace(node, get=noisy(node.get, True), put=noisy(node.put))
+                ends = None if node.ends is None else noisy(node.ends, True)
+                return replace(node, get=noisy(node.get, True), put=noisy(node.put), ends=ends)
             if isinstance(node, Server):
                 return replace(node, send=noisy(node.send, True), receive=noisy(node.receive))
             if isinstance(node, Sequence):

@@ -32,3 +32,5 @@ from .recipe import leaf_of as leaf_of
 from .recipe import program_of as program_of
 from .rewrite import rewrite as rewrite
 from .rewrite import stepwise as stepwise
+from .stack import Runs as Runs
+from .stack import stack as stack

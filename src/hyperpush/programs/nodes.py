@@ -9,6 +9,7 @@ Random keys are folded from the run's key along the way to a leaf (position in e
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -187,6 +188,10 @@ class Average(eqx.Module):
         rounds: Steps of averaging, 0 or more; 0 leaves everybody its own value. More are closer to the mean. Exact
             means ignore it.
         by: How: `"push"` on any network, `"gossip"` on undirected ones, `"exact"` with a server, `"tree"` without one.
+        ends: `ends(state, context)` on the state after `put`: a truth value or an integer. The answer of client 0 comes
+            back with the average, by `"exact"` or `"tree"`, and becomes the field `ended` of all states. A loop around
+            it takes `until=has_ended` and `common=True`: clients that round differently end it together. None: nothing
+            is asked.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -201,6 +206,11 @@ class Average(eqx.Module):
     put: Callable[[State, PyTree, Float[Array, ""], Context], State] = eqx.field(static=True)
     rounds: int = eqx.field(static=True)
     by: Literal["push", "gossip", "exact", "tree"] = eqx.field(static=True, default="push")
+    ends: Callable[[State, Context], Array] | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        if self.ends is not None and self.by not in ("exact", "tree"):
+            raise InvalidInput("Average.ends", self.by, "None, or an average by 'exact' or 'tree'")
 
     def stepwise(self) -> "Node":
         """The same average as single exchanges, for engines that cannot compose them; along a tree it stays one."""
@@ -228,7 +238,26 @@ class Average(eqx.Module):
                 send=lambda held, ctx: held if push else held[0], receive=receive, weights=self.by, conserved=push
             )
             body = Repeat(exchange, self.rounds)
-        return Scope(body, enter=self.get, leave=leave)
+        average = Scope(body, enter=self.get, leave=leave)
+        if self.ends is None:
+            return average
+        answer = Server(
+            send=self.ends,
+            compute=lambda answers, key: jnp.broadcast_to(answers[:1], answers.shape),
+            receive=lambda state, answer, ctx: with_answer(state, answer),
+        )
+        return Sequence(average, answer)
+
+
+def has_ended(state: Any, ctx: Context) -> Bool[Array, ""]:
+    """The answer that client 0 gave to `ends` of the last average."""
+    return state.ended
+
+
+def with_answer(state: Any, answer: Array) -> State:
+    """The state with the answer of client 0 to `ends`."""
+    own = getattr(state, "with_answer", None)
+    return replace(state, ended=answer) if own is None else own(answer)
 
 
 class Server(eqx.Module):

@@ -39,6 +39,7 @@ class Sending(eqx.Module):
     node: Node  # without its functions
     message: PyTree[jax.ShapeDtypeStruct] = eqx.field(static=True)
     body: Path = eqx.field(static=True)  # the body of the innermost loop around it; (): it stands in no loop
+    answer: jax.ShapeDtypeStruct | None = eqx.field(static=True, default=None)  # that comes back with an average
 
     @property
     def floats(self) -> int:
@@ -248,7 +249,11 @@ class _Tracer:
     def average(self, node: Average, state: PyTree, path: Path, body: Path) -> PyTree:
         value, mass = self.leaf(path, Role.ENTER, node.get, body, state)
         self.send(node, (value, mass) if node.by == "push" else value, path, body)
-        return self.leaf(path, Role.LEAVE, node.put, body, state, self.sum_messages(value), mass)
+        after = self.leaf(path, Role.LEAVE, node.put, body, state, self.sum_messages(value), mass)
+        if node.ends is not None:
+            answer = self.leaf(path, Role.UNTIL, node.ends, body, after)
+            self.sendings[-1] = replace(self.sendings[-1], answer=answer)
+        return after
 
     def server(self, node: Server, state: PyTree, path: Path, body: Path) -> PyTree:
         message = self.send(node, self.leaf(path, Role.SEND, node.send, body, state), path, body)

@@ -87,7 +87,8 @@ class Certifier:
         away = found.residual + found.disagreement
         tolerance = getattr(self.adapted, "tolerance", None)
         if away <= (NEAR if tolerance is None else float(tolerance)):
-            return replace(status.judged(replace(found, converged=True)), converged=status.converged is not False)
+            judged = status.judged(replace(found, converged=True))
+            return judged if judged.converged is False else replace(judged, converged=True, reason="tolerance")
         if away <= AROUND:
             found = replace(found, converged=None, reason="near the solution: a hypergradient will check it")
         else:

@@ -289,7 +289,10 @@ def check_clock(carry: Carry) -> Carry:
             f"an average along a tree did not reach everybody within {LONGEST:,} rounds: some links are hardly ever up"
         )
     if bool(carry.clock.split):
-        raise HyperpushError("clients disagree about the end of a loop: the network did not reach everyone in time")
+        raise HyperpushError(
+            "clients disagree about the end of a loop: `times`, or `until` with common=True, differs between them "
+            "(programs.decide.decide_at_root lets one decide), or the network did not carry a vote to everyone in time"
+        )
     return carry
 
 

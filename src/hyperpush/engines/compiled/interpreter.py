@@ -21,7 +21,7 @@ from hyperpush.engines.compiled.placement import along, weight_rows
 from hyperpush.engines.result import Recorder
 from hyperpush.engines.totals import Totals
 from hyperpush.networks import Links, Weights
-from hyperpush.networks.trees import PlannedTree, Post, Trip, reliable_post
+from hyperpush.networks.trees import ROOT, PlannedTree, Post, Trip, reliable_post
 from hyperpush.programs import (
     Average,
     Context,
@@ -35,6 +35,7 @@ from hyperpush.programs import (
     State,
     leaf_key,
 )
+from hyperpush.programs.nodes import with_answer
 from hyperpush.programs.profile import LEARNING
 
 
@@ -292,7 +293,8 @@ class Interpreter(RunContext):
             def put(state: State, mass: Array, ctx: Context) -> State:
                 return node.put(state, mean, mass, ctx)
 
-            after = with_states(carry, self.apply(put, Role.LEAVE, visit, carry.states, mass))
+            states = self.apply(put, Role.LEAVE, visit, carry.states, mass)
+            after = with_states(carry, states if node.ends is None else self.ask_root(visit, states))
             if by == "tree":
                 return self.travel(visit.path, after)
             return replace(after, clock=clock.advance(visit.path)).count_messages(visit.path, 1)
@@ -315,6 +317,13 @@ class Interpreter(RunContext):
             mixed = jax.tree.map(lambda w: w / along(mass, w), mixed)
         states = self.apply(node.put, Role.LEAVE, visit, carry.states, mixed, mass)
         return replace(carry, states=states, clock=clock).count_messages(visit.path, sent)
+
+    def ask_root(self, visit: Visit, states: State) -> State:
+        """The states with what the root of the tree answers to `ends`."""
+        answers = self.apply(visit.node.ends, Role.UNTIL, visit, states)
+        own = jnp.where(along(self.placement.ids() == ROOT, answers), answers, 0).astype(jnp.float32)
+        told = jnp.round(self.network.clients * self.placement.mean(own)).astype(answers.dtype)
+        return with_answer(states, jnp.broadcast_to(told, answers.shape))
 
     def travel(self, path: Path, carry: Carry) -> Carry:
         """Count an average along the tree, and before the first one what it takes to learn the links."""

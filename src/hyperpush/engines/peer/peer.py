@@ -24,7 +24,20 @@ from hyperpush.engines.run_checks import check_recording, check_repairable
 from hyperpush.engines.transport import Transport
 from hyperpush.networks import Network, Weights
 from hyperpush.programs import stepwise
-from hyperpush.programs.nodes import Average, Exchange, Inbox, Local, Node, Path, Repeat, Role, Scope, Sequence, Server
+from hyperpush.programs.nodes import (
+    Average,
+    Exchange,
+    Inbox,
+    Local,
+    Node,
+    Path,
+    Repeat,
+    Role,
+    Scope,
+    Sequence,
+    Server,
+    with_answer,
+)
 from hyperpush.programs.profile import profile
 from hyperpush.programs.recipe import Recipe, as_recipe
 from hyperpush.programs.recipe import at as node_at
@@ -317,8 +330,16 @@ class Peer:
         self._save(state, False)
         value, mass = self._apply(at, Role.ENTER, state)
         assert self._trees is not None
-        mean = self._trees.mean(at.path, jax.tree.map(np.asarray, value))
-        return self._apply(at, Role.LEAVE, state, jax.tree.map(jnp.asarray, mean), mass)
+
+        def answer(mean: PyTree) -> np.ndarray | None:
+            return None if node.ends is None else np.asarray(self._apply(at, Role.UNTIL, take(mean)))
+
+        def take(mean: PyTree) -> PyTree:
+            return self._apply(at, Role.LEAVE, state, jax.tree.map(jnp.asarray, mean), mass)
+
+        mean, told = self._trees.mean(at.path, jax.tree.map(np.asarray, value), answer)
+        after = take(mean)
+        return after if node.ends is None else with_answer(after, jnp.asarray(told))
 
     def _links(self, weights: Weights) -> ClientLinks:
         links = links_at(self.network, self.key, self.step, self.client, weights)

@@ -4,7 +4,8 @@ The tree is that of the links (`hyperpush.networks.trees`), and so are rounds an
 not wait for links to come up, but count as if they did. What they know of the links is in the network's description.
 """
 
-from typing import final
+from collections.abc import Callable
+from typing import Any, final
 
 import equinox as eqx
 import jax
@@ -51,16 +52,16 @@ class TreeAverages:
         averages = TreeAverages(network, key, messenger) if places else None
         for place in places:
             assert averages is not None
-            averages.open(place.path, place.message)
+            averages.open(place.path, place.message, place.answer)
         return averages
 
-    def open(self, path: Path, message: PyTree[jax.ShapeDtypeStruct]) -> None:
-        """Expect means at a place; its sums have a channel already."""
+    def open(self, path: Path, message: PyTree[jax.ShapeDtypeStruct], answer: jax.ShapeDtypeStruct | None) -> None:
+        """Expect means at a place, with the root's answer if it gives one; its sums have a channel already."""
         mean = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) / 1, message))
-        self.messenger.channels.add(Channel(mean_channel(path), mean))
+        self.messenger.channels.add(Channel(mean_channel(path), (mean, answer)))
 
-    def mean(self, path: Path, value: PyTree) -> PyTree:
-        """The mean of everybody's value, the same to the last bit at all."""
+    def mean(self, path: Path, value: PyTree, answer: Callable[[PyTree], Any]) -> tuple[PyTree, Any]:
+        """The mean of all clients' values, and what the root answers to it; the same to the last bit everywhere."""
         state, messenger, me = self.state, self.messenger, self.messenger.client
         if isinstance(self.tree, WaitingTree) and self.tree.learns and not state.learned:
             n = self.network.clients
@@ -76,16 +77,17 @@ class TreeAverages:
             messenger.send_one(path, int(trip.up[me]), total)
         state.step += 1  # the way back: the same two may talk again
         if me == ROOT:
-            shapes, n = messenger.channels.current[mean_channel(path)].message, self.network.clients
+            shapes, n = messenger.channels.current[mean_channel(path)].message[0], self.network.clients
             mean = jax.tree.map(lambda leaf, like: np.asarray(leaf / n, like.dtype), total, shapes)
+            told = (mean, answer(mean))
         else:
             teller = int(trip.down[me])
-            mean = messenger.receive_all(mean_channel(path), np.arange(self.network.clients) == teller)[teller]
+            told = messenger.receive_all(mean_channel(path), np.arange(self.network.clients) == teller)[teller]
         for child in np.flatnonzero((trip.down == me) & others).tolist():
-            messenger.send_one(mean_channel(path), child, mean)
+            messenger.send_one(mean_channel(path), child, told)
         state.step, channel = begun, messenger.channels.current[path]
         self._count(trip, channel.floats, channel.bytes)
-        return mean
+        return told
 
     def _trip(self, learns: bool = False) -> Trip:
         with compiling:  # peers of one process wait for one to compile it

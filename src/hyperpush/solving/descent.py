@@ -4,7 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from hyperpush.hypergradients.ritz import Tridiagonal
+from hyperpush.solving.ritz import Tridiagonal
 
 
 class Descent(eqx.Module):

@@ -1,0 +1,238 @@
+"""Whether params solve the inner problem: the status against dense algebra in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from wide import float64  # noqa: F401
+
+import hyperpush as hp
+from hyperpush.hypergradients.base import HypergradientState
+from hyperpush.hypergradients.disagreement import append_disagreement
+
+CLIENTS, SIZE, EXAMPLES = 5, 4, 12
+RING = hp.networks.Ring(CLIENTS)
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+class Regression:
+    """Least squares of unlike clients with a penalty exp(λ_i) each, and all that is asked of it in closed form."""
+
+    def __init__(self, seed=0, common=False):
+        random = np.random.default_rng(seed)
+        self.rows, self.validation = random.normal(size=(2, CLIENTS, EXAMPLES, SIZE))
+        self.labels, self.held_out = random.normal(size=(2, CLIENTS, EXAMPLES))
+        self.labels += random.normal(size=(CLIENTS, 1)) + self.rows @ random.normal(size=SIZE)
+
+        def loss(x, hyper, batch):
+            return (batch[0] @ x - batch[1]) ** 2 / 2
+
+        self.task = hp.Task(
+            inner=loss,
+            penalty=lambda x, hyper: 0.5 * jnp.exp(hyper) * x @ x,
+            outer=loss,
+            params=jnp.zeros(SIZE),
+            hypers=-1.0,
+            train=(jnp.asarray(self.rows), jnp.asarray(self.labels)),
+            validation=(jnp.asarray(self.validation), jnp.asarray(self.held_out)),
+            common=common,
+        )
+        self.weight = np.exp(-1.0)
+        self.hessians = np.einsum("kmi,kmj->kij", self.rows, self.rows) / EXAMPLES + self.weight * np.eye(SIZE)
+        pulls = np.einsum("kmi,km->ki", self.rows, self.labels) / EXAMPLES
+        self.solution = np.linalg.solve(self.hessians.mean(0), pulls.mean(0))
+
+    def hypergradient(self, params):
+        """All v_i at every client's own params, as `hp.hypergradient` defines them."""
+        misses = np.einsum("kmi,ki->km", self.validation, params) - self.held_out
+        source = np.einsum("kmi,km->ki", self.validation, misses).mean(0) / EXAMPLES
+        along = np.linalg.solve(self.hessians.mean(0), source) / CLIENTS
+        return -self.weight * params @ along
+
+    def judged(self, params):
+        """(residual, disagreement, moved)."""
+        mean = params.mean(0)
+        step = mean - self.solution  # a Newton step ends at the solution of least squares
+        away = np.sqrt(np.mean(np.sum((params - mean) ** 2, axis=1)))
+        here, there = self.hypergradient(params), self.hypergradient(np.tile(self.solution, (CLIENTS, 1)))
+        size = np.linalg.norm(mean)
+        moved = np.linalg.norm(here - there) / np.linalg.norm(there)
+        return np.linalg.norm(step) / size, away / size, moved
+
+
+def numbers(status):
+    return status.residual, status.disagreement, status.moved
+
+
+@pytest.mark.parametrize("engine", [hp.Simulate(), hp.Threads()], ids=type)
+def test_an_estimate_knows_how_far_its_params_are_off(engine):
+    problem = Regression()
+    random = np.random.default_rng(1)
+    for off, apart in [(0.0, 0.3), (0.05, 0.0), (0.01, 0.01), (0.3, 0.1)]:
+        shift = np.linalg.norm(problem.solution) * random.normal(size=(1 + CLIENTS, SIZE)) / 2
+        params = problem.solution + off * shift[0] + apart * (shift[1:] - shift[1:].mean(0))
+        found = hp.hypergradient(problem.task.at(params=params), hp.TreeCG(), RING, key=0, engine=engine)
+        residual, disagreement, moved = problem.judged(params)
+        passes = residual <= 0.1 and moved <= 0.03
+        assert found.status.disagreement == pytest.approx(disagreement)
+        assert found.status.residual == pytest.approx(residual, rel=0.1, abs=1e-6)  # the step may lack a tenth
+        if residual <= 0.1:
+            assert found.status.moved == pytest.approx(moved, rel=0.15)
+        else:
+            assert found.status.moved is None
+        assert (found.status.converged, found.status.reason) == (passes, "tolerance" if passes else "unsolved")
+
+
+def test_at_the_solution_nothing_is_estimated_again():
+    problem = Regression()
+    solved = problem.task.at(params=np.tile(problem.solution, (CLIENTS, 1)))
+    found = hp.hypergradient(solved, hp.TreeCG(), RING, key=0)
+    assert found.status.converged
+    assert found.status.moved is None
+    assert found.status.residual is not None
+    assert found.status.residual < 1e-6
+    alone = hp.hypergradient(solved, hp.TreeCG(), RING, key=0, certify=False)
+    assert (alone.status.converged, alone.status.reason) == (None, "not certified")
+    np.testing.assert_allclose(alone.value, found.value, rtol=1e-4)
+    off = problem.task.at(params=np.tile(problem.solution * 1.01, (CLIENTS, 1)))
+    costs = [hp.hypergradient(task, hp.TreeCG(), RING, key=0).costs.hessian_products for task in (solved, off)]
+    assert alone.costs.hessian_products < costs[0] < costs[1]
+
+
+@pytest.mark.parametrize("method", [hp.TrackedHGP(), hp.HGP(60, 10, 0.1), hp.hypergradients.Dense()], ids=type)
+def test_other_estimators_are_judged_beside_the_run(method):
+    """What passes keeps its own verdict; nothing becomes better than that."""
+    problem = Regression()
+    own = None if isinstance(method, hp.HGP) else True
+    for off, good in [(0.001, True), (0.05, False)]:
+        params = problem.solution * (1 + off * np.arange(CLIENTS)[:, None])
+        status = hp.hypergradient(problem.task.at(params=params), method, RING, key=0).status
+        assert numbers(status) == pytest.approx(problem.judged(params), rel=0.15)
+        assert status.converged == (own if good else False)
+        assert (status.reason == "unsolved") == (not good)
+
+
+def test_hypers_that_agree_are_judged_by_the_mean():
+    """Single v_i change much where their mean does not, and the reverse."""
+    problem = Regression(common=True)
+    for seed in range(4):
+        params = problem.solution + 0.05 * np.random.default_rng(seed).normal(size=(CLIENTS, SIZE))
+        here, there = (problem.hypergradient(at).mean() for at in (params, np.tile(problem.solution, (CLIENTS, 1))))
+        status = hp.hypergradient(problem.task.at(params=params), hp.TreeCG(), RING, key=0).status
+        assert status.moved == pytest.approx(abs(here - there) / abs(there), rel=0.15)
+
+
+def test_training_says_how_far_it_came():
+    problem = Regression()
+    solved = problem.task.at(params=np.tile(problem.solution, (CLIENTS, 1)))
+    found = {}
+    for task, steps, size in [(problem.task, 20, 0.1), (problem.task, 2000, 0.004), (solved, 20, 1e-6)]:
+        trained = hp.train(task, hp.SGP(steps, size), RING, key=0)
+        residual, disagreement, _ = problem.judged(np.asarray(trained.params))
+        assert trained.status.residual == pytest.approx(residual, rel=0.1)
+        assert trained.status.disagreement == pytest.approx(disagreement, rel=1e-5)
+        away = residual + disagreement
+        assert trained.status.converged == (True if away <= 2e-4 else None if away <= 0.02 else False)
+        found[trained.status.converged] = trained.status.reason
+    assert found == {False: "unsolved", None: "near the solution: a hypergradient will check it", True: "tolerance"}
+    unknown = hp.train(problem.task, hp.SGP(20, 0.1), RING, key=0, certify=False).status
+    assert (unknown.converged, unknown.reason) == (None, "not certified")
+
+
+def test_only_the_first_and_the_last_outer_step_are_judged_and_later_ones_against_the_first():
+    problem = Regression()
+    solver, outer = hp.SGP(2000, 0.004), hp.optimizer("sgd", learning_rate=1e-9)
+
+    def products(steps, **options):
+        method = hp.PDBO(solver, hp.TreeCG(), outer, steps=steps, remember=False)
+        return hp.solve(problem.task, method, RING, key=0, **options)
+
+    one, two, five = (products(steps) for steps in (1, 2, 5))
+    plain = products(1, certify=False).costs.hessian_products
+    assert one.status.converged
+    judged = one.costs.hessian_products - plain
+    assert two.costs.hessian_products - 2 * plain == pytest.approx(2 * judged, rel=0.1)
+    # Those between wait for no probe either.
+    assert five.costs.hessian_products - 2 * judged <= 5 * plain
+
+
+def pulled(curvatures, pulls, params):
+    """Clients with the inner costs ½ Σ_j a_j x_j² − b_iᵀx + λ_i Σ_j x_j; the mean solution is mean(b)/a at λ = 0."""
+
+    def inner(x, hyper, batch):
+        return 0.5 * jnp.sum(curvatures * x**2) - batch[0] @ x + hyper * jnp.sum(x)
+
+    return hp.Task(
+        inner=inner,
+        outer=lambda x, hyper, batch: jnp.sum((x - batch[0]) ** 2),
+        params=jnp.asarray(params),
+        hypers=0.0,
+        train=jnp.asarray(pulls)[:, None],
+        validation=jnp.full((CLIENTS, 1, len(params)), 3.0),
+    )
+
+
+@pytest.mark.parametrize("off", [0.03, 0.3, 1.0])
+def test_params_that_are_off_in_a_weak_direction_are_seen(off):
+    """A gradient of 1e-3 times the distance looks small there; a Newton step goes all the way."""
+    curvatures, solution = np.geomspace(1, 1e-3, 6), np.ones(6)
+    pulls = curvatures * solution + np.random.default_rng(0).normal(size=(CLIENTS, 6))
+    pulls -= pulls.mean(0) - curvatures * solution
+    params = solution + off * np.linalg.norm(solution) * np.eye(6)[5]
+    status = hp.hypergradient(pulled(curvatures, pulls, params), hp.TreeCG(), RING, key=0).status
+    expected = off * np.linalg.norm(solution) / np.linalg.norm(params)
+    assert status.residual == pytest.approx(expected, rel=0.02)
+    assert status.converged == (expected <= 0.1 and status.moved is not None and status.moved <= 0.03)
+
+
+def test_params_of_zero_solve_only_what_zero_solves():
+    pulls = np.tile(np.eye(2), (3, 1))[:CLIENTS] - np.tile(np.eye(2), (3, 1))[:CLIENTS].mean(0)
+    network = RING
+    level = hp.hypergradient(pulled(np.ones(2), pulls, np.zeros(2)), hp.TreeCG(), network, key=0).status
+    assert (level.converged, level.residual) == (True, pytest.approx(0, abs=1e-12))
+    far = hp.hypergradient(pulled(np.ones(2), pulls + 0.2, np.zeros(2)), hp.TreeCG(), network, key=0).status
+    assert (far.converged, far.residual) == (False, np.inf)
+    assert "the mean params are zero and should not be" in str(far)
+
+
+def test_where_the_start_is_known_its_size_counts_beside_small_params():
+    """From params of 1 to a solution near zero: a Newton step of the size of the solution is small beside the start."""
+    problem = pulled(np.ones(2), np.full((CLIENTS, 2), 1e-3), np.ones(2))
+    trained = hp.train(problem, hp.SGP(20, 0.3), RING, key=0)
+    status = hp.hypergradient(trained.task, hp.TreeCG(), RING, key=0).status
+    assert status.residual is not None
+    assert status.residual > 0.1
+    assert status.converged  # what it changes of the hypergradient is little, as that is of the size of 3
+    alone = hp.hypergradient(problem.at(params=trained.params), hp.TreeCG(), RING, key=0).status
+    assert (alone.converged, alone.reason) == (False, "unsolved")
+
+
+def test_negative_curvature_at_the_mean_params_is_ill_posed():
+    """Clients stand where their own costs are convex; between them is a maximum."""
+
+    def inner(x, hyper, batch):
+        return (x**2 - 1) ** 2 + 0.01 * hyper * x
+
+    task = hp.Task(
+        inner=inner,
+        outer=lambda x, hyper, batch: (x - 2) ** 2,
+        params=hp.per_client(jnp.asarray([-1.0, 1.1] * 2)),
+        hypers=1.0,
+        train=jnp.zeros((4, 1)),
+        validation=jnp.zeros((4, 1)),
+    )
+    status = hp.hypergradient(task, hp.TreeCG(), hp.networks.Ring(4), key=0).status
+    assert (status.converged, status.reason, status.residual, status.moved) == (False, "ill-posed", None, None)
+
+
+def test_peers_that_look_at_no_curvature_find_out_whether_they_agree():
+    problem = Regression()
+    task, method = problem.task, hp.HGP(30, 10, 0.1)
+    for apart, reason in [(0.1, "unsolved"), (0.005, "fixed-length")]:
+        params = problem.solution * (1 + apart * np.arange(CLIENTS)[:, None])
+        at = task.at(params=params)
+        states = HypergradientState(at.params, at.hypers, jnp.zeros(CLIENTS))
+        program = append_disagreement(method.on(RING).program(at.problem))
+        found = hp.Simulate().run(program, RING, states, at.data, jax.random.key(0)).states.report.status()
+        assert found.disagreement == pytest.approx(problem.judged(params)[1])
+        assert (found.reason, found.residual, found.moved) == (reason, None, None)
