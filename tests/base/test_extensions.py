@@ -19,7 +19,7 @@ import sys
 
 import typer
 
-from hyperpush.runs.config import Config
+from hyperpush.spec.config import Config
 from hyperpush.runs.experiment import Experiment
 
 class Options(Config):

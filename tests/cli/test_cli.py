@@ -176,7 +176,7 @@ def test_an_unexpected_error_keeps_its_traceback(call, tmp_path):
 
 def test_termination_leaves_nothing(tmp_path):
     program = (
-        "import time, sys; from hyperpush.cli import app as cli; from hyperpush.runs import spec, studies\n"
+        "import time, sys; from hyperpush.cli import app as cli; from hyperpush.spec import studies\n"
         "from hyperpush.spec.config import Config; from hyperpush.runs.experiment import Experiment\n"
         "def wait(config, run): print('ready', flush=True); time.sleep(600)\n"
         "studies.experiments = lambda: {'wait': Experiment('wait', '', Config, wait)}\n"

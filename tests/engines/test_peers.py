@@ -152,7 +152,7 @@ sys.modules["zenoh"] = sys.modules["cryptography"] = None  # as if the extra wer
 import hyperpush as hp
 from hyperpush.cli.app import main
 from hyperpush.programs import Local
-from hyperpush.registry import registered
+from hyperpush.methods.registry import registered
 from hyperpush.tasks.logistic import logistic
 task = logistic(2, 0)
 hp.train(task, hp.SGP(steps=2, step_size=0.1), hp.networks.FullyConnected(2), key=0, engine=hp.Threads())

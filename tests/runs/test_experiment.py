@@ -10,10 +10,12 @@ from hyperpush.runs.experiment import defer
 
 def test_a_package_that_is_missing_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "pooch", None)  # as if it were not installed
-    (tmp_path / "needs_pooch.py").write_text("import pooch")
-    with pytest.raises(InvalidInput, match=r"^pooch: got 'not installed'; allowed: pip install hyperpush\[studies\]$"):
-        defer("needs_pooch:run")()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    (tmp_path / "needs_matplotlib.py").write_text("import matplotlib")
+    with pytest.raises(
+        InvalidInput, match=r"^matplotlib: got 'not installed'; allowed: pip install hyperpush\[figures\]$"
+    ):
+        defer("needs_matplotlib:run")()
     (tmp_path / "needs_another.py").write_text("import one_that_is_nowhere")
     with pytest.raises(ModuleNotFoundError, match="one_that_is_nowhere"):  # not ours: a bug, or the user's
         defer("needs_another:run")()

@@ -162,9 +162,9 @@ def test_mistakes_end_in_one_clear_line(options, words, folder, capsys):
     [
         (("run", "error-studdy"), ("experiment", "error-studdy", "error-study")),
         (("run", "missing.toml"), ("missing.toml",)),
-        (("bench", "round"), ("round", "rounds")),
+        (("bench", "round"), ("bench", "see: hyperpush --help")),
     ],
-    ids=["study", "file", "bench"],
+    ids=["study", "file", "command"],
 )
 def test_unknown_names_end_in_one_clear_line(arguments, words, folder, capsys):
     check_refusal(arguments, words, folder, capsys)

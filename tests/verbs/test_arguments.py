@@ -195,7 +195,7 @@ def test_a_verb_inside_jit_says_what_is_pure():
     def inside(inputs):
         return hp.train(make(train=(inputs, DATA[1])), SGP, NETWORK, key=0).params
 
-    with pytest.raises(hp.InvalidInput, match=r"task: got 'arrays that JAX is tracing'.*hp\.programs\.evaluate"):
+    with pytest.raises(hp.InvalidInput, match=r"task: got 'arrays that JAX is tracing'.*hp\.extend\.evaluate"):
         jax.jit(inside)(jnp.asarray(INPUTS))
 
 

@@ -1,10 +1,12 @@
 """A global or a closure that a loss, a metric or a schedule reads may change between two calls of one process."""
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import hyperpush as hp
+from hyperpush.engines.compiled import compile
 
 SCALE, RATE = {"train": 1.0, "metric": 1.0}, [0.25]
 NETWORK = hp.networks.FullyConnected(3)
@@ -81,9 +83,30 @@ def test_a_closure_over_an_array_is_read_anew(size):
 
 
 def test_nothing_compiles_where_nothing_changed():
-    from hyperpush.engines.compiled import compile
-
     run()
     with compile.counting() as counts:
         run()
     assert counts.compilations == 0
+
+
+class Shifted(eqx.Module):
+    """A cost that has a number."""
+
+    by: float
+
+    def __call__(self, x, hyper, a):
+        return SCALE["train"] * (x - a - self.by) ** 2
+
+
+def test_a_number_of_a_cost_compiles_nothing_and_what_its_code_reads_does():
+    def run(by):
+        ones = jnp.ones((3, 4))
+        task = hp.Task(inner=Shifted(by), outer=loss, params=0.0, hypers=0.0, train=ones, validation=ones)
+        return hp.train(task, hp.SGP(40, 0.25), NETWORK, key=0, metrics={"off": Shifted(by)}, every=40)
+
+    run(0.0)
+    with compile.counting() as counts:
+        np.testing.assert_allclose(run(2.0).params, 3.0, rtol=1e-5)
+    assert counts.compilations == 0
+    SCALE["train"] = 0.0
+    np.testing.assert_array_equal(run(2.0).params, 0.0)

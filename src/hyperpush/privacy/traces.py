@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
@@ -15,7 +14,17 @@ from hyperpush.programs import Exchange
 CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_lin"}
 CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 HOST = {"debug_print", "outside_call", "outfeed", "infeed", "ffi_call"}
-OUTSIDE = ("jax", "equinox", "jaxtyping", "beartype", "contextlib", "functools")
+# Lines of these are nobody's request: tasks pass on the accesses of whoever called them.
+OUTSIDE = (
+    "jax",
+    "equinox",
+    "jaxtyping",
+    "beartype",
+    "contextlib",
+    "functools",
+    "hyperpush.privacy",
+    "hyperpush.task",
+)
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
@@ -74,12 +83,11 @@ def place(f: Callable[..., Any]) -> str:
 
 
 def calling_line() -> str:
-    """The line that is being executed outside JAX and this folder."""
+    """The line that is being executed outside JAX, this folder and the task's accesses."""
     frame = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        module = frame.f_globals.get("__name__", "").split(".")[0]
-        if Path(file).parent != Path(__file__).parent and module not in OUTSIDE:
-            return f"{file}:{frame.f_lineno}"
+        module = f"{frame.f_globals.get('__name__', '')}."
+        if not module.startswith(tuple(f"{name}." for name in OUTSIDE)):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown line"

@@ -71,8 +71,15 @@ def is_number(leaf: Any) -> bool:
 def program_of(method: Any, problem: Any) -> Recipe:
     """The recipe of a method's program for a problem."""
     functions = list(functions_in(method))
-    reads = fingerprint(functions, quick=True) if functions else ""
-    return Recipe(_method_program, (method, problem), reads)
+    return Recipe(_method_program, (method, problem), what_is_read(functions) if functions else "")
+
+
+def what_is_read(given: Any) -> str:
+    """A digest of functions and of what they read: compiled code belongs to it.
+
+    Numbers and arrays among the leaves of modules are not in it. What is compiled takes them as arguments.
+    """
+    return fingerprint(with_kinds(given), quick=True)
 
 
 def functions_in(given: Any) -> Iterator[Callable[..., Any]]:

@@ -15,12 +15,12 @@ from jaxtyping import PyTree
 from hyperpush.base import processes
 from hyperpush.base.checks import check_arguments, check_boolean, no_type_check
 from hyperpush.base.errors import InvalidInput, unknown
-from hyperpush.base.fingerprint import fingerprint
 from hyperpush.data import sets
 from hyperpush.data.batches import Data, number_examples
 from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from hyperpush.programs import one_client
+from hyperpush.programs.recipe import what_is_read
 from hyperpush.task.cost_checks import as_cost, check_cost, check_function, find_hypers
 from hyperpush.task.private_problem import Noise, PrivateProblem
 from hyperpush.task.problem import Cost, JointCost, Penalty, Problem
@@ -237,8 +237,7 @@ class Task:
     def problem(self) -> Problem:
         """The costs as a method sees them."""
         costs = (self.inner, self.outer, self.penalty, self.outer_penalty)
-        reads = fingerprint(costs, quick=True)
-        plain = Problem(*costs, self.fixed, self.by_example, self.outer_on, reads)
+        plain = Problem(*costs, self.fixed, self.by_example, self.outer_on, what_is_read(costs))
         if self.privacy is None:
             return plain
         return PrivateProblem.of(plain, self.privacy, 0 if self.spent is None else sum(self.spent.releases.values()))

@@ -12,10 +12,10 @@ from jaxtyping import Array, Float
 
 from hyperpush.base.checks import no_type_check
 from hyperpush.base.errors import InvalidInput
-from hyperpush.base.fingerprint import fingerprint
 from hyperpush.data.batches import everything
 from hyperpush.engines.result import Recorder, RunResult
 from hyperpush.programs import Context
+from hyperpush.programs.recipe import what_is_read
 from hyperpush.task.problem import Cost, Problem
 from hyperpush.task.task import Task
 from hyperpush.verbs.results import RESERVED, History
@@ -59,7 +59,7 @@ def recorder(task: Task, metrics: Metrics | None, rows: int = 0) -> Recorder:
     wanted = checked_metrics(task, metrics)
     numbers = rows * sum(leaf.size for leaf in jax.tree.leaves(task.hypers))
     cost = task.privacy is None and not task.joint
-    reads = fingerprint([metric for *_, metric in wanted], quick=True)
+    reads = what_is_read([metric for *_, metric in wanted])
     return Recorder(Measured(task.problem, wanted, cost, 0 < numbers <= HYPERS, reads), entry=True)
 
 
