@@ -156,7 +156,7 @@ def test_a_record_that_is_corrected_after_a_kill_is_refused_by_name(tmp_path, mo
     with pytest.raises(InvalidInput, match="began with another secret"):
         run_peer(config, victim, say=quiet)
     (folder / "secret.key").unlink()
-    with pytest.raises(InvalidInput, match="secret: got .*which is missing"):
+    with pytest.raises(InvalidInput, match=r"secret: got .*which is missing"):
         run_peer(config, victim, say=quiet)
     (folder / "secret.key").write_bytes(secret)
     before = json.loads((folder / "releases.json").read_text())

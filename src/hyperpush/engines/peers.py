@@ -21,6 +21,7 @@ from hyperpush.engines.base import Engine, Request
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer import SERVER, Checkpoint, Peer
 from hyperpush.engines.peer.code import code_digest
+from hyperpush.engines.peer.durable import clock_at
 from hyperpush.engines.peer.origin import (
     Origin,
     arrays_digest,
@@ -267,7 +268,7 @@ class Peers(Engine, Configured):
             running = PeerSession(transport, peer, before.get("step"), start)
             if self.on_start is not None:
                 self.on_start(running)
-            transport.ready(running.resumed_at or 0, everyone=stored is None)
+            transport.ready(clock_at(before), everyone=stored is None)
             running.begin()
             watched = running.watch(request.progress)
             result = peer.result(peer.run(recipe, states, data, request.recorders, request.every, watched))
