@@ -19,7 +19,7 @@ from hyperpush.deploy.options import digest, read
 from hyperpush.deploy.party import own_sentence, run_peer
 from hyperpush.deploy.swarm import peer_names, rows, schedule, swarm
 from hyperpush.engines.peer.checkpoint import Checkpoint
-from hyperpush.engines.peers import read_secret
+from hyperpush.engines.peer.origin import read_secret
 from hyperpush.engines.transport.zenoh.addresses import Address
 from hyperpush.privacy.accountant import compose
 from hyperpush.programs import Local
@@ -427,15 +427,17 @@ def test_what_verbs_refuse_is_refused_before_anything_is_sent(change, says, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
-def test_the_secret_stays_and_draws_other_noise_for_another_run(tmp_path):
+def test_the_secret_stays_and_is_asked_for_when_it_is_gone(tmp_path):
     path = tmp_path / "secret.key"
-    first = jax.random.key_data(read_secret(path, b"a run"))
+    first = read_secret(path)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert (jax.random.key_data(read_secret(path, b"a run")) == first).all()
-    assert (jax.random.key_data(read_secret(path, b"another run")) != first).any()
+    assert read_secret(path) == read_secret(path, resumes=True) == first
     path.write_bytes(b"")
     with pytest.raises(InvalidInput, match="0 bytes"):
-        read_secret(path, b"a run")
+        read_secret(path)
+    path.unlink()
+    with pytest.raises(InvalidInput, match="which is missing"):
+        read_secret(path, resumes=True)
 
 
 def test_schedules_follow_the_seed():

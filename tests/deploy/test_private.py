@@ -1,21 +1,30 @@
 """Parties with privacy: their noise comes from secrets of their own."""
 
+import json
+import threading
+from dataclasses import replace
+
+import jax
 import numpy as np
 import pytest
 from deploy.deployed import deployed
 from engines.peer.parties import together
 from safetensors.numpy import load_file
 
-from hyperpush.deploy.party import run_peer
+from hyperpush.base.errors import HyperpushError, InUse, InvalidInput
+from hyperpush.deploy.folder import own_folder
+from hyperpush.deploy.party import own_sentence, run_peer
 from hyperpush.deploy.swarm import on_loopback
+from hyperpush.engines.peer.checkpoint import Checkpoint
+from hyperpush.engines.peer.origin import Origin, arrays_digest, draws_key, new_start, problem_digest
 from hyperpush.privacy import ASSUMPTION
 
 NAMES = ["peer-0", "peer-1"]
 RELEASES = 2 * 5 + 2 + 1  # two solves of 5 gradients; one estimate of 2 products, and one outer gradient
 
 
-def run(base, secrets=None, epsilon=50.0):
-    """The params of two parties, which find these secrets in their folders."""
+def made(base, epsilon=50.0, **deploy):
+    """Two private parties, their folders under `base`."""
     noise = {"name": "Laplace", "scale": RELEASES / epsilon}
     spec = {
         "task": {
@@ -34,15 +43,24 @@ def run(base, secrets=None, epsilon=50.0):
         },
     }
     base.mkdir(parents=True, exist_ok=True)
-    config = deployed(base / "run.toml", spec, 2, private_draws=True)
-    config = on_loopback(config, NAMES, base, secure=False)
+    config = deployed(base / "run.toml", spec, 2, private_draws=True, **deploy)
+    return on_loopback(config, NAMES, base, secure=False)
+
+
+def quiet(line):
+    pass
+
+
+def run(base, secrets=None, epsilon=50.0, starts=1):
+    """The params of two parties, which find these secrets in their folders."""
+    config = made(base, epsilon)
     for name, secret in (secrets or {}).items():
         (base / name).mkdir(parents=True)
         (base / name / "secret.key").write_bytes(secret)
-    results = together(2, lambda client: run_peer(config, NAMES[client], say=lambda line: None))
-    assert [result["epsilon"] for result in results] == pytest.approx([epsilon] * 2, rel=1e-6)
+    results = together(2, lambda client: run_peer(config, NAMES[client], say=quiet))
+    assert [result["epsilon"] for result in results] == pytest.approx([starts * epsilon] * 2, rel=1e-6)
     assert [result["delta"] for result in results] == [0, 0]
-    assert all(sum(result["releases"].values()) == RELEASES for result in results)
+    assert all(sum(result["releases"].values()) == starts * RELEASES for result in results)
     assert all(result["assumes"] == ASSUMPTION for result in results)
     return np.stack([load_file(base / name / "models" / "params" / f"{name}.safetensors")[""] for name in NAMES])
 
@@ -58,12 +76,95 @@ def test_secrets_are_ones_own_and_private(first):
     one, two = (base / name / "secret.key" for name in NAMES)
     assert one.read_bytes() != two.read_bytes()
     assert {path.stat().st_mode & 0o777 for path in (one, two)} == {0o600}
+    assert {(base / name).stat().st_mode & 0o777 for name in NAMES} == {0o700}
 
 
-def test_noise_follows_the_secret_and_not_the_seed(first, tmp_path):
+def test_a_fresh_start_draws_new_noise_though_secrets_are_kept_and_the_budget_counts_both(first, tmp_path):
     base, params = first
-    kept = {name: (base / name / "secret.key").read_bytes() for name in NAMES}
-    np.testing.assert_array_equal(run(tmp_path / "same", kept), params)
-    others = {**kept, NAMES[1]: bytes(range(32))}
-    changed = np.abs(run(tmp_path / "others", others) - params)
-    assert np.all(changed.max(1) > 1e-4)  # its neighbor mixes in what it sends
+    again = tmp_path / "again"
+    for name in NAMES:
+        (again / name).mkdir(parents=True)
+        for file in ("secret.key", "releases.json"):
+            (again / name / file).write_bytes((base / name / file).read_bytes())
+    assert np.all(np.abs(run(again, starts=2) - params).max(1) > 1e-4)
+
+
+def test_the_key_of_draws_follows_all_that_must_not_be_noised_alike():
+    secret, digest = bytes(range(32)), b"a run"
+    origin = Origin(arrays_digest(np.zeros(3)), arrays_digest(np.ones(1)), problem_digest(b"code", [0.5]))
+    start = new_start()
+
+    def drawn(secret=secret, digest=digest, origin=origin, start=start):
+        return jax.random.key_data(draws_key(secret, digest, origin, start)).tolist()
+
+    corrected = np.zeros(3)
+    corrected[1] = 1e-6
+    found = [
+        drawn(),
+        drawn(secret=bytes(32)),
+        drawn(digest=b"another run"),
+        drawn(origin=replace(origin, data=arrays_digest(corrected))),
+        drawn(origin=replace(origin, problem=problem_digest(b"code", [0.25]))),
+        drawn(origin=replace(origin, problem=problem_digest(b"kode", [0.5]))),
+        drawn(start=new_start()),
+    ]
+    assert drawn() == found[0]
+    assert len(set(map(tuple, found))) == len(found)
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_record_that_is_corrected_after_a_kill_is_refused_by_name(tmp_path, monkeypatch):
+    """The attack: with the same noise on other data, the difference of two messages would be the correction."""
+    config = made(tmp_path, checkpoint=10, patience=5)
+    sent = threading.Event()
+
+    def save(store, facts, save=Checkpoint.save):
+        save(store, facts)
+        if facts["step"] >= 0 and threading.current_thread().name == "victim":
+            sent.set()
+            raise Killed
+
+    monkeypatch.setattr(Checkpoint, "save", save)
+
+    def party(client):
+        threading.current_thread().name = ("other", "victim")[client]
+        with pytest.raises((Killed, HyperpushError)):
+            run_peer(config, NAMES[client], say=quiet)
+
+    together(2, party)
+    assert sent.is_set()
+    victim = NAMES[1]
+    folder = tmp_path / victim
+    assert (folder / "checkpoint.safetensors").stat().st_mode & 0o777 == 0o600
+    task = own_sentence(config, victim, tmp_path).task
+    arrays = {
+        f"{name}/{place}": np.array(leaf)
+        for name, each in task._sets.items()
+        for place, leaf in enumerate(jax.tree.leaves(each.of(1)))
+    }
+    arrays["train/0"][0] += 0.1
+    np.savez(tmp_path / "corrected.npz", **arrays)
+    peers = {**config.peers, victim: config.peers[victim].model_copy(update={"data": str(tmp_path / "corrected.npz")})}
+    corrected = config.model_copy(update={"peers": peers})
+    with pytest.raises(InvalidInput, match=r"checkpoint: got 'one that began with other data'.*the same data as in"):
+        run_peer(corrected, victim, say=quiet)
+    secret = (folder / "secret.key").read_bytes()
+    (folder / "secret.key").write_bytes(bytes(32))
+    with pytest.raises(InvalidInput, match="began with another secret"):
+        run_peer(config, victim, say=quiet)
+    (folder / "secret.key").unlink()
+    with pytest.raises(InvalidInput, match=r"secret: got .*which is missing"):
+        run_peer(config, victim, say=quiet)
+    (folder / "secret.key").write_bytes(secret)
+    before = json.loads((folder / "releases.json").read_text())
+    assert len(before) == 1
+
+
+def test_a_folder_is_of_one_process_at_a_time(tmp_path):
+    config = made(tmp_path)
+    with own_folder(tmp_path / NAMES[0], "peers.peer-0.out"), pytest.raises(InUse, match="another process works in"):
+        run_peer(config, NAMES[0], say=quiet)
+    assert InUse.exit_code == 6

@@ -3,19 +3,56 @@
 import difflib
 import textwrap
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from hyperpush.base.status import Status
 
 
 class HyperpushError(Exception):
-    """Base of every error that hyperpush raises on purpose; the command line ends with exit code 2 on it.
+    """Base of every error that hyperpush raises on purpose; the command line ends with its `exit_code`.
 
     Example:
         >>> import hyperpush as hp
         >>> issubclass(hp.InvalidInput, hp.HyperpushError)
         True
     """
+
+    exit_code: ClassVar[int] = 2  # bad input, or a file that cannot be read or written
+
+
+class Absent(HyperpushError):
+    """Somebody is not there who is needed, or this party came too late."""
+
+    exit_code = 4
+
+
+class Refused(HyperpushError):
+    """A member sent what cannot be true, so that the run cannot go on."""
+
+    exit_code = 5
+
+
+class InUse(HyperpushError):
+    """Another process works in a folder."""
+
+    exit_code = 6
+
+
+class Stopped(HyperpushError):
+    """A signal has ended the process, after its checkpoint.
+
+    Args:
+        message: What was stopped, and how to continue.
+        signal: The number of the signal.
+    """
+
+    def __init__(self, message: str, signal: int):
+        self.signal = signal
+        super().__init__(message)
+
+    @property
+    def exit_code(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return 128 + self.signal
 
 
 class InvalidInput(HyperpushError, ValueError):
@@ -62,6 +99,8 @@ class Diverged(HyperpushError, ArithmeticError):
         ...     print(error.where)
         SGP
     """
+
+    exit_code = 3
 
     def __init__(self, where: str, round: int, advice: str):
         self.where = where

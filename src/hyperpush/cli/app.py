@@ -268,18 +268,18 @@ def _together(processes: int | None, coordinator: str | None, process: int | Non
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an error that the user can act on is one line on stderr and exit code 2."""
+    """Run the command line; an error that the user can act on is one line on stderr and its exit code."""
     _arguments[:] = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         sys.exit(app(_arguments or ["--help"], prog_name="hyperpush", standalone_mode=False) or 0)
     except HyperpushError as error:
-        _fail(str(error))
+        _fail(str(error), error.exit_code)
     except USAGE_ERROR as error:
         command = "hyperpush" if error.ctx is None else error.ctx.command_path
         _fail(f"{error.format_message().rstrip('.')}; see: {command} --help")
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = 2) -> None:
     print("error:", " ".join(message.split()), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 from hyperpush.base.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.base.files import write_atomically
 from hyperpush.deploy.data import read_own_data
+from hyperpush.deploy.folder import note_release, own_folder, released_before
 from hyperpush.deploy.handshakes import count_handshakes
 from hyperpush.deploy.options import CHECKPOINT, Deployment, check_draws, digest, dotted_keys, engine_of, folder_of
 from hyperpush.deploy.train_first import TrainFirst
@@ -33,7 +34,7 @@ from hyperpush.spec import objects as spec
 from hyperpush.spec.config import to_toml
 from hyperpush.spec.objects import Spec
 from hyperpush.spec.run import history_rows, scores_of
-from hyperpush.verbs.budget import Budget
+from hyperpush.verbs.budget import Budget, budget
 from hyperpush.verbs.results import History, Result
 from hyperpush.verbs.saving import summarize, write_arrays
 
@@ -121,8 +122,11 @@ class StatusFile(threading.Thread):
 class Watch:
     """What `hyperpush peer` does around the engine: it shows the running session, and ends it when it is told to."""
 
-    def __init__(self, config: Deployment, name: str, out: Path, say: Callable[[str], None]):
-        self.config, self.name, self.say = config, name, say
+    def __init__(
+        self, config: Deployment, name: str, out: Path, say: Callable[[str], None], costs: Budget | None = None
+    ):
+        self.config, self.name, self.say, self.out, self.costs = config, name, say, out, costs
+        self.before: list[Budget] = []  # what earlier fresh starts in this folder have released
         self.session: PeerSession | None = None
         self.handshakes = count_handshakes()
         self._file = StatusFile(out / STATUS, self.look)
@@ -134,7 +138,18 @@ class Watch:
         self.say(f"{self.name}: {secure}; configuration {digest(self.config).hex()[:16]}…")
         if session.resumed_at is not None:
             self.say(f"{self.name}: continues from step {session.resumed_at}")
+        if self.costs is not None:
+            self._account(session, self.costs)
         self._file.start()
+
+    def _account(self, session: PeerSession, costs: Budget) -> None:
+        """Have what this start releases written down once all are there, and say that earlier ones count, too."""
+        self.before = released_before(self.out, session.start)
+        session.on_begin = lambda: note_release(self.out, session.start, costs)
+        if self.before:
+            self.say(
+                f"{self.name}: starts anew, with new noise; what {len(self.before)} earlier starts sent counts too"
+            )
 
     def look(self) -> dict[str, Any]:
         """What the status file says."""
@@ -186,22 +201,30 @@ def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[
         return json.loads((out / RESULT).read_text(encoding="utf-8"))
     with set_up_jax(config.spec.precision):
         sentence, engine = prepare(config, name, base)
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            allowed = f"a folder that can be written ({error.strerror})"
-            raise InvalidInput(f"peers.{name}.out", str(out), allowed) from None
-        watch, began = Watch(config, name, out, say), time.monotonic()
-        with on_sigterm(watch.end_by_signal):
-            result = _run(as_one_program(sentence), engine, watch)
-            summary = _summary(config, name, result, watch) | {"seconds": round(time.monotonic() - began, 3)}
-            if result is not None:
-                summary |= _write_result(out, name, result)
-                write_atomically(out / CONFIG, to_toml("spec", config.spec))
-            # Last: it says that all is there.
-            write_atomically(out / RESULT, (to_json(summary) + "\n"))
-            left_over.remove()
+        shared = out.resolve() in (Path.cwd(), base.resolve(), *base.resolve().parents)
+        with own_folder(out, f"peers.{name}.out", keep_mode=shared):
+            return _run_in(out, config, sentence, engine, say)
+
+
+def _run_in(out: Path, config: Deployment, sentence: Spec, engine: Peers, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run a party's sentence in its folder."""
+    sentence = as_one_program(sentence)
+    watch, began = Watch(config, engine.party, out, say, _budget_of(sentence)), time.monotonic()
+    with on_sigterm(watch.end_by_signal):
+        result = _run(sentence, engine, watch)
+        summary = _summary(config, engine.party, result, watch) | {"seconds": round(time.monotonic() - began, 3)}
+        if result is not None:
+            summary |= _write_result(out, engine.party, result, watch.before)
+            write_atomically(out / CONFIG, to_toml("spec", config.spec))
+        # Last: it says that all is there.
+        write_atomically(out / RESULT, (to_json(summary) + "\n"))
+        Checkpoint(out / CHECKPOINT, digest(config)).remove()
     return summary
+
+
+def _budget_of(sentence: Spec) -> Budget | None:
+    """What a run of a private sentence releases at most."""
+    return None if sentence.task.privacy is None else budget(sentence.task, sentence.method, sentence.network)
 
 
 def _run(sentence: Spec, engine: Peers, watch: Watch) -> Result | None:
@@ -234,7 +257,7 @@ def _summary(config: Deployment, name: str, result: Result | None, watch: Watch)
     }
 
 
-def _write_result(out: Path, name: str, result: Result) -> dict[str, Any]:
+def _write_result(out: Path, name: str, result: Result, before: Sequence[Budget] = ()) -> dict[str, Any]:
     """A party's own models and history, as every run folder has them; what its summary says of them."""
     write_arrays(out, result)
     found = summarize(result)
@@ -246,7 +269,7 @@ def _write_result(out: Path, name: str, result: Result) -> dict[str, Any]:
     if isinstance(result, Influence):
         found |= scores_of(result)
     if result.privacy is not None:
-        found |= _privacy_summary(result.privacy)
+        found |= _privacy_summary(sum(before, result.privacy)) | {"starts": 1 + len(before)}
     return found
 
 

@@ -155,7 +155,7 @@ def run_one(name: str, config: Deployment) -> None:
         run_peer(config, name, say=lambda line: print(line, file=sys.stderr, flush=True))
     except HyperpushError as error:
         print(f"error: {name}:", " ".join(str(error).split()), file=sys.stderr, flush=True)
-        sys.exit(2)
+        sys.exit(error.exit_code)
 
 
 def schedule(names: list[str], kill: int, restart: int, rounds: int, seed: int, pause: float = 0.5) -> list[Kill]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -17,11 +16,21 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.base.checks import check_boolean, check_integer, check_positive
 from hyperpush.base.errors import InvalidInput, unknown
-from hyperpush.base.files import write_atomically
 from hyperpush.base.options import Configured
 from hyperpush.engines.base import Engine, Request
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer import SERVER, Checkpoint, Peer
+from hyperpush.engines.peer.code import code_digest
+from hyperpush.engines.peer.durable import clock_at
+from hyperpush.engines.peer.origin import (
+    Origin,
+    arrays_digest,
+    draws_key,
+    new_start,
+    problem_digest,
+    read_secret,
+    secret_digest,
+)
 from hyperpush.engines.result import Progress, RunResult
 from hyperpush.engines.run_checks import check_conserved
 from hyperpush.engines.transport.faulty import Faulty
@@ -36,7 +45,7 @@ if TYPE_CHECKING:
     from hyperpush.task.task import Task
 
 Mode = Literal["synchronous", "asynchronous"]
-SECRET_BYTES = DIGEST_BYTES = 32
+DIGEST_BYTES = 32
 
 
 class Peers(Engine, Configured):
@@ -163,6 +172,15 @@ class Peers(Engine, Configured):
             allowed = "False, for a private task: what ε pays for once cannot be sent again with other noise"
             raise InvalidInput("Peers.repeats", True, allowed)
 
+    def _origin(self, recipe: Recipe, states: PyTree, data: PyTree, network: Network) -> Origin:
+        """What this party begins with; a secret that is missing is made, unless there is a checkpoint to continue."""
+        code = code_digest(recipe, states, data, network.clients)
+        given = arrays_digest(data), arrays_digest(states), problem_digest(code, recipe.parts)
+        if self.secret is None:
+            return Origin(*given)
+        resumes = self.checkpoint is not None and Path(self.checkpoint).exists()
+        return Origin(*given, secret_digest(read_secret(Path(self.secret), resumes)))
+
     def connect(self, program: Node, network: Network) -> "Connection":
         """Whom this party dials, and how; refuses what cannot run, before anything is written or sent."""
         from hyperpush.engines.transport.zenoh.session import settings
@@ -212,9 +230,11 @@ class Peers(Engine, Configured):
             structure, numbers = _description(recipe, network, states, data, key, step)
             session = f"{session}-{_hash(structure, 4).hex()}"  # the next verb's messages are not this one's
             digest = _hash([structure, numbers, self.mode, list(self.addresses), self.secret is not None], DIGEST_BYTES)
-        store = None if self.checkpoint is None else Checkpoint(Path(self.checkpoint), digest)
+        origin = self._origin(recipe, states, data, network)
+        store = None if self.checkpoint is None else Checkpoint(Path(self.checkpoint), digest, origin)
         stored = None if store is None else store.load()
-        secret = None if self.secret is None else read_secret(Path(self.secret), digest)
+        start = new_start() if store is None else store.start
+        secret = None if self.secret is None else draws_key(read_secret(Path(self.secret)), digest, origin, start)
         before = stored or {}
         transport = Zenoh(
             session,
@@ -245,11 +265,11 @@ class Peers(Engine, Configured):
                 secret=secret,
                 repeats=self.repeats,
             )
-            running = PeerSession(transport, peer, before.get("step"))
+            running = PeerSession(transport, peer, before.get("step"), start)
             if self.on_start is not None:
                 self.on_start(running)
-            transport.ready(running.resumed_at or 0, everyone=stored is None)
-            running.begun = True
+            transport.ready(clock_at(before), everyone=stored is None)
+            running.begin()
             watched = running.watch(request.progress)
             result = peer.result(peer.run(recipe, states, data, request.recorders, request.every, watched))
         finally:
@@ -276,9 +296,17 @@ class PeerSession:
     transport: "Zenoh"
     peer: Peer
     resumed_at: int | None  # the step of the checkpoint that it continues from
+    start: str  # what tells this fresh start of the party from all others; the same when it is resumed
     begun: bool = False  # whether all have said hello
+    on_begin: Callable[[], None] | None = None  # called when they have, before anything is sent
     leaves: bool = False  # whether it was asked to
     position: Mapping[str, Any] | None = None  # loop, step and total, as events name them
+
+    def begin(self) -> None:
+        """All have said hello."""
+        self.begun = True
+        if self.on_begin is not None:
+            self.on_begin()
 
     def leave(self) -> None:
         """Leave the run for good, as soon as its program allows it."""
@@ -329,21 +357,6 @@ def neighbors(network: Network, client: int, everyone: bool = False) -> list[int
         linked = linked | (np.arange(network.clients) == SERVER) | (client == SERVER)
     linked[client] = False
     return np.flatnonzero(linked).tolist()
-
-
-def read_secret(path: Path, digest: bytes) -> PRNGKeyArray:
-    """A random key of this party's own: of a secret in a file, so that it is the same after a restart, and of the run.
-
-    Another configuration draws other noise, though the secret is still there.
-    """
-    if not path.exists():
-        write_atomically(path, secrets.token_bytes(SECRET_BYTES), mode=0o600)
-    own = path.read_bytes()
-    if len(own) != SECRET_BYTES:
-        allowed = f"{SECRET_BYTES}, as it was written; remove it to start anew"
-        raise InvalidInput(str(path), f"{len(own)} bytes", allowed)
-    made = blake2b(digest, key=own, digest_size=8).digest()
-    return jax.random.wrap_key_data(jnp.frombuffer(made, jnp.uint32))
 
 
 def _description(

@@ -15,8 +15,8 @@ _EMPTY = len(wire.encode(wire.Header(0, 0, 0, 0), np.zeros(0)))
 
 
 def numbers(payload):
-    """How many float64 a total holds; 0 for an acknowledgment."""
-    return (len(payload) - _EMPTY) // 8
+    """How many float64 a total holds besides the mass that goes with them; 0 for an acknowledgment."""
+    return max((len(payload) - _EMPTY) // 8 - 1, 0)
 
 
 class Kept:
@@ -148,14 +148,14 @@ class Seat:
     def close(self): ...
 
 
-def walk(hall, network, program, start_of, client, *, store=None, dies=None, on_progress=None, record=None):
+def walk(hall, network, program, start_of, client, *, store=None, dies=None, on_progress=None, record=None, seat=Seat):
     """One member walks the program; started again, from its store, each time it dies. Returns its state and itself."""
     lives = [dies, None] if not isinstance(dies, list) else [*dies, None]
     for number, each in enumerate(lives):
         if number:
             hall.back(client)
         with jax.enable_x64(True):
-            peer = Peer(client, network, Seat(hall, client, each), jax.random.key(3), tolerant=True, store=store)
+            peer = Peer(client, network, seat(hall, client, each), jax.random.key(3), tolerant=True, store=store)
 
             def progress(name, done, total, peer=peer):
                 if on_progress is not None:

@@ -34,7 +34,7 @@ def start(client):
 def held(facts):
     """The (w, ω) of a checkpoint, with what was taken in since."""
     pending, (w, mass) = facts["channels"][0]["pending"], facts["state"]
-    return w + pending[:-1], float(mass) + pending[-1]
+    return w + pending[:-2], float(mass) + pending[-2]  # the last number is the mass that the engine counts
 
 
 def leaving(hall, when, **each):

@@ -130,7 +130,7 @@ def leavers(program, start_of, at, faults, dies_at=None):
 def test_who_leaves_hands_its_mass_over_even_if_it_is_killed_while_it_does(dies_at):
     start = values(CLIENTS)
     *left, gone = leavers(
-        push_sum(150),
+        push_sum(250),
         lambda client: (jnp.asarray(start[client]), jnp.ones(())),
         ("average", 7),
         Faults(loss=0.3, duplicate=0.2, delay=2),

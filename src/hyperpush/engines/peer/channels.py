@@ -49,9 +49,11 @@ class Channel:
         example = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
         self.floats = sum(leaf.size for leaf in jax.tree.leaves(example))
         self.bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(example))
-        self.template = wire.Template(np.zeros(self.floats) if tolerant else example, infinite)
-        self.outgoing, self.incoming = Outgoing(self.floats), Incoming(self.floats)
-        self.pending = np.zeros(self.floats)  # taken in since the last exchange here
+        length = self.floats + 1  # of a total: the numbers of a message, and the mass that they go with
+        self.template = wire.Template(np.zeros(length) if tolerant else example, infinite)
+        self.outgoing, self.incoming = Outgoing(length), Incoming(length)
+        self.pending = np.zeros(length)  # taken in since the last exchange here
+        self.mass = 1.0  # held here: over all parties and links it adds up to their number
         self.seen: dict[int, int] = {}  # the newest counter that each target has said to have seen
         self.acknowledged: dict[int, int] = {}  # and that it will not forget
         self.last: set[int] = set()  # senders that have put their last total on the link
@@ -83,10 +85,18 @@ class Channel:
         flat, self.pending = self.pending, np.zeros_like(self.pending)
         return flat
 
-    def take(self) -> PyTree:
-        """What has come in since the last time, in the shapes and types of the message."""
+    def put(self, message: PyTree, weights: np.ndarray) -> None:
+        """Put shares of a message on the links, with as much of the mass."""
+        flat = np.append(flatten(message), self.mass)
+        for target in np.flatnonzero(weights).tolist():
+            self.outgoing.add(target, np.float64(weights[target]) * flat)
+
+    def take(self, own: float = 1.0) -> PyTree:
+        """What has come in since the last time, in the shapes and types of the message; `own` is the share kept."""
         leaves, structure = jax.tree.flatten(self.message)
-        parts = np.split(self.take_flat(), np.cumsum([leaf.size for leaf in leaves])[:-1])
+        flat = self.take_flat()
+        self.mass = own * self.mass + float(flat[-1])
+        parts = np.split(flat[:-1], np.cumsum([leaf.size for leaf in leaves])[:-1])
         shaped = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
         return structure.unflatten([jnp.asarray(part) for part in shaped])
 

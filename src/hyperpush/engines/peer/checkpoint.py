@@ -11,8 +11,9 @@ from safetensors.numpy import save
 
 from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.base.files import write_atomically
+from hyperpush.engines.peer.origin import Origin, new_start
 
-VERSION = "4"
+VERSION = "5"
 
 
 _ARRAY = "__array__"  # in JSON: the number of an array that stands in its place
@@ -37,18 +38,26 @@ def decode(text: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 @final
 class Checkpoint:
-    """A `Store` in a file: safetensors, with the facts as JSON in its header. Written, synced, then renamed."""
+    """A `Store` in a file: safetensors, with the facts as JSON in its header. Written, synced, then renamed.
 
-    def __init__(self, path: Path, digest: bytes):
-        self.path = path
+    Args:
+        path: The file.
+        digest: Stands for the configuration.
+        origin: What the party begins with; None takes what is stored as it is.
+    """
+
+    def __init__(self, path: Path, digest: bytes, origin: Origin | None = None):
+        self.path, self.origin = path, origin
         self.digest = digest.hex()
+        self.start = new_start()  # of the run; what is loaded has its own
 
     def save(self, facts: Mapping[str, Any]) -> None:
         """See `Store.save`."""
         text, arrays = encode(facts)
-        data = save(arrays, {"version": VERSION, "digest": self.digest, "facts": text})
+        origin = "" if self.origin is None else json.dumps(self.origin.to_table())
+        about = {"version": VERSION, "digest": self.digest, "origin": origin, "start": self.start, "facts": text}
         try:
-            write_atomically(self.path, data)
+            write_atomically(self.path, save(arrays, about), mode=0o600)
         except OSError as error:
             raise HyperpushError(
                 f"the checkpoint {self.path} cannot be written ({error.strerror}); the one before is still there"
@@ -70,6 +79,9 @@ class Checkpoint:
         if header["digest"] != self.digest:
             given = f"one of configuration {header['digest'][:16]}…"
             raise InvalidInput("checkpoint", given, f"one of configuration {self.digest[:16]}…: {self.path}")
+        if self.origin is not None:
+            self.origin.check(json.loads(header["origin"] or "{}"), self.path)
+        self.start = header["start"]
         return facts
 
     def remove(self) -> None:

@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.keys import as_bits, from_bits
 from hyperpush.engines.peer.channels import Channels
-from hyperpush.engines.peer.state import Frame, PeerState, Row, Stage
+from hyperpush.engines.peer.state import Frame, PeerState, Row, Stage, clock
 from hyperpush.programs import Average, Exchange, Node, Profile, Repeat, Scope, Sequence
 from hyperpush.programs import at as node_at
 
@@ -46,6 +46,7 @@ def pack(client_state: PyTree, state: PeerState, channels: Channels) -> dict[str
             "path": channel.path,
             "epoch": channel.epoch,
             "pending": channel.pending,
+            "mass": channel.mass,
             "out": [channel.outgoing.counters, channel.outgoing.totals],
             "in": [channel.incoming.counters, channel.incoming.totals],
             "acknowledged": channel.acknowledged,
@@ -63,6 +64,11 @@ def pack(client_state: PyTree, state: PeerState, channels: Channels) -> dict[str
         "passes": list(state.passes.items()),
         "counts": [getattr(state.counts, name) for name in COUNTED],
     }
+
+
+def clock_at(facts: Mapping[str, Any]) -> int:
+    """The step, as others see it, at which stored facts were saved; 0 for none."""
+    return clock(len(facts["closed"]), facts["step"]) if facts else 0
 
 
 def _arrays(tree: PyTree) -> list[np.ndarray]:
@@ -111,6 +117,7 @@ class Saved:
         for saved in self.facts["channels"]:
             channel = channels.renew(tuple(saved["path"]), tuple(saved["epoch"]))
             channel.pending, channel.acknowledged = saved["pending"], by_client(saved["acknowledged"])
+            channel.mass = saved["mass"]
             for way, sums in (("out", channel.outgoing), ("in", channel.incoming)):
                 sums.counters, sums.totals = map(by_client, saved[way])
 

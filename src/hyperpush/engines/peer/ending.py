@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, final
 
+import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush.base.errors import HyperpushError
-from hyperpush.engines.peer.channels import Channel, flatten
+from hyperpush.engines.peer.channels import Channel
 from hyperpush.engines.peer.members import Left
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.engines.peer.state import PeerState, Stage
@@ -145,9 +146,10 @@ def transfer_mass(
         members.leave(False)
         if state.heir is None:
             heir = _await_heir(messenger, channel, others, save)
-            everything = flatten(held())
+            everything = held()
             messenger.check_finite(everything)
-            channel.outgoing.add(heir, everything)
+            channel.put(everything, np.eye(len(others) + 1)[heir])
+            channel.mass = 0.0
             state.heir = heir
             save()
         _await_acknowledgments(messenger, channel, save)

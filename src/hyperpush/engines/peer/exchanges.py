@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 
 from hyperpush.base.errors import HyperpushError
-from hyperpush.engines.peer.channels import Channel, flatten
+from hyperpush.engines.peer.channels import Channel
 from hyperpush.engines.peer.functions import ClientLinks, combine
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.programs import Exchange, Path, Server, all_clients, one_client
@@ -53,11 +53,10 @@ def exchange_totals(
             # The total that those get again who have not seen the last share is all they need. Else whoever is not
             # heard, and hears nothing, would soon have pushed away all of its mass ω, and x = z/ω would move by
             # rate·∇f/ω. Any weights that add up to 1 do for push-sum.
-            links = links.keep_shares(channel.unseen(targets))
-        flat = flatten(message)
-        messenger.check_finite(flat)
-        for target in np.flatnonzero(links.weights).tolist():
-            channel.outgoing.add(target, np.float64(links.weights[target]) * flat)
+            # Whoever is far behind gives away nothing until it has caught up: what is on its way to it is as old.
+            links = links.keep_shares(targets if messenger.behind else channel.unseen(targets))
+        messenger.check_finite(message)
+        channel.put(message, links.weights)
         messenger.state.own = float(links.own)
     save()
     messenger.acknowledge_owed()
@@ -65,7 +64,7 @@ def exchange_totals(
         messenger.send_total(channel, target)
     messenger.say_farewell()
     senders = [header.sender for header, _ in messenger.collect(channel.path, links.heard)]
-    return Received(channel.take(), links.own, senders, links.weights)
+    return Received(channel.take(float(links.own)), links.own, senders, links.weights)
 
 
 def exchange_messages(

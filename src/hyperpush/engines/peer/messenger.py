@@ -5,7 +5,8 @@ receiver refuses what does not fit, and counts it.
 
 - A MESSAGE counts in its own round only. One that comes later is counted and dropped.
 - A TOTAL is the running sum of a link. The receiver credits what it adds to the newest one that it has taken in, so
-  losses, repeats and reordering change nothing (Hadjicostis, Vaidya and Domínguez-García 2016).
+  losses, repeats and reordering change nothing (Hadjicostis, Vaidya and Domínguez-García 2016). It counts whatever
+  round it is of. Of a place that is yet to be reached, the newest one of each sender waits.
 - SEEN acknowledges a total at once: the sender may put the next share on the link.
 - DURABLE acknowledges a last total when the receiver has saved it: the sender may forget it.
 """
@@ -22,14 +23,19 @@ from hyperpush.engines.peer.channels import Channel, Channels
 from hyperpush.engines.peer.members import Members, NewView, members_of
 from hyperpush.engines.peer.state import PeerState
 from hyperpush.engines.result import OUTSIDE
-from hyperpush.engines.transport import Transport, wire
+from hyperpush.engines.transport import LEAD, Transport, wire
 from hyperpush.engines.transport.wire import Header, Kind, Reason, Rejected
 from hyperpush.programs import Path
+
+# Rounds to come of which messages are kept, and places to come of which the newest total is, for each sender. Nobody who
+# is honest is further ahead than LEAD and the round that it has just sent.
+WINDOW, EARLY = 2 * LEAD, 4
 
 NOTHING = np.zeros(0)
 NO_CONTENT = wire.Template(NOTHING)
 
 Arrived = tuple[Header, PyTree, Channel]
+Payload = bytes | bytearray
 
 
 @final
@@ -42,6 +48,8 @@ class Messenger:
         self.channels = Channels()
         self.heard: dict[int, int] = {}  # how far others have come, wherever that is
         self._owed: set[tuple[int, int]] = set()  # (channel, sender) of last totals that are not durable yet
+        self._early: dict[tuple[int, int], Payload] = {}  # totals of places that are yet to be reached, by sender
+        self._ahead: list[Arrived] = []  # what has arrived of rounds to come
 
     @property
     def leaving(self) -> frozenset[int]:
@@ -52,6 +60,11 @@ class Messenger:
         """Raise `NewView` if somebody has been removed."""
         if self.members is not None and self.members.closed - self.state.closed:
             raise NewView
+
+    @property
+    def behind(self) -> bool:
+        """Whether all who were heard are further ahead than one that waits for this peer, after it has sent."""
+        return min(self.heard.values(), default=0) > self.state.clock + LEAD + 1
 
     def check_finite(self, tree: PyTree) -> None:
         """Raise `Diverged` if not all of it is."""
@@ -119,8 +132,11 @@ class Messenger:
 
     def take_arrived(self, step: int, expected: list[int]) -> list[Arrived]:
         """What has arrived and fits; running sums are credited to the channel that they belong to."""
-        found = []
-        for sender, payload in self.transport.collect(step, expected):
+        found = [each for each in self._ahead if each[0].step <= step]
+        self._ahead = [each for each in self._ahead if each[0].step > step]
+        reached = [key for key in self._early if key[1] in self.channels.numbered]
+        waited = [(key[0], self._early.pop(key)) for key in reached]
+        for sender, payload in (*waited, *self.transport.collect(step, expected)):
             try:
                 taken = self._take(sender, payload)
             except Rejected as rejected:
@@ -169,14 +185,31 @@ class Messenger:
             self._send(sender, Kind.DURABLE, header.node, NOTHING, header.counter)
 
     def _take_unknown(self, sender: int, payload: bytes | bytearray) -> None:
-        """A message of no channel here: of use only to a leaver, if it is the last of who is in another stage."""
-        if not (self.state.leaving and wire.peek(payload).kind.last):
+        """A message of no channel here.
+
+        One of a place that is yet to be reached waits. Else it is of use only to a leaver, if it is the last of who is
+        in another stage.
+        """
+        claimed = wire.peek(payload)
+        if self.tolerant and claimed.kind == Kind.TOTAL and claimed.step > self.state.clock:
+            return self._keep_early(self._hear(wire.read_sealed(payload, sender)), payload)
+        if not (self.state.leaving and claimed.kind.last):
             raise Rejected(Reason.WRONG_NODE, "no such place in this program")
         header = self._hear(wire.read_sealed(payload, sender))
         self._check_membership(header)
         # It has continued without us, or leaves where it is; else it will come, or be gone.
         if header.step > self.state.clock or sender in self.leaving:
             self._note_elsewhere(header)
+
+    def _keep_early(self, header: Header, payload: Payload) -> None:
+        """Keep the newest total of a place that is yet to be reached, of a few places for each sender."""
+        self._check_membership(header)
+        self._early.pop((header.sender, header.node), None)
+        own = [key for key in self._early if key[0] == header.sender]
+        if len(own) >= EARLY:
+            del self._early[own[0]]
+            self.state.counts.rejections[Reason.OVERFLOW.value] += 1
+        self._early[header.sender, header.node] = payload
 
     def _check_membership(self, header: Header) -> None:
         if header.view != self.state.view:
@@ -215,6 +248,8 @@ class Messenger:
             for header, tree, channel in self.take_arrived(self.state.clock, missing):
                 if channel.path == path and header.step == self.state.clock:
                     found.append((header, tree))
+                elif self.tolerant and self.state.clock < header.step <= self.state.clock + WINDOW:
+                    self._ahead.append((header, NOTHING if channel.tolerant else tree, channel))
                 elif not channel.tolerant:
                     self.state.counts.late += 1
             if self.members is None:

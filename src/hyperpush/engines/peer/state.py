@@ -138,4 +138,9 @@ class PeerState:
     @property
     def clock(self) -> int:
         """The step as others see it: every new view starts after all steps of the old."""
-        return (len(self.closed) << 32) + self.step
+        return clock(len(self.closed), self.step)
+
+
+def clock(closed: int, step: int) -> int:
+    """A step in a view from which so many have been removed."""
+    return (closed << 32) + step

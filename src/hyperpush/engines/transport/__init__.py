@@ -2,4 +2,5 @@
 
 from hyperpush.engines.transport.memory import Memory as Memory
 from hyperpush.engines.transport.protocol import LAST as LAST
+from hyperpush.engines.transport.protocol import LEAD as LEAD
 from hyperpush.engines.transport.protocol import Transport as Transport

@@ -4,6 +4,9 @@ from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 LAST = (1 << 62) - 1  # a step after all others: whatever has come is collected
+# Rounds that a peer may be ahead of a neighbor before it waits for it, asynchronously. One round is on its way at any
+# time, and one more evens out rounds that take different times. More would only push away more mass.
+LEAD = 2
 
 
 @runtime_checkable
@@ -23,6 +26,8 @@ class Transport(Protocol):
 
     def collect(self, step: int, expected: Collection[int]) -> Sequence[tuple[int, bytes | bytearray]]:
         """What is due by round `step` and was not collected before, late and repeated messages too: (sender, payload).
+
+        Where peers go at their own pace, that is all that has come, also of rounds that are yet to be reached.
 
         Waits until the message of each `expected` sender for `step` has arrived or been given up on: known to be lost,
         or the transport's deadline has passed. With nobody expected it does not wait.

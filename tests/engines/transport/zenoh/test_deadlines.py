@@ -165,7 +165,7 @@ def test_a_look_at_the_mail_after_all_steps_does_not_say_that_one_is_there():
                 if client == 0:
                     transport.collect(LAST, [])
                 else:
-                    transport.collect(3 + number, [])
+                    transport.collect(min(3 + number, 4), [])  # no further ahead, where it would wait
                 time.sleep(0.02)
             seen = transport.status()[f"p{1 - client}"]["step"]
             together_until.wait(60)

@@ -27,6 +27,7 @@ class Topic(IntEnum):
     DONE = 3  # I am done and need nothing more
     MEMBERS = 4  # somebody is removed, leaves or has left
     HEARTBEAT = 5  # I am at `step`, and a round takes me `pace`
+    WAITING = 6  # the same, and I wait for somebody who is further behind
 
 
 class Departure(IntEnum):

@@ -87,6 +87,7 @@ class Rounds:
 
     def __init__(self) -> None:
         self.step = -1
+        self.waits = False  # for somebody who is behind
         self.typical = Typical()
         self._since: float | None = None
 

@@ -24,6 +24,7 @@ class Link:
         self.in_step = in_step
         self.assembly = Assembly(limit)
         self.mail: list[tuple[int, Payload]] = []
+        self.newest = -1  # step of which something has come
         self.unacknowledged = Unacknowledged()
 
     def add(self, header: bytes, part: bytes, needed: int) -> int | None:
@@ -38,14 +39,15 @@ class Link:
         if waiting + len(payload) > HELD:
             raise Rejected(Reason.OVERFLOW, f"{waiting} bytes wait for their step")
         self.mail.append(complete)
+        self.newest = max(self.newest, step)
         return step
 
     def has(self, step: int) -> bool:
-        """Whether a message of that step has come."""
-        return any(at == step for at, _ in self.mail)
+        """Whether a message of that step has come, or will not: at its own pace, a sender's newest one is enough."""
+        return any(at == step for at, _ in self.mail) if self.in_step else self.newest >= step
 
     def take(self, step: int) -> list[Payload]:
-        """What is due by `step`, in the order of steps; in step with each other, only what is of it."""
-        due = sorted((mail for mail in self.mail if mail[0] <= step), key=lambda mail: mail[0])
-        self.mail = [mail for mail in self.mail if mail[0] > step]
+        """In step with each other, what is of `step`; else all that has come, in the order of steps."""
+        due = sorted((mail for mail in self.mail if mail[0] <= step or not self.in_step), key=lambda mail: mail[0])
+        self.mail = [mail for mail in self.mail if mail[0] > step and self.in_step]
         return [payload for at, payload in due if at == step or not self.in_step]

@@ -10,13 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
+from hyperpush.engines.transport.protocol import LAST, LEAD
 from hyperpush.engines.transport.wire import Reason, Rejected
 from hyperpush.engines.transport.zenoh.control import ControlMessage, Departure, Topic
 from hyperpush.engines.transport.zenoh.deadlines import Deadline, Rounds, microseconds
-
-# Rounds that a peer may be ahead of a neighbor before it waits for it, asynchronously. One round is on its way at any
-# time, and one more evens out rounds that take different times. More would only push away more mass.
-LEAD = 2
 
 
 @final
@@ -34,8 +31,14 @@ class Neighbor:
     last_seen: float = -math.inf
     lost: float = field(default_factory=time.monotonic)  # since when it is gone
     step: int = -1  # of its newest message, or to which it says that it has come
+    advanced: float = field(default_factory=time.monotonic)  # when it did, or said that it waits for somebody
     received_bytes: int = 0
     sent_bytes: int = 0
+
+    def come_to(self, step: int) -> None:
+        """It has come to a step."""
+        if step > self.step:
+            self.step, self.advanced = step, time.monotonic()
 
     def status(self) -> dict[str, Any]:
         """What to show of it."""
@@ -102,7 +105,7 @@ class Membership:
             raise Rejected(Reason.BAD_CONTROL, "it removes peers, or lets them leave, in step")
         if said.topic != Topic.HELLO and said.digest != self.digest:
             raise Rejected(Reason.BAD_CONTROL, "it is of another configuration")
-        if said.topic == Topic.HEARTBEAT:
+        if said.topic in (Topic.HEARTBEAT, Topic.WAITING):
             return self._hear_heartbeat(place, said)
         other = self.neighbors[place]
         other.last_seen = time.monotonic()
@@ -133,6 +136,7 @@ class Membership:
     def _hear_hello(self, place: int, other: Neighbor, said: ControlMessage) -> None:
         if other.incarnation != said.incarnation:
             other.incarnation, other.done, other.step = said.incarnation, place in self.left, -1
+            other.come_to(said.step)
             other.deadline.forget()
         self._answer(place, said)
         other.agreed = True
@@ -157,7 +161,7 @@ class Membership:
 
     def heartbeat(self, place: int, rounds: Rounds) -> ControlMessage:
         """How far this peer is and how fast, for a neighbor."""
-        said = self.message(Topic.HEARTBEAT, place, max(rounds.step, 0))
+        said = self.message(Topic.WAITING if rounds.waits else Topic.HEARTBEAT, place, max(rounds.step, 0))
         return replace(said, pace=rounds.pace, sent=microseconds(), echo=self.neighbors[place].deadline.echo)
 
     def _hear_heartbeat(self, place: int, said: ControlMessage) -> None:
@@ -167,8 +171,10 @@ class Membership:
             return  # of or for a process that is gone, or who is out
         other.last_seen = time.monotonic()
         other.deadline.hear(said.pace, said.sent, said.echo)
+        if said.topic == Topic.WAITING:
+            other.advanced = time.monotonic()
         if said.pace:
-            other.step = max(other.step, said.step)
+            other.come_to(said.step)
 
     # ------------------------------------------------------------------ what is decided
 
@@ -219,6 +225,13 @@ class Membership:
                 gone.add(place)
         self._note_closed(gone, self.names[self.client])
 
+    def remove_stalled(self, behind: Collection[int], patience: float) -> None:
+        """Remove who is there, waits for nobody, and has not come further for `patience` seconds."""
+        now = time.monotonic()
+        stalled = [place for place in behind if self.neighbors[place].alive]
+        gone = [place for place in stalled if now - self.neighbors[place].advanced > patience]
+        self._note_closed(gone, self.names[self.client])
+
     def missing(self) -> bool:
         """See `Members.missing`."""
         return any(not (other.alive or self._may_be_gone(place, other)) for place, other in self.neighbors.items())
@@ -229,9 +242,8 @@ class Membership:
         return [client for client in clients if client in here]
 
     def takes_part(self, place: int) -> bool:
-        """Whether a neighbor is there, goes through the program and will continue to."""
-        other = self.neighbors[place]
-        return other.alive and not other.done and place not in self.closed | self.leaving
+        """Whether a neighbor goes through the program, or will when it comes back."""
+        return not self.neighbors[place].done and place not in self.closed | self.leaving
 
     def is_hopeless(self, place: int) -> bool:
         """Whether nothing is to be waited for from a neighbor, asynchronously."""
@@ -239,8 +251,10 @@ class Membership:
         return place in self.closed or not other.alive or other.done
 
     def behind(self, step: int) -> list[int]:
-        """Who is more than LEAD rounds behind: whoever runs away from it would push away all of its mass."""
-        return [p for p, other in self.neighbors.items() if 0 <= other.step < step - LEAD and self.takes_part(p)]
+        """Who is more than LEAD rounds behind, away or not: whoever runs away from it would push away all its mass."""
+        if step >= LAST:
+            return []
+        return [p for p, other in self.neighbors.items() if other.step < step - LEAD and self.takes_part(p)]
 
     def _may_be_gone(self, place: int, other: Neighbor) -> bool:
         """Whether somebody may be gone for good and is not to be removed; who is done does not end before we are."""
@@ -255,7 +269,7 @@ class Membership:
             new.discard(self.client)
         self.closed = self.closed | new
         for place, other in self.neighbors.items():
-            other.done = place in self.left
+            other.done, other.advanced = place in self.left, time.monotonic()
         self._tell_members()
 
     def _note_left(self, gone: Collection[int]) -> None:

@@ -49,8 +49,9 @@ class Zenoh:
     Synchronous: `collect` waits `patience` seconds for everybody expected, then it is an error. What was sent is kept
     until acknowledged, and sent again to a peer that comes back. A step may be collected again, for those whose message
     turned out not to fit. Asynchronous: it waits as long as a neighbor needs for a round and a message for the way, and
-    not for those that are gone. Whoever is more than LEAD rounds ahead of a neighbor waits for it, `longest_wait`
-    seconds a round at most. Who is gone for `close_after` seconds is removed.
+    not for the messages of those that are gone. Whoever is more than LEAD rounds ahead of a neighbor waits for it, also
+    if it is gone. Who is gone for `close_after` seconds is removed, and so is who has been behind for `patience` seconds
+    and waits for nobody.
 
     Args:
         run: The name of the run: part of every message's key.
@@ -174,21 +175,28 @@ class Zenoh:
             self._changed.wait(min(left, 1.0))
 
     def _wait_at_own_pace(self, step: int, expected: Collection[int]) -> None:
-        """Wait for each message until its deadline, and for who is far behind as long as is allowed."""
+        """Wait for each message until its deadline, and for who is far behind until it has come closer or is removed.
+
+        Whoever is away is waited for, too: until it is back, or gone for `close_after` seconds.
+        """
         start = time.monotonic()
         if step < LAST:
             self._rounds.end(step)
-        while True:
-            self._check()
-            self.members.remove_gone()
-            unheard = [each for each in expected if not (self.links[each].has(step) or self.members.is_hopeless(each))]
-            waits = [self.neighbors[each].deadline.seconds for each in unheard]
-            if expected:
-                waits += [self.neighbors[place].deadline.most for place in self.members.behind(step)]
-            left = start + max(waits, default=0.0) - time.monotonic()
-            if left <= 0:
-                return
-            self._changed.wait(min(left, 1.0))  # heartbeats, too, wake it: they change deadlines
+        try:
+            while True:
+                self._check()
+                self.members.remove_gone()
+                behind = self.members.behind(step)
+                self.members.remove_stalled(behind, self.patience)
+                self._rounds.waits = bool(behind)
+                unheard = [e for e in expected if not (self.links[e].has(step) or self.members.is_hopeless(e))]
+                waits = [self.neighbors[each].deadline.seconds for each in unheard]
+                left = start + max(waits, default=0.0) - time.monotonic()
+                if left <= 0 and not behind:
+                    return
+                self._changed.wait(min(left, 1.0) if left > 0 else 0.2)  # heartbeats, too, wake it
+        finally:
+            self._rounds.waits = False
 
     def acknowledge(self, step: int) -> None:
         """Tell the neighbors that nothing before `step` will be needed again, even after a restart."""
@@ -275,6 +283,7 @@ class Zenoh:
     def missing(self) -> bool:
         """See `Members.missing`."""
         found = self._now(self.members.missing)
+        self._rounds.waits = found
         if found:  # what is waited for somebody is not part of a round
             self._rounds.interrupt()
         return found
@@ -327,7 +336,7 @@ class Zenoh:
         other.last_seen = time.monotonic()
         step = self.links[place].add(header, part, self.members.needed)
         if step is not None:
-            other.step = max(other.step, step)
+            other.come_to(step)
 
     def _on_control(self, place: int, header: bytes, payload: bytes) -> None:
         if header:

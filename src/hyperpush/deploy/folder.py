@@ -1,0 +1,90 @@
+"""A party's folder: its own alone, of one process at a time, with an account of what was released of its data."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from hyperpush.base.errors import HyperpushError, InUse, InvalidInput
+from hyperpush.base.files import write_atomically
+from hyperpush.verbs.budget import Budget
+
+LOCK, RELEASES = ".lock", "releases.json"
+
+
+@contextmanager
+def own_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[None]:
+    """Make a folder that nobody else may look into, if it is missing, and hold its lock; files in it are private, too.
+
+    Args:
+        path: The folder.
+        field: What an error calls it.
+        keep_mode: Whether it holds other files than those of a party, so that its permissions are left alone.
+    """
+    with private_files():
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not keep_mode:
+                path.chmod(0o700)
+        except OSError as error:
+            raise InvalidInput(field, str(path), f"a folder that can be written ({error.strerror})") from None
+        lock = FileLock(path / LOCK, blocking=False, mode=0o600)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise InUse(f"{field}: another process works in {path}; end it first, or take another folder") from None
+        except (OSError, NotImplementedError) as error:  # some network file systems have no locks
+            raise HyperpushError(f"{path} cannot be locked: {error}; use a folder on another disk") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Let files and folders that are made meanwhile be one's own alone; a process has one mask, of its main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def released_before(folder: Path, start: str) -> list[Budget]:
+    """What was released of a party's data at earlier fresh starts than this one."""
+    return [Budget.from_table(each["budget"]) for each in _read(folder / RELEASES) if each["start"] != start]
+
+
+def note_release(folder: Path, start: str, budget: Budget) -> None:
+    """Write down what a start releases at most, before anything is sent; once for a start that is resumed."""
+    entries = _read(folder / RELEASES)
+    if any(each["start"] == start for each in entries):
+        return
+    entries.append({"start": start, "time": round(time.time()), "budget": budget.to_table()})
+    try:
+        write_atomically(folder / RELEASES, json.dumps(entries, indent=1) + "\n", mode=0o600)
+    except OSError as error:
+        raise HyperpushError(f"{folder / RELEASES} cannot be written ({error.strerror}); nothing was sent") from None
+
+
+def _read(path: Path) -> list[dict]:
+    if not path.exists():
+        return []
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        for each in entries:
+            Budget.from_table(each["budget"])
+            str(each["start"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        allowed = f"the account of earlier starts, as it was written ({error})"
+        raise InvalidInput("releases", str(path), allowed) from None
+    return entries

@@ -1,0 +1,118 @@
+"""A digest of what a program computes, which parties compare: its operations, literals, captured arrays and shapes.
+
+Every leaf of the program is traced for one example, so that parties with other numbers of records have the same digest.
+Numbers of a recipe's parts, such as step sizes, are arguments of the trace and no part of it.
+"""
+
+import re
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jaxtyping import PyTree
+
+from hyperpush.engines.keys import as_bits
+from hyperpush.programs import Recipe
+from hyperpush.programs.profile import visit_leaves
+
+CODE_BYTES = 16
+NOT_COMPARED = bytes(CODE_BYTES)
+# Examples that a program is traced for: the fewest, and enough for mini-batches that are drawn without replacement.
+EXAMPLES = (1, 1 << 16)
+
+
+def code_digest(recipe: Recipe, state: PyTree, data: PyTree, clients: int) -> bytes:
+    """The digest of a program, the same at all parties that run the same code; zeros where it cannot be told.
+
+    It cannot where the state itself has a row for each example: then every party's trace differs.
+    """
+    if _by_example(recipe):
+        return NOT_COMPARED
+    for examples in EXAMPLES:
+        try:
+            return _digest(recipe, state, _with_examples(data, examples), clients)
+        except Exception:  # the user's functions: so many examples are too few for them
+            continue
+    return NOT_COMPARED
+
+
+def _by_example(recipe: Recipe) -> bool:
+    parts = jax.tree.leaves(recipe.parts, is_leaf=lambda each: hasattr(each, "by_example"))
+    return any(any(getattr(each, "by_example", ())) for each in parts)
+
+
+def _with_examples(data: PyTree, examples: int) -> PyTree:
+    """The shapes of data with so many examples on axis 0."""
+
+    def shape(leaf: Any) -> Any:
+        sizes = np.shape(leaf)
+        return jax.ShapeDtypeStruct((examples, *sizes[1:]) if sizes else (), leaf.dtype)
+
+    return jax.tree.map(shape, data)
+
+
+def _digest(recipe: Recipe, state: PyTree, data: PyTree, clients: int) -> bytes:
+    digest = blake2b(digest_size=CODE_BYTES)
+
+    def visit(path: Any, role: Any, f: Any, jaxpr: ClosedJaxpr | None, shapes: PyTree) -> None:
+        digest.update(f"{path} {int(role)}".encode())
+        if jaxpr is not None:
+            _add_closed(digest, jaxpr)
+
+    visit_leaves(recipe, state, data, clients, visit)
+    return digest.digest()
+
+
+def _add_closed(digest: Any, closed: ClosedJaxpr) -> None:
+    _add(digest, list(closed.consts))
+    _add_jaxpr(digest, closed.jaxpr)
+
+
+def _add_jaxpr(digest: Any, jaxpr: Jaxpr) -> None:
+    numbers: dict[Any, int] = {}
+
+    def name(variable: Any) -> str:
+        if isinstance(variable, Literal):
+            _add(digest, variable.val)
+            return f"literal {variable.aval}"
+        return f"{numbers.setdefault(variable, len(numbers))}:{variable.aval}"
+
+    digest.update(" ".join(map(name, (*jaxpr.constvars, *jaxpr.invars))).encode())
+    for equation in jaxpr.eqns:
+        digest.update(equation.primitive.name.encode())
+        digest.update(" ".join(map(name, (*equation.invars, *equation.outvars))).encode())
+        for key in sorted(equation.params):
+            digest.update(key.encode())
+            _add(digest, equation.params[key])
+    digest.update(" ".join(map(name, jaxpr.outvars)).encode())
+
+
+def _add(digest: Any, value: Any) -> None:
+    """What a parameter of an operation is, without where it is in memory."""
+    if isinstance(value, ClosedJaxpr):
+        _add_closed(digest, value)
+    elif isinstance(value, Jaxpr):
+        _add_jaxpr(digest, value)
+    elif isinstance(value, Tracer):  # a number of the recipe
+        digest.update(str(value.aval).encode())
+    elif isinstance(value, jax.Array | np.ndarray | np.generic):
+        bits = np.asarray(as_bits(value))
+        digest.update(f"{bits.dtype}{bits.shape}".encode() + np.ascontiguousarray(bits).tobytes())
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            digest.update(str(key).encode())
+            _add(digest, value[key])
+    elif isinstance(value, tuple | list):
+        digest.update(f"{len(value)}".encode())
+        for each in value:
+            _add(digest, each)
+    elif isinstance(value, frozenset | set):
+        _add(digest, sorted(map(str, value)))
+    elif callable(value) and not isinstance(value, type):  # rules of derivatives, of which only the result counts
+        digest.update(getattr(value, "__name__", type(value).__name__).encode())
+    else:
+        digest.update(re.sub(" at 0x[0-9a-f]+", "", repr(value)).encode())
