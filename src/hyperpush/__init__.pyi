@@ -32,6 +32,7 @@ from .inner.dsgd import DSGD as DSGD
 from .inner.fedavg import FedAvg as FedAvg
 from .inner.local_sgd import LocalSGD as LocalSGD
 from .inner.sgp import SGP as SGP
+from .inner.tree_newton import TreeNewton as TreeNewton
 from .methods.by_name import network as network
 from .methods.optimizers import optimizer as optimizer
 from .task.starts import per_client as per_client

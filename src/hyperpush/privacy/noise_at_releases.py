@@ -79,6 +79,7 @@ class Noising(eqx.Module):
             if isinstance(node, Local):
                 return Local(noisy(node.f))
             if isinstance(node, Average):
+                node = node.each_answers()
                 return replace(node, get=noisy(node.get, True), put=noisy(node.put))
             if isinstance(node, Server):
                 return replace(node, send=noisy(node.send, True), receive=noisy(node.receive))

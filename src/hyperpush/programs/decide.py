@@ -40,7 +40,11 @@ def decide_at_root(average: Average, until: Callable[[State, Context], Bool[Arra
             after = jax.tree.map(lambda a, b: a if a is b else jnp.where(answer > 0, a, b), state, after)
         return replace(after, ended=answer > 0)
 
-    return replace(average, get=get, put=put)
+    def answer(state: State, means: tuple[PyTree, Float[Array, ""]], ctx: Context) -> PyTree:
+        assert average.answer is not None
+        return average.answer(state, means[0], ctx), means[1]
+
+    return replace(average, get=get, put=put, answer=None if average.answer is None else answer)
 
 
 def has_ended(state: Any, ctx: Context) -> Bool[Array, ""]:

@@ -9,6 +9,7 @@ Random keys are folded from the run's key along the way to a leaf (position in e
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -187,6 +188,12 @@ class Average(eqx.Module):
         rounds: Steps of averaging, 0 or more; 0 leaves everybody its own value. More are closer to the mean. Exact
             means ignore it.
         by: How: `"push"` on any network, `"gossip"` on undirected ones, `"exact"` with a server, `"tree"` without one.
+        answer: `answer(state, average, context)` is what `put` takes in place of an exact mean. It looks only at what
+            is the same at every client. Engines that host all clients compute it once, so that it is the same to the
+            last bit, and vectors that follow from it never part. Among peers each computes it. None: the mean itself.
+
+    Raises:
+        InvalidInput: An `answer` to an average that is not exact.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -201,9 +208,27 @@ class Average(eqx.Module):
     put: Callable[[State, PyTree, Float[Array, ""], Context], State] = eqx.field(static=True)
     rounds: int = eqx.field(static=True)
     by: Literal["push", "gossip", "exact", "tree"] = eqx.field(static=True, default="push")
+    answer: Callable[[State, PyTree, Context], PyTree] | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        if self.answer is not None and self.by not in ("tree", "exact"):
+            raise InvalidInput("Average.answer", self.by, "by='tree' or 'exact': other means differ between clients")
+
+    def each_answers(self) -> "Average":
+        """The same average, whose answer every client computes."""
+        answer, put = self.answer, self.put
+        if answer is None:
+            return self
+
+        def take(state: State, mean: PyTree, mass: Float[Array, ""], ctx: Context) -> State:
+            return put(state, answer(state, mean, ctx), mass, ctx)
+
+        return replace(self, put=take, answer=None)
 
     def stepwise(self) -> "Node":
         """The same average as single exchanges, for engines that cannot compose them; along a tree it stays one."""
+        if self.answer is not None:
+            return self.each_answers().stepwise()
         if self.by == "tree":
             return self
         push = self.by == "push"

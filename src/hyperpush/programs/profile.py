@@ -248,7 +248,8 @@ class _Tracer:
     def average(self, node: Average, state: PyTree, path: Path, body: Path) -> PyTree:
         value, mass = self.leaf(path, Role.ENTER, node.get, body, state)
         self.send(node, (value, mass) if node.by == "push" else value, path, body)
-        return self.leaf(path, Role.LEAVE, node.put, body, state, self.sum_messages(value), mass)
+        put = node.each_answers().put
+        return self.leaf(path, Role.LEAVE, put, body, state, self.sum_messages(value), mass)
 
     def server(self, node: Server, state: PyTree, path: Path, body: Path) -> PyTree:
         message = self.send(node, self.leaf(path, Role.SEND, node.send, body, state), path, body)

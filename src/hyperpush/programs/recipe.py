@@ -100,7 +100,7 @@ def at(program: Node, path: Path) -> Any:
 def leaf_of(node: Node, role: Role) -> Callable[..., Any]:
     """The function of a node that plays a role."""
     if isinstance(node, Average):
-        return node.get if role == Role.ENTER else node.put
+        return node.get if role == Role.ENTER else node.each_answers().put
     return getattr(node, "f" if role == Role.LOCAL else role.name.lower())
 
 

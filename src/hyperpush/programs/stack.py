@@ -113,7 +113,11 @@ def _stack_average(node: Average) -> Average:
     def put(runs: Runs, means: PyTree, mass: Array, ctx: Context) -> Runs:
         return runs.moved(_over(lambda own, mean, ctx: node.put(own, mean, mass, ctx), ctx, runs.state, means))
 
-    return replace(node, get=get, put=put)
+    def answer(runs: Runs, means: PyTree, ctx: Context) -> PyTree:
+        assert node.answer is not None
+        return _over(node.answer, ctx, runs.state, means)
+
+    return replace(node, get=get, put=put, answer=None if node.answer is None else answer)
 
 
 def _stack_loop(node: Repeat) -> Node:

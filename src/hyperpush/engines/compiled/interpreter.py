@@ -288,6 +288,8 @@ class Interpreter(RunContext):
         if by in ("tree", "exact"):
             # No vector travels along a tree: the value is the mean, and what the tree takes is counted.
             mean = self.placement.mean(held)  # once, and not for every client
+            if node.answer is not None:
+                mean = self.answer(visit, carry.states, mean)
 
             def put(state: State, mass: Array, ctx: Context) -> State:
                 return node.put(state, mean, mass, ctx)
@@ -315,6 +317,13 @@ class Interpreter(RunContext):
             mixed = jax.tree.map(lambda w: w / along(mass, w), mixed)
         states = self.apply(node.put, Role.LEAVE, visit, carry.states, mixed, mass)
         return replace(carry, states=states, clock=clock).count_messages(visit.path, sent)
+
+    def answer(self, visit: Visit, states: State, mean: PyTree) -> PyTree:
+        """What all make of an exact mean, computed once: from the state of the first client of the block."""
+        state, data = jax.tree.map(lambda leaf: leaf[0], (states, self.data))
+        key = leaf_key(visit.key, Role.LEAVE, self.network.clients)  # a number that is nobody's
+        round, client = jnp.asarray(visit.round, jnp.int32), self.placement.ids()[0]
+        return visit.node.answer(state, mean, Context(client, self.network.clients, round, key, data, key))
 
     def travel(self, path: Path, carry: Carry) -> Carry:
         """Count an average along the tree, and before the first one what it takes to learn the links."""
