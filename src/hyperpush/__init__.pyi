@@ -49,6 +49,7 @@ from .verbs.hypergradient import hypergradient as hypergradient
 from .verbs.results import Estimate as Estimate
 from .verbs.results import Solution as Solution
 from .verbs.results import Training as Training
+from .verbs.runs import Trainings as Trainings
 from .verbs.saved import Run as Run
 from .verbs.saved import load as load
 from .verbs.solve import solve as solve

@@ -71,6 +71,7 @@ def test_it_ends_at_the_solution_of_any_condition(loss, method):
         assert np.ptp(found.params, axis=0).max() == 0
         expected = solution(loss, *given)
         away = np.linalg.norm(found.params[0] - expected) / np.linalg.norm(expected)
+        assert found.status.error is not None
         assert away <= found.status.error <= 1e-6
 
 

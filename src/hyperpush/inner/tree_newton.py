@@ -130,6 +130,7 @@ class TreeNewton(InnerSolver):
             return replace(state, x=mean, trial=mean)
 
         def get(state: Point, ctx: Context) -> tuple[Any, Array]:
+            assert isinstance(state, Packed | Steps)
             message = _expand(problem, state, ctx) if isinstance(state, Packed) else _look_along(problem, state, ctx)
             return _finite(message, state.count > 0), jnp.ones(())
 
