@@ -32,6 +32,7 @@ from .inner.dsgd import DSGD as DSGD
 from .inner.fedavg import FedAvg as FedAvg
 from .inner.local_sgd import LocalSGD as LocalSGD
 from .inner.sgp import SGP as SGP
+from .inner.tree_newton import TreeNewton as TreeNewton
 from .methods.by_name import network as network
 from .methods.optimizers import optimizer as optimizer
 from .task.starts import per_client as per_client
@@ -48,6 +49,7 @@ from .verbs.hypergradient import hypergradient as hypergradient
 from .verbs.results import Estimate as Estimate
 from .verbs.results import Solution as Solution
 from .verbs.results import Training as Training
+from .verbs.runs import Trainings as Trainings
 from .verbs.saved import Run as Run
 from .verbs.saved import load as load
 from .verbs.solve import solve as solve

@@ -122,7 +122,7 @@ class Status:
         errors = [each.error for each in statuses]
         return replace(
             worst,
-            error=None if None in errors else max(errors),
+            error=None if None in errors else _largest(statuses, "error"),
             **{name: _largest(statuses, name) for name in ("residual", "disagreement", "moved")},
             runs=sum(each.runs for each in statuses),
             failed=sum(max(each.failed, each.converged is False) for each in statuses),
@@ -143,7 +143,8 @@ class Status:
 
 def _largest(statuses: "Sequence[Status]", name: str) -> float | None:
     """The largest of a number that some statuses know."""
-    return max((each for status in statuses if (each := getattr(status, name)) is not None), default=None)
+    known: list[float] = [getattr(each, name) for each in statuses if getattr(each, name) is not None]
+    return max(known, default=None)
 
 
 _seen: ContextVar[list[Status] | None] = ContextVar("seen", default=None)

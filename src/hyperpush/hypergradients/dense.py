@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
@@ -71,14 +70,8 @@ class Dense(SystemSolver):
 
     def program(self, problem: Problem) -> Node:
         def get_system(state: HypergradientState, ctx: Context):
-            at, back = ravel_pytree(state.params)
-            examples = everything(ctx.data.train)
-
-            def gradient(x: Float[Array, " d"]) -> Float[Array, " d"]:
-                return ravel_pytree(problem.inner_gradient(back(x), state.hyper, examples))[0]
-
             source, _ = outer_gradient_shares(problem, state, ctx)
-            hessian = jax.jacfwd(gradient)(at)
+            hessian = problem.expansion(state.params, state.hyper, everything(ctx.data.train))[2]
             return (hessian, ravel_pytree(source)[0], jnp.sum(hessian**2)), jnp.ones(())
 
         def solve(state: HypergradientState, means: tuple[Array, Array, Array], mass, ctx: Context):

@@ -39,8 +39,11 @@ SOLVED = 1e-2  # of the mean gradient: no smaller residual of the Newton step is
 LACKING = 0.1  # of the Newton step: the part that it may lack
 
 
-def begin_stage(problem: Problem, state: TreeState, ctx: Context, first: int) -> TreeState:
-    """What a stage starts from; they are counted by `ctx.round`, from `first`."""
+def begin_stage(problem: Problem, state: TreeState, ctx: Context, first: int, anew: bool) -> TreeState:
+    """What a stage starts from; they are counted by `ctx.round`, from `first`.
+
+    `anew` lets the second estimate start from zero, and not from the first.
+    """
 
     def center(state: TreeState) -> TreeState:
         judged = Judged.start(state.value, state.memory, state.error)
@@ -50,9 +53,9 @@ def begin_stage(problem: Problem, state: TreeState, ctx: Context, first: int) ->
         params = ravel_pytree(state.params)[1](state.x)
         gradient = problem.inner_gradient(params, state.hyper, everything(ctx.data.train))
         assert state.judged is not None
-        none = jnp.zeros_like(state.smallest)
+        known, none = state.judged.memory.smallest / CAUTION, jnp.zeros_like(state.smallest)
         state = replace(state, params=params, x=jnp.zeros_like(state.x), smallest=none)
-        return _given(replace(state, expected=state.judged.memory.smallest / CAUTION), ravel_pytree(gradient)[0])
+        return _given(replace(state, expected=known), ravel_pytree(gradient)[0])
 
     def second(state: TreeState) -> TreeState:
         at, back = ravel_pytree(state.params)
@@ -60,7 +63,7 @@ def begin_stage(problem: Problem, state: TreeState, ctx: Context, first: int) ->
         gradients = problem.outer_gradients(params, state.hyper, everything(ctx.data.outer))
         source, direct = jax.tree.map(lambda leaf: leaf / ctx.clients, gradients)
         assert state.judged is not None
-        zero, x = jnp.zeros_like(state.begin), state.judged.memory.x
+        zero, x = jnp.zeros_like(state.begin), jnp.zeros_like(state.x) if anew else state.judged.memory.x
         state = replace(state, params=params, source=ravel_pytree(source)[0], direct=direct, x=x)
         return replace(state, phase=jnp.int32(RESIDUAL), begin=zero, drift=zero)
 

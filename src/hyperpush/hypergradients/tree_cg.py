@@ -183,7 +183,7 @@ class TreeCG(SystemSolver):
         """The stages from `first` on: an estimate, and how the params that it was made at are judged."""
 
         def begin(state: TreeState, ctx: Context) -> TreeState:
-            return begin_stage(problem, state, ctx, first)
+            return begin_stage(problem, state, ctx, first, self.ignores_flat)
 
         def remaining(state: TreeState, ctx: Context) -> Int[Array, ""]:
             return jnp.where(state.ended >= DONE, 0, self.steps)
@@ -240,6 +240,7 @@ class TreeCG(SystemSolver):
             before=zero if state.size is None else state.size.astype(zero.dtype),
             skip=zero + (EXACT if state.outer is None else jnp.where(state.outer == 0, EXACT, NEAR)),
             judged=None,
+            common=self.common,
         )
 
     def _advance(self, state: TreeState, means: tuple[Any, ...], clients: int) -> TreeState:
@@ -385,9 +386,17 @@ def _finish(before: HypergradientState, state: TreeState, ctx: Context) -> Hyper
     report = Report.of(reason, jnp.where(reason == Reason.ILL_POSED, -1, error))
     known = jnp.stack([judged.residual, judged.disagreement, judged.moved])
     report = report.judged(*jnp.where(alone, -1, known))
-    passed = (before.size == 0) & ~alone & (reason == Reason.TOLERANCE) if before.size is not None else None
-    size = before.size if passed is None else jnp.where(passed, judged.size, before.size)
-    return replace(before, value=value, memory=before.memory and memory, report=report, size=size)
+    memory = None if before.memory is None else memory
+    return replace(before, value=value, memory=memory, report=report, size=_first_size(before, state))
+
+
+def _first_size(before: HypergradientState, state: TreeState) -> Array | None:
+    """The size that the estimates of later outer steps may be compared with: that of the first if it passed."""
+    judged = state.judged
+    if before.size is None or judged is None:
+        return None
+    passed = (state.stage != FIRST) & (state.reason == Reason.TOLERANCE) & ((judged.moved >= 0) | (not state.common))
+    return jnp.where((before.size == 0) & passed, judged.size, before.size)
 
 
 def _how_far(state: TreeState, ctx: Context) -> Int[Array, ""]:

@@ -91,6 +91,7 @@ class TreeState(eqx.Module):
     before: Float[Array, ""]  # rms ‖v_i‖ at the first outer step; 0: this is it, or it did not pass
     skip: Float[Array, ""]  # params so close to solved need no second estimate
     judged: Judged | None
+    common: bool = eqx.field(static=True)  # whether hypers agree, so that their mean hypergradient counts
 
     @property
     def vector(self) -> Float[Array, " d"]:

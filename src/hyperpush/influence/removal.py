@@ -83,12 +83,14 @@ def retrain(
 ) -> Float[np.ndarray, "k n"]:
     """Every client's F after training with each of these weights (see `without`), [weights, clients].
 
-    Up to `at_once` retrainings are one solve, of the sum of their costs: they share every mini-batch, every link and
+    Up to `at_once` retrainings are one solve and share every message. With `hp.TreeNewton()` each of them ends at its
+    own solution. Solvers of fixed length descend on the sum of the costs: they share every mini-batch, every link and
     push-sum's ω, and with the key of `hp.train` those of that run.
 
     Args:
         task: The task before training, at the params that every retraining starts from.
-        method: The inner solver that trained, with a step size; an optimizer could mix the runs.
+        method: The inner solver that trained: `hp.TreeNewton()`, or one with a step size; an optimizer could mix the
+            runs.
         network: The network that it trained on.
         weights: What counts in each retraining.
         key: That of `hp.train`.
@@ -136,6 +138,9 @@ def train_runs(
     """The params after training with each of k weights side by side, in one solve; `around` is for `hp.train`."""
     made = with_weights(task)
     check_weights(task, weights)
+    if method.solves:
+        found = train(made, method, network, runs=weights, **around)
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), found.params)
     if getattr(method, "optimizer", None) is not None:
         raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")
     stacked = Weights(

@@ -13,12 +13,14 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from hyperpush.base.numbers import as_number
 from hyperpush.base.ranges import Whole
 from hyperpush.base.schedules import StepSize
+from hyperpush.base.status import Status
 from hyperpush.data.batches import Ragged, capacity, everything, rows, shuffle
 from hyperpush.methods.base import Method
 from hyperpush.methods.optimizers import Optimizer, build, check_optimizer
 from hyperpush.networks import Network
 from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.programs import Context, Inbox, Node, Scope
+from hyperpush.programs.report import Report
 from hyperpush.task.problem import Problem
 
 S = TypeVar("S", bound="InnerSolver")
@@ -43,6 +45,8 @@ class InnerState(eqx.Module):
         params: x_i.
         hyper: λ_i.
         links: What it saw; None if it did not look.
+        report: What it knows of the result; None after solvers of fixed length.
+        memory: What the solver keeps for the next outer step; None if it keeps nothing.
 
     Example:
         >>> import jax.numpy as jnp
@@ -54,6 +58,8 @@ class InnerState(eqx.Module):
     params: PyTree
     hyper: PyTree
     links: LinkEstimates | None = None
+    report: Report | None = None
+    memory: PyTree = None
 
 
 class InnerSolver(Method):
@@ -87,6 +93,19 @@ class InnerSolver(Method):
     def observing(self: S, wanted: bool) -> S:
         """The same solver whose clients observe their links, or do not; itself if it cannot."""
         return self
+
+    @property
+    def solves(self) -> bool:
+        """Whether it goes on until the inner problem is solved, so that it may start from any point."""
+        return False
+
+    def memory(self, params: PyTree, hyper: PyTree) -> Any:
+        """One client's memory before the first outer step; None for a solver that keeps nothing."""
+        return None
+
+    def status(self, states: InnerState) -> Status:
+        report = getattr(states, "report", None)
+        return Status() if report is None else report.status()
 
 
 class GradientSolver(InnerSolver):

@@ -79,6 +79,7 @@ class Noising(eqx.Module):
             if isinstance(node, Local):
                 return Local(noisy(node.f))
             if isinstance(node, Average):
+                node = node.each_answers()
                 ends = None if node.ends is None else noisy(node.ends, True)
                 return replace(node, get=noisy(node.get, True), put=noisy(node.put), ends=ends)
             if isinstance(node, Server):

@@ -192,6 +192,12 @@ class Average(eqx.Module):
             back with the average, by `"exact"` or `"tree"`, and becomes the field `ended` of all states. A loop around
             it takes `until=has_ended` and `common=True`: clients that round differently end it together. None: nothing
             is asked.
+        answer: `answer(state, average, context)` is what `put` takes in place of an exact mean. It looks only at what
+            is the same at every client. Engines that host all clients compute it once, so that it is the same to the
+            last bit, and vectors that follow from it never part. Among peers each computes it. None: the mean itself.
+
+    Raises:
+        InvalidInput: An `ends` or an `answer` of an average that is not exact.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -207,13 +213,29 @@ class Average(eqx.Module):
     rounds: int = eqx.field(static=True)
     by: Literal["push", "gossip", "exact", "tree"] = eqx.field(static=True, default="push")
     ends: Callable[[State, Context], Array] | None = eqx.field(static=True, default=None)
+    answer: Callable[[State, PyTree, Context], PyTree] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         if self.ends is not None and self.by not in ("exact", "tree"):
             raise InvalidInput("Average.ends", self.by, "None, or an average by 'exact' or 'tree'")
+        if self.answer is not None and self.by not in ("tree", "exact"):
+            raise InvalidInput("Average.answer", self.by, "by='tree' or 'exact': other means differ between clients")
+
+    def each_answers(self) -> "Average":
+        """The same average, whose answer every client computes."""
+        answer, put = self.answer, self.put
+        if answer is None:
+            return self
+
+        def take(state: State, mean: PyTree, mass: Float[Array, ""], ctx: Context) -> State:
+            return put(state, answer(state, mean, ctx), mass, ctx)
+
+        return replace(self, put=take, answer=None)
 
     def stepwise(self) -> "Node":
         """The same average as single exchanges, for engines that cannot compose them; along a tree it stays one."""
+        if self.answer is not None:
+            return self.each_answers().stepwise()
         if self.by == "tree":
             return self
         push = self.by == "push"

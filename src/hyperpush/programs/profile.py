@@ -249,7 +249,8 @@ class _Tracer:
     def average(self, node: Average, state: PyTree, path: Path, body: Path) -> PyTree:
         value, mass = self.leaf(path, Role.ENTER, node.get, body, state)
         self.send(node, (value, mass) if node.by == "push" else value, path, body)
-        after = self.leaf(path, Role.LEAVE, node.put, body, state, self.sum_messages(value), mass)
+        put = node.each_answers().put
+        after = self.leaf(path, Role.LEAVE, put, body, state, self.sum_messages(value), mass)
         if node.ends is not None:
             answer = self.leaf(path, Role.UNTIL, node.ends, body, after)
             self.sendings[-1] = replace(self.sendings[-1], answer=answer)

@@ -107,7 +107,7 @@ def at(program: Node, path: Path) -> Any:
 def leaf_of(node: Node, role: Role) -> Callable[..., Any]:
     """The function of a node that plays a role."""
     if isinstance(node, Average):
-        return {Role.ENTER: node.get, Role.LEAVE: node.put, Role.UNTIL: node.ends}[role]
+        return {Role.ENTER: node.get, Role.LEAVE: node.each_answers().put, Role.UNTIL: node.ends}[role]
     return getattr(node, "f" if role == Role.LOCAL else role.name.lower())
 
 

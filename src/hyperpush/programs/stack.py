@@ -117,10 +117,16 @@ def _stack_average(node: Average) -> Average:
     def put(runs: Runs, means: PyTree, mass: Array, ctx: Context) -> Runs:
         return runs.moved(_over(lambda own, mean, ctx: node.put(own, mean, mass, ctx), ctx, runs.state, means))
 
-    if node.ends is None:
-        return replace(node, get=get, put=put)
-    asked = node.ends
-    return replace(node, get=get, put=put, ends=lambda runs, ctx: _over(asked, ctx, runs.state))
+    def answer(runs: Runs, means: PyTree, ctx: Context) -> PyTree:
+        assert node.answer is not None
+        return _over(node.answer, ctx, runs.state, means)
+
+    def ends(runs: Runs, ctx: Context) -> Array:
+        assert node.ends is not None
+        return _over(node.ends, ctx, runs.state)
+
+    answered, ended = None if node.answer is None else answer, None if node.ends is None else ends
+    return replace(node, get=get, put=put, answer=answered, ends=ended)
 
 
 def _stack_loop(node: Repeat) -> Node:

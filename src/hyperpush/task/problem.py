@@ -8,13 +8,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush.base.checks import check_nonnegative
 from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import Batch, BatchCost, open_batch
 from hyperpush.programs import Node
-from hyperpush.programs.counting import mark
+from hyperpush.programs.counting import mark, without_marks
 
 Cost = Callable[[PyTree, PyTree, PyTree], Float[Array, "..."]]  # (params, hyper, batch) -> losses, or one scalar
 Penalty = Callable[[PyTree, PyTree], Float[Array, ""]]  # (params, hyper) -> a scalar
@@ -165,6 +166,31 @@ class Problem(eqx.Module):
         """∂_x f."""
         gradient = jax.grad(self.inner_cost)(params, hyper, batch)
         return mark("gradients", gradient, "train", derivative="hessian_products")
+
+    def expansion(
+        self, params: PyTree, hyper: PyTree, batch: PyTree
+    ) -> tuple[Float[Array, ""], PyTree, Float[Array, "d d"]]:
+        """(f, ∂_x f, ∂²_xx f), the Hessian as a matrix of the params as one vector."""
+        x, back = ravel_pytree(params)
+
+        def along(direction: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, " d"], Float[Array, " d"]]:
+            cost, gradient, product = self.along(params, hyper, batch, back(direction))
+            return cost, ravel_pytree(gradient)[0], ravel_pytree(product)[0]
+
+        with without_marks():
+            # What does not depend on the direction is computed once.
+            axes = (None, None, 0)
+            cost, gradient, hessian = jax.vmap(along, out_axes=axes)(jnp.eye(x.size, dtype=x.dtype))
+        columns = jax.vmap(lambda column: mark("hessian_products", column, "train"))(hessian)
+        return cost, back(mark("gradients", gradient, "train")), columns
+
+    def along(
+        self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree
+    ) -> tuple[Float[Array, ""], PyTree, PyTree]:
+        """(f, ∂_x f, ∂²_xx f · vector) in one pass."""
+        both = jax.value_and_grad(self.inner_cost)
+        (cost, gradient), (_, product) = jax.jvp(lambda x: both(x, hyper, batch), (params,), (vector,))
+        return cost, mark("gradients", gradient, "train"), mark("hessian_products", product, "train")
 
     def outer_gradients(self, params: PyTree, hyper: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """(∂_x F, ∂_λ F)."""

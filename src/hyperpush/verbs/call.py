@@ -21,7 +21,7 @@ from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.inner.base import InnerSolver
 from hyperpush.networks import Network
 from hyperpush.networks.link_estimates import LinkEstimates
-from hyperpush.programs import program_of
+from hyperpush.programs import Recipe, program_of
 from hyperpush.task.task import Point, Task
 from hyperpush.verbs.budget import Budget, budget
 from hyperpush.verbs.certify import Certifier, estimate_recipe
@@ -74,10 +74,17 @@ class Call:
             result = replace(result, task=self._spend(result.task))
         return result.check(throw)
 
-    def run(self, states: PyTree, record: Recorders | None = None, every: int = 1, step: int = 0) -> RunResult:
-        """Run the method from these states; hooks see the rows that are recorded."""
+    def run(
+        self,
+        states: PyTree,
+        record: Recorders | None = None,
+        every: int = 1,
+        step: int = 0,
+        recipe: Recipe | None = None,
+    ) -> RunResult:
+        """Run the method, or a recipe made of it, from these states; hooks see the rows that are recorded."""
         listener, adapted = listen(self.hooks), self.adapted
-        recipe = program_of(adapted, self.task.problem)
+        recipe = program_of(adapted, self.task.problem) if recipe is None else recipe
         if isinstance(self.method, HypergradientEstimator):
             recipe = estimate_recipe(self.method, adapted, self.task, self.engine)
         options = {"step": step, "record": record, "every": every, "progress": listener}

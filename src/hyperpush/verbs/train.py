@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from hyperpush.base.checks import check_integer, no_type_check
+from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.inner.base import InnerSolver, InnerState
@@ -16,6 +19,7 @@ from hyperpush.verbs.call import Call
 from hyperpush.verbs.checks import check_call
 from hyperpush.verbs.recording import Metrics, history_of, recorder
 from hyperpush.verbs.results import Training
+from hyperpush.verbs.runs import check_alone, train_runs
 
 
 @no_type_check
@@ -30,10 +34,11 @@ def train(
     engine: Engine = Simulate(),
     hooks: Sequence[Any] = (),
     seeds: int | Sequence[int] | None = None,
+    runs: Sequence[Any] | None = None,
     save: str | Path | None = None,
     throw: bool = False,
     certify: bool = True,
-) -> Training:
+) -> Any:
     """Solve the inner problem alone: min over x of the mean of all clients' f_i(x, λ_i), at fixed hypers.
 
     Args:
@@ -50,12 +55,16 @@ def train(
         hooks: Observers (`hp.hooks.Hook`) called between compiled chunks; they cannot change the result.
         seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
             same class, with a leading seed axis on every array, and has `mean` and `spread`.
+        runs: The hypers of several problems that share the data, one set for each, in the form of `task.hypers`: they
+            are solved side by side and share every message. For solvers on exact averages, such as `hp.TreeNewton()`.
+            Weights of records and parties are hypers of `hp.influence.with_weights(task)`. Returns `Trainings`.
         save: A folder to keep the run in. The same call again resumes it or returns its result.
         throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
         certify: Whether to find out how far the params are from solved. It takes up to 200 products beside the run.
 
     Returns:
-        A `Training`; its `task` is the same task at the params reached, for `hp.hypergradient` and others.
+        A `Training`; its `task` is the same task at the params reached, for `hp.hypergradient` and others. With `runs=`
+        `Trainings`.
 
     Raises:
         InvalidInput: Something does not fit; the message names it and what would be right.
@@ -73,6 +82,9 @@ def train(
     """
     key = check_call(task, method, InnerSolver, network, key, engine)
     call = Call(train, task, method, network, key, engine, hooks)
+    if runs is not None:
+        check_alone(seeds=seeds, save=save, metrics=metrics, every=every)
+        return train_runs(call, runs, throw)
     if seeds is not None or save is not None:
         return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every, certify=certify)
     recorders = {}
@@ -81,7 +93,17 @@ def train(
         recorders = {method.loop: recorder(task, metrics)}
     run = call.run(InnerState(task.params, task.hypers), recorders, every or 1)
     found: InnerState = run.states
+    check_params(method, found.params, task.params)
     after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
     history = history_of(run, method.loop, every or 1) if recorders else None
     status = call.certifier(after).judge_params(call.status(found), certify)
     return Training(after, status, costs, task.problem.whole(found.params), history).check(throw)
+
+
+def check_params(method: InnerSolver, found: Any, wanted: Any) -> None:
+    """Refuse params of another shape than the task's, of which no verb could say whether they solve it."""
+    got, allowed = (jax.tree.map(jnp.shape, tree) for tree in (found, wanted))
+    if jax.tree.structure(found) != jax.tree.structure(wanted) or got != allowed:
+        raise InvalidInput(
+            "method", f"{type(method).__name__}, which ends with params of {got}", f"the task's: {allowed}"
+        )

@@ -289,6 +289,8 @@ class Interpreter(RunContext):
         if by in ("tree", "exact"):
             # No vector travels along a tree: the value is the mean, and what the tree takes is counted.
             mean = self.placement.mean(held)  # once, and not for every client
+            if node.answer is not None:
+                mean = self.answer(visit, carry.states, mean)
 
             def put(state: State, mass: Array, ctx: Context) -> State:
                 return node.put(state, mean, mass, ctx)
@@ -324,6 +326,13 @@ class Interpreter(RunContext):
         own = jnp.where(along(self.placement.ids() == ROOT, answers), answers, 0).astype(jnp.float32)
         told = jnp.round(self.network.clients * self.placement.mean(own)).astype(answers.dtype)
         return with_answer(states, jnp.broadcast_to(told, answers.shape))
+
+    def answer(self, visit: Visit, states: State, mean: PyTree) -> PyTree:
+        """What all make of an exact mean, computed once: from the state of the first client of the block."""
+        state, data = jax.tree.map(lambda leaf: leaf[0], (states, self.data))
+        key = leaf_key(visit.key, Role.LEAVE, self.network.clients)  # a number that is nobody's
+        round, client = jnp.asarray(visit.round, jnp.int32), self.placement.ids()[0]
+        return visit.node.answer(state, mean, Context(client, self.network.clients, round, key, data, key))
 
     def travel(self, path: Path, carry: Carry) -> Carry:
         """Count an average along the tree, and before the first one what it takes to learn the links."""

@@ -1,0 +1,102 @@
+"""Several problems that share data and messages, trained in one run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.status import Status
+from hyperpush.inner.base import InnerState
+from hyperpush.programs import Node, Runs, program_of, stack
+from hyperpush.task.task import Task
+from hyperpush.verbs.call import Call
+from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.results import Result
+
+
+@dataclass(frozen=True, repr=False)
+class Trainings(Result):
+    """Where several trainings ended that shared every message.
+
+    Attributes:
+        params: The params of each run: runs on axis 0, clients on axis 1.
+        errors: How far each run is from its solution, relative; None where that is not known.
+        statuses: Whether to believe each run. `status` speaks of all.
+        hypers: The hypers of each run, on axis 0.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
+        >>> found = hp.train(task, hp.TreeNewton(), network, key=0, runs=[task.hypers, task.hypers + 1])
+        >>> found.params.shape, [status.converged for status in found.statuses]
+        ((2, 3, 4), [True, True])
+    """
+
+    params: PyTree
+    errors: tuple[float | None, ...]
+    statuses: tuple[Status, ...]
+    hypers: PyTree
+
+    def __len__(self) -> int:
+        return len(self.statuses)
+
+    def task_of(self, run: int) -> Task:
+        """The task at the hypers and params of one run, for the next verb."""
+        params, hypers = (jax.tree.map(lambda leaf: leaf[run], tree) for tree in (self.params, self.hypers))
+        return self.task.at(params=params, hypers=hypers)
+
+    def facts(self) -> list[str]:
+        return [*super().facts(), f"{len(self)} runs"]
+
+
+def check_alone(**options: Any) -> None:
+    """Refuse options that several runs at once do not have."""
+    for name, given in options.items():
+        if given is not None:
+            raise InvalidInput(name, given, "None beside runs=, whose runs have no history and no seeds of their own")
+
+
+def train_runs(call: Call, runs: Sequence[Any], throw: bool) -> Trainings:
+    """All runs from the task's params, as one."""
+    task = call.task
+    hypers = stack_hypers(task, runs)
+    if task.privacy is not None:
+        raise InvalidInput("runs", "a private task", "None: each run would be a release of its own")
+    axis = 0 if task.owner is not None else 1
+    many = jax.tree.map(lambda leaf: jnp.repeat(jnp.expand_dims(leaf, axis), len(runs), axis), task.params)
+    start = Runs.start(InnerState(many, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, axis), hypers)), axis)
+    recipe = replace(program_of(call.adapted, task.problem), build=_stacked_program)
+    run = call.run(start, recipe=recipe)
+    found: InnerState = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, axis, 0), run.states.state)
+    statuses = tuple(
+        replace(
+            call.adapted.status(jax.tree.map(lambda leaf, k=k: leaf[k], found)),
+            chosen=call.method.choice(call.engine, task),
+        )
+        for k in range(len(runs))
+    )
+    costs, errors = Costs.of(run, task), tuple(status.error for status in statuses)
+    params = jax.tree.map(np.asarray, task.problem.whole(found.params))
+    return Trainings(task, Status.of_all(statuses), costs, params, errors, statuses, hypers).check(throw)
+
+
+def stack_hypers(task: Task, runs: Sequence[Any]) -> PyTree:
+    """The hypers of all runs, on axis 0; refuses those that are not like the task's."""
+    if isinstance(runs, str) or not isinstance(runs, Sequence) or not len(runs):
+        raise InvalidInput("runs", type(runs).__name__, "a list of hypers, one for each run")
+    shapes = [jax.tree.map(jnp.shape, each) for each in (task.hypers, *runs)]
+    for number, each in enumerate(shapes[1:]):
+        if each != shapes[0]:
+            raise InvalidInput(f"runs[{number}]", each, f"hypers like the task's: {shapes[0]}")
+    return jax.tree.map(
+        lambda own, *leaves: jnp.stack([jnp.asarray(leaf, own.dtype) for leaf in leaves]), task.hypers, *runs
+    )
+
+
+def _stacked_program(method: Any, problem: Any) -> Node:
+    return stack(problem.protect(method.program(problem)))
