@@ -27,8 +27,8 @@ from hyperpush.engines.transport import LEAD, Transport, wire
 from hyperpush.engines.transport.wire import Header, Kind, Reason, Rejected
 from hyperpush.programs import Path
 
-# Rounds to come of which messages are kept, and places to come of which the newest total is, for each sender. Nobody who
-# is honest is further ahead than LEAD and the round that it has just sent.
+# Future rounds whose messages are kept, and future places whose newest total is kept, per sender. An honest peer is at
+# most LEAD rounds ahead, plus the round that it has just sent.
 WINDOW, EARLY = 2 * LEAD, 4
 
 NOTHING = np.zeros(0)
@@ -192,7 +192,8 @@ class Messenger:
         """
         claimed = wire.peek(payload)
         if self.tolerant and claimed.kind == Kind.TOTAL and claimed.step > self.state.clock:
-            return self._keep_early(self._hear(wire.read_sealed(payload, sender)), payload)
+            self._keep_early(self._hear(wire.read_sealed(payload, sender)), payload)
+            return
         if not (self.state.leaving and claimed.kind.last):
             raise Rejected(Reason.WRONG_NODE, "no such place in this program")
         header = self._hear(wire.read_sealed(payload, sender))

@@ -49,9 +49,9 @@ class Zenoh:
     Synchronous: `collect` waits `patience` seconds for everybody expected, then it is an error. What was sent is kept
     until acknowledged, and sent again to a peer that comes back. A step may be collected again, for those whose message
     turned out not to fit. Asynchronous: it waits as long as a neighbor needs for a round and a message for the way, and
-    not for the messages of those that are gone. Whoever is more than LEAD rounds ahead of a neighbor waits for it, also
-    if it is gone. Who is gone for `close_after` seconds is removed, and so is who has been behind for `patience` seconds
-    and waits for nobody.
+    not for messages of peers that are gone. A peer that is more than LEAD rounds ahead of a neighbor waits for it, even
+    if that neighbor is gone. A peer that is gone for `close_after` seconds is removed. So is a peer that has been behind
+    for `patience` seconds and is not waiting itself.
 
     Args:
         run: The name of the run: part of every message's key.
