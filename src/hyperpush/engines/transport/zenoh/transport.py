@@ -50,8 +50,8 @@ class Zenoh:
     until acknowledged, and sent again to a peer that comes back. A step may be collected again, for those whose message
     turned out not to fit. Asynchronous: it waits as long as a neighbor needs for a round and a message for the way, and
     not for messages of peers that are gone. A peer that is more than LEAD rounds ahead of a neighbor waits for it, even
-    if that neighbor is gone. A peer that is gone for `close_after` seconds is removed. So is a peer that has been behind
-    for `patience` seconds and is not waiting itself.
+    if that neighbor is gone. A peer that is gone for `close_after` seconds is removed. So is a peer that has been
+    behind for `patience` seconds and is not waiting itself.
 
     Args:
         run: The name of the run: part of every message's key.
