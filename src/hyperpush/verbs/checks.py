@@ -31,7 +31,7 @@ def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engin
     for part in (method, *method.parts()):
         check_batch_size(part, task)
     if task.privacy is not None:
-        budget(task, method.on(network, engine, task))  # refuses what lets data out
+        budget(task, method.bind(network, engine, task))  # refuses what lets data out
     return check_key(key)
 
 
@@ -65,7 +65,7 @@ def check_task(given: Any) -> Task:
         raise InvalidInput(
             "task", _describe(given), "hp.Task(…) as the first argument: verb(task, method, network, key=…)"
         )
-    if given.several:
+    if given.is_multi_seed:
         allowed = "the task of one run: a result of several seeds leads to no one point"
         raise InvalidInput("task", "the task of several seeds", allowed)
     leaves = jax.tree.leaves((given._params, given._hypers, [each.given for each in given._sets.values()]))
