@@ -40,6 +40,8 @@ from .task.starts import per_client as per_client
 from .task.starts import per_example as per_example
 from .task.task import Task as Task
 from .verbs import hooks as hooks
+from .verbs.average import Mean as Mean
+from .verbs.average import average as average
 from .verbs.budget import Budget as Budget
 from .verbs.budget import budget as budget
 from .verbs.budget import within_budget as within_budget

@@ -226,6 +226,6 @@ def test_hypers_of_examples_must_not_be_sent(common):
 
 def test_everything_that_reports_epsilon_says_what_it_assumes():
     private: Any = within_budget(1.0, 1e-5, task(Gaussian(1.0)), hp.SGP(3, 0.1))
-    audited = hp.privacy.audit(lambda keys: np.zeros(len(keys)), lambda keys: np.zeros(len(keys)), trials=100)
+    audited = hp.privacy.audit_epsilon(lambda keys: np.zeros(len(keys)), lambda keys: np.zeros(len(keys)), trials=100)
     found = (private.privacy, budget(private, hp.SGP(3, 0.1)), hp.privacy.Accountant, audited)
     assert all("ideal real-valued noise" in each.assumes for each in found)

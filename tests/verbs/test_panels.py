@@ -142,3 +142,13 @@ def test_status_words_name_the_cause():
     failed = hp.Status(converged=False, reason="limit", error=0.3, runs=5, failed=2)
     assert status_words(failed)[0] == "The result did not converge: it took all steps that it was given."
     assert "2 of 5 solves and estimates did not converge." in status_words(failed)
+
+
+def test_results_that_are_not_of_one_run_have_panels():
+    task, network = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
+    tuned = hp.tune(task, hp.SGP(5, 0.1), network, key=0, over={"step_size": [0.01, 0.1]}, on="validation")
+    scores = tuned.panels()[1].numbers
+    np.testing.assert_allclose(scores["series"]["score"], [row.score for row in tuned.rows])
+    assert scores["marks"].count("best") == 1
+    mean = hp.average(jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]]), network, key=0)
+    np.testing.assert_allclose(mean.panels()[2].numbers["values"], [[3.0, 5.0]])

@@ -217,11 +217,11 @@ def scores(
 
 
 def _changes(
-    task: Task, value: Weights, several: bool
+    task: Task, value: Weights, is_multi_seed: bool
 ) -> tuple[list[Float[np.ndarray, "runs _"]], Float[np.ndarray, " n"]]:
     """Every client's predicted changes by run and example, and in the first run that of the client itself."""
     examples, clients = (-task.clients * np.asarray(each, np.float64) for each in (value.examples, value.client))
-    if not several:
+    if not is_multi_seed:
         examples, clients = examples[..., None], clients[..., None]
     if task.owner is not None:
         examples, clients, counts = examples[None], clients[None], [int(count(task.train))]

@@ -161,9 +161,11 @@ class Check(Pictured):
         return said
 
     def _warnings_of_the_check(self) -> list[str]:
-        said, doubt = [], norm(self.uncertainties) / (norm(self.differences) or sys.float_info.min)
-        if doubt > self.tolerance:
-            said.append(f"The finite differences are uncertain by {doubt:.1e}: is the outer cost smooth in the hypers?")
+        said, uncertain = [], norm(self.uncertainties) / (norm(self.differences) or sys.float_info.min)
+        if uncertain > self.tolerance:
+            said.append(
+                f"The finite differences are uncertain by {uncertain:.1e}: is the outer cost smooth in the hypers?"
+            )
         if self.residual > self.tolerance:
             said.append(f"The closed form is uncertain: its residual is {self.residual:.1e}.")
         if self.reference_error <= self.tolerance < self.difference_error:

@@ -357,7 +357,9 @@ def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
         if getattr(first, name) is not None
     }
     costs = Costs(**largest, accesses=first.costs.accesses)
-    return replace(first, task=task.replace(several=True), status=status, costs=costs, **changes, seeds=len(results))
+    return replace(
+        first, task=task.replace(is_multi_seed=True), status=status, costs=costs, **changes, seeds=len(results)
+    )
 
 
 def _arrays(result: Result) -> list[str]:

@@ -20,7 +20,7 @@ from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.runs.events import read_events
 from hyperpush.runs.folder import CALL, CONFIG, FIGURES, HISTORY, LINKS, METRICS, MODELS, RESULT
 from hyperpush.runs.models import leaf_name, load_arrays, load_models
-from hyperpush.task.task import Point, Task
+from hyperpush.task.task import LastPoint, Task
 from hyperpush.verbs import panels
 from hyperpush.verbs import result_panels as shown
 from hyperpush.verbs.budget import Budget
@@ -130,7 +130,7 @@ class Run(Pictured):
         personal = tuple(self.about["personal"])
         return Solution(*shared, params, trees["hypers"], history, self.about["best_step"], personal)
 
-    def _point(self) -> Point | None:
+    def _point(self) -> LastPoint | None:
         """What the run left for the next one on its network; None if the network cannot be made again."""
         about = dict(self.about.get("point", {}))
         network = about.pop("network", None)
@@ -141,7 +141,7 @@ class Run(Pictured):
             rows = load_models(self.path / LINKS, self.about["names"])
             own = {name: jnp.asarray(each[0] if self.about["alone"] else each) for name, each in rows.items()}
             links = LinkEstimates(**own)
-        return Point(registry.build("networks", network, "network"), links, **about)
+        return LastPoint(registry.build("networks", network, "network"), links, **about)
 
     @property
     def history(self) -> History | None:
