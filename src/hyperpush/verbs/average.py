@@ -18,7 +18,7 @@ from hyperpush.data.sets import check_numbers
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.networks import Network
-from hyperpush.programs import Average, Context, Node, Recipe
+from hyperpush.programs import Average, Context, Node, ProgramRecipe
 from hyperpush.verbs import result_panels as shown
 from hyperpush.verbs.checks import check_engine_kind, check_key, check_network_kind
 from hyperpush.verbs.costs import Costs
@@ -109,7 +109,7 @@ def average(
     if engine.no_tree:
         raise InvalidInput("engine", engine.no_tree, "an engine whose clients can average along a tree")
     states = _shares(values, weights, network.clients, engine.hosts_one)
-    run = engine.run(Recipe(_program, ()), network, states, {}, check_key(key))
+    run = engine.run(ProgramRecipe(_program, ()), network, states, {}, check_key(key))
     return _conclude(run, tolerance, engine.hosts_one, network.clients)
 
 
