@@ -253,7 +253,7 @@ class Task:
             if name in _COMPUTED or name not in vars(self):
                 known = [key for key in vars(self) if not key.startswith("_") and key not in _COMPUTED]
                 raise unknown("Task.replace", name, known)
-        new = object.__new__(Task)
+        new = object.__new__(type(self))  # a subclass keeps its own attributes
         kept = {key: value for key, value in vars(self).items() if key not in _COMPUTED}
         vars(new).update(kept | changes)
         return new
