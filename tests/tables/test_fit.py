@@ -4,9 +4,12 @@ import jax
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
 
 import hyperpush as hp
+from hyperpush.tables.split import deal
+from hyperpush.tables.task import split_rows
 
 L2 = 0.03
 COUNTS = (30, 50, 41)
@@ -41,7 +44,7 @@ def test_classes_equal_scikit_learns_on_the_pooled_table(classes):
         np.testing.assert_allclose(model.predict_proba(rows), expected, atol=1e-6)
         assert model.score(rows, labels) == oracle.score(scaler.transform(rows), labels)
     else:  # scikit-learn has no reference class: compare with the gradient's zero
-        inputs = scaler.transform(rows)
+        inputs = np.asarray(scaler.transform(rows))
         rest = model.predict_proba(rows) - np.eye(3)[labels]
         gradient = rest.T @ inputs / len(rows)
         np.testing.assert_allclose(gradient[:2] + L2 * model.params[:, :-1], 0, atol=1e-6)
@@ -69,12 +72,26 @@ def test_missing_values_count_at_the_shared_mean_and_constant_columns_are_left_o
     assert not np.allclose(first, second)  # the missing value has a weight of its own
 
 
-def test_l2_is_chosen_among_five():
-    generator = np.random.default_rng(1)
-    noise = {name: (generator.normal(size=(40, 8)), generator.integers(2, size=40)) for name in "abc"}
-    model = hp.tables.fit(hp.tables.read(noise, label="y"))
-    assert model.l2 == 1.0  # labels are random: the largest rate predicts best
-    assert model.costs.rounds > hp.tables.fit(hp.tables.read(noise, label="y"), l2=1.0).costs.rounds
+def test_l2_is_the_best_of_five_on_a_quarter_of_the_records():
+    given = parties(2, seed=1)
+    tables = hp.tables.read(given, label="y")
+    model = hp.tables.fit(tables)
+    train, held = (
+        [np.concatenate(parts) for parts in zip(*own, strict=True)]
+        for own in zip(
+            *(
+                [(rows[each[name]], labels[each[name]]) for name in ("train", "validation")]
+                for (rows, labels), each in zip(given.values(), split_rows(tables, (0.75, 0.25, 0), 0), strict=True)
+            ),
+            strict=True,
+        )
+    )
+    scaler, losses = StandardScaler().fit(train[0]), {}
+    for rate in (1e-4, 1e-3, 1e-2, 0.1, 1.0):
+        oracle = LogisticRegression(C=1 / (len(train[1]) * rate), tol=1e-10, max_iter=10_000)
+        oracle.fit(scaler.transform(train[0]), train[1])
+        losses[rate] = log_loss(held[1], oracle.predict_proba(scaler.transform(held[0])))
+    assert model.l2 == min(losses, key=lambda rate: losses[rate])
 
 
 def test_the_task_is_scaled_and_keeps_its_scaling():
@@ -95,8 +112,6 @@ def test_the_task_is_scaled_and_keeps_its_scaling():
 
 
 def test_splits_have_equal_shares_of_each_class():
-    from hyperpush.tables.split import deal
-
     labels = np.repeat([0, 1], [80, 20])
     dealt = deal(labels, (0.6, 0.2, 0.2), np.random.default_rng(0))
     assert np.bincount(dealt[labels == 1]).tolist() == [12, 4, 4]

@@ -143,5 +143,5 @@ def test_refuses_what_is_no_table(given, says):
 
 def test_a_file_without_party_column_is_refused(tmp_path):
     write(tmp_path, a=GOOD)
-    with pytest.raises(hp.InvalidInput, match="party: got None; allowed: the column of a.csv"):
+    with pytest.raises(hp.InvalidInput, match=r"party: got None; allowed: the column of a\.csv"):
         hp.tables.read(tmp_path / "a.csv", label="label")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
@@ -157,8 +158,8 @@ def fit(
             l2, before = _choose_rate(tables, network, options)
         every = [{"train": np.arange(count), "validation": np.arange(count)} for count in tables.counts]
         task = make_task(tables, every, network, l2=l2, **options)
-        trained = train(task, TreeNewton(), network, key=key, engine=engine, certify=False)
-        params = np.asarray(trained.params)[0]
+        trained = train(task, TreeNewton(), network, key=key, engine=engine, runs=[task.hypers])
+        params = np.asarray(trained.params)[0, 0]
     costs = before + task.scaling.costs + trained.costs
     return Model(tables.schema, task.scaling, params, float(l2), trained.status, costs)
 
@@ -183,5 +184,5 @@ def _validation_loss(task: TableTask, params: np.ndarray) -> float:
     inputs, labels, _ = (np.asarray(each) for each in examples)
     counts = np.full(len(labels), labels.shape[1]) if counts is None else counts
     real = np.arange(labels.shape[1]) < counts[:, None]
-    losses = np.asarray(head.losses(params, inputs[real], labels[real]))
+    losses = head.losses(*map(jnp.asarray, (params, inputs[real], labels[real])))
     return float(losses.mean())

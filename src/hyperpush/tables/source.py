@@ -95,11 +95,10 @@ def _by_party(table: Table, party: str) -> list[Table]:
     if None in names:
         raise InvalidInput(table.place(names.index(None), party), "an empty field", "the name of a party")
     rest = {name: own for name, own in table.columns.items() if name != party}
-    whole, order = Table(table.name, table.source, rest, table.lines), np.array(names)
-    found = [whole.take(np.nonzero(order == name)[0]) for name in dict.fromkeys(names)]
+    order = np.array(names)
     return [
-        Table(name, each.source, each.columns, each.lines)
-        for name, each in zip(dict.fromkeys(names), found, strict=True)
+        Table(str(name), table.source, rest, table.lines).take(np.nonzero(order == name)[0])
+        for name in dict.fromkeys(names)
     ]
 
 

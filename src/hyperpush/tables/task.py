@@ -59,9 +59,7 @@ def split_rows(tables: Any, split: Sequence[float], key: Any) -> list[dict[str, 
     shares = list(split) if isinstance(split, Sequence) and not isinstance(split, str) else []
     numbers = all(isinstance(each, int | float) and each >= 0 for each in shares)
     if len(shares) != 3 or not numbers or min(shares[:2]) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise InvalidInput(
-            "split", split, "shares of training, validation and test that sum to 1, the first two above 0"
-        )
+        raise InvalidInput("split", split, "training, validation and test shares: sum 1, the first two above 0")
     generator, needed = generator_of(key), sum(share > 0 for share in shares)
     found = []
     for name, labels in zip(tables.names, tables.labels, strict=True):
