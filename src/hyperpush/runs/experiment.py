@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from hyperpush.base.errors import InvalidInput
 
-EXTRAS = {"matplotlib": "figures"}
+EXTRAS = {"matplotlib": "pages"}
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,15 @@ from hyperpush.data.sets import check_numbers
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.networks import Network
-from hyperpush.programs import Average, Context, Node, Recipe
+from hyperpush.programs import Average, Context, Node, ProgramRecipe
+from hyperpush.verbs import result_panels as shown
 from hyperpush.verbs.checks import check_engine_kind, check_key, check_network_kind
 from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.panels import Panel, Pictured
 
 
 @dataclass(frozen=True, repr=False)
-class Mean:
+class Mean(Pictured):
     """One answer that all clients hold.
 
     Attributes:
@@ -42,6 +44,11 @@ class Mean:
     value: PyTree
     status: Status
     costs: Costs
+
+    def panels(self) -> list[Panel]:
+        """Status, costs and the mean, entry by entry."""
+        value = shown.by_client("Mean", ["all clients"], jax.tree.map(lambda leaf: leaf[None], self.value))
+        return [shown.status_panel(self.status), shown.costs_panel(self.costs), *value]
 
     def __repr__(self) -> str:
         numbers = [np.size(leaf) for leaf in jax.tree.leaves(self.value)]
@@ -102,7 +109,7 @@ def average(
     if engine.no_tree:
         raise InvalidInput("engine", engine.no_tree, "an engine whose clients can average along a tree")
     states = _shares(values, weights, network.clients, engine.hosts_one)
-    run = engine.run(Recipe(_program, ()), network, states, {}, check_key(key))
+    run = engine.run(ProgramRecipe(_program, ()), network, states, {}, check_key(key))
     return _conclude(run, tolerance, engine.hosts_one, network.clients)
 
 
