@@ -7,6 +7,7 @@ from . import networks as networks
 from . import personalize as personalize
 from . import privacy as privacy
 from . import programs as programs
+from . import tables as tables
 from . import tasks as tasks
 from .algorithms.cdbo import CDBO as CDBO
 from .algorithms.pdbo import PDBO as PDBO

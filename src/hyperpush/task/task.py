@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import equinox as eqx
 import jax
@@ -244,7 +244,7 @@ class Task:
 
     # ------------------------------------------------------- tasks made of it
 
-    def replace(self, **changes: Any) -> "Task":
+    def replace(self, **changes: Any) -> Self:
         """The same task with other attributes; what was computed from the old ones is computed anew.
 
         Data sets and starts are not among them: make a new task, or use `at`.
@@ -253,7 +253,7 @@ class Task:
             if name in _COMPUTED or name not in vars(self):
                 known = [key for key in vars(self) if not key.startswith("_") and key not in _COMPUTED]
                 raise unknown("Task.replace", name, known)
-        new = object.__new__(Task)
+        new = object.__new__(type(self))  # a subclass keeps its own attributes
         kept = {key: value for key, value in vars(self).items() if key not in _COMPUTED}
         vars(new).update(kept | changes)
         return new
