@@ -67,7 +67,7 @@ html_theme_options = {
 }
 html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "start", "choose", "architecture", "stability")}
 
-NAMESPACES = ("networks", "tasks", "algorithms", "hypergradients", "personalize", "influence", "privacy", "big_fed")
+NAMESPACES = ("tables", "networks", "tasks", "algorithms", "hypergradients", "personalize", "influence", "privacy", "big_fed")
 NAMESPACES += ("hooks", "programs", "extend")
 
 

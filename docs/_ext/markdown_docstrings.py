@@ -54,7 +54,8 @@ def translate(lines: list[str]) -> list[str]:
         if text.startswith("|") or (marker is None and is_literal(lines, where, base)):
             where = take_literal(lines, where, indent, out)
             continue
-        if base == 0 and marker is None and indent and not after_blank:  # a paragraph that hangs: no definition list
+        hangs = base == 0 and marker is None and indent > 0 and not after_blank and not ITEM.match(text)
+        if hangs:  # a paragraph that hangs is no definition list
             line = text
         if ITEM.match(text):
             if marker is None and not after_blank:
