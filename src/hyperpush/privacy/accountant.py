@@ -30,8 +30,8 @@ class Accountant(eqx.Module):
 
         ε = Σ_t Σ_v √dim_v Δ_{v,t} / ν_{v,t}
 
-    Gaussian noise has no pure ε. There, and wherever `delta` is given, the result is the ε of (ε, δ). There is one number
-    per client of the sender. They are upper bounds for ideal real-valued noise only: see `assumes`.
+    Pure ε needs Laplace noise. With Gaussian noise, and wherever `delta` is given, the result is the ε of (ε, δ). There
+    is one number per client of the sender. They are upper bounds for ideal real-valued noise only: see `assumes`.
 
     **Use it** for messages that are not releases of a private task; `LDPDSBO.accountant` makes it. **Avoid it** for
     private tasks: `hp.budget` counts their releases.
@@ -152,7 +152,7 @@ class Accountant(eqx.Module):
 
     def _only_laplace(self) -> None:
         if self._with(Gaussian):
-            raise InvalidInput("delta", None, "a number in (0, 1): Gaussian noise has no pure ε")
+            raise InvalidInput("delta", None, "a number in (0, 1): pure ε needs Laplace noise")
 
     def _with_delta(
         self, losses: Losses, delta: float, by: str | None, pure: PerClient | float = 0, normal: PerClient | float = 0
@@ -274,7 +274,8 @@ def _finite_budget(steps: Mapping[str, Power], noise: Mapping[str, Mechanism], u
     for name, mechanism in noise.items():
         field, decay = f"noise[{name!r}].scale.exponent", mechanism.scale.exponent
         if use == "once" and decay > least:
-            raise InvalidInput(field, decay, f"at most {least}, the least exponent of the steps: else ε has no limit")
+            allowed = f"at most {least}, the least exponent of the steps: else ε grows without limit"
+            raise InvalidInput(field, decay, allowed)
         below = steps[name].exponent + (0.5 if isinstance(mechanism, Gaussian) else 0)
         if use == "running averages" and decay >= below:
-            raise InvalidInput(field, decay, f"below {below}: else ε has no limit")
+            raise InvalidInput(field, decay, f"below {below}: else ε grows without limit")

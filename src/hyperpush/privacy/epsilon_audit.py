@@ -65,9 +65,9 @@ def audit_epsilon(
 
         ε ≥ log((P(event | a) − δ) / P(event | b))
 
-    for an event that is chosen on one half of the trials and judged on the other half. The event is a score above or below
-    a threshold, under either data set; the one with the largest bound on the first half is taken. Clopper and Pearson
-    (1934) bound both probabilities, each with half of 1 − `confidence` (Jagielski, Ullman and Oprea,
+    for an event that is chosen on one half of the trials and judged on the other half. The event is a score above or
+    below a threshold, under either data set; the one with the largest bound on the first half is taken. Clopper and
+    Pearson (1934) bound both probabilities, each with half of 1 − `confidence` (Jagielski, Ullman and Oprea,
     arXiv:2006.07709).
 
     **Use it** to find mistakes: noise that is missing, reused or too small. **Avoid it** as a proof: a bound below the

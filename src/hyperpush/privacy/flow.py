@@ -110,8 +110,8 @@ def refuse_leaks(f: Callable[..., Any], reached: dict[str, Taint]) -> None:
     else:
         given = f"private data in {fields}, without noise"
         allowed = (
-            "values of data from problem.inner_gradient, outer_gradients, hessian_product, jacobian_product or products; "
-            "take gradients with them, not of the cost"
+            "values of data from problem.inner_gradient, outer_gradients, hessian_product, jacobian_product or "
+            "products; take gradients with them, not of the cost"
         )
     raise InvalidInput(f"task.private: {place(f)}", given, allowed)
 

@@ -76,7 +76,7 @@ class Gaussian(_Mechanism):
     """Normal noise of deviation σ = scale(t): a change of ℓ2 norm Δ is as easy to see as N(Δ/σ, 1) against N(0, 1).
 
     Dong, Roth and Su, "Gaussian differential privacy", arXiv:1905.02383. **Use it** for long vectors and many rounds.
-    **Avoid it** where δ = 0 is required: it has no pure ε.
+    **Avoid it** where δ = 0 is required, which needs Laplace noise.
 
     Args:
         scale: σ, above 0: a number, or `hp.schedule("power", scale, exponent)` by round. In `task.private` it is in

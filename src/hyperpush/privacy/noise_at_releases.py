@@ -54,7 +54,7 @@ class Noising(eqx.Module):
             closed, structure = check_leaf(f, *args, own=self.own, sends=sends)
             if not _has_release(closed.jaxpr):
                 return f(*args)
-            # Unused results are not released, so they have no number and are not counted.
+            # Unused results are not released, so they are neither numbered nor counted.
             used, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
             often = sum(count_releases(used).values())
             key = jax.random.fold_in(ctx.key, RELEASES)

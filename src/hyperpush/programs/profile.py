@@ -155,7 +155,7 @@ def outline(node: Node) -> Node:
 
 
 def _no_function(*_: Any) -> None:
-    raise AssertionError("a profile's nodes have no functions")
+    raise AssertionError("the nodes of a profile lack their functions")
 
 
 def traced(f: Callable[..., Any], clients: int, data: PyTree, *args: PyTree) -> tuple[Any, Work]:
