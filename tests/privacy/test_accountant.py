@@ -183,7 +183,7 @@ def test_groups_stand_above_their_values():
     [
         (Power(1, 0.8), Laplace(Power(1, 0.4)), {}, r"above 0\.4.*noise stays"),
         (Power(1, 0.8), Laplace(Power(1)), {}, "noise stays"),
-        (Power(1, 0.6), Laplace(Power(1, 0.7)), {}, r"below 0\.6.*no limit"),
+        (Power(1, 0.6), Laplace(Power(1, 0.7)), {}, r"below 0\.6.*without limit"),
         (Power(1, 0.8), Laplace(Power(1, 0.8)), {}, r"below 0\.8"),
         (Power(1, 0.3), Gaussian(Power(1, 0.8)), {}, r"below 0\.8"),
         (Power(1, 0.6), Laplace(Power(1, 0.7)), {"use": "once"}, r"at most 0\.6"),
