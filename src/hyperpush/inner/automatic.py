@@ -86,8 +86,8 @@ class AutomaticInner(InnerSolver):
     def loop(self) -> str:
         return self._choose(False)[0].loop
 
-    def on(self, network: Any, engine: Any = None, task: Any = None) -> InnerSolver:
-        return self._choose(task is not None and task.privacy is not None, engine)[0].on(network, engine, task)
+    def bind(self, network: Any, engine: Any = None, task: Any = None) -> InnerSolver:
+        return self._choose(task is not None and task.privacy is not None, engine)[0].bind(network, engine, task)
 
     def choice(self, engine: Any, task: Any) -> str:
         solver, why = self._choose(task.privacy is not None, engine)

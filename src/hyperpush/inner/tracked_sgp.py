@@ -13,7 +13,7 @@ from hyperpush.base.checks import check_integer, check_positive
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import Number, as_number
 from hyperpush.base.status import Reason
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
@@ -25,8 +25,8 @@ from hyperpush.solving.settings import MOST_PUSHES, largest_curvature, learn_set
 from hyperpush.solving.tracked import (
     CAUTION,
     CHECK,
-    Memory,
     Tracked,
+    TrackedMemory,
     repeat_pushes,
     repeat_until_judged,
     send,
@@ -138,7 +138,7 @@ class TrackedSGP(InnerSolver):
             allowed = "SGP(…): noise of tracked gradients adds up from step to step"
             raise InvalidInput("method", "TrackedSGP on a private task", allowed)
 
-    def on(self, network: Any, engine: Any = None, task: Any = None) -> "TrackedSGP":
+    def bind(self, network: Any, engine: Any = None, task: Any = None) -> "TrackedSGP":
         if engine is not None and engine.lossy is not None:
             return self._adapted(pushes=min(network.flood_rounds(), MOST_PUSHES), mixing=None, votes=False)
         mixing = fast_rounds(network, self.rounds)
@@ -151,8 +151,8 @@ class TrackedSGP(InnerSolver):
             object.__setattr__(made, name, value)
         return made
 
-    def memory(self, params: PyTree, hyper: PyTree) -> Memory:
-        return Memory.none(ravel_pytree(params)[0])
+    def memory(self, params: PyTree, hyper: PyTree) -> TrackedMemory:
+        return TrackedMemory.none(ravel_pytree(params)[0])
 
     def program(self, problem: Problem) -> Node:
         def enter(state: InnerState, ctx: Context) -> _State:
@@ -199,11 +199,11 @@ class TrackedSGP(InnerSolver):
 
     def _start(self, problem: Problem, state: InnerState, ctx: Context) -> _State:
         x = ravel_pytree(state.params)[0]
-        known = Memory.none(x) if state.memory is None else state.memory
+        known = TrackedMemory.none(x) if state.memory is None else state.memory
         gradient = _gradient(problem, state.params, state.hyper, known.aim, ctx)
         # Trackers continue from where they were: their sum stays that of the gradients, what was mixed stays mixed.
         tracker, q = known.tracker + gradient - known.gradient, known.z / known.mass
-        back, examples = ravel_pytree(state.params)[1], everything(ctx.data.train)
+        back, examples = ravel_pytree(state.params)[1], full_batch(ctx.data.train)
 
         def multiply(vector: Float[Array, " d"]) -> Float[Array, " d"]:
             return ravel_pytree(problem.hessian_product(back(q), state.hyper, examples, back(vector)))[0]
@@ -221,7 +221,7 @@ class TrackedSGP(InnerSolver):
             pushes=known.pushes if self.pushes is None else jnp.asarray(self.pushes, jnp.int32),
             curvature=known.expected(own),
             own=own,
-            judgment=Judgment.start(jnp.zeros((), q.dtype), gradient, 1.0, falls=True, memory=FORGET),
+            judgment=Judgment.start(jnp.zeros((), q.dtype), gradient, 1.0, curvature_signs=True, memory=FORGET),
             start=state.params,
             hyper=state.hyper,
             longest=norm(q),
@@ -248,7 +248,7 @@ class TrackedSGP(InnerSolver):
 def _gradient(problem: Problem, like: PyTree, hyper: PyTree, x: Float[Array, " d"], ctx: Context) -> Array:
     """A client's own gradient at a point, whose form `like` has."""
     back = ravel_pytree(like)[1]
-    return ravel_pytree(problem.inner_gradient(back(x), hyper, everything(ctx.data.train)))[0]
+    return ravel_pytree(problem.inner_gradient(back(x), hyper, full_batch(ctx.data.train)))[0]
 
 
 def _finish(before: InnerState, state: _State) -> InnerState:

@@ -26,7 +26,7 @@ CAUTION = 1.3  # the smallest curvature may have fallen by so much since the out
 T = TypeVar("T", bound="Tracked")
 
 
-class Memory(eqx.Module):
+class TrackedMemory(eqx.Module):
     """A client's part of the tracking that the next outer step continues from, and the settings that were found."""
 
     z: Float[Array, "*clients d"]
@@ -40,11 +40,11 @@ class Memory(eqx.Module):
     smallest: Float[Array, "*clients"]  # curvature of the mean cost that it saw; 0: none yet
 
     @staticmethod
-    def none(vector: Float[Array, " d"]) -> "Memory":
+    def none(vector: Float[Array, " d"]) -> "TrackedMemory":
         """Nothing yet, of a client that stands at a vector."""
         zero, one = jnp.zeros((), vector.dtype), jnp.ones((), vector.dtype)
         nothing = jnp.zeros_like(vector)
-        return Memory(vector, one, vector, nothing, nothing, jnp.zeros((), jnp.int32), zero, zero, zero)
+        return TrackedMemory(vector, one, vector, nothing, nothing, jnp.zeros((), jnp.int32), zero, zero, zero)
 
     def expected(self, own: Float[Array, ""]) -> Float[Array, ""]:
         """The mean of the clients' largest curvatures, corrected by the change of the `own` one; the own at first."""
@@ -114,21 +114,21 @@ class Tracked(eqx.Module):
         seen = (curvature > 0) & ((away <= KNOWN * jnp.linalg.norm(self.q)) | (rise <= floor))
         return away, seen
 
-    def remember(self, gradient: Float[Array, " d"], smallest: Float[Array, ""]) -> Memory:
+    def remember(self, gradient: Float[Array, " d"], smallest: Float[Array, ""]) -> TrackedMemory:
         """Everything that the next outer step continues from; `gradient` is all of g_i at the aim."""
         stood = self.z, self.mass, self.aim, gradient, self.tracker
-        return Memory(*stood, self.pushes, self.curvature, self.own, smallest)
+        return TrackedMemory(*stood, self.pushes, self.curvature, self.own, smallest)
 
 
 def send(state: Tracked, ctx: Context) -> PyTree:
     """A client's message: three shares, and what all clients together see of negative curvature."""
-    return state.z, state.mass, state.tracker, state.judgment and state.judgment.falls
+    return state.z, state.mass, state.tracker, state.judgment and state.judgment.curvature_signs
 
 
 def take(state: T, mixed: PyTree) -> T:
     """The state with mixed shares."""
-    z, mass, tracker, falls = mixed
-    judgment = state.judgment and replace(state.judgment, falls=falls)
+    z, mass, tracker, signs = mixed
+    judgment = state.judgment and replace(state.judgment, curvature_signs=signs)
     return replace(state, z=z, mass=mass, tracker=tracker, judgment=judgment)
 
 
