@@ -19,9 +19,9 @@ from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import LARGEST, Report
 from hyperpush.solving.judgment import Judgment
-from hyperpush.solving.mixing import Round, fast_rounds
+from hyperpush.solving.mixing import Round, fast_rounds, pushes_on_lossy_links
 from hyperpush.solving.secants import Secants
-from hyperpush.solving.settings import MOST_PUSHES, largest_curvature, learn_settings, norm
+from hyperpush.solving.settings import largest_curvature, learn_settings, norm
 from hyperpush.solving.tracked import (
     CAUTION,
     CHECK,
@@ -140,7 +140,7 @@ class TrackedSGP(InnerSolver):
 
     def bind(self, network: Any, engine: Any = None, task: Any = None) -> "TrackedSGP":
         if engine is not None and engine.lossy is not None:
-            return self._adapted(pushes=min(network.flood_rounds(), MOST_PUSHES), mixing=None, votes=False)
+            return self._adapted(pushes=pushes_on_lossy_links(network), mixing=None, votes=False)
         mixing = fast_rounds(network, self.rounds)
         return self._adapted(pushes=None if mixing is None else len(mixing), mixing=mixing, votes=True)
 

@@ -62,11 +62,8 @@ class Judgment(eqx.Module):
         if self.curvature_signs is None or secants is None:
             return judgment
         found = secants.latest
-        return replace(
-            judgment,
-            curvature_signs=self.memory * self.curvature_signs
-            + jnp.stack([(found < 0) - FALLING * (found != 0), found]),
-        )
+        seen = jnp.stack([(found < 0) - FALLING * (found != 0), found])
+        return replace(judgment, curvature_signs=self.memory * self.curvature_signs + seen)
 
     def conclude(
         self,

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Complex, Float
 
+from hyperpush.solving.settings import MOST_PUSHES, SHRINK
+
 MOST_CLIENTS = 300  # whose eigenvalues take a fraction of a second
 SHARP = 0.02  # root mean square of what is left of differences between clients, where rounds are few enough
 GROWTH = 100.0  # of intermediate numbers, at most: rounding grows as they do
@@ -24,6 +26,22 @@ def fast_rounds(network: Any, most: int) -> tuple[Round, ...] | None:
     if network.varying or network.clients > MOST_CLIENTS:
         return None
     return _fast_rounds(np.packbits(network.possible().toarray()).tobytes(), network.clients, most)
+
+
+def pushes_on_lossy_links(network: Any) -> int:
+    """Pushes per step where clients cannot find their number together: twice what mean weights need.
+
+    No more than a number needs to reach everybody, and as many in large networks.
+    """
+    most = min(network.flood_rounds(), MOST_PUSHES)
+    if network.clients > MOST_CLIENTS:
+        return most
+    weights, left = network.means().weights.T, np.eye(network.clients)
+    for pushes in range(1, most // 2 + 1):
+        left = weights @ left
+        if _differences(left) <= 1 / SHRINK:
+            return 2 * pushes
+    return most
 
 
 @lru_cache(maxsize=32)
