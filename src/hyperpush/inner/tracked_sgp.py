@@ -1,7 +1,7 @@
 """Tracked stochastic gradient push: gradient tracking over push-sum, which solves the inner problem without a tree."""
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -36,6 +36,20 @@ from hyperpush.task.problem import Problem
 
 KEPT = 10  # changes that accelerate steps where averages are nearly exact; among pushes more than one seldom helps
 FORGET = 0.8  # share of the curvatures seen before that counts after a step: costs are not quadratic
+
+
+class Plan(NamedTuple):
+    """The rounds of a step on a network.
+
+    Args:
+        pushes: Their number; None: clients find it.
+        mixing: a, b and c of each round; None: plain pushes.
+        votes: Whether clients vote on an end.
+    """
+
+    pushes: int | None = None
+    mixing: tuple[Round, ...] | None = None
+    votes: bool = True
 
 
 class _State(Tracked):
@@ -87,6 +101,7 @@ class TrackedSGP(InnerSolver):
         tolerance: The largest distance to the solution to accept, relative to it, above 0. None: 1e-6 in float64, 1e-4
             in float32.
         batch_size: None: all examples in every step. Mini-batches are refused; `SGP` takes them.
+        plan: The rounds of a step, as they follow from the network. Leave it None.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -117,9 +132,7 @@ class TrackedSGP(InnerSolver):
     rounds: int = eqx.field(static=True, default=5000)
     tolerance: Number | None = eqx.field(converter=as_number, default=None)
     batch_size: int | None = eqx.field(static=True, default=None)
-    pushes: int | None = eqx.field(static=True, default=None, init=False)  # per step; None: clients find it
-    mixing: tuple[Round, ...] | None = eqx.field(static=True, default=None, init=False)  # None: plain pushes
-    votes: bool = eqx.field(static=True, default=True, init=False)
+    plan: Plan | None = eqx.field(static=True, default=None, kw_only=True)
 
     def __check_init__(self):
         check_integer("TrackedSGP.rounds", self.rounds, minimum=1)
@@ -140,16 +153,13 @@ class TrackedSGP(InnerSolver):
 
     def bind(self, network: Any, engine: Any = None, task: Any = None) -> "TrackedSGP":
         if engine is not None and engine.lossy is not None:
-            return self._adapted(pushes=pushes_on_lossy_links(network), mixing=None, votes=False)
+            return replace(self, plan=Plan(pushes_on_lossy_links(network), votes=False))
         mixing = fast_rounds(network, self.rounds)
-        return self._adapted(pushes=None if mixing is None else len(mixing), mixing=mixing, votes=True)
+        return replace(self, plan=Plan(None if mixing is None else len(mixing), mixing))
 
-    def _adapted(self, **found: Any) -> "TrackedSGP":
-        """The same solver with what follows from the network; no options, as nobody need set them."""
-        made = self.with_options()
-        for name, value in found.items():
-            object.__setattr__(made, name, value)
-        return made
+    @property
+    def _plan(self) -> Plan:
+        return Plan() if self.plan is None else self.plan
 
     def memory(self, params: PyTree, hyper: PyTree) -> TrackedMemory:
         return TrackedMemory.none(ravel_pytree(params)[0])
@@ -175,19 +185,19 @@ class TrackedSGP(InnerSolver):
             assert state.judgment is not None
             return state.judgment.ended | ((state.count + CHECK) * state.pushes > self.rounds)
 
-        body, steps = Sequence(Local(descend), self._mix()), max(self.rounds // (self.pushes or 1), 1)
-        if self.votes:
+        body, steps = Sequence(Local(descend), self._mix()), max(self.rounds // (self._plan.pushes or 1), 1)
+        if self._plan.votes:
             loop: Node = repeat_until_judged(body, Local(judge), steps, self.loop, has_ended)
         else:
             loop = Sequence(Repeat(body, steps, name=self.loop), Local(judge))
-        settings = learn_settings(self.pushes)
+        settings = learn_settings(self._plan.pushes)
         return Scope(Sequence(settings, loop), enter, leave)
 
     def _mix(self) -> Node:
         """All rounds of a step."""
-        if self.mixing is None:
-            return repeat_pushes(self.pushes)
-        table = self.mixing
+        if self._plan.mixing is None:
+            return repeat_pushes(self._plan.pushes)
+        table = self._plan.mixing
 
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
             own = send(state, ctx)
@@ -216,9 +226,9 @@ class TrackedSGP(InnerSolver):
             aim=known.aim,
             gradient=gradient,
             tracker=tracker,
-            secants=Secants.start(1 if self.mixing is None else KEPT, q, tracker, known.smallest / CAUTION),
+            secants=Secants.start(1 if self._plan.mixing is None else KEPT, q, tracker, known.smallest / CAUTION),
             count=jnp.zeros((), jnp.int32),
-            pushes=known.pushes if self.pushes is None else jnp.asarray(self.pushes, jnp.int32),
+            pushes=known.pushes if self._plan.pushes is None else jnp.asarray(self._plan.pushes, jnp.int32),
             curvature=known.expected(own),
             own=own,
             judgment=Judgment.start(jnp.zeros((), q.dtype), gradient, 1.0, curvature_signs=True, memory=FORGET),
@@ -227,7 +237,7 @@ class TrackedSGP(InnerSolver):
             longest=norm(q),
             before=None,
         )
-        return begun if self.mixing is None else replace(begun, before=send(begun, ctx))
+        return begun if self._plan.mixing is None else replace(begun, before=send(begun, ctx))
 
     def _judge(self, state: _State) -> _State:
         """The state with the distance of q to the solution, and a verdict."""
