@@ -173,6 +173,11 @@ class Task:
         """The examples that the outer level fits."""
         return self.data.outer
 
+    @property
+    def shares(self) -> tuple[float, ...] | None:
+        """Each client's share of the weight in the inner problem; None where a party knows only its own examples."""
+        return (1 / self.clients,) * self.clients
+
     # ---------------------------------------------------------------- starts
 
     @cached_property
