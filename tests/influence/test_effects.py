@@ -102,6 +102,9 @@ def test_a_sign_is_printed_in_words(solved):
     assert line in repr(found)
     assert found.parties is not None
     assert line == found.parties.sentence(strongest)
+    bars, heat = found.parties.own_panels()
+    assert bars.numbers["marks"][strongest] == said[1]
+    np.testing.assert_array_equal(heat.numbers["values"], found.by_site)
 
 
 @pytest.mark.parametrize("at_once", some({"two": 2, "one": 1, "all": 64}, ["two"]))

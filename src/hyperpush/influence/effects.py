@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float, PyTree
 from hyperpush.base.status import AROUND, Status
 from hyperpush.influence.weights import Weights
 from hyperpush.task.task import Task
+from hyperpush.verbs import panels
+from hyperpush.verbs.panels import Panel
 from hyperpush.verbs.results import Result
 
 LARGE = 0.1  # of the weight: the curvature of a party that holds more is no small change of the mean Hessian
@@ -102,12 +104,26 @@ class Effects(Result):
         more = [f"{len(self) - SHOWN} more"] if len(self) > SHOWN else []
         return [f"by {HOW[self.how]}", *(self.sentence(row) for row in order[:SHOWN]), *more]
 
+    def own_panels(self) -> list[Panel]:
+        note, sites = f"Above 0: the others lose without it, so it helps. By {HOW[self.how]}.", self.task.names
+        rows = [self._name(group) for group in range(len(self))]
+        marks = ["helps" if change > 0 else "hurts" for change in self.others]
+        title = "Change of the others' validation losses"
+        labels = {"row_label": "leaves", "column_label": "feels it"}
+        return [
+            panels.bars(title, rows, {"": self.others}, marks=marks, note=note),
+            panels.heat("Change of each site's loss, by who leaves", rows, sites, self.by_site, **labels),
+        ]
+
+    def _name(self, group: int) -> str:
+        """The parties that leave with a group; its number if only records leave."""
+        named = [self.task.names[client] for client in np.flatnonzero(self.leaves[group])]
+        named = [f"client {name}" if name.isdigit() else name for name in named]
+        return " and ".join(named) if named else f"group {group}"
+
     def sentence(self, group: int) -> str:
         """One line on a group, with the sign in words."""
-        change, names = self.others[group], self.task.names
-        named = [names[client] for client in np.flatnonzero(self.leaves[group])]
-        named = [f"client {name}" if name.isdigit() else name for name in named]
-        who = " and ".join(named) if named else f"group {group}"
+        change, who = self.others[group], self._name(group)
         if not change:
             return f"without {who} nothing changes for the others"
         goes, verdict = ("rises", "helps") if change > 0 else ("falls", "hurts")

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.base.checks import check_nonnegative, no_type_check
 from hyperpush.base.errors import InvalidInput
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.base import HypergradientEstimator
@@ -170,7 +170,7 @@ def _missing_gradient(problem: Problem, params: PyTree, hypers: Weights, train: 
     """Each client's −∂_x of what the weights change of its inner cost."""
 
     def own(params: PyTree, hyper: Weights, examples: PyTree) -> PyTree:
-        batch = everything(examples)
+        batch = full_batch(examples)
         return jax.tree.map(jnp.negative, jax.grad(problem.inner_cost)(params, hyper, batch))
 
     return jax.vmap(own)(params, hypers, train)

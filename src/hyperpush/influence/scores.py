@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, PRNGKeyArray
 from hyperpush.base.checks import check_integer, no_type_check
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.status import Status
-from hyperpush.data.batches import count, everything
+from hyperpush.data.batches import count, full_batch
 from hyperpush.data.sets import example_counts
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
@@ -26,11 +26,14 @@ from hyperpush.influence.weights import Place, Weights, with_weights, without
 from hyperpush.inner.tree_newton import TreeNewton
 from hyperpush.networks import Network
 from hyperpush.task.task import Task
+from hyperpush.verbs import panels
 from hyperpush.verbs.checks import check_task
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.hypergradient import hypergradient
+from hyperpush.verbs.panels import Panel
 from hyperpush.verbs.results import Estimate, Result
 
+WORST = 10  # records in a panel
 LOOK = 50  # products for a look at the curvature
 FEW = 32  # clients up to which effects of parties are found unasked: they take as many systems
 WAYS = ("newton", "retrain", "first order")
@@ -104,9 +107,16 @@ class Influence(Result):
         order = np.argsort(-np.abs(np.concatenate(self.examples)), kind="stable")[:count]
         return [places[place] for place in order]
 
+    def worst(self, count: int) -> list[Place]:
+        """The examples of all clients that hurt most: removing them lowers the loss most. Others are left out."""
+        check_integer("count", count, minimum=0)
+        rows = zip(self._numbers, self.examples, strict=True)
+        hurting = [(own[number], client, int(number)) for client, own in rows for number in np.flatnonzero(own < 0)]
+        return [(client, number) for _, client, number in sorted(hurting)[:count]]
+
     @property
     def _numbers(self) -> list[int]:
-        """Whose the scores are."""
+        """The clients that have scores here."""
         return list(range(self.task.clients)) if self.task.owner is None else [self.task.owner]
 
     @property
@@ -134,6 +144,19 @@ class Influence(Result):
         hurting = sum(int(np.sum(own < 0)) for own in self.examples)
         parties = [] if self.parties is None else self.parties.sentences()
         return [*super().facts(), f"{count} examples", f"{hurting} hurt everyone", *parties]
+
+    def own_panels(self) -> list[Panel]:
+        note = "Below 0: the loss of all falls without the record, so it hurts."
+        names = list(self.task.names)
+        rows = [
+            [names[client], number, self.examples[self._numbers.index(client)][number]]
+            for client, number in self.worst(WORST)
+        ]
+        return [
+            *([panels.text("Warnings", *self.warnings, tone="bad")] if self.warnings else []),
+            *([] if self.parties is None else self.parties.own_panels()),
+            panels.table("Records that hurt most", ("client", "record", "change if removed"), rows, note=note),
+        ]
 
 
 @no_type_check
@@ -283,7 +306,7 @@ def _baseline(task: Task) -> Float[np.ndarray, " n"]:
     if task.owner is None:
         return outer_costs(task, jax.tree.map(lambda leaf: leaf[None], task.params))[0]
     found = np.full(task.clients, np.nan)
-    found[task.owner] = task.problem.outer_cost(task.params, task.hypers, everything(task.data.outer))
+    found[task.owner] = task.problem.outer_cost(task.params, task.hypers, full_batch(task.data.outer))
     return found
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 
 from hyperpush.base.checks import check_integer
 from hyperpush.base.errors import InvalidInput
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.influence.weights import Weights, check_weights
 from hyperpush.task.problem import Cost, Penalty, Problem
 from hyperpush.task.task import Task
@@ -114,6 +114,6 @@ def outer_costs(task: Task, params: PyTree) -> Float[np.ndarray, "k n"]:
 @eqx.filter_jit
 def _outer_costs(problem: Problem, params: PyTree, hypers: PyTree, outer: PyTree) -> Float[Array, "k n"]:
     def own(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, " k"]:
-        return jax.vmap(lambda x: problem.outer_cost(x, hyper, everything(examples)))(params)
+        return jax.vmap(lambda x: problem.outer_cost(x, hyper, full_batch(examples)))(params)
 
     return jax.vmap(own, in_axes=(1, 0, 0), out_axes=1)(params, hypers, outer)
