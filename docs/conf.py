@@ -67,8 +67,8 @@ html_theme_options = {
 }
 html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "start", "choose", "architecture", "stability")}
 
-NAMESPACES = ("tables", "networks", "tasks", "algorithms", "hypergradients", "personalize", "influence", "privacy", "big_fed")
-NAMESPACES += ("hooks", "programs", "extend")
+NAMESPACES = ("tables", "networks", "tasks", "algorithms", "hypergradients", "personalize", "influence", "privacy")
+NAMESPACES += ("big_fed", "hooks", "programs", "extend")
 
 
 def public_names(module: ModuleType) -> list[str]:
