@@ -110,7 +110,7 @@ def test_jax_arrays_numbers_and_foreign_byte_order():
 def test_byte_layout_is_fixed():
     """Two machines of different make must agree: the bytes themselves are the promise."""
     digest = blake2b(b"[0] float32 (2,)", digest_size=16).digest()
-    expected = struct.pack("<4sHBxIIQIIQd16s", b"hpsh", 3, 0, 1, 2, 3, 4, 0, 5, 0.25, digest)
+    expected = struct.pack("<4sHBxIIQIIQd16s", b"hpsh", 5, 0, 1, 2, 3, 4, 0, 5, 0.25, digest)
     expected += struct.pack("<2f", 1, 2)
     expected += struct.pack("<I", zlib.crc32(expected))
     assert encode(HEADER, [np.array([1, 2], np.float32)]) == expected

@@ -13,7 +13,7 @@ from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.base.files import write_atomically
 from hyperpush.engines.peer.origin import Origin, new_start
 
-VERSION = "5"
+VERSION = "6"
 
 
 _ARRAY = "__array__"  # in JSON: the number of an array that stands in its place

@@ -84,7 +84,7 @@ class Peer:
         self._secret, self._repeats = secret, repeats
         self._state = PeerState(step)
         self.members: Members | None = members_of(transport)
-        self._messenger = Messenger(client, transport, tolerant, self._state)
+        self._messenger = Messenger(client, transport, tolerant, self._state, network.clients)
         self._channels = self._messenger.channels
         self._ahead: list[Frame] = []  # where it has yet to come back to, outermost first
         self._resumed: Saved | None = None
@@ -267,7 +267,7 @@ class Peer:
         for _ in range(self._agreement):
             links = self._links("ones")
             self._messenger.send(path, objection, np.flatnonzero(links.to), np.ones(self.network.clients))
-            for _, other, _ in self._messenger.receive(path, links.heard):
+            for _, other, _ in self._messenger.receive(path, links.heard, links.heard.astype(float)):
                 objection = np.asarray(np.maximum(objection, other))
             self._tick(path, links.to)
         return bool(objection == 0)
