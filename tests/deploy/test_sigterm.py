@@ -16,8 +16,9 @@ from safetensors.numpy import load_file
 
 from hyperpush.base.errors import HyperpushError
 from hyperpush.base.processes.starter import free_ports
-from hyperpush.deploy.party import STATUS, run_peer
+from hyperpush.deploy.party import run_peer
 from hyperpush.deploy.swarm import on_loopback
+from hyperpush.deploy.watch import STATUS
 from hyperpush.runs.events import read_events
 
 STEPS = 150

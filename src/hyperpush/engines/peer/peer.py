@@ -110,6 +110,13 @@ class Peer:
         return self._state.closed
 
     @property
+    def mass(self) -> float | None:
+        """The mass that it holds in the average that it is in; None without one."""
+        channels = list(self._channels.numbered.values())  # another thread may ask
+        found = [channel.mass for channel in channels if channel.tolerant]
+        return float(found[-1]) if found else None
+
+    @property
     def counts(self) -> Counts:
         """What it has seen of its network."""
         return self._state.counts
@@ -144,7 +151,7 @@ class Peer:
         self._functions = ClientFunctions(recipe, self.client, self.network.clients, self.key, data)
         self._apply = self._functions.apply
         with compiling:  # peers of one process wait for one to trace the program
-            found = profile(Recipe(_stepwise, (recipe,)), state, data, self.network.clients)
+            found = profile(spelled_out(recipe), state, data, self.network.clients)
         votes = any(loop.votes for _, _, loop in found.loops)
         self._agreement = self.network.flood_rounds() if votes else 1
         self._profile = found
@@ -428,6 +435,11 @@ class Peer:
             shapes = record_shapes(self._profile, name, recorder, self.network.clients, self._functions.data)
             self._state.records[name] = self._resumed.rows(name, shapes)
         return as_tree(self._resumed.facts["state"], like)
+
+
+def spelled_out(recipe: Recipe) -> Recipe:
+    """The program that a peer walks: without averages, but for those along a tree."""
+    return Recipe(_stepwise, (recipe,))
 
 
 def _stepwise(recipe: Recipe) -> Node:
