@@ -130,10 +130,12 @@ def test_a_checkpoint_that_cannot_be_written_is_one_error_and_the_last_one_is_go
     store = Checkpoint(tmp_path / "checkpoint.safetensors", bytes(32))
     store.save({"x": [np.ones(3)], "step": 1})
 
-    def full(file):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(file, data, at, write=os.pwrite):
+        if at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[: len(data) // 2], at)
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(HyperpushError, match=r"cannot be written \(No space left on device\)"):
         store.save({"x": [np.zeros(3)], "step": 2})
     stored = store.load()

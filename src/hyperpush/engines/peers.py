@@ -37,7 +37,7 @@ from hyperpush.engines.run_checks import check_conserved
 from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.engines.transport.zenoh.addresses import Address, check_name
 from hyperpush.networks import Network
-from hyperpush.programs import Average, Node, Recipe, Server, contains, profile
+from hyperpush.programs import Average, Node, ProgramRecipe, Server, contains, profile
 from hyperpush.programs.recipe import is_number
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Peers(Engine, Configured):
             allowed = "False, for a private task: what ε pays for once cannot be sent again with other noise"
             raise InvalidInput("Peers.repeats", True, allowed)
 
-    def _origin(self, recipe: Recipe, states: PyTree, data: PyTree, code: bytes) -> Origin:
+    def _origin(self, recipe: ProgramRecipe, states: PyTree, data: PyTree, code: bytes) -> Origin:
         """Digests of what this party begins with; a missing secret is made, unless there is a checkpoint."""
         given = arrays_digest(data), arrays_digest(states), problem_digest(code, recipe.parts)
         if self.secret is None:
@@ -290,7 +290,7 @@ class Peers(Engine, Configured):
         return replace(result, refused=refused_by_name(list(self.addresses), peer.counts.refused))
 
 
-def longest_message(recipe: Recipe, state: PyTree, data: PyTree, clients: int) -> int:
+def longest_message(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> int:
     """Bytes of the longest message of a program, as float64 that running sums are made of; of a server's at most."""
     if contains(recipe.program(), lambda node: isinstance(node, Server)):  # its answers may be of any length
         return LIMIT
@@ -393,7 +393,7 @@ def neighbors(network: Network, client: int, everyone: bool = False) -> list[int
 
 
 def _description(
-    recipe: Recipe, network: Network, state: PyTree, data: PyTree, key: PRNGKeyArray, step: int
+    recipe: ProgramRecipe, network: Network, state: PyTree, data: PyTree, key: PRNGKeyArray, step: int
 ) -> tuple[list[Any], list[Any]]:
     """What a program sends and repeats, and the numbers that all parties must have the same."""
     found = profile(recipe, state, data, network.clients)

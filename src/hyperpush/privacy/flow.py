@@ -31,7 +31,7 @@ from hyperpush.programs.counting import is_mark
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExampleRows:
     """One example in each slice along an axis, and none in two."""
 
     axis: int
@@ -47,7 +47,7 @@ class Held(Enum):
     SPOILED = "anything, in a way that no release repairs"
 
 
-Taint = Rows | Held | None  # None: not at all
+Taint = ExampleRows | Held | None  # None: not at all
 
 
 def check_leaf(
@@ -103,7 +103,7 @@ def refuse_leaks(f: Callable[..., Any], reached: dict[str, Taint]) -> None:
         given = f"private data in {fields}, at a point or in a batch made of data without noise"
         allowed = (
             "problem.inner_gradient and the like at params, hypers and vectors that were released, "
-            "on rows that hold one example each, drawn by hp.extend.draw, with costs that see these rows alone"
+            "on rows that hold one example each, drawn by hp.extend.minibatch, with costs that see these rows alone"
         )
     elif Held.OWN in reached.values():
         given = f"hypers of single examples in {fields}, which others would see"
@@ -121,7 +121,7 @@ def _taints(data: PyTree) -> list[Taint]:
     """What each leaf of one client's data holds: one example per row, and nothing that counts examples."""
 
     def rows(tree: PyTree) -> list[Taint]:
-        return [Rows(0) if leaf.shape else Held.MIXED for leaf in jax.tree.leaves(tree)]
+        return [ExampleRows(0) if leaf.shape else Held.MIXED for leaf in jax.tree.leaves(tree)]
 
     parts = jax.tree.leaves(data, is_leaf=lambda part: isinstance(part, Ragged))
     return [
@@ -171,7 +171,7 @@ def _step(eqn: JaxprEqn, given: list[Taint]) -> list[Taint]:
     if is_mark(eqn.primitive) or eqn.primitive.name == "optimization_barrier":
         return given
     if eqn.primitive is single:  # a promise of those who drew the rows
-        rows = Rows(eqn.params["lead"], (eqn.outvars[0],))
+        rows = ExampleRows(eqn.params["lead"], (eqn.outvars[0],))
         return [taint if taint in (None, Held.SPOILED) else rows for taint in given]
     if eqn.primitive.name in special:
         return special[eqn.primitive.name](given, **eqn.params)
@@ -193,7 +193,7 @@ def _release(given: list[Taint], kept: bool, **_: Any) -> list[Taint]:
 def _access(given: list[Taint], public: int, own: tuple[int, ...], lead: int) -> list[Taint]:
     clean = all(t is None or (t is Held.OWN and number in own) for number, t in enumerate(given[:public]))
     rows = set(given[public:]) - {None}
-    single = not rows or (len(rows) == 1 and isinstance(each := rows.pop(), Rows) and each.axis == lead)
+    single = not rows or (len(rows) == 1 and isinstance(each := rows.pop(), ExampleRows) and each.axis == lead)
     return [None if taint is None else Held.INSIDE if clean and single else Held.SPOILED for taint in given]
 
 
@@ -215,8 +215,8 @@ def _scan(given: list[Taint], jaxpr: ClosedJaxpr, num_consts: int, num_carry: in
 
 def _move(taint: Taint, by: int) -> Taint:
     """What a row of such an array holds (by −1), or an array of such rows (by 1)."""
-    if isinstance(taint, Rows):
-        return Rows(taint.axis + by, taint.order) if taint.axis + by >= 0 else Held.MIXED
+    if isinstance(taint, ExampleRows):
+        return ExampleRows(taint.axis + by, taint.order) if taint.axis + by >= 0 else Held.MIXED
     return Held.MIXED if taint is Held.OWN else taint
 
 
@@ -254,15 +254,15 @@ def _compute(eqn: JaxprEqn, given: list[Taint]) -> Taint:
     taint, shape = given[tainted[0]], getattr(eqn.invars[tainted[0]].aval, "shape", ())
     if join(*given) is Held.OWN:
         return Held.OWN if name in ELEMENTWISE and getattr(out, "shape", None) == shape else Held.MIXED
-    if len(tainted) > 1 or not isinstance(taint, Rows):
+    if len(tainted) > 1 or not isinstance(taint, ExampleRows):
         return combine(given)
     axis = _new_axis(name, eqn.params, taint.axis, tainted[0], shape, getattr(out, "shape", ()))
     if axis is None:
         return Held.MIXED
     reversed_rows = name == "rev" and taint.axis in eqn.params["dimensions"]
     if name in MOVES and (reversed_rows or shape[axis] != getattr(out, "shape", ())[axis]):
-        return Rows(axis, (*taint.order, name, MOVES[name](eqn.params, axis)))
-    return Rows(axis, taint.order)
+        return ExampleRows(axis, (*taint.order, name, MOVES[name](eqn.params, axis)))
+    return ExampleRows(axis, taint.order)
 
 
 def _new_axis(

@@ -26,7 +26,7 @@ from hyperpush.programs.nodes import (
     Sequence,
     Server,
 )
-from hyperpush.programs.recipe import Recipe, as_recipe
+from hyperpush.programs.recipe import ProgramRecipe, as_recipe
 
 # In place of a path: what clients send once to learn how often links are up, counted in rows of n numbers.
 LEARNING: Path = (-1,)
@@ -108,7 +108,7 @@ class Profile:
         return total
 
 
-def profile(program: Node | Recipe, state: PyTree, data: PyTree, clients: int) -> Profile:
+def profile(program: Node | ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> Profile:
     """Walk a program once, from one client's state (arrays or shapes), tracing each of its leaves.
 
     What it finds depends on structure and shapes alone, and is remembered by them.
@@ -124,7 +124,7 @@ def profile(program: Node | Recipe, state: PyTree, data: PyTree, clients: int) -
 Visit = Callable[[Path, Role, Callable[..., Any], ClosedJaxpr | None, PyTree], None]
 
 
-def visit_leaves(program: Node | Recipe, state: PyTree, data: PyTree, clients: int, visit: Visit) -> Profile:
+def visit_leaves(program: Node | ProgramRecipe, state: PyTree, data: PyTree, clients: int, visit: Visit) -> Profile:
     """Trace every leaf of a program, from one client's state (arrays or shapes), and show each to `visit`."""
     shapes = jax.eval_shape(lambda *trees: trees, state, data)
     leaves, structure = jax.tree.flatten((as_recipe(program).shapes(), *shapes))
@@ -182,7 +182,7 @@ def _profile(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool, 
     tracer = _Tracer(data, clients, visit)
     results: list[PyTree] = []
 
-    def trace(numbers: Recipe) -> None:
+    def trace(numbers: ProgramRecipe) -> None:
         results.append(tracer.walk(eqx.combine(numbers, rest).program(), state, (), ()))
 
     jax.eval_shape(trace, numbers)

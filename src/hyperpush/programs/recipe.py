@@ -20,7 +20,7 @@ from hyperpush.base.fingerprint import fingerprint
 from hyperpush.programs.nodes import Average, Node, Path, Role, Sequence, children
 
 
-class Recipe(eqx.Module):
+class ProgramRecipe(eqx.Module):
     """The program `build(*parts)`.
 
     Floats and arrays in the parts are arguments of what is compiled. Everything else is structure: functions,
@@ -36,11 +36,11 @@ class Recipe(eqx.Module):
         """The program, with the parts' numbers as they are: floats on the host, tracers in compiled code."""
         return self.build(*self.parts)
 
-    def traceable(self) -> "Recipe":
+    def traceable(self) -> "ProgramRecipe":
         """The same with arrays in place of floats. They are weakly typed, so that results keep their types."""
         return with_arrays(self)
 
-    def shapes(self) -> "Recipe":
+    def shapes(self) -> "ProgramRecipe":
         """The same with the kinds of numbers and arrays in place of their values: what tells structures apart."""
         return with_kinds(self)
 
@@ -68,10 +68,10 @@ def is_number(leaf: Any) -> bool:
     return isinstance(leaf, float | np.floating)
 
 
-def program_of(method: Any, problem: Any) -> Recipe:
+def program_of(method: Any, problem: Any) -> ProgramRecipe:
     """The recipe of a method's program for a problem."""
     functions = list(functions_in(method))
-    return Recipe(_method_program, (method, problem), what_is_read(functions) if functions else "")
+    return ProgramRecipe(_method_program, (method, problem), what_is_read(functions) if functions else "")
 
 
 def what_is_read(given: Any) -> str:
@@ -92,9 +92,9 @@ def functions_in(given: Any) -> Iterator[Callable[..., Any]]:
         yield from functions_in(each)
 
 
-def as_recipe(program: Node | Recipe) -> Recipe:
+def as_recipe(program: Node | ProgramRecipe) -> ProgramRecipe:
     """A recipe as it is; one that gives the finished program for anything else."""
-    return program if isinstance(program, Recipe) else Recipe(_get_program, (program,))
+    return program if isinstance(program, ProgramRecipe) else ProgramRecipe(_get_program, (program,))
 
 
 def at(program: Node, path: Path) -> Any:

@@ -49,7 +49,7 @@ def _sum(arrays: Mapping[str, np.ndarray], text: str) -> str:
 
 @final
 class Checkpoint:
-    """A `Store` in two files, `path` and a second one beside it.
+    """A `PeerStore` in two files, `path` and a second one beside it.
 
     Args:
         path: The first file.
@@ -84,7 +84,7 @@ class Checkpoint:
             raise self._unwritten(error) from None
 
     def save(self, facts: Mapping[str, Any]) -> None:
-        """See `Store.save`."""
+        """See `PeerStore.save`."""
         self.prepare()
         text, arrays = encode(facts)
         origin = "" if self.origin is None else json.dumps(self.origin.to_table())
@@ -102,7 +102,7 @@ class Checkpoint:
         return HyperpushError(f"{said}; the one before is still there" if self._number else said)
 
     def load(self) -> dict[str, Any] | None:
-        """See `Store.load`."""
+        """See `PeerStore.load`."""
         found, failures = [], []
         for place, path in enumerate(self.paths):
             try:

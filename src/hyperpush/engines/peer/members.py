@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.transport import Transport
-from hyperpush.engines.transport.wire import Reason
+from hyperpush.engines.transport.wire import RefusalReason
 
 
 class Members(Transport, Protocol):
@@ -36,7 +36,7 @@ class Members(Transport, Protocol):
         """Be done and wait for the others."""
         ...
 
-    def refuse(self, sender: int, reason: Reason, step: int) -> None:
+    def refuse(self, sender: int, reason: RefusalReason, step: int) -> None:
         """Note that a message was refused.
 
         One whose content cannot be true ends a run in step. At its own pace it does nothing, and the third removes its

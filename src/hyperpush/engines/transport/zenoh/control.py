@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import final
 
-from hyperpush.engines.transport.wire import VERSION, Reason, Rejected
+from hyperpush.engines.transport.wire import VERSION, RefusalReason, Rejected
 
 _HEADER = struct.Struct("<4sBBxxQQQQQQ8s")
 _CARD = struct.Struct("<32s16s16sQ16s")
@@ -21,7 +21,7 @@ _ACCUSATION = struct.Struct("<IB")
 _CHECKSUM = struct.Struct("<I")
 _FAMILY = b"hpc"
 _MAGIC = _FAMILY + str(VERSION).encode()
-_REASONS = tuple(Reason)
+_REASONS = tuple(RefusalReason)
 
 
 class Topic(IntEnum):
@@ -66,7 +66,7 @@ class Card:
         try:
             return Card(configuration, code, jax.rstrip(b"\0").decode("ascii"), ends, session)
         except UnicodeDecodeError:
-            raise Rejected(Reason.BAD_CONTROL, "a version that is no text") from None
+            raise Rejected(RefusalReason.BAD_CONTROL, "a version that is no text") from None
 
 
 NO_CARD = Card(bytes(32), bytes(16), "")
@@ -78,7 +78,7 @@ class Accusation:
     """A member's message that was refused, which ended a peer."""
 
     member: int
-    reason: Reason
+    reason: RefusalReason
 
     def pack(self) -> bytes:
         """Its bytes."""
@@ -89,7 +89,7 @@ class Accusation:
         """The accusation that some bytes are; raises `Rejected`."""
         member, place = _ACCUSATION.unpack(data)
         if member >= clients or place >= len(_REASONS):
-            raise Rejected(Reason.BAD_CONTROL, "it accuses a peer that does not exist, or of nothing")
+            raise Rejected(RefusalReason.BAD_CONTROL, "it accuses a peer that does not exist, or of nothing")
         return Accusation(member, _REASONS[place])
 
 
@@ -130,10 +130,10 @@ def unpack(data: bytes, clients: int) -> ControlMessage:
     topic = Topic(data[4])
     start = _HEADER.size + 2 * mask
     if len(data) != start + _MORE.get(topic, 0) + _CHECKSUM.size:
-        raise Rejected(Reason.BAD_CONTROL, f"{len(data)} bytes")
+        raise Rejected(RefusalReason.BAD_CONTROL, f"{len(data)} bytes")
     body = data[: -_CHECKSUM.size]
     if data[-_CHECKSUM.size :] != _CHECKSUM.pack(zlib.crc32(body)):
-        raise Rejected(Reason.BAD_CONTROL, "damaged on the way")
+        raise Rejected(RefusalReason.BAD_CONTROL, "damaged on the way")
     _, _, departure, step, incarnation, known, *times, run = _HEADER.unpack_from(body)
     masks = body[_HEADER.size : start]
     closed, left = (_members(each, clients) for each in (masks[:mask], masks[mask:]))
@@ -145,12 +145,12 @@ def unpack(data: bytes, clients: int) -> ControlMessage:
 def _check_start(data: bytes) -> None:
     """Refuse what does not start like a control message of this version."""
     if len(data) < _HEADER.size:
-        raise Rejected(Reason.BAD_CONTROL, f"{len(data)} bytes")
+        raise Rejected(RefusalReason.BAD_CONTROL, f"{len(data)} bytes")
     if data[:3] == _FAMILY and data[:4] != _MAGIC and data[3:4].isdigit():
-        raise Rejected(Reason.WRONG_VERSION, f"version {int(data[3:4])}, this is {VERSION}")
+        raise Rejected(RefusalReason.WRONG_VERSION, f"version {int(data[3:4])}, this is {VERSION}")
     known = data[4] in tuple(Topic) and data[5] in tuple(Departure)
     if data[:4] != _MAGIC or not known or any(data[6:8]):
-        raise Rejected(Reason.BAD_CONTROL, f"it starts with {data[:8]!r}")
+        raise Rejected(RefusalReason.BAD_CONTROL, f"it starts with {data[:8]!r}")
 
 
 def _read_more(topic: Topic, data: bytes, clients: int) -> Card | Accusation | None:
@@ -166,5 +166,5 @@ def _mask(members: frozenset[int], clients: int) -> bytes:
 def _members(mask: bytes, clients: int) -> frozenset[int]:
     bits = int.from_bytes(mask, "little")
     if bits >> clients:
-        raise Rejected(Reason.BAD_CONTROL, "it names peers that do not exist")
+        raise Rejected(RefusalReason.BAD_CONTROL, "it names peers that do not exist")
     return frozenset(each for each in range(clients) if bits >> each & 1)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import final
 
-from hyperpush.engines.transport.wire import Reason, Rejected
+from hyperpush.engines.transport.wire import RefusalReason, Rejected
 from hyperpush.engines.transport.zenoh.control import unpack
 from hyperpush.engines.transport.zenoh.endpoints import Take
 from hyperpush.engines.transport.zenoh.guests import OTHERS, Guests
@@ -44,12 +44,12 @@ class Incoming:
         return handle
 
     def _note(self, place: int, rejected: Rejected) -> None:
-        if rejected.reason == Reason.WRONG_VERSION:
+        if rejected.reason == RefusalReason.WRONG_VERSION:
             other = self.members.neighbors[place]
             other.unfit = f"{other.name} has {rejected.detail}"
         self.count(place, rejected.reason)
 
-    def count(self, place: int, reason: Reason) -> None:
+    def count(self, place: int, reason: RefusalReason) -> None:
         """Count a message of a neighbor that was refused or given up."""
         self.rejections[reason.value] += 1
         self.members.refuse(place, reason, self.members.needed)
@@ -59,7 +59,7 @@ class Incoming:
         other, stamp = self.members.neighbors[place], stamp_of(header)
         other.received_bytes += len(part)
         if stamp.run != self.members.run:
-            raise Rejected(Reason.ANOTHER_RUN, f"{other.name} sent it in another run")
+            raise Rejected(RefusalReason.ANOTHER_RUN, f"{other.name} sent it in another run")
         if not other.incarnation:  # its hello has yet to come; then it sends this again
             other.early += 1
             return
@@ -72,7 +72,7 @@ class Incoming:
     def on_control(self, place: int, header: bytes, payload: bytes) -> None:
         """Take in a control message or a heartbeat."""
         if header:
-            raise Rejected(Reason.BAD_CONTROL, "it has an attachment")
+            raise Rejected(RefusalReason.BAD_CONTROL, "it has an attachment")
         self.members.hear(place, unpack(payload, len(self.members.names)))
 
     def on_life(self, place: int, alive: bool) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import final
 
 from hyperpush.engines.transport.retransmission import Payload, Unacknowledged
-from hyperpush.engines.transport.wire import Reason
+from hyperpush.engines.transport.wire import RefusalReason
 from hyperpush.engines.transport.zenoh.parts import Assembly
 
 # Messages of one sender that may wait for their step, and, times the longest message of the program, their bytes. In
@@ -23,7 +23,7 @@ class Link:
         drop: Counts a message that is given up.
     """
 
-    def __init__(self, limit: int, in_step: bool, drop: Callable[[Reason], None] = lambda reason: None):
+    def __init__(self, limit: int, in_step: bool, drop: Callable[[RefusalReason], None] = lambda reason: None):
         self.in_step, self._drop = in_step, drop
         self.assembly = Assembly(limit, drop)
         self.mail: list[tuple[int, Payload]] = []
@@ -57,7 +57,7 @@ class Link:
         step, _ = self.mail.pop(place)
         if self.in_step:
             self.lacks = step if self.lacks is None else min(self.lacks, step)
-        self._drop(Reason.OVERFLOW)
+        self._drop(RefusalReason.OVERFLOW)
 
     def asks_again(self, step: int) -> bool:
         """True once if a message that was dropped has its turn: its sender still has it."""

@@ -13,7 +13,7 @@ from typing import final
 
 from hyperpush.base.errors import Absent, HyperpushError, InUse, Refused
 from hyperpush.engines.transport.protocol import LAST, LEAD
-from hyperpush.engines.transport.wire import Reason, Rejected
+from hyperpush.engines.transport.wire import RefusalReason, Rejected
 from hyperpush.engines.transport.zenoh.agreement import difference
 from hyperpush.engines.transport.zenoh.control import NO_CARD, Accusation, Card, ControlMessage, Departure, Topic
 from hyperpush.engines.transport.zenoh.deadlines import Rounds, microseconds
@@ -100,11 +100,11 @@ class Membership:
         """Take in what a neighbor says; raises `Rejected`."""
         other = self.neighbors[place]
         if (said.closed or said.left or said.departure) and not self.asynchronous:
-            raise Rejected(Reason.BAD_CONTROL, "it removes peers, or lets them leave, in step")
+            raise Rejected(RefusalReason.BAD_CONTROL, "it removes peers, or lets them leave, in step")
         if isinstance(said.more, Card):
             self._check_card(place, said, said.more)
         elif said.run != self.run:
-            raise Rejected(Reason.ANOTHER_RUN, f"{other.name} speaks of another run")
+            raise Rejected(RefusalReason.ANOTHER_RUN, f"{other.name} speaks of another run")
         if said.topic in (Topic.HEARTBEAT, Topic.WAITING):
             return self._hear_heartbeat(place, said)
         if said.topic != Topic.HELLO:
@@ -135,7 +135,7 @@ class Membership:
         if incarnation in other.former:  # it may run on: it is told, once, that another one has taken its place
             other.former.remove(incarnation)
             self._tell(Topic.MEMBERS, place)
-        raise Rejected(Reason.ANOTHER_INCARNATION, f"another process of {other.name} has sent it")
+        raise Rejected(RefusalReason.ANOTHER_INCARNATION, f"another process of {other.name} has sent it")
 
     def _check_card(self, place: int, said: ControlMessage, card: Card) -> None:
         """Refuse a peer that does not fit, alone once others do; else this one gives up, too."""
@@ -204,7 +204,7 @@ class Membership:
 
     # ------------------------------------------------------------------ what is refused
 
-    def refuse(self, place: int, reason: Reason, step: int) -> None:
+    def refuse(self, place: int, reason: RefusalReason, step: int) -> None:
         """Count a message of a neighbor that was refused; see `Members.refuse` for refused content."""
         other = self.neighbors[place]
         if other.refuse(reason, step):

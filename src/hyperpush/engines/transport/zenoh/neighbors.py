@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, final
 
 from hyperpush.base.errors import Absent, HyperpushError, Refused
-from hyperpush.engines.transport.wire import Reason
+from hyperpush.engines.transport.wire import RefusalReason
 from hyperpush.engines.transport.zenoh.control import Card
 from hyperpush.engines.transport.zenoh.deadlines import Deadline
 
@@ -21,7 +21,7 @@ class Refusal(NamedTuple):
     """A message of a neighbor that was refused."""
 
     step: int
-    reason: Reason
+    reason: RefusalReason
 
     def of(self, name: str) -> str:
         """The refusal in words."""
@@ -56,7 +56,7 @@ class Neighbor:
     ends: int = 0  # when its certificate ends, in seconds since 1970; 0: not known
     unfit: str = ""  # why a hello under its name is refused
     answered: int = 0  # incarnation of the unfit process that was told so
-    refusals: Counter[Reason] = field(default_factory=Counter)
+    refusals: Counter[RefusalReason] = field(default_factory=Counter)
     last_refusal: Refusal | None = None
     farewell: str = ""  # its last words: why it ended
 
@@ -94,7 +94,7 @@ class Neighbor:
         if card.session not in self.sessions:
             self.sessions = [*self.sessions, card.session][-SESSIONS:]
 
-    def refuse(self, reason: Reason, step: int) -> bool:
+    def refuse(self, reason: RefusalReason, step: int) -> bool:
         """Count a refused message; True the first, tenth, hundredth … time."""
         self.refusals[reason] += 1
         self.last_refusal = Refusal(step, reason)

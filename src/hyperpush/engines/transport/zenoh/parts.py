@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, final
 
-from hyperpush.engines.transport.wire import VERSION, Reason, Rejected
+from hyperpush.engines.transport.wire import VERSION, RefusalReason, Rejected
 
 # Bytes of one message of Zenoh: longer payloads come in parts. Zenoh would take 256 MB at once, but slowly (0.2 GB/s
 # instead of 1 GB/s on loopback), and a control message behind it would wait for 0.3 s instead of 10 ms.
@@ -48,12 +48,12 @@ def split(
 def stamp_of(header: bytes) -> Stamp:
     """The stamp in a header; raises `Rejected` for what is no header of this version."""
     if len(header) != _HEADER.size:
-        raise Rejected(Reason.BAD_PART, f"a header of {len(header)} bytes")
+        raise Rejected(RefusalReason.BAD_PART, f"a header of {len(header)} bytes")
     magic, version, *_, run, incarnation = _HEADER.unpack(header)
     if magic != _MAGIC:
-        raise Rejected(Reason.BAD_PART, f"it starts with {magic!r}")
+        raise Rejected(RefusalReason.BAD_PART, f"it starts with {magic!r}")
     if version != VERSION:
-        raise Rejected(Reason.WRONG_VERSION, f"version {version}, this is {VERSION}")
+        raise Rejected(RefusalReason.WRONG_VERSION, f"version {version}, this is {VERSION}")
     return Stamp(run, incarnation)
 
 
@@ -61,7 +61,7 @@ def stamp_of(header: bytes) -> Stamp:
 class Assembly:
     """The parts of one sender; payloads longer than `limit` bytes are refused. `drop` counts those given up."""
 
-    def __init__(self, limit: int, drop: Callable[[Reason], None] = lambda reason: None):
+    def __init__(self, limit: int, drop: Callable[[RefusalReason], None] = lambda reason: None):
         self.limit, self._drop = limit, drop
         self._open: dict[int, tuple[int, int, dict[int, bytes]]] = {}  # number: step, length, parts by place
 
@@ -70,10 +70,10 @@ class Assembly:
         stamp_of(header)
         _, _, place, number, length, step, *_ = _HEADER.unpack(header)
         if length > self.limit:
-            raise Rejected(Reason.OVERSIZED, f"{length} bytes, at most {self.limit} expected")
+            raise Rejected(RefusalReason.OVERSIZED, f"{length} bytes, at most {self.limit} expected")
         start = place * PART_BYTES
         if start > max(length - 1, 0) or len(part) != min(PART_BYTES, length - start):
-            raise Rejected(Reason.BAD_PART, f"part {place} of {len(part)} bytes, of a payload of {length}")
+            raise Rejected(RefusalReason.BAD_PART, f"part {place} of {len(part)} bytes, of a payload of {length}")
         if length <= PART_BYTES:
             return step, part
         if number in self._open and self._open[number][:2] != (step, length):
@@ -91,4 +91,4 @@ class Assembly:
 
     def _give_up(self, number: int) -> None:
         del self._open[number]
-        self._drop(Reason.INCOMPLETE)
+        self._drop(RefusalReason.INCOMPLETE)

@@ -24,7 +24,7 @@ import jax
 
 from hyperpush.base.errors import Absent, HyperpushError, InvalidInput, Stopped
 from hyperpush.engines.transport.retransmission import ACKNOWLEDGE_EVERY
-from hyperpush.engines.transport.wire import Reason
+from hyperpush.engines.transport.wire import RefusalReason
 from hyperpush.engines.transport.zenoh.addresses import Address
 from hyperpush.engines.transport.zenoh.agreement import NOT_COMPARED
 from hyperpush.engines.transport.zenoh.control import Card, Topic
@@ -254,7 +254,7 @@ class Zenoh:
         with self._changed:
             self.members.finish(finished, again, view)
 
-    def refuse(self, sender: int, reason: Reason, step: int) -> None:
+    def refuse(self, sender: int, reason: RefusalReason, step: int) -> None:
         """See `Members.refuse`."""
         with self._changed:
             self.members.refuse(sender, reason, step)
@@ -325,7 +325,7 @@ class Zenoh:
     def _ask(self, topic: Topic, place: int, step: int) -> None:
         self._tasks.put((topic, place, step))
 
-    def _drop(self, place: int) -> Callable[[Reason], None]:
+    def _drop(self, place: int) -> Callable[[RefusalReason], None]:
         return lambda reason: self._incoming.count(place, reason)
 
     def _check(self) -> None:

@@ -21,7 +21,9 @@ THRESHOLDS = 400
 
 @dataclass(frozen=True)
 class Audit:
-    """A lower bound on ε, true with probability `confidence`, and the event that shows it; `hp.privacy.audit` makes it.
+    """A lower bound on ε, true with probability `confidence`, and the event that shows it.
+
+    `hp.privacy.audit_epsilon` makes it.
 
     `assumes` is what the claims that it judges rest on. The attack does not list representable draws, so it does not
     see what they betray.
@@ -52,7 +54,7 @@ class Audit:
         return self.lower > claim
 
 
-def audit(
+def audit_epsilon(
     run_a: Runs,
     run_b: Runs,
     trials: int,
@@ -93,7 +95,7 @@ def audit(
         >>> import hyperpush as hp
         >>> def run(mean):
         ...     return lambda keys: mean + jax.vmap(jax.random.laplace)(keys)
-        >>> found = hp.privacy.audit(run(0.0), run(1.0), trials=20_000)
+        >>> found = hp.privacy.audit_epsilon(run(0.0), run(1.0), trials=20_000)
         >>> print(0.8 < found.lower < 1.0, found.refutes(0.5), found.refutes(1.0))
         True True False
     """
