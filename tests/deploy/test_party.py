@@ -338,14 +338,14 @@ def test_privacy_that_cannot_hold_is_refused(change, says, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
-def test_of_two_that_listen_the_later_one_dials():
+def test_of_two_that_listen_both_dial():
     addresses = {"alice": "127.0.0.1:1", "bob": "127.0.0.1:2", "carol": None}
     program, network = Local(lambda state, ctx: state), hp.networks.FullyConnected(3)
 
     def links(name, **more):
         return hp.Peers(name, {**addresses, **more}, tls=False).connect(program, network).links
 
-    assert links("alice") == {"bob": None, "carol": None}
+    assert links("alice") == {"bob": Address("127.0.0.1", 2), "carol": None}
     assert links("bob") == {"alice": Address("127.0.0.1", 1), "carol": None}
     with pytest.raises(InvalidInput, match=r"Peers\.addresses\.carol: got None"):
         links("bob", bob=None)

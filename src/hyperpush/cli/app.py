@@ -311,6 +311,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(app(_arguments or ["--help"], prog_name="hyperpush", standalone_mode=False) or 0)
     except HyperpushError as error:
         _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted", 128 + signal.SIGINT)
     except USAGE_ERROR as error:
         command = "hyperpush" if error.ctx is None else error.ctx.command_path
         _fail(f"{error.format_message().rstrip('.')}; see: {command} --help")

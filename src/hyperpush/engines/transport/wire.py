@@ -65,7 +65,6 @@ class Kind(IntEnum):
 class RefusalReason(StrEnum):
     """Why a message is refused, in the order in which it is checked."""
 
-    OVERSIZED = "oversized"
     TOO_SHORT = "too-short"
     BAD_MAGIC = "bad-magic"
     WRONG_VERSION = "wrong-version"
@@ -73,6 +72,7 @@ class RefusalReason(StrEnum):
     BAD_CHECKSUM = "bad-checksum"
     WRONG_SENDER = "wrong-sender"
     WRONG_STRUCTURE = "wrong-structure"
+    OVERSIZED = "oversized"
     NOT_BOOLEAN = "not-boolean"
     NOT_FINITE = "not-finite"
     # Only a peer can check these, because it knows the program and its place in it.
@@ -207,11 +207,11 @@ def decode(
     `expect_sender` is who sent it according to the transport, which a sender cannot forge.
     """
     view = memoryview(data).toreadonly()
-    if len(view) > template.size:
-        raise Rejected(RefusalReason.OVERSIZED, f"{len(view)} bytes, at most {template.size} expected")
     header, digest = _read_sealed(view, expect_sender)
     if digest != template.digest:
         raise Rejected(RefusalReason.WRONG_STRUCTURE, "other leaves, types or shapes than expected")
+    if len(view) > template.size:
+        raise Rejected(RefusalReason.OVERSIZED, f"{len(view)} bytes, at most {template.size} expected")
     if len(view) < template.size:
         raise Rejected(RefusalReason.TOO_SHORT, f"{len(view)} bytes, {template.size} expected")
     if not math.isfinite(header.weight):
