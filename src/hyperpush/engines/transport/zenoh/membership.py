@@ -132,8 +132,8 @@ class Membership:
         other = self.neighbors[place]
         if incarnation == other.incarnation:
             return
-        if incarnation in other.former:  # it may run on: it is told, once, that another one has taken its place
-            other.former.remove(incarnation)
+        if incarnation in other.former and incarnation != other.told:  # it may run on, without knowing of the other one
+            other.told = incarnation
             self._tell(Topic.MEMBERS, place)
         raise Rejected(RefusalReason.ANOTHER_INCARNATION, f"another process of {other.name} has sent it")
 
@@ -174,6 +174,8 @@ class Membership:
         """Agree with a process once it has answered this one; until then its hello may be a replay."""
         other, card = self.neighbors[place], said.more
         assert isinstance(card, Card)
+        if said.incarnation in other.former:
+            self.check_incarnation(place, said.incarnation)
         other.heard = said.incarnation
         if not self._is_answer(said):
             return self._tell(Topic.HELLO, place)
@@ -345,6 +347,8 @@ class Membership:
         for place, other in self.neighbors.items():
             other.done, other.advanced = place in self.left, time.monotonic()
         self._tell_members()
+        for place in new & set(self.neighbors):  # one that is there ends, instead of going on alone
+            self._tell(Topic.MEMBERS, place)
 
     def _note_left(self, gone: Collection[int]) -> None:
         new = set(gone) - self.left - {self.client}

@@ -42,6 +42,7 @@ class Neighbor:
     incarnation: int = 0  # of the process that was agreed with; 0: none yet
     heard: int = 0  # of the last hello, which may be a replay
     former: list[int] = field(default_factory=list)  # incarnations of processes that were agreed with before
+    told: int = 0  # the last of these that was told that another process has taken its place
     knows: bool = False  # it has agreed with this process
     last_seen: float = -math.inf
     lost: float = field(default_factory=time.monotonic)  # since when it is gone

@@ -7,6 +7,7 @@ peer can write under its own name only, and read only what is addressed to it.
 """
 
 import json
+import re
 import resource
 from collections.abc import Mapping
 from contextlib import suppress
@@ -150,4 +151,5 @@ def open_session(configuration: Mapping[str, Any]) -> Any:
         return zenoh.open(zenoh.Config.from_json5(json.dumps(configuration)))
     except zenoh.ZError as error:
         where = ", ".join(configuration["listen"]["endpoints"]) or "no address"
-        raise HyperpushError(f"the network cannot be opened on {where}: {str(error).splitlines()[0]}") from None
+        said = re.sub(r" at /\S+", "", str(error).splitlines()[0]).rstrip(".")  # places in Zenoh's sources
+        raise HyperpushError(f"the network cannot be opened on {where}: {said}") from None
