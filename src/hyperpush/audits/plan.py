@@ -77,7 +77,7 @@ def rate_runs(folds: int, leavers: Sequence[int], fixed: float) -> list[Run]:
     return [Run(*key) for key in keys if key[2:] != (fixed, ALL)]
 
 
-def make_plan(runs: Sequence[Run], counts: Sequence[float], clients: int) -> Plan:
+def make_plan(runs: Sequence[Run], counts: np.ndarray, clients: int) -> Plan:
     """The runs as arrays with parties on axis 0."""
     groups = sorted({(run.fold, run.inner) for run in runs})
     columns = {name: np.array([getattr(run, name) for run in runs]) for name in Run._fields}

@@ -19,6 +19,8 @@ from hyperpush.tables.heads import Head
 from hyperpush.tables.scaling import CONSTANT
 from hyperpush.task.problem import Problem
 
+INTERCEPT = 1e-6  # changes losses by less than verdicts see
+
 
 class Means(eqx.Module):
     """Shared means by group of runs; of a label that is a number behind those of the features."""
@@ -90,18 +92,20 @@ class RunLoss(eqx.Module):
 
     def __call__(self, params: PyTree, hyper: Hyper, records: Records) -> Float[Array, ""]:
         inputs, labels = scale_records(self.head, records, hyper.mean, hyper.scale)
-        return hyper.factor * hyper.member * (trains(records, hyper.fold, hyper.inner) @ self.head.losses(
-            params, inputs, labels
-        ))  # fmt: skip
+        losses = self.head.losses(params, inputs, labels)
+        return hyper.factor * hyper.member * (trains(records, hyper.fold, hyper.inner) @ losses)
 
 
 class RunPenalty(eqx.Module):
-    """The head's penalty at the rate of the run."""
+    """The head's penalty at the rate of the run, and a very small one on intercepts.
+
+    Without the latter a party whose training records have one class would have no model of its own.
+    """
 
     head: Head
 
     def __call__(self, params: PyTree, hyper: Hyper) -> Float[Array, ""]:
-        return self.head.penalty(params, hyper.rate)
+        return self.head.penalty(params, hyper.rate) + 0.5 * INTERCEPT * jnp.sum(params[:, -1] ** 2)
 
 
 def trains(records: Records, fold: Array, inner: Array) -> Float[Array, " m"]:
@@ -244,6 +248,7 @@ def _judge(head: Head, state: Auditor, ctx: Context) -> Auditor:
         picked = (scores[:, 0] > 0) if head.rows == 1 else jnp.argmax(jnp.pad(scores, ((0, 0), (0, 1))), axis=1)
         return Losses(mask * loss, mask * scores[:, 0], mask * (picked == labels))
 
+    assert state.params is not None
     return replace(state, losses=jax.vmap(one)(state.params, hypers_of(state, ctx)))
 
 

@@ -23,12 +23,14 @@ from hyperpush.audits.program import (
     train_runs,
     trains,
 )
+from hyperpush.audits.result import Record
 from hyperpush.audits.rounds import SOLVER, Rounds
 from hyperpush.audits.splits import ALL, Records
 from hyperpush.base.errors import InvalidInput
 from hyperpush.programs import Average, Context, Local, Node, ProgramRecipe, Sequence
 from hyperpush.programs.recipe import what_is_read
 from hyperpush.tables.heads import Head
+from hyperpush.tables.read import Tables
 from hyperpush.task.problem import Problem
 
 MOST_PARAMS = 1024  # whose Hessian is sent and factored
@@ -59,6 +61,18 @@ def score_records(rounds: Rounds, counts: np.ndarray) -> np.ndarray:
     recipe = ProgramRecipe(_program, (Round(rounds.head, 1, SOLVER), problem))
     plan = make_plan([Run(ALL, NOBODY, rounds.fixed)], counts, rounds.clients)
     return np.asarray(rounds.execute(recipe, plan).gains)
+
+
+def record_rows(tables: Tables, rounds: Rounds, counts: np.ndarray) -> tuple[Record, ...]:
+    """All records of the parties that count, the most harmful first."""
+    gains, rows = score_records(rounds, counts), []
+    for party in np.nonzero(counts)[0]:
+        others = int(counts @ tables.counts) - tables.counts[party]
+        for line, gain in zip(tables.lines[party], gains[party], strict=False):
+            way = "rise" if gain > 0 else "fall"
+            says = f"Without it the loss over the others' {others:,} records would {way} by {abs(gain):.3g} in all."
+            rows.append(Record(tables.names[party], tables.sources[party], int(line), float(gain), says))
+    return tuple(sorted(rows, key=lambda row: row.gain))
 
 
 def _program(audit: Round, problem: Problem) -> Node:

@@ -160,9 +160,10 @@ class Rounds:
         runs, _ = compare_runs(self.folds, (), self.fixed)
         runs += [] if self.l2 is not None else rate_runs(self.folds, [NOBODY], self.fixed)
         recipe = Round(self.head, len(runs), SOLVER).recipe()
-        start = Auditor(make_plan(runs, [1.0], 1))
+        start = Auditor(make_plan(runs, np.ones(1), 1))
         losses, report = _evaluate_alone(recipe, start, self.records, self.key)
-        self.statuses.append(status_of(report))
+        # Parties that are too small may have no records left to train on.
+        self.statuses.append(status_of(jax.tree.map(lambda leaf: leaf[np.array(self.parties)], report)))
         found = Found()
         found.add(runs, losses, None, 0)
         return found

@@ -1,7 +1,7 @@
 """Verdicts on paired loss differences: *helps*, *hurts* or *cannot say*, corrected for many comparisons."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -32,21 +32,24 @@ class Tests:
     visible: Float[np.ndarray, " tests"]
     verdicts: tuple[Verdict, ...]
 
+    def row(self, place: int) -> dict[str, Any]:
+        """One test as the fields of a row."""
+        numbers = {name: float(getattr(self, name)[place]) for name in ("gain", "low", "high", "p")}
+        return {**numbers, "verdict": self.verdicts[place]}
 
-def judge(total: np.ndarray, squares: np.ndarray, records: np.ndarray, level: float, unit: float = 0.0) -> Tests:
+
+def judge(sums: Float[np.ndarray, "tests 3"], level: float, unit: float = 0.0) -> Tests:
     """Judge one family of tests, which share the correction.
 
     Intervals are at 1 − level·max(R, 1)/(m·Σ1/k) for R rejections among m tests, so that they leave out 0 exactly
     where the verdict says something.
 
     Args:
-        total: Of each test, the sum of the differences.
-        squares: The sum of their squares.
-        records: How many there are, at least 2.
+        sums: Of each test, the sum of the differences, of their squares, and their number, at least 2.
         level: The share of false claims to accept among all claims.
         unit: The size of the losses: differences that are rounding beside it count as 0.
     """
-    total, squares, records = (np.asarray(each, float) for each in (total, squares, records))
+    total, squares, records = np.asarray(sums, np.float64).T
     gain, freedom = total / records, records - 1
     nothing = squares <= records * (ROUNDING * unit) ** 2
     gain = np.where(nothing, 0, gain)
