@@ -224,8 +224,9 @@ class Training(Result):
     Example:
         >>> import hyperpush as hp
         >>> task = hp.tasks.quadratic(3, seed=0)
-        >>> hp.train(task, hp.SGP(steps=10, step_size=0.1), hp.networks.Ring(3), key=0)
-        Training(3 clients, inner residual 0.4; fixed length; 10 rounds, 50 floats sent per client)
+        >>> trained = hp.train(task, hp.TreeNewton(), hp.networks.Ring(3), key=0)
+        >>> print(trained.status)
+        converged (tolerance)
     """
 
     params: PyTree
