@@ -213,14 +213,17 @@ def _look(tables: Tables) -> list[str]:
     constant = [name for name, same in zip(tables.schema.features, low == high, strict=True) if same]
     if constant:
         said.append(f"Constant and therefore left out: {', '.join(constant)}.")
-    for column in tables.schema.columns:
-        if column.missing:
-            place = tables.schema.features.index(column.features[-1])
-            share = np.mean(pooled[:, place])
-            said.append(f"Column {column.name!r}: {100 * share:.0f} % missing, filled with the shared mean.")
+    places = [(column, tables.schema.features.index(column.features[-1])) for column in tables.schema.columns]
+    gaps = [f"{column.name} {_percent(pooled[:, place].mean())}" for column, place in places if column.missing]
+    if gaps:
+        said.append(f"Missing values, filled with the shared mean: {', '.join(gaps)}.")
     if tables.schema.classes:
         for name, share in zip(tables.names, tables.shares, strict=True):
             lacks = [str(each) for each, part in zip(tables.schema.classes, share, strict=True) if part == 0]
             if lacks:
                 said.append(f"{name} has no record of class {', '.join(lacks)}.")
     return said
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.005 else "under 1 %"
