@@ -23,7 +23,7 @@ KINDS = ("number", "category")
 
 @dataclass(frozen=True)
 class Settings:
-    """What an audit is called with.
+    """Arguments of an audit.
 
     Attributes:
         tables: Arguments of `hp.tables.read`; `files` is its first, `columns` says the kind of each column.
@@ -88,8 +88,8 @@ def describe(tables: Tables, given: Mapping[str, Any]) -> str:
     """The TOML file of an audit of these tables, with every column's kind and the default settings.
 
     Args:
-        tables: What was read.
-        given: What it was read from: files, label and party.
+        tables: The tables that were read.
+        given: Their files, label and party column.
     """
     columns = {column.name: "category" if column.values else "number" for column in tables.schema.columns}
     kept = {name: value for name, value in given.items() if value is not None}
