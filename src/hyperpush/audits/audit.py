@@ -55,8 +55,8 @@ def audit(
     a linear model says nothing about the labels.
 
     Args:
-        tables: What `hp.tables.read` returns.
-        network: Who can send to whom, one client per party. None: `hp.networks.Exponential`.
+        tables: The result of `hp.tables.read`.
+        network: The links among the parties, one client per party. None: `hp.networks.Exponential`.
         key: An integer or a JAX key; decides folds and random links.
         folds: Parts of each party's records that are held out in turn, from 2 to 20.
         l2: The rate of the penalty ½·l2·‖w‖² on columns of deviation 1, above 0. None: joining takes the best of 1e-4,
@@ -65,7 +65,7 @@ def audit(
         effects: `"retrain"`: models without a party are trained to the solution. `"newton"`: one Newton step from the
             shared model. `"auto"`: retrain up to 32 params.
         records: True: score each record's effect on the others, too.
-        engine: Where the parties run: `hp.Simulate()`, `hp.Shard()` or `hp.Threads()`.
+        engine: The host of the parties: `hp.Simulate()`, `hp.Shard()` or `hp.Threads()`.
 
     Returns:
         An `AuditResult` with `join`, `without`, `cells`, `named`, `records`, `warnings`, `costs` and `status`.

@@ -17,9 +17,9 @@ def find_doubts(tables: Tables, rounds: Rounds, together: Sequence[float], statu
 
     Args:
         tables: All records.
-        rounds: Who takes part, and the folds.
+        rounds: Parties and folds.
         together: Mean losses under the shared model, of each party that takes part.
-        status: Whether all models are solved.
+        status: The status of all trainings.
     """
     parties = rounds.parties
     said = [*_classes(tables, parties)] if tables.schema.classes else []

@@ -1,4 +1,4 @@
-"""Is joining worth it? Each party's losses alone, together, and together without contributing."""
+"""Each party's losses alone, together, and together without contributing its records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

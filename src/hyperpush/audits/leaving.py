@@ -1,4 +1,4 @@
-"""Who hurts whom? What the others, and each of them, gain or lose when a party leaves."""
+"""Gains and losses of the other parties, together and one by one, when a party leaves."""
 
 from collections.abc import Sequence
 

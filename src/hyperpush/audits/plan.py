@@ -20,7 +20,7 @@ class Run(NamedTuple):
 
     Attributes:
         fold: The fold that is held out.
-        leaver: The party whose records do not count; −1: nobody leaves.
+        leaver: The party whose records do not count; −1: none.
         rate: The L2 rate.
         inner: The inner fold that is held out in place of `fold`, for choosing L2; −1: none.
         against: The number of the run that it is compared with, in front of the same program; −1: none.
@@ -60,7 +60,7 @@ class Plan(eqx.Module):
 
 
 def compare_runs(folds: int, leavers: Sequence[int], rate: float) -> tuple[list[Run], list[Run]]:
-    """Per fold a run with everybody; and runs without each leaver, compared with these."""
+    """Per fold a run with all parties; and runs without each leaver, compared with these."""
     together = [Run(fold, NOBODY, rate) for fold in range(folds)]
     return together, [Run(fold, leaver, rate, against=fold) for fold in range(folds) for leaver in leavers]
 
@@ -70,7 +70,7 @@ def rate_runs(folds: int, leavers: Sequence[int], fixed: float) -> list[Run]:
 
     Args:
         folds: Outer folds.
-        leavers: Who leaves; −1 for nobody.
+        leavers: Parties that leave in turn; −1 for none.
         fixed: The rate at which `compare_runs` has those on the whole part already.
     """
     keys = itertools.product(range(folds), leavers, RATES, [*range(INNER), ALL])

@@ -31,7 +31,7 @@ class Means(eqx.Module):
 
 
 class Hyper(eqx.Module):
-    """What one run knows beside its params; the same at every party but for `member`."""
+    """The numbers of one run beside its params, the same at every party but for `member`."""
 
     fold: Array
     inner: Array
@@ -63,11 +63,11 @@ class Auditor(eqx.Module):
 
 
 class Round(eqx.Module):
-    """What a round does.
+    """The model of a round and its solvers.
 
     Args:
         head: The model.
-        solved: How many runs, the first ones, are trained to their solution; the others take Newton steps from the
+        solved: The number of runs in front that are trained to their solution; the others take Newton steps from the
             params of the run that they are compared with.
         solver: Trains the first.
         stepper: Takes the steps.
@@ -195,7 +195,7 @@ def share_squares(head: Head) -> Node:
 
 
 def hypers_of(state: Auditor, ctx: Context) -> Hyper:
-    """What every run knows, runs on axis 0."""
+    """The numbers of every run, runs on axis 0."""
     plan, means = state.plan, state.means
     assert means is not None
 
@@ -253,7 +253,7 @@ def _judge(head: Head, state: Auditor, ctx: Context) -> Auditor:
 
 
 def _share_losses() -> Node:
-    """For each run, sums over the other parties: all that anybody learns of losses."""
+    """For each run, sums over the other parties: the only numbers about losses that leave a party."""
 
     def get(state: Auditor, ctx: Context) -> tuple[Array, Array]:
         plan, records, found = state.plan, ctx.data.train, state.losses

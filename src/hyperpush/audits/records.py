@@ -1,4 +1,4 @@
-"""Single records: what the others' loss would gain or lose without each of them."""
+"""Single records: the change of the others' loss without each of them."""
 
 from dataclasses import replace
 from typing import Any
@@ -100,7 +100,7 @@ def _program(audit: Round, problem: Problem) -> Node:
 
 
 def _only(state: Auditor, ctx: Context) -> tuple[Any, Array]:
-    """What the only run knows, and its params."""
+    """The numbers of the only run, and its params."""
     assert state.params is not None
     return jax.tree.map(lambda leaf: leaf[0], hypers_of(state, ctx)), state.params[0]
 

@@ -55,10 +55,10 @@ class Join:
 
 @dataclass(frozen=True)
 class Without:
-    """What the others gain or lose when a party leaves.
+    """Gain or loss of all others when a party leaves.
 
     Attributes:
-        party: Who leaves.
+        party: The party that leaves.
         records: Held-out records of the others.
         gain: The others' mean loss without it − with it; positive: the party helps them.
         low: Lower end of the interval.
@@ -80,7 +80,7 @@ class Without:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one party gains or loses when another one leaves; fields as in `Without`."""
+    """Gain or loss of one party when another one leaves; fields as in `Without`."""
 
     leaver: str
     party: str
@@ -106,10 +106,10 @@ class Named:
 
 @dataclass(frozen=True)
 class Record:
-    """What a record does to the other parties.
+    """Effect of one record on the other parties.
 
     Attributes:
-        party: Whose it is; only this party learns the row.
+        party: The owner; only this party learns the row.
         file: Its file, or the party.
         line: The line in the file; without a file the row, from 0.
         gain: The change of the others' summed loss without it; positive: the record helps.
@@ -125,18 +125,18 @@ class Record:
 
 @dataclass(frozen=True, repr=False)
 class AuditResult(Pictured):
-    """Who gains by joining a collaboration, what others gain or lose by each party, and by each record.
+    """Gains by joining a collaboration, and effects of each party and record on the others.
 
     Attributes:
         join: A row per party.
         without: A row per leaver.
-        cells: What each party gains or loses when another one leaves.
+        cells: A row per leaver and other party.
         named: Harmful parties, named one at a time.
         records: Records of the parties not named, the most harmful first; empty unless asked for.
-        warnings: What a reader should know, one sentence each.
-        costs: What each party sent, on average.
-        pooled_bytes: What sending all rows once to a server would have taken, in bytes.
-        status: Whether all models solve their training problems.
+        warnings: Reasons for caution, one sentence each.
+        costs: Messages and computations of each party, on average.
+        pooled_bytes: Bytes of all rows sent once to a server.
+        status: The worst status of all trainings.
         network: Over which messages went.
         about: The settings of the audit: folds, level, l2, effects, loss.
         parties: Records and class shares by party.

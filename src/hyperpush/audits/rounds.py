@@ -30,7 +30,7 @@ FIXED = 0.01  # L2 rate of what is tested where none is given: tuned rates find 
 
 @dataclass
 class Found:
-    """What runs have shown.
+    """Losses and sums of finished runs.
 
     Attributes:
         runs: The runs, each once.
@@ -70,7 +70,7 @@ class Found:
 
         Args:
             folds: Outer folds.
-            leaver: Who leaves; −1 for nobody.
+            leaver: The party that leaves; −1 for none.
             l2: The rate; None: choose.
             party: Choose by the losses of this party alone; None: of all in training.
         """
@@ -91,7 +91,7 @@ class Found:
 
 @dataclass
 class Rounds:
-    """What all rounds share, and what they have cost so far."""
+    """Arguments that all rounds share, and their costs so far."""
 
     head: Head
     records: Records
@@ -116,7 +116,7 @@ class Rounds:
         return FIXED if self.l2 is None else self.l2
 
     def first(self, counts: np.ndarray) -> Found:
-        """Everybody, everybody but one, and the choice of L2."""
+        """Run all parties, all but one, and the choice of L2."""
         together, leavers = compare_runs(self.folds, self.parties, self.fixed)
         rates = [] if self.l2 is not None else rate_runs(self.folds, [NOBODY, *self.parties], self.fixed)
         found = Found()
@@ -135,7 +135,7 @@ class Rounds:
         return found
 
     def _run(self, found: Found, together: list[Run], others: list[Run], counts: np.ndarray, solved: bool) -> None:
-        """Run as few programs of one shape as memory allows, each with the runs of everybody in front."""
+        """Run as few programs of one shape as memory allows, each with the runs of all parties in front."""
         most = max(int(AT_ONCE / self.records.values.size) - len(together), 1)
         pieces = max(-(-len(others) // most), 1)
         size = -(-len(others) // pieces)
@@ -180,7 +180,7 @@ def _evaluate_alone(recipe: Any, start: Auditor, records: Records, key: Any) -> 
 
 
 def status_of(report: Any) -> Status:
-    """Whether all runs of a program are solved."""
+    """The status of all runs of a program together."""
     reason, error = Reason(int(np.max(report.reason))), np.asarray(report.error)
     runs = error.shape[-1]
     failed = int(np.max(np.sum(np.asarray(report.failed) > 0, axis=-1)))

@@ -38,7 +38,7 @@ def summary(found: "AuditResult") -> list[str]:
 
 
 def panels_of(found: "AuditResult") -> list[Panel]:
-    """What a page shows, from the answer to the small print."""
+    """All panels of a page, from the answer to the small print."""
     shown = [result_panels.status_panel(found.status)]
     if found.warnings:
         shown.append(panels.text("Warnings", *found.warnings, tone="bad"))
@@ -153,9 +153,9 @@ def _limits(found: "AuditResult") -> list[str]:
 
 def _learned() -> list[str]:
     return [
-        "In a run among real parties, all learn: numbers of records; sums, counts and squares of each column; the sums "
-        "of costs, gradients and Hessians by which models are trained, and the models; for each leaver, sums over the "
-        "others of losses, of loss differences and of their squares.",
+        "In a run among real parties, all learn numbers of records, and sums, counts and squares of each column.",
+        "They also learn the sums of costs, gradients and Hessians by which models are trained, and the models.",
+        "For each leaver they learn sums over the others of losses, of loss differences and of their squares.",
         "Everything else stays with the party that feels it: its own rows, losses, cells and records.",
         "Vectors are not protected: a party that forwards sums in the tree sees its children's.",
     ]

@@ -29,7 +29,7 @@ class Tables:
         labels: Each party's labels: numbers of classes, or numbers.
         sources: Each party's file, or its name.
         lines: Of each party's records, the line in its file; without a file the row, from 0.
-        warnings: What a reader should know, one sentence each.
+        warnings: Reasons for caution, one sentence each.
 
     Example:
         >>> import numpy as np
@@ -87,13 +87,13 @@ class Tables:
         the network; no rows are pooled. The task's hypers are the logarithms of the L2 rates.
 
         Args:
-            network: Who can send to whom, one client per party.
+            network: The links among the parties, one client per party.
             key: An integer or a JAX key; decides the split and random links.
             head: `"softmax"` for classes, `"regression"` for numbers. None: by the label's kind.
             l2: The rate of the penalty ½·l2·‖w‖² beside the mean loss, above 0; features have deviation 1.
             split: Shares of training, validation and test records; the first two above 0. They sum to 1.
             weights: `"examples"`: every record counts alike. `"parties"`: every party counts alike.
-            engine: Where the parties run.
+            engine: The host of the parties.
 
         Returns:
             A `TableTask`, a `Task` that keeps its `scaling`.
