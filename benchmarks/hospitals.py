@@ -65,8 +65,33 @@ def contradicted(train: dict, checked: dict) -> list[str]:
     return [name for name, (columns, labels) in pairs.items() if np.mean(predict(columns) == labels) < 0.5]
 
 
+def summarize(rows: list[dict]) -> str:
+    """The tables of the results page, from the lines of the file."""
+    planted = [row for row in rows if row["planted"]]
+    plain = [row for row in rows if not row["planted"]]
+    unnamed = [row for row in planted if "B" not in row["named"]]
+    said = [
+        f"planted, {len(planted)} seeds: D named in {sum('D' in row['named'] for row in planted)}, "
+        f"B in {len(planted) - len(unnamed)}, A, C or E in {sum(bool({*row['named']} & {*'ACE'}) for row in planted)}",
+        f"nothing planted, {len(plain)} seeds: nobody named in {sum(not row['named'] for row in plain)}",
+        "planted among B's eight worst where B is not named: " + ", ".join(str(row["among_worst"]) for row in unnamed),
+        "",
+        "| model | test accuracy, % | learned weights − it | ahead in |",
+        "|---|---|---|---|",
+    ]
+    learned = np.array([row["accuracy"]["learned weights"] for row in planted])
+    for name in planted[0]["accuracy"] if planted else ():
+        own = np.array([row["accuracy"][name] for row in planted])
+        gap = learned - own
+        error = gap.std(ddof=1) / np.sqrt(len(gap)) if len(gap) > 1 else np.nan
+        said.append(
+            f"| {name} | {own.mean():.1f} | {gap.mean():+.1f} ± {error:.1f} | {np.sum(gap > 0)} of {len(gap)} |"
+        )
+    return "\n".join(said)
+
+
 def main() -> None:
-    """Measure what the file lacks, one line per seed."""
+    """Measure what the file lacks, one line per seed; print the tables of all lines."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("docs/results/data/demo.jsonl"))
@@ -80,6 +105,7 @@ def main() -> None:
             row = measure(seed, plant)
             with given.out.open("a") as file:
                 file.write(json.dumps({**row, "cpu_seconds": round(time.process_time() - start, 1)}) + "\n")
+    print(summarize([json.loads(line) for line in given.out.read_text().splitlines()]))
 
 
 if __name__ == "__main__":
