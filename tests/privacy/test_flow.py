@@ -300,9 +300,19 @@ def test_estimators_are_private_on_a_private_problem(method):
 
 
 def test_derivatives_of_gradients_are_refused_with_file_and_line():
-    said = refusal(Local(lambda x, ctx: jax.jvp(lambda at: gradient(at, ctx), (x,), (x,))[1]))
+    def bend(state, ctx):
+        rows = full_batch(examples(ctx))
+        return jax.jvp(lambda x: HIDDEN.inner_gradient(x, state, rows), (state,), (state,))[1]
+
+    said = refusal(Local(bend))
     assert "a derivative of a released gradient" in said
     assert "test_flow.py:" in said
+
+
+def test_hessians_are_refused_with_file_and_line():
+    said = refusal(hp.hypergradients.Dense().program(HIDDEN), START)
+    assert "a cost with its first and second derivative" in said
+    assert "dense.py:" in said
 
 
 def test_a_problem_built_from_the_cost_is_refused():
@@ -423,14 +433,9 @@ def test_records_that_look_at_data_are_refused():
     assert run(lambda state, ctx: state.u).history["HGP"].shape == (2, CLIENTS, SIZE)
 
 
-def test_hessians_of_data_are_refused_by_the_verb():
-    """Dense sends the mean Hessian, which is private unless, as that of `cost`, it holds no data."""
-
-    def curved(x, hyper, rows):
-        return 0.5 * jnp.sum((rows * x) ** 2 + hyper**2, axis=-1)
-
-    said = refused(lambda: hp.hypergradient(made(inner=curved), hp.hypergradients.Dense(), NETWORK, key=0))
-    assert "private data in" in said
+def test_hessians_are_refused_by_the_verb():
+    said = refused(lambda: hp.hypergradient(made(), hp.hypergradients.Dense(), NETWORK, key=0))
+    assert "a cost with its first and second derivative" in said
     assert "dense.py:" in said
 
 

@@ -10,6 +10,7 @@ import pytest
 import tomli_w
 
 import hyperpush as hp
+from hyperpush.base.config import as_table
 from hyperpush.base.errors import InvalidInput
 from hyperpush.cli.app import main
 from hyperpush.spec.config import load_config
@@ -61,7 +62,7 @@ def test_a_name_alone_stands_for_a_table(tmp_path):
     assert isinstance(found.engine, hp.Simulate)
     (tmp_path / "my.toml").write_text(tomli_w.dumps(values))
     _, config = load_config(str(tmp_path / "my.toml"), ["network=star"], {"spec": SPEC})
-    assert config.tables()["network"] == {"name": "star"}
+    assert as_table(config)["network"] == {"name": "star"}
 
 
 def test_a_sweep_of_a_file_says_what_it_needs(tmp_path, capsys):

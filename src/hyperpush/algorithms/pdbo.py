@@ -236,7 +236,7 @@ class PDBO(Algorithm):
         def end_estimate(state: OuterState, found: HypergradientState, ctx: Context) -> OuterState:
             report = state.report if found.report is None else state.report.worst(found.report)
             size = found.size
-            if not (estimator.judges or problem.private):  # of hypers of single examples a norm mixes examples
+            if not estimator.judges and not problem.private:  # params of private tasks are not judged
                 size = jnp.where(ctx.round == 0, norm(found.value).astype(state.size.dtype), state.size)
             return replace(state, hypergradient=found.value, memory=found.memory, report=report, size=size)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hyperpush.base.config import Config
 from hyperpush.base.errors import InvalidInput
 
-EXTRAS = {"matplotlib": "figures"}
+EXTRAS = {"matplotlib": "pages"}
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,10 @@ from hyperpush.programs import ProgramRecipe, program_of
 from hyperpush.programs.report import Report
 from hyperpush.task.problem import Cost
 from hyperpush.task.task import Task
+from hyperpush.verbs import panels
 from hyperpush.verbs.call import last_point, run_keys
 from hyperpush.verbs.checks import check_call
+from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import table
 
 LARGE = 50_000_000  # numbers of all clients' params that are computed side by side; beyond, one after the other
@@ -45,7 +47,7 @@ class TriedSetting(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(Pictured):
     """What was tried, and what was best.
 
     Attributes:
@@ -71,6 +73,20 @@ class Tuning:
         columns = {name: [row.values[name] for row in self.rows] for name in names}
         converged = [row.status.converged for row in self.rows]
         return table({**columns, "score": [row.score for row in self.rows], "converged": converged})
+
+    def panels(self) -> list[Panel]:
+        """The best setting, and the score of each setting as bars and in a table."""
+        labels = [", ".join(f"{name} {value}" for name, value in row.values.items()) for row in self.rows]
+        better = "lower" if self.mode == "min" else "higher"
+        best = f"Best of {len(self.rows)} settings: {labels[self.rows.index(self.best_row)]}."
+        title, scores = f"Score on {self.on!r} by setting", [row.score for row in self.rows]
+        marks = ["best" if row is self.best_row else "other" for row in self.rows]
+        rows = [[*map(str, row.values.values()), row.score, str(row.status)] for row in self.rows]
+        return [
+            panels.text("Choice", best, f"A {better} score is better."),
+            panels.bars(title, labels, {"score": scores}, marks=marks, note="Settings that diverged have no bar."),
+            panels.table("Settings", (*self.rows[0].values, "score", "status"), rows),
+        ]
 
     def __repr__(self) -> str:
         best = ", ".join(f"{name} = {value}" for name, value in self.best_row.values.items())
