@@ -7,6 +7,7 @@ An annotation holds the type and the range, the assignment the default, and the 
 import dataclasses
 import inspect
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -99,7 +100,9 @@ def _hints(make: Any) -> dict[str, Any]:
     if not isinstance(make, type):
         return inspect.get_annotations(make, eval_str=True)  # type hints would leave out what checks itself
     by_field = get_type_hints(make, include_extras=True) if dataclasses.is_dataclass(make) else {}
-    own = get_type_hints(make.__init__, include_extras=True)
+    # A generated `__init__` belongs to the module of the class, its annotations to those of the classes above it.
+    names = {key: each for cls in reversed(make.__mro__) for key, each in vars(sys.modules[cls.__module__]).items()}
+    own = get_type_hints(make.__init__, names, include_extras=True)
     return by_field | {name: hint for name, hint in own.items() if hint is not Any}
 
 

@@ -96,7 +96,7 @@ def train(
     check_params(method, found.params, task.params)
     after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
     history = history_of(run, method.loop, every or 1) if recorders else None
-    status = call.certifier(after).judge_params(call.status(found), certify)
+    status = call.certifier(after).judge_params(call.status(run), certify)
     return Training(after, status, costs, task.problem.whole(found.params), history).check(throw)
 
 
