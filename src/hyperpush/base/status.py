@@ -66,7 +66,8 @@ class Status:
         runs: How many inner solves and estimates it speaks of.
         failed: How many of them did not converge, at the client where most did not; 0 of several where only the
             residual at the end is too large.
-        chosen: Which estimator `hp.Automatic` took, and why; empty where there was nothing to choose.
+        chosen: The solver that `hp.AutomaticInner` took, the estimator that `hp.Automatic` took, and the reasons; empty
+            where there was nothing to choose.
         singular: What a singular Hessian is answered with: `"refuse"`, `"minimum-norm"` or `"damping"`; None where
             there is no such choice.
         refused: Members of a run among peers whose messages cannot be true, how many and why; empty if there are none.
