@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 from jaxtyping import PRNGKeyArray
@@ -34,7 +35,7 @@ def run_privately(
     """
     if config.privacy is None:
         return []
-    quiet = config.privacy.model_copy(update={"epsilon": max(QUIET, config.privacy.epsilon)})
+    quiet = replace(config.privacy, epsilon=max(QUIET, config.privacy.epsilon))
     rows = []
     for plain in found:
         name = plain.row["method"]

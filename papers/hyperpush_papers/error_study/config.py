@@ -4,7 +4,7 @@ The counterpart of figure 1(a)(b) of Terashita and Hara, "Decentralized hyper-gr
 directed networks", and of the trends that its theorems predict.
 """
 
-from hyperpush.spec.config import Config
+from hyperpush.base.config import Config
 from hyperpush_papers.common.options import (
     Count,
     Counts,

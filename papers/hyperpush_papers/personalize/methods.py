@@ -1,6 +1,7 @@
 """Every method by its name: what it trains, and on which networks it can run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -143,7 +144,7 @@ class Fitting:
         # A client that owns fewer examples than a batch takes all of them.
         batch = min(setting.batch, capacity(one_client(scenario.train)))
         self.scenario, self.network, self.key = scenario, network, key
-        self.setting = setting.model_copy(update={"batch": batch})
+        self.setting = replace(setting, batch=batch)
         self.engine = hp.Simulate(clients_per_batch=at_a_time)
         self._started: dict[tuple[int | None, bool], hp.Training] = {}
 
