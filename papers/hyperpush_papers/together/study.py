@@ -310,7 +310,7 @@ def drop(chosen: Bool[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
 
 
 def _row(found: Result | None, suspicion: np.ndarray | None, wrong: Bool[np.ndarray, "n m"]) -> Row:
-    """Return the common columns of a row; suspicious records have low numbers. Epsilon is filled by the private step."""
+    """Return the common columns of a row; suspicious records have low numbers. The private step fills epsilon."""
     return {
         "accuracy": None,
         "accuracy_p10": None,
