@@ -1,7 +1,7 @@
 """BiG-Fed on the karate club: do both costs fall together, and who has the lowest test loss (docs/guides/big-fed.md)?
 
 34 clients, each with a function of its own that follows from its place in the club's graph, regress it with linear
-layers of which the middle one is everybody's. All methods start from the same layers and choose their steps from
+layers with a shared middle layer. All methods start from the same layers and choose their steps from
 equally many, by the validation loss averaged over rounds and seeds.
 """
 
@@ -24,7 +24,7 @@ from hyperpush_papers.common.options import (
 
 
 class Tuned(Config):
-    """What BiG-Fed and whom it is compared with choose from."""
+    """Grid of settings for BiG-Fed and its competitors."""
 
     rounds: Annotated[int, whole(10)] = option(300, "Rounds of every method.")
     seeds: Count = option(5, "Runs, each with draws of its own.")

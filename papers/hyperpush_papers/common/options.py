@@ -1,4 +1,4 @@
-"""How a study declares itself, and types of options that several studies have."""
+"""Declarations of studies, and types of options that several studies share."""
 
 from typing import Annotated, Any, Literal
 

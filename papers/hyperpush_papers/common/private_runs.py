@@ -1,4 +1,4 @@
-"""What of a comparison can be private, run so: ε as claimed, and what it costs in accuracy."""
+"""Private runs of a comparison: the claimed ε, and its cost in accuracy."""
 
 import zlib
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def run_privately(
     common: Benchmark,
     personal: Benchmark | None = None,
 ) -> list[Row]:
-    """What can be private, run so, beside what `compare` found.
+    """Run the methods that can be private, and add them to the result of `compare`.
 
     The same run at next to no noise tells what the noise costs from what its settings cost, which are fixed beforehand.
     """
@@ -115,7 +115,7 @@ def calibrated_nested_loops(
 
 
 def costs_of_privacy(best: Row, same: Row, noisy: Row) -> dict[str, float]:
-    """What privacy costs in accuracy, and its parts; a run that diverged has none.
+    """Return the cost of privacy in accuracy, and its parts; None for a run that diverged.
 
     `best` is the row without privacy, `same` that of the private settings at next to no noise, `noisy` the private one.
     """

@@ -1,4 +1,4 @@
-"""Which training examples help or hurt everyone: predicted without moving data, checked by retraining without them.
+"""Influence of training examples: predicted without moving data, checked by retraining without them.
 
 The counterpart of section 5.2 and appendix A.2 of Terashita and Hara, "Decentralized hyper-gradient computation over
 time-varying directed networks"; then groups, whole clients, damping, and a hunt for wrong labels

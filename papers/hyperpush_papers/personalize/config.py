@@ -22,14 +22,14 @@ Paper = Literal["personalized", "cooperative", "hypergradient"]
 
 
 class Outer(NamedTuple):
-    """How the hyper of a recipe moves: Adam's rate, and the rate of the penalty."""
+    """Adam's rate for a recipe's hyper, and the rate of its penalty."""
 
     rate: float
     l2: float
 
 
 class Numbers(Config):
-    """How long and how fast everything runs; what is 0 or left out is the size's."""
+    """Lengths and rates of all parts; 0 or a missing value takes the size's default."""
 
     clients: Whole = option(0, "Number of clients.")
     examples: Whole | None = option(0, "Examples of the data set, random ones.")

@@ -1,4 +1,4 @@
-"""How long and how fast everything runs: small sizes, and the settings of three papers."""
+"""Lengths and rates of all parts: small sizes, and the settings of three papers."""
 
 from dataclasses import replace
 from typing import Literal

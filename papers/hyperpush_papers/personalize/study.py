@@ -62,7 +62,7 @@ def setting_of(config: Personalize) -> Setting:
 
 
 def network_of(config: Personalize, setting: Setting, seed: int) -> Network:
-    """Who can send to whom."""
+    """Return the network of a seed."""
     return hp.network(config.network, setting.clients, seed, **setting.network_options)
 
 
@@ -81,7 +81,7 @@ def estimator_of(setting: Setting, pushes: int) -> HypergradientEstimator:
 
 
 class Comparison(NamedTuple):
-    """What is compared, and where it is written."""
+    """A comparison of methods: options, run, settings, and the methods left out."""
 
     config: Personalize
     run: StudyRun
@@ -90,13 +90,13 @@ class Comparison(NamedTuple):
     skipped: dict[str, str]  # why, by method or title
 
     def scenario(self, seed: int) -> Scenario:
-        """Who has which examples."""
+        """Return the scenario of a seed."""
         made = self.setting
         sizes: Any = {"examples": made.examples, "large": made.large, "clusters": made.clusters}
         return scenario(self.config.data, made.clients, seed, **sizes)
 
     def network(self, seed: int) -> Network:
-        """Who can send to whom."""
+        """Return the network of a seed."""
         return network_of(self.config, self.setting, seed)
 
 
@@ -212,7 +212,7 @@ def fit_method(fitting: Fitting, name: str, pushes: int, labels: Row) -> tuple[R
 
 
 def show_partition(run: StudyRun, made: Scenario, described: Row) -> None:
-    """Who has what, over clients."""
+    """Summarize the data over clients."""
     names = {
         "train": "training examples",
         "validation": "validation examples",

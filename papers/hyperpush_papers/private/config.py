@@ -25,7 +25,7 @@ class Private(Config):
     step: Positive = option(0.05, "Step at round 0.")
     step_exponent: Positive = option(0.6, "How fast steps fall.")
     noise_exponent: Positive = option(0.55, "How fast noise falls.")
-    spread: Positive = option(0.5, "Samples differ from their mean by at most so much.")
+    spread: Positive = option(0.5, "Samples differ from their mean by at most this much.")
     trials: Annotated[int, whole(100)] = option(100_000, "Runs of the attack.")
     attacked: Count = option(4, "Rounds that the attack looks at.")
     cases: Annotated[tuple[Case, ...], NONEMPTY] = option(CASES, "Outer costs; curve is that of the first.")

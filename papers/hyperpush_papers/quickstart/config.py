@@ -1,4 +1,4 @@
-"""Twenty parties, some of whose data hurt everybody: who, and what dropping them wins (docs/results/first-run.md)."""
+"""Twenty parties, some with harmful data: find them, and measure the gain of dropping them."""
 
 from typing import Annotated
 
@@ -27,6 +27,6 @@ class Quickstart(Config):
 
 EXPERIMENT = study(
     "quickstart",
-    "Start here: twenty parties find out whose data hurt everybody; nobody shows data. Under a minute.",
+    "Start here: twenty parties find out whose data hurt, and no party shows data. Under a minute.",
     Quickstart,
 )

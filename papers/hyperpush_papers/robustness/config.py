@@ -1,4 +1,4 @@
-"""How often an estimator is wrong, and how often it says so, over families of problems and networks.
+"""Rates of wrong and of flagged estimates, over families of problems and networks.
 
 All problems are quadratic, at their inner solution. NumPy knows their hypergradients in float64.
 """

@@ -1,4 +1,4 @@
-"""What a sweep runs: everything is checked here, before anything runs."""
+"""Plan of a sweep: all values are checked here before anything runs."""
 
 import hashlib
 import re
@@ -22,7 +22,7 @@ MOST_SEEDS = 1000  # that are reported; those that something is chosen by follow
 
 
 class Sweep(Config):
-    """How methods are tuned and reported."""
+    """Options for tuning methods and for reporting them."""
 
     seeds: Annotated[int, whole(1, MOST_SEEDS)] = option(3, "Reported runs of every method: seed, seed + 1, …")
     tuning_seeds: Whole = option(1, "Runs of every setting to choose by; 0: nothing is tuned.")
@@ -79,7 +79,7 @@ class Plan:
         return Cell(phase, method, point, seed, name, config)
 
     def scores(self, phase: Phase) -> tuple[str, ...]:
-        """The fields of a row that a phase looks at: tuning runs show nobody their test scores."""
+        """The fields of a row that a phase looks at: tuning runs do not show their test scores."""
         return (self.rule.validation,) if phase == "tuning" else self.rule.test
 
     def identity(self) -> str:

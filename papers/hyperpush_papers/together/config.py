@@ -26,7 +26,7 @@ class Together(Config):
     mislabel: Annotated[float, interval(0, 1)] = option(0.9, "Share of wrong labels among those of every second pair.")
     loss: Portion = option(0.1, "Probability that a message is lost.")
     steps: Count = option(
-        120, "Steps of SGP before the first and after every outer step; in step train, five times so many."
+        120, "Steps of SGP before the first and after every outer step; in step train, five times as many."
     )
     outer_steps: Count = option(12, "Steps of the personal parts and weights.")
     order: Count = option(20, "Steps of TrackedHGP.")

@@ -1,7 +1,7 @@
 """Speeds an hour ahead at road sensors, each a client: BiG-Fed against training alone, FedAvg and simple forecasts.
 
 A sensor forecasts its speed 12 steps of five minutes ahead from its last 12 and the time of day, with linear layers of
-which the middle one is everybody's. The graph is that of the roads (docs/guides/big-fed.md).
+which the middle one is shared. The graph is that of the roads (docs/guides/big-fed.md).
 """
 
 from typing import Annotated, Literal

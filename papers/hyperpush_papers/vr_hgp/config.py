@@ -1,4 +1,4 @@
-"""How far VR-HGP is from its target by round and by its weights (α, β), beside what theory says.
+"""Error of VR-HGP by round and by its weights (α, β), beside the theory.
 
 The counterpart of figures 1 and 2 and of theorem 1 of "Personalized decentralized bilevel optimization over stochastic
 and directed networks".

@@ -139,7 +139,7 @@ def factors(config: VRStudy) -> dict[str, list[dict[str, float]]]:
 
 
 def label(alpha: float, beta: float) -> str:
-    """What figures call a pair of weights."""
+    """Label of a pair of weights in figures."""
     return f"α = {alpha:g}, β = {beta:g}"
 
 
