@@ -49,9 +49,8 @@ def test_losses_of_single_records_pass_whatever_clients_own():
 
 @pytest.mark.parametrize("kind", [jnp.float16, jnp.bfloat16])
 def test_params_of_sixteen_bits_are_refused_in_one_line(kind):
-    with pytest.raises(
-        hp.InvalidInput, match=f"params: got 'numbers of type {jnp.dtype(kind).name}'; allowed: float32"
-    ):
+    name = jnp.dtype(kind).name
+    with pytest.raises(hp.InvalidInput, match=f"params: got 'numbers of type {name}'; allowed: float32"):
         make(params=jnp.zeros(2, kind), inner=lambda x, h, a: (x[0] - a) ** 2).check()
     with pytest.raises(hp.InvalidInput, match="hypers: got"):
         make(hypers=jnp.zeros((), kind)).check()
@@ -79,7 +78,7 @@ def test_a_private_task_stays_private():
     private = task.private(clip=1.0, noise=hp.privacy.Gaussian(2.0))
     with pytest.raises(hp.InvalidInput, match=r"task\.privacy: got None"):
         private.replace(privacy=None)
-    with pytest.raises(hp.InvalidInput, match="numbers? of|elsewhere on a private task"):
+    with pytest.raises(hp.InvalidInput, match="elsewhere on a private task"):
         private.at(params=np.zeros(3, np.float32))
     trained = hp.train(private, hp.SGP(2, 0.1), NETWORK, key=0).task
     with pytest.raises(hp.InvalidInput, match=r"task\.spent: got None"):

@@ -87,7 +87,8 @@ def check_rows(field: str, problem: Problem, cost: Cost, params: PyTree, hyper: 
     """Refuse a cost whose loss of one example depends on the others, where clients own different numbers of them.
 
     Such a cost, for example with the mean of a batch in it, would take padding for examples. It is computed once, for
-    three examples of the client that has most and for copies of the first, at moved params, as many are flat at a start.
+    three examples of the client that has most and for copies of the first. Params are moved before, as many costs are
+    flat at the start.
     """
     counts = np.asarray(data.counts)
     client = int(np.argmax(counts))
