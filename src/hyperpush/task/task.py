@@ -320,7 +320,7 @@ class Task:
                 allowed = "a private task, whose releases stay counted; without privacy make a new hp.Task(…)"
                 raise InvalidInput(f"task.{name}", None, allowed)
 
-    def at(self, params: PyTree = None, hypers: PyTree = None, point: LastPoint | None = None) -> "Task":
+    def at(self, params: PyTree = None, hypers: PyTree = None, point: LastPoint | None = None) -> Self:
         """The same task from another start: params and hypers as results hold them, clients on axis 0.
 
         Raises:
@@ -332,7 +332,7 @@ class Task:
             raise InvalidInput("task.at", given, allowed)
         return self._moved(params, hypers, point)
 
-    def _moved(self, params: PyTree = None, hypers: PyTree = None, point: LastPoint | None = None) -> "Task":
+    def _moved(self, params: PyTree = None, hypers: PyTree = None, point: LastPoint | None = None) -> Self:
         """The task at the point that a run of it reached."""
         changes: dict[str, Any] = {"point": point}
         for name, tree in (("_params", params), ("_hypers", hypers)):
