@@ -166,12 +166,13 @@ def _until(cell: Cell, made: Drawn, network: Any, engine: Any, x: np.ndarray, li
         methods = [hp.TrackedSGP(tolerance=limit)]
     else:
         methods = [hp.TrackedSGP(rounds, tolerance=limit) for rounds in (100, 200, 400, 800, 1600, 3200, 5000)]
-    for method in methods:
-        found = hp.train(made.task, method, network, key=0, engine=engine, certify=False)
-        distance = away(found.params, x)
-        if distance <= limit:
+    around = {"key": 0, "engine": engine, "certify": False}
+    found = hp.train(made.task, methods[0], network, **around)
+    for method in methods[1:]:
+        if away(found.params, x) <= limit:
             break
-    costs = found.costs
+        found = hp.train(made.task, method, network, **around)
+    costs, distance = found.costs, away(found.params, x)
     return {"rounds": costs.rounds, "floats": costs.floats, "accesses": dict(costs.accesses), "params": distance,
             "reason": found.status.reason, "converged": found.status.converged,
             "error": found.status.error}  # fmt: skip

@@ -63,7 +63,7 @@ def of_readme(clients: int = 20, unlike: bool = False) -> Drawn:
         inputs = inputs * np.exp(0.7 * np.random.default_rng(1).normal(size=(clients, 1, 5)))
     targets = inputs @ np.arange(5.0) + 3 * np.asarray(jax.random.normal(keys[1], (clients, 60)))
     sets = [(inputs[:, part], targets[:, part]) for part in (slice(10), slice(10, None))]
-    return _drawn(square, *sets, np.zeros(5), np.zeros(clients))
+    return _drawn(square, sets[0], sets[1], np.zeros(5), np.zeros(clients))
 
 
 def drawn(family: str, clients: int, seed: int, at_zero: bool = False) -> Drawn:
@@ -85,7 +85,7 @@ def drawn(family: str, clients: int, seed: int, at_zero: bool = False) -> Drawn:
     start = 0.3 * random.normal(size=count) if family == "mlp" else np.zeros(count)
     hypers = random.uniform(-5, 0, clients)
     sets = [(rows[:, part], labels[:, part]) for part in (slice(24), slice(24, None))]
-    return _drawn(loss, *sets, start, hypers)
+    return _drawn(loss, sets[0], sets[1], start, hypers)
 
 
 def _drawn(loss: Loss, train: Any, validation: Any, params: np.ndarray, hypers: np.ndarray) -> Drawn:
