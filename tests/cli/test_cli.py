@@ -226,3 +226,14 @@ def test_strict_ends_with_code_3_where_a_result_did_not_converge(text, ends, mon
     code, table = call()
     assert code == 0
     assert ("! not converged (unsolved" in table) == (ends == 3)
+
+
+def test_a_peer_whose_params_grow_ends_with_the_code_of_a_divergence(capsys):
+    from hyperpush.cli.output import refuse_growth
+
+    refuse_growth({"status": {"reason": "limit", "converged": False}})
+    refuse_growth({"left": True})
+    with pytest.raises(SystemExit) as ended:
+        refuse_growth({"status": {"reason": "growing", "converged": False}})
+    assert ended.value.code == 3
+    assert "growing" in capsys.readouterr().err
