@@ -7,7 +7,7 @@ from safetensors.numpy import load_file
 
 import hyperpush as hp
 from hyperpush.deploy.options import read
-from hyperpush.spec import objects as spec
+from hyperpush.spec import objects
 
 NAMES = ["alice", "bob", "carol"]
 FILES = 1024
@@ -24,7 +24,7 @@ def training(steps):
 def compare(parties):
     """The params of all parties against the simulator's."""
     config = read(parties.file)
-    truth = spec.read(config.spec.tables()).run()
+    truth = objects.read(config.spec.tables()).run()
     assert isinstance(truth, hp.Training)
     found = [load_file(parties.base / n / "models" / "params" / f"{n}.safetensors")[""] for n in parties.names]
     assert np.abs(truth.params).max() > 0.1
