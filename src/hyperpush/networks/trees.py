@@ -200,6 +200,7 @@ def _wait(
     """Partial sums sent, messages with the mean, links that they went over, rounds, and whether all have the mean."""
     everyone = jnp.arange(up.shape[0])
     other, none = everyone != ROOT, jnp.zeros(up.shape, bool)
+    senders, receivers = jnp.concatenate([everyone, down]), jnp.concatenate([up, everyone])
 
     def unfinished(at: _Waiting) -> Bool[Array, ""]:
         return ~jnp.all(at.arrived < at.now) & (at.now - start < LONGEST)
@@ -207,13 +208,13 @@ def _wait(
     def one_round(at: _Waiting) -> _Waiting:
         now, has = at.now, at.arrived < at.now
         waits = none.at[up].max((at.summed >= now) & other)
-        alive, due = post(now, everyone, up)
+        # One call for both ways: the links of a round are drawn once.
+        (alive, back), (due, returns) = (jnp.split(each, 2) for each in post(now, senders, receivers))
         sums = alive & other & ~waits & ~has & ((at.sent < 0) | repeat.due(now, at.sent))
         summed = jnp.minimum(at.summed, jnp.where(sums, due, NEVER))
-        alive, due = post(now, down, everyone)
-        tells = alive & other & has[down] & ((at.told < 0) | repeat.due(now, at.told))
-        repeats = alive & other & ~has[down] & repeat.due(now, at.repeated) & repeat.again
-        arrived = jnp.minimum(at.arrived, jnp.where(tells, due, NEVER))
+        tells = back & other & has[down] & ((at.told < 0) | repeat.due(now, at.told))
+        repeats = back & other & ~has[down] & repeat.due(now, at.repeated) & repeat.again
+        arrived = jnp.minimum(at.arrived, jnp.where(tells, returns, NEVER))
         gathered = ~jnp.any((summed > now) & (up == ROOT) & other)
         arrived = arrived.at[ROOT].min(jnp.where(gathered, now, NEVER))
         speaks = tells | repeats

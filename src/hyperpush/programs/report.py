@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from hyperpush.base.arrays import filled
 from hyperpush.base.status import Reason, Status
 
 LARGEST = 1e30  # what an estimate of an error is cut off at: states must be finite
@@ -36,8 +37,7 @@ class Report(eqx.Module):
     @staticmethod
     def none(shape: tuple[int, ...] = ()) -> "Report":
         """The report of nothing yet."""
-        zeros = jnp.zeros(shape, jnp.int32)
-        unknown = jnp.full(shape, -1.0)
+        zeros, unknown = filled(shape, 0, jnp.int32), filled(shape, -1)
         return Report(zeros, unknown, zeros, zeros, unknown, unknown, unknown)
 
     def judged(self, residual: Any, disagreement: Any, moved: Any) -> "Report":
@@ -62,10 +62,10 @@ class Report(eqx.Module):
 
     def status(self) -> Status:
         """The status that all clients' reports together give."""
-        runs = int(np.max(self.runs))
+        runs = int(np.max(np.asarray(self.runs)))
         if runs == 0:
             return Status()
-        reason, error = Reason(int(np.max(self.reason))), float(np.max(self.error))
+        reason, error = Reason(int(np.max(np.asarray(self.reason)))), float(np.max(np.asarray(self.error)))
         return Status(
             reason.converged,
             reason.text,
@@ -74,11 +74,11 @@ class Report(eqx.Module):
             moved=_known(self.moved),
             error=error if 0 <= error < LARGEST else None,
             runs=runs,
-            failed=int(np.max(self.failed)),
+            failed=int(np.max(np.asarray(self.failed))),
         )
 
 
 def _known(numbers: Float[Array, "*clients"]) -> float | None:
     """The largest of the clients' numbers; None if it is not known."""
-    largest = float(np.max(numbers))
+    largest = float(np.max(np.asarray(numbers)))
     return None if largest < 0 else largest if largest < LARGEST else math.inf
