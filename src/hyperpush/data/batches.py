@@ -70,10 +70,14 @@ class Ragged(eqx.Module):
 
 
 class Numbered(eqx.Module):
-    """Examples that know their place among their client's, so that a mini-batch finds what belongs to each of them."""
+    """Examples with their place among their client's, so that a mini-batch finds what belongs to each of them.
+
+    `weight` is the factor of the client's cost, the same for all its examples; None where all clients count alike.
+    """
 
     number: Int[Array, "*clients m"]
     examples: PyTree
+    weight: Float[Array, "*clients m"] | None = None
 
 
 class Batch(eqx.Module):
@@ -132,11 +136,18 @@ def open_batch(batch: PyTree) -> tuple[PyTree, Float[Array, " b"] | None, Int[Ar
     return batch, mask, None
 
 
-def number_examples(data: PyTree, *, one: bool = False) -> PyTree:
-    """All clients' examples, each with its place among its client's; those of `one` client have no client axis."""
+def weight_of(batch: PyTree) -> Float[Array, ""] | None:
+    """The factor of the client's cost that a batch carries; None where all clients count alike."""
+    inside = batch.examples if isinstance(batch, Batch) else batch
+    return None if not isinstance(inside, Numbered) or inside.weight is None else inside.weight[0]
+
+
+def number_examples(data: PyTree, *, one: bool = False, weights: Float[Array, "*clients"] | None = None) -> PyTree:
+    """Give each example its place and its client's weight; data of `one` client have no client axis."""
     inside = data.examples if isinstance(data, Ragged) else data
     shape = jax.tree.leaves(inside)[0].shape[: 1 if one else 2]
-    numbered = Numbered(jnp.broadcast_to(jnp.arange(shape[-1]), shape), inside)
+    repeated = None if weights is None else jnp.broadcast_to(weights[..., None], shape)
+    numbered = Numbered(jnp.broadcast_to(jnp.arange(shape[-1]), shape), inside, repeated)
     return Ragged(numbered, data.counts) if isinstance(data, Ragged) else numbered
 
 
@@ -198,7 +209,7 @@ def count(data: PyTree) -> Int[Array, ""] | int:
     return data.counts if isinstance(data, Ragged) else capacity(data)
 
 
-def everything(data: PyTree) -> PyTree:
+def full_batch(data: PyTree) -> PyTree:
     """One client's full batch.
 
     Args:
@@ -210,7 +221,7 @@ def everything(data: PyTree) -> PyTree:
     Example:
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
-        >>> hp.extend.everything(jnp.arange(3)).tolist()
+        >>> hp.extend.full_batch(jnp.arange(3)).tolist()
         [0, 1, 2]
     """
     if isinstance(data, Ragged):
@@ -239,7 +250,7 @@ def _pick(examples: PyTree, order: Int[Array, " b"]) -> PyTree:
     return promise_single(jax.tree.map(lambda leaf: leaf[order], examples))  # `order` is part of a shuffle
 
 
-def draw(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
+def minibatch(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
     """`size` of one client's examples, uniformly without replacement; all of them for `None`.
 
     A client that owns fewer gives all it has. Only the drawn rows are gathered; the data stay where they are.
@@ -255,11 +266,11 @@ def draw(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import hyperpush as hp
-        >>> hp.extend.draw(jnp.arange(10), 4, jax.random.key(0)).shape
+        >>> hp.extend.minibatch(jnp.arange(10), 4, jax.random.key(0)).shape
         (4,)
     """
     if size is None:
-        return everything(data)
+        return full_batch(data)
     lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(getattr(data, "examples", data))}
     if len(lengths) != 1:
         raise InvalidInput("batch", size, "None: these data have no common axis of examples to draw from")

@@ -19,7 +19,7 @@ from hyperpush.engines.faults import Faults
 from hyperpush.engines.planning import ones
 from hyperpush.engines.result import Record, recorders_of
 from hyperpush.networks import Network
-from hyperpush.programs import Node, Recipe, as_recipe
+from hyperpush.programs import Node, ProgramRecipe, as_recipe
 
 
 class Simulate(CompiledEngine):
@@ -61,7 +61,7 @@ class Simulate(CompiledEngine):
 
 
 def evaluate(
-    program: Node | Recipe,
+    program: Node | ProgramRecipe,
     network: Network,
     states: PyTree,
     data: PyTree,

@@ -20,7 +20,7 @@ from typing import Any, Literal, final
 from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.engines.transport.protocol import LAST
 from hyperpush.engines.transport.retransmission import ACKNOWLEDGE_EVERY
-from hyperpush.engines.transport.wire import Reason, Rejected
+from hyperpush.engines.transport.wire import RefusalReason, Rejected
 from hyperpush.engines.transport.zenoh.addresses import Address
 from hyperpush.engines.transport.zenoh.control import Topic, unpack
 from hyperpush.engines.transport.zenoh.deadlines import HEARTBEAT, MOST_HEARTBEATS, Deadline, Rounds
@@ -50,8 +50,8 @@ class Zenoh:
     until acknowledged, and sent again to a peer that comes back. A step may be collected again, for those whose message
     turned out not to fit. Asynchronous: it waits as long as a neighbor needs for a round and a message for the way, and
     not for messages of peers that are gone. A peer that is more than LEAD rounds ahead of a neighbor waits for it, even
-    if that neighbor is gone. A peer that is gone for `close_after` seconds is removed. So is a peer that has been behind
-    for `patience` seconds and is not waiting itself.
+    if that neighbor is gone. A peer that is gone for `close_after` seconds is removed. So is a peer that has been
+    behind for `patience` seconds and is not waiting itself.
 
     Args:
         run: The name of the run: part of every message's key.
@@ -340,7 +340,7 @@ class Zenoh:
 
     def _on_control(self, place: int, header: bytes, payload: bytes) -> None:
         if header:
-            raise Rejected(Reason.BAD_CONTROL, "it has an attachment")
+            raise Rejected(RefusalReason.BAD_CONTROL, "it has an attachment")
         self.members.hear(place, unpack(payload, len(self.names)))
 
     def _on_life(self, place: int, alive: bool) -> None:
