@@ -147,8 +147,8 @@ class PDBO(Algorithm):
         yield self.inner
         yield self.hypergradient
 
-    def choice(self, engine: Any, task: Any) -> str:
-        return self.hypergradient.choice(engine, task)
+    def choice(self, engine: Any, task: Any, network: Any = None) -> str:
+        return self.hypergradient.choice(engine, task, network)
 
     def bind(self, network: Network, engine: Any = None, task: Any = None) -> "PDBO":
         lossy = engine is not None and engine.lossy is not None

@@ -34,8 +34,8 @@ class TrainFirst(HypergradientEstimator):
         inner, estimator = self.hypergradient.after(self.inner)
         return TrainFirst(inner.bind(network, engine, task), estimator.bind(network, engine, task))
 
-    def choice(self, engine: Any, task: Task) -> str:
-        return self.hypergradient.choice(engine, task)
+    def choice(self, engine: Any, task: Task, network: Any = None) -> str:
+        return self.hypergradient.choice(engine, task, network)
 
     def check_task(self, task: Task) -> None:
         for part in self.parts():

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 
 from hyperpush.base.checks import check_integer, check_positive
 from hyperpush.base.errors import InvalidInput
@@ -11,9 +12,11 @@ from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.tracked import TrackedHGP
 from hyperpush.hypergradients.tree_cg import TreeCG
 from hyperpush.methods.base import MethodInfo
+from hyperpush.networks.expected import tree_pays
 from hyperpush.programs import Node
 from hyperpush.task.private_problem import Noise
 from hyperpush.task.problem import Problem
+from hyperpush.task.task import client_shapes
 
 PRIVATE_STEPS = 10  # every step of a private run is a release
 STEPS = 200  # where nobody can vote on an end
@@ -25,6 +28,7 @@ class Automatic(HypergradientEstimator):
     | where | it takes |
     |---|---|
     | all examples, members that trust each other | `TreeCG`; where messages get lost, it sends them again |
+    | random links that are seldom up, such as those of `KOut` | `TrackedHGP`, where waiting in a tree would take more |
     | mini-batches | `TrackedHGP` with a step size found before |
     | a private task | `TrackedHGP` with the step size that the bound of curvature and the penalty allow, ten steps |
     | members that distrust each other (`trust=False`) | `TrackedHGP`: nobody forwards another's sum |
@@ -70,24 +74,36 @@ class Automatic(HypergradientEstimator):
             )
 
     def bind(self, network: Any, engine: Any = None, task: Any = None) -> Any:
-        return self._choose(None if task is None else task.privacy, engine)[0].bind(network, engine, task)
+        noise = None if task is None else task.privacy
+        return self._choose(noise, engine, network, task)[0].bind(network, engine, task)
 
-    def choice(self, engine: Any, task: Any) -> str:
-        estimator, why = self._choose(task.privacy, engine)
+    def choice(self, engine: Any, task: Any, network: Any = None) -> str:
+        estimator, why = self._choose(task.privacy, engine, network, task)
         return f"{type(estimator).__name__}: {why}"
 
     def program(self, problem: Problem) -> Node:
         return self._choose(getattr(problem, "noise", None))[0].program(problem)
 
-    def _choose(self, noise: Noise | None, engine: Any = None) -> tuple[HypergradientEstimator, str]:
-        """The estimator for data with this noise on an engine, and why it."""
+    def _choose(
+        self, noise: Noise | None, engine: Any = None, network: Any = None, task: Any = None
+    ) -> tuple[HypergradientEstimator, str]:
+        """Return the estimator for data with this noise, and the reason."""
         no_tree = "" if engine is None else engine.no_tree
         tracked = TrackedHGP() if engine is None or engine.lossy is None else TrackedHGP(STEPS)
         if noise is not None:
             return TrackedHGP(PRIVATE_STEPS, batch_size=self.batch_size, tolerance=None), "a private task"
         if self.batch_size is not None:
             return tracked.with_options(batch_size=self.batch_size), "mini-batches"
+        if not no_tree and self.trust and self._waits(engine, network, task):
+            no_tree = "links that are too seldom up to wait for"
         if no_tree or not self.trust:
             tracked = tracked.with_options(tolerance=tracked.tolerance if self.tolerance is None else self.tolerance)
             return tracked, no_tree or "members that distrust each other"
         return TreeCG(tolerance=self.tolerance), "all examples, members that trust each other"
+
+    def _waits(self, engine: Any, network: Any, task: Any) -> bool:
+        """Return whether averages along a tree would wait longer than they are worth, where no message gets lost."""
+        if network is None or task is None or (engine is not None and engine.lossy is not None):
+            return False
+        size = sum(leaf.size for leaf in jax.tree.leaves(client_shapes(task, task.params)))
+        return not tree_pays(network, size)

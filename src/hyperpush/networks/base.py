@@ -117,6 +117,10 @@ class Network(eqx.Module):
         """How often each link j → i (row j, column i) is up; the diagonal means nothing."""
         return self.means().up
 
+    def uniform(self) -> float | None:
+        """Return how often each link is up if every pair of clients has one, all equally often; None elsewhere."""
+        return None
+
     def links(
         self, key: PRNGKeyArray, step: Step, senders: Senders, weights: Weights = "push", padded: bool = True
     ) -> Links:

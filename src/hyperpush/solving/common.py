@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from hyperpush.programs import Context
 
@@ -22,9 +22,4 @@ def probe_of(size: int, dtype: Any, ctx: Context) -> Float[Array, " d"]:
     It follows from the run's key, so no problem meets the same one in every run.
     """
     assert ctx.common_key is not None
-    return random_vector(ctx.common_key, (size,), dtype)
-
-
-def random_vector(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
-    """A vector in a random direction: uniform numbers of variance 1, as normal ones compile ten times as long."""
-    return jax.random.uniform(key, shape, dtype, -(3**0.5), 3**0.5)
+    return jax.random.normal(ctx.common_key, (size,), dtype)

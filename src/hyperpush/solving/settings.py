@@ -14,7 +14,6 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
-from hyperpush.solving.common import random_vector
 
 MOST_PUSHES = 8192  # so many leaves still fit a compiled chunk
 PROBES = 4
@@ -40,7 +39,7 @@ def learn_settings(pushes: int | None) -> Node:
     """
 
     def enter(state: Any, ctx: Context) -> _Probe:
-        table = random_vector(jax.random.key(0), (ctx.clients, PROBES), state.curvature.dtype)
+        table = jax.random.normal(jax.random.key(0), (ctx.clients, PROBES), state.curvature.dtype)
         table = (table - jnp.mean(table, axis=0)) / jnp.std(table, axis=0)
         none = jnp.zeros((), jnp.int32)
         return _Probe(table[ctx.client], state.curvature, jnp.ones_like(state.curvature), none, none)
@@ -84,7 +83,7 @@ def largest_curvature(
         size = jnp.linalg.norm(image)
         return image / jnp.where(size > 0, size, 1), size
 
-    first = random_vector(key, like.shape, like.dtype)
+    first = jax.random.normal(key, like.shape, like.dtype)
     return jax.lax.fori_loop(0, 10, once, (first / jnp.linalg.norm(first), jnp.zeros((), like.dtype)))[1]
 
 
@@ -104,7 +103,7 @@ def largest_stretch(
         image, size = unit(forward(held[0]))
         return unit(backward(image))[0], size.astype(like.dtype)
 
-    first = random_vector(key, like.shape, like.dtype)
+    first = jax.random.normal(key, like.shape, like.dtype)
     return 1.1 * jax.lax.fori_loop(0, 10, once, (first / jnp.linalg.norm(first), jnp.zeros((), like.dtype)))[1]
 
 

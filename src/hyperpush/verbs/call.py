@@ -51,7 +51,7 @@ class Call:
 
     def status(self, states: Any) -> Status:
         """What the method says of the states that it ended with, and which estimator it took."""
-        return replace(self.adapted.status(states), chosen=self.method.choice(self.engine, self.task))
+        return replace(self.adapted.status(states), chosen=self.method.choice(self.engine, self.task, self.network))
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
         """The call with `seeds=`, several runs as one result; or with `save=`, a run that is kept in a folder.
