@@ -67,7 +67,7 @@ def test_an_engine_that_compiles_fully_does_so_for_every_run(monkeypatch):
     for fully in (False, True):
         hp.train(task, hp.SGP(5, 0.1), NETWORK, key=0, engine=hp.Simulate(compile_fully=fully), certify=False)
     assert levels == ["quick", "full"]
-    with pytest.raises(hp.InvalidInput, match="Simulate.compile_fully"):
+    with pytest.raises(hp.InvalidInput, match="compile_fully"):
         hp.Simulate(compile_fully="no")  # type: ignore[arg-type]
 
 
