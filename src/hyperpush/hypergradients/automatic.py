@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 
 from hyperpush.base.checks import check_integer, check_positive
 from hyperpush.base.errors import InvalidInput
@@ -12,11 +11,10 @@ from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.tracked import TrackedHGP
 from hyperpush.hypergradients.tree_cg import TreeCG
 from hyperpush.methods.base import MethodInfo
-from hyperpush.networks.expected import tree_pays
 from hyperpush.programs import Node
+from hyperpush.solving.choice import situation
 from hyperpush.task.private_problem import Noise
 from hyperpush.task.problem import Problem
-from hyperpush.task.task import client_shapes
 
 PRIVATE_STEPS = 10  # every step of a private run is a release
 STEPS = 200  # where nobody can vote on an end
@@ -88,22 +86,12 @@ class Automatic(HypergradientEstimator):
         self, noise: Noise | None, engine: Any = None, network: Any = None, task: Any = None
     ) -> tuple[HypergradientEstimator, str]:
         """Return the estimator for data with this noise, and the reason."""
-        no_tree = "" if engine is None else engine.no_tree
-        tracked = TrackedHGP() if engine is None or engine.lossy is None else TrackedHGP(STEPS)
-        if noise is not None:
-            return TrackedHGP(PRIVATE_STEPS, batch_size=self.batch_size, tolerance=None), "a private task"
-        if self.batch_size is not None:
-            return tracked.with_options(batch_size=self.batch_size), "mini-batches"
-        if not no_tree and self.trust and self._waits(engine, network, task):
-            no_tree = "links that are too seldom up to wait for"
-        if no_tree or not self.trust:
-            tracked = tracked.with_options(tolerance=tracked.tolerance if self.tolerance is None else self.tolerance)
-            return tracked, no_tree or "members that distrust each other"
-        return TreeCG(tolerance=self.tolerance), "all examples, members that trust each other"
-
-    def _waits(self, engine: Any, network: Any, task: Any) -> bool:
-        """Return whether averages along a tree would wait longer than they are worth, where no message gets lost."""
-        if network is None or task is None or (engine is not None and engine.lossy is not None):
-            return False
-        size = sum(leaf.size for leaf in jax.tree.leaves(client_shapes(task, task.params)))
-        return not tree_pays(network, size)
+        kind, why, votes = situation(noise is not None, self.batch_size, self.trust, engine, network, task)
+        if kind == "tree":
+            return TreeCG(tolerance=self.tolerance), why
+        if kind == "private":
+            return TrackedHGP(PRIVATE_STEPS, batch_size=self.batch_size, tolerance=None), why
+        tracked = TrackedHGP() if votes else TrackedHGP(STEPS)
+        if kind == "mini-batches":
+            return tracked.with_options(batch_size=self.batch_size), why
+        return tracked.with_options(tolerance=tracked.tolerance if self.tolerance is None else self.tolerance), why

@@ -49,9 +49,12 @@ class Call:
         """The method as it runs on this network."""
         return self.method.bind(self.network, self.engine, self.task)
 
-    def status(self, states: Any) -> Status:
-        """What the method says of the states that it ended with, and which estimator it took."""
-        return replace(self.adapted.status(states), chosen=self.method.choice(self.engine, self.task, self.network))
+    def status(self, run: RunResult) -> Status:
+        """The method's status of the states that it ended with, the chosen estimator, and refused members."""
+        found = replace(
+            self.adapted.status(run.states), chosen=self.method.choice(self.engine, self.task, self.network)
+        )
+        return found.refusing(run.refused)
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
         """The call with `seeds=`, several runs as one result; or with `save=`, a run that is kept in a folder.

@@ -100,7 +100,7 @@ def solve(
     after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
     params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
-    status = call.status(found)
+    status = call.status(run)
     if method.nested and steps:
         status = call.certifier(after).judge_estimate(
             status, certify, found.size, again=status.reason == "early-stopping"
