@@ -79,8 +79,8 @@ def test_show_prints_a_file_that_runs(call, tmp_path):
         (["run", "tinny"], "experiment: got 'tinny'; allowed: tiny (did you mean 'tiny'?)"),
         (["show", "TrakedHGP"], "did you mean 'TrackedHGP'?"),
         (["run", "tiny", "-s", "stpes=3"], "did you mean 'steps'?"),
-        (["run", "tiny", "-s", "steps=many"], "steps: got 'many'; allowed: a valid integer"),
-        (["run", "tiny", "-s", "steps=101"], "steps: got 101; allowed: less than or equal to 100"),
+        (["run", "tiny", "-s", "steps=many"], "steps: got 'many'; allowed: a whole number"),
+        (["run", "tiny", "-s", "steps=101"], "steps: got 101; allowed: a whole number from 1 to 100"),
         (["run", "none.toml"], "none.toml"),
         (["run", "bad.toml"], "well-formed TOML"),
         (["run", "tiny", "--out", "full"], "a new or empty folder"),
@@ -226,3 +226,14 @@ def test_strict_ends_with_code_3_where_a_result_did_not_converge(text, ends, mon
     code, table = call()
     assert code == 0
     assert ("! not converged (unsolved" in table) == (ends == 3)
+
+
+def test_a_peer_whose_params_grow_ends_with_the_code_of_a_divergence(capsys):
+    from hyperpush.cli.output import refuse_growth
+
+    refuse_growth({"status": {"reason": "limit", "converged": False}})
+    refuse_growth({"left": True})
+    with pytest.raises(SystemExit) as ended:
+        refuse_growth({"status": {"reason": "growing", "converged": False}})
+    assert ended.value.code == 3
+    assert "growing" in capsys.readouterr().err

@@ -17,9 +17,10 @@ from hyperpush.base.extensions import PAPERS, has_papers
 from hyperpush.base.imports import plain_name
 from hyperpush.base.version import __version__
 from hyperpush.cli.arguments import AsJson, Out, Overrides, Source, complete_name
+from hyperpush.cli.audits import audit
 from hyperpush.cli.commands import USAGE_ERROR, Commands
 from hyperpush.cli.index import COLUMNS, load_index
-from hyperpush.cli.output import print_json, print_table, refuse_failure
+from hyperpush.cli.output import print_json, print_table, refuse_failure, refuse_growth
 from hyperpush.runs.tables import table
 
 if TYPE_CHECKING:
@@ -181,6 +182,9 @@ def report(
     print(report(load(folder), page, overwrite, title=folder.resolve().name))
 
 
+app.command()(audit)
+
+
 @app.command()
 def certificates(
     folder: Annotated[Path, typer.Argument(help="Folder to write to. An authority in it (ca.pem, ca.key) is reused.")],
@@ -213,6 +217,7 @@ def peer(
     result = run_peer(deployment, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
     print("done:", folder_of(deployment, name, config.parent), file=sys.stderr)
     print_json(result, as_json)
+    refuse_growth(result)
     refuse_failure(result, strict)
 
 

@@ -32,6 +32,14 @@ def holds_failure(result: Any) -> bool:
     return isinstance(result, list | tuple) and any(map(holds_failure, result))
 
 
+def refuse_growth(result: Mapping[str, Any]) -> None:
+    """End with the exit code of a divergence if the params of a result are growing."""
+    status = result.get("status")
+    if isinstance(status, Mapping) and status.get("reason") == "growing":
+        print("error: params or hypers are growing: see the status in result.json", file=sys.stderr)
+        sys.exit(NOT_CONVERGED)
+
+
 def refuse_failure(result: Mapping[str, Any], strict: bool) -> None:
     """End with the exit code of what did not converge, if that was asked for."""
     if strict and holds_failure(result):
