@@ -18,7 +18,7 @@ class Planned(hp.networks.KOut):
 
 
 def test_where_all_links_are_alike_the_plan_is_that_of_the_shortest_ways():
-    short, long = WaitingTree(hp.networks.KOut(30, k=3)), WaitingTree(Planned(30, k=3))
+    short, long = WaitingTree(hp.networks.KOut(30, k=3)), WaitingTree(Planned(30, k=3))  # pyright: ignore
     for name in ("up", "down", "hops", "below", "patience"):
         np.testing.assert_array_equal(getattr(short, name), getattr(long, name))
 
