@@ -53,7 +53,9 @@ class Call:
 
     def status(self, run: RunResult) -> Status:
         """The method's status of the states that it ended with, the chosen estimator, and refused members."""
-        found = replace(self.adapted.status(run.states), chosen=self.method.choice(self.engine, self.task))
+        found = replace(
+            self.adapted.status(run.states), chosen=self.method.choice(self.engine, self.task, self.network)
+        )
         return found.refusing(run.refused)
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:

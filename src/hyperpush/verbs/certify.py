@@ -26,6 +26,7 @@ from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task
 
 PRODUCTS = 200  # of the Newton step after training, where no estimate has seen the Hessian
+CLOSE = "near the solution: a hypergradient will check it"
 NOT_CERTIFIED = Status(None, "not certified")
 
 
@@ -78,9 +79,9 @@ class Certifier:
         if ambient().engine is not None or not _matters(self.task, self.given):
             return status
         if not certify:
-            return status.judged(NOT_CERTIFIED)
+            return status.judged(Status(None, self._with_caveat(NOT_CERTIFIED.reason)))
         if why := self._unseen():
-            return status.judged(Status(None, f"params not checked: {why}"))
+            return status.judged(Status(None, self._with_caveat(f"params not checked: {why}")))
         found = self._run(_distance, TreeCG(PRODUCTS))
         if found.residual is None or found.disagreement is None:
             return status.judged(found)
@@ -90,10 +91,15 @@ class Certifier:
             judged = status.judged(replace(found, converged=True))
             return judged if judged.converged is False else replace(judged, converged=True, reason="tolerance")
         if away <= AROUND:
-            found = replace(found, converged=None, reason="near the solution: a hypergradient will check it")
+            found = replace(found, converged=None, reason=self._with_caveat(CLOSE))
         else:
             found = replace(found, converged=False, reason="unsolved")
         return status.judged(found)
+
+    def _with_caveat(self, reason: str) -> str:
+        """The reason, and why the solver's params are not quite the solution."""
+        caveat = getattr(self.adapted, "caveat", "")
+        return f"{reason}; {caveat}" if caveat else reason
 
     def _unseen(self) -> str:
         """Why nobody can look at all clients' params; empty where somebody can."""
