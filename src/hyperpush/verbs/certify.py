@@ -1,7 +1,7 @@
-"""Whether params solve the inner problem: found out on plain averages, beside the run and uncounted."""
+"""Judge whether params solve the inner problem, on plain averages beside the run, uncounted."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,10 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.hypergradients.differences import DifferenceProblem
 from hyperpush.hypergradients.disagreement import append_disagreement
+from hyperpush.hypergradients.own_params import OwnJudge
 from hyperpush.hypergradients.systems import SystemSolver
 from hyperpush.hypergradients.tree_cg import TreeCG
+from hyperpush.inner.base import InnerSolver
 from hyperpush.methods.base import Method
 from hyperpush.networks import Network
 from hyperpush.programs import Node, Recipe, program_of
@@ -57,14 +59,17 @@ class Certifier:
         `sizes` are the clients' ‖v_i‖ at the first outer step; None for a single estimate. `again` asks also after an
         estimator that judges itself, whose last estimate was made elsewhere.
         """
-        if ambient().engine is not None or not _matters(self.task, self.given):
+        kind = problem_of(self.given)
+        if ambient().engine is not None or not kind:
             return status
         if not certify:
             return status.judged(NOT_CERTIFIED)
         if not again and any(getattr(part, "judges", False) for part in _parts(self.adapted)):
             return status
-        if why := self._unseen():
+        if why := self.unseen():
             return status.judged(Status(None, f"params not checked: {why}"))
+        if kind == "own":
+            return status.judged(self._run(_judge_own, OwnJudge(self.task.common)))
         solver = next((part for part in _parts(self.adapted) if isinstance(part, SystemSolver)), None)
         options = {} if solver is None else {"singular": solver.singular, "damping": solver.damping}
         outer = {}
@@ -75,16 +80,20 @@ class Certifier:
 
     def judge_params(self, status: Status, certify: bool = True) -> Status:
         """The status of params after training: how far they are from solving the inner problem."""
-        if ambient().engine is not None or not _matters(self.task, self.given):
+        kind = problem_of(self.given)
+        if ambient().engine is not None or not kind:
             return status
         if not certify:
             return status.judged(NOT_CERTIFIED)
-        if why := self._unseen():
+        if why := self.unseen():
             return status.judged(Status(None, f"params not checked: {why}"))
-        found = self._run(_distance, TreeCG(PRODUCTS))
-        if found.residual is None or found.disagreement is None:
+        if kind == "own":
+            found = self._run(_judge_own, OwnJudge(estimates=False))
+        else:
+            found = self._run(_distance, TreeCG(PRODUCTS))
+        if found.residual is None or (kind == "shared" and found.disagreement is None):
             return status.judged(found)
-        away = found.residual + found.disagreement
+        away = found.residual + (found.disagreement or 0.0)
         tolerance = getattr(self.adapted, "tolerance", None)
         if away <= (NEAR if tolerance is None else float(tolerance)):
             judged = status.judged(replace(found, converged=True))
@@ -95,15 +104,15 @@ class Certifier:
             found = replace(found, converged=False, reason="unsolved")
         return status.judged(found)
 
-    def _unseen(self) -> str:
-        """Why nobody can look at all clients' params; empty where somebody can."""
+    def unseen(self) -> str:
+        """Reason why no machine can look at all clients' params; empty where one can."""
         if self.task.privacy is not None:
             return "private data"
         if self.engine.hosts_one:
             return self.engine.no_tree or ("" if _trust(self.given) else "members that distrust each other") or "peers"
         return "several processes" if processes.count() > 1 else ""
 
-    def _run(self, build: Any, checker: TreeCG, **known: Any) -> Status:
+    def _run(self, build: Any, checker: TreeCG | OwnJudge, **known: Any) -> Status:
         task, problem = self.task, _with_products(self.given, program_of(self.given, self.task.problem).parts[1])
         report, zeros = Report.none((task.clients,)), jax.tree.map(jnp.zeros_like, task.hypers)
         states = HypergradientState(task.params, task.hypers, zeros, report=report, start=start_of(task), **known)
@@ -120,7 +129,7 @@ def estimate_recipe(given: Method, adapted: Method, task: Task, engine: Engine) 
     Among peers, where nobody sees all clients, they average along a tree how far their params are apart. They do not if
     they are asynchronous, have private data or distrust each other.
     """
-    if engine.hosts_one and not engine.no_tree and _trust(given) and _matters(task, given):
+    if engine.hosts_one and not engine.no_tree and _trust(given) and problem_of(given) == "shared":
         return Recipe(_compared, (adapted, task.problem))
     return program_of(adapted, task.problem)
 
@@ -142,6 +151,10 @@ def _estimate(checker: TreeCG, problem: Problem) -> Node:
     return checker.program_on(problem, "exact")
 
 
+def _judge_own(checker: OwnJudge, problem: Problem) -> Node:
+    return checker.program(problem)
+
+
 def _distance(checker: TreeCG, problem: Problem) -> Node:
     return checker.distance_on(problem, "exact")
 
@@ -154,10 +167,17 @@ def _trust(method: Method) -> bool:
     return all(getattr(part, "trust", True) for part in _parts(method))
 
 
-def _matters(task: Task, method: Method) -> bool:
-    """Whether a method's result depends on how well the shared inner problem is solved."""
-    shared = method.info.target in ("global", "client", "inner") and method.info.network != "none"
-    return shared and not (isinstance(method, HypergradientEstimator) and method.trains)
+def problem_of(method: Method) -> Literal["", "shared", "own"]:
+    """The inner problem that a method's result depends on: the shared one, each client's own, or none."""
+    parts = _parts(method)
+    solver = next((part for part in parts if isinstance(part, InnerSolver)), None)
+    estimator = next((part for part in parts if isinstance(part, HypergradientEstimator)), None)
+    leading = estimator or method
+    if (estimator is not None and estimator.trains) or leading.info.target == "direct":
+        return ""
+    alone = (leading if solver is None else solver).info.network == "none"
+    own = leading.info.target in ("local", "inner") and (alone or method.info.fixed_point == "x_L")
+    return "own" if own else "shared"
 
 
 def _with_products(method: Method, problem: Problem) -> Problem:
