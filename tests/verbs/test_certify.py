@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from systems import System
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
@@ -284,3 +285,30 @@ def test_nested_algorithms_of_clients_alone_are_judged_by_their_own_solutions():
     for steps, good in ((3, False), (400, True)):
         method = hp.PDBO(hp.LocalSGD(steps, 0.2), estimator, outer, steps=2)
         assert hp.solve(problem.task, method, RING, key=0).status.converged is good
+
+
+def hidden_system(least, part):
+    """A mean Hessian with one weak direction, of which the outer gradient has this part, and unlike clients."""
+    random, d = np.random.default_rng(1), 8
+    basis = np.linalg.qr(random.normal(size=(d, d)))[0]
+    noise = 0.2 * random.normal(size=(6, d, d))
+    noise += noise.transpose(0, 2, 1)
+    mean = basis @ np.diag([least, *np.linspace(0.5, 2, d - 1)]) @ basis.T
+    sources = random.normal(size=(6, d))
+    sources -= (1 - part) * (sources.mean(0) @ basis[:, 0]) * basis[:, 0]
+    return System(mean + noise - noise.mean(0), sources, random.normal(size=(6, 3, d)), random.normal(size=(6, 3)))
+
+
+@pytest.mark.parametrize("method", [hp.TrackedHGP(), hp.Automatic(trust=False)], ids=type)
+def test_estimates_that_overlook_a_weak_direction_are_compared_with_tree_cg(method):
+    """Tracked steps see no direction in which the outer gradient has no part; their own verdict is *converged*."""
+    network, own = hp.networks.RandomDirected(6), []
+    for loss in (0.0, 0.2):
+        engine = hp.Simulate(faults=hp.Faults(loss=loss) if loss else None)
+        for least in (0.0, 1e-9, 0.3):
+            problem = hidden_system(least, 0.0)
+            found = hp.hypergradient(problem.task, method, network, key=0, engine=engine)
+            right = least > 0 and problem.error(found.value) < 1e-3
+            assert found.status.converged is right
+            own.append(right)
+    assert own == [False, False, True] * 2

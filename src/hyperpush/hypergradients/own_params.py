@@ -36,7 +36,7 @@ class Step(eqx.Module):
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    start: Float[Array, ""]
+    first: Float[Array, ""]  # size of the hypergradient at the first outer step; 0: not known
     residual: Float[Array, ""]  # ‖δ_i‖/‖x_i‖
     reach: Float[Array, ""]  # ‖δ_i‖ over the larger of ‖x_i‖ and the start
     short: Bool[Array, ""]  # too few products for δ_i
@@ -114,7 +114,7 @@ class OwnJudge(eqx.Module):
         return _State(
             params=state.params,
             hyper=state.hyper,
-            start=start,
+            first=zero if state.size is None else state.size.astype(vector.dtype),
             residual=over(length, size),
             reach=over(length, jnp.maximum(size, start)),
             short=step.lacks > LACKING * length + EXACT * size,
@@ -135,7 +135,7 @@ class OwnJudge(eqx.Module):
         (residual, reach, short, flat), (changed, value) = means
         residual, reach = jnp.sqrt(residual), jnp.sqrt(reach)
         changed, value = (norm(each) if self.common else jnp.sqrt(each) for each in (changed, value))
-        moved = over(changed, value)
+        moved = over(changed, jnp.maximum(value, state.first))
         exact, compared = residual <= EXACT, jnp.asarray(self.estimates)
         reason = jnp.select(
             [flat > 0, exact, reach > UNSOLVED, short > 0, compared & (moved > CHANGED)],

@@ -88,16 +88,18 @@ class Influence(Result):
 
     @property
     def warnings(self) -> list[str]:
-        """What makes the predictions doubtful."""
+        """Reasons to doubt the predictions: those of the status, and an indefinite mean Hessian."""
+        said = super().warnings
         if self.curvature is None:
-            return []
+            return said
         least = resolution(jax.tree.leaves(self.estimate.value)[0].dtype) * max(map(abs, self.curvature))
         if self.curvature.smallest + self.damping >= -least:
-            return []
+            return said
         return [
+            *said,
             f"The mean Hessian is indefinite (λ_min = {self.curvature.smallest:.2g}, damping {self.damping:.2g}): the "
             "params are no minimum, and directions of negative curvature count with the wrong sign. Damping above "
-            f"{-self.curvature.smallest:.2g} makes it definite."
+            f"{-self.curvature.smallest:.2g} makes it definite.",
         ]
 
     def facts(self) -> list[str]:

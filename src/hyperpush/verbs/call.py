@@ -28,13 +28,14 @@ from hyperpush.verbs.certify import Certifier, estimate_recipe
 from hyperpush.verbs.checks import check_key
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.hooks import listen
+from hyperpush.verbs.recording import finite_history
 from hyperpush.verbs.results import Result, over_seeds
 from hyperpush.verbs.saving import describe, keep
 
 
 @dataclass(frozen=True)
 class Call:
-    """What every verb is called with, checked, and what all verbs do with it."""
+    """Checked arguments of a verb, and the steps that all verbs share."""
 
     verb: Callable[..., Any]
     task: Task
@@ -50,7 +51,7 @@ class Call:
         return self.method.on(self.network, self.engine, self.task)
 
     def status(self, states: Any) -> Status:
-        """What the method says of the states that it ended with, and which estimator it took."""
+        """Status of the states that a run ended with, and the estimator that was chosen."""
         return replace(self.adapted.status(states), chosen=self.method.choice(self.engine, self.task))
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
@@ -91,7 +92,10 @@ class Call:
         try:
             run = self.engine.run(recipe, self.network, states, self.task.data, self.key, **options)
         except Diverged as error:
-            raise error.named(type(adapted).__name__) from error.__cause__
+            named = error.named(type(adapted).__name__)
+            loop = getattr(self.method, "loop", None)
+            named.history = None if loop is None or named.rows is None else finite_history(named.rows, loop, every)
+            raise named from error.__cause__
         if listener is not None:
             listener.finish(run.history, every)
         return run
@@ -101,11 +105,12 @@ class Call:
         solver = next((part for part in (self.method, *self.method.parts()) if isinstance(part, InnerSolver)), None)
         before = last_point(self.task, self.network) if solver is None else None
         trained = solver.iteration if solver is not None else {} if before is None else before.iteration
-        point = Point(self.network, links, run.step, trained, self._start())
+        point = Point(self.network, links, run.step, trained, self.start_size)
         return self._spend(self.task.at(point=point, **at)), Costs.of(run, self.task)
 
-    def _start(self) -> float | None:
-        """The size of the params before the first training."""
+    @cached_property
+    def start_size(self) -> float | None:
+        """The size of the params before the first training; None where nobody may know it."""
         if self.task.point is not None and self.task.point.start is not None:
             return self.task.point.start
         if self.task.privacy is not None or processes.count() > 1:

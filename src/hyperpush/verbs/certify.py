@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from hyperpush.base import processes
 from hyperpush.base.status import AROUND, NEAR, Status
@@ -16,8 +16,9 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.hypergradients.differences import DifferenceProblem
 from hyperpush.hypergradients.disagreement import append_disagreement
+from hyperpush.hypergradients.judgment import FINEST
 from hyperpush.hypergradients.own_params import OwnJudge
-from hyperpush.hypergradients.systems import SystemSolver
+from hyperpush.hypergradients.systems import SystemSolver, default_tolerance
 from hyperpush.hypergradients.tree_cg import TreeCG
 from hyperpush.inner.base import InnerSolver
 from hyperpush.methods.base import Method
@@ -28,6 +29,7 @@ from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task
 
 PRODUCTS = 200  # of the Newton step after training, where no estimate has seen the Hessian
+DIFFERENT = 3  # times what two estimates claim, or what was asked for: one of them is wrong
 NOT_CERTIFIED = Status(None, "not certified")
 
 
@@ -52,12 +54,18 @@ class Certifier:
     key: PRNGKeyArray
 
     def judge_estimate(
-        self, status: Status, certify: bool = True, sizes: Array | None = None, again: bool = False
+        self,
+        status: Status,
+        certify: bool = True,
+        sizes: Array | None = None,
+        again: bool = False,
+        value: PyTree = None,
     ) -> Status:
         """The status of an estimate at these params, or of a solution that ends here.
 
         `sizes` are the clients' ‖v_i‖ at the first outer step; None for a single estimate. `again` asks also after an
-        estimator that judges itself, whose last estimate was made elsewhere.
+        estimator that judges itself, whose last estimate was made elsewhere. `value` is the estimate, if it was made
+        here: one that claims to be right is compared with that of TreeCG.
         """
         kind = problem_of(self.given)
         if ambient().engine is not None or not kind:
@@ -69,14 +77,27 @@ class Certifier:
         if why := self.unseen():
             return status.judged(Status(None, f"params not checked: {why}"))
         if kind == "own":
-            return status.judged(self._run(_judge_own, OwnJudge(self.task.common)))
+            return status.judged(self.judge_own(0.0 if sizes is None else _rms(sizes)))
         solver = next((part for part in _parts(self.adapted) if isinstance(part, SystemSolver)), None)
         options = {} if solver is None else {"singular": solver.singular, "damping": solver.damping}
         outer = {}
         if sizes is not None:
-            size = np.sqrt(np.mean(np.square(np.asarray(sizes, np.float64))))
-            outer = {"size": jnp.full_like(sizes, size), "outer": jnp.ones(self.task.clients, jnp.int32)}
-        return status.judged(self._run(_estimate, TreeCG(**options, common=self.task.common), **outer))
+            outer = {"size": jnp.full_like(sizes, _rms(sizes)), "outer": jnp.ones(self.task.clients, jnp.int32)}
+        found = self._run(_estimate, TreeCG(**options, common=self.task.common), **outer)
+        judged = status.judged(_status(found))
+        return judged if value is None or not judged.converged else self._compared(judged, value, found)
+
+    def _compared(self, status: Status, value: PyTree, found: HypergradientState) -> Status:
+        """The status of an estimate that claims to be right, beside TreeCG's at the same params."""
+        known, terms = _status(found).error or 0.0, np.asarray(found.terms, np.float64)
+        kind = jnp.result_type(*jax.tree.leaves(self.task.params))
+        scale = max(_distance_of(found.value), float(np.sqrt(jnp.finfo(kind).eps * np.mean(terms**2))))
+        off = _distance_of(value, found.value) / scale if scale > 0 else 0.0
+        tolerance = getattr(self.adapted, "tolerance", None)
+        asked = default_tolerance(kind) if tolerance is None else max(float(tolerance), FINEST * jnp.finfo(kind).eps)
+        if off <= DIFFERENT * max(asked, (status.error or 0.0) + known):
+            return status
+        return replace(status, converged=False, reason="inaccurate", error=off, failed=1)
 
     def judge_params(self, status: Status, certify: bool = True) -> Status:
         """The status of params after training: how far they are from solving the inner problem."""
@@ -88,9 +109,9 @@ class Certifier:
         if why := self.unseen():
             return status.judged(Status(None, f"params not checked: {why}"))
         if kind == "own":
-            found = self._run(_judge_own, OwnJudge(estimates=False))
+            found = _status(self._run(_judge_own, OwnJudge(estimates=False)))
         else:
-            found = self._run(_distance, TreeCG(PRODUCTS))
+            found = _status(self._run(_distance, TreeCG(PRODUCTS)))
         if found.residual is None or (kind == "shared" and found.disagreement is None):
             return status.judged(found)
         away = found.residual + (found.disagreement or 0.0)
@@ -104,6 +125,14 @@ class Certifier:
             found = replace(found, converged=False, reason="unsolved")
         return status.judged(found)
 
+    def judge_own(self, size: float = 0.0) -> Status:
+        """The status of params that are to solve each client's own inner problem.
+
+        `size` is that of the hypergradient at the first outer step; 0 where there was none.
+        """
+        found = self._run(_judge_own, OwnJudge(self.task.common), size=jnp.full(self.task.clients, size))
+        return _status(found)
+
     def unseen(self) -> str:
         """Reason why no machine can look at all clients' params; empty where one can."""
         if self.task.privacy is not None:
@@ -112,15 +141,16 @@ class Certifier:
             return self.engine.no_tree or ("" if _trust(self.given) else "members that distrust each other") or "peers"
         return "several processes" if processes.count() > 1 else ""
 
-    def _run(self, build: Any, checker: TreeCG | OwnJudge, **known: Any) -> Status:
+    def _run(self, build: Any, checker: TreeCG | OwnJudge, **known: Any) -> HypergradientState:
         task, problem = self.task, _with_products(self.given, program_of(self.given, self.task.problem).parts[1])
         report, zeros = Report.none((task.clients,)), jax.tree.map(jnp.zeros_like, task.hypers)
-        states = HypergradientState(task.params, task.hypers, zeros, report=report, start=start_of(task), **known)
+        known |= {"report": report, "terms": jnp.zeros(task.clients), "start": start_of(task)}
+        states = HypergradientState(task.params, task.hypers, zeros, **known)
         few = getattr(self.engine, "clients_per_batch", None)
         engine = self.engine.without_faults() if isinstance(self.engine, Shard) else Simulate(clients_per_batch=few)
         with surround():
             found = engine.run(Recipe(build, (checker, problem)), self.network, states, task.data, self.key)
-        return found.states.report.status()
+        return found.states
 
 
 def estimate_recipe(given: Method, adapted: Method, task: Task, engine: Engine) -> Recipe:
@@ -161,6 +191,23 @@ def _distance(checker: TreeCG, problem: Problem) -> Node:
 
 def _parts(method: Method) -> tuple[Method, ...]:
     return (method, *method.parts())
+
+
+def _status(found: HypergradientState) -> Status:
+    assert found.report is not None
+    return found.report.status()
+
+
+def _distance_of(one: PyTree, other: PyTree = None) -> float:
+    """The root mean square over clients of what two estimates differ by; of one estimate if there is no other."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(one)]
+    others = [0.0] * len(leaves) if other is None else [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(other)]
+    squares = sum(float(np.sum(np.square(a - b))) for a, b in zip(leaves, others, strict=True))
+    return float(np.sqrt(squares / len(leaves[0])))
+
+
+def _rms(sizes: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(np.asarray(sizes, np.float64)))))
 
 
 def _trust(method: Method) -> bool:

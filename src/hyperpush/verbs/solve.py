@@ -18,6 +18,7 @@ from hyperpush.programs.report import Report
 from hyperpush.task.task import Task
 from hyperpush.verbs.call import Call, client_axis, last_point
 from hyperpush.verbs.checks import check_call, check_common, check_hypers
+from hyperpush.verbs.ending import judge_ending
 from hyperpush.verbs.recording import Metrics, history_of, recorder, rows_apart
 from hyperpush.verbs.results import Solution
 
@@ -54,7 +55,9 @@ def solve(
             same class, with a leading seed axis on every array, and has `mean` and `spread`.
         save: A folder to keep the run in. The same call again resumes it or returns its result.
         throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
-        certify: Whether to judge the params, as in `hp.hypergradient`: at the first and the last step.
+        certify: Judge the end. Nested algorithms are judged at their first and last step, as in `hp.hypergradient`.
+            After other algorithms the inner problem is solved from the start and from the end, and TreeCG compares the
+            hypergradients there; `costs` includes it. False judges nothing.
 
     Returns:
         A `Solution` with `params`, `hypers`, `history`, `status` and `costs`. Row t of the history holds the params
@@ -100,10 +103,6 @@ def solve(
     after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
     params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
-    status = call.status(found)
-    if method.nested and steps:
-        status = call.certifier(after).judge_estimate(
-            status, certify, found.size, again=status.reason == "early-stopping"
-        )
+    status, more = judge_ending(call, call.status(found), after, found, certify)
     personal = getattr(method, "personal", ())
-    return Solution(after, status, costs, params, found.hyper, history, best, personal).check(throw)
+    return Solution(after, status, costs + more, params, found.hyper, history, best, personal).check(throw)

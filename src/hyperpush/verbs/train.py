@@ -17,6 +17,7 @@ from hyperpush.networks import Network
 from hyperpush.task.task import Task
 from hyperpush.verbs.call import Call
 from hyperpush.verbs.checks import check_call
+from hyperpush.verbs.ending import judge_growth
 from hyperpush.verbs.recording import Metrics, history_of, recorder
 from hyperpush.verbs.results import Training
 from hyperpush.verbs.runs import check_alone, train_runs
@@ -96,7 +97,9 @@ def train(
     check_params(method, found.params, task.params)
     after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
     history = history_of(run, method.loop, every or 1) if recorders else None
-    status = call.certifier(after).judge_params(call.status(found), certify)
+    status = judge_growth(call.status(found), task, after)
+    if status is None:
+        status = call.certifier(after).judge_params(call.status(found), certify)
     return Training(after, status, costs, task.problem.whole(found.params), history).check(throw)
 
 
