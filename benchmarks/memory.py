@@ -72,7 +72,7 @@ def measure(config: Memory, method: str, batch: int) -> list[Row]:
 
 def state_sizes(task: hp.Task, estimator: HypergradientEstimator, network: hp.networks.Network) -> tuple[int, int]:
     """The numbers in one client's params, and in its state while it estimates."""
-    program = estimator.on(network).program(task.problem)
+    program = estimator.bind(network).program(task.problem)
     if isinstance(program, Sequence):  # what comes after the estimate only looks at it
         program = program.nodes[0]
     assert isinstance(program, Scope)

@@ -137,7 +137,7 @@ def prepare(config: Scale) -> Callable[[], None]:
     else:
         method = hp.TrackedHGP(config.rounds, 0.01, pushes=1, tolerance=None, acceleration=1)
         states = HypergradientState(task.params, task.hypers, jax.tree.map(jnp.zeros_like, task.hypers))
-    program, engine = program_of(method.on(network), task.problem), hp.Shard(clients_per_batch=1)
+    program, engine = program_of(method.bind(network), task.problem), hp.Shard(clients_per_batch=1)
 
     def work() -> None:
         jax.block_until_ready(engine.run(program, network, states, task.data, key).states)

@@ -121,7 +121,7 @@ def recorded(made, algorithm, network):
     """A run from the start; its `history` has the hypers and params after every iteration."""
     task, states = made.task, BilevelState(made.task.params, made.task.hypers)
     record = {LOOP: lambda state, ctx: (state.hyper, state.params)}
-    program = program_of(algorithm.on(network), task.problem)
+    program = program_of(algorithm.bind(network), task.problem)
     run = hp.Simulate().run(program, network, states, task.data, jax.random.key(0), record=record)
     ends = {"params": run.states.params, "hypers": run.states.hyper, "history": run.history[LOOP]}
     return SimpleNamespace(**ends, rounds=run.rounds, floats=run.floats)

@@ -37,15 +37,15 @@ class Alternating(extend.Algorithm):
             return jax.tree.map(lambda at, slope: at - size * slope, tree, along)
 
         def send(state, ctx):
-            gradient = problem.inner_gradient(state.params, state.hyper, extend.everything(ctx.data.train))
+            gradient = problem.inner_gradient(state.params, state.hyper, extend.full_batch(ctx.data.train))
             z = jax.tree.map(lambda x: state.mass * x, move(state.params, gradient, self.inner_step_size))
             return z, state.mass
 
         def receive(state, inbox, ctx):
             z, mass = inbox.mix(send(state, ctx))
             params = jax.tree.map(lambda leaf: leaf / mass, z)
-            along_x, along_hyper = problem.outer_gradients(params, state.hyper, extend.everything(ctx.data.outer))
-            train = extend.everything(ctx.data.train)
+            along_x, along_hyper = problem.outer_gradients(params, state.hyper, extend.full_batch(ctx.data.outer))
+            train = extend.full_batch(ctx.data.train)
             term = problem.jacobian_product(params, state.hyper, train, along_x)
             hyper = move(state.hyper, move(along_hyper, term, self.inner_step_size), self.outer_step_size)
             return _State(params, hyper, mass)

@@ -42,7 +42,7 @@ class OneTerm(extend.HypergradientEstimator):
 
         def put(state, mean, mass, ctx):
             _, along_hyper = extend.outer_gradient_shares(problem, state, ctx)
-            examples = extend.everything(ctx.data.train)
+            examples = extend.full_batch(ctx.data.train)
             product = problem.jacobian_product(state.params, state.hyper, examples, mean)
             value = jax.tree.map(lambda direct, term: direct - self.step_size * term, along_hyper, product)
             return replace(state, value=value)

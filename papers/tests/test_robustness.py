@@ -56,10 +56,14 @@ class Stub(HypergradientEstimator):
         return Local(answer)
 
 
-@pytest.mark.parametrize("family", ["mild", "singular"])
 @pytest.mark.parametrize(
-    ("reason", "count"),
-    [(Reason.TOLERANCE, "wrong_silent"), (Reason.FIXED_LENGTH, "wrong_silent"), (Reason.LIMIT, "wrong_flagged")],
+    ("family", "reason", "count"),
+    [
+        ("mild", Reason.TOLERANCE, "wrong_silent"),
+        ("mild", Reason.FIXED_LENGTH, "wrong_silent"),
+        ("mild", Reason.LIMIT, "wrong_flagged"),
+        ("singular", Reason.TOLERANCE, "wrong_flagged"),  # the rule for params sees the Hessian itself
+    ],
 )
 def test_a_wrong_result_without_a_mark_is_counted(family, reason, count):
     network = hp.networks.FullyConnected(3)

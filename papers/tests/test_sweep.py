@@ -12,7 +12,7 @@ from scipy import stats
 
 from hyperpush.base.errors import Diverged
 from hyperpush.cli import app as cli
-from hyperpush.runs.experiment import Experiment, Tuning
+from hyperpush.runs.experiment import Experiment, SweepRule
 from hyperpush.spec import studies
 from hyperpush.spec.config import Config
 from hyperpush.verbs import saved
@@ -70,7 +70,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch, tmp_path):
     made = Fake()
-    tuning = Tuning("validation", ("accuracy",), rates=("rate", "other_rate"))
+    tuning = SweepRule("validation", ("accuracy",), rates=("rate", "other_rate"))
     known = [
         Experiment("fake", "For tests.", Options, made.run, tuning),
         Experiment("plain", "Declares nothing.", Options, made.run),

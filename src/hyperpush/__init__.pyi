@@ -7,6 +7,7 @@ from . import networks as networks
 from . import personalize as personalize
 from . import privacy as privacy
 from . import programs as programs
+from . import tables as tables
 from . import tasks as tasks
 from .algorithms.cdbo import CDBO as CDBO
 from .algorithms.pdbo import PDBO as PDBO
@@ -35,10 +36,13 @@ from .inner.sgp import SGP as SGP
 from .inner.tree_newton import TreeNewton as TreeNewton
 from .methods.by_name import network as network
 from .methods.optimizers import optimizer as optimizer
+from .pages.report import report as report
 from .task.starts import per_client as per_client
 from .task.starts import per_example as per_example
 from .task.task import Task as Task
 from .verbs import hooks as hooks
+from .verbs.average import Mean as Mean
+from .verbs.average import average as average
 from .verbs.budget import Budget as Budget
 from .verbs.budget import budget as budget
 from .verbs.budget import within_budget as within_budget

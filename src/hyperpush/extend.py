@@ -11,7 +11,7 @@ NAMES = {
     "base.numbers": ["Number", "as_number"],
     "base.ranges": ["Count", "NonNegative", "OptionalCount", "OptionalPositive", "Positive", "Probability", "Whole"],
     "base.schedules": ["Rate", "Share", "step_size_at"],
-    "data.batches": ["Data", "Ragged", "draw", "everything", "ragged"],
+    "data.batches": ["Data", "Ragged", "minibatch", "full_batch", "ragged"],
     "engines.simulate": ["evaluate"],
     "hypergradients.base": ["HypergradientEstimator", "HypergradientState", "outer_gradient_shares"],
     "inner.base": ["InnerSolver", "InnerState"],

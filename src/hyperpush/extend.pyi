@@ -14,8 +14,8 @@ from .base.schedules import Share as Share
 from .base.schedules import step_size_at as step_size_at
 from .data.batches import Data as Data
 from .data.batches import Ragged as Ragged
-from .data.batches import draw as draw
-from .data.batches import everything as everything
+from .data.batches import full_batch as full_batch
+from .data.batches import minibatch as minibatch
 from .data.batches import ragged as ragged
 from .engines.simulate import evaluate as evaluate
 from .hypergradients.base import HypergradientEstimator as HypergradientEstimator

@@ -40,7 +40,7 @@ class TestAlgorithms(CommonSuite):
         return result.params, result.hypers, result.history.hypers
 
     def test_its_main_loop_has_the_name_that_records_are_taken_by(self, method):
-        program = method.on(NETWORK).program(quadratic(False).problem)
+        program = method.bind(NETWORK).program(quadratic(False).problem)
         assert contains(program, lambda node: isinstance(node, Repeat) and node.name == LOOP == method.loop)
         assert len(self.reference(method).history) == method.steps + 1
 

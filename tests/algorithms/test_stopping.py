@@ -98,7 +98,7 @@ def test_patience_ends_and_the_best_is_returned(engine, stop, common):
     np.testing.assert_array_equal(history.floats, floats)
     assert (found.costs.rounds, found.costs.floats) == (rounds[-1], floats[-1])
     # What all clients judge by.
-    program = program_of(method_of(stop, common).on(RING), task.problem)
+    program = program_of(method_of(stop, common).bind(RING), task.problem)
     states = BilevelState(task.params, task.hypers, best_step=jnp.full(3, STEPS, jnp.int32))
     record = {LOOP: Recorder(lambda state, ctx: state.watch.mean, entry=True)}
     run = engine.run(program, RING, states, task.data, jax.random.key(0), record=record)

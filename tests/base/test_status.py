@@ -1,5 +1,9 @@
 """Each reason for ending, where no other test shows it, and what several statuses say together."""
 
+import json
+import math
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -127,3 +131,9 @@ def test_tuning_marks_settings_whose_estimates_failed():
     ]
     short = hp.tune(task, quiet(hp.TreeCG()), network, key=0, over={"hypergradient.steps": [2]}, on="validation")
     assert "! not converged (limit" in repr(short)
+
+
+def test_infinity_is_none_in_json():
+    """Params at zero that should not be there have an infinite residual, which JSON cannot hold."""
+    status = hp.Status(converged=False, reason="unsolved", residual=math.inf, moved=0.5)
+    assert hp.Status(**json.loads(json.dumps(status.as_json(), allow_nan=False))) == replace(status, residual=None)

@@ -12,7 +12,7 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.programs import Local, Repeat, Scope
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import Journal
-from hyperpush.runs.checkpoints.store import Store
+from hyperpush.runs.checkpoints.store import CheckpointFolder
 
 NETWORK = hp.networks.Ring(3)
 ROUNDS = 70
@@ -67,7 +67,7 @@ def test_chunks_that_overwrite_compute_the_same_and_leave_the_start(tmp_path, mo
         return compiled(function, arguments, donated)
 
     monkeypatch.setattr(compile, "call", noting)
-    with Journal(Store(tmp_path, print), Policy(None, 20)).active():
+    with Journal(CheckpointFolder(tmp_path, print), Policy(None, 20)).active():
         found = run()
     assert len(given) > 1
     # They were overwritten, all but what the caller holds, which is here.
@@ -80,7 +80,7 @@ def test_chunks_that_overwrite_compute_the_same_and_leave_the_start(tmp_path, mo
     np.testing.assert_allclose(found.states["twin"], twin, rtol=1e-6)
     assert found.history["loop"].shape == (ROUNDS, 3)
     monkeypatch.setattr(chunks, "LARGE", 1 << 40)
-    with Journal(Store(tmp_path, print), Policy(None, 20)).active():  # goes on from what was written
+    with Journal(CheckpointFolder(tmp_path, print), Policy(None, 20)).active():  # goes on from what was written
         np.testing.assert_array_equal(run().states["x"], found.states["x"])
 
 

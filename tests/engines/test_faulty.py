@@ -11,7 +11,7 @@ import hyperpush as hp
 from hyperpush.engines import peer
 from hyperpush.engines.simulate import Simulate
 from hyperpush.engines.threads import Threads, run_peers
-from hyperpush.engines.transport import Memory, wire
+from hyperpush.engines.transport import MemoryTransport, wire
 from hyperpush.programs import Exchange, Local, Repeat, Scope, Server
 from hyperpush.tasks.quadratic import quadratic
 
@@ -108,7 +108,7 @@ def test_hostile_bytes_do_not_change_a_run():
     network, program = hp.networks.RandomDirected(4), push_sum(12)
     start = (jnp.arange(4.0), jnp.ones(4))
     clean = Threads().run(program, network, start, jnp.zeros((4, 1)), KEY)
-    hub = Memory(4, None, None, 30.0)
+    hub = MemoryTransport(4, None, None, 30.0)
     node = zlib.crc32(repr(((0,), 0)).encode())
     good = (np.float32(3.0), np.float32(1.0))
 
@@ -159,7 +159,7 @@ def test_a_peer_does_not_return_what_is_not_finite():
 
 def test_a_silent_peer_is_an_error_not_a_hang():
     network = hp.networks.FullyConnected(3)
-    hub = Memory(3, None, None, 0.5)
+    hub = MemoryTransport(3, None, None, 0.5)
     lonely = peer.Peer(0, network, hub.endpoint(0), KEY)
     with pytest.raises(hp.HyperpushError, match=r"waiting for senders \[1, 2\]"):
         lonely.run(push_sum(3), (jnp.ones(()), jnp.ones(())), jnp.zeros(1))

@@ -10,7 +10,18 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.engines.simulate import evaluate
-from hyperpush.programs import Average, Exchange, Local, Recipe, Repeat, Scope, Sequence, as_recipe, profile, program_of
+from hyperpush.programs import (
+    Average,
+    Exchange,
+    Local,
+    ProgramRecipe,
+    Repeat,
+    Scope,
+    Sequence,
+    as_recipe,
+    profile,
+    program_of,
+)
 
 ENGINES = [hp.Simulate(), hp.Shard(2), hp.Threads()]
 IDS = ["simulate", "shard", "threads"]
@@ -81,7 +92,9 @@ def test_a_new_number_compiles_nothing(engine, make, record, compiled):
     before = compiled[0]
     found = [run(program_of(make(number), PROBLEM)) for number in NUMBERS]
     assert compiled[0] == before
-    fresh = run(Recipe(lambda method: method.program(PROBLEM), (make(NUMBERS[0]),)))  # another function: compiled anew
+    fresh = run(
+        ProgramRecipe(lambda method: method.program(PROBLEM), (make(NUMBERS[0]),))
+    )  # another function: compiled anew
     assert compiled[0] > before
     jax.tree.map(np.testing.assert_array_equal, fresh, found[0])
     # XLA rounds otherwise where numbers are constants.
@@ -93,7 +106,7 @@ def test_a_new_number_compiles_nothing(engine, make, record, compiled):
 @pytest.mark.parametrize("wide", [False, True])
 def test_numbers_take_the_precision_of_the_run(wide):
     with jax.enable_x64(wide):
-        recipe = Recipe(lambda rate: Local(lambda x, ctx: x * rate), (0.1,))
+        recipe = ProgramRecipe(lambda rate: Local(lambda x, ctx: x * rate), (0.1,))
         (number,) = jax.tree.leaves(recipe.traceable())
         assert number.weak_type
         assert number.dtype == (jnp.float64 if wide else jnp.float32)
@@ -133,5 +146,5 @@ def test_numbers_can_be_mapped_over():
 def test_a_finished_program_is_a_recipe_of_itself():
     program = Local(lambda x, ctx: x)
     assert as_recipe(program).program() == program
-    recipe = Recipe(lambda: program, ())
+    recipe = ProgramRecipe(lambda: program, ())
     assert as_recipe(recipe) is recipe

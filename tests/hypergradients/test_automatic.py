@@ -21,7 +21,7 @@ NETWORK = hp.networks.RandomDirected(6)
 )
 def test_it_takes_what_the_situation_allows_and_says_why(options, name, why):
     method, task = hp.Automatic(**options), system("like").task
-    assert type(method.on(NETWORK, None, task)).__name__ == name
+    assert type(method.bind(NETWORK, None, task)).__name__ == name
     assert method.choice(hp.Simulate(), task).startswith(f"{name}: ")
     assert why in method.choice(hp.Simulate(), task)
 
@@ -38,11 +38,11 @@ def test_what_it_takes_runs_where_messages_get_lost(engine, options, private):
     task, method = hp.tasks.logistic(6, seed=0), hp.Automatic(**options)
     if private:
         task = task.private(noise=hp.privacy.Gaussian(1.0), clip=1.0, curvature=1.0, coupling=1.0)
-    check_repairable(method.on(NETWORK, engine, task).program(task.problem), True, trees=not engine.no_tree)
+    check_repairable(method.bind(NETWORK, engine, task).program(task.problem), True, trees=not engine.no_tree)
     if options == {} and not private and engine.no_tree:
         assert method.choice(engine, task) == f"TrackedHGP: {engine.no_tree}"
         with pytest.raises(hp.InvalidInput, match=rf"TreeCG among {engine.no_tree}'; allowed: TrackedHGP"):
-            hp.PDBO(hp.SGP(1, 0.1), hp.TreeCG(), hp.optimizer("sgd", learning_rate=0.1), steps=1).on(NETWORK, engine)
+            hp.PDBO(hp.SGP(1, 0.1), hp.TreeCG(), hp.optimizer("sgd", learning_rate=0.1), steps=1).bind(NETWORK, engine)
 
 
 def test_where_nobody_can_vote_the_error_is_judged_at_the_end():

@@ -120,7 +120,7 @@ def test_generous_settings_give_the_closed_form(method):
 def test_on_a_private_task_every_access_is_a_release_or_it_is_refused(method):
     noise = {"noise": hp.privacy.Gaussian(1.0), "clip": 1.0, "curvature": 1.0, "coupling": 1.0}
     hidden = task().private(**noise)
-    if method.info.matrices or method.exact:  # derivatives of gradients, which would have to be released one by one
+    if method.info.matrices or method.exact:  # Hessians, which have no release
         with pytest.raises(hp.InvalidInput, match=r"tolerates no noise" if method.exact else r"\.py:\d+.*derivative"):
             hp.budget(hidden, method)
         return

@@ -12,7 +12,7 @@ from closed_forms import setting
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.engines import keys
 from hyperpush.programs import Role, leaf_key
 
@@ -75,7 +75,7 @@ def recorded(first, size):
     push = jax.vmap(lambda step: hp.networks.matrix(NETWORK, keys.network_key(KEY), step))(steps)
     own = jax.vmap(lambda client: leaf_key(keys.program_key(KEY), Role.ENTER, client))(jnp.arange(CLIENTS))
     batches = jax.vmap(
-        lambda step: jax.vmap(lambda data, key: draw(data, size, jax.random.fold_in(key, step)))(first, own)
+        lambda step: jax.vmap(lambda data, key: minibatch(data, size, jax.random.fold_in(key, step)))(first, own)
     )(steps)
     return push, batches
 

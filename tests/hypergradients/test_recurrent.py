@@ -51,7 +51,7 @@ def setting(clients, seed=0):
 
 def draws(made, estimator, network, count, seed=3):
     """`count` independent estimates."""
-    estimator = estimator.with_options(links="means").on(network)
+    estimator = estimator.with_options(links="means").bind(network)
     links = known_links(estimator, network, None, made)
     states = HypergradientState(made.params, made.hypers, jnp.zeros_like(made.hypers), links)
 

@@ -14,14 +14,14 @@ from layered import Layered
 
 import hyperpush as hp
 from hyperpush.algorithms.base import Algorithm
-from hyperpush.algorithms.stopping import Watch
-from hyperpush.data.batches import Data, Ragged, count, draw, everything
+from hyperpush.algorithms.stopping import StoppingState
+from hyperpush.data.batches import Data, Ragged, count, full_batch, minibatch
 from hyperpush.hypergradients.base import HypergradientState
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.methods.base import MethodInfo
 from hyperpush.methods.registry import construct as build
 from hyperpush.personalize.baselines import FedEM, FedProx, PFedMe
-from hyperpush.privacy.flow import Held, Rows, check_leaf, flow
+from hyperpush.privacy.flow import ExampleRows, Held, check_leaf, flow
 from hyperpush.privacy.release import access_data, release_tree
 from hyperpush.programs import (
     Average,
@@ -64,7 +64,7 @@ def own_rows(ctx):
 
 
 def gradient(x, ctx):
-    return HIDDEN.inner_gradient(x, x, everything(examples(ctx)))
+    return HIDDEN.inner_gradient(x, x, full_batch(examples(ctx)))
 
 
 def context(data=FULL):
@@ -88,24 +88,24 @@ def objection(f, data=FULL):
     "f",
     [
         lambda x, ctx: x - gradient(x, ctx),
-        lambda x, ctx: HIDDEN.inner_gradient(x, x, draw(examples(ctx), 5, ctx.key)),
-        lambda x, ctx: HIDDEN.with_l2(0.1).inner_gradient(x, x, everything(examples(ctx))),
+        lambda x, ctx: HIDDEN.inner_gradient(x, x, minibatch(examples(ctx), 5, ctx.key)),
+        lambda x, ctx: HIDDEN.with_l2(0.1).inner_gradient(x, x, full_batch(examples(ctx))),
         lambda x, ctx: jax.lax.fori_loop(0, 3, lambda _, x: x - gradient(x, ctx), x),
         lambda x, ctx: jax.vmap(lambda s: gradient(s * x, ctx))(jnp.arange(3.0)),
-        lambda x, ctx: jax.vmap(lambda k: HIDDEN.inner_gradient(x, x, draw(examples(ctx), 5, k)))(
+        lambda x, ctx: jax.vmap(lambda k: HIDDEN.inner_gradient(x, x, minibatch(examples(ctx), 5, k)))(
             jax.random.split(ctx.key, 3)
         ),
-        lambda x, ctx: HIDDEN.products(x, x, everything(examples(ctx)), gradient(x, ctx)),
+        lambda x, ctx: HIDDEN.products(x, x, full_batch(examples(ctx)), gradient(x, ctx)),
         lambda x, ctx: PAIRS.inner_gradient(
-            x[:2], x[:2], draw((own_rows(ctx)[:, :2], own_rows(ctx)[:, 2:]), 5, ctx.key)
+            x[:2], x[:2], minibatch((own_rows(ctx)[:, :2], own_rows(ctx)[:, 2:]), 5, ctx.key)
         ),
         lambda x, ctx: PAIRS.inner_gradient(x[:2], x[:2], (own_rows(ctx)[1:, :2], own_rows(ctx)[1:, 2:])),
         lambda x, ctx: jax.lax.cond(x[0] > 0, lambda: gradient(x, ctx), lambda: x),
         lambda x, ctx: jax.scipy.sparse.linalg.cg(
-            lambda v: HIDDEN.hessian_product(x, x, everything(examples(ctx)), v), x, maxiter=3
+            lambda v: HIDDEN.hessian_product(x, x, full_batch(examples(ctx)), v), x, maxiter=3
         )[0],
         lambda x, ctx: jnp.asarray(count(examples(ctx))),
-        lambda x, ctx: x * jnp.sum(getattr(everything(examples(ctx)), "mask", jnp.ones(()))),
+        lambda x, ctx: x * jnp.sum(getattr(full_batch(examples(ctx)), "mask", jnp.ones(()))),
         lambda x, ctx: jnp.zeros(examples(ctx).shape if isinstance(examples(ctx), jax.Array) else ()),
     ],
 )
@@ -114,7 +114,7 @@ def test_what_is_released_or_public_passes(f, data):
 
 
 def raw(x, ctx):
-    return jax.grad(PLAIN.inner_cost)(x, x, everything(examples(ctx)))
+    return jax.grad(PLAIN.inner_cost)(x, x, full_batch(examples(ctx)))
 
 
 @pytest.mark.parametrize("data", [FULL, RAGGED])
@@ -122,16 +122,16 @@ def raw(x, ctx):
     "f",
     [
         raw,
-        lambda x, ctx: PLAIN.inner_gradient(x, x, everything(examples(ctx))),
-        lambda x, ctx: HIDDEN.examples.inner_gradient(x, x, everything(examples(ctx))),
-        lambda x, ctx: jax.grad(HIDDEN.inner_cost)(x, x, everything(examples(ctx))),
-        lambda x, ctx: HIDDEN.outer_cost(x, x, everything(ctx.data.outer)),
+        lambda x, ctx: PLAIN.inner_gradient(x, x, full_batch(examples(ctx))),
+        lambda x, ctx: HIDDEN.examples.inner_gradient(x, x, full_batch(examples(ctx))),
+        lambda x, ctx: jax.grad(HIDDEN.inner_cost)(x, x, full_batch(examples(ctx))),
+        lambda x, ctx: HIDDEN.outer_cost(x, x, full_batch(ctx.data.outer)),
         lambda x, ctx: gradient(x, ctx) + 1e-9 * raw(x, ctx),
-        lambda x, ctx: jax.lax.cond(HIDDEN.inner_cost(x, x, everything(examples(ctx))) > 1, lambda: x, lambda: -x),
+        lambda x, ctx: jax.lax.cond(HIDDEN.inner_cost(x, x, full_batch(examples(ctx))) > 1, lambda: x, lambda: -x),
         lambda x, ctx: jax.lax.while_loop(lambda c: c[0] < raw(x, ctx)[0], lambda c: c + 1, x),
         lambda x, ctx: jax.lax.fori_loop(0, 3, lambda _, xy: (xy[1], raw(xy[0], ctx)), (x, x))[0],
         lambda x, ctx: jnp.argmax(raw(x, ctx)),
-        lambda x, ctx: draw(examples(ctx), 1, ctx.key),
+        lambda x, ctx: minibatch(examples(ctx), 1, ctx.key),
         lambda x, ctx: jnp.where(raw(x, ctx) > 0, 1, 0),
         lambda x, ctx: jax.lax.stop_gradient(raw(x, ctx)),
         lambda x, ctx: x[jnp.int32(jnp.abs(raw(x, ctx)[0])) % 3],
@@ -163,7 +163,7 @@ def test_what_is_not_released_is_found(f, data):
         lambda x, ctx: PAIRS.inner_gradient(x, x, (examples(ctx), examples(ctx)[::-1])),
         lambda x, ctx: PAIRS.inner_gradient(x, x, (examples(ctx)[1:], examples(ctx)[:-1])),
         lambda x, ctx: PAIRS.inner_gradient(
-            x, x, tuple(draw(examples(ctx), 5, key) for key in jax.random.split(ctx.key))
+            x, x, tuple(minibatch(examples(ctx), 5, key) for key in jax.random.split(ctx.key))
         ),
         # a cost that sees more than its row
         lambda x, ctx: replace(HIDDEN, inner=lambda x, h, b: cost(x, h, b) + x @ examples(ctx)[0]).inner_gradient(
@@ -203,7 +203,7 @@ def test_loops_reach_a_fixed_point():
         return jax.lax.scan(step, (first,) * 4, data)
 
     jaxpr = jax.make_jaxpr(chain)(0.0, jnp.ones(5)).jaxpr
-    assert flow(jaxpr, [None, Rows(0)]) == [Held.MIXED] * 5
+    assert flow(jaxpr, [None, ExampleRows(0)]) == [Held.MIXED] * 5
     assert flow(jaxpr, [None, None]) == [None] * 5
 
 
@@ -300,8 +300,18 @@ def test_estimators_are_private_on_a_private_problem(method):
 
 
 def test_derivatives_of_gradients_are_refused_with_file_and_line():
-    said = refusal(hp.hypergradients.Dense().program(HIDDEN), START)
+    def bend(state, ctx):
+        rows = full_batch(examples(ctx))
+        return jax.jvp(lambda x: HIDDEN.inner_gradient(x, state, rows), (state,), (state,))[1]
+
+    said = refusal(Local(bend))
     assert "a derivative of a released gradient" in said
+    assert "test_flow.py:" in said
+
+
+def test_hessians_are_refused_with_file_and_line():
+    said = refusal(hp.hypergradients.Dense().program(HIDDEN), START)
+    assert "a cost with its first and second derivative" in said
     assert "dense.py:" in said
 
 
@@ -310,7 +320,7 @@ def test_a_problem_built_from_the_cost_is_refused():
 
     def train(state, ctx):
         near = Problem(lambda x, h, b: HIDDEN.inner_cost(x, h, b) + jnp.sum((x - state) ** 2), HIDDEN.outer)
-        return state - near.inner_gradient(state, state, everything(examples(ctx)))
+        return state - near.inner_gradient(state, state, full_batch(examples(ctx)))
 
     assert "test_flow.py:" in refusal(Local(train))
 
@@ -340,7 +350,7 @@ class OwnGradient(InnerSolver):
 
     def program(self, problem):
         def step(state, ctx):
-            gradient = jax.grad(problem.inner_cost)(state.params, state.hyper, everything(ctx.data.train))
+            gradient = jax.grad(problem.inner_cost)(state.params, state.hyper, full_batch(ctx.data.train))
             return InnerState(state.params - 0.1 * gradient, state.hyper)
 
         return Repeat(Local(step), 3, name="OwnGradient")
@@ -375,7 +385,7 @@ def test_early_stopping_without_bounds_is_refused_with_the_reason():
     assert "noise hides a metric within bounds" in said
     # The trace of its leaves says the same.
     task = made()
-    said = refusal(stop.program(task.problem), _Watched(X, X, Watch.start(X, X)), one_client(task.data))
+    said = refusal(stop.program(task.problem), _Watched(X, X, StoppingState.start(X, X)), one_client(task.data))
     assert ".watch.own" in said
     assert "stopping.py:" in said
 
@@ -383,7 +393,7 @@ def test_early_stopping_without_bounds_is_refused_with_the_reason():
 class _Watched(eqx.Module):
     params: PyTree
     hyper: PyTree
-    watch: Watch
+    watch: StoppingState
 
 
 def test_metrics_and_costs_are_not_measured():
@@ -423,9 +433,9 @@ def test_records_that_look_at_data_are_refused():
     assert run(lambda state, ctx: state.u).history["HGP"].shape == (2, CLIENTS, SIZE)
 
 
-def test_derivatives_of_gradients_are_refused_by_the_verb():
+def test_hessians_are_refused_by_the_verb():
     said = refused(lambda: hp.hypergradient(made(), hp.hypergradients.Dense(), NETWORK, key=0))
-    assert "a derivative of a released gradient" in said
+    assert "a cost with its first and second derivative" in said
     assert "dense.py:" in said
 
 

@@ -12,7 +12,7 @@ from wide import float64  # noqa: F401
 
 import hyperpush as hp
 from hyperpush.algorithms.base import BilevelState
-from hyperpush.algorithms.stopping import Watch
+from hyperpush.algorithms.stopping import StoppingState
 from hyperpush.engines.simulate import evaluate
 from hyperpush.privacy import Gaussian, Laplace
 from hyperpush.verbs.budget import budget
@@ -46,7 +46,7 @@ def released(noise, values, key=0):
     holdout = jnp.stack([values, values], -1)
     made = task(noise, len(values), holdout)
     stop = hp.EarlyStopping(first_column, on="holdout", patience=1, bounds=BOUNDS)
-    state = Watched(made.params, made.hypers, watch=jax.vmap(Watch.start)(made.params, made.hypers))
+    state = Watched(made.params, made.hypers, watch=jax.vmap(StoppingState.start)(made.params, made.hypers))
     program = made.problem.protect(stop.program(made.problem))
     network = hp.networks.FullyConnected(len(values))
     return np.asarray(evaluate(program, network, state, made.data, jax.random.key(key))[0].watch.own)

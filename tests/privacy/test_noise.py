@@ -15,7 +15,7 @@ from hyperpush.data.batches import Data, Numbered
 from hyperpush.engines.simulate import evaluate
 from hyperpush.inner.base import InnerState
 from hyperpush.privacy import Gaussian, Laplace
-from hyperpush.privacy.audit import audit
+from hyperpush.privacy.epsilon_audit import audit_epsilon
 from hyperpush.privacy.noise_at_releases import Noising
 from hyperpush.programs import Context, program_of
 from hyperpush.task.private_problem import Noise, PrivateProblem
@@ -342,7 +342,7 @@ def test_an_attack_on_a_run_proves_less_than_is_claimed_unless_its_noise_is_forg
 
             return jax.vmap(one)(keys)
 
-        return audit(lambda keys: sent(keys, 100.0), lambda keys: sent(keys, -100.0), trials, chunk=20_000)
+        return audit_epsilon(lambda keys: sent(keys, 100.0), lambda keys: sent(keys, -100.0), trials, chunk=20_000)
 
     zeros = jnp.zeros((2, 2, 1))
     used = hp.Task(inner=cost, outer=cost, params=jnp.zeros(1), hypers=jnp.zeros(1), train=zeros, validation=zeros)

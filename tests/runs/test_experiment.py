@@ -13,7 +13,7 @@ def test_a_package_that_is_missing_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
     (tmp_path / "needs_matplotlib.py").write_text("import matplotlib")
     with pytest.raises(
-        InvalidInput, match=r"^matplotlib: got 'not installed'; allowed: pip install hyperpush\[figures\]$"
+        InvalidInput, match=r"^matplotlib: got 'not installed'; allowed: pip install hyperpush\[pages\]$"
     ):
         defer("needs_matplotlib:run")()
     (tmp_path / "needs_another.py").write_text("import one_that_is_nowhere")

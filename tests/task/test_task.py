@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import hyperpush as hp
-from hyperpush.data.batches import everything, ragged
+from hyperpush.data.batches import full_batch, ragged
 from hyperpush.verbs.checks import check_batch_size
 
 GENERATOR = np.random.default_rng(0)
@@ -64,7 +64,7 @@ def test_clients_of_any_sizes_are_padded_and_their_means_leave_padding_out():
     task = make(train=[(INPUTS[i][:m], TARGETS[i][:m]) for i, m in enumerate(sizes)])
     x = jnp.array([1.0, 2.0, 3.0])
     for client, m in enumerate(sizes):
-        batch = everything(jax.tree.map(lambda leaf, i=client: leaf[i], task.train))
+        batch = full_batch(jax.tree.map(lambda leaf, i=client: leaf[i], task.train))
         expected = np.mean((INPUTS[client][:m] @ np.asarray(x) - TARGETS[client][:m]) ** 2)
         assert task.problem.inner_cost(x, -np.inf, batch) == pytest.approx(expected, rel=1e-5)
 
@@ -102,7 +102,7 @@ def test_a_penalty_counts_the_hypers_of_own_examples_only(start):
     task = weighted_ragged()
     task = task if start == 3 else task.at(hypers=jnp.full((2, 5), start))
     outer = [jax.tree.map(lambda leaf, i=i: leaf[i], task.validation) for i in range(2)]
-    costs = [task.problem.outer_cost(jnp.ones(()), task.hypers[i], everything(outer[i])) for i in range(2)]
+    costs = [task.problem.outer_cost(jnp.ones(()), task.hypers[i], full_batch(outer[i])) for i in range(2)]
     np.testing.assert_allclose(costs, [5 * start**2, 2 * start**2])
 
 

@@ -233,7 +233,7 @@ def test_peers_that_look_at_no_curvature_find_out_whether_they_agree():
         params = problem.solution * (1 + apart * np.arange(CLIENTS)[:, None])
         at = task.at(params=params)
         states = HypergradientState(at.params, at.hypers, jnp.zeros(CLIENTS))
-        program = append_disagreement(method.on(RING).program(at.problem))
+        program = append_disagreement(method.bind(RING).program(at.problem))
         found = hp.Simulate().run(program, RING, states, at.data, jax.random.key(0)).states.report.status()
         assert found.disagreement == pytest.approx(problem.judged(params)[1])
         assert (found.reason, found.residual, found.moved) == (reason, None, None)

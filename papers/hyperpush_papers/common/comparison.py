@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree
 import hyperpush as hp
 from hyperpush.algorithms.base import Algorithm
 from hyperpush.base.errors import unknown
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.networks import Network
 from hyperpush.privacy.sensitivity import Constants
 from hyperpush.runs.run import StudyRun
@@ -54,7 +54,7 @@ def _means(
     problem: Problem, metrics: tuple[tuple[str, Cost], ...], params: PyTree, hypers: PyTree, examples: PyTree
 ) -> dict[str, Float[Array, ""]]:
     def of_client(params: PyTree, hyper: PyTree, own: PyTree) -> dict[str, Float[Array, ""]]:
-        return {name: problem.measure(metric, params, hyper, everything(own)) for name, metric in metrics}
+        return {name: problem.measure(metric, params, hyper, full_batch(own)) for name, metric in metrics}
 
     return jax.tree.map(jnp.mean, jax.vmap(of_client)(params, hypers, examples))
 

@@ -12,7 +12,7 @@ from hyperpush.engines.simulate import Simulate, evaluate
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.hypergradients.recurrent import known_links
 from hyperpush.networks import Network
-from hyperpush.programs import Context, Recipe, program_of
+from hyperpush.programs import Context, ProgramRecipe, program_of
 from hyperpush.task.task import Task
 from hyperpush.verbs.call import last_point
 
@@ -47,8 +47,8 @@ def current_value(state: Any, ctx: Context) -> PyTree:
     return state.value
 
 
-def _prepare(task: Task, method: HypergradientEstimator, network: Network) -> tuple[Recipe, HypergradientState]:
-    method = method.on(network, None, task)
+def _prepare(task: Task, method: HypergradientEstimator, network: Network) -> tuple[ProgramRecipe, HypergradientState]:
+    method = method.bind(network, None, task)
     zeros = jax.tree.map(jnp.zeros_like, task.hypers)
     states = HypergradientState(
         task.params, task.hypers, zeros, known_links(method, network, last_point(task, network), task)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 import hyperpush as hp
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.hypergradients import oracles
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.networks import Network
@@ -148,7 +148,7 @@ class Comparison:
 
     def implied_value(self, state: Any, ctx: Context) -> PyTree:
         """−B_i q: the hypergradient that a solution q implies (these outer costs do not see the hypers)."""
-        batch, q = everything(ctx.data.train), getattr(state, "x" if hasattr(state, "x") else "q").reshape(-1)
+        batch, q = full_batch(ctx.data.train), getattr(state, "x" if hasattr(state, "x") else "q").reshape(-1)
         return -self.task.problem.jacobian_product(state.params, state.hyper, batch, q)
 
     def implied_value_and_pushes(self, state: Any, ctx: Context) -> PyTree:

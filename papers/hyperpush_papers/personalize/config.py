@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from hyperpush.runs.experiment import Tuning, defer
+from hyperpush.runs.experiment import SweepRule, defer
 from hyperpush.spec.config import Config
 from hyperpush_papers.common.options import Count, Counts, NetworkOptions, Seed, option, study
 
@@ -90,6 +90,6 @@ EXPERIMENT = study(
     "personalize",
     "Personal models over a network: recipes and baselines, by average and 10 % client.",
     Personalize,
-    tuning=Tuning("validation_accuracy", ("accuracy", "accuracy_p10"), rates=("rate", "ensemble_rate")),
+    tuning=SweepRule("validation_accuracy", ("accuracy", "accuracy_p10"), rates=("rate", "ensemble_rate")),
     check=defer("hyperpush_papers.personalize.study:check"),
 )

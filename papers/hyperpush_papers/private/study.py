@@ -16,7 +16,7 @@ from hyperpush.engines.simulate import evaluate
 from hyperpush.networks import Network, matrix
 from hyperpush.privacy import ASSUMPTION
 from hyperpush.privacy.accountant import Accountant
-from hyperpush.privacy.audit import Audit, audit
+from hyperpush.privacy.epsilon_audit import Audit, audit_epsilon
 from hyperpush.privacy.mechanisms import Laplace
 from hyperpush.privacy.sensitivity import Constants
 from hyperpush.programs import Exchange, Inbox, Repeat, Scope, program_of
@@ -165,7 +165,7 @@ def attack(config: Private, made: Stream, algorithm: LDPDSBO, network: Network) 
         return jax.vmap(one)(keys)
 
     runs = partial(observe, 1.0), partial(observe, -1.0)
-    return audit(*runs, config.trials, seed=config.seed, chunk=50_000)
+    return audit_epsilon(*runs, config.trials, seed=config.seed, chunk=50_000)
 
 
 def report(run: StudyRun, result: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, Field, create_model
 
 from hyperpush.base.errors import InvalidInput
-from hyperpush.runs.experiment import Experiment, Tuning
+from hyperpush.runs.experiment import Experiment, SweepRule
 from hyperpush.spec.config import Config, configure, read_source, set_option, to_toml, validate
 
 Phase = Literal["tuning", "reported"]
@@ -63,7 +63,7 @@ class Plan:
     config: BaseModel  # with `sweep`, as it is written down
     values: dict[str, Any]  # the experiment's options
     seed_option: str  # the option that decides every draw: `seed` of studies, `key` of specs
-    rule: Tuning
+    rule: SweepRule
     methods: tuple[Choice, ...]
     points: tuple[Choice, ...]
     tuning_seeds: tuple[int, ...]
@@ -147,9 +147,9 @@ def _compare(experiment: Experiment, asked: Sweep, values: dict[str, Any]) -> di
     return asked.compare or ({named: list(values[named])} if named is not None and values.get(named) else {})
 
 
-def _rule(experiment: Experiment, asked: Sweep) -> Tuning:
+def _rule(experiment: Experiment, asked: Sweep) -> SweepRule:
     """The scores: what is asked for, else what the experiment declares."""
-    declared = experiment.tuning or Tuning("", ())
+    declared = experiment.tuning or SweepRule("", ())
     validation = asked.validation or declared.validation
     test, better = asked.test or declared.test, asked.better or ("lower" if validation == "cost" else declared.better)
     columns = f"a field of the rows of {experiment.name}, which declares none"
@@ -163,7 +163,7 @@ def _rule(experiment: Experiment, asked: Sweep) -> Tuning:
         raise InvalidInput("sweep.test", [], columns)
     if validation in test:
         raise InvalidInput("sweep.validation", validation, "a field that is not among those reported as test scores")
-    return Tuning(validation, test, better)
+    return SweepRule(validation, test, better)
 
 
 def _choices(experiment: Experiment, values: dict[str, Any], table: str, axes: dict[str, Any]) -> tuple[Choice, ...]:

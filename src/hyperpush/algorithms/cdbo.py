@@ -17,7 +17,7 @@ from hyperpush.programs import Average, Context, Exchange, Inbox, Local, Node, R
 from hyperpush.task.problem import Problem
 
 
-class Shared(eqx.Module):
+class AgreedHypers(eqx.Module):
     """A client's part of the hypers that all agree on."""
 
     z: PyTree
@@ -99,11 +99,11 @@ class CDBO(PDBO):
     tracked: bool = eqx.field(static=True, default=True)
     averaging: Literal["push", "tree"] = eqx.field(static=True, default="push")
 
-    def start_consensus(self, hyper: PyTree) -> Shared | None:
+    def start_consensus(self, hyper: PyTree) -> AgreedHypers | None:
         if self.averaging == "tree":
             return None
         zeros = optax.tree.zeros_like(hyper) if self.tracked else None
-        return Shared(hyper, jnp.ones(()), zeros, zeros)
+        return AgreedHypers(hyper, jnp.ones(()), zeros, zeros)
 
     def move(self, outer: optax.GradientTransformation, problem: Problem) -> Node:
         # Estimates of d_{λ_i} F̄ add up to the derivative by a common λ, those of the own cost average to it.
@@ -122,7 +122,7 @@ class CDBO(PDBO):
             return Average(get, step, rounds=1, by="tree")
 
         def improve(state: OuterState, ctx: Context) -> OuterState:
-            shared: Shared = state.shared
+            shared: AgreedHypers = state.shared
             own = own_gradient(state, ctx)
             gradient, scale = own, 1
             if self.tracked:
@@ -137,7 +137,7 @@ class CDBO(PDBO):
 
         def receive(state: OuterState, inbox: Inbox, ctx: Context) -> OuterState:
             z, mass, tracker = inbox.mix(send(state, ctx))
-            shared = Shared(z, mass, tracker, state.shared.last)
+            shared = AgreedHypers(z, mass, tracker, state.shared.last)
             return replace(state, shared=shared, hyper=shared.per_mass(shared.z))
 
         push = Exchange(send, receive, conserved=True)

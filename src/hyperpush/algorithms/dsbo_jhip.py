@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush.algorithms.ma_dsbo import MADSBO
 from hyperpush.algorithms.matrices import flat_outer_gradients, second_derivatives
 from hyperpush.algorithms.product_tracking import ProductState, ProductTracking
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Context
 from hyperpush.task.problem import Problem
@@ -76,11 +76,11 @@ class DSBOJHIP(ProductTracking):
         return jnp.zeros((ravel_pytree(hyper)[0].size, flat.size), flat.dtype)
 
     def residual(self, problem: Problem, state: ProductState, ctx: Context) -> Float[Array, "h d"]:
-        batch = draw(ctx.data.train, self.batch_size, ctx.key)
+        batch = minibatch(ctx.data.train, self.batch_size, ctx.key)
         hessian, jacobian = second_derivatives(problem, state.params, state.hyper, batch)
         return state.solution @ hessian - jacobian
 
     def hypergradient(self, problem: Problem, state: ProductState, ctx: Context) -> PyTree:
-        batch = draw(ctx.data.outer, self.batch_size, ctx.key)
+        batch = minibatch(ctx.data.outer, self.batch_size, ctx.key)
         along_y, along_x = flat_outer_gradients(problem, state.params, state.hyper, batch)
         return ravel_pytree(state.hyper)[1](along_x - state.solution @ along_y)

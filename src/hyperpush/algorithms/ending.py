@@ -140,7 +140,7 @@ class EndJudge(eqx.Module):
 
 def solver_for(network: Any, engine: Any, task: Any) -> InnerSolver:
     """The inner solver with which a point is solved before its hypergradient is judged."""
-    return TreeNewton().on(network, engine, task)
+    return TreeNewton().bind(network, engine, task)
 
 
 def _once_if(name: str) -> Any:

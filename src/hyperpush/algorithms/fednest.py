@@ -15,7 +15,7 @@ from hyperpush.algorithms.bsa import BSA
 from hyperpush.algorithms.inverse import correct
 from hyperpush.algorithms.pooled import PooledDescent, PooledState, average_fields, mean
 from hyperpush.base.ranges import Count
-from hyperpush.data.batches import draw, everything
+from hyperpush.data.batches import full_batch, minibatch
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Context, Local, Node, Repeat, Sequence
 from hyperpush.task.problem import Problem
@@ -105,7 +105,7 @@ class FedNest(PooledDescent):
             return _State(state.params, state.hyper, zero, jnp.zeros((), jnp.int32))
 
         def anchor(state: _State, ctx: Context) -> PyTree:
-            return problem.inner_gradient(state.params, state.hyper, everything(ctx.data.train))
+            return problem.inner_gradient(state.params, state.hyper, full_batch(ctx.data.train))
 
         def inner(state: _State, pull: PyTree, ctx: Context) -> _State:
             def gradient(params: PyTree, key: PRNGKeyArray) -> PyTree:
@@ -116,7 +116,7 @@ class FedNest(PooledDescent):
 
         def outer(state: _State, pull: PyTree, ctx: Context) -> _State:
             def gradient(hyper: PyTree, key: PRNGKeyArray) -> PyTree:
-                return problem.outer_gradients(state.params, hyper, draw(ctx.data.outer, self.batch_size, key))[1]
+                return problem.outer_gradients(state.params, hyper, minibatch(ctx.data.outer, self.batch_size, key))[1]
 
             rate = self.rates(state.iteration)[0]
             return replace(state, hyper=corrected_steps(gradient, state.hyper, pull, rate, self.outer_steps, ctx.key))

@@ -15,7 +15,7 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import as_number
 from hyperpush.base.ranges import OptionalCount, OptionalPositive
 from hyperpush.base.schedules import Rate, step_size_at
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Context, Exchange, Inbox, Node
 from hyperpush.task.problem import Problem
@@ -110,14 +110,16 @@ class GBDSBO(TwoLevelDescent):
     def program(self, problem: Problem) -> Node:
         def parts(params: PyTree, hyper: PyTree, ctx: Context) -> Parts:
             first, second, third, key = jax.random.split(ctx.key, 4)
-            pull, outer = flat_outer_gradients(problem, params, hyper, draw(ctx.data.outer, self.batch_size, first))
+            pull, outer = flat_outer_gradients(
+                problem, params, hyper, minibatch(ctx.data.outer, self.batch_size, first)
+            )
 
             def matrices(key: PRNGKeyArray):
-                return second_derivatives(problem, params, hyper, draw(ctx.data.train, self.batch_size, key))
+                return second_derivatives(problem, params, hyper, minibatch(ctx.data.train, self.batch_size, key))
 
             _, jacobian = matrices(second)
             hessians = jax.vmap(lambda key: matrices(key)[0])(jax.random.split(key, self.estimates or 1))
-            slope = problem.inner_gradient(params, hyper, draw(ctx.data.train, self.batch_size, third))
+            slope = problem.inner_gradient(params, hyper, minibatch(ctx.data.train, self.batch_size, third))
             return Parts(outer, pull, jacobian, hessians, slope)
 
         def enter(state: BilevelState, ctx: Context) -> _State:

@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 
 from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend, track
 from hyperpush.base.ranges import Count
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.hypergradients.local_implicit import own_hypergradient
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Context, Exchange, Inbox, Node
@@ -73,7 +73,7 @@ class INTERACT(TwoLevelDescent):
 
     def program(self, problem: Problem) -> Node:
         def hypergradient(params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
-            batches = everything(ctx.data.train), everything(ctx.data.outer)
+            batches = full_batch(ctx.data.train), full_batch(ctx.data.outer)
             return own_hypergradient(problem, params, hyper, *batches, self.inner_steps)
 
         def enter(state: BilevelState, ctx: Context) -> _State:
@@ -84,7 +84,7 @@ class INTERACT(TwoLevelDescent):
             outer_rate, inner_rate = self.rates(ctx.round)
             mixed, tracker = inbox.mix((state.hyper, state.tracker))
             hyper = descend(mixed, state.tracker, outer_rate)
-            slope = problem.inner_gradient(state.params, state.hyper, everything(ctx.data.train))
+            slope = problem.inner_gradient(state.params, state.hyper, full_batch(ctx.data.train))
             params = descend(state.params, slope, inner_rate)
             own = hypergradient(params, hyper, ctx)
             return _State(params, hyper, own, track(tracker, own, state.gradient))

@@ -15,7 +15,7 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import as_number
 from hyperpush.base.options import Configured
 from hyperpush.base.ranges import Count, OptionalCount, Positive
-from hyperpush.data.batches import draw, everything
+from hyperpush.data.batches import full_batch, minibatch
 from hyperpush.hypergradients.local_implicit import own_hypergradient
 from hyperpush.programs import Context
 from hyperpush.task.problem import Problem
@@ -115,22 +115,22 @@ class ImplicitDescent(TwoLevelDescent):
 
     def inner_gradient(self, problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
         """∂_y g_i on a mini-batch."""
-        return problem.inner_gradient(params, hyper, draw(ctx.data.train, self.batch_size, ctx.key))
+        return problem.inner_gradient(params, hyper, minibatch(ctx.data.train, self.batch_size, ctx.key))
 
     def own_hypergradient(self, problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
         """h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i of one client at any point; each derivative takes a batch of its own."""
         data, inverse = ctx.data, self.inverse
         if isinstance(inverse, ConjugateGradients):
-            batches = everything(data.train), everything(data.outer)
+            batches = full_batch(data.train), full_batch(data.outer)
             return own_hypergradient(problem, params, hyper, *batches, inverse.steps)
         outer, cross, inside = jax.random.split(ctx.key, 3)
-        along_y, along_x = problem.outer_gradients(params, hyper, draw(data.outer, self.batch_size, outer))
+        along_y, along_x = problem.outer_gradients(params, hyper, minibatch(data.outer, self.batch_size, outer))
 
         def product(vector: PyTree, key: PRNGKeyArray) -> PyTree:
-            return problem.hessian_product(params, hyper, draw(data.train, self.batch_size, key), vector)
+            return problem.hessian_product(params, hyper, minibatch(data.train, self.batch_size, key), vector)
 
         q = inverse.solve(product, along_y, inside)
-        back = problem.jacobian_product(params, hyper, draw(data.train, self.batch_size, cross), q)
+        back = problem.jacobian_product(params, hyper, minibatch(data.train, self.batch_size, cross), q)
         return optax.tree.sub(along_x, back)
 
     def own_gradients(self, problem: Problem, point: Point, ctx: Context) -> tuple[PyTree, PyTree]:

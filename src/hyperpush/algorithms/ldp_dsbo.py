@@ -16,7 +16,7 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import Number
 from hyperpush.base.ranges import Count, Whole
 from hyperpush.base.schedules import Power
-from hyperpush.data.batches import Ragged, capacity, everything
+from hyperpush.data.batches import Ragged, capacity, full_batch
 from hyperpush.methods.base import MethodInfo
 from hyperpush.networks import Network, matrix
 from hyperpush.privacy.accountant import Accountant, check_schedules
@@ -195,7 +195,7 @@ class LDPDSBO(Algorithm):
         ctx: Context,
     ) -> tuple[PyTree, ...]:
         """The mean of `function` over the examples of a round, of each clipped to one bound per result if there are."""
-        batch, mask = everything(data), None
+        batch, mask = full_batch(data), None
         if self.use != "reused":
             padded = isinstance(data, Ragged)
             if padded or capacity(data) < self.steps * self.examples:

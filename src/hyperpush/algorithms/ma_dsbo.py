@@ -10,7 +10,7 @@ from jaxtyping import Array, Int, PyTree
 from hyperpush.algorithms.product_tracking import ProductState, ProductTracking
 from hyperpush.base.numbers import as_number
 from hyperpush.base.schedules import Rate, step_size_at
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Context
 from hyperpush.task.problem import Problem
@@ -90,14 +90,18 @@ class MADSBO(ProductTracking):
 
     def residual(self, problem: Problem, state: ProductState, ctx: Context) -> PyTree:
         first, second = jax.random.split(ctx.key)
-        batch = draw(ctx.data.train, self.batch_size, first)
+        batch = minibatch(ctx.data.train, self.batch_size, first)
         product = problem.hessian_product(state.params, state.hyper, batch, state.solution)
-        along_y, _ = problem.outer_gradients(state.params, state.hyper, draw(ctx.data.outer, self.batch_size, second))
+        along_y, _ = problem.outer_gradients(
+            state.params, state.hyper, minibatch(ctx.data.outer, self.batch_size, second)
+        )
         return optax.tree.sub(product, along_y)
 
     def hypergradient(self, problem: Problem, state: ProductState, ctx: Context) -> PyTree:
         first, second = jax.random.split(ctx.key)
-        _, along_x = problem.outer_gradients(state.params, state.hyper, draw(ctx.data.outer, self.batch_size, first))
-        batch = draw(ctx.data.train, self.batch_size, second)
+        _, along_x = problem.outer_gradients(
+            state.params, state.hyper, minibatch(ctx.data.outer, self.batch_size, first)
+        )
+        batch = minibatch(ctx.data.train, self.batch_size, second)
         product = problem.jacobian_product(state.params, state.hyper, batch, state.solution)
         return optax.tree.sub(along_x, product)

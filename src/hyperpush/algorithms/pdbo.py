@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState, Ends
-from hyperpush.algorithms.stopping import EarlyStopping, Watch
+from hyperpush.algorithms.stopping import EarlyStopping, StoppingState
 from hyperpush.algorithms.ties import Neighbors, Ties
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.ranges import Whole
@@ -40,7 +40,7 @@ class OuterState(eqx.Module):
     memory: PyTree  # the estimator's, from one outer step to the next
     shared: PyTree  # the client's part of the consensus; None without
     neighbors: Neighbors | None  # what is known of the others' hypers; None without ties
-    watch: Watch | None  # of the metric; None without early stopping
+    watch: StoppingState | None  # of the metric; None without early stopping
     report: Report  # of all estimates so far
     size: Float[Array, ""]  # ‖v_i‖ of the first step; of an estimator that judges params, their rms if it passed
     start: Float[Array, ""]  # ‖params before training‖
@@ -152,14 +152,14 @@ class PDBO(Algorithm):
     def choice(self, engine: Any, task: Any) -> str:
         return self.hypergradient.choice(engine, task)
 
-    def on(self, network: Network, engine: Any = None, task: Any = None) -> "PDBO":
+    def bind(self, network: Network, engine: Any = None, task: Any = None) -> "PDBO":
         lossy = engine is not None and engine.lossy is not None
         if self.stop is not None and lossy:
             given = "early stopping on links that lose messages"
             raise InvalidInput(f"{type(self).__name__}.stop", given, "reliable links, as clients vote on it; or None")
         stop = None if self.stop is None else replace(self.stop, agreement=network.flood_rounds())
         inner, estimator = self.hypergradient.after(self.inner)
-        parts = {"inner": inner.on(network, engine, task), "hypergradient": estimator.on(network, engine, task)}
+        parts = {"inner": inner.bind(network, engine, task), "hypergradient": estimator.bind(network, engine, task)}
         ties = self.ties if self.ties is None or task is None else self.ties.among(task)
         return replace(self, stop=stop, remember=self.remember and not lossy, ties=ties, **parts)
 
@@ -206,7 +206,7 @@ class PDBO(Algorithm):
                 memory=estimator.memory(state.params, state.hyper) if self.remember else None,
                 shared=self.start_consensus(state.hyper),
                 neighbors=None if self.ties is None else self.ties.start(state.hyper, problem),
-                watch=None if stop is None else Watch.start(state.params, state.hyper),
+                watch=None if stop is None else StoppingState.start(state.params, state.hyper),
                 report=Report.none(),
                 size=jnp.zeros_like(start),
                 start=start,
@@ -239,9 +239,9 @@ class PDBO(Algorithm):
         def end_estimate(state: OuterState, found: HypergradientState, ctx: Context) -> OuterState:
             report = state.report if found.report is None else state.report.worst(found.report)
             size = found.size
-            if not estimator.judges:
+            if not estimator.judges and not problem.private:  # params of private tasks are not judged
                 size = jnp.where(ctx.round == 0, norm(found.value).astype(state.size.dtype), state.size)
-            ends = _add_end(state.ends, found, ctx)
+            ends = state.ends if problem.private else _add_end(state.ends, found, ctx)
             return replace(state, hypergradient=found.value, memory=found.memory, report=report, size=size, ends=ends)
 
         solve: Node = Scope(self.inner.program(problem), start_inner, end_inner)

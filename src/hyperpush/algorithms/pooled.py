@@ -12,7 +12,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from hyperpush.algorithms.base import descend
 from hyperpush.algorithms.inverse import ConjugateGradients, ImplicitDescent, Inverse, Neumann
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.hypergradients.base import HypergradientState
 from hyperpush.hypergradients.implicit_cg import ImplicitCG
 from hyperpush.programs import Average, Context, Node, Repeat, Scope, Sequence, Server
@@ -93,7 +93,7 @@ class _Series(eqx.Module):
 
 def _by_series(problem: Problem, inverse: Neumann, batch_size: int | None) -> Node:
     def enter(state: PooledState, ctx: Context) -> _Series:
-        examples = draw(ctx.data.outer, batch_size, ctx.key)
+        examples = minibatch(ctx.data.outer, batch_size, ctx.key)
         along_x, along_hyper = problem.outer_gradients(state.params, state.hyper, examples)
         return _Series(state.params, state.hyper, along_hyper, along_x, along_x, jnp.zeros((), jnp.int32))
 
@@ -111,7 +111,7 @@ def _by_series(problem: Problem, inverse: Neumann, batch_size: int | None) -> No
         return replace(state, term=right, added=right, length=length)
 
     def product(state: _Series, ctx: Context) -> PyTree:
-        examples = draw(ctx.data.train, batch_size, ctx.key)
+        examples = minibatch(ctx.data.train, batch_size, ctx.key)
         return problem.hessian_product(state.params, state.hyper, examples, state.term)
 
     def multiply(state: _Series, average: PyTree, ctx: Context) -> _Series:
@@ -120,7 +120,7 @@ def _by_series(problem: Problem, inverse: Neumann, batch_size: int | None) -> No
 
     def leave(before: PooledState, state: _Series, ctx: Context) -> PooledState:
         q = inverse.total(state.term, state.added)
-        back = problem.jacobian_product(state.params, state.hyper, draw(ctx.data.train, batch_size, ctx.key), q)
+        back = problem.jacobian_product(state.params, state.hyper, minibatch(ctx.data.train, batch_size, ctx.key), q)
         return replace(before, value=optax.tree.sub(state.along_hyper, back))
 
     times = (lambda state, ctx: state.length) if inverse.random else None

@@ -13,7 +13,7 @@ from hyperpush.algorithms.base import BilevelState, TwoLevelDescent, descend, mo
 from hyperpush.base.numbers import as_number
 from hyperpush.base.ranges import Count, OptionalCount
 from hyperpush.base.schedules import Rate, StepSize, step_size_at
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Sequence
 from hyperpush.task.problem import Problem
 
@@ -111,7 +111,9 @@ class ProductTracking(TwoLevelDescent):
 
     def program(self, problem: Problem) -> Node:
         def inner(state: BilevelState | ProductState, ctx: Context) -> PyTree:
-            return problem.inner_gradient(state.params, state.hyper, draw(ctx.data.train, self.batch_size, ctx.key))
+            return problem.inner_gradient(
+                state.params, state.hyper, minibatch(ctx.data.train, self.batch_size, ctx.key)
+            )
 
         def residual(state: ProductState, ctx: Context) -> PyTree:
             return self.residual(problem, state, ctx)

@@ -15,7 +15,7 @@ from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.numbers import as_number
 from hyperpush.base.options import Configured
 from hyperpush.base.ranges import Count
-from hyperpush.data.batches import count, everything
+from hyperpush.data.batches import count, full_batch
 from hyperpush.programs import Average, Context, Exchange, Inbox, Local, Node, Repeat, Sequence
 from hyperpush.task.problem import Problem
 
@@ -25,7 +25,7 @@ def _as_range(given: Any) -> Any:
     return tuple(map(as_number, given)) if isinstance(given, tuple | list) else given
 
 
-class Watch(eqx.Module):
+class StoppingState(eqx.Module):
     """What a client has seen of the metric."""
 
     own: Float[Array, ""]  # its own, where it stands
@@ -37,9 +37,9 @@ class Watch(eqx.Module):
     hyper: PyTree
 
     @staticmethod
-    def start(params: PyTree, hyper: PyTree) -> "Watch":
+    def start(params: PyTree, hyper: PyTree) -> "StoppingState":
         zero, never = jnp.zeros(()), jnp.full((), -1, jnp.int32)
-        return Watch(zero, zero, never, zero, never, params, hyper)
+        return StoppingState(zero, zero, never, zero, never, params, hyper)
 
 
 class EarlyStopping(Configured):
@@ -106,7 +106,7 @@ class EarlyStopping(Configured):
             return replace(state, watch=replace(state.watch, **seen))
 
         def measure(state: Any, ctx: Context) -> Any:
-            batch = everything(ctx.data.sets[self.on])
+            batch = full_batch(ctx.data.sets[self.on])
             own = problem.watch(metric, state.params, state.hyper, batch, self.on, self.bounds)
             return look(state, own=own.astype(state.watch.own.dtype), step=state.watch.step + 1)
 
@@ -119,19 +119,19 @@ class EarlyStopping(Configured):
             return look(state, mean=jnp.maximum(state.watch.mean, inbox.total))
 
         def judge(state: Any, ctx: Context) -> Any:
-            watch: Watch = state.watch
+            watch: StoppingState = state.watch
             improved = watch.mean < watch.best_mean if self.mode == "min" else watch.mean > watch.best_mean
             now = (watch.mean, watch.step, state.params, state.hyper)
             best = (watch.best_mean, watch.best_step, watch.params, watch.hyper)
             better = improved | (watch.step == 0)
             chosen = jax.tree.map(lambda new, old: jnp.where(better, new, old), now, best)
-            return replace(state, watch=Watch(watch.own, watch.mean, watch.step, *chosen))
+            return replace(state, watch=StoppingState(watch.own, watch.mean, watch.step, *chosen))
 
         average = Average(get, put=lambda state, mean, mass, ctx: look(state, mean=mean), rounds=self.pushes)
         agree = Exchange(lambda state, ctx: state.watch.mean, largest, weights="ones", reduce="max")
         return Sequence(Local(measure), average, Repeat(agree, self.agreement, name="agreement"), Local(judge))
 
-    def has_ended(self, watch: Watch) -> Bool[Array, ""]:
+    def has_ended(self, watch: StoppingState) -> Bool[Array, ""]:
         """Whether the client's patience is at an end."""
         return watch.step - watch.best_step >= self.patience
 

@@ -130,9 +130,11 @@ class NotConverged(HyperpushError):
     Example:
         >>> import hyperpush as hp
         >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
-        >>> trained = hp.train(task, hp.SGP(steps=1, step_size=0.1), network, key=0, throw=True)
-        >>> trained.status.converged is None  # a method of fixed length does not measure it, and passes
-        True
+        >>> try:
+        ...     hp.train(task, hp.SGP(steps=1, step_size=0.1), network, key=0, throw=True)
+        ... except hp.NotConverged as error:
+        ...     print(error.result.status.reason)
+        unsolved
     """
 
     def __init__(self, result: Any):

@@ -58,7 +58,7 @@ class Milestones(Schedule):
         return value
 
 
-class Exponential(Schedule):
+class ExponentialDecay(Schedule):
     """`value`·`factor`^(t/`every`); with `staircase` the exponent is rounded down."""
 
     name: ClassVar[str] = "exponential"
@@ -88,7 +88,7 @@ class _Ramp(Schedule):
         """How much of `value` − `final` is left after a part of the steps: from 1 to 0."""
 
 
-class Linear(_Ramp):
+class LinearDecay(_Ramp):
     """Straight from `value` to `final` in `steps` steps: a decay, or a warm-up if `final` is larger."""
 
     name: ClassVar[str] = "linear"
@@ -97,7 +97,7 @@ class Linear(_Ramp):
         return 1 - part
 
 
-class Cosine(_Ramp):
+class CosineDecay(_Ramp):
     """From `value` to `final` in `steps` steps along half a wave, then `final` (Loshchilov and Hutter 2017)."""
 
     name: ClassVar[str] = "cosine"
@@ -122,7 +122,9 @@ class Power(Schedule):
         return Power(self.scale * check_positive("factor", factor), self.exponent)
 
 
-SCHEDULES: dict[str, type[Schedule]] = {each.name: each for each in (Milestones, Exponential, Linear, Cosine, Power)}
+SCHEDULES: dict[str, type[Schedule]] = {
+    each.name: each for each in (Milestones, ExponentialDecay, LinearDecay, CosineDecay, Power)
+}
 
 
 def schedule(name: str, *args: Any, **options: Any) -> Schedule:

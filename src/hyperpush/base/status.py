@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 # Limits of the rule by which params count as solving the inner problem (guides/status.md).
 UNSOLVED = 0.1  # of the params: a longer Newton step shows nothing about the solution
@@ -138,6 +139,10 @@ class Status:
         if self.moved is not None:
             facts.append(f"the hypergradient changes by {self.moved:.2g}")
         return facts
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields by name; infinity, which JSON cannot hold, becomes None."""
+        return {name: None if value == math.inf else value for name, value in asdict(self).items()}
 
     @staticmethod
     def of_all(statuses: "Sequence[Status]") -> "Status":

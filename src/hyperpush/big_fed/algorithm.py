@@ -17,7 +17,7 @@ from hyperpush.base.ranges import Count, NonNegative, OptionalCount
 from hyperpush.big_fed.cosine import Cosine, find_strangers, pair_cost
 from hyperpush.big_fed.curvature import Curvature, DampedCurvature
 from hyperpush.big_fed.strangers import check_strangers
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.methods.base import MethodInfo, NetworkKind
 from hyperpush.networks import Network
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Sequence, Server
@@ -209,7 +209,7 @@ class BiGFed(TwoLevelDescent):
 
         def train(state: _State, ctx: Context) -> _State:
             def step(number, params):
-                batch = draw(ctx.data.train, self.batch_size, jax.random.fold_in(ctx.key, number))
+                batch = minibatch(ctx.data.train, self.batch_size, jax.random.fold_in(ctx.key, number))
                 return descend(params, problem.inner_gradient(params, state.hyper, batch), self.rates(ctx.round)[1])
 
             trained = jax.lax.fori_loop(0, self.inner_steps, step, state.params)
@@ -228,7 +228,7 @@ class BiGFed(TwoLevelDescent):
     # ---------------------------------------------------------------- one client's parts
 
     def _damped_curvature(self, outer: _OuterCost, state: _State, ctx: Context) -> DampedCurvature:
-        batch = draw(ctx.data.train, self.batch_size, ctx.key)
+        batch = minibatch(ctx.data.train, self.batch_size, ctx.key)
         return DampedCurvature(outer.problem, self.curvature, self.damping, state.origin, state.hyper, batch)
 
     def _own_gradients(self, outer: _OuterCost, state: _State, ctx: Context) -> tuple[PyTree, PyTree]:
@@ -236,7 +236,7 @@ class BiGFed(TwoLevelDescent):
         if outer.own is None:
             return optax.tree.zeros_like((state.params, state.hyper))
         here, count = outer.presence(ctx)
-        batch = draw(ctx.data.outer, self.batch_size, jax.random.fold_in(ctx.key, 1))
+        batch = minibatch(ctx.data.outer, self.batch_size, jax.random.fold_in(ctx.key, 1))
         gradients = outer.own.outer_gradients(state.params, state.hyper, batch)
         return jax.tree.map(lambda g: jnp.where(here, g, 0) / count, gradients)
 

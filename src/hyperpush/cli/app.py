@@ -174,6 +174,22 @@ def plan(
 
 
 @app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    page: Annotated[
+        Path | None, typer.Option(help="File to write; it ends in .html.", show_default="RUN/report.html")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+) -> None:
+    """Write a finished run as one HTML page that needs no network, and its numbers as JSON beside it."""
+    from hyperpush.pages.report import report
+    from hyperpush.verbs.saved import load
+
+    page = folder / "report.html" if page is None else page
+    print(report(load(folder), page, overwrite, title=folder.resolve().name))
+
+
+@app.command()
 def certificates(
     folder: Annotated[Path, typer.Argument(help="Folder to write to. An authority in it (ca.pem, ca.key) is reused.")],
     names: Annotated[list[str], typer.Argument(help="Names of the peers.")],

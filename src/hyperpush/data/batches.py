@@ -198,7 +198,7 @@ def count(data: PyTree) -> Int[Array, ""] | int:
     return data.counts if isinstance(data, Ragged) else capacity(data)
 
 
-def everything(data: PyTree) -> PyTree:
+def full_batch(data: PyTree) -> PyTree:
     """One client's full batch.
 
     Args:
@@ -210,7 +210,7 @@ def everything(data: PyTree) -> PyTree:
     Example:
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
-        >>> hp.extend.everything(jnp.arange(3)).tolist()
+        >>> hp.extend.full_batch(jnp.arange(3)).tolist()
         [0, 1, 2]
     """
     if isinstance(data, Ragged):
@@ -239,7 +239,7 @@ def _pick(examples: PyTree, order: Int[Array, " b"]) -> PyTree:
     return promise_single(jax.tree.map(lambda leaf: leaf[order], examples))  # `order` is part of a shuffle
 
 
-def draw(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
+def minibatch(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
     """`size` of one client's examples, uniformly without replacement; all of them for `None`.
 
     A client that owns fewer gives all it has. Only the drawn rows are gathered; the data stay where they are.
@@ -255,11 +255,11 @@ def draw(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import hyperpush as hp
-        >>> hp.extend.draw(jnp.arange(10), 4, jax.random.key(0)).shape
+        >>> hp.extend.minibatch(jnp.arange(10), 4, jax.random.key(0)).shape
         (4,)
     """
     if size is None:
-        return everything(data)
+        return full_batch(data)
     lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(getattr(data, "examples", data))}
     if len(lengths) != 1:
         raise InvalidInput("batch", size, "None: these data have no common axis of examples to draw from")

@@ -26,7 +26,7 @@ from hyperpush.engines.result import RunResult
 from hyperpush.influence.scores import Influence
 from hyperpush.networks import Network
 from hyperpush.privacy.mechanisms import Laplace
-from hyperpush.programs import Node, Recipe, as_recipe
+from hyperpush.programs import Node, ProgramRecipe, as_recipe
 from hyperpush.runs.events import event, to_json, write_events
 from hyperpush.runs.folder import CONFIG, METRICS, RESULT
 from hyperpush.runs.process import set_up_jax
@@ -66,7 +66,7 @@ class Rehearsed(Exception):
 class Rehearsal(Peers):
     """Takes the place of a party's engine before anything is sent: all is checked, and nothing runs."""
 
-    def run(self, program: Node | Recipe, network: Network, *args: Any, **options: Any) -> RunResult:
+    def run(self, program: Node | ProgramRecipe, network: Network, *args: Any, **options: Any) -> RunResult:
         """Refuse what cannot run, and end."""
         self.connect(as_recipe(program).program(), network)
         raise Rehearsed

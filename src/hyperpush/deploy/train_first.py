@@ -30,9 +30,9 @@ class TrainFirst(HypergradientEstimator):
         yield self.inner
         yield self.hypergradient
 
-    def on(self, network: Network, engine: Any = None, task: Any = None) -> "TrainFirst":
+    def bind(self, network: Network, engine: Any = None, task: Any = None) -> "TrainFirst":
         inner, estimator = self.hypergradient.after(self.inner)
-        return TrainFirst(inner.on(network, engine, task), estimator.on(network, engine, task))
+        return TrainFirst(inner.bind(network, engine, task), estimator.bind(network, engine, task))
 
     def choice(self, engine: Any, task: Task) -> str:
         return self.hypergradient.choice(engine, task)

@@ -16,13 +16,13 @@ from hyperpush.engines.faults import Faults
 from hyperpush.engines.result import Progress, Record, Recorder, RunResult, recorders_of
 from hyperpush.engines.run_hooks import RunHook
 from hyperpush.networks import Network
-from hyperpush.programs import Node, Recipe, as_recipe
+from hyperpush.programs import Node, ProgramRecipe, as_recipe
 
 
 class Request(NamedTuple):
     """A call of `Engine.run`."""
 
-    recipe: Recipe
+    recipe: ProgramRecipe
     network: Network
     states: PyTree
     data: PyTree
@@ -61,7 +61,7 @@ class Engine(eqx.Module):
 
     def run(
         self,
-        program: Node | Recipe,
+        program: Node | ProgramRecipe,
         network: Network,
         states: PyTree,
         data: PyTree,
@@ -74,8 +74,8 @@ class Engine(eqx.Module):
     ) -> RunResult:
         """Run a program for all clients.
 
-        A `Recipe` is built inside what is compiled, so that a new number in its parts compiles nothing. A finished
-        program is compiled for every one that is made.
+        A `ProgramRecipe` is built inside what is compiled, so that a new number in its parts compiles nothing.
+        A finished program is compiled for every one that is made.
 
         Args:
             program: What one client does.

@@ -36,7 +36,7 @@ from hyperpush.engines.run_checks import check_conserved
 from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.engines.transport.zenoh.addresses import Address, check_name
 from hyperpush.networks import Network
-from hyperpush.programs import Average, Node, Recipe, Server, contains, profile
+from hyperpush.programs import Average, Node, ProgramRecipe, Server, contains, profile
 from hyperpush.programs.recipe import is_number
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Peers(Engine, Configured):
             allowed = "False, for a private task: what ε pays for once cannot be sent again with other noise"
             raise InvalidInput("Peers.repeats", True, allowed)
 
-    def _origin(self, recipe: Recipe, states: PyTree, data: PyTree, network: Network) -> Origin:
+    def _origin(self, recipe: ProgramRecipe, states: PyTree, data: PyTree, network: Network) -> Origin:
         """What this party begins with; a secret that is missing is made, unless there is a checkpoint to continue."""
         code = code_digest(recipe, states, data, network.clients)
         given = arrays_digest(data), arrays_digest(states), problem_digest(code, recipe.parts)
@@ -360,7 +360,7 @@ def neighbors(network: Network, client: int, everyone: bool = False) -> list[int
 
 
 def _description(
-    recipe: Recipe, network: Network, state: PyTree, data: PyTree, key: PRNGKeyArray, step: int
+    recipe: ProgramRecipe, network: Network, state: PyTree, data: PyTree, key: PRNGKeyArray, step: int
 ) -> tuple[list[Any], list[Any]]:
     """What a program sends and repeats, and the numbers that all parties must have the same."""
     found = profile(recipe, state, data, network.clients)

@@ -18,7 +18,7 @@ from hyperpush.engines.faults import Faults
 from hyperpush.engines.planning import ones
 from hyperpush.engines.result import Record, Recorder, recorders_of
 from hyperpush.networks import Network
-from hyperpush.programs import Node, Recipe, Repeat, as_recipe
+from hyperpush.programs import Node, ProgramRecipe, Repeat, as_recipe
 
 
 class Simulate(CompiledEngine):
@@ -73,7 +73,7 @@ class _Recording(Interpreter):
 
 
 def evaluate(
-    program: Node | Recipe,
+    program: Node | ProgramRecipe,
     network: Network,
     states: PyTree,
     data: PyTree,

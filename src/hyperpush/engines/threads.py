@@ -17,8 +17,8 @@ from hyperpush.engines.peer.functions import row, stack
 from hyperpush.engines.peer.peer import Peer
 from hyperpush.engines.result import Progress, Record, RunResult
 from hyperpush.engines.run_checks import check_clients
-from hyperpush.engines.transport import Memory
-from hyperpush.programs import Node, Recipe
+from hyperpush.engines.transport import MemoryTransport
+from hyperpush.programs import Node, ProgramRecipe
 
 
 class Threads(Engine):
@@ -43,7 +43,7 @@ class Threads(Engine):
     def execute(self, request: Request) -> RunResult:
         """One peer per client, each in a thread."""
         network, key = request.network, request.key
-        hub = Memory(network.clients, self.faults, keys.faults_key(key), self.deadline)
+        hub = MemoryTransport(network.clients, self.faults, keys.faults_key(key), self.deadline)
         peers = [
             Peer(client, network, hub.endpoint(client), key, tolerant=self.faults is not None, step=request.step)
             for client in range(network.clients)
@@ -53,9 +53,9 @@ class Threads(Engine):
 
 
 def run_peers(
-    hub: Memory,
+    hub: MemoryTransport,
     peers: list[Peer],
-    program: Node | Recipe,
+    program: Node | ProgramRecipe,
     states: PyTree,
     data: PyTree,
     record: Mapping[str, Record] | None = None,

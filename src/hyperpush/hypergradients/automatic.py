@@ -69,8 +69,8 @@ class Automatic(HypergradientEstimator):
                 "Automatic.tolerance", self.tolerance, "None with mini-batches, whose error is not measured"
             )
 
-    def on(self, network: Any, engine: Any = None, task: Any = None) -> Any:
-        return self._choose(None if task is None else task.privacy, engine)[0].on(network, engine, task)
+    def bind(self, network: Any, engine: Any = None, task: Any = None) -> Any:
+        return self._choose(None if task is None else task.privacy, engine)[0].bind(network, engine, task)
 
     def choice(self, engine: Any, task: Any) -> str:
         estimator, why = self._choose(task.privacy, engine)

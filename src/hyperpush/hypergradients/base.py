@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.status import Status
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.inner.base import InnerSolver
 from hyperpush.methods.base import Method
 from hyperpush.networks.link_estimates import LinkEstimates
@@ -30,7 +30,7 @@ class HypergradientState(eqx.Module):
     links: LinkEstimates | None = None  # what the client knows of its links, for estimators that reverse them
     memory: PyTree = None  # what the estimator wants to find again at the next outer step
     report: Report | None = None  # whether the estimate is to be believed; None: it does not say
-    thorough: Bool[Array, "*clients"] | None = None  # whether to look for all that may be wrong; None: yes
+    certify: Bool[Array, "*clients"] | None = None  # whether to look for all that may be wrong; None: yes
     start: Float[Array, "*clients"] | None = None  # ‖params before training‖; None: not known
     outer: Int[Array, "*clients"] | None = None  # the outer step; None: there is none
     size: Float[Array, "*clients"] | None = None  # rms ‖v_i‖ of the first outer step if it passed; 0: not yet
@@ -68,7 +68,7 @@ class HypergradientEstimator(Method):
 
 def outer_gradients(problem: Problem, state: HypergradientState, ctx: Context) -> tuple[PyTree, PyTree]:
     """∂_x F_i and ∂_λ F_i on all of the client's examples."""
-    return problem.outer_gradients(state.params, state.hyper, everything(ctx.data.outer))
+    return problem.outer_gradients(state.params, state.hyper, full_batch(ctx.data.outer))
 
 
 def outer_gradient_shares(problem: Problem, state: HypergradientState, ctx: Context) -> tuple[PyTree, PyTree]:
@@ -80,5 +80,5 @@ def subtract_indirect(
     problem: Problem, state: HypergradientState, direct: PyTree, q: PyTree, ctx: Context
 ) -> HypergradientState:
     """The state with the estimate `direct` − B_i q."""
-    product = problem.jacobian_product(state.params, state.hyper, everything(ctx.data.train), q)
+    product = problem.jacobian_product(state.params, state.hyper, full_batch(ctx.data.train), q)
     return replace(state, value=jax.tree.map(jnp.subtract, direct, product))

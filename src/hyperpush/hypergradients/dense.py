@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from hyperpush.base.numbers import Number, as_number
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares, subtract_indirect
 from hyperpush.hypergradients.systems import SystemSolver, report_error
 from hyperpush.methods.base import MethodInfo
@@ -71,7 +71,7 @@ class Dense(SystemSolver):
     def program(self, problem: Problem) -> Node:
         def get_system(state: HypergradientState, ctx: Context):
             source, _ = outer_gradient_shares(problem, state, ctx)
-            hessian = problem.expansion(state.params, state.hyper, everything(ctx.data.train))[2]
+            hessian = problem.expansion(state.params, state.hyper, full_batch(ctx.data.train))[2]
             return (hessian, ravel_pytree(source)[0], jnp.sum(hessian**2)), jnp.ones(())
 
         def solve(state: HypergradientState, means: tuple[Array, Array, Array], mass, ctx: Context):

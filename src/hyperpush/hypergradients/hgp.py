@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush.base.checks import check_integer, check_positive
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import Number, as_number
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.hypergradients.base import (
     HypergradientEstimator,
     HypergradientState,
@@ -155,7 +155,7 @@ class HGP(HypergradientEstimator):
 
     def _products(self, problem: Problem, state: _State, ctx: Context) -> tuple[PyTree, PyTree]:
         """(H_i û_i, B_i û_i) on mini-batches of this step."""
-        batch, other = (draw(ctx.data.train, self.batch_size, key) for key in jax.random.split(ctx.key))
+        batch, other = (minibatch(ctx.data.train, self.batch_size, key) for key in jax.random.split(ctx.key))
         at = state.params, state.hyper
         if self.independent_batches:
             along_hyper = problem.jacobian_product(*at, batch, state.u)
@@ -170,7 +170,7 @@ class HGP(HypergradientEstimator):
             return replace(state, q=optax.tree.add_scale(state.q, self.step_size, state.u))
 
         def add_term(state: _State, ctx: Context) -> _State:
-            batch = draw(ctx.data.train, self.batch_size, jax.random.split(ctx.key)[0])
+            batch = minibatch(ctx.data.train, self.batch_size, jax.random.split(ctx.key)[0])
             along_x = problem.hessian_product(state.params, state.hyper, batch, state.u)
             return replace(gather(state, ctx), u=optax.tree.add_scale(state.u, -self.step_size, along_x))
 

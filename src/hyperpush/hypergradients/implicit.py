@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from hyperpush.base.checks import check_integer
 from hyperpush.base.numbers import Number, as_number
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.hypergradients.base import HypergradientState, subtract_indirect
 from hyperpush.hypergradients.systems import SystemSolver, report_error
 from hyperpush.programs import Average, Context, Node, Repeat, Sequence
@@ -168,7 +168,7 @@ def solve_together(problem: Problem, method: Implicit, tolerance: Number | None 
         return replace(state, systems=_start_all(right, method.steps))
 
     def products(state: Solving, ctx: Context):
-        back, examples = ravel_pytree(state.params)[1], everything(ctx.data.train)
+        back, examples = ravel_pytree(state.params)[1], full_batch(ctx.data.train)
 
         def one(vector: Float[Array, " d"]):
             image = ravel_pytree(problem.hessian_product(state.params, state.hyper, examples, back(vector)))[0]

@@ -22,7 +22,7 @@ from hyperpush.base.checks import check_integer
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import Number
 from hyperpush.base.schedules import step_size_at
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState, outer_gradient_shares
 from hyperpush.inner.sgp import SGP
 from hyperpush.methods.base import MethodInfo
@@ -169,7 +169,7 @@ class ITDBackward(HypergradientEstimator):
 
     def _step_size_and_batch(self, run: _Run, step: Int[Array, ""], ctx: Context) -> tuple[Number, PyTree]:
         assert self.solver.step_size is not None
-        batch = draw(ctx.data.train, self.solver.batch_size, jax.random.fold_in(run.key, step))
+        batch = minibatch(ctx.data.train, self.solver.batch_size, jax.random.fold_in(run.key, step))
         return step_size_at(self.solver.step_size, step), batch
 
 

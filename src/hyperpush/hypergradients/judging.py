@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from hyperpush.base.status import CHANGED, UNSOLVED, Reason
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.hypergradients.tree_state import (
     CAUTION,
     DIRECTION,
@@ -51,7 +51,7 @@ def begin_stage(problem: Problem, state: TreeState, ctx: Context, first: int, an
 
     def newton(state: TreeState) -> TreeState:
         params = ravel_pytree(state.params)[1](state.x)
-        gradient = problem.inner_gradient(params, state.hyper, everything(ctx.data.train))
+        gradient = problem.inner_gradient(params, state.hyper, full_batch(ctx.data.train))
         assert state.judged is not None
         known, none = state.judged.memory.smallest / CAUTION, jnp.zeros_like(state.smallest)
         state = replace(state, params=params, x=jnp.zeros_like(state.x), smallest=none)
@@ -60,7 +60,7 @@ def begin_stage(problem: Problem, state: TreeState, ctx: Context, first: int, an
     def second(state: TreeState) -> TreeState:
         at, back = ravel_pytree(state.params)
         params = back(at - state.x)
-        gradients = problem.outer_gradients(params, state.hyper, everything(ctx.data.outer))
+        gradients = problem.outer_gradients(params, state.hyper, full_batch(ctx.data.outer))
         source, direct = jax.tree.map(lambda leaf: leaf / ctx.clients, gradients)
         assert state.judged is not None
         zero, x = jnp.zeros_like(state.begin), jnp.zeros_like(state.x) if anew else state.judged.memory.x

@@ -21,19 +21,23 @@ FALLING = 0.42  # share of all clients' changes that go along negative curvature
 class Judgment(eqx.Module):
     """What a client knows of the errors so far, and its verdict."""
 
-    reach: Float[Array, ""]  # ‖B_i‖; 0 on a private task
+    jacobian_norm: Float[Array, ""]  # ‖B_i‖; 0 on a private task
     high: Float[Array, ""]  # the largest of all terms so far, whose rounding stays
     error: Float[Array, ""]  # of v_i, relative; on a private task of q. Below 0: not known
     reason: Int[Array, ""]
     ended: Bool[Array, ""]  # whether more steps would bring nothing
-    falls: Float[Array, "2"] | None  # of all clients' changes: how many too many fell, and the sum of their curvatures
+    curvature_signs: (
+        Float[Array, "2"] | None
+    )  # of all clients' changes: how many too many fell, and the sum of their curvatures
     precision: float = eqx.field(static=True)  # the power of the rounding unit to which products are right
 
     @staticmethod
-    def start(reach: Float[Array, ""], source: Float[Array, " d"], precision: float, falls: bool) -> "Judgment":
-        counts = jnp.zeros(2, source.dtype) if falls else None
+    def start(
+        jacobian_norm: Float[Array, ""], source: Float[Array, " d"], precision: float, curvature_signs: bool
+    ) -> "Judgment":
+        counts = jnp.zeros(2, source.dtype) if curvature_signs else None
         unknown, limit = -jnp.ones((), source.dtype), jnp.asarray(Reason.LIMIT, jnp.int32)
-        return Judgment(reach, jnp.linalg.norm(source), unknown, limit, jnp.zeros((), bool), counts, precision)
+        return Judgment(jacobian_norm, jnp.linalg.norm(source), unknown, limit, jnp.zeros((), bool), counts, precision)
 
     @property
     def floor(self) -> Float[Array, ""]:
@@ -47,10 +51,12 @@ class Judgment(eqx.Module):
     def after_step(self, slope: Float[Array, " d"], product: Float[Array, " d"], secants: Secants | None) -> "Judgment":
         """With the terms of a step, and the curvature that it saw."""
         judgment = self.with_terms(slope, product)
-        if self.falls is None or secants is None:
+        if self.curvature_signs is None or secants is None:
             return judgment
         found = secants.latest
-        return replace(judgment, falls=self.falls + jnp.stack([(found < 0) - FALLING * (found != 0), found]))
+        return replace(
+            judgment, curvature_signs=self.curvature_signs + jnp.stack([(found < 0) - FALLING * (found != 0), found])
+        )
 
     def conclude(
         self,
@@ -79,6 +85,6 @@ class Judgment(eqx.Module):
         Mixing turns the signs of single changes and clients, so all count them together. The sum of the curvatures sees
         few changes along a large negative one.
         """
-        if self.falls is None:
+        if self.curvature_signs is None:
             return jnp.zeros((), bool)
-        return (step >= ENOUGH) & ((self.falls[0] > 0) | (self.falls[1] < 0))
+        return (step >= ENOUGH) & ((self.curvature_signs[0] > 0) | (self.curvature_signs[1] < 0))

@@ -5,7 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 from jax.flatten_util import ravel_pytree
 
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.hypergradients.base import HypergradientState, outer_gradients
 from hyperpush.hypergradients.implicit import Implicit, System, finish_solving
 from hyperpush.hypergradients.local_implicit import solve_own
@@ -66,7 +66,7 @@ class LocalGradient(Implicit):
             right = ravel_pytree(along_x)[0]
             probe = self.start_probe(problem, right.size, right.dtype, ctx)
             systems = [System.start(right, self.steps), *([] if probe is None else [probe])]
-            own = state.params, state.hyper, everything(ctx.data.train)
+            own = state.params, state.hyper, full_batch(ctx.data.train)
             system, *rest = solve_own(problem, *own, systems, self.steps, self.damping)
             return finish_solving(problem, state, along_hyper, system, rest[0] if rest else None, ctx)
 

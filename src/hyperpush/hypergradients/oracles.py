@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from scipy import optimize
 from scipy.sparse.linalg import LinearOperator, cg
 
-from hyperpush.data.batches import Data, everything
+from hyperpush.data.batches import Data, full_batch
 from hyperpush.hypergradients.lanczos import Lanczos
 from hyperpush.methods.base import Target
 from hyperpush.networks import Network
@@ -70,10 +70,10 @@ def derivatives(problem: Problem, params: PyTree, hypers: PyTree, data: Data) ->
 
         def of_one(x: PyTree, hyper: PyTree, own: Data):
             def inner(x, hyper):
-                return problem.inner_cost(back_x(x), back_hyper(hyper), everything(own.train))
+                return problem.inner_cost(back_x(x), back_hyper(hyper), full_batch(own.train))
 
             def outer(x, hyper):
-                return problem.outer_cost(back_x(x), back_hyper(hyper), everything(own.outer))
+                return problem.outer_cost(back_x(x), back_hyper(hyper), full_batch(own.outer))
 
             at = ravel_pytree(x)[0], ravel_pytree(hyper)[0]
             return jax.hessian(inner)(*at), jax.jacfwd(jax.grad(inner, 1), 0)(*at), *jax.grad(outer, (0, 1))(*at)
@@ -133,7 +133,7 @@ class Pooled(eqx.Module):
         method = getattr(self.problem, name)
 
         def one(x: PyTree, hyper: PyTree, own: PyTree, *own_more: PyTree) -> PyTree:
-            return method(x, hyper, everything(own), *own_more)
+            return method(x, hyper, full_batch(own), *own_more)
 
         return jax.vmap(one)(params, hypers, self.data.train if on == "train" else self.data.outer, *more)
 

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
 from hyperpush.base.status import CHANGED, EXACT, UNSOLVED, Reason
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.hypergradients.base import HypergradientState
 from hyperpush.hypergradients.implicit import System
 from hyperpush.hypergradients.judging import LACKING
@@ -49,7 +49,7 @@ class _State(eqx.Module):
 
 def own_step(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> Step:
     """Conjugate gradients for the Newton step of the client's own inner cost."""
-    batch = everything(ctx.data.train)
+    batch = full_batch(ctx.data.train)
     gradient = ravel_pytree(problem.inner_gradient(params, hyper, batch))[0]
     steps = _steps(gradient.size)
     (system,) = solve_own(problem, params, hyper, batch, [System.start(gradient, steps)], steps)
@@ -69,7 +69,7 @@ def own_solution(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) 
 
 def own_value(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
     """The hypergradient of the client's own outer cost through its own Hessian."""
-    batches = everything(ctx.data.train), everything(ctx.data.outer)
+    batches = full_batch(ctx.data.train), full_batch(ctx.data.outer)
     return own_hypergradient(problem, params, hyper, *batches, _steps(ravel_pytree(params)[0].size))
 
 

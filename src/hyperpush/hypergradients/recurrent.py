@@ -30,7 +30,7 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import as_number
 from hyperpush.base.ranges import OptionalCount, OptionalPositive, Whole
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.hypergradients.base import (
     HypergradientEstimator,
     HypergradientState,
@@ -79,7 +79,7 @@ class Recurrent(HypergradientEstimator):
                 raise InvalidInput(f"{type(self).__name__}.{name}", given, allowed)
         return inner.observing(self.links == "observed"), self._after(inner.iteration)
 
-    def on(self, network: Network, engine: Any = None, task: Any = None) -> "Recurrent":
+    def bind(self, network: Network, engine: Any = None, task: Any = None) -> "Recurrent":
         point = None if task is None else task.point
         known = self if point is None or point.network != network else self._after(point.iteration)
         if known.step_size is None:
@@ -131,7 +131,7 @@ class Recurrent(HypergradientEstimator):
         """
         assert self.step_size is not None  # `on` refuses it
         at = vector if self.variant == "gradient-after" else mixed
-        batch, along_hyper = draw(ctx.data.train, self.batch_size, ctx.key), at
+        batch, along_hyper = minibatch(ctx.data.train, self.batch_size, ctx.key), at
         if problem.private:
             along_x = problem.hessian_product(state.params, state.hyper, batch, at)
         else:

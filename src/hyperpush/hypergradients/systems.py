@@ -13,7 +13,7 @@ from hyperpush.base.checks import check_nonnegative, is_number
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import Number
 from hyperpush.base.status import Reason, Status
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.programs import Context
 from hyperpush.programs.report import LARGEST, Report
@@ -67,7 +67,7 @@ def default_tolerance(dtype: Any) -> float:
 def norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) -> Float[Array, ""]:
     """‖B_i‖ with a margin, by power iteration on B_iᵀB_i."""
     vector, back = ravel_pytree(state.params)
-    examples = everything(ctx.data.train)
+    examples = full_batch(ctx.data.train)
 
     def multiply(q: Float[Array, " d"]) -> PyTree:
         return problem.jacobian_product(state.params, state.hyper, examples, back(q))
@@ -78,17 +78,19 @@ def norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) 
     return largest_stretch(multiply, multiply_transposed, vector, ctx.key)
 
 
-def scale_of(reach: Float[Array, ""], direct: PyTree, value: PyTree, q: Float[Array, " d"]) -> Float[Array, ""]:
-    """What the error of v_i = direct − B_i q is measured against, with `reach` for ‖B_i‖: the size of v_i.
+def scale_of(jacobian_norm: Float[Array, ""], direct: PyTree, value: PyTree, q: Float[Array, " d"]) -> Float[Array, ""]:
+    """What the error of v_i = direct − B_i q is measured against, with `jacobian_norm` for ‖B_i‖: the size of v_i.
 
     Where terms cancel beyond half of the digits, it is measured against the terms.
     """
-    return jnp.maximum(norm(value), jnp.sqrt(jnp.finfo(q.dtype).eps) * (norm(direct) + reach * norm(q)))
+    return jnp.maximum(norm(value), jnp.sqrt(jnp.finfo(q.dtype).eps) * (norm(direct) + jacobian_norm * norm(q)))
 
 
-def relative_error(reach: Float[Array, ""], scale: Float[Array, ""], away: Float[Array, ""]) -> Float[Array, ""]:
+def relative_error(
+    jacobian_norm: Float[Array, ""], scale: Float[Array, ""], away: Float[Array, ""]
+) -> Float[Array, ""]:
     """The relative error of v_i where q is off by `away`: ‖B_i‖·away over its scale."""
-    error = reach * away
+    error = jacobian_norm * away
     return jnp.where(scale > 0, jnp.minimum(error / jnp.where(scale > 0, scale, 1), LARGEST), jnp.sign(error) * LARGEST)
 
 
@@ -111,8 +113,8 @@ def report_error(
     """
     if problem.private:
         return Report.of(Reason.FIXED_LENGTH)
-    reach = norm_of_jacobian(problem, before, ctx)
-    relative = relative_error(reach, scale_of(reach, direct, value, q), error)
+    jacobian_norm = norm_of_jacobian(problem, before, ctx)
+    relative = relative_error(jacobian_norm, scale_of(jacobian_norm, direct, value, q), error)
     accepted = default_tolerance(q.dtype) if tolerance is None else 2 * tolerance
     short = jnp.where(ended, Reason.INACCURATE, Reason.LIMIT)
     reason = jnp.where(ill_posed, Reason.ILL_POSED, jnp.where(relative <= accepted, Reason.TOLERANCE, short))

@@ -14,7 +14,7 @@ from hyperpush.base.checks import check_integer, check_positive
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import Number, as_number
 from hyperpush.base.status import Reason
-from hyperpush.data.batches import draw, everything
+from hyperpush.data.batches import full_batch, minibatch
 from hyperpush.hypergradients.base import (
     HypergradientEstimator,
     HypergradientState,
@@ -36,7 +36,7 @@ KNOWN = 0.1  # largest relative error of q at which an error of the result is be
 CAUTION = 1.3  # the smallest curvature may have fallen by so much since the outer step before
 
 
-class Memory(eqx.Module):
+class TrackedMemory(eqx.Module):
     """What a client keeps for the next outer step: where it stood, and the settings that were found."""
 
     z: Float[Array, "*clients d"]
@@ -191,16 +191,16 @@ class TrackedHGP(HypergradientEstimator):
         if task.privacy is not None and self.products == "difference":
             raise InvalidInput("TrackedHGP.products", "difference", "'exact' on a private task")
 
-    def on(self, network: Any, engine: Any = None, task: Any = None) -> "TrackedHGP":
+    def bind(self, network: Any, engine: Any = None, task: Any = None) -> "TrackedHGP":
         if engine is None or engine.lossy is None:
             return self
         return replace(self, votes=False, pushes=self.pushes or min(network.flood_rounds(), MOST_PUSHES))
 
-    def memory(self, params: PyTree, hyper: PyTree) -> Memory:
+    def memory(self, params: PyTree, hyper: PyTree) -> TrackedMemory:
         """One client's memory before the first outer step."""
         vector = jnp.zeros_like(ravel_pytree(params)[0])
         zero, one = jnp.zeros((), vector.dtype), jnp.ones((), vector.dtype)
-        return Memory(vector, one, vector, vector, vector, jnp.zeros((), jnp.int32), zero, zero, zero)
+        return TrackedMemory(vector, one, vector, vector, vector, jnp.zeros((), jnp.int32), zero, zero, zero)
 
     def program(self, problem: Problem) -> Node:
         if self.products == "difference":
@@ -212,7 +212,7 @@ class TrackedHGP(HypergradientEstimator):
         def descend(state: _State, ctx: Context) -> _State:
             secants, change = self._displacement(state)
             change = jnp.where(state.count > 0, change, 0)  # before anything is mixed there is no common direction
-            aim, batch = state.q + change, draw(ctx.data.train, self.batch_size, ctx.key)
+            aim, batch = state.q + change, minibatch(ctx.data.train, self.batch_size, ctx.key)
             if problem.private:
                 product = state.product + _product(problem.hessian_product, state, batch, aim - state.aim)
             else:
@@ -272,7 +272,7 @@ class TrackedHGP(HypergradientEstimator):
         along_x, direct = outer_gradient_shares(problem, state, ctx)
         source = ravel_pytree(along_x)[0]
         known = self.memory(state.params, state.hyper) if state.memory is None else state.memory
-        examples = everything(ctx.data.train)
+        examples = full_batch(ctx.data.train)
         # Trackers continue from where they were: their sum stays that of the gradients, what was mixed stays mixed.
         anew = state.memory is None or problem.private
         product = jnp.zeros_like(source) if anew else _product(problem.hessian_product, state, examples, known.aim)
@@ -321,15 +321,17 @@ class TrackedHGP(HypergradientEstimator):
     def _start_judging(self, problem: Problem, state: HypergradientState, source: Array, ctx: Context) -> Judgment:
         precision = 1.0 if self.products == "exact" else 2 / 3
         if problem.private:
-            return Judgment.start(jnp.zeros((), source.dtype), source, precision, falls=False)  # noise turns all signs
-        examples, back = everything(ctx.data.train), ravel_pytree(state.params)[1]
-        reach = largest_stretch(
+            return Judgment.start(
+                jnp.zeros((), source.dtype), source, precision, curvature_signs=False
+            )  # noise turns all signs
+        examples, back = full_batch(ctx.data.train), ravel_pytree(state.params)[1]
+        jacobian_norm = largest_stretch(
             lambda q: problem.jacobian_product(state.params, state.hyper, examples, back(q)),
             lambda v: ravel_pytree(transposed_product(problem, state.params, state.hyper, examples, v))[0],
             source,
             ctx.key,
         )
-        return Judgment.start(reach, source, precision, falls=True)
+        return Judgment.start(jacobian_norm, source, precision, curvature_signs=True)
 
     def _judge(self, problem: Problem, state: _State, ctx: Context) -> _State:
         """How far q is from the solution, what that does to v_i, and whether more steps would help."""
@@ -349,14 +351,14 @@ class TrackedHGP(HypergradientEstimator):
     def _error_of_result(self, problem: Problem, state: _State, away: Float[Array, ""], ctx: Context) -> Array:
         """The relative error of v_i if q is so far `away`; that of q on a private task, where B_i costs releases."""
         assert state.judgment is not None
-        q, reach = state.q, state.judgment.reach
+        q, jacobian_norm = state.q, state.judgment.jacobian_norm
         if problem.private:
             size = jnp.linalg.norm(q)
             return jnp.minimum(away / jnp.where(size > 0, size, 1), LARGEST)
-        back, examples = ravel_pytree(state.params)[1], everything(ctx.data.train)
+        back, examples = ravel_pytree(state.params)[1], full_batch(ctx.data.train)
         product = problem.jacobian_product(state.params, state.hyper, examples, back(q))
         value = jax.tree.map(jnp.subtract, state.direct, product)
-        return relative_error(reach, scale_of(reach, state.direct, value, q), away).astype(q.dtype)
+        return relative_error(jacobian_norm, scale_of(jacobian_norm, state.direct, value, q), away).astype(q.dtype)
 
     def _finish(self, problem: Problem, before: HypergradientState, state: _State, ctx: Context) -> HypergradientState:
         q = ravel_pytree(before.params)[1](state.q if state.mean is None else state.mean)
@@ -375,16 +377,16 @@ class TrackedHGP(HypergradientEstimator):
         gradient = state.product - ravel_pytree(along_x)[0]
         stood = state.z, state.mass, state.aim, gradient, state.tracker
         smallest = before.memory.smallest if state.secants is None else state.secants.remembered
-        return replace(after, memory=Memory(*stood, state.pushes, state.curvature, state.own, smallest))
+        return replace(after, memory=TrackedMemory(*stood, state.pushes, state.curvature, state.own, smallest))
 
 
 def _send(state: _State, ctx: Context) -> PyTree:
-    return state.z, state.mass, state.tracker, state.judgment and state.judgment.falls
+    return state.z, state.mass, state.tracker, state.judgment and state.judgment.curvature_signs
 
 
 def _receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
-    z, mass, tracker, falls = inbox.mix(_send(state, ctx))
-    judgment = state.judgment and replace(state.judgment, falls=falls)
+    z, mass, tracker, curvature_signs = inbox.mix(_send(state, ctx))
+    judgment = state.judgment and replace(state.judgment, curvature_signs=curvature_signs)
     return replace(state, z=z, mass=mass, tracker=tracker, judgment=judgment)
 
 

@@ -38,8 +38,8 @@ from hyperpush.hypergradients.tree_state import (
     RUNNING,
     SECOND,
     Judged,
-    Memory,
     Probe,
+    TreeMemory,
     TreeState,
     message,
     multiply,
@@ -131,17 +131,17 @@ class TreeCG(SystemSolver):
         check_integer("TreeCG.steps", self.steps, minimum=1)
         check_positive("TreeCG.tolerance", self.tolerance, optional=True)
 
-    def on(self, network: Any, engine: Any = None, task: Any = None) -> "TreeCG":
+    def bind(self, network: Any, engine: Any = None, task: Any = None) -> "TreeCG":
         if engine is not None and engine.no_tree:
             allowed = "TrackedHGP(…) or Automatic(), which need no tree"
             raise InvalidInput("method", f"TreeCG among {engine.no_tree}", allowed)
         return replace(self, common=True) if task is not None and task.common else self
 
-    def memory(self, params: PyTree, hyper: PyTree) -> Memory | None:
+    def memory(self, params: PyTree, hyper: PyTree) -> TreeMemory | None:
         if self.ignores_flat:  # the solution of least norm is found from zero alone
             return None
         vector = ravel_pytree(params)[0]
-        return Memory(jnp.zeros_like(vector), jnp.zeros((), vector.dtype))
+        return TreeMemory(jnp.zeros_like(vector), jnp.zeros((), vector.dtype))
 
     def program(self, problem: Problem) -> Node:
         return self.program_on(problem, "tree")
@@ -206,16 +206,16 @@ class TreeCG(SystemSolver):
         return replace(begun, probe=probe)
 
     def _state(
-        self, state: HypergradientState, source: Float[Array, " d"], direct: PyTree, reach: Float[Array, ""]
+        self, state: HypergradientState, source: Float[Array, " d"], direct: PyTree, jacobian_norm: Float[Array, ""]
     ) -> TreeState:
         zero, none, integer = jnp.zeros((), source.dtype), jnp.zeros_like(source), jnp.zeros((), jnp.int32)
-        known = Memory(none, zero) if state.memory is None else state.memory
+        known = TreeMemory(none, zero) if state.memory is None else state.memory
         return TreeState(
             params=state.params,
             hyper=state.hyper,
             source=source,
             direct=direct,
-            reach=reach,
+            jacobian_norm=jacobian_norm,
             x=known.x,
             along_x=optax.tree.zeros_like(direct),
             descent=Descent.start(none, self.steps),
@@ -228,7 +228,7 @@ class TreeCG(SystemSolver):
             reason=integer + RUNNING,
             count=integer,
             ended=integer,
-            thorough=jnp.ones((), bool) if state.thorough is None else state.thorough,
+            certify=jnp.ones((), bool) if state.certify is None else state.certify,
             expected=known.smallest / CAUTION,
             smallest=zero,
             largest=zero,
@@ -370,7 +370,7 @@ class TreeCG(SystemSolver):
         if state.probe is None or self.ignores_flat:
             return jnp.zeros((), bool)
         hidden = HIDDEN / jnp.sqrt(state.x.size) * state.probe.first
-        return state.probe.on & (state.probe.descent.size > hidden) & state.thorough
+        return state.probe.on & (state.probe.descent.size > hidden) & state.certify
 
     def _tolerance(self, like: Array) -> Any:
         return default_tolerance(like.dtype) if self.tolerance is None else self.tolerance
@@ -404,7 +404,7 @@ def _how_far(state: TreeState, ctx: Context) -> Int[Array, ""]:
     """How far the iterations are. An estimate that failed, or that nobody asks about, is not judged."""
     probed = jnp.ones((), bool) if state.probe is None else ~state.probe.on
     done = state.phase == ENDED
-    failed = (state.stage == FIRST) & ((state.reason != Reason.TOLERANCE) | ~state.thorough)
+    failed = (state.stage == FIRST) & ((state.reason != Reason.TOLERANCE) | ~state.certify)
     over = done & (failed | (state.stage == JUDGED))
     return jnp.select([over, done, probed], [OVER, DONE, PROBED], 0).astype(jnp.int32)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.hypergradients.systems import scale_of
 from hyperpush.programs import Context
 from hyperpush.programs.report import LARGEST
@@ -25,7 +25,7 @@ RUNNING = -1  # no reason to end yet
 CAUTION = 1.3  # the smallest eigenvalue may have fallen by so much from one point to the next
 
 
-class Memory(eqx.Module):
+class TreeMemory(eqx.Module):
     """What a client keeps for the next outer step."""
 
     x: Float[Array, "*clients d"]
@@ -45,7 +45,7 @@ class Judged(eqx.Module):
     """What is known of the params: how far they are from solved, and how much that changes the estimate."""
 
     value: PyTree  # v_i, the estimate at x_i
-    memory: Memory  # of that estimate
+    memory: TreeMemory  # of that estimate
     error: Float[Array, ""]  # of that estimate
     away: Float[Array, ""]  # ‖x_i − x̄‖ in units of ‖x̄‖
     extent: Float[Array, ""]  # ‖x̄‖
@@ -56,7 +56,7 @@ class Judged(eqx.Module):
     moved: Float[Array, ""]  # rms ‖v_i − v_i⁺‖ over the size of v⁺; below 0: not known
 
     @staticmethod
-    def start(value: PyTree, memory: Memory, error: Float[Array, ""]) -> "Judged":
+    def start(value: PyTree, memory: TreeMemory, error: Float[Array, ""]) -> "Judged":
         zero = jnp.zeros_like(error)
         return Judged(value, memory, error, zero, zero, zero, zero, zero - 1, zero - 1, zero - 1)
 
@@ -66,7 +66,7 @@ class TreeState(eqx.Module):
     hyper: PyTree
     source: Float[Array, " d"]  # (1/n)∂_x F_i
     direct: PyTree  # (1/n)∂_λ F_i
-    reach: Float[Array, ""]  # ‖B_i‖
+    jacobian_norm: Float[Array, ""]  # ‖B_i‖
     x: Float[Array, " d"]
     along_x: PyTree  # B_i x, summed up on the way
     descent: Descent
@@ -79,7 +79,7 @@ class TreeState(eqx.Module):
     reason: Int[Array, ""]
     count: Int[Array, ""]  # iterations of this stage so far
     ended: Int[Array, ""]  # how far the root of the tree is
-    thorough: Bool[Array, ""]  # whether to wait for the probe, and to judge the params
+    certify: Bool[Array, ""]  # whether to wait for the probe, and to judge the params
     expected: Float[Array, ""]  # smallest eigenvalue of the mean Hessian, by the outer step before; 0: not known
     smallest: Float[Array, ""]  # the same, as far as it was seen now; 0: not yet
     largest: Float[Array, ""]  # curvature of the clients' Hessians seen so far, in the mean
@@ -104,11 +104,11 @@ class TreeState(eqx.Module):
         return jax.tree.map(jnp.subtract, self.direct, self.along_x)
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> TreeMemory:
         """What to keep for the next outer step. A run that saw little of the smallest eigenvalue raises it a little."""
         known = CAUTION * self.expected
         found = jnp.where(self.smallest > 0, smaller(CAUTION * known, self.smallest), known)
-        return Memory(self.x, found)
+        return TreeMemory(self.x, found)
 
     def positive(self, found: Float[Array, ""]) -> Float[Array, ""]:
         """The smallest eigenvalue by all that is known, above 0."""
@@ -117,7 +117,7 @@ class TreeState(eqx.Module):
 
 def multiply(problem: Problem, state: TreeState, ctx: Context) -> TreeState:
     """A client's products with what `phase` says, and with the probe's direction."""
-    back, examples = ravel_pytree(state.params)[1], everything(ctx.data.train)
+    back, examples = ravel_pytree(state.params)[1], full_batch(ctx.data.train)
     vector = state.vector
     product, along = problem.products(state.params, state.hyper, examples, back(vector))
     image, size = ravel_pytree(product)[0], norm(vector)
@@ -141,9 +141,9 @@ def message(state: TreeState, ctx: Context) -> tuple[Any, Array]:
         probed, direction = state.probe.image, jnp.linalg.norm(state.probe.descent.direction)
         own = (jnp.linalg.norm(probed) / jnp.where(direction > 0, direction, 1)) ** 2
         largest = jnp.maximum(largest, jnp.where(state.probe.on, own, 0))
-    scale = scale_of(state.reach, state.direct, state.value, state.x)  # at least `weighed` over `most`
-    weighed, most = state.reach * norm(state.x), 1 / jnp.sqrt(jnp.finfo(state.x.dtype).eps)
-    ratio = jnp.where(weighed > 0, weighed / jnp.where(scale > 0, scale, 1), jnp.sign(state.reach) * most)
+    scale = scale_of(state.jacobian_norm, state.direct, state.value, state.x)  # at least `weighed` over `most`
+    weighed, most = state.jacobian_norm * norm(state.x), 1 / jnp.sqrt(jnp.finfo(state.x.dtype).eps)
+    ratio = jnp.where(weighed > 0, weighed / jnp.where(scale > 0, scale, 1), jnp.sign(state.jacobian_norm) * most)
     return (state.image, probed, state.squared, largest, ratio**4, _terms(state)), jnp.ones(())
 
 
@@ -160,7 +160,7 @@ def _terms(state: TreeState) -> tuple[Array, Array] | None:
     value = jax.tree.map(jnp.subtract, state.direct, along)
     unit = jnp.where(judged.size > 0, judged.size, 1)
     changed = norm(jax.tree.map(jnp.subtract, judged.value, value)) / unit
-    size = scale_of(state.reach, state.direct, value, state.x) / unit
+    size = scale_of(state.jacobian_norm, state.direct, value, state.x) / unit
     first, own = jnp.where(state.stage == SECOND, changed, judged.away), jnp.minimum(norm(judged.value), LARGEST)
     return _square(first), jnp.where(state.stage == SECOND, _square(size), own)
 

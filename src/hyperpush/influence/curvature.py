@@ -11,12 +11,12 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.base.checks import check_integer, no_type_check
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.lanczos import Lanczos
 from hyperpush.networks import Network
-from hyperpush.programs import Average, Context, Node, Recipe, Repeat, Scope
+from hyperpush.programs import Average, Context, Node, ProgramRecipe, Repeat, Scope
 from hyperpush.solving.common import probe_of
 from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task, client_shapes
@@ -58,7 +58,7 @@ def lanczos_program(problem: Problem, steps: int) -> Node:
 
     def get_product(state: _State, ctx: Context):
         vector = ravel_pytree(state.params)[1](state.lanczos.vector)
-        product = problem.hessian_product(state.params, state.hyper, everything(ctx.data.train), vector)
+        product = problem.hessian_product(state.params, state.hyper, full_batch(ctx.data.train), vector)
         return ravel_pytree(product)[0], jnp.ones(())
 
     def advance(state: _State, image: Float[Array, " d"], mass, ctx: Context) -> _State:
@@ -118,7 +118,7 @@ def measure_curvature(
     check_task(task)
     check_integer("steps", steps, minimum=1)
     size = sum(leaf.size for leaf in jax.tree.leaves(client_shapes(task, task.params)))
-    recipe = Recipe(lanczos_program, (task.problem, min(steps, size)))
+    recipe = ProgramRecipe(lanczos_program, (task.problem, min(steps, size)))
     run = engine.without_faults().run(recipe, network, (task.params, task.hypers), task.data, check_key(key))
     # All hold the same.
     found = run.states if task.owner is not None else jax.tree.map(lambda leaf: np.asarray(leaf)[0], run.states)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.base.checks import check_integer, no_type_check
 from hyperpush.base.errors import InvalidInput
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.influence.weights import Weights, check_weights, with_weights
@@ -64,7 +64,7 @@ def outer_costs(task: Task, params: PyTree) -> Float[Array, "n k"]:
 @eqx.filter_jit
 def _outer_costs(problem: Problem, params: PyTree, hypers: PyTree, outer: PyTree) -> Float[Array, "n k"]:
     def own(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, " k"]:
-        return jax.vmap(lambda x: problem.outer_cost(x, hyper, everything(examples)))(params)
+        return jax.vmap(lambda x: problem.outer_cost(x, hyper, full_batch(examples)))(params)
 
     return jax.vmap(own)(params, hypers, outer)
 

@@ -26,9 +26,12 @@ from hyperpush.networks import Network
 from hyperpush.task.problem import Cost, Penalty
 from hyperpush.task.starts import PerClient
 from hyperpush.task.task import Task
+from hyperpush.verbs import panels
 from hyperpush.verbs.hypergradient import hypergradient
+from hyperpush.verbs.panels import Panel
 from hyperpush.verbs.results import Estimate, Result
 
+WORST = 10  # records in a panel
 LOOK = 50  # products for a look at the curvature
 
 
@@ -81,9 +84,16 @@ class Influence(Result):
         order = np.argsort(-np.abs(np.concatenate(self.examples)), kind="stable")[:count]
         return [places[place] for place in order]
 
+    def worst(self, count: int) -> list[Place]:
+        """The examples of all clients that hurt most: removing them lowers the loss most. Others are left out."""
+        check_integer("count", count, minimum=0)
+        rows = zip(self._numbers, self.examples, strict=True)
+        hurting = [(own[number], client, int(number)) for client, own in rows for number in np.flatnonzero(own < 0)]
+        return [(client, number) for _, client, number in sorted(hurting)[:count]]
+
     @property
     def _numbers(self) -> list[int]:
-        """Whose the scores are."""
+        """The clients that have scores here."""
         return list(range(self.task.clients)) if self.task.owner is None else [self.task.owner]
 
     @property
@@ -106,6 +116,19 @@ class Influence(Result):
         count = sum(map(len, self.examples))
         hurting = sum(int(np.sum(own < 0)) for own in self.examples)
         return [*super().facts(), f"{count} examples", f"{hurting} hurt"]
+
+    def own_panels(self) -> list[Panel]:
+        note = "Below 0: the loss of all falls without the client or record, so it hurts."
+        title, names = "Change of all validation losses if a client leaves", list(self.task.names)
+        rows = [
+            [names[client], number, self.examples[self._numbers.index(client)][number]]
+            for client, number in self.worst(WORST)
+        ]
+        return [
+            *([panels.text("Warnings", *self.warnings, tone="bad")] if self.warnings else []),
+            panels.bars(title, self.names, {"": self.clients}, note=note),
+            panels.table("Records that hurt most", ("client", "record", "change if removed"), rows, note=note),
+        ]
 
 
 @no_type_check
@@ -196,11 +219,11 @@ def scores(
 
 
 def _changes(
-    task: Task, value: Weights, several: bool
+    task: Task, value: Weights, is_multi_seed: bool
 ) -> tuple[list[Float[np.ndarray, "runs _"]], Float[np.ndarray, " n"]]:
     """Every client's predicted changes by run and example, and in the first run that of the client itself."""
     examples, clients = (-task.clients * np.asarray(each, np.float64) for each in (value.examples, value.client))
-    if not several:
+    if not is_multi_seed:
         examples, clients = examples[..., None], clients[..., None]
     if task.owner is not None:
         examples, clients, counts = examples[None], clients[None], [int(count(task.train))]

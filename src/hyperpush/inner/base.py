@@ -14,7 +14,7 @@ from hyperpush.base.numbers import as_number
 from hyperpush.base.ranges import Whole
 from hyperpush.base.schedules import StepSize
 from hyperpush.base.status import Status
-from hyperpush.data.batches import Ragged, capacity, everything, rows, shuffle
+from hyperpush.data.batches import Ragged, capacity, full_batch, rows, shuffle
 from hyperpush.methods.base import Method
 from hyperpush.methods.optimizers import Optimizer, build, check_optimizer
 from hyperpush.networks import Network
@@ -135,7 +135,7 @@ class ObservingSolver(GradientSolver):
         step_size = None if last is None else float(last)
         return {**super().iteration, "variant": getattr(self, "variant", None), "step_size": step_size}
 
-    def on(self: Observing, network: Network, engine: Any = None, task: Any = None) -> Observing:
+    def bind(self: Observing, network: Network, engine: Any = None, task: Any = None) -> Observing:
         return self if self.observe is not None else self.observing(network.clients < _MANY)
 
     def observing(self: Observing, wanted: bool) -> Observing:
@@ -195,7 +195,7 @@ def epoch(
     """
     total = capacity(examples)
     if size is None or size >= total:
-        return state.step(problem, transform, everything(examples))
+        return state.step(problem, transform, full_batch(examples))
     order = shuffle(examples, key)
     padded = isinstance(examples, Ragged)
     batches = -(-total // size) if padded else total // size

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from hyperpush.base.ranges import OptionalCount
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.inner.base import Learner, ObservingSolver, see_links, solver_program
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Sequence
@@ -71,7 +71,7 @@ class DSGD(ObservingSolver):
         transform, after = self.transformation, self.variant == "gradient-after"
 
         def descend(state: Learner, ctx: Context, start: PyTree = None) -> Learner:
-            return state.step(problem, transform, draw(ctx.data.train, self.batch_size, ctx.key), start)
+            return state.step(problem, transform, minibatch(ctx.data.train, self.batch_size, ctx.key), start)
 
         def receive(state: Learner, inbox: Inbox, ctx: Context) -> Learner:
             mixed = inbox.mix(state.params)

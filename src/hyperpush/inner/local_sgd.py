@@ -5,7 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 
 from hyperpush.base.ranges import OptionalCount
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.inner.base import GradientSolver, Learner, solver_program
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Context, Local, Node, Repeat
@@ -59,6 +59,6 @@ class LocalSGD(GradientSolver):
         transform = self.transformation
 
         def descend(state: Learner, ctx: Context) -> Learner:
-            return state.step(problem, transform, draw(ctx.data.train, self.batch_size, ctx.key))
+            return state.step(problem, transform, minibatch(ctx.data.train, self.batch_size, ctx.key))
 
         return solver_program(Repeat(Local(descend), self.steps, name="LocalSGD"), transform)

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush.base.ranges import OptionalCount
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.inner.base import InnerState, ObservingSolver, see_links
 from hyperpush.methods.base import MethodInfo
 from hyperpush.networks.link_estimates import LinkEstimates
@@ -92,7 +92,7 @@ class SGP(ObservingSolver):
             return _State(trained.params, jnp.ones(()), trained.hyper, memory, links)
 
         def descend(state: _State, ctx: Context, start: PyTree = None) -> _State:
-            batch = draw(ctx.data.train, self.batch_size, ctx.key)
+            batch = minibatch(ctx.data.train, self.batch_size, ctx.key)
             gradient = problem.inner_gradient(state.params, state.hyper, batch)
             updates, memory = transform.update(gradient, state.memory, state.params)
             return replace(state, z=optax.apply_updates(state.z if start is None else start, updates), memory=memory)

@@ -13,7 +13,7 @@ from hyperpush.base.checks import check_integer, check_positive
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import Number, as_number
 from hyperpush.base.status import Reason
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Average, Context, Node, Repeat, Scope, Sequence
@@ -29,7 +29,7 @@ from hyperpush.task.problem import Problem
 MOST_PRODUCTS = 500  # of one Newton step
 
 
-class Memory(eqx.Module):
+class NewtonMemory(eqx.Module):
     """What a client keeps for the next outer step."""
 
     common: Bool[Array, "*clients"]  # whether all hold the same params already
@@ -107,14 +107,14 @@ class TreeNewton(InnerSolver):
             allowed = "SGP(…): Newton steps are chosen by costs, and none of them has a release with noise"
             raise InvalidInput("method", "TreeNewton on a private task", allowed)
 
-    def on(self, network: Any, engine: Any = None, task: Any = None) -> "TreeNewton":
+    def bind(self, network: Any, engine: Any = None, task: Any = None) -> "TreeNewton":
         if engine is not None and engine.no_tree:
             allowed = "TrackedSGP(…) or AutomaticInner(), which need no tree"
             raise InvalidInput("method", f"TreeNewton among {engine.no_tree}", allowed)
         return self
 
-    def memory(self, params: PyTree, hyper: PyTree) -> Memory:
-        return Memory(jnp.zeros((), bool), jnp.zeros((), ravel_pytree(params)[0].dtype))
+    def memory(self, params: PyTree, hyper: PyTree) -> NewtonMemory:
+        return NewtonMemory(jnp.zeros((), bool), jnp.zeros((), ravel_pytree(params)[0].dtype))
 
     def program(self, problem: Problem) -> Node:
         def enter(state: InnerState, ctx: Context) -> Point:
@@ -197,7 +197,7 @@ class TreeNewton(InnerSolver):
             seen = jnp.zeros_like(state.error)
             if isinstance(state, Steps):
                 seen = jnp.where(reason == Reason.TOLERANCE, state.known, 0)
-            memory = Memory(jnp.ones((), bool), seen)
+            memory = NewtonMemory(jnp.ones((), bool), seen)
         error = jnp.where(reason == Reason.ILL_POSED, -1, state.error)
         return InnerState(state.params, before.hyper, before.links, Report.of(reason, error), memory)
 
@@ -205,7 +205,7 @@ class TreeNewton(InnerSolver):
 def _expand(problem: Problem, state: Packed, ctx: Context) -> tuple[Any, ...]:
     """A client's cost, gradient and Hessian at the trial, and what their rounding is measured by."""
     back = ravel_pytree(state.params)[1]
-    cost, gradient, hessian = problem.expansion(back(state.trial), state.hyper, everything(ctx.data.train))
+    cost, gradient, hessian = problem.expansion(back(state.trial), state.hyper, full_batch(ctx.data.train))
     gradient = ravel_pytree(gradient)[0]
     return cost, gradient, pack((hessian + hessian.T) / 2), gradient @ gradient, jnp.sum(hessian**2)
 
@@ -214,7 +214,7 @@ def _look_along(problem: Problem, state: Steps, ctx: Context) -> tuple[Any, ...]
     """A client's cost and gradient at the trial, or its product with the direction of the phase."""
     back, trying = ravel_pytree(state.params)[1], state.phase == TRIAL
     point = jnp.where(trying, state.trial, state.x)
-    cost, gradient, product = problem.along(back(point), state.hyper, everything(ctx.data.train), back(state.direction))
+    cost, gradient, product = problem.along(back(point), state.hyper, full_batch(ctx.data.train), back(state.direction))
     vector = jnp.where(trying, ravel_pytree(gradient)[0], ravel_pytree(product)[0])
     return cost, vector, vector @ vector
 

@@ -85,7 +85,7 @@ class Method(Configured):
         """The methods that it is made of."""
         yield from ()
 
-    def on(self: M, network: Any, engine: Any = None, task: Any = None) -> M:
+    def bind(self: M, network: Any, engine: Any = None, task: Any = None) -> M:
         """The method as it runs on a network and for a task; an `engine` of None loses no messages."""
         return self
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from hyperpush.base import processes
 from hyperpush.base.errors import InvalidInput
-from hyperpush.data.batches import count, everything
+from hyperpush.data.batches import count, full_batch
 from hyperpush.personalize.recipe import Losses, Model, as_product
 from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task
@@ -84,7 +84,7 @@ def scores(recipes: Any, model: Model, params: PyTree, hypers: PyTree, data: PyT
     def measure(params: PyTree, hypers: PyTree, data: PyTree) -> tuple[Array, Array]:
         def one(own):
             params, hyper, data = own
-            return problem.measure(metric, params, hyper, everything(data)), jnp.asarray(count(data))
+            return problem.measure(metric, params, hyper, full_batch(data)), jnp.asarray(count(data))
 
         return jax.lax.map(one, (params, hypers, data), batch_size=batch)
 

@@ -1,4 +1,4 @@
-"""Local differential privacy: noise, how much one example can change what is sent, what it costs, and an attack."""
+"""Local differential privacy: noise, sensitivity to one example, the budget ε, and an attack."""
 
 import lazy_loader
 

@@ -1,8 +1,8 @@
 from .accountant import Accountant as Accountant
 from .accountant import check_schedules as check_schedules
 from .assumption import ASSUMPTION as ASSUMPTION
-from .audit import Audit as Audit
-from .audit import audit as audit
+from .epsilon_audit import Audit as Audit
+from .epsilon_audit import audit_epsilon as audit_epsilon
 from .mechanisms import Gaussian as Gaussian
 from .mechanisms import Laplace as Laplace
 from .mechanisms import clipped_mean as clipped_mean

@@ -1,4 +1,4 @@
-"""What the noise is worth: the privacy budget of every client, as it accumulates and in the limit."""
+"""The privacy budget ε of every client: by round, and in the limit."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,30 +18,30 @@ from hyperpush.privacy.sensitivity import LoopSensitivity, Use, by_variable
 PerClient = Float[np.ndarray, "*clients"]
 Losses = dict[str, Float[np.ndarray, " rounds *clients"]]
 
-# Composing more distributions than this, or of a larger range, takes minutes; Rényi's bound is a few per cent above.
+# Composing more distributions, or a larger range, takes minutes; Rényi's bound is only a few per cent larger.
 MOST_DISTRIBUTIONS, MOST_RANGE = 64, 100.0
 
 
 class Accountant(eqx.Module):
-    """What LDP-DSBO's noisy messages cost every client: ε after some rounds, and in the limit.
+    """Privacy cost ε of LDP-DSBO's noisy messages for every client, after some rounds and in the limit.
 
     A message of sensitivity Δ_t (ℓ1 ≤ √dim·ℓ2 for Laplace noise) with noise of scale ν_t loses Δ_t/ν_t. With Laplace
     noise these add up to a pure ε (Chen and Wang, ICML 2024):
 
         ε = Σ_t Σ_v √dim_v Δ_{v,t} / ν_{v,t}
 
-    Gaussian noise has no pure ε: there, and wherever `delta` is given, the answer is the ε of (ε, δ). Numbers are one
-    per client of the sender. They are upper bounds for ideal real-valued noise only: see `assumes`.
+    Pure ε needs Laplace noise. With Gaussian noise, and wherever `delta` is given, the result is the ε of (ε, δ). There
+    is one number per client of the sender. They are upper bounds for ideal real-valued noise only: see `assumes`.
 
     **Use it** for messages that are not releases of a private task; `LDPDSBO.accountant` makes it. **Avoid it** for
     private tasks: `hp.budget` counts their releases.
 
     Args:
-        sender: What one example can change.
-        noise: A mechanism for all of its variables, or one for each of "y", "z", "x".
+        sender: Sensitivity of the messages to one example.
+        noise: One mechanism for all variables of the sender, or one for each of "y", "z", "x".
 
     Raises:
-        InvalidInput: The noise is no such thing, or falls so fast that samples used once cost more the later they come.
+        InvalidInput: The noise is not a mechanism, or falls so fast that later samples, used once, cost more.
 
     Example:
         >>> import hyperpush as hp
@@ -61,11 +61,11 @@ class Accountant(eqx.Module):
     def __init__(self, sender: LoopSensitivity, noise: Mechanism | Mapping[str, Mechanism]):
         self.sender = sender
         self.noise = by_variable("Accountant.noise", noise, tuple(sender.dims), (Laplace, Gaussian))
-        if sender.use == "once":  # else samples cost the more the later they come
+        if sender.use == "once":  # else later samples cost more
             _finite_budget(sender.steps, self.noise, sender.use)
 
     def losses(self, rounds: int) -> Losses:
-        """Sensitivity over noise scale of each variable in each round: ε of a Laplace release, μ of a Gaussian one."""
+        """Return sensitivity over noise scale by variable and round: ε of a Laplace release, μ of a Gaussian one."""
         t = np.arange(check_integer("rounds", rounds, minimum=1))
         found = {}
         for name, delta in self.sender.sensitivities(rounds).items():
@@ -74,33 +74,33 @@ class Accountant(eqx.Module):
         return found
 
     def epsilon_by_round(self, rounds: int) -> Float[np.ndarray, " rounds *clients"]:
-        """Pure ε after each of the rounds; Laplace noise only."""
+        """Return the pure ε after each round; Laplace noise only."""
         self._only_laplace()
         return np.cumsum(np.sum(list(self.losses(rounds).values()), axis=0), axis=0)
 
     def epsilon(self, rounds: int, delta: float | None = None, by: str | None = None) -> PerClient:
-        """ε after a number of rounds: pure, or that of (ε, δ) by dp-accounting.
+        """Return ε after a number of rounds: pure, or the ε of (ε, δ) by dp-accounting.
 
-        Gaussian releases compose to one. Many Laplace ones are put into groups of about equal loss, and count as the
-        largest of their group.
+        Gaussian releases compose to one. Many Laplace releases are grouped by similar loss, and each counts as the
+        largest of its group.
 
         Args:
-            rounds: At least 1.
-            delta: δ, in (0, 1); None asks for pure ε, which Laplace noise alone has.
-            by: What Laplace releases compose by: `"pld"` (privacy loss distributions, tight) or `"rdp"` (Rényi
-                divergences, quick). None takes the first if they are few.
+            rounds: Number of rounds, at least 1.
+            delta: δ, in (0, 1). None asks for pure ε, which needs Laplace noise.
+            by: Composition of Laplace releases: `"pld"` (privacy loss distributions, tight) or `"rdp"` (Rényi
+                divergences, fast). None takes `"pld"` if there are few.
         """
         if delta is None:
             return np.asarray(self.epsilon_by_round(rounds)[-1])
         return self._with_delta(self.losses(rounds), delta, by)
 
     def limit(self, delta: float | None = None, rounds: int = 100_000, by: str | None = None) -> PerClient:
-        """An upper bound on ε however long it runs: `rounds` of it, and a bound on all that follow.
+        """Return an upper bound on ε for any number of rounds: `rounds` exact ones, and a bound on the rest.
 
-        It exists where noise falls more slowly than what it hides.
+        It exists where noise falls more slowly than the sensitivity.
 
         Raises:
-            InvalidInput: There is no limit. A data set that is reused never has one: its ε grows without end.
+            InvalidInput: There is no limit. A reused data set never has one, because its ε grows without end.
         """
         if delta is None:
             self._only_laplace()
@@ -122,18 +122,18 @@ class Accountant(eqx.Module):
         raise InvalidInput("rounds", rounds, allowed)
 
     def noise_for(self, epsilon: float, rounds: int | None = None, delta: float | None = None) -> dict[str, Mechanism]:
-        """The noise, all scales multiplied by one factor, at which no client's ε is above `epsilon`.
+        """Return the noise at which no client's ε exceeds `epsilon`: all scales multiplied by one factor.
 
         Args:
-            epsilon: Above 0. Asked again, `epsilon(rounds)` or `limit()` of this noise is never above it.
-            rounds: How long it runs; None: however long.
+            epsilon: Target, above 0. `epsilon(rounds)` or `limit()` of the returned noise never exceeds it.
+            rounds: Number of rounds; None: any number.
             delta: δ, in (0, 1); None asks for pure ε.
         """
         check_positive("epsilon", epsilon)
 
         def cost(noise: dict[str, Mechanism]) -> float:
             account = Accountant(self.sender, noise)
-            # Rényi's bound is never too small, and quick.
+            # Rényi's bound is fast and never too small.
             found = account.limit(delta, by="rdp") if rounds is None else account.epsilon(rounds, delta, "rdp")
             return float(np.max(found))
 
@@ -143,7 +143,7 @@ class Accountant(eqx.Module):
         return times(least_factor(lambda factor: cost(times(factor)), epsilon, exact=delta is None))
 
     def _scale(self, name: str) -> Power:
-        """The noise's schedule, divided by the mechanism's norm of a unit ℓ2 change."""
+        """Return the noise's schedule, divided by the mechanism's norm of a unit ℓ2 change."""
         mechanism = self.noise[name]
         return mechanism.scale.times(1 / mechanism.norm_of_unit(self.sender.dims[name]))
 
@@ -152,12 +152,12 @@ class Accountant(eqx.Module):
 
     def _only_laplace(self) -> None:
         if self._with(Gaussian):
-            raise InvalidInput("delta", None, "a number in (0, 1): Gaussian noise has no pure ε")
+            raise InvalidInput("delta", None, "a number in (0, 1): pure ε needs Laplace noise")
 
     def _with_delta(
         self, losses: Losses, delta: float, by: str | None, pure: PerClient | float = 0, normal: PerClient | float = 0
     ) -> PerClient:
-        """ε at δ of these losses, further pure ones and further squared Gaussian ones."""
+        """Return ε at δ of these losses, further pure ones and further squared Gaussian ones."""
         shape = next(iter(losses.values())).shape[1:]
         flat = {name: found.reshape(len(found), -1) for name, found in losses.items()}
         laplace = np.concatenate([flat[name] for name in self._with(Laplace)] or [np.zeros((1, math.prod(shape)))])
@@ -174,7 +174,7 @@ class Accountant(eqx.Module):
 
 
 def compose(laplace: np.ndarray, mu: float, delta: float, by: str | None) -> float:
-    """ε at δ of Laplace releases of these ε, and a Gaussian one of mean `mu` and deviation 1."""
+    """Return ε at δ of Laplace releases of these ε and one Gaussian release of mean `mu` and deviation 1."""
     if not (isinstance(delta, float) and 0 < delta < 1):
         raise InvalidInput("delta", delta, "a number in (0, 1)")
     if by not in (None, "pld", "rdp"):
@@ -204,23 +204,23 @@ def compose(laplace: np.ndarray, mu: float, delta: float, by: str | None) -> flo
 
 
 def _group(values: np.ndarray, ratio: float) -> tuple[np.ndarray, np.ndarray]:
-    """Levels above the values, by less than a factor `ratio`, and how many values each stands for."""
+    """Return levels that exceed the values by less than a factor `ratio`, and the number of values at each."""
     largest = values.max()
     steps, counts = np.unique(np.floor(np.log(largest / values) / math.log(ratio)), return_counts=True)
     return largest * ratio**-steps, counts
 
 
 def least_factor(cost: Callable[[float], float], target: float, exact: bool) -> float:
-    """The least factor, to a thousandth, at which a falling cost is at most `target`; `exact`: it falls as 1/factor."""
+    """Return the least factor, to 0.1 %, at which a falling cost is at most `target`; `exact`: cost ∝ 1/factor."""
     if exact:
-        factor = cost(1.0) / target or 1.0  # nothing to hide: any
+        factor = cost(1.0) / target or 1.0  # no sensitivity: any factor will do
         while cost(factor) > target:
             factor *= 1 + 4e-16
         return factor
     low = high = 1.0
     while cost(high) > target:
         if high > 1e12:
-            raise InvalidInput("epsilon", target, "a larger one: no noise was found to reach it with this delta")
+            raise InvalidInput("epsilon", target, "a larger value: no amount of noise reaches it with this delta")
         low, high = high, 2 * high
     while low == high or cost(low) <= target:
         if low < 1e-9:
@@ -242,12 +242,12 @@ def check_schedules(
     noise, ς ≤ v where samples are used once, and does not exist for reused data (Chen and Wang, ICML 2024).
 
     Args:
-        steps: Of all variables, or by variable.
-        noise: Of all variables, or by variable.
-        use: As in `LoopSensitivity`.
+        steps: One schedule for all variables, or one by variable.
+        noise: One mechanism for all variables, or one by variable.
+        use: Use of the data, as in `LoopSensitivity`.
 
     Raises:
-        InvalidInput: It names the exponent and the bound that it breaks.
+        InvalidInput: An exponent breaks its bound; the message names both.
 
     Example:
         >>> import hyperpush as hp
@@ -274,7 +274,8 @@ def _finite_budget(steps: Mapping[str, Power], noise: Mapping[str, Mechanism], u
     for name, mechanism in noise.items():
         field, decay = f"noise[{name!r}].scale.exponent", mechanism.scale.exponent
         if use == "once" and decay > least:
-            raise InvalidInput(field, decay, f"at most {least}, the least exponent of the steps: else ε has no limit")
+            allowed = f"at most {least}, the least exponent of the steps: else ε grows without limit"
+            raise InvalidInput(field, decay, allowed)
         below = steps[name].exponent + (0.5 if isinstance(mechanism, Gaussian) else 0)
         if use == "running averages" and decay >= below:
-            raise InvalidInput(field, decay, f"below {below}: else ε has no limit")
+            raise InvalidInput(field, decay, f"below {below}: else ε grows without limit")

@@ -1,6 +1,5 @@
-"""What every claim of an ε takes for granted."""
+"""The assumption behind every claimed ε; results that report an ε carry it."""
 
-# Every result that reports an ε carries this.
 ASSUMPTION = (
     "ε assumes ideal real-valued noise. Noise is drawn as float32 or float64. "
     "An attacker who lists the representable draws can tell two data sets apart from one released number. "

@@ -1,13 +1,13 @@
-"""What of a client's data reaches its state and its messages, read off the trace of a leaf.
+"""Check, in the trace of a leaf, that a client's data reach its state and messages only through releases.
 
-States and messages are clean: this is what the check establishes leaf by leaf, so every leaf may assume it of what it
-gets. In a leaf, whatever depends on data is not clean until it has passed an access and its release. How many examples
-a client owns (`Ragged.counts`) is public.
+States and messages are clean: the check establishes this leaf by leaf, so each leaf may assume it of its inputs. Inside
+a leaf, a value that depends on data is not clean until it has passed an access and its release. The number of examples
+of a client (`Ragged.counts`) is public.
 
-A private task with hypers of single examples has one exception: arrays with one number per example may hold what is
-each example's own. They may be moved number by number and used by their own rows, and are never sent.
+Private tasks with hypers of single examples have one exception. Arrays with one number per example may hold values of
+these examples. They may be moved number by number and used by their own rows, and are never sent.
 
-Not seen are numbers that a function closes over; `budget.py` compares closed-over arrays with the data.
+The check does not see numbers that a function closes over; `budget.py` compares closed-over arrays with the data.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,15 +31,15 @@ from hyperpush.programs.counting import is_mark
 
 
 @dataclass(frozen=True)
-class Rows:
-    """One example in each slice along an axis, and none in two."""
+class ExampleRows:
+    """Each slice along an axis holds one example, and no example is in two slices."""
 
     axis: int
-    order: tuple[Any, ...] = ()  # how rows were moved: arrays of the same order have the same example in the same row
+    order: tuple[Any, ...] = ()  # moves of rows so far: arrays of the same order have the same example in the same row
 
 
 class Held(Enum):
-    """How an array depends on data otherwise."""
+    """Other ways in which an array depends on data."""
 
     OWN = "one number of each example"
     INSIDE = "rows of one access, each by itself"
@@ -47,27 +47,26 @@ class Held(Enum):
     SPOILED = "anything, in a way that no release repairs"
 
 
-Taint = Rows | Held | None  # None: not at all
+Taint = ExampleRows | Held | None  # None: the array does not depend on data
 
 
 def check_leaf(
     f: Callable[..., PyTree], *args: PyTree, own: bool = False, sends: bool = False
 ) -> tuple[ClosedJaxpr, Any]:
-    """The trace of a leaf f(*arguments, context), and the structure of what it returns.
-
-    A leaf that lets data through or calls the host is refused.
+    """Return the trace of a leaf f(*arguments, context) and the structure of its result.
 
     Args:
         f: The leaf.
-        args: What it gets; the last is its context.
-        own: Whether arrays with one number per example may hold what is the examples' own.
-        sends: Whether others see what it returns.
+        args: Its arguments; the last is its context.
+        own: True if arrays with one number per example may hold values of these examples.
+        sends: True if other clients see the result.
 
     Raises:
-        InvalidInput: It names the leaf's file and line, and the fields that data reach.
+        InvalidInput: The leaf lets data through or calls the host. The message names its file and line, and the
+            fields that data reach.
     """
     flat, structure = jax.tree.flatten(args)
-    # A function of its own for each call: JAX remembers traces by function, and `f` may close over tracers.
+    # A new function for each call, because JAX caches traces by function and `f` may close over tracers.
     closed, shapes = jax.make_jaxpr(lambda *flat: f(*structure.unflatten(flat)), return_shape=True)(*flat)
     refuse_host_calls(closed.jaxpr, f)
     ctx: Context = args[-1]
@@ -95,7 +94,7 @@ def check_leaf(
 
 
 def refuse_leaks(f: Callable[..., Any], reached: dict[str, Taint]) -> None:
-    """Refuse a leaf if data reach fields of what it returns."""
+    """Raise InvalidInput if data reach fields of a leaf's result."""
     if not reached:
         return
     fields = ", ".join(field or "its result" for field in reached)
@@ -103,7 +102,7 @@ def refuse_leaks(f: Callable[..., Any], reached: dict[str, Taint]) -> None:
         given = f"private data in {fields}, at a point or in a batch made of data without noise"
         allowed = (
             "problem.inner_gradient and the like at params, hypers and vectors that were released, "
-            "on rows that hold one example each, drawn by hp.extend.draw, with costs that see these rows alone"
+            "on rows that hold one example each, drawn by hp.extend.minibatch, with costs that see these rows alone"
         )
     elif Held.OWN in reached.values():
         given = f"hypers of single examples in {fields}, which others would see"
@@ -111,17 +110,17 @@ def refuse_leaks(f: Callable[..., Any], reached: dict[str, Taint]) -> None:
     else:
         given = f"private data in {fields}, without noise"
         allowed = (
-            "what comes of data through problem.inner_gradient, outer_gradients, hessian_product, jacobian_product or "
-            "products; take gradients through them, not through the cost"
+            "values of data from problem.inner_gradient, outer_gradients, hessian_product, jacobian_product or "
+            "products; take gradients with them, not of the cost"
         )
     raise InvalidInput(f"task.private: {place(f)}", given, allowed)
 
 
 def _taints(data: PyTree) -> list[Taint]:
-    """What each leaf of one client's data holds: one example per row, and nothing that counts examples."""
+    """Return the taint of each leaf of one client's data: one example per row; counts of examples are public."""
 
     def rows(tree: PyTree) -> list[Taint]:
-        return [Rows(0) if leaf.shape else Held.MIXED for leaf in jax.tree.leaves(tree)]
+        return [ExampleRows(0) if leaf.shape else Held.MIXED for leaf in jax.tree.leaves(tree)]
 
     parts = jax.tree.leaves(data, is_leaf=lambda part: isinstance(part, Ragged))
     return [
@@ -133,7 +132,7 @@ def _taints(data: PyTree) -> list[Taint]:
 
 
 def join(*taints: Taint) -> Taint:
-    """What an array holds that is sometimes one, sometimes another of these."""
+    """Return the taint of an array that is one of several."""
     known = set(taints) - {None}
     if Held.SPOILED in known:
         return Held.SPOILED
@@ -141,13 +140,13 @@ def join(*taints: Taint) -> Taint:
 
 
 def combine(taints: Sequence[Taint]) -> Taint:
-    """What an array holds that is computed from arrays of these."""
+    """Return the taint of an array computed from several."""
     joint = join(*taints)
     return joint if joint in (None, Held.INSIDE, Held.SPOILED) else Held.MIXED
 
 
 def flow(jaxpr: Jaxpr, given: Sequence[Taint]) -> list[Taint]:
-    """What the outputs of a trace hold, if its inputs hold this."""
+    """Return the taints of the outputs of a trace from those of its inputs."""
     known: dict[Any, Taint] = dict(zip(jaxpr.invars, given, strict=True))
 
     def read(var: Any) -> Taint:
@@ -170,8 +169,8 @@ def _step(eqn: JaxprEqn, given: list[Taint]) -> list[Taint]:
         return [None] * len(eqn.outvars)
     if is_mark(eqn.primitive) or eqn.primitive.name == "optimization_barrier":
         return given
-    if eqn.primitive is single:  # a promise of those who drew the rows
-        rows = Rows(eqn.params["lead"], (eqn.outvars[0],))
+    if eqn.primitive is single:  # the code that drew the rows promises one example each
+        rows = ExampleRows(eqn.params["lead"], (eqn.outvars[0],))
         return [taint if taint in (None, Held.SPOILED) else rows for taint in given]
     if eqn.primitive.name in special:
         return special[eqn.primitive.name](given, **eqn.params)
@@ -182,7 +181,7 @@ def _step(eqn: JaxprEqn, given: list[Taint]) -> list[Taint]:
 
 
 def _release(given: list[Taint], kept: bool, **_: Any) -> list[Taint]:
-    *values, change = given  # noise whose scale depends on data betrays them
+    *values, change = given  # noise whose scale depends on data leaks them
     fine = Held.OWN if kept else None
     return [
         None if taint is None and change is None else fine if taint is Held.INSIDE and change is None else Held.SPOILED
@@ -193,7 +192,7 @@ def _release(given: list[Taint], kept: bool, **_: Any) -> list[Taint]:
 def _access(given: list[Taint], public: int, own: tuple[int, ...], lead: int) -> list[Taint]:
     clean = all(t is None or (t is Held.OWN and number in own) for number, t in enumerate(given[:public]))
     rows = set(given[public:]) - {None}
-    single = not rows or (len(rows) == 1 and isinstance(each := rows.pop(), Rows) and each.axis == lead)
+    single = not rows or (len(rows) == 1 and isinstance(each := rows.pop(), ExampleRows) and each.axis == lead)
     return [None if taint is None else Held.INSIDE if clean and single else Held.SPOILED for taint in given]
 
 
@@ -214,9 +213,9 @@ def _scan(given: list[Taint], jaxpr: ClosedJaxpr, num_consts: int, num_carry: in
 
 
 def _move(taint: Taint, by: int) -> Taint:
-    """What a row of such an array holds (by −1), or an array of such rows (by 1)."""
-    if isinstance(taint, Rows):
-        return Rows(taint.axis + by, taint.order) if taint.axis + by >= 0 else Held.MIXED
+    """Return the taint of a row of such an array (`by` −1), or of an array of such rows (`by` 1)."""
+    if isinstance(taint, ExampleRows):
+        return ExampleRows(taint.axis + by, taint.order) if taint.axis + by >= 0 else Held.MIXED
     return Held.MIXED if taint is Held.OWN else taint
 
 
@@ -224,7 +223,7 @@ def _while(given: list[Taint], cond_jaxpr: ClosedJaxpr, body_jaxpr: ClosedJaxpr,
     of_test, of_body, carry = split(given, lengths["cond_nconsts"], lengths["body_nconsts"])
     while True:
         made = flow(body_jaxpr.jaxpr, [*of_body, *carry])
-        # How often the loop runs is known from everything it carries.
+        # The carried values reveal the number of iterations.
         test = combine(flow(cond_jaxpr.jaxpr, [*of_test, *carry]))
         after = [join(*pair, test) for pair in zip(carry, made, strict=True)]
         if after == carry:
@@ -238,7 +237,7 @@ ELEMENTWISE = {"convert_element_type", "copy", "copy_p", "reduce_precision", "st
 ELEMENTWISE |= {"add", "add_any", "sub", "mul", "div", "neg", "max", "min", "abs", "sign", "is_finite", "not", "and"}
 ELEMENTWISE |= {"or", "eq", "ne", "lt", "le", "gt", "ge", "pow", "integer_pow", "square", "sqrt", "rsqrt", "exp"}
 ELEMENTWISE |= {"expm1", "log", "log1p", "tanh", "logistic"}
-# Operations that move rows, and how; what a dynamic slice starts from is taken to be the same for all parts of a batch.
+# Operations that move rows, and their moves. The start of a dynamic slice is assumed equal for all parts of a batch.
 MOVES: dict[str, Callable[[dict[str, Any], int], Any]] = {
     "rev": lambda params, axis: (),
     "slice": lambda params, axis: (params["start_indices"][axis], (params["strides"] or {axis: 1})[axis]),
@@ -248,27 +247,27 @@ MOVES: dict[str, Callable[[dict[str, Any], int], Any]] = {
 
 
 def _compute(eqn: JaxprEqn, given: list[Taint]) -> Taint:
-    """What a plain operation makes of examples: they stay apart if it takes one array of them and moves rows alone."""
+    """Return the taint after a plain operation: examples stay apart if it takes one array and only moves rows."""
     name, out = eqn.primitive.name, eqn.outvars[0].aval
     tainted = [number for number, taint in enumerate(given) if taint is not None]
     taint, shape = given[tainted[0]], getattr(eqn.invars[tainted[0]].aval, "shape", ())
     if join(*given) is Held.OWN:
         return Held.OWN if name in ELEMENTWISE and getattr(out, "shape", None) == shape else Held.MIXED
-    if len(tainted) > 1 or not isinstance(taint, Rows):
+    if len(tainted) > 1 or not isinstance(taint, ExampleRows):
         return combine(given)
     axis = _new_axis(name, eqn.params, taint.axis, tainted[0], shape, getattr(out, "shape", ()))
     if axis is None:
         return Held.MIXED
     reversed_rows = name == "rev" and taint.axis in eqn.params["dimensions"]
     if name in MOVES and (reversed_rows or shape[axis] != getattr(out, "shape", ())[axis]):
-        return Rows(axis, (*taint.order, name, MOVES[name](eqn.params, axis)))
-    return Rows(axis, taint.order)
+        return ExampleRows(axis, (*taint.order, name, MOVES[name](eqn.params, axis)))
+    return ExampleRows(axis, taint.order)
 
 
 def _new_axis(
     name: str, params: dict[str, Any], axis: int, input: int, before: tuple[int, ...], after: tuple[int, ...]
 ) -> int | None:
-    """The axis of the examples afterwards; None if they do not stay apart."""
+    """Return the axis of the examples after an operation; None if they do not stay apart."""
     if name in ELEMENTWISE or name in MOVES:
         return axis if len(before) == len(after) else None
     if name == "squeeze":

@@ -1,4 +1,4 @@
-"""Noise on what is sent, and clipping that makes the bound on what one example can change true."""
+"""Noise mechanisms, and clipping that bounds the influence of one example."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Kind = TypeVar("Kind", bound="_Mechanism")
 
 
 def _schedule(given: Any) -> Power:
-    """A schedule; a number stands for a constant one."""
+    """Return a schedule; a number becomes a constant one."""
     return given if isinstance(given, Power) else Power(check_positive("scale of the noise", given))
 
 
@@ -28,15 +28,15 @@ class _Mechanism(eqx.Module):
     scale: Power = eqx.field(converter=_schedule)
 
     def norm_of_unit(self, size: int) -> float:
-        """The largest norm, as this mechanism measures it, of a vector with `size` numbers and ℓ2 norm 1."""
+        """Return the largest norm, as this mechanism measures it, of `size` numbers with ℓ2 norm 1."""
         return 1.0
 
     def times(self: Kind, factor: float) -> Kind:
-        """The same with `factor` times as much noise."""
+        """Return the mechanism with `factor` times the noise."""
         return type(self)(self.scale.times(factor))
 
     def noise(self, key: PRNGKeyArray, tree: PyTree, t: Any) -> PyTree:
-        """Independent noise for every number of `tree`, at round t."""
+        """Draw independent noise for every number of `tree`, at round t."""
         leaves, structure = jax.tree.flatten(tree)
         keys, scale = jax.random.split(key, max(len(leaves), 1)), self.scale(t)
         drawn = [
@@ -55,7 +55,7 @@ class Laplace(_Mechanism):
 
     Args:
         scale: ν, above 0: a number, or `hp.schedule("power", scale, exponent)` by round. In `task.private` it is in
-            units of the most that one example can change: a release then costs 1/ν. Numbers are traced.
+            units of the largest change by one example: a release then costs 1/ν. Numbers are traced.
 
     Raises:
         InvalidInput: The scale is not above 0.
@@ -76,11 +76,11 @@ class Gaussian(_Mechanism):
     """Normal noise of deviation σ = scale(t): a change of ℓ2 norm Δ is as easy to see as N(Δ/σ, 1) against N(0, 1).
 
     Dong, Roth and Su, "Gaussian differential privacy", arXiv:1905.02383. **Use it** for long vectors and many rounds.
-    **Avoid it** where δ = 0 is required: it has no pure ε.
+    **Avoid it** where δ = 0 is required, which needs Laplace noise.
 
     Args:
         scale: σ, above 0: a number, or `hp.schedule("power", scale, exponent)` by round. In `task.private` it is in
-            units of the most that one example can change. Numbers are traced.
+            units of the largest change by one example. Numbers are traced.
 
     Raises:
         InvalidInput: The scale is not above 0.
@@ -101,13 +101,13 @@ Mechanism = Laplace | Gaussian
 
 
 def project(tree: PyTree, radius: float | Float[Array, ""]) -> PyTree:
-    """The nearest tree of ℓ2 norm at most `radius`; zero for one whose norm is not finite.
+    """Return the nearest tree of ℓ2 norm at most `radius`, or zero if the norm is not finite.
 
-    It does not expand: ‖project(a) − project(b)‖ ≤ ‖a − b‖ for finite a and b.
+    The projection does not expand: ‖project(a) − project(b)‖ ≤ ‖a − b‖ for finite a and b.
 
     Args:
         tree: Any pytree of arrays, taken as one vector.
-        radius: Above 0.
+        radius: Largest norm, above 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -117,7 +117,7 @@ def project(tree: PyTree, radius: float | Float[Array, ""]) -> PyTree:
     """
     norm = optax.tree.norm(tree)
     factor = jnp.minimum(1, radius / jnp.where(norm > 0, norm, 1))
-    # An example that overflows must not be able to send more than any other.
+    # An example that overflows must not send more than any other.
     return jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(norm), factor * leaf, 0).astype(leaf.dtype), tree)
 
 
@@ -127,15 +127,15 @@ def clipped_mean(
     bound: float | Float[Array, ""],
     mask: Float[Array, " b"] | None = None,
 ) -> PyTree:
-    """The mean over examples of `function(example)`, each scaled to an ℓ2 norm of at most `bound`.
+    """Return the mean over examples of `function(example)`, each scaled to an ℓ2 norm of at most `bound`.
 
-    Replacing one of N examples changes it by at most 2·bound/N, whatever the function (Abadi et al., arXiv:1607.00133).
+    Replacing one of N examples changes it by at most 2·bound/N for any function (Abadi et al., arXiv:1607.00133).
 
     Args:
-        function: Of one example, without the axis of examples.
-        examples: A pytree of examples, on axis 0.
+        function: Function of one example, without the axis of examples.
+        examples: Pytree of examples, on axis 0.
         bound: C, above 0.
-        mask: Only examples with 1 count; None counts all.
+        mask: 1 for each example that counts, 0 for padding; None counts all.
 
     Example:
         >>> import jax.numpy as jnp
@@ -149,7 +149,7 @@ def clipped_mean(
 
 
 def mean_of(each: PyTree, mask: Float[Array, " b"] | None = None) -> PyTree:
-    """The mean over axis 0, of those with mask 1; what the others hold, NaN included, does not matter."""
+    """Return the mean over axis 0 of rows with mask 1; other rows, even NaN, have no effect."""
     if mask is None:
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
     count = jnp.maximum(jnp.sum(mask), 1)
@@ -164,7 +164,7 @@ def mean_of(each: PyTree, mask: Float[Array, " b"] | None = None) -> PyTree:
 def one_by_one(
     function: Callable[[Any], PyTree], batch: PyTree
 ) -> tuple[Callable[[Any], PyTree], PyTree, Float[Array, " b"] | None]:
-    """A function of batches as one of single rows; this batch's rows, and a mask of those that are real (None: all)."""
+    """Turn a function of batches into one of single rows; return it, the rows, and their mask (None: all count)."""
     padded = isinstance(batch, Batch)
 
     def one(row: PyTree) -> PyTree:

@@ -1,7 +1,7 @@
 """Noise at the releases of a program's leaves, and the check that data leave them in no other way.
 
-Release number k of a leaf has the key `fold_in(fold_in(ctx.key, RELEASES), k)`. The counter k goes through every loop
-and branch, so that no draw is used twice. An ambient key would give every iteration of a loop the same noise.
+Release number k of a leaf has the key `fold_in(fold_in(ctx.key, RELEASES), k)`. The counter k passes through each loop
+and branch, so no draw is used twice. With one ambient key all iterations of a loop would get the same noise.
 """
 
 import math
@@ -26,25 +26,27 @@ from hyperpush.privacy.traces import equations, inner_trace, split
 from hyperpush.programs import Average, Context, Local, Node, Repeat, Scope, Sequence, Server, State, rewrite
 from hyperpush.programs.counting import Work, count_marks
 
-# Positions, rounds, mini-batches and splits, with which a leaf folds its own key, stay below.
+# Above all positions, rounds, mini-batches and splits that a leaf folds into its key.
 RELEASES = 0xFEED_DA7A
 
 Leaf = Callable[..., PyTree]
-Counted = tuple[list[Any], Int[Array, ""]]  # outputs, and how many releases were made so far
+Counted = tuple[list[Any], Int[Array, ""]]  # outputs, and the number of releases so far
 
 
 class Noising(eqx.Module):
-    """Adds independent noise at each release of a leaf, in units of the most that one example can change it.
+    """Adds independent noise at each release of a leaf, in units of the largest change by one example.
 
-    Noise depends on the context's key alone, so that all engines draw the same. Adding it twice changes nothing.
+    The noise depends on the context's key alone, so all engines draw the same. Adding it twice has no further effect.
     """
 
     mechanism: Mechanism
-    own: bool = eqx.field(static=True, default=False)  # whether hypers are single examples' own
-    run: UInt32[Array, ""] | None = None  # how many releases came before: a second run with the same key draws anew
+    own: bool = eqx.field(static=True, default=False)  # True if hypers belong to single examples
+    run: UInt32[Array, ""] | None = (
+        None  # number of earlier releases, so that a second run with the same key draws anew
+    )
 
     def add(self, f: Leaf, sends: bool = False) -> Leaf:
-        """The leaf `f(*arguments, context)` with noise; refused when it is traced if it lets data through."""
+        """Return the leaf `f(*arguments, context)` with noise; its trace is refused if it lets data through."""
 
         @wraps(f)
         def leaf(*args: PyTree) -> PyTree:
@@ -52,7 +54,7 @@ class Noising(eqx.Module):
             closed, structure = check_leaf(f, *args, own=self.own, sends=sends)
             if not _has_release(closed.jaxpr):
                 return f(*args)
-            # What nobody uses is no release: it has no number, as it is not counted.
+            # Unused results are not released, so they are neither numbered nor counted.
             used, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
             often = sum(count_releases(used).values())
             key = jax.random.fold_in(ctx.key, RELEASES)
@@ -64,8 +66,8 @@ class Noising(eqx.Module):
         return leaf
 
     def add_everywhere(self, program: Node) -> Node:
-        """The program with noise at the releases of all its leaves."""
-        made: dict[Any, Leaf] = {}  # by identity: what stands at several places stays one function
+        """Return the program with noise at the releases of all its leaves."""
+        made: dict[Any, Leaf] = {}  # by identity: a function at several places stays one function
 
         def noisy(f: Leaf, sends: bool = False) -> Leaf:
             return made.setdefault((id(f), sends), self.add(f, sends))
@@ -93,7 +95,7 @@ class Noising(eqx.Module):
 
 
 def without_data(f: Callable[[State, Context], PyTree]) -> Callable[[State, Context], PyTree]:
-    """A function that records, the same; refused where it is traced if it lets data through."""
+    """Return a recording function unchanged; its trace is refused if it lets data through."""
 
     @wraps(f)
     def record(state: State, ctx: Context) -> PyTree:
@@ -104,7 +106,7 @@ def without_data(f: Callable[[State, Context], PyTree]) -> Callable[[State, Cont
 
 
 def count_releases(jaxpr: Jaxpr) -> Work:
-    """How many releases one run of a traced leaf makes, by data set; loops count as often as they run."""
+    """Count the releases of one run of a traced leaf, by data set; loops count once per iteration."""
     return +count_marks(jaxpr, release, lambda params: (params["on"],))
 
 

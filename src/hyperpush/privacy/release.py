@@ -1,9 +1,9 @@
-"""Releases: the places of a leaf at which something about a client's data becomes known.
+"""Releases: the places of a leaf at which information on a client's data becomes known.
 
-A private access goes through two identities in the trace. `access_data` stands where it reads the data, `release_tree`
-where its result leaves, with the most that one example can change it. `noise_at_releases.py` adds noise there when a
-program is made private. A release without noise cannot run: its lowering raises. So whatever path a computation takes,
-it ends with noise or with an error.
+A private access passes two identities in the trace: `access_data` where it reads the data, and `release_tree` where its
+result leaves, with the largest change by one example. `noise_at_releases.py` adds noise there when a program is made
+private. A release without noise cannot run, because its lowering raises. So each path of a computation ends with noise
+or with an error.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.privacy.traces import calling_line
 from hyperpush.programs.counting import Kind, longest_loop
 
-DataSet = str  # "train", "validation", or what else a task calls its data
+DataSet = str  # "train", "validation", or another name of a task's data
 
 
 def release_tree(
@@ -30,14 +30,15 @@ def release_tree(
     on: DataSet = "train",
     kept: bool = False,
 ) -> PyTree:
-    """The same numbers, to which noise in units of `change` is added when an engine runs them.
+    """Return the same numbers, marked so that an engine adds noise in units of `change`.
 
     Args:
-        tree: What becomes known.
-        change: The most that one example can change its ℓ2 norm. It must not depend on data itself.
-        kind: The access it comes from.
-        on: The data set it comes from.
-        kept: Declares that each number is one example's, and that nobody else ever sees it: no noise, and no release.
+        tree: Numbers that become known.
+        change: Largest ℓ2 change of the numbers by one example. It must not depend on data itself.
+        kind: Kind of access that made the numbers.
+        on: Data set of that access.
+        kept: True declares that each number belongs to one example and is never sent. Then it gets no noise and does
+            not count as a release.
     """
     leaves, structure = jax.tree.flatten(tree)
     options = {"kind": kind, "on": on, "kept": kept, "lead": 0, "copies": 0 if kept else 1, "noisy": kept}
@@ -46,11 +47,11 @@ def release_tree(
 
 
 def access_data(public: PyTree, batch: PyTree, own: Sequence[int] = ()) -> tuple[PyTree, PyTree]:
-    """The same (public, batch), at the door of an access whose result will be released.
+    """Return (public, batch) unchanged, marked as the inputs of an access whose result will be released.
 
-    The check of flows holds the caller to it: `public` must not depend on data, and the rows of `batch` must be single
-    examples, on axis 0. Else one example changes more than its own row, and the release's bound is wrong. Leaves of
-    `public` whose places are in `own` may hold one number per example, of which each row gets its own.
+    The check of flows enforces two conditions: `public` does not depend on data, and the rows of `batch` are single
+    examples on axis 0. Otherwise one example changes more than its own row, and the release's bound is wrong. Leaves of
+    `public` whose places are in `own` may hold one number per example; each row gets its own.
     """
     leaves, structure = jax.tree.flatten((public, batch))
     options = {"public": len(jax.tree.leaves(public)), "own": tuple(own), "lead": 0}
@@ -78,13 +79,13 @@ def _refuse_derivative(*_: Any, **__: Any) -> NoReturn:
 
 
 def _lead(inputs: Any, axes: Any) -> tuple[int, list[Any]]:
-    """How wide a batch is, and its inputs with its axis first."""
+    """Return the width of a batch and its inputs with the batch axis first."""
     wide = next(leaf.shape[axis] for leaf, axis in zip(inputs, axes, strict=True) if axis is not None)
     return wide, [batching.bdim_at_front(leaf, axis, wide) for leaf, axis in zip(inputs, axes, strict=True)]
 
 
 def _map_release(inputs: Any, axes: Any, *, lead: int, copies: int, **params: Any) -> tuple[list[Any], list[int]]:
-    """Every member of a batch is a release of its own."""
+    """Each member of a batch is one release."""
     wide, every = _lead(inputs, axes)
     return release.bind(*every, lead=lead + 1, copies=copies * wide, **params), [0] * (len(every) - 1)
 

@@ -1,8 +1,8 @@
-"""How much one example can change what a client sends, given everything that anybody has seen before.
+"""Sensitivity of a client's messages to one example, given all earlier messages.
 
 Adjacent data differ in one example of one client. Both runs are compared under the same *observations*, the noisy
-messages of all clients: what a client sends then is a function of its data alone, so privacy losses add up over rounds,
-although the others react to what they hear. All bounds are ℓ2 norms; rounds count from 0.
+messages of all clients. Then a client's messages are functions of its data alone. So privacy losses add up over rounds,
+although other clients react to the messages. All bounds are ℓ2 norms; rounds count from 0.
 """
 
 import math
@@ -27,17 +27,17 @@ VARIABLES = ("y", "z", "x")
 
 
 class Constants(eqx.Module):
-    """Bounds that hold for every single example: x are the hypers, y the params, g is the inner and f the outer cost.
+    """Bounds for every single example: x are the hypers, y the params, g is the inner and f the outer cost.
 
-    Clips are made true by the algorithm. Smoothness is a property of the costs. Where a constant of smoothness is not
-    known, `math.inf` leaves only what clipping guarantees: a client whose state differs may then send a whole clipped
-    gradient of another direction.
+    The algorithm enforces clips. Smoothness is a property of the costs. Where a constant of smoothness is not known,
+    `math.inf` leaves only the guarantee of clipping: a client whose state differs may then send a whole clipped
+    gradient in another direction.
 
     Args:
         C_y: ‖∂_y g‖ ≤ C_y, a clip, above 0.
         C_b: ‖∂_y f‖ ≤ C_b, a clip, 0 or more.
         C_x: ‖∂_x f‖ ≤ C_x, a clip, 0 or more.
-        R: ‖z‖ ≤ R, to which z is projected, above 0.
+        R: ‖z‖ ≤ R, above 0; z is projected to this norm.
         C_H: ‖∂²_yy g‖ ≤ C_H as an operator.
         C_J: ‖∂²_xy g‖ ≤ C_J as an operator.
         L_H: Lipschitz constant of ∂²_yy g in (x, y).
@@ -86,20 +86,20 @@ class Constants(eqx.Module):
 
     @property
     def products(self) -> tuple[Number, Number]:
-        """The bounds of ‖∂²_yy g z‖ and ‖∂²_xy g z‖."""
+        """Bounds of ‖∂²_yy g z‖ and ‖∂²_xy g z‖."""
         along_y = self.C_H * self.R if self.C_Hz is None else self.C_Hz
         along_x = self.C_J * self.R if self.C_Jz is None else self.C_Jz
         return along_y, along_x
 
     @property
     def clips(self) -> dict[str, Number]:
-        """The largest norm of one example's part in each variable's direction."""
+        """Largest norm of one example's part in the direction of each variable."""
         along_y, along_x = self.products
         return {"y": self.C_y, "z": along_y + self.C_b, "x": self.C_x + along_x}
 
     @property
     def slopes(self) -> Float[np.ndarray, "3 3"]:
-        """How much the direction of each variable (row) can change with each variable (column); order y, z, x."""
+        """Lipschitz constants of each variable's direction (row) in each variable (column); order y, z, x."""
         z = self.L_H * self.R + self.L_b
         x = self.L_J * self.R + self.L_fx
         return np.array([[self.C_H, 0, self.C_J], [z, self.C_H, z], [x, self.C_J, x]], float)
@@ -121,27 +121,27 @@ def _as_weights(given: ArrayLike) -> Float[np.ndarray, "*clients"]:
 
 
 class LoopSensitivity(eqx.Module):
-    """How much one example can change what LDP-DSBO sends: the single loop whose message is (x, y, z) and noise.
+    """Sensitivity of LDP-DSBO's messages to one example; the message of its single loop is (x, y, z) and noise.
 
     With κ the weight that the client keeps for its own value, C the clips and A the slopes of `constants`, per variable
 
         Δ⁺ = κΔ + λ_t min(s_t + AΔ, 2C),   Δ = 0 at first,   Δ_z ≤ 2R
 
-    as own values enter clean and others' are observed (Chen and Wang, ICML 2024). s_t is what the changed example does
-    by itself.
+    because own values enter without noise and others' are observed (Chen and Wang, ICML 2024). s_t is the changed
+    example's direct effect.
 
-    **Use it** through `LDPDSBO.accountant`, or for a loop of your own of this form. **Avoid it** for private tasks.
+    **Use it** through `LDPDSBO.accountant`, or for your own loop of this form. **Avoid it** for private tasks.
 
     Departures from the paper:
 
-    1. Clips bound every change by 2C, so that smoothness need not be known.
-    2. Mini-batches of a reused data set count as if the changed example were in each.
+    1. Clips bound every change by 2C, so smoothness constants are optional.
+    2. Mini-batches of a reused data set count as if each contained the changed example.
 
     Args:
         constants: Clips and slopes.
         steps: λ: one schedule `hp.schedule("power", …)` for all variables, or one for each of "x", "y", "z".
-        params: Numbers in y and z each, at least 1.
-        hypers: Numbers in x, at least 1.
+        params: Dimension of y and of z, at least 1.
+        hypers: Dimension of x, at least 1.
         use: `"running averages"` over all samples so far, each re-evaluated at the current point: s_t = 2C/(t + 1).
             `"once"`: every sample in its own round, s_t = 2C there. `"reused"`: a fixed data set, s_t = 2C always.
         others: 1 − κ, the weight of others' messages, from 0 to 1: a number, or one per client. 0 is always a valid
@@ -176,10 +176,10 @@ class LoopSensitivity(eqx.Module):
         return {"y": self.params, "z": self.params, "x": self.hypers}
 
     def sensitivities(self, rounds: int, changed: int = 0) -> dict[str, Numbers]:
-        """The recursion above, if the example of round `changed` differs, which is first used then.
+        """Return Δ by round if the example that is first used in round `changed` differs.
 
-        Round 0 is the worst: in running averages later changes have smaller s_t; used once, they meet smaller steps,
-        and cost less if no noise falls faster than a step.
+        Round 0 is the worst case. In running averages later changes have smaller s_t. Used once, they meet smaller
+        steps and cost less if no noise falls faster than a step.
         """
         t = np.arange(check_integer("rounds", rounds, minimum=1))
         check_integer("changed", changed, minimum=0)
@@ -193,7 +193,7 @@ class LoopSensitivity(eqx.Module):
         return {name: found[:, number] for number, name in enumerate(VARIABLES)}
 
     def tail(self, start: int, deltas: Mapping[str, Any], noise: Mapping[str, Power], order: Literal[1, 2]) -> Any:
-        """A bound on Σ_{t ≥ start} (Δ_t/noise_t)^order of the given variables, from all Δ at `start`; maybe infinite.
+        """Bound Σ_{t ≥ start} (Δ_t/noise_t)^order of the given variables, from all Δ at `start`; it may be infinite.
 
         m_t = max Δ_t (t + 1)^v / u over variables, with any u > 0, falls like m⁺ ≤ q m + σ/(t + 1) with q and σ taken
         at `start`. By convexity (m⁺)^p ≤ q m^p + (1 − q)(σ/(1 − q)(t + 1))^p; summed with weights (t + 1)^{p(ς − v)},
@@ -203,7 +203,7 @@ class LoopSensitivity(eqx.Module):
         at, clips, slopes = start + 1, self._most(), self.constants.slopes
         v, size = (np.array([getattr(self.steps[name], of) for name in VARIABLES]) for of in ("exponent", "scale"))
         u = size * np.maximum(clips, 1e-3 * clips.max()) / self.examples
-        with np.errstate(invalid="ignore"):  # ∞·0: nothing is known, so nothing is bounded
+        with np.errstate(invalid="ignore"):  # ∞·0: an unknown constant gives no bound
             spread = size * np.sum(slopes * u * at**-v, axis=1) / u
             rate = (1 + 1 / at) ** v.max() * (1 - self.others + spread.max())
         rate = np.where(np.isnan(rate), np.inf, rate)
@@ -251,7 +251,7 @@ def _recursion(
 
 
 def by_variable(field: str, given: Any, names: Any, kind: type | tuple[type, ...]) -> dict[str, Any]:
-    """One value per name; a single value stands for all."""
+    """Return one value per name; a single value holds for all names."""
     if isinstance(given, kind):
         return dict.fromkeys(names, given)
     fits = isinstance(given, Mapping) and set(given) == set(names) and all(isinstance(v, kind) for v in given.values())

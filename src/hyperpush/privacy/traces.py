@@ -1,4 +1,4 @@
-"""Reading traces: where a leaf was written, which traces stand inside others, and calls to the host."""
+"""Read traces: the source line of a leaf, traces inside others, and calls to the host."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from hyperpush.programs import Exchange
 CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_lin"}
 CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 HOST = {"debug_print", "outside_call", "outfeed", "infeed", "ffi_call"}
-# Lines of these are nobody's request: tasks pass on the accesses of whoever called them.
+# Lines of these modules are skipped, because tasks pass on the accesses of their callers.
 OUTSIDE = (
     "jax",
     "equinox",
@@ -28,7 +28,7 @@ OUTSIDE = (
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """All equations of a trace, those inside others included."""
+    """Yield all equations of a trace, including those of inner traces."""
     for eqn in jaxpr.eqns:
         yield eqn
         for inside in jaxprs_in_params(eqn.params):
@@ -36,7 +36,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def inner_trace(eqn: JaxprEqn) -> tuple[ClosedJaxpr, list[int]] | None:
-    """The trace that a call-like equation runs once, and which of its inputs it gets; None for other equations."""
+    """Return the trace that a call-like equation runs once and the places of its inputs; None for other equations."""
     if eqn.primitive.name == "custom_linear_solve":  # its other functions serve derivatives
         lengths = eqn.params["const_lengths"]
         first = lengths.matvec + lengths.vecmat
@@ -52,21 +52,21 @@ def inner_trace(eqn: JaxprEqn) -> tuple[ClosedJaxpr, list[int]] | None:
 
 
 def split(inputs: list[Any], first: int, second: int) -> tuple[list[Any], list[Any], list[Any]]:
-    """The first inputs of a loop, the second ones, and the rest."""
+    """Split the inputs of a loop into the first, the second ones, and the rest."""
     return inputs[:first], inputs[first : first + second], inputs[first + second :]
 
 
 def refuse_host_calls(jaxpr: Jaxpr, f: Callable[..., Any]) -> None:
-    """Refuse a leaf that calls back to the host or writes into references: nobody sees what happens to data there."""
+    """Refuse a leaf that calls back to the host or writes into references, because data cannot be followed there."""
     for eqn in equations(jaxpr):
         name = eqn.primitive.name
         if "callback" in name or name in HOST or eqn.effects:
-            allowed = "no call to the host (jax.debug.print, pure_callback, io_callback) and no reference"
+            allowed = "neither calls to the host (jax.debug.print, pure_callback, io_callback) nor references"
             raise InvalidInput(f"task.private: {place(f)}", f"{name} in a leaf", f"{allowed} in a private task's leaf")
 
 
 def place(f: Callable[..., Any]) -> str:
-    """Where the function of a leaf was written: file:line name."""
+    """Return the source of a leaf's function: file:line name."""
     while True:
         owner = getattr(f, "__self__", None)
         if isinstance(owner, Exchange):  # its own `take` only packs what arrived for `receive`
@@ -83,7 +83,7 @@ def place(f: Callable[..., Any]) -> str:
 
 
 def calling_line() -> str:
-    """The line that is being executed outside JAX, this folder and the task's accesses."""
+    """Return the innermost executing line outside of JAX, this folder and the task's accesses."""
     frame = sys._getframe(1)
     while frame is not None:
         module = f"{frame.f_globals.get('__name__', '')}."

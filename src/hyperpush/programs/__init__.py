@@ -1,4 +1,4 @@
-"""Algorithms as what one client does: the nodes of a program, what a leaf may know, and what a program costs."""
+"""Programs: the nodes of one client's code, the context of a leaf, and the costs."""
 
 import lazy_loader
 

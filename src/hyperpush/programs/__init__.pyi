@@ -25,7 +25,7 @@ from .profile import profile as profile
 from .profile import trace_leaf as trace_leaf
 from .profile import traced as traced
 from .profile import visit_leaves as visit_leaves
-from .recipe import Recipe as Recipe
+from .recipe import ProgramRecipe as ProgramRecipe
 from .recipe import as_recipe as as_recipe
 from .recipe import at as at
 from .recipe import leaf_of as leaf_of

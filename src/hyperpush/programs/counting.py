@@ -1,9 +1,9 @@
-"""How many gradients and products a computation does, read off its trace.
+"""Count the gradients and products of a computation from its trace.
 
-A gradient or product marks its result with an identity that costs nothing when it runs and stays in the traced program.
-Counting walks that program: what nobody uses is not counted, a loop of known length counts as often as it runs, and
-`jax.vmap` as often as it is wide. A derivative of the inner gradient, forward or backward, is a product with the
-Hessian. How often a loop runs that ends on a condition, only its author can say (`repeated`).
+A gradient or product marks its result with an identity that is free at run time and stays in the traced program.
+Counting walks that program. Unused results are not counted. A loop of known length counts once per iteration, and
+`jax.vmap` once per member. A derivative of the inner gradient, forward or backward, is a product with the Hessian. The
+length of a loop that ends on a condition must be declared by its author (`repeated`).
 """
 
 from collections import Counter
@@ -22,17 +22,17 @@ from hyperpush.base.checks import check_integer
 from hyperpush.base.errors import InvalidInput
 
 Kind = Literal["hessian_products", "jacobian_products", "gradients", "metrics"]
-Work = Counter[str]  # how many of each kind, and under `accesses(name)` how many of them used a data set
-Labels = Callable[[Mapping[str, Any]], tuple[str, ...]]  # under which names a mark of these parameters counts
+Work = Counter[str]  # number by kind, and under `accesses(name)` the number that used a data set
+Labels = Callable[[Mapping[str, Any]], tuple[str, ...]]  # names under which a mark with these parameters counts
 
 _times: ContextVar[int | None] = ContextVar("times", default=None)
 _marking: ContextVar[bool] = ContextVar("marking", default=True)
 
 
 def mark(kind: Kind, result: PyTree, on: str = "", derivative: Kind | None = None) -> PyTree:
-    """The same numbers, marked as what one gradient or product gave.
+    """Return the same numbers, marked as the result of one gradient or product.
 
-    `on` names the data set that was used; `derivative` says what a derivative counts as.
+    `on` names the data set that was used; `derivative` is the kind under which a derivative counts.
     """
     if not _marking.get():
         return result
@@ -42,13 +42,13 @@ def mark(kind: Kind, result: PyTree, on: str = "", derivative: Kind | None = Non
 
 
 def longest_loop() -> int | None:
-    """How often loops run at most that end on a condition, where `repeated` has said so."""
+    """Return the declared limit of loops that end on a condition; None without `repeated`."""
     return _times.get()
 
 
 @contextmanager
 def without_marks() -> Iterator[None]:
-    """Count no gradient or product inside: they are parts of one, such as those of its examples, marked outside."""
+    """Count no gradient or product inside: they are parts of one that is marked outside, such as its examples'."""
     before = _marking.set(False)
     try:
         yield
@@ -57,13 +57,13 @@ def without_marks() -> Iterator[None]:
 
 
 def accesses(on: str) -> str:
-    """The name under which `Work` counts the gradients and products that used a data set."""
+    """Return the name under which `Work` counts the gradients and products that used a data set."""
     return f"accesses to {on}"
 
 
 @contextmanager
 def repeated(times: int) -> Iterator[None]:
-    """Say how often the loops traced inside run, at most, that end on a condition (`jax.lax.while_loop`, solvers)."""
+    """Declare the limit of iterations of loops inside that end on a condition (`jax.lax.while_loop`, solvers)."""
     outer = _times.get()
     before = _times.set(check_integer("times", times, minimum=0) * (1 if outer is None else outer))
     try:
@@ -73,15 +73,15 @@ def repeated(times: int) -> Iterator[None]:
 
 
 def work_of(jaxpr: Jaxpr) -> Work:
-    """The gradients and products in one run of a traced program; where it branches, the most of each kind."""
+    """Return the gradients and products of one run of a traced program; of branches, the most of each kind."""
     return count_marks(jaxpr, _mark, lambda params: (params["kind"], accesses(params["on"])))
 
 
 def count_marks(jaxpr: Jaxpr, mark: Primitive, labels: Labels) -> Counter[str]:
-    """How often one run of a traced program passes `mark`, under each of the labels of its parameters.
+    """Count the passes through `mark` in one run of a traced program, by the labels of its parameters.
 
-    A mark has the parameters `kind`, `copies` (how wide it is mapped) and `times` (as `longest_loop` has them). What
-    nobody uses does not count. Where the program branches, the most of each label counts.
+    A mark has the parameters `kind`, `copies` (its width under `vmap`) and `times` (from `longest_loop`). Unused
+    results do not count. Of branches, the most of each label counts.
     """
     used, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return _count(used, mark, labels, 1, False)
@@ -97,7 +97,7 @@ def _count(jaxpr: Jaxpr, mark: Primitive, labels: Labels, runs: int, open_ended:
                 raise InvalidInput(
                     params["kind"],
                     "in a loop that ends on a condition",
-                    "there with `programs.counting.repeated(times)` around the loop: how often it runs at most",
+                    "the same inside `with programs.counting.repeated(times)`, which declares the most iterations",
                 )
             total.update(dict.fromkeys(labels(params), runs * params["copies"] * times))
         elif name == "cond":
@@ -115,7 +115,7 @@ def _count(jaxpr: Jaxpr, mark: Primitive, labels: Labels, runs: int, open_ended:
 
 
 def is_mark(primitive: Primitive) -> bool:
-    """Whether a primitive marks a gradient or a product."""
+    """Return True if a primitive marks a gradient or a product."""
     return primitive is _mark
 
 
@@ -132,7 +132,7 @@ def _differentiate_mark(
 
 
 def _mark_some(leaves: Any, **params: Any) -> list[Any]:
-    """Mark the leaves that are not known to be zero."""
+    """Mark the leaves that are not symbolic zeros."""
     some = iter(_mark.bind(*(leaf for leaf in leaves if type(leaf) is not ad.Zero), **{**params, "derivative": None}))
     return [leaf if type(leaf) is ad.Zero else next(some) for leaf in leaves]
 

@@ -1,7 +1,7 @@
-"""The end of a loop that looks at exact averages, decided by one client for all.
+"""The end of a loop on exact averages, decided by one client for all.
 
-An average along a tree is the same to the last bit everywhere. What clients compute from it may differ by rounding:
-their processors and compilers need not be alike. Who stopped a step earlier would leave the others waiting.
+An average along a tree is equal to the last bit at every client. Values computed from it may differ by rounding,
+because processors and compilers differ. A client that stopped a step earlier would leave the others waiting.
 """
 
 from collections.abc import Callable
@@ -15,5 +15,5 @@ __all__ = ["decide_at_root", "has_ended"]
 
 
 def decide_at_root(average: Average, until: Callable[[State, Context], Bool[Array, ""]], stays: bool = True) -> Average:
-    """The same exact average, which also brings what the root thinks of the end: `state.ended`, for all alike."""
+    """Return the exact average with the root's decision on the end of the loop, as `state.ended` of every client."""
     return replace(average, ends=until)

@@ -1,11 +1,11 @@
-"""An algorithm as what one client does: what it sends, and what it does with what arrives.
+"""The nodes of a program: one client's code, written as what it sends and how it uses what arrives.
 
-A program is a short tree of nodes. Its leaves are pure functions of one client's state (any pytree); nothing but the
-messages of the nodes below ever crosses between clients. Engines host clients and interpret the tree, so an
-algorithm is written once and runs vectorized on one device, sharded over many, or with one process per client.
+A program is a short tree of nodes. Its leaves are pure functions of one client's state, which is any pytree. Only the
+messages of the nodes cross between clients. Engines host clients and interpret the tree. So an algorithm is written
+once and runs vectorized on one device, sharded over many, or with one process per client.
 
-Random keys are folded from the run's key along the way to a leaf (position in each `Sequence`, iteration of each
-`Repeat`), then with the leaf's role and the client's number, so every engine draws the same numbers.
+Random keys are folded from the run's key on the path to a leaf: the position in each `Sequence` and the iteration of
+each `Repeat`. Then the leaf's role and the client's number are folded in. So every engine draws the same numbers.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Message = PyTree
 
 
 class Role(IntEnum):
-    """What a leaf is for; part of its key, so that no two leaves of a node draw the same numbers."""
+    """Purpose of a leaf. It is part of the leaf's key, so that no two leaves of a node draw the same numbers."""
 
     LOCAL = 0
     SEND = 1
@@ -39,7 +39,7 @@ class Role(IntEnum):
     COMPUTE = 9
 
 
-# Positions and iterations, with which keys are folded on the way to a leaf, stay below.
+# Above all positions and iterations that are folded into a key on the path to a leaf.
 LEAF = 1 << 31
 
 
@@ -49,15 +49,15 @@ def leaf_key(key: PRNGKeyArray, role: Role, client: Int[Array, ""] | int) -> PRN
 
 
 class Context(eqx.Module):
-    """What a leaf may know besides the client's state.
+    """Arguments of a leaf besides the client's state.
 
     Args:
         client: The client's number, from 0.
-        clients: How many there are.
-        round: The iteration of the innermost loop around, from 0.
-        key: The leaf's own, for this client and round.
+        clients: Number of clients.
+        round: Iteration of the innermost enclosing loop, from 0.
+        key: Random key of this leaf, client and round.
         data: The client's own data, such as `Data`.
-        common_key: Of this leaf and round, the same at every client; never secret.
+        common_key: Random key of this leaf and round, the same at every client. It is not secret.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -69,20 +69,21 @@ class Context(eqx.Module):
 
     client: Int[Array, ""]
     clients: int = eqx.field(static=True)
-    round: Int[Array, ""]  # iteration of the innermost enclosing Repeat
-    key: PRNGKeyArray  # this leaf's own, for this client and round
-    data: PyTree  # the client's private data
-    common_key: PRNGKeyArray | None = None  # of this leaf and round, for draws that are the same at every client
+    round: Int[Array, ""]
+    key: PRNGKeyArray
+    data: PyTree
+    common_key: PRNGKeyArray | None = None
 
 
 class Inbox(eqx.Module):
-    """What one client received in one exchange.
+    """Messages that one client received in one exchange.
 
     Args:
-        total: The messages of the *others*, combined with their weights.
-        own: The weight that the client keeps for its own message.
-        heard: Who was heard; None unless the exchange observes.
-        sent: The weights used as a sender, by receiver; None unless the exchange observes.
+        total: Messages of the *other* clients, combined with their weights. Stacked messages have one row per sender,
+            zeros where none arrived.
+        own: Weight that the client keeps for its own message.
+        heard: True for each sender whose message arrived. None unless the exchange has `observe=True`.
+        sent: Weights that the client used as a sender, by receiver. None unless the exchange has `observe=True`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -92,21 +93,21 @@ class Inbox(eqx.Module):
         4.0
     """
 
-    total: Message  # the messages of the *others*, combined with their weights; stacked, zeros where none was heard
-    own: Float[Array, ""]  # the weight the client keeps for its own message
-    heard: Bool[Array, " n"] | None = None  # who was heard (only with `observe`)
-    sent: Float[Array, " n"] | None = None  # the weights used as a sender, by receiver (only with `observe`)
+    total: Message
+    own: Float[Array, ""]
+    heard: Bool[Array, " n"] | None = None
+    sent: Float[Array, " n"] | None = None
 
     def mix(self, own: Message) -> Message:
-        """The client's own message and the others', weighed; in the own message's types."""
+        """Return the weighted sum of the client's own message and the others', in the types of its own."""
         return jax.tree.map(lambda mine, others: (self.own * mine + others).astype(mine.dtype), own, self.total)
 
 
 class Local(eqx.Module):
-    """Work without talking: `state ← f(state, context)`.
+    """Local work without messages: `state ← f(state, context)`.
 
     Args:
-        f: A pure function of one client's state and `Context`; it returns the new state.
+        f: Pure function of one client's state and `Context` that returns the new state.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -119,21 +120,21 @@ class Local(eqx.Module):
 
 
 class Exchange(eqx.Module):
-    """One round: everybody sends one message over the network's live links, then takes in what arrived.
+    """One round: each client sends one message over the network's live links, then uses the messages that arrived.
 
     Args:
-        send: `send(state, context)` makes the message, any pytree.
-        receive: `receive(state, inbox, context)` makes the new state from what the *others* sent.
-        weights: Who weighs a message: the sender (`"push"`, column-stochastic), both (`"gossip"`, doubly stochastic),
-            nobody (`"ones"`), or the receiver: as much as it pushes to that sender (`"reverse"`), or by a function of
-            its state and context that returns one weight per sender.
-        reduce: How messages meet: their `"sum"`, their `"max"`, or `"stack"`: one row per sender, none of them weighed.
-        conserved: Whether the sum over clients must survive loss (push-sum mass). On a faulty network such messages
-            travel as running sums per link, so that nothing is lost for good.
-        observe: Whether the inbox says who was heard, and the weights used as a sender.
+        send: `send(state, context)` returns the message, any pytree.
+        receive: `receive(state, inbox, context)` returns the new state from the messages of the *other* clients.
+        weights: Weights of messages. `"push"`: set by the sender, column-stochastic. `"gossip"`: doubly stochastic.
+            `"ones"`: all weights are 1. `"reverse"`: the weight that the receiver pushes to that sender. A function of
+            the receiver's state and context returns one weight per sender.
+        reduce: Combination of messages: `"sum"`, `"max"`, or `"stack"`, which keeps one unweighted row per sender.
+        conserved: True if the sum over clients must survive loss, as push-sum mass must. On lossy networks such
+            messages travel as running sums per link, so no part is lost for good.
+        observe: True to let the inbox hold `heard` and `sent`.
 
     Raises:
-        InvalidInput: A conserved message that is not pushed and summed, or a stacked one that is weighed.
+        InvalidInput: A conserved message is not pushed and summed, or a stacked message is weighted.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -153,12 +154,12 @@ class Exchange(eqx.Module):
     observe: bool = eqx.field(static=True, default=False)
 
     def take(self, state: State, total: Message, own: Any, heard: Any, sent: Any, ctx: Context) -> State:
-        """The state after this has arrived."""
+        """Return the state after these messages arrived."""
         return self.receive(state, Inbox(total, own, heard, sent), ctx)
 
     @property
     def link_weights(self) -> Literal["push", "gossip", "ones"]:
-        """The weights to ask the network for."""
+        """Kind of weights to request from the network."""
         if callable(self.weights):
             return "ones"
         return "push" if self.weights == "reverse" else self.weights
@@ -171,33 +172,33 @@ class Exchange(eqx.Module):
 
 
 class Average(eqx.Module):
-    """`rounds` steps of averaging, a node of its own so that an engine may compose them into one operator.
+    """`rounds` steps of averaging, as one node, so that an engine may compose them into one operator.
 
     `"push"`: w ← Pw, ω ← Pω from (value, mass), average = w/ω (push-sum: Kempe, Dobra, Gehrke 2003). `"gossip"`:
-    w ← Ww with doubly stochastic W. `"exact"`: the plain mean at once, as a server or an all-reduce would give it.
-    `"tree"`: the plain mean again, summed over the network's own links along a tree to client 0 and sent back, as
-    `hyperpush.networks.trees` describes. It takes as many rounds as the links allow, and each client sends at most two
-    messages on average, more where links lose some. Engines that host all clients compute the mean at once, and count
-    what the tree takes; peers send along it. The first such average of a run on random links also counts what it takes
-    to learn how often they are up. **Use it** where clients trust each other. A parent sees its children's sums and
-    could falsify them.
+    w ← Ww with doubly stochastic W. `"exact"`: the plain mean in one step, as a server or an all-reduce gives it.
+    `"tree"`: the plain mean, summed over the network's links along a tree to client 0 and sent back
+    (`hyperpush.networks.trees`). The links decide the number of rounds. Each client sends at most two messages on
+    average, more on lossy links. Engines that host all clients compute the mean in one step and count the cost of the
+    tree; peers send along it. On random links the first such average of a run also counts the cost of learning how
+    often links are up. **Use it** where clients trust each other. A parent sees its children's sums and could falsify
+    them.
 
     Args:
-        get: `get(state, context)` gives `(value, mass)`. A value is any pytree: several travel in one message.
-        put: `put(state, average, mass, context)` takes back the averaged value and the mass.
-        rounds: Steps of averaging, 0 or more; 0 leaves everybody its own value. More are closer to the mean. Exact
-            means ignore it.
-        by: How: `"push"` on any network, `"gossip"` on undirected ones, `"exact"` with a server, `"tree"` without one.
-        ends: `ends(state, context)` on the state after `put`: a truth value or an integer. The answer of client 0 comes
-            back with the average, by `"exact"` or `"tree"`, and becomes the field `ended` of all states. A loop around
-            it takes `until=has_ended` and `common=True`: clients that round differently end it together. None: nothing
-            is asked.
-        answer: `answer(state, average, context)` is what `put` takes in place of an exact mean. It looks only at what
-            is the same at every client. Engines that host all clients compute it once, so that it is the same to the
-            last bit, and vectors that follow from it never part. Among peers each computes it. None: the mean itself.
+        get: `get(state, context)` returns `(value, mass)`. The value is any pytree, sent as one message.
+        put: `put(state, average, mass, context)` returns the new state from the averaged value and the mass.
+        rounds: Steps of averaging, 0 or more. 0 leaves each client its own value; more steps come closer to the mean.
+            Exact means ignore it.
+        by: Method: `"push"` on any network, `"gossip"` on undirected ones, `"exact"` with a server, `"tree"` without.
+        ends: `ends(state, context)` returns a truth value or an integer from the state after `put`. Client 0's answer
+            returns with the average and becomes the field `ended` of all states. It needs `"exact"` or `"tree"`. A loop
+            around it uses `until=has_ended` and `common=True`, so clients that round differently end together. None:
+            no answer is sent.
+        answer: `answer(state, average, context)` returns the value that `put` gets in place of an exact mean. It may
+            read only values that are equal at every client. Engines that host all clients compute it once, so it is
+            equal to the last bit. Each peer computes its own. None: `put` gets the mean.
 
     Raises:
-        InvalidInput: An `ends` or an `answer` of an average that is not exact.
+        InvalidInput: `ends` or `answer` is given for an average that is not exact.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -222,7 +223,7 @@ class Average(eqx.Module):
             raise InvalidInput("Average.answer", self.by, "by='tree' or 'exact': other means differ between clients")
 
     def each_answers(self) -> "Average":
-        """The same average, whose answer every client computes."""
+        """Return the same average with the answer computed by every client."""
         answer, put = self.answer, self.put
         if answer is None:
             return self
@@ -233,7 +234,7 @@ class Average(eqx.Module):
         return replace(self, put=take, answer=None)
 
     def stepwise(self) -> "Node":
-        """The same average as single exchanges, for engines that cannot compose them; along a tree it stays one."""
+        """Return the average as single exchanges, for engines that cannot compose them; averages along a tree stay."""
         if self.answer is not None:
             return self.each_answers().stepwise()
         if self.by == "tree":
@@ -272,27 +273,27 @@ class Average(eqx.Module):
 
 
 def has_ended(state: Any, ctx: Context) -> Bool[Array, ""]:
-    """The answer that client 0 gave to `ends` of the last average."""
+    """Return client 0's answer to `ends` of the last average."""
     return state.ended
 
 
 def with_answer(state: Any, answer: Array) -> State:
-    """The state with the answer of client 0 to `ends`."""
+    """Return the state with client 0's answer to `ends`."""
     own = getattr(state, "with_answer", None)
     return replace(state, ended=answer) if own is None else own(answer)
 
 
 class Server(eqx.Module):
-    """Gather everyone's message, compute once, answer each. On real peers one named peer plays the server.
+    """Gather all messages, compute once, and answer each client. Among real peers one named peer plays the server.
 
     Args:
-        send: `send(state, context)` makes the message.
-        compute: `compute(messages, key)` sees the messages stacked on axis 0 and returns the answers stacked alike.
-        receive: `receive(state, answer, context)` makes the new state.
-        host: Whether `compute` is plain Python (clustering, a solver); otherwise it must be jittable, which is faster.
+        send: `send(state, context)` returns the message.
+        compute: `compute(messages, key)` gets the messages stacked on axis 0 and returns the answers stacked alike.
+        receive: `receive(state, answer, context)` returns the new state.
+        host: True if `compute` is plain Python, such as clustering. False: it can be compiled, which is faster.
 
     Example:
-        Everybody gets the largest number.
+        Every client gets the largest number.
 
         >>> import jax, jax.numpy as jnp, hyperpush as hp
         >>> largest = hp.programs.Server(
@@ -314,14 +315,15 @@ class Repeat(eqx.Module):
     """A loop over `body`.
 
     Args:
-        body: What is repeated; it must keep the structure of the state.
-        at_most: How often, 0 or more; with `until` or `times` at most so often.
-        until: `until(state, context)` ends the loop when it holds at *every* client. The clients find that out by
-            max-consensus after each iteration, so nobody falls out of step.
-        times: `times(state, context)` says how often; every client must hold the same number, e.g. one agreed on.
-        common: Whether `until` looks only at what is the same at every client, such as an exact average. Then all know
-            without a vote when to end.
-        name: By which the loop is recorded, shown, and named when it diverges.
+        body: Node to repeat; it must keep the structure of the state.
+        at_most: Number of iterations, 0 or more. With `until` or `times` it is the upper limit.
+        until: `until(state, context)` ends the loop when it is true at *every* client. The clients vote by
+            max-consensus after each iteration, so they stay in step. None: no condition.
+        times: `times(state, context)` returns the number of iterations. It must be equal at every client. None:
+            `at_most`.
+        common: True if `until` reads only values that are equal at every client, such as an exact average. Then no
+            vote is needed.
+        name: Name of the loop in records, progress and errors.
 
     Raises:
         InvalidInput: `at_most` is negative.
@@ -342,12 +344,12 @@ class Repeat(eqx.Module):
 
     @property
     def votes(self) -> bool:
-        """Whether the clients vote after each iteration."""
+        """True if the clients vote after each iteration."""
         return self.until is not None and not self.common
 
     @property
     def agreed(self) -> bool:
-        """Whether the clients decide during the run how often it runs."""
+        """True if the number of iterations is decided during the run."""
         return self.until is not None or self.times is not None
 
     def __check_init__(self):
@@ -359,9 +361,9 @@ class Scope(eqx.Module):
     """Run `body` on a state of its own.
 
     Args:
-        body: What runs inside.
-        enter: `enter(state, context)` makes the state inside.
-        leave: `leave(state, inner, context)` makes the state after it from the one before and the one inside.
+        body: Node that runs on the inner state.
+        enter: `enter(state, context)` returns the inner state.
+        leave: `leave(state, inner, context)` returns the state after the scope from the outer and the inner state.
 
     Example:
         Inside, the state is a pair; outside, the number alone.
@@ -379,12 +381,12 @@ class Scope(eqx.Module):
 
 
 class Sequence(eqx.Module):
-    """One node after the other.
+    """Nodes that run one after the other.
 
     Args:
-        nodes: In the order in which they run; none of them is a node that does nothing.
-        appended: Whether the first is a program and the others only look at where it ended: they draw nothing, and it
-            draws what it would draw alone.
+        nodes: Nodes in the order in which they run. An empty sequence does nothing.
+        appended: True if the first node is a whole program and the others only read its end state. Then the first
+            node draws the same random numbers as it does alone; the others draw none.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -401,17 +403,17 @@ class Sequence(eqx.Module):
         self.nodes, self.appended = nodes, appended
 
     def keeps_key(self, position: int) -> bool:
-        """Whether a node draws as if it stood alone."""
+        """Return True if the node at this position draws the same numbers as it does alone."""
         return self.appended and position == 0
 
 
 Node = Local | Exchange | Average | Server | Repeat | Scope | Sequence
 
-Path = tuple[int, ...]  # where a node stands: positions in the sequences above it; a loop adds 0
+Path = tuple[int, ...]  # place of a node: positions in the sequences above it; a loop or scope adds 0
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes directly below a node."""
+    """Return the nodes directly below a node."""
     if isinstance(node, Sequence):
         return node.nodes
     if isinstance(node, Repeat | Scope):
@@ -420,7 +422,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def contains(node: Node, test: Callable[[Node], bool]) -> bool:
-    """Whether `test` holds for the node or anything below it."""
+    """Return True if `test` holds for the node or for any node below it."""
     waiting = [node]
     while waiting:
         each = waiting.pop()
@@ -431,6 +433,6 @@ def contains(node: Node, test: Callable[[Node], bool]) -> bool:
 
 
 def work(node: Node) -> int:
-    """How many leaves one pass through the node executes at most."""
+    """Return the largest number of leaves that one pass through the node executes."""
     inside = sum(map(work, children(node))) or 1
     return inside * node.at_most if isinstance(node, Repeat) else inside

@@ -1,4 +1,4 @@
-"""What a program sends and computes, and its states, read off one trace of each of its leaves."""
+"""Messages, work and states of a program, read from one trace of each of its leaves."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -26,20 +26,20 @@ from hyperpush.programs.nodes import (
     Sequence,
     Server,
 )
-from hyperpush.programs.recipe import Recipe, as_recipe
+from hyperpush.programs.recipe import ProgramRecipe, as_recipe
 
-# In place of a path: what clients send once to learn how often links are up, counted in rows of n numbers.
+# In place of a path: the messages that learn how often links are up, sent once and counted in rows of n numbers.
 LEARNING: Path = (-1,)
 
 
 class Sending(eqx.Module):
-    """A place in a program that sends: its path, the node, and the message's shapes (of one client)."""
+    """A sending node of a program: its path, the node, and the shapes of one client's message."""
 
     path: Path = eqx.field(static=True)
     node: Node  # without its functions
     message: PyTree[jax.ShapeDtypeStruct] = eqx.field(static=True)
-    body: Path = eqx.field(static=True)  # the body of the innermost loop around it; (): it stands in no loop
-    answer: jax.ShapeDtypeStruct | None = eqx.field(static=True, default=None)  # that comes back with an average
+    body: Path = eqx.field(static=True)  # body of the innermost enclosing loop; (): outside of all loops
+    answer: jax.ShapeDtypeStruct | None = eqx.field(static=True, default=None)  # returned with an average
 
     @property
     def floats(self) -> int:
@@ -51,13 +51,13 @@ class Sending(eqx.Module):
 
     @property
     def by_tree(self) -> bool:
-        """Whether it goes along a tree: how many messages that takes, only the run can tell."""
+        """True if the message goes along a tree; then only the run knows the number of messages."""
         return isinstance(self.node, Average) and self.node.by == "tree"
 
     def messages(self, agreement: int) -> int:
-        """How many are sent each time, where clients agree on ending a loop in `agreement` rounds.
+        """Return the number of messages per pass, where a vote on ending a loop takes `agreement` rounds.
 
-        Along a tree they are two at most, on average over clients and without losses.
+        Along a tree it is at most two, on average over clients and without loss.
         """
         if isinstance(self.node, Average):
             return {"exact": 1, "tree": 2}.get(self.node.by, self.node.rounds)
@@ -66,20 +66,20 @@ class Sending(eqx.Module):
 
 @dataclass(frozen=True)
 class Profile:
-    """What a program does in each pass through the body of each of its loops, for one client.
+    """One client's messages and work in each pass through the body of each loop of a program.
 
-    Its nodes have no functions: they are the same whatever numbers the program was built from.
+    Its nodes have no functions, so they do not depend on the numbers that the program was built from.
     """
 
     sendings: tuple[Sending, ...]
-    loops: tuple[tuple[Path, Path, Repeat], ...]  # (its body, the body of the loop around it, it), outer ones first
-    work: dict[Path, Work]  # in one pass through a body, without the loops in it; at () what stands in no loop
-    states: dict[Path, PyTree]  # the shapes of the state before each node
-    result: PyTree  # and after the last
-    scopes: tuple[Path, ...]  # of nodes with a state of their own, outer ones first
+    loops: tuple[tuple[Path, Path, Repeat], ...]  # (its body, the enclosing body, the loop), outer loops first
+    work: dict[Path, Work]  # one pass through a body, without the loops in it; (): outside of all loops
+    states: dict[Path, PyTree]  # shapes of the state before each node
+    result: PyTree  # shapes of the state after the last node
+    scopes: tuple[Path, ...]  # paths of the nodes with their own state, outer nodes first
 
     def passes(self, agreed: Mapping[Path, int] | None = None) -> dict[Path, int]:
-        """How often each body has run, if those of loops of an agreed length have run so often; None: at most."""
+        """Return the number of passes through each body. `agreed` has those of agreed loops; None: their limits."""
         passes: dict[Path, int] = {(): 1}
         for body, around, node in self.loops:
             if agreed is None or not node.agreed:
@@ -89,83 +89,83 @@ class Profile:
         return passes
 
     def held(self, path: Path) -> list[PyTree]:
-        """The shapes of the states outside of the scopes around a node, outermost first."""
+        """Return the shapes of the states outside of the scopes around a node, outermost first."""
         return [self.states[each] for each in self.scopes if len(each) < len(path) and each == path[: len(each)]]
 
     def floats(self, exchanges: Mapping[Path, Any], clients: int) -> Any:
-        """Numbers that a client has sent, from the exchanges at each place; along trees, the mean over clients."""
-        # Every client sends in an exchange; along a tree the messages of all are counted.
+        """Return the numbers sent per client, from the exchanges at each place; along trees, the mean over clients."""
+        # Each client sends once in an exchange; along a tree the messages of all clients are counted together.
         width = {sending.path: sending.floats * (1 if sending.by_tree else clients) for sending in self.sendings}
         width[LEARNING] = clients
         total = sum(width[path] * np.asarray(count, np.int64) for path, count in exchanges.items())
         return np.rint(np.asarray(total) / clients).astype(np.int64)
 
     def total(self, agreed: Mapping[Path, int]) -> Work:
-        """Gradients and products computed."""
+        """Return the gradients and products computed."""
         passes, total = self.passes(agreed), Work()
         for body, work in self.work.items():
             total.update({kind: passes[body] * count for kind, count in work.items()})
         return total
 
 
-def profile(program: Node | Recipe, state: PyTree, data: PyTree, clients: int) -> Profile:
-    """Walk a program once, from one client's state (arrays or shapes), tracing each of its leaves.
+def profile(program: Node | ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> Profile:
+    """Walk a program once from one client's state (arrays or shapes) and trace each of its leaves.
 
-    What it finds depends on structure and shapes alone, and is remembered by them.
+    The profile depends on structure and shapes alone and is cached by them.
     """
     shapes = jax.eval_shape(lambda *trees: trees, state, data)
     leaves, structure = jax.tree.flatten((as_recipe(program).shapes(), *shapes))
     return _profile(structure, tuple(leaves), clients, jax.config.read("jax_enable_x64"))
 
 
-# Called with every leaf of a program: its node's path, its role, the function, its trace, and the shapes it returns.
-# The trace's inputs are the leaves of (client, round, key, data, arguments). There is none of a leaf that receives
-# what a host computes: its shapes are known only when it has run.
+# Called with each leaf of a program: the node's path, the role, the function, its trace, and the shapes it returns.
+# The trace's inputs are the leaves of (client, round, key, data, arguments). A leaf that receives the answer of a host
+# function has no trace, because the shapes are known only after the call.
 Visit = Callable[[Path, Role, Callable[..., Any], ClosedJaxpr | None, PyTree], None]
 
 
-def visit_leaves(program: Node | Recipe, state: PyTree, data: PyTree, clients: int, visit: Visit) -> Profile:
-    """Trace every leaf of a program, from one client's state (arrays or shapes), and show each to `visit`."""
+def visit_leaves(program: Node | ProgramRecipe, state: PyTree, data: PyTree, clients: int, visit: Visit) -> Profile:
+    """Trace each leaf of a program from one client's state (arrays or shapes) and pass it to `visit`."""
     shapes = jax.eval_shape(lambda *trees: trees, state, data)
     leaves, structure = jax.tree.flatten((as_recipe(program).shapes(), *shapes))
     return _profile.__wrapped__(structure, tuple(leaves), clients, jax.config.read("jax_enable_x64"), visit)
 
 
 def one_client(tree: PyTree) -> PyTree:
-    """The shapes that one of several stacked clients has."""
+    """Return the shapes of one of several stacked clients."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
 
 
 def all_clients(tree: PyTree, clients: int) -> PyTree:
-    """The shapes of so many stacked clients, from those of one."""
+    """Return the shapes of `clients` stacked clients from those of one."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((clients, *leaf.shape), leaf.dtype), tree)
 
 
 def bytes_of(tree: PyTree) -> int:
-    """Bytes of the arrays, or shapes of arrays, in a pytree."""
+    """Return the bytes of the arrays, or shapes of arrays, in a pytree."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
     return sum([leaf.size * leaf.dtype.itemsize for leaf in leaves])
 
 
 def outline(node: Node) -> Node:
-    """A node without its functions and without what is below it."""
+    """Return a node without its functions and without the nodes below it."""
     values = {field.name: getattr(node, field.name) for field in fields(node)}
     bare = {name: _no_function for name, value in values.items() if callable(value)}
     return replace(node, **bare, **({"body": Sequence()} if "body" in values else {}))
 
 
 def _no_function(*_: Any) -> None:
-    raise AssertionError("a profile's nodes have no functions")
+    raise AssertionError("the nodes of a profile lack their functions")
 
 
 def traced(f: Callable[..., Any], clients: int, data: PyTree, *args: PyTree) -> tuple[Any, Work]:
-    """The shapes that a leaf returns, and its gradients and products, from shapes of one client."""
+    """Return the shapes that a leaf returns, and its gradients and products, from the shapes of one client."""
     shapes, jaxpr = trace_leaf(f, clients, data, *args)
     return shapes, work_of(jaxpr.jaxpr)
 
 
 def trace_leaf(f: Callable[..., Any], clients: int, data: PyTree, *args: PyTree) -> tuple[PyTree, ClosedJaxpr]:
-    """The shapes that a leaf returns, and its trace, from shapes of one client."""
+    """Return the shapes that a leaf returns, and its trace, from the shapes of one client."""
 
     def call(client, round, key, data, *args):
         return f(*args, Context(client, clients, round, key, data, key))
@@ -182,7 +182,7 @@ def _profile(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool, 
     tracer = _Tracer(data, clients, visit)
     results: list[PyTree] = []
 
-    def trace(numbers: Recipe) -> None:
+    def trace(numbers: ProgramRecipe) -> None:
         results.append(tracer.walk(eqx.combine(numbers, rest).program(), state, (), ()))
 
     jax.eval_shape(trace, numbers)
@@ -191,7 +191,7 @@ def _profile(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool, 
 
 
 class _Tracer:
-    """One walk over a program with the shapes of one client's state. `body` is that of the innermost loop around."""
+    """One walk over a program with the shapes of one client's state. `body` is the innermost enclosing loop's."""
 
     def __init__(self, data: PyTree, clients: int, visit: Visit | None):
         self.data, self.clients, self.visit = data, clients, visit
@@ -201,11 +201,11 @@ class _Tracer:
         self.work: dict[Path, Work] = {}
         self.states: dict[Path, PyTree] = {}
         self.scopes: list[Path] = []
-        # What stands at several places of a program is traced once.
+        # A leaf that occurs at several places of a program is traced once.
         self.seen: dict[Any, tuple[Any, ClosedJaxpr, Work]] = {}
 
     def walk(self, node: Node, state: PyTree, path: Path, body: Path) -> PyTree:
-        """The state after a node."""
+        """Return the state after a node."""
         self.states[path] = state
         return _WALKS[type(node)](self, node, state, path, body)
 
@@ -258,7 +258,7 @@ class _Tracer:
 
     def server(self, node: Server, state: PyTree, path: Path, body: Path) -> PyTree:
         message = self.send(node, self.leaf(path, Role.SEND, node.send, body, state), path, body)
-        if node.host:  # what comes back is known only when it has run; most keep the shape of the state
+        if node.host:  # the answer's shapes are known only after the call; most keep the shape of the state
             if self.visit is not None:
                 self.visit(path, Role.RECEIVE, node.receive, None, None)
             return state
@@ -266,7 +266,7 @@ class _Tracer:
         return self.leaf(path, Role.RECEIVE, node.receive, body, state, one_client(answers))
 
     def leaf(self, path: Path, role: Role, f: Callable[..., Any], body: Path, *args: PyTree) -> Any:
-        """The shapes that a leaf returns; what it computes is counted."""
+        """Return the shapes that a leaf returns, and count its work."""
         given, around = jax.tree.flatten(args)
         asked = (f, around, *given)
         if asked not in self.seen:
@@ -283,14 +283,14 @@ class _Tracer:
         return message
 
     def sum_messages(self, message: PyTree) -> PyTree:
-        """A weighted sum of messages: integers become floats."""
+        """Return the shapes of a weighted sum of messages; integers become floats."""
         floating = self.number.dtype
         return jax.tree.map(
             lambda m: m if jnp.issubdtype(m.dtype, jnp.inexact) else jax.ShapeDtypeStruct(m.shape, floating), message
         )
 
     def stack_messages(self, message: PyTree) -> PyTree:
-        """All clients' messages."""
+        """Return the shapes of all clients' messages, stacked."""
         return all_clients(message, self.clients)
 
 

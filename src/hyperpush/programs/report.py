@@ -1,4 +1,4 @@
-"""What a client knows of the status of a result while a program runs."""
+"""A client's part of the status of a result, kept in its state while a program runs."""
 
 import math
 from typing import Any
@@ -10,23 +10,23 @@ from jaxtyping import Array, Float, Int
 
 from hyperpush.base.status import Reason, Status
 
-LARGEST = 1e30  # what an estimate of an error is cut off at: states must be finite
+LARGEST = 1e30  # upper limit of estimated errors, because states must be finite
 
 
 class Report(eqx.Module):
-    """What a client knows of the status while a program runs."""
+    """A client's part of the status while a program runs. Numbers below 0 are unknown."""
 
     reason: Int[Array, "*clients"]  # a `Reason`
-    error: Float[Array, "*clients"]  # below 0: not known
+    error: Float[Array, "*clients"]  # relative error of the result
     runs: Int[Array, "*clients"]
     failed: Int[Array, "*clients"]
-    residual: Float[Array, "*clients"]  # the Newton step in units of the params, the largest so far; below 0: not known
-    disagreement: Float[Array, "*clients"]  # of the clients' params, in the same units; below 0: not known
-    moved: Float[Array, "*clients"]  # what solving exactly would change of the result, relative; below 0: not known
+    residual: Float[Array, "*clients"]  # longest Newton step so far, in units of the params
+    disagreement: Float[Array, "*clients"]  # of the clients' params, in the same units
+    moved: Float[Array, "*clients"]  # relative change of the result if the inner problem were solved
 
     @staticmethod
     def of(reason: Any, error: Any = -1.0) -> "Report":
-        """The report of one solve or estimate."""
+        """Return the report of one solve or estimate."""
         reason = jnp.asarray(reason, jnp.int32)
         failed = (reason > Reason.FIXED_LENGTH).astype(jnp.int32)
         error = jnp.minimum(jnp.asarray(error, jnp.zeros(()).dtype), LARGEST)
@@ -35,20 +35,20 @@ class Report(eqx.Module):
 
     @staticmethod
     def none(shape: tuple[int, ...] = ()) -> "Report":
-        """The report of nothing yet."""
+        """Return an empty report."""
         zeros = jnp.zeros(shape, jnp.int32)
         unknown = jnp.full(shape, -1.0)
         return Report(zeros, unknown, zeros, zeros, unknown, unknown, unknown)
 
     def judged(self, residual: Any, disagreement: Any, moved: Any) -> "Report":
-        """The report with what is known of the params that it was made at. Below 0: not known."""
+        """Return the report with the quality of the params that it was made at."""
         kind = self.error.dtype
         known = (jnp.minimum(each, LARGEST).astype(kind) for each in (residual, disagreement, moved))
         error = jnp.where(self.reason == Reason.UNSOLVED, -1, self.error)  # of the linear system alone
         return Report(self.reason, error, self.runs, self.failed, *known)
 
     def worst(self, other: "Report") -> "Report":
-        """The report of both. An error that is not known is worse than any other."""
+        """Return the worse of two reports. An unknown error is worse than any other."""
         known = ((self.error >= 0) | (self.runs == 0)) & ((other.error >= 0) | (other.runs == 0))
         return Report(
             jnp.maximum(self.reason, other.reason),
@@ -61,7 +61,7 @@ class Report(eqx.Module):
         )
 
     def status(self) -> Status:
-        """The status that all clients' reports together give."""
+        """Return the status of all clients' reports together."""
         runs = int(np.max(self.runs))
         if runs == 0:
             return Status()
@@ -79,6 +79,6 @@ class Report(eqx.Module):
 
 
 def _known(numbers: Float[Array, "*clients"]) -> float | None:
-    """The largest of the clients' numbers; None if it is not known."""
+    """Return the largest of the clients' numbers; None if it is unknown."""
     largest = float(np.max(numbers))
     return None if largest < 0 else largest if largest < LARGEST else math.inf

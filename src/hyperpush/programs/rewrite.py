@@ -7,7 +7,7 @@ from hyperpush.programs.nodes import Average, Node, Repeat, Scope, Sequence
 
 
 def rewrite(node: Node, f: Callable[[Node], Node]) -> Node:
-    """The program with `f(node)` in place of every node, those below first."""
+    """Return the program with `f(node)` in place of every node, lower nodes first."""
     if isinstance(node, Sequence):
         return f(Sequence(*(rewrite(child, f) for child in node.nodes), appended=node.appended))
     if isinstance(node, Repeat | Scope):
@@ -16,5 +16,5 @@ def rewrite(node: Node, f: Callable[[Node], Node]) -> Node:
 
 
 def stepwise(node: Node) -> Node:
-    """The program with every average spelled out as single exchanges."""
+    """Return the program with every average written as single exchanges."""
     return rewrite(node, lambda each: each.stepwise() if isinstance(each, Average) else each)

@@ -1,4 +1,4 @@
-"""One program of a single run as that of several runs, which share every message."""
+"""Lift the program of one run to several runs that share every message."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,11 +16,11 @@ ALLOWED = "local work, averages by 'tree' or 'exact', and loops that end without
 
 
 class Runs(eqx.Module):
-    """A client's side of several runs.
+    """A client's states of several runs.
 
     Args:
-        state: The state of each run, on axis 0.
-        ended: Which runs stay as they are, because the loop around has ended for them.
+        state: State of each run, on axis 0.
+        ended: True for runs whose enclosing loop has ended; their states do not change.
 
     Example:
         >>> import jax.numpy as jnp
@@ -34,18 +34,18 @@ class Runs(eqx.Module):
 
     @staticmethod
     def start(state: State, axis: int = 0) -> "Runs":
-        """None of them has ended; the runs are on this axis of the state."""
+        """Return runs that have not ended; `axis` of the state counts them."""
         shape = jax.tree.leaves(state)[0].shape[: axis + 1]
         return Runs(state, jnp.zeros(shape, bool))
 
     def with_answer(self, answer: Array) -> "Runs":
-        """With the root's answer for each run that has not ended."""
+        """Return the runs with the root's answer, for each run that has not ended."""
         return Runs(replace(self.state, ended=jnp.where(self.ended, self.state.ended, answer)), self.ended)
 
     def moved(self, after: State) -> "Runs":
-        """With the states after a leaf, but for runs that have ended."""
+        """Return the runs with their states after a leaf; runs that have ended keep theirs."""
         if jax.tree.structure(after) != jax.tree.structure(self.state):
-            return Runs(after, self.ended)  # a state of another kind, which all runs take on
+            return Runs(after, self.ended)  # a state of another structure, which all runs take
 
         def pick(old: Array, new: Array) -> Array:
             return new if old is new else jnp.where(self.ended.reshape(-1, *[1] * (new.ndim - 1)), old, new)
@@ -54,23 +54,24 @@ class Runs(eqx.Module):
 
 
 class _Counted(eqx.Module):
-    """Runs in a loop of an agreed length, each with the iterations that it has left."""
+    """Runs in a loop of an agreed length, each with its number of remaining iterations."""
 
     runs: Runs
     left: Int[Array, " k"]
 
 
 def stack(node: Node) -> Node:
-    """A finished program as that of several runs, on `Runs` states: all of them share every message.
+    """Lift a finished program to several runs on `Runs` states; they share every message.
 
-    Each run decides about its own loops. One that has ended stays as it is until the last has, and its part of the
+    Each run ends its loops by itself. A run that has ended keeps its state until the last one ends, and its part of the
     messages is still sent. Leaves of all runs draw the same numbers.
 
     Args:
-        node: Local work, exact averages, and loops that end by a count or by what is the same at every client.
+        node: Program of local work, exact averages, and loops that end by a count or by a condition that is equal at
+            every client.
 
     Raises:
-        InvalidInput: The program has another kind of message, or loops with votes.
+        InvalidInput: The program has another kind of message, or a loop with votes.
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp
@@ -95,7 +96,7 @@ def stack(node: Node) -> Node:
 
 
 def _over(f: Callable[..., Any], ctx: Context, *stacked: PyTree) -> Any:
-    """A leaf of every run."""
+    """Apply a leaf to every run."""
     return jax.vmap(lambda *own: f(*own, ctx))(*stacked)
 
 
@@ -130,7 +131,10 @@ def _stack_average(node: Average) -> Average:
 
 
 def _stack_loop(node: Repeat) -> Node:
-    """Each run ends by itself, all of them when the last does; then those go on that the loop around has not ended."""
+    """Lift a loop: each run ends by itself, and the loop ends with the last run.
+
+    After it, the runs continue that the enclosing loop has not ended.
+    """
     if not node.agreed:
         return replace(node, body=stack(node.body))
 

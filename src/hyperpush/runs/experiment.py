@@ -10,11 +10,11 @@ from pydantic import BaseModel
 
 from hyperpush.base.errors import InvalidInput
 
-EXTRAS = {"matplotlib": "figures"}
+EXTRAS = {"matplotlib": "pages"}
 
 
 @dataclass(frozen=True)
-class Tuning:
+class SweepRule:
     """What `hyperpush sweep` has to know: fields of the rows of an experiment's result, and names of its options."""
 
     validation: str  # the score by which settings are chosen
@@ -36,7 +36,7 @@ class Experiment:
     summary: str
     config: type[BaseModel]
     run: Callable[[Any, Any], dict[str, Any]]
-    tuning: Tuning | None = None
+    tuning: SweepRule | None = None
     check: Callable[[Any], None] | None = None
 
 

@@ -30,7 +30,7 @@ from hyperpush.base.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.base.files import write_atomically
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import Journal
-from hyperpush.runs.checkpoints.store import Store
+from hyperpush.runs.checkpoints.store import CheckpointFolder
 from hyperpush.runs.events import read_events, write_events
 from hyperpush.runs.locks import alone
 
@@ -66,7 +66,7 @@ class RunFolder:
 
     def open_journal(self, policy: Policy, warn: Callable[[str], None] = lambda text: None) -> Journal:
         """The checkpoints: what there is to continue from, and what will be."""
-        return Journal(Store(self.work / CHECKPOINTS, warn), policy)
+        return Journal(CheckpointFolder(self.work / CHECKPOINTS, warn), policy)
 
     def clear_for_resume(self) -> None:
         """Remove from an interrupted run all but what it continues from: complete events, and checkpoints."""

@@ -4,7 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -248,7 +248,7 @@ def _perform(
                 with active, gather_statuses() as seen:
                     result = {"experiment": experiment.name, **experiment.run(config, run)}
                 if seen and "status" not in result:
-                    result["status"] = asdict(run.tell(Status.of_all(seen)))
+                    result["status"] = run.tell(Status.of_all(seen)).as_json()
             finally:
                 run.quiet()  # bars go when the experiment ends, however it does
         processes.barrier("all models are written")

@@ -136,12 +136,12 @@ class Steps(Point):
     def _descend(self, image: Float[Array, " d"], tolerance: Any) -> "Steps":
         """A step of conjugate gradients; to the edge of the region where it leads out, or curves down."""
         direction, curvature = self.direction, self.descent.curvature(image)
-        falls = curvature <= self.floor
+        nonconvex = curvature <= self.floor
         first = jnp.maximum(norm(self.x), 1) / jnp.where(self.unit > 0, self.unit, 1)
         edge = self.region / jnp.where(self.unit > 0, self.unit, 1)
-        edge = jnp.where(falls & (self.region >= HUGE), jnp.maximum(norm(self.step), first), edge)
+        edge = jnp.where(nonconvex & (self.region >= HUGE), jnp.maximum(norm(self.step), first), edge)
         descent, length = self.descent.advance(image)
-        leaves = falls | (norm(self.step + length * direction) >= edge)
+        leaves = nonconvex | (norm(self.step + length * direction) >= edge)
         length = jnp.where(leaves, to_edge(self.step, direction, edge), length)
         step, product = self.step + length * direction, self.image + length * image
         seen = jnp.where(leaves, self.smallest, descent.ritz.smallest(self.floor))
@@ -156,7 +156,7 @@ class Steps(Point):
             image=product,
             smallest=seen,
             bounded=leaves,
-            region=jnp.where(falls, jnp.minimum(self.region, edge * self.unit), self.region),
+            region=jnp.where(nonconvex, jnp.minimum(self.region, edge * self.unit), self.region),
             trial=self.x + self.unit * step,
             phase=jnp.where(done, TRIAL, SYSTEM).astype(jnp.int32),
         )
@@ -170,7 +170,7 @@ class Steps(Point):
     def _probe(self, image: Float[Array, " d"], tolerance: Any) -> "Steps":
         """A step of conjugate gradients on the probe, until no direction can hide from it."""
         curvature, room = self.descent.curvature(image), self.descent.ritz.pivots.size
-        flat, falls = jnp.abs(curvature) <= self.floor, curvature < -self.floor
+        flat, nonconvex = jnp.abs(curvature) <= self.floor, curvature < -self.floor
         descent, _ = self.descent.advance(image)
         hidden = HIDDEN / jnp.sqrt(self.x.size) * norm(self.probe)
         settled = (descent.size <= hidden) | (descent.ritz.count >= room)
@@ -180,7 +180,7 @@ class Steps(Point):
         done = replace(further, probed=seen)._end_or_step(jnp.ones((), bool), tolerance)
         ill_posed = replace(self, reason=jnp.asarray(Reason.ILL_POSED, jnp.int32), error=-jnp.ones_like(self.error))
         after = choose(settled, choose(singular, ill_posed, done), further)
-        return choose(falls, self._escape(image), choose(flat, ill_posed, after))
+        return choose(nonconvex, self._escape(image), choose(flat, ill_posed, after))
 
     def _escape(self, image: Float[Array, " d"]) -> "Steps":
         """A trial along a direction of negative curvature, found by the probe at a point without slope."""

@@ -18,7 +18,7 @@ class Secants(eqx.Module):
 
     points: Float[Array, "k d"]  # q, the latest first
     slopes: Float[Array, "k d"]  # the tracked gradient there
-    doubts: Float[Array, " k"]  # what part of each change was mixing
+    mixing_ratios: Float[Array, " k"]  # what part of each change was mixing
     pace: Float[Array, ""]  # 1 for accelerated steps; below that, plain ones of this part of the step size
     least: Float[Array, ""]  # size of the smallest tracked gradient at this pace
     since: Int[Array, ""]  # steps since then
@@ -52,14 +52,14 @@ class Secants(eqx.Module):
         """
         known = step > 1  # the first tracked gradient that is not the own one alone belongs to step 1
         rise, mixing, size = jnp.linalg.norm(slope), jnp.linalg.norm(q - aim), jnp.linalg.norm(q - self.points[0])
-        doubt = jnp.where(mixing < 1e3 * size, mixing / jnp.where(size > 0, size, 1), 1e3)
-        doubts = jnp.where(known, jnp.roll(self.doubts, 1).at[0].set(doubt), 0)
+        mixing_ratio = jnp.where(mixing < 1e3 * size, mixing / jnp.where(size > 0, size, 1), 1e3)
+        mixing_ratios = jnp.where(known, jnp.roll(self.mixing_ratios, 1).at[0].set(mixing_ratio), 0)
         accelerates = self.pace == 1
         worse = known & (rise > WORSE * self.least) & (rise > floor)
         slower = worse | (accelerates & (self.since >= PATIENCE))
         record = known & (rise > 0) & ((rise < self.least) | slower)
         pace = jnp.where(slower, jnp.where(accelerates, 0.5, self.pace / 4), self.pace)
-        accelerated = self._accelerate(q, slope, jnp.max(doubts), step_size, known)
+        accelerated = self._accelerate(q, slope, jnp.max(mixing_ratios), step_size, known)
         # Combinations that a client alone finds best can be bad for all, such as where its own Hessian is zero. As all
         # that was mixed is worse then, everyone sees it within a step or so. A displacement leads back, and not a copy
         # of the state before: so what is pushed stays conserved, whoever goes back and when.
@@ -71,7 +71,7 @@ class Secants(eqx.Module):
         after = Secants(
             points=_newest(self.points, q, known),
             slopes=_newest(self.slopes, slope, known),
-            doubts=doubts,
+            mixing_ratios=mixing_ratios,
             pace=pace,
             least=jnp.where(record, rise, self.least),
             since=jnp.where(known & ~record, self.since + 1, 0).astype(jnp.int32),
@@ -83,11 +83,13 @@ class Secants(eqx.Module):
         )
         return after, jnp.where(pace == 1, accelerated, plain)
 
-    def _accelerate(self, q: Array, slope: Array, doubt: Array, step_size: Array, known: Array) -> Float[Array, " d"]:
+    def _accelerate(
+        self, q: Array, slope: Array, mixing_ratio: Array, step_size: Array, known: Array
+    ) -> Float[Array, " d"]:
         """From where the tracked gradient is smallest among the combinations of the last changes (Anderson 1965)."""
         moves = jnp.where(known, _changes(q, self.points), 0)
         turns = jnp.where(known, _changes(slope, self.slopes), 0)
-        weights = smallest(turns, slope, doubt)
+        weights = smallest(turns, slope, mixing_ratio)
         along = weights @ moves
         size, most = jnp.linalg.norm(along), REACH * jnp.max(jnp.linalg.norm(moves, axis=1))
         share = jnp.where(size > most, most / jnp.where(size > 0, size, 1), 1)
@@ -122,13 +124,15 @@ class Secants(eqx.Module):
         return jnp.linalg.norm(slope - self.slopes[0]) > floor
 
 
-def smallest(turns: Float[Array, "k d"], slope: Float[Array, " d"], doubt: Float[Array, ""]) -> Float[Array, " k"]:
+def smallest(
+    turns: Float[Array, "k d"], slope: Float[Array, " d"], mixing_ratio: Float[Array, ""]
+) -> Float[Array, " k"]:
     """The w that makes ‖slope − w·turns‖ smallest, regularized as much as the turns are in doubt; 0 for zero turns."""
     sizes = jnp.linalg.norm(turns, axis=1)
     scale = jnp.where(sizes > 0, 1 / jnp.where(sizes > 0, sizes, 1), 0)
     unit = turns * scale[:, None]
     least = 100 * jnp.finfo(turns.dtype).eps
-    normal = unit @ unit.T + jnp.maximum(0.1 * doubt**2, least) * jnp.eye(turns.shape[0], dtype=turns.dtype)
+    normal = unit @ unit.T + jnp.maximum(0.1 * mixing_ratio**2, least) * jnp.eye(turns.shape[0], dtype=turns.dtype)
     return jnp.linalg.solve(normal, unit @ slope) * scale
 
 

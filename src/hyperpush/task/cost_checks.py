@@ -10,7 +10,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import PyTree
 
 from hyperpush.base.errors import InvalidInput
-from hyperpush.data.batches import BatchCost, Data, Ragged, capacity, everything
+from hyperpush.data.batches import BatchCost, Data, Ragged, capacity, full_batch
 from hyperpush.task.problem import Cost, JointCost, ModelLoss, Penalty, Problem
 
 
@@ -56,7 +56,7 @@ def check_cost(
     """
 
     def value(params: PyTree, hyper: PyTree, data: PyTree) -> Any:
-        return problem._losses(cost, params, hyper, everything(data))
+        return problem._losses(cost, params, hyper, full_batch(data))
 
     shape, (uses_params, uses_hyper) = _trace(field, value, (params, hyper, examples), "(params, hyper, batch)")
     leaves = jax.tree.leaves(shape)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import equinox as eqx
 import jax
@@ -21,6 +21,7 @@ from hyperpush.privacy import ASSUMPTION
 from hyperpush.privacy.mechanisms import Mechanism, clipped_mean, one_by_one
 from hyperpush.privacy.noise_at_releases import Noising
 from hyperpush.privacy.release import DataSet, access_data, release_tree
+from hyperpush.privacy.traces import calling_line
 from hyperpush.programs import Node
 from hyperpush.programs.counting import Kind, mark, without_marks
 from hyperpush.task.problem import Bounds, Cost, Penalty, Problem
@@ -146,6 +147,14 @@ class PrivateProblem(Problem):
             return self.examples.gauss_newton(params, hyper, rows)(vector)
 
         return lambda vector: self._bent(product, params, hyper, batch, vector)
+
+    def along(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> NoReturn:
+        """Refuse a cost together with its derivatives: no release covers them."""
+        raise InvalidInput(
+            f"task.private: {calling_line()}",
+            "a cost with its first and second derivative",
+            "gradients and products one by one: HGP or TrackedHGP instead of Dense, SGP instead of TreeNewton",
+        )
 
     def jacobian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
         """∂²_λx f · vector, released; without noise where every hyper is one example's and stays with its owner."""

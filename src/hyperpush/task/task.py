@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import equinox as eqx
 import jax
@@ -28,7 +28,7 @@ from hyperpush.task.starts import PerClient, PerExample, is_per_example, split_s
 
 
 @dataclass(frozen=True)
-class Point:
+class LastPoint:
     """What a run leaves for the next one on the same network: links seen, network time, and how params were trained."""
 
     network: Any
@@ -125,9 +125,9 @@ class Task:
         if self.clients < 1:
             raise InvalidInput("train", "data of no client", "examples of at least one client, on axis 0")
         self.names = _check_names(names, self.clients)
-        self.several = False  # whether it belongs to a result of several seeds, which leads to no one point
+        self.is_multi_seed = False  # whether it belongs to a result of several seeds, which leads to no one point
         self.owner: int | None = None  # whose task it is; None: all clients'
-        self.point: Point | None = None
+        self.point: LastPoint | None = None
         self.privacy: Noise | None = None
         self.spent: Any = None  # of a private task: the `Budget` of the runs that led to its point
         self._params, self.fixed = split_start("params", params)
@@ -244,7 +244,7 @@ class Task:
 
     # ------------------------------------------------------- tasks made of it
 
-    def replace(self, **changes: Any) -> "Task":
+    def replace(self, **changes: Any) -> Self:
         """The same task with other attributes; what was computed from the old ones is computed anew.
 
         Data sets and starts are not among them: make a new task, or use `at`.
@@ -253,12 +253,12 @@ class Task:
             if name in _COMPUTED or name not in vars(self):
                 known = [key for key in vars(self) if not key.startswith("_") and key not in _COMPUTED]
                 raise unknown("Task.replace", name, known)
-        new = object.__new__(Task)
+        new = object.__new__(type(self))  # a subclass keeps its own attributes
         kept = {key: value for key, value in vars(self).items() if key not in _COMPUTED}
         vars(new).update(kept | changes)
         return new
 
-    def at(self, params: PyTree = None, hypers: PyTree = None, point: Point | None = None) -> "Task":
+    def at(self, params: PyTree = None, hypers: PyTree = None, point: LastPoint | None = None) -> "Task":
         """The same task from another start: params and hypers as results hold them, clients on axis 0."""
         changes: dict[str, Any] = {"point": point}
         for name, tree in (("_params", params), ("_hypers", hypers)):

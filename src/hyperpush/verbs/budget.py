@@ -31,7 +31,7 @@ from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from hyperpush.privacy.noise_at_releases import count_releases
 from hyperpush.privacy.release import DataSet
 from hyperpush.privacy.traces import place
-from hyperpush.programs import Node, Path, Recipe, Role, program_of, visit_leaves
+from hyperpush.programs import Node, Path, ProgramRecipe, Role, program_of, visit_leaves
 from hyperpush.programs.counting import Work
 from hyperpush.task.task import Task, client_shapes
 
@@ -195,7 +195,7 @@ def budget(task: Task, method: Method, network: Any = None) -> Budget:
     noise = _noise_of(task)
     check_method(method)
     method.check_task(task)
-    method = method if network is None else method.on(network, None, task)
+    method = method if network is None else method.bind(network, None, task)
     return Budget(tuple(Spending(noise.mechanism, leaf) for leaf in releases(task, method, first_state(task, method))))
 
 
@@ -257,7 +257,7 @@ def _releases(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool)
 
 
 def program_releases(
-    program: Node | Recipe, state: PyTree, data: PyTree, clients: int
+    program: Node | ProgramRecipe, state: PyTree, data: PyTree, clients: int
 ) -> tuple[tuple[LeafReleases, ...], list[tuple[str, Any]]]:
     """The releases of a program's leaves at most, and the arrays that they close over with the place of each.
 

@@ -21,8 +21,8 @@ from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.inner.base import InnerSolver
 from hyperpush.networks import Network
 from hyperpush.networks.link_estimates import LinkEstimates
-from hyperpush.programs import Recipe, program_of
-from hyperpush.task.task import Point, Task
+from hyperpush.programs import ProgramRecipe, program_of
+from hyperpush.task.task import LastPoint, Task
 from hyperpush.verbs.budget import Budget, budget
 from hyperpush.verbs.certify import Certifier, estimate_recipe
 from hyperpush.verbs.checks import check_key
@@ -48,7 +48,7 @@ class Call:
     @cached_property
     def adapted(self) -> Any:
         """The method as it runs on this network."""
-        return self.method.on(self.network, self.engine, self.task)
+        return self.method.bind(self.network, self.engine, self.task)
 
     def status(self, states: Any) -> Status:
         """Status of the states that a run ended with, and the estimator that was chosen."""
@@ -81,7 +81,7 @@ class Call:
         record: Recorders | None = None,
         every: int = 1,
         step: int = 0,
-        recipe: Recipe | None = None,
+        recipe: ProgramRecipe | None = None,
     ) -> RunResult:
         """Run the method, or a recipe made of it, from these states; hooks see the rows that are recorded."""
         listener, adapted = listen(self.hooks), self.adapted
@@ -105,7 +105,7 @@ class Call:
         solver = next((part for part in (self.method, *self.method.parts()) if isinstance(part, InnerSolver)), None)
         before = last_point(self.task, self.network) if solver is None else None
         trained = solver.iteration if solver is not None else {} if before is None else before.iteration
-        point = Point(self.network, links, run.step, trained, self.start_size)
+        point = LastPoint(self.network, links, run.step, trained, self.start_size)
         return self._spend(self.task.at(point=point, **at)), Costs.of(run, self.task)
 
     @cached_property
@@ -149,6 +149,6 @@ def client_axis(task: Task) -> tuple[int, ...]:
     return (task.clients,) if task.owner is None else ()
 
 
-def last_point(task: Task, network: Network) -> Point | None:
+def last_point(task: Task, network: Network) -> LastPoint | None:
     """Where the last run on this network left off; what another network left is of no use."""
     return task.point if task.point is not None and task.point.network == network else None

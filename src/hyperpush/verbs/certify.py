@@ -23,7 +23,7 @@ from hyperpush.hypergradients.tree_cg import TreeCG
 from hyperpush.inner.base import InnerSolver
 from hyperpush.methods.base import Method
 from hyperpush.networks import Network
-from hyperpush.programs import Node, Recipe, program_of
+from hyperpush.programs import Node, ProgramRecipe, program_of
 from hyperpush.programs.report import Report
 from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task
@@ -149,18 +149,18 @@ class Certifier:
         few = getattr(self.engine, "clients_per_batch", None)
         engine = self.engine.without_faults() if isinstance(self.engine, Shard) else Simulate(clients_per_batch=few)
         with surround():
-            found = engine.run(Recipe(build, (checker, problem)), self.network, states, task.data, self.key)
+            found = engine.run(ProgramRecipe(build, (checker, problem)), self.network, states, task.data, self.key)
         return found.states
 
 
-def estimate_recipe(given: Method, adapted: Method, task: Task, engine: Engine) -> Recipe:
+def estimate_recipe(given: Method, adapted: Method, task: Task, engine: Engine) -> ProgramRecipe:
     """The recipe of an estimator's program, `adapted` to its network from what was `given`.
 
     Among peers, where nobody sees all clients, they average along a tree how far their params are apart. They do not if
     they are asynchronous, have private data or distrust each other.
     """
     if engine.hosts_one and not engine.no_tree and _trust(given) and problem_of(given) == "shared":
-        return Recipe(_compared, (adapted, task.problem))
+        return ProgramRecipe(_compared, (adapted, task.problem))
     return program_of(adapted, task.problem)
 
 

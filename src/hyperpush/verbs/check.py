@@ -17,7 +17,7 @@ from hyperpush.hypergradients.oracles import Pooled, as_float64
 from hyperpush.hypergradients.recurrent import Recurrent
 from hyperpush.methods.base import Target
 from hyperpush.networks import Network
-from hyperpush.programs import Context, Exchange, Node, Recipe, Repeat
+from hyperpush.programs import Context, Exchange, Node, ProgramRecipe, Repeat
 from hyperpush.task.task import Task
 from hyperpush.verbs.check_report import Check, flatten, norm, relative_error
 from hyperpush.verbs.checks import check_call
@@ -200,12 +200,12 @@ def _value(held: tuple[Float[Array, " starts"], Float[Array, ""]], ctx: Context)
 
 def _tenfold(network: Network, averaging: str, key: PRNGKeyArray) -> float | None:
     """Rounds in which the distance from the mean falls tenfold, for random numbers; the median of a few starts."""
-    n, program = network.clients, Recipe(_averaging, ("gossip" if averaging == "gossip" else "push",))
+    n, program = network.clients, ProgramRecipe(_averaging, ("gossip" if averaging == "gossip" else "push",))
     values = jax.random.normal(key, (n, STARTS))
     outcome = Simulate().run(program, network, (values, jnp.ones(n)), jnp.zeros((n, 1)), key, record={"loop": _value})
     course = np.concatenate([np.asarray(values)[None], np.asarray(outcome.history["loop"])])
     errors = np.linalg.norm(course - course[0].mean(axis=0), axis=1)
-    falls = np.log10(errors[0] / np.maximum(errors, 1e-6 * errors[0]))  # beyond that, rounding is near
-    ends = np.argmax(falls == falls.max(axis=0), axis=0)
-    digits = np.take_along_axis(falls, ends[None], axis=0)[0]
+    decades = np.log10(errors[0] / np.maximum(errors, 1e-6 * errors[0]))  # beyond that, rounding is near
+    ends = np.argmax(decades == decades.max(axis=0), axis=0)
+    digits = np.take_along_axis(decades, ends[None], axis=0)[0]
     return float(np.median(ends / digits)) if np.all(digits > 0.1) else None

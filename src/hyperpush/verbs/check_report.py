@@ -10,13 +10,15 @@ from jaxtyping import Float, PyTree
 
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.hgp import HGP
+from hyperpush.verbs import panels
+from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import Estimate
 
 SERIES = 1e-4  # what the suggested number of steps leaves of HGP's series
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Pictured):
     """An estimate at the solution of the inner problem, what it should be, and what would serve it.
 
     Attributes:
@@ -160,9 +162,11 @@ class Check:
         return said
 
     def _warnings_of_the_check(self) -> list[str]:
-        said, doubt = [], norm(self.uncertainties) / (norm(self.differences) or sys.float_info.min)
-        if doubt > self.tolerance:
-            said.append(f"The finite differences are uncertain by {doubt:.1e}: is the outer cost smooth in the hypers?")
+        said, uncertain = [], norm(self.uncertainties) / (norm(self.differences) or sys.float_info.min)
+        if uncertain > self.tolerance:
+            said.append(
+                f"The finite differences are uncertain by {uncertain:.1e}: is the outer cost smooth in the hypers?"
+            )
         if self.residual > self.tolerance:
             said.append(f"The closed form is uncertain: its residual is {self.residual:.1e}.")
         if self.reference_error <= self.tolerance < self.difference_error:
@@ -171,6 +175,19 @@ class Check:
                 "wrong (stop_gradient, rounding, a custom rule, …)."
             )
         return said
+
+    def panels(self) -> list[Panel]:
+        """The verdict with its advice, slopes along each direction, and the numbers of problem and estimate."""
+        verdict = f"{type(self.estimator).__name__} {'passed' if self.passed else 'failed'} at {self.tolerance:.0e}."
+        labels = [str(number + 1) for number in range(len(self.differences))]
+        slopes = {"finite differences": self.differences, "estimate": self.predictions}
+        low, high = ({"finite differences": self.differences + sign * self.uncertainties} for sign in (-1, 1))
+        rows = {**self._rows_of_the_problem(), **self._rows_of_the_estimate()}
+        return [
+            panels.text("Status", verdict, *self._advice(), tone="good" if self.passed else "bad"),
+            panels.bars("Slopes of the outer cost by direction", labels, slopes, low=low, high=high),
+            panels.table("Numbers", ("quantity", "value"), [[name, value] for name, value in rows.items()]),
+        ]
 
     def __str__(self) -> str:
         """One screen: the problem, the estimate, and what to change."""

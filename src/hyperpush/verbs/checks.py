@@ -31,7 +31,7 @@ def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engin
     for part in (method, *method.parts()):
         check_batch_size(part, task)
     if task.privacy is not None:
-        budget(task, method.on(network, engine, task))  # refuses what lets data out
+        budget(task, method.bind(network, engine, task))  # refuses what lets data out
     return check_key(key)
 
 
@@ -65,7 +65,7 @@ def check_task(given: Any) -> Task:
         raise InvalidInput(
             "task", _describe(given), "hp.Task(…) as the first argument: verb(task, method, network, key=…)"
         )
-    if given.several:
+    if given.is_multi_seed:
         allowed = "the task of one run: a result of several seeds leads to no one point"
         raise InvalidInput("task", "the task of several seeds", allowed)
     leaves = jax.tree.leaves((given._params, given._hypers, [each.given for each in given._sets.values()]))
@@ -92,13 +92,18 @@ def check_method(given: Any, kind: type[Method]) -> None:
 
 def check_engine(given: Any, task: Task) -> None:
     """Refuse what is no engine, and one that hosts all clients for one party's task."""
-    if not isinstance(given, Engine):
-        raise InvalidInput("engine", _describe(given), "an object such as hp.Simulate(), hp.Shard() or hp.Threads()")
+    check_engine_kind(given)
     if task.owner is not None and not given.hosts_one:
         name = task.names[task.owner]
         allowed = f"hp.Peers({name!r}, …), which hosts one client, for one party's task"
         raise InvalidInput("engine", type(given).__name__, allowed)
     given.check_task(task)
+
+
+def check_engine_kind(given: Any) -> None:
+    """Refuse anything but an engine."""
+    if not isinstance(given, Engine):
+        raise InvalidInput("engine", _describe(given), "an object such as hp.Simulate(), hp.Shard() or hp.Threads()")
 
 
 def check_batch_size(method: Method, task: Task) -> None:
@@ -123,17 +128,23 @@ def check_key(given: Any) -> PRNGKeyArray:
 
 def check_network(given: Any, task: Task, method: Method) -> None:
     """Refuse what is no network, one of another size, and one that the method cannot use."""
-    if not isinstance(given, Network):
-        if type(given).__module__.startswith("networkx"):
-            allowed = "hp.networks.FromGraph(graph), which makes a network of a networkx graph"
-            raise InvalidInput("network", type(given).__name__, allowed)
-        raise InvalidInput("network", _describe(given), "a network such as hp.networks.RandomDirected(20)")
+    check_network_kind(given)
     if given.clients != task.clients:
         allowed = f"a network of {task.clients} clients, as the task has"
         raise InvalidInput("network", f"{type(given).__name__} of {given.clients} clients", allowed)
     for part in (method, *method.parts()):
         check_links(part, given)
         part.check_network(given, task)
+
+
+def check_network_kind(given: Any) -> None:
+    """Refuse anything but a network."""
+    if isinstance(given, Network):
+        return
+    if type(given).__module__.startswith("networkx"):
+        allowed = "hp.networks.FromGraph(graph), which makes a network of a networkx graph"
+        raise InvalidInput("network", type(given).__name__, allowed)
+    raise InvalidInput("network", _describe(given), "a network such as hp.networks.RandomDirected(20)")
 
 
 def check_links(method: Method, network: Network) -> None:

@@ -42,9 +42,9 @@ class Costs:
     accesses: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: RunResult, task: Task) -> "Costs":
-        """What a run cost, on the data sets of a task."""
-        used = {name: run.work[accesses(name)] for name in task.data.sets}
+    def of(cls, run: RunResult, task: Task | None = None) -> "Costs":
+        """The costs of a run, with accesses to the data sets of a task if there is one."""
+        used = {} if task is None else {name: run.work[accesses(name)] for name in task.data.sets}
         return cls(
             run.rounds,
             run.floats,

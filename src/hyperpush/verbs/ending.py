@@ -80,7 +80,7 @@ def _judge_single_loop(call: "Call", status: Status, after: Task) -> tuple[Statu
     point = call.method.info.fixed_point
     other: OtherPoint = point if point in ("x_L", "x_M") else ""
     solver = solver_for(call.network, call.engine, after)
-    checker = TreeCG().on(call.network, call.engine, after)
+    checker = TreeCG().bind(call.network, call.engine, after)
     recipe = program_of(EndJudge(solver, checker, other), after.problem)
     began, costs = _run(call, recipe, call.task, judge=False)
     first = _host(began.value)

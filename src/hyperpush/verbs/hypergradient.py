@@ -105,7 +105,7 @@ def hypergradient(
     zeros, report = jax.tree.map(jnp.zeros_like, task.hypers), Report.none(client_axis(task))
     states = HypergradientState(task.params, task.hypers, zeros, links, report=report, start=start_of(task))
     if not certify:
-        states = replace(states, thorough=jnp.zeros(client_axis(task), bool))
+        states = replace(states, certify=jnp.zeros(client_axis(task), bool))
     run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
     after, costs = call.after(run, links if point is not None else None)
     status = call.certifier(task).judge_estimate(call.status(run.states), certify, value=run.states.value)

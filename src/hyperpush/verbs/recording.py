@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from hyperpush.base.checks import no_type_check
 from hyperpush.base.errors import InvalidInput
-from hyperpush.data.batches import everything
+from hyperpush.data.batches import full_batch
 from hyperpush.engines.result import Recorder, Rows, RunResult
 from hyperpush.programs import Context
 from hyperpush.programs.recipe import what_is_read
@@ -39,12 +39,12 @@ class Measured(eqx.Module):
         at = state.params, state.hyper
         row: dict[str, Any] = {
             "metrics": {
-                name: self.problem.measure(metric, *at, everything(ctx.data.sets[on]))
+                name: self.problem.measure(metric, *at, full_batch(ctx.data.sets[on]))
                 for name, on, metric in self.metrics
             }
         }
         if self.cost:
-            row["cost"] = self.problem.outer_cost(*at, everything(ctx.data.outer))
+            row["cost"] = self.problem.outer_cost(*at, full_batch(ctx.data.outer))
         if self.hypers:
             row["hypers"] = state.hyper
         if hasattr(state, "hypergradient"):

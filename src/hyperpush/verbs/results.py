@@ -17,7 +17,9 @@ from hyperpush.base.status import Status, note_status
 from hyperpush.data import sets
 from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.task.task import Task
+from hyperpush.verbs import result_panels as shown
 from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.panels import Panel, Pictured
 
 AnyResult = TypeVar("AnyResult", bound="Result")
 RESERVED = ("step", "rounds", "floats", "cost", "hypergradient_norm", "watched")  # columns of a history
@@ -82,6 +84,11 @@ class History:
         """The rows as a data frame: one row per step, means over clients."""
         return table(self.columns())
 
+    def panels(self) -> list[Panel]:
+        """Cost and metrics by step as lines."""
+        spread = dict(self.metrics) if self.recorded_cost is None else {**self.metrics, "cost": self.recorded_cost}
+        return shown.history_panels(self.columns(), spread)
+
     def __repr__(self) -> str:
         return f"History({len(self)} rows: {', '.join(self.columns())})"
 
@@ -96,8 +103,8 @@ def table(columns: Mapping[str, Sequence[Any] | np.ndarray]) -> Any:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What all results share.
+class Result(Pictured):
+    """Base of the results of all verbs.
 
     Attributes:
         task: The task at the point reached: pass it on to the next verb.
@@ -174,6 +181,34 @@ class Result:
         )
         return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
 
+    def panels(self) -> list[Panel]:
+        """Status in words, costs, what the verb found, and the network drawn.
+
+        Returns:
+            Panels, each with a title, a kind and its numbers. A result of several seeds shows means over seeds.
+
+        Example:
+            >>> import hyperpush as hp
+            >>> task, network = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
+            >>> trained = hp.train(task, hp.SGP(steps=10, step_size=0.1), network, key=0)
+            >>> [panel.kind for panel in trained.panels()]
+            ['text', 'table', 'heat', 'network']
+        """
+        found: Result = self.mean if self.seeds else self
+        point = self.task.point
+        drawn = [] if point is None else [shown.network_panel(point.network, self.task.names)]
+        about = [shown.status_panel(self.status), shown.costs_panel(self.costs), *shown.privacy_panel(self.privacy)]
+        return [*about, *found.own_panels(), *drawn]
+
+    def own_panels(self) -> list[Panel]:
+        """Panels of this class of results; `panels` puts them between the costs and the network."""
+        return []
+
+    def by_client(self, title: str, tree: PyTree) -> list[Panel]:
+        """Panels of what each client has of its own, by name."""
+        stacked = tree if self.task.owner is None else jax.tree.map(lambda leaf: leaf[None], tree)
+        return shown.by_client(title, self.names, stacked)
+
     def check(self: AnyResult, throw: bool) -> AnyResult:
         """The result itself; raises `NotConverged` if asked to and it did not converge."""
         if not self.seeds:
@@ -194,8 +229,9 @@ class Training(Result):
     Example:
         >>> import hyperpush as hp
         >>> task = hp.tasks.quadratic(3, seed=0)
-        >>> hp.train(task, hp.SGP(steps=10, step_size=0.1), hp.networks.Ring(3), key=0)
-        Training(3 clients, inner residual 0.4; fixed length; 10 rounds, 50 floats sent per client)
+        >>> trained = hp.train(task, hp.TreeNewton(), hp.networks.Ring(3), key=0)
+        >>> print(trained.status)
+        converged (tolerance)
     """
 
     params: PyTree
@@ -204,6 +240,10 @@ class Training(Result):
     def facts(self) -> list[str]:
         residual = self.status.residual
         return [*super().facts(), *([] if residual is None else [f"inner residual {residual:.2g}"])]
+
+    def own_panels(self) -> list[Panel]:
+        history = [] if self.history is None else self.history.panels()
+        return [*history, *self.by_client("Hypers by client", self.task.hypers)]
 
     @property
     def links(self) -> LinkEstimates | None:
@@ -237,6 +277,9 @@ class Estimate(Result):
     def facts(self) -> list[str]:
         squares = [np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(self.value)]
         return [*super().facts(), f"norm {np.sqrt(sum(squares)):.4g}"]  # float32 would overflow above 1e19
+
+    def own_panels(self) -> list[Panel]:
+        return self.by_client("Hypergradient by client", self.value)
 
 
 @dataclass(frozen=True, repr=False)
@@ -278,6 +321,9 @@ class Solution(Result):
         """One client's params and hypers, by its name or number."""
         return own(self.task, name, self.params, self.hypers, (self._clients, self._clients))
 
+    def own_panels(self) -> list[Panel]:
+        return [*self.history.panels(), *self.by_client("Hypers by client", self.hypers)]
+
     def facts(self) -> list[str]:
         said, cost = super().facts(), self.history.recorded_cost
         if cost is not None and len(cost):
@@ -317,7 +363,9 @@ def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
         if getattr(first, name) is not None
     }
     costs = Costs(**largest, accesses=first.costs.accesses)
-    return replace(first, task=task.replace(several=True), status=status, costs=costs, **changes, seeds=len(results))
+    return replace(
+        first, task=task.replace(is_multi_seed=True), status=status, costs=costs, **changes, seeds=len(results)
+    )
 
 
 def _arrays(result: Result) -> list[str]:

@@ -14,8 +14,10 @@ from hyperpush.base.status import Status
 from hyperpush.inner.base import InnerState
 from hyperpush.programs import Node, Runs, program_of, stack
 from hyperpush.task.task import Task
+from hyperpush.verbs import panels
 from hyperpush.verbs.call import Call
 from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.panels import Panel
 from hyperpush.verbs.results import Result
 
 
@@ -52,6 +54,12 @@ class Trainings(Result):
 
     def facts(self) -> list[str]:
         return [*super().facts(), f"{len(self)} runs"]
+
+    def own_panels(self) -> list[Panel]:
+        rows = [
+            [run, error, str(each)] for run, (error, each) in enumerate(zip(self.errors, self.statuses, strict=True))
+        ]
+        return [panels.table("Runs", ("run", "relative error", "status"), rows)]
 
 
 def check_alone(**options: Any) -> None:

@@ -18,11 +18,14 @@ from hyperpush.base.status import Status
 from hyperpush.methods import registry
 from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.runs.events import read_events
-from hyperpush.runs.folder import CALL, CONFIG, HISTORY, LINKS, METRICS, MODELS, RESULT
+from hyperpush.runs.folder import CALL, CONFIG, FIGURES, HISTORY, LINKS, METRICS, MODELS, RESULT
 from hyperpush.runs.models import leaf_name, load_arrays, load_models
-from hyperpush.task.task import Point, Task
+from hyperpush.task.task import LastPoint, Task
+from hyperpush.verbs import panels
+from hyperpush.verbs import result_panels as shown
 from hyperpush.verbs.budget import Budget
 from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import Estimate, History, Result, Solution, Training
 
 FORMAT = 1  # of the folder of a verb
@@ -32,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Pictured):
     """A finished run: what was asked for, its result, its events and its models. `hp.load` makes it.
 
     Attributes:
@@ -127,7 +130,7 @@ class Run:
         personal = tuple(self.about["personal"])
         return Solution(*shared, params, trees["hypers"], history, self.about["best_step"], personal)
 
-    def _point(self) -> Point | None:
+    def _point(self) -> LastPoint | None:
         """What the run left for the next one on its network; None if the network cannot be made again."""
         about = dict(self.about.get("point", {}))
         network = about.pop("network", None)
@@ -138,7 +141,7 @@ class Run:
             rows = load_models(self.path / LINKS, self.about["names"])
             own = {name: jnp.asarray(each[0] if self.about["alone"] else each) for name, each in rows.items()}
             links = LinkEstimates(**own)
-        return Point(registry.build("networks", network, "network"), links, **about)
+        return LastPoint(registry.build("networks", network, "network"), links, **about)
 
     @property
     def history(self) -> History | None:
@@ -148,6 +151,28 @@ class Run:
         found = load_arrays(self.path / HISTORY)
         metrics = {name.removeprefix("metrics/"): found.pop(name) for name in list(found) if "/" in name}
         return History(**found, metrics=metrics)
+
+    def panels(self) -> list[Panel]:
+        """Status, costs, history, hypers by client and network of a saved run; the rows and figures of a study."""
+        if self.task is not None:
+            return self.result.panels()
+        found: list[Panel] = []
+        if "status" in self.about:
+            found.append(shown.status_panel(self.status))
+        if "costs" in self.about:
+            found.append(shown.costs_panel(self.costs))
+        if self.history is not None:
+            found += self.history.panels()
+        titles = {"hypers": "Hypers by client", "value": "Hypergradient by client"}
+        for name in (each for each in titles if (self.path / MODELS / each).is_dir()):
+            found += shown.by_client(titles[name], self.about["names"], self.arrays(name))
+        found += [panels.image(each.stem, each) for each in sorted((self.path / FIGURES).glob("*.png"))]
+        found += _rows_panel(self.about.get("rows"))
+        network = self.about.get("point", {}).get("network")
+        if isinstance(network, Mapping):
+            made = registry.build("networks", dict(network), "network")
+            found.append(shown.network_panel(made, self.about["names"]))
+        return found
 
     def _tree(self, name: str, task: Task) -> PyTree:
         """A set of models as a pytree of the task's structure."""
@@ -162,6 +187,16 @@ class Run:
             if row.shape != leaf.shape:
                 raise InvalidInput(f"task.{name} {key}".strip(), leaf.shape, f"{row.shape}, as it was saved")
         return structure.unflatten([jnp.asarray(row) for row in rows])
+
+
+def _rows_panel(rows: Any) -> list[Panel]:
+    """The rows of a study's result as a table of their numbers and words."""
+    rows = [each for each in rows or [] if isinstance(each, Mapping)]
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, str | int | float))
+    cells = [
+        [value if isinstance(value := row.get(name), str | int | float) else None for name in names] for row in rows
+    ]
+    return [panels.table("Rows", list(names), cells)] if rows else []
 
 
 def load(run: str | Path, task: Task | None = None) -> Run:

@@ -127,7 +127,7 @@ def _short(value: object) -> str:
 def summarize(result: Result) -> dict[str, Any]:
     """What `result.json` says: all but the arrays."""
     about = {"format": FORMAT, "class": type(result).__name__, "names": list(result.names), "version": __version__}
-    about |= {"costs": asdict(result.costs), "status": asdict(result.status), "alone": result.task.owner is not None}
+    about |= {"costs": asdict(result.costs), "status": result.status.as_json(), "alone": result.task.owner is not None}
     if result.privacy is not None:
         budget = result.privacy
         about["privacy"] = {"releases": dict(budget.releases), "parts": budget.to_table(), "assumes": budget.assumes}

@@ -17,25 +17,27 @@ from hyperpush.base.checks import no_type_check
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.options import Configured
 from hyperpush.base.status import Status
-from hyperpush.data.batches import Data, everything
+from hyperpush.data.batches import Data, full_batch
 from hyperpush.engines.simulate import Simulate, evaluate
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.recurrent import known_links
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.methods.base import Method
 from hyperpush.networks import Network
-from hyperpush.programs import Recipe, program_of
+from hyperpush.programs import ProgramRecipe, program_of
 from hyperpush.programs.report import Report
 from hyperpush.task.problem import Cost
 from hyperpush.task.task import Task
+from hyperpush.verbs import panels
 from hyperpush.verbs.call import last_point, run_keys
 from hyperpush.verbs.checks import check_call
+from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import table
 
 LARGE = 50_000_000  # numbers of all clients' params that are computed side by side; beyond, one after the other
 
 
-class Row(NamedTuple):
+class TriedSetting(NamedTuple):
     """One setting that was tried."""
 
     values: Mapping[str, Any]
@@ -45,7 +47,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(Pictured):
     """What was tried, and what was best.
 
     Attributes:
@@ -56,12 +58,12 @@ class Tuning:
     """
 
     best: Method
-    rows: tuple[Row, ...]
+    rows: tuple[TriedSetting, ...]
     on: str
     mode: str
 
     @property
-    def best_row(self) -> Row:
+    def best_row(self) -> TriedSetting:
         """The row of the best setting."""
         return _best(self.rows, self.mode)
 
@@ -76,6 +78,20 @@ class Tuning:
         columns = {name: [row.values[name] for row in self.rows] for name in names}
         converged = [row.status.converged for row in self.rows]
         return table({**columns, "score": [row.score for row in self.rows], "converged": converged})
+
+    def panels(self) -> list[Panel]:
+        """The best setting, and the score of each setting as bars and in a table."""
+        labels = [", ".join(f"{name} {value}" for name, value in row.values.items()) for row in self.rows]
+        better = "lower" if self.mode == "min" else "higher"
+        best = f"Best of {len(self.rows)} settings: {labels[self.rows.index(self.best_row)]}."
+        title, scores = f"Score on {self.on!r} by setting", [row.score for row in self.rows]
+        marks = ["best" if row is self.best_row else "other" for row in self.rows]
+        rows = [[*map(str, row.values.values()), row.score, str(row.status)] for row in self.rows]
+        return [
+            panels.text("Choice", best, f"A {better} score is better."),
+            panels.bars(title, labels, {"score": scores}, marks=marks, note="Settings that diverged have no bar."),
+            panels.table("Settings", (*self.rows[0].values, "score", "status"), rows),
+        ]
 
     def __repr__(self) -> str:
         best = ", ".join(f"{name} = {value}" for name, value in self.best_row.values.items())
@@ -154,7 +170,7 @@ def tune(
     found = _scores([each for _, each in settings], network, task, on, metric or task.problem.outer, keys, engine)
     # A mean over seeds is NaN or infinite as soon as one of them diverged.
     rows = tuple(
-        Row(values, float(own.mean()) if np.all(np.isfinite(own)) else float("nan"), own, status)
+        TriedSetting(values, float(own.mean()) if np.all(np.isfinite(own)) else float("nan"), own, status)
         for (values, _), (own, status) in zip(settings, found, strict=True)
     )
     best = _best(rows, mode)
@@ -164,7 +180,7 @@ def tune(
     return Tuning(next(each for values, each in settings if values is best.values), rows, on, mode)
 
 
-def _best(rows: Sequence[Row], mode: str) -> Row:
+def _best(rows: Sequence[TriedSetting], mode: str) -> TriedSetting:
     sign = 1 if mode == "min" else -1
     return min(rows, key=lambda row: sign * row.score if np.isfinite(row.score) else np.inf)
 
@@ -202,7 +218,7 @@ def _scores(
     methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array, engine: Simulate
 ) -> list[tuple[Float[np.ndarray, " seeds"], Status]]:
     """Every method's score for every key, and its status; methods of one structure in one compiled program."""
-    recipes = [program_of(each.on(network, engine, task), task.problem).traceable() for each in methods]
+    recipes = [program_of(each.bind(network, engine, task), task.problem).traceable() for each in methods]
     numbers, rest = zip(*(eqx.partition(recipe, eqx.is_array) for recipe in recipes), strict=True)
     groups: dict[Any, list[int]] = {}
     for place in range(len(methods)):
@@ -237,8 +253,8 @@ class _Known:
 
 @eqx.filter_jit
 def _run_group(
-    stacked: Recipe,
-    rest: Recipe,
+    stacked: ProgramRecipe,
+    rest: ProgramRecipe,
     known: _Known,
     states: PyTree,
     data: Data,
@@ -257,7 +273,7 @@ def _run_group(
         problem = recipe.parts[1]
 
         def of_client(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, ""]:
-            return problem.measure(metric, params, hyper, everything(examples))
+            return problem.measure(metric, params, hyper, full_batch(examples))
 
         mean = jnp.mean(jax.vmap(of_client)(found.params, found.hyper, data.sets[on]))
         return mean, getattr(found, "report", None)
@@ -270,6 +286,6 @@ def _run_group(
 def _first_states(method: Method, network: Network, task: Task, engine: Simulate) -> InnerState | BilevelState:
     if not isinstance(method, Algorithm):
         return InnerState(task.params, task.hypers)
-    links = known_links(method.on(network, engine, task), network, last_point(task, network), task)
+    links = known_links(method.bind(network, engine, task), network, last_point(task, network), task)
     counter, report = jnp.full(task.clients, method.steps, jnp.int32), Report.none((task.clients,))
     return BilevelState(task.params, task.hypers, links, counter, report)

@@ -18,7 +18,7 @@ from hyperpush.base import processes
 from hyperpush.data.batches import Ragged
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import Journal, values_digest
-from hyperpush.runs.checkpoints.store import Store
+from hyperpush.runs.checkpoints.store import CheckpointFolder
 from hyperpush.runs.models import load_models, save_models
 from hyperpush.tasks.logistic import logistic
 
@@ -73,7 +73,7 @@ def member(folder: Path, port: str, index: int) -> None:
     same(train(), alone)
 
     # Cut off after a checkpoint of both, they go on together.
-    store = Store(folder / "checkpoints", print)
+    store = CheckpointFolder(folder / "checkpoints", print)
     write = store.save
 
     def save(*arguments):
@@ -87,7 +87,7 @@ def member(folder: Path, port: str, index: int) -> None:
         raise AssertionError("not cut off")
     except Cut:
         pass
-    with Journal(Store(folder / "checkpoints", print), Policy(None, 30)).active():
+    with Journal(CheckpointFolder(folder / "checkpoints", print), Policy(None, 30)).active():
         same(train(), alone)
     beyond_one_process(folder, index)
     processes.barrier("the end")

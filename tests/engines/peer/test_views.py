@@ -12,7 +12,7 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer import Left, Peer
 from hyperpush.engines.run_checks import check_conserved
-from hyperpush.engines.transport import Memory, wire
+from hyperpush.engines.transport import MemoryTransport, wire
 from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.programs import Exchange, Repeat, Scope, Sequence
 
@@ -159,7 +159,7 @@ def test_who_leaves_at_the_end_of_a_stage_does_not_stop_the_next():
 
 
 def test_nobody_leaves_in_step():
-    peer = Peer(0, hp.networks.Ring(3), Memory(3).endpoint(0), jax.random.key(0))
+    peer = Peer(0, hp.networks.Ring(3), MemoryTransport(3).endpoint(0), jax.random.key(0))
     with pytest.raises(InvalidInput, match="mode: got 'synchronous'"):
         peer.leave()
 

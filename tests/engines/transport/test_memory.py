@@ -9,7 +9,7 @@ import pytest
 
 from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.faults import Faults
-from hyperpush.engines.transport import Memory, Transport
+from hyperpush.engines.transport import MemoryTransport, Transport
 from hyperpush.engines.transport.wire import Header, Rejected, Template, decode, encode
 from hyperpush.networks.running_sums import Incoming, Outgoing
 
@@ -49,7 +49,7 @@ def chatter(steps, clients):
 
 
 def test_without_faults_everything_arrives_at_once_and_in_order():
-    hub = Memory(4)
+    hub = MemoryTransport(4)
     logs = run(hub, chatter(50, 4))
     for client, log in enumerate(logs):
         assert log == [(step, other, step) for step in range(50) for other in range(4) if other != client]
@@ -57,9 +57,9 @@ def test_without_faults_everything_arrives_at_once_and_in_order():
 
 def test_faults_are_those_of_fates_and_repeat_with_the_seed():
     clients, steps = 4, 60
-    logs = run(Memory(clients, FAULTS, KEY), chatter(steps, clients))
-    assert logs == run(Memory(clients, FAULTS, KEY), chatter(steps, clients))
-    assert logs != run(Memory(clients, FAULTS, jax.random.key(4)), chatter(steps, clients))
+    logs = run(MemoryTransport(clients, FAULTS, KEY), chatter(steps, clients))
+    assert logs == run(MemoryTransport(clients, FAULTS, KEY), chatter(steps, clients))
+    assert logs != run(MemoryTransport(clients, FAULTS, jax.random.key(4)), chatter(steps, clients))
     expected = [Counter() for _ in range(clients)]
     for sender in range(clients):
         for step in range(steps):
@@ -73,7 +73,7 @@ def test_faults_are_those_of_fates_and_repeat_with_the_seed():
 
 def test_rates_and_reordering_seen_by_the_receiver():
     clients, steps = 3, 400
-    logs = run(Memory(clients, FAULTS, KEY), chatter(steps, clients))
+    logs = run(MemoryTransport(clients, FAULTS, KEY), chatter(steps, clients))
     sent = clients * (clients - 1) * steps
     copies = Counter((receiver, sender, at) for receiver, log in enumerate(logs) for _, sender, at in log)
     assert abs(len(copies) / sent - (0.7 + 0.3 * 0.07)) < 0.04
@@ -93,7 +93,7 @@ def test_rates_and_reordering_seen_by_the_receiver():
 
 
 def test_a_fast_peer_waits_in_the_mailbox_of_a_slow_one():
-    hub = Memory(2)
+    hub = MemoryTransport(2)
     fast, slow = hub.endpoint(0), hub.endpoint(1)
     for step in range(5):
         fast.send(1, step, bytes([step]))
@@ -102,21 +102,21 @@ def test_a_fast_peer_waits_in_the_mailbox_of_a_slow_one():
 
 
 def test_a_lost_message_is_not_waited_for():
-    hub = Memory(2, Faults(loss=0.999999), KEY)
+    hub = MemoryTransport(2, Faults(loss=0.999999), KEY)
     for step in range(20):
         hub.endpoint(0).send(1, step, b"gone")
         assert hub.endpoint(1).collect(step, [0]) == []
 
 
 def test_late_messages_of_peers_no_longer_expected_still_come():
-    hub = Memory(3)
+    hub = MemoryTransport(3)
     hub.endpoint(0).send(2, 0, b"old")
     hub.endpoint(1).send(2, 5, b"new")
     assert hub.endpoint(2).collect(5, [1]) == [(0, b"old"), (1, b"new")]
 
 
 def test_injected_bytes_arrive_but_do_not_stand_for_the_message():
-    hub = Memory(2, deadline=0.05)
+    hub = MemoryTransport(2, deadline=0.05)
     hub.inject(1, 0, 0, b"forged")
     with pytest.raises(HyperpushError, match=r"senders \[0\]"):
         hub.endpoint(1).collect(0, [0])
@@ -125,14 +125,14 @@ def test_injected_bytes_arrive_but_do_not_stand_for_the_message():
 
 
 def test_the_deadline_names_peer_step_and_missing_senders():
-    hub = Memory(4, deadline=0.05)
+    hub = MemoryTransport(4, deadline=0.05)
     hub.endpoint(2).send(0, 7, b"")
     with pytest.raises(HyperpushError, match=r"peer 0, step 7: no message within 0.05 s.*\[1, 3\]"):
         hub.endpoint(0).collect(7, [3, 2, 1])
 
 
 def test_one_failing_peer_ends_all_of_them():
-    hub = Memory(4)
+    hub = MemoryTransport(4)
 
     def peer(client, transport):
         if client == 2:
@@ -153,7 +153,7 @@ def test_push_sum_by_running_sums_over_threads():
     """Wire, transport and running sums together: the average is exact among faults and rubbish."""
     clients, steps = 5, 200
     values = np.random.default_rng(0).normal(size=(clients, 3))
-    hub = Memory(clients, FAULTS, KEY)
+    hub = MemoryTransport(clients, FAULTS, KEY)
     template = Template(np.zeros(3))
     random = np.random.default_rng(1)
     others = [[other for other in range(clients) if other != client] for client in range(clients)]

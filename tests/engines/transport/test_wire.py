@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as npst
 
 from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.engines.transport import wire
-from hyperpush.engines.transport.wire import Header, Reason, Rejected, Template, decode, encode, peek
+from hyperpush.engines.transport.wire import Header, RefusalReason, Rejected, Template, decode, encode, peek
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
 INTEGERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
@@ -59,7 +59,7 @@ trees = st.recursive(
 )
 
 
-def reason(data, template=TEMPLATE, **options) -> Reason:
+def reason(data, template=TEMPLATE, **options) -> RefusalReason:
     with pytest.raises(Rejected) as caught:
         decode(data, template, **options)
     return caught.value.reason
@@ -126,11 +126,11 @@ def test_decoded_leaves_are_read_in_place_aligned_and_read_only():
 
 def test_every_truncation_is_rejected():
     for length in range(len(MESSAGE)):
-        assert reason(MESSAGE[:length]) in {Reason.TOO_SHORT, Reason.BAD_CHECKSUM}
+        assert reason(MESSAGE[:length]) in {RefusalReason.TOO_SHORT, RefusalReason.BAD_CHECKSUM}
         if length >= 4:
             assert reason(resealed(MESSAGE[:length])) in {
-                Reason.TOO_SHORT,
-                *([Reason.BAD_CHECKSUM] if length < 68 else []),
+                RefusalReason.TOO_SHORT,
+                *([RefusalReason.BAD_CHECKSUM] if length < 68 else []),
             }
 
 
@@ -138,9 +138,11 @@ def test_every_bit_flip_is_rejected():
     for place in range(len(MESSAGE) * 8):
         data = bytearray(MESSAGE)
         data[place // 8] ^= 1 << place % 8
-        expected = {0: Reason.BAD_MAGIC, 1: Reason.WRONG_VERSION}.get(place // 32, Reason.BAD_CHECKSUM)
+        expected = {0: RefusalReason.BAD_MAGIC, 1: RefusalReason.WRONG_VERSION}.get(
+            place // 32, RefusalReason.BAD_CHECKSUM
+        )
         if 48 <= place < 64:  # the kind, of which there are six, and a byte that means nothing
-            expected = Reason.WRONG_KIND if 51 <= place < 56 else Reason.BAD_CHECKSUM
+            expected = RefusalReason.WRONG_KIND if 51 <= place < 56 else RefusalReason.BAD_CHECKSUM
         assert reason(data) == expected
 
 
@@ -163,18 +165,18 @@ def test_the_checksum_of_long_messages():
 
 
 def test_foreign_bytes_and_versions():
-    assert reason(b"") == Reason.TOO_SHORT
-    assert reason(b"\x00" * 100) == Reason.BAD_MAGIC
+    assert reason(b"") == RefusalReason.TOO_SHORT
+    assert reason(b"\x00" * 100) == RefusalReason.BAD_MAGIC
     for version in (0, wire.VERSION + 1, 2**16 - 1):
         data = bytearray(MESSAGE)
         struct.pack_into("<H", data, 4, version)
-        assert reason(data) == reason(resealed(data)) == Reason.WRONG_VERSION
+        assert reason(data) == reason(resealed(data)) == RefusalReason.WRONG_VERSION
 
 
 def test_oversized_is_refused_before_anything_is_read():
-    assert reason(MESSAGE + b"\x00") == Reason.OVERSIZED
-    assert reason(resealed(MESSAGE + b"\x00" * 8)) == Reason.OVERSIZED
-    assert reason(bytes(TEMPLATE.size + 1)) == Reason.OVERSIZED
+    assert reason(MESSAGE + b"\x00") == RefusalReason.OVERSIZED
+    assert reason(resealed(MESSAGE + b"\x00" * 8)) == RefusalReason.OVERSIZED
+    assert reason(bytes(TEMPLATE.size + 1)) == RefusalReason.OVERSIZED
 
 
 @pytest.mark.parametrize(
@@ -190,25 +192,25 @@ def test_oversized_is_refused_before_anything_is_read():
 def test_wrong_structure(other):
     template = Template(other)
     data = encode(HEADER, other)
-    assert reason(data, TEMPLATE) in {Reason.WRONG_STRUCTURE, Reason.OVERSIZED}
-    assert reason(MESSAGE, template) in {Reason.WRONG_STRUCTURE, Reason.OVERSIZED}
-    assert Reason.WRONG_STRUCTURE in {reason(data, TEMPLATE), reason(MESSAGE, template)}
+    assert reason(data, TEMPLATE) in {RefusalReason.WRONG_STRUCTURE, RefusalReason.OVERSIZED}
+    assert reason(MESSAGE, template) in {RefusalReason.WRONG_STRUCTURE, RefusalReason.OVERSIZED}
+    assert RefusalReason.WRONG_STRUCTURE in {reason(data, TEMPLATE), reason(MESSAGE, template)}
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (6,), (1, 2, 3), (), (2, 2), (0, 3)])
 def test_wrong_shape(shape):
     data = encode(HEADER, TREE | {"a": np.zeros(shape, np.float32)})
-    assert reason(data) == (Reason.OVERSIZED if len(data) > TEMPLATE.size else Reason.WRONG_STRUCTURE)
+    assert reason(data) == (RefusalReason.OVERSIZED if len(data) > TEMPLATE.size else RefusalReason.WRONG_STRUCTURE)
 
 
 @pytest.mark.parametrize("dtype", ["i4", "u4", "f2", BFLOAT16, "f8"])
 def test_wrong_dtype(dtype):
     data = encode(HEADER, TREE | {"a": np.zeros((2, 3), dtype)})
-    assert reason(data) == (Reason.OVERSIZED if len(data) > TEMPLATE.size else Reason.WRONG_STRUCTURE)
+    assert reason(data) == (RefusalReason.OVERSIZED if len(data) > TEMPLATE.size else RefusalReason.WRONG_STRUCTURE)
 
 
 def test_wrong_sender():
-    assert reason(MESSAGE, expect_sender=3) == Reason.WRONG_SENDER
+    assert reason(MESSAGE, expect_sender=3) == RefusalReason.WRONG_SENDER
     assert decode(MESSAGE, TEMPLATE, expect_sender=4)[0] == HEADER
 
 
@@ -217,9 +219,9 @@ def test_wrong_sender():
 def test_floats_must_be_finite(dtype, value):
     tree = np.array([0, value, 1]).astype(dtype)
     data = encode(HEADER, tree)
-    assert reason(data, Template(tree)) == Reason.NOT_FINITE
+    assert reason(data, Template(tree)) == RefusalReason.NOT_FINITE
     if np.isnan(value):
-        assert reason(data, Template(tree, allow_infinite=True)) == Reason.NOT_FINITE
+        assert reason(data, Template(tree, allow_infinite=True)) == RefusalReason.NOT_FINITE
     else:
         assert_same(decode(data, Template(tree, allow_infinite=True))[1], tree)
 
@@ -227,13 +229,13 @@ def test_floats_must_be_finite(dtype, value):
 @pytest.mark.parametrize("weight", [np.nan, np.inf])
 def test_weight_must_be_finite(weight):
     data = encode(dataclasses.replace(HEADER, weight=weight), TREE)
-    assert reason(data) == reason(data, Template(TREE, allow_infinite=True)) == Reason.NOT_FINITE
+    assert reason(data) == reason(data, Template(TREE, allow_infinite=True)) == RefusalReason.NOT_FINITE
 
 
 def test_booleans_must_be_0_or_1():
     data = bytearray(encode(HEADER, np.array([True, False])))
     data[-12] = 2
-    assert reason(resealed(data), Template(np.array([True, False]))) == Reason.NOT_BOOLEAN
+    assert reason(resealed(data), Template(np.array([True, False]))) == RefusalReason.NOT_BOOLEAN
 
 
 def test_random_mutations_raise_nothing_but_rejected():
@@ -270,14 +272,14 @@ def test_random_mutations_raise_nothing_but_rejected():
     assert rejections.total() > 15_000
     assert set(rejections) >= {
         *(
-            Reason.OVERSIZED,
-            Reason.TOO_SHORT,
-            Reason.BAD_MAGIC,
-            Reason.WRONG_VERSION,
-            Reason.WRONG_KIND,
-            Reason.BAD_CHECKSUM,
+            RefusalReason.OVERSIZED,
+            RefusalReason.TOO_SHORT,
+            RefusalReason.BAD_MAGIC,
+            RefusalReason.WRONG_VERSION,
+            RefusalReason.WRONG_KIND,
+            RefusalReason.BAD_CHECKSUM,
         ),
-        *(Reason.WRONG_SENDER, Reason.WRONG_STRUCTURE, Reason.NOT_BOOLEAN),
+        *(RefusalReason.WRONG_SENDER, RefusalReason.WRONG_STRUCTURE, RefusalReason.NOT_BOOLEAN),
     }
 
 

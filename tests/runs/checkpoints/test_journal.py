@@ -16,7 +16,7 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.programs import Exchange, Local, Repeat, Scope, Sequence, Server
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import Journal, values_digest
-from hyperpush.runs.checkpoints.store import Store
+from hyperpush.runs.checkpoints.store import CheckpointFolder
 
 NETWORK = hp.networks.RandomDirected(6, probability=(0.4, 0.8))
 KEY = jax.random.key(5)
@@ -71,7 +71,7 @@ def two_pieces(run, tree, record):
 
 def cut_off(folder, computed, saves, warnings, policy=None):
     """The result of a run under a journal, cut off after so many checkpoints (None: never)."""
-    store = Store(folder, warnings.append)
+    store = CheckpointFolder(folder, warnings.append)
     journal = Journal(store, policy or Policy(minutes=None, rounds=4))
     shown = []
     progress = ProgressHook(lambda name, done, total: shown.append(name))

@@ -9,7 +9,7 @@ import pytest
 
 from hyperpush.base.errors import HyperpushError
 from hyperpush.runs.checkpoints import store as stores
-from hyperpush.runs.checkpoints.store import Rows, Store
+from hyperpush.runs.checkpoints.store import CheckpointFolder, ClientRows
 
 ARRAYS = {
     "table": np.arange(2000, dtype=np.float32).reshape(50, 40),
@@ -18,12 +18,12 @@ ARRAYS = {
     "flags": np.array([True, False]),
     "scalar": np.float32(2.5).reshape(()),
 }
-SAVED = {name: Rows(array) for name, array in ARRAYS.items()}
+SAVED = {name: ClientRows(array) for name, array in ARRAYS.items()}
 
 
 @pytest.fixture
 def store(tmp_path):
-    made = Store(tmp_path / "checkpoints", lambda text: None)
+    made = CheckpointFolder(tmp_path / "checkpoints", lambda text: None)
     for number in range(2):
         made.save("state", SAVED, {"round": number})
     return made
@@ -48,10 +48,10 @@ def test_a_changed_or_torn_file_is_found(store, damage):
     good[len(good) // 2] ^= 1
     file.write_bytes({"torn": good[: len(good) // 2], "flipped": good, "empty": b""}[damage])
     warned = []
-    assert Store(store.folder, warned.append).find() == [before]
+    assert CheckpointFolder(store.folder, warned.append).find() == [before]
     assert "checkpoint 000001-state is damaged" in warned[0]
     assert "other bytes than were written" in warned[0]
-    assert Store(store.folder, warned.append).find() == [before]  # it was put aside, with one warning
+    assert CheckpointFolder(store.folder, warned.append).find() == [before]  # it was put aside, with one warning
     assert len(warned) == 1
 
 
@@ -78,7 +78,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it(store, monkeypatch):
 
 def test_what_was_cut_off_while_it_was_written_is_removed(store):
     (store.folder / ".000002-state-0of1.new").touch()
-    again = Store(store.folder, lambda text: None)
+    again = CheckpointFolder(store.folder, lambda text: None)
     assert [saved.number for saved in again.find()] == [1, 0]
     assert again.save("state", SAVED, {}).number == 2
     assert len(list(store.folder.iterdir())) == 3
@@ -90,8 +90,8 @@ def test_rows_of_padding_are_not_saved_and_blocks_are_read_as_needed(tmp_path):
     spec = jax.sharding.PartitionSpec
     rows = jax.device_put(np.arange(16.0).reshape(8, 2), jax.sharding.NamedSharding(mesh, spec("clients")))
     table = jax.device_put(np.arange(24).reshape(3, 8), jax.sharding.NamedSharding(mesh, spec(None, "clients")))
-    store = Store(tmp_path, lambda text: None)
-    loaded = store.save("state", {"rows": Rows(rows, 0, 6), "history": Rows(table, 1, 6)}, {}).load()
+    store = CheckpointFolder(tmp_path, lambda text: None)
+    loaded = store.save("state", {"rows": ClientRows(rows, 0, 6), "history": ClientRows(table, 1, 6)}, {}).load()
     assert (loaded["rows"].shape, loaded["history"].shape) == ((6, 2), (3, 6))
     np.testing.assert_array_equal(loaded["rows"].read(1, 4), np.arange(2.0, 8.0).reshape(3, 2))
     np.testing.assert_array_equal(loaded["history"].read(4, 6), np.arange(24).reshape(3, 8)[:, 4:6])

@@ -38,7 +38,7 @@ class Compiled(NamedTuple):
 
 
 @dataclass
-class Counts:
+class CompileCounts:
     """Compilations inside a `counting` block, and the lines of StableHLO that XLA was given."""
 
     compilations: int = 0
@@ -46,7 +46,7 @@ class Counts:
 
 
 _kept: OrderedDict[Any, Compiled] = OrderedDict()
-_counting: list[Counts] = []
+_counting: list[CompileCounts] = []
 
 
 def call(function: Callable[..., PyTree], given: PyTree, donated: PyTree = None) -> PyTree:
@@ -86,9 +86,9 @@ def clear() -> None:
 
 
 @contextmanager
-def counting() -> Iterator[Counts]:
+def counting() -> Iterator[CompileCounts]:
     """Count what is compiled in the block."""
-    counts = Counts()
+    counts = CompileCounts()
     _counting.append(counts)
     try:
         yield counts

@@ -18,7 +18,7 @@ from hyperpush.engines.compiled.placement import AXIS, Placement
 from hyperpush.engines.faults import Faults
 from hyperpush.networks import Network
 from hyperpush.networks.trees import Tree
-from hyperpush.programs import Path, Recipe
+from hyperpush.programs import Path, ProgramRecipe
 
 R = TypeVar("R", bound="RunContext")
 
@@ -31,7 +31,7 @@ class RunContext(eqx.Module):
     data: PyTree
     network_key: PRNGKeyArray  # of the network's realization
     faults_key: PRNGKeyArray
-    recipe: Recipe
+    recipe: ProgramRecipe
     faults: Faults | None = None
     tree: Tree | None = None  # of programs with averages along one
     tree_places: tuple[Path, ...] = eqx.field(static=True, default=())  # where these stand
@@ -41,7 +41,13 @@ class RunContext(eqx.Module):
 
     @classmethod
     def of(
-        cls: type[R], network: Network, placement: Placement, data: PyTree, key: PRNGKeyArray, recipe: Recipe, **options
+        cls: type[R],
+        network: Network,
+        placement: Placement,
+        data: PyTree,
+        key: PRNGKeyArray,
+        recipe: ProgramRecipe,
+        **options,
     ) -> R:
         """The run of a key, with every client's data where it is hosted. `options` are the other fields."""
         bare = cls(network, placement, None, key, key, recipe, **options)

@@ -20,7 +20,7 @@ from hyperpush.engines.base import Request, ambient
 from hyperpush.engines.compiled import chunks
 from hyperpush.engines.compiled.chunks import ChunkResult, ChunkSchedule, call_compiled, run_chunk, run_pass
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Visit, restart_below, with_states
-from hyperpush.engines.compiled.snapshots import History, Structure, restore, take
+from hyperpush.engines.compiled.snapshots import RecordedRows, Structure, restore, take
 from hyperpush.engines.result import OUTSIDE, Recorder, RecordFunction, Rows
 from hyperpush.engines.run_checks import check_recording
 from hyperpush.engines.run_hooks import Cursor, Divergence, ProgressHook, Replay, Snapshot, Trail
@@ -61,7 +61,9 @@ class HostLoop:
         check_recording(self.recorders, self.every, self.program)
         own = () if request.progress is None else (ProgressHook(request.progress),)
         self.hooks = (*own, *ambient().hooks, Divergence())
-        self.history = History(profile, {name: [] for name in self.recorders}, {name: [] for name in self.recorders})
+        self.history = RecordedRows(
+            profile, {name: [] for name in self.recorders}, {name: [] for name in self.recorders}
+        )
         self.extra = Work()  # of clients with the answers of servers in plain Python
         self.answered: dict[Path, Work] = {}
         self.trail: Trail = ()  # the loops that the host steps through, and their iterations

@@ -20,7 +20,7 @@ from hyperpush.programs import Profile, State, one_client
 
 
 @dataclass
-class History:
+class RecordedRows:
     """The rows that recorders have made of loops, by their names, and when each was made."""
 
     profile: Profile
@@ -28,7 +28,7 @@ class History:
     clocks: dict[str, list[np.ndarray]]  # see `Clock.row`
     structures: dict[str, Any] = field(default_factory=dict)  # of the records
 
-    def copy(self) -> "History":
+    def copy(self) -> "RecordedRows":
         """As it is now."""
         rows, clocks = ({name: list(parts) for name, parts in each.items()} for each in (self.rows, self.clocks))
         return replace(self, rows=rows, clocks=clocks)
@@ -84,7 +84,7 @@ class Structure:
 
 
 def take(
-    structure: Structure, trail: Trail, carry: Carry, held: list[State], history: History, extra: Counter[str]
+    structure: Structure, trail: Trail, carry: Carry, held: list[State], history: RecordedRows, extra: Counter[str]
 ) -> Snapshot | None:
     """A snapshot; None where the arrays were overwritten, or do not have the structure that the profile knows."""
     rows, own = jax.tree.flatten((carry.states, held, carry.sent))
@@ -101,7 +101,7 @@ def take(
     return Snapshot(trail, arrays, structure.context.network.clients, dict(extra))
 
 
-def restore(structure: Structure, snapshot: Snapshot, history: History) -> tuple[Carry, list[State]]:
+def restore(structure: Structure, snapshot: Snapshot, history: RecordedRows) -> tuple[Carry, list[State]]:
     """The carry of a snapshot, and the states outside of the scopes around it. Its rows are put into `history`."""
     context, arrays = structure.context, snapshot.arrays
 

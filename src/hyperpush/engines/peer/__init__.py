@@ -3,12 +3,12 @@
 Everything that arrives is bytes from outside. It is decoded and checked before it touches the state, and what does not
 fit is counted and dropped. On links that lose messages, conserved quantities travel as running sums per link.
 
-A peer with a `Store` writes where it is in the program, its state and the totals of its links before it sends. Killed
-at any moment, it continues from there and sends the same again: no mass is lost or doubled.
+A peer with a `PeerStore` writes where it is in the program, its state and the totals of its links before it sends.
+Killed at any moment, it continues from there and sends the same again: no mass is lost or doubled.
 """
 
 from hyperpush.engines.peer.checkpoint import Checkpoint as Checkpoint
-from hyperpush.engines.peer.durable import Store as Store
+from hyperpush.engines.peer.durable import PeerStore as PeerStore
 from hyperpush.engines.peer.exchanges import SERVER as SERVER
 from hyperpush.engines.peer.functions import row as row
 from hyperpush.engines.peer.members import Left as Left

@@ -67,9 +67,9 @@ class Channel:
     def check(self, header: wire.Header) -> None:
         """Refuse a message that is not of the kind that travels here."""
         if self.tolerant == (header.kind == wire.Kind.MESSAGE):
-            raise wire.Rejected(wire.Reason.WRONG_KIND, f"{header.kind.name} where others are sent")
+            raise wire.Rejected(wire.RefusalReason.WRONG_KIND, f"{header.kind.name} where others are sent")
         if not self.tolerant and not 0 < header.weight <= 1:
-            raise wire.Rejected(wire.Reason.WRONG_WEIGHT, f"{header.weight} is not in (0, 1]")
+            raise wire.Rejected(wire.RefusalReason.WRONG_WEIGHT, f"{header.weight} is not in (0, 1]")
 
     def unseen(self, targets: list[int]) -> list[int]:
         """Those of the targets that have not said to have seen the last share."""

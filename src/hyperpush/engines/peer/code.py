@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxtyping import PyTree
 
 from hyperpush.engines.keys import as_bits
-from hyperpush.programs import Recipe
+from hyperpush.programs import ProgramRecipe
 from hyperpush.programs.profile import visit_leaves
 
 CODE_BYTES = 16
@@ -25,7 +25,7 @@ NOT_COMPARED = bytes(CODE_BYTES)
 EXAMPLES = (1, 1 << 16)
 
 
-def code_digest(recipe: Recipe, state: PyTree, data: PyTree, clients: int) -> bytes:
+def code_digest(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> bytes:
     """The digest of a program, the same at all parties that run the same code; zeros where it cannot be told.
 
     It cannot where the state itself has a row for each example: then every party's trace differs.
@@ -40,7 +40,7 @@ def code_digest(recipe: Recipe, state: PyTree, data: PyTree, clients: int) -> by
     return NOT_COMPARED
 
 
-def _by_example(recipe: Recipe) -> bool:
+def _by_example(recipe: ProgramRecipe) -> bool:
     parts = jax.tree.leaves(recipe.parts, is_leaf=lambda each: hasattr(each, "by_example"))
     return any(any(getattr(each, "by_example", ())) for each in parts)
 
@@ -55,7 +55,7 @@ def _with_examples(data: PyTree, examples: int) -> PyTree:
     return jax.tree.map(shape, data)
 
 
-def _digest(recipe: Recipe, state: PyTree, data: PyTree, clients: int) -> bytes:
+def _digest(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> bytes:
     digest = blake2b(digest_size=CODE_BYTES)
 
     def visit(path: Any, role: Any, f: Any, jaxpr: ClosedJaxpr | None, shapes: PyTree) -> None:

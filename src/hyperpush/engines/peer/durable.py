@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.keys import as_bits, from_bits
 from hyperpush.engines.peer.channels import Channels
-from hyperpush.engines.peer.state import Frame, PeerState, Row, Stage, clock
+from hyperpush.engines.peer.state import Frame, PeerState, RecordedRow, Stage, clock
 from hyperpush.programs import Average, Exchange, Node, Profile, Repeat, Scope, Sequence
 from hyperpush.programs import at as node_at
 
@@ -27,7 +27,7 @@ COUNTED = ("rounds", "floats", "bytes", "late")
 
 
 @runtime_checkable
-class Store(Protocol):
+class PeerStore(Protocol):
     """Where a peer keeps what it needs to continue after it was killed."""
 
     def save(self, facts: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ def _arrays(tree: PyTree) -> list[np.ndarray]:
 
 @final
 @dataclass(frozen=True)
-class Saved:
+class SavedPeer:
     """What a store held."""
 
     facts: Mapping[str, Any]
@@ -121,9 +121,11 @@ class Saved:
             for way, sums in (("out", channel.outgoing), ("in", channel.incoming)):
                 sums.counters, sums.totals = map(by_client, saved[way])
 
-    def rows(self, name: str, like: PyTree) -> list[Row]:
+    def rows(self, name: str, like: PyTree) -> list[RecordedRow]:
         """What was recorded of a loop until then; `like` has the shapes of one record."""
-        return [Row(as_tree(value, like), step, floats) for value, step, floats in self.facts["rows"].get(name, ())]
+        return [
+            RecordedRow(as_tree(value, like), step, floats) for value, step, floats in self.facts["rows"].get(name, ())
+        ]
 
 
 def as_tree(stored: list[np.ndarray], like: PyTree) -> PyTree:

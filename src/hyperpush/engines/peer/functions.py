@@ -13,10 +13,10 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.engines import keys
 from hyperpush.engines.compiled.placement import alive_rows, weight_rows
-from hyperpush.engines.peer.state import Cursor
+from hyperpush.engines.peer.state import PeerCursor
 from hyperpush.engines.result import RecordFunction
 from hyperpush.networks import Network, Weights, lowest
-from hyperpush.programs import Context, Recipe, Role, at, leaf_key, leaf_of, stepwise
+from hyperpush.programs import Context, ProgramRecipe, Role, at, leaf_key, leaf_of, stepwise
 from hyperpush.programs.recipe import with_kinds
 
 compiling = threading.RLock()  # held by whoever traces or compiles what others will want too
@@ -106,13 +106,13 @@ def links_at(network: Network, key: PRNGKeyArray, step: int, client: int, weight
 class ClientFunctions:
     """The functions of a program as one client calls them: with its number, its data and keys of its own."""
 
-    def __init__(self, recipe: Recipe, client: int, clients: int, key: PRNGKeyArray, data: PyTree):
+    def __init__(self, recipe: ProgramRecipe, client: int, clients: int, key: PRNGKeyArray, data: PyTree):
         self.client, self.clients, self.key, self.data = client, clients, key, data
         self.draws = key  # what the client's own draws follow from
         self._recipe = recipe.traceable()
         self._kind = _kind(self._recipe)
 
-    def apply(self, at: Cursor, role: Role, *args: PyTree, record: RecordFunction | None = None) -> Any:
+    def apply(self, at: PeerCursor, role: Role, *args: PyTree, record: RecordFunction | None = None) -> Any:
         """What the function of that role at a place returns (or a record, which is none of it): f(*args, context)."""
         address = np.asarray(at.address, np.uint32)
         me, round = np.asarray(self.client, np.int32), np.asarray(at.round, np.int32)

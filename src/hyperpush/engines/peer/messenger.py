@@ -24,7 +24,7 @@ from hyperpush.engines.peer.members import Members, NewView, members_of
 from hyperpush.engines.peer.state import PeerState
 from hyperpush.engines.result import OUTSIDE
 from hyperpush.engines.transport import LEAD, Transport, wire
-from hyperpush.engines.transport.wire import Header, Kind, Reason, Rejected
+from hyperpush.engines.transport.wire import Header, Kind, RefusalReason, Rejected
 from hyperpush.programs import Path
 
 # Future rounds whose messages are kept, and future places whose newest total is kept, per sender. An honest peer is at
@@ -169,7 +169,7 @@ class Messenger:
         channel = self.channels.numbered.get(header.node)
         if channel is None or not channel.tolerant:
             if header.node not in self.channels.past:
-                raise Rejected(Reason.WRONG_NODE, f"no totals of {header.node} in this program")
+                raise Rejected(RefusalReason.WRONG_NODE, f"no totals of {header.node} in this program")
         elif header.view == self.state.view:
             channel.seen[sender] = max(channel.seen.get(sender, 0), header.counter)
             if header.kind == Kind.DURABLE:
@@ -195,7 +195,7 @@ class Messenger:
             self._keep_early(self._hear(wire.read_sealed(payload, sender)), payload)
             return
         if not (self.state.leaving and claimed.kind.last):
-            raise Rejected(Reason.WRONG_NODE, "no such place in this program")
+            raise Rejected(RefusalReason.WRONG_NODE, "no such place in this program")
         header = self._hear(wire.read_sealed(payload, sender))
         self._check_membership(header)
         # It has continued without us, or leaves where it is; else it will come, or be gone.
@@ -209,12 +209,12 @@ class Messenger:
         own = [key for key in self._early if key[0] == header.sender]
         if len(own) >= EARLY:
             del self._early[own[0]]
-            self.state.counts.rejections[Reason.OVERFLOW.value] += 1
+            self.state.counts.rejections[RefusalReason.OVERFLOW.value] += 1
         self._early[header.sender, header.node] = payload
 
     def _check_membership(self, header: Header) -> None:
         if header.view != self.state.view:
-            raise Rejected(Reason.WRONG_VIEW, f"{header.view} instead of {self.state.view}")
+            raise Rejected(RefusalReason.WRONG_VIEW, f"{header.view} instead of {self.state.view}")
 
     def _credit(self, channel: Channel, header: Header, total: np.ndarray) -> None:
         """Take in what a total adds to what came before."""

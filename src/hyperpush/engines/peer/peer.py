@@ -11,13 +11,13 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.engines.peer.channels import Channel
-from hyperpush.engines.peer.durable import Saved, Store, as_tree, pack
+from hyperpush.engines.peer.durable import PeerStore, SavedPeer, as_tree, pack
 from hyperpush.engines.peer.ending import await_missing, drain, transfer_mass
 from hyperpush.engines.peer.exchanges import Received, ask_server, exchange_messages, exchange_totals
 from hyperpush.engines.peer.functions import ClientFunctions, ClientLinks, compiling, compute_key, links_at, stack
 from hyperpush.engines.peer.members import Members, NewView, members_of
 from hyperpush.engines.peer.messenger import Messenger
-from hyperpush.engines.peer.state import Counts, Cursor, Frame, PeerState, Stage
+from hyperpush.engines.peer.state import Frame, PeerCounts, PeerCursor, PeerState, Stage
 from hyperpush.engines.peer.trees import TreeAverages
 from hyperpush.engines.result import Progress, Record, RunResult, record_shapes, recorders_of
 from hyperpush.engines.run_checks import check_recording, check_repairable
@@ -39,7 +39,7 @@ from hyperpush.programs.nodes import (
     with_answer,
 )
 from hyperpush.programs.profile import profile
-from hyperpush.programs.recipe import Recipe, as_recipe
+from hyperpush.programs.recipe import ProgramRecipe, as_recipe
 from hyperpush.programs.recipe import at as node_at
 
 LATE = (1 << 31) - 1  # part of the key of what takes in late mass: no loop gets there
@@ -74,7 +74,7 @@ class Peer:
         *,
         tolerant: bool = False,
         step: int = 0,
-        store: Store | None = None,
+        store: PeerStore | None = None,
         store_every: int = 1,
         secret: PRNGKeyArray | None = None,
         repeats: bool = True,
@@ -87,7 +87,7 @@ class Peer:
         self._messenger = Messenger(client, transport, tolerant, self._state)
         self._channels = self._messenger.channels
         self._ahead: list[Frame] = []  # where it has yet to come back to, outermost first
-        self._resumed: Saved | None = None
+        self._resumed: SavedPeer | None = None
         self._asked_to_leave = False
         self._run: dict[type, Callable[..., PyTree]] = {
             Local: lambda node, state, at: self._apply(at, Role.LOCAL, state),
@@ -110,7 +110,7 @@ class Peer:
         return self._state.closed
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> PeerCounts:
         """What it has seen of its network."""
         return self._state.counts
 
@@ -127,7 +127,7 @@ class Peer:
 
     def run(
         self,
-        program: Node | Recipe,
+        program: Node | ProgramRecipe,
         state: PyTree,
         data: PyTree,
         record: Mapping[str, Record] | None = None,
@@ -144,7 +144,7 @@ class Peer:
         self._functions = ClientFunctions(recipe, self.client, self.network.clients, self.key, data)
         self._apply = self._functions.apply
         with compiling:  # peers of one process wait for one to trace the program
-            found = profile(Recipe(_stepwise, (recipe,)), state, data, self.network.clients)
+            found = profile(ProgramRecipe(_stepwise, (recipe,)), state, data, self.network.clients)
         votes = any(loop.votes for _, _, loop in found.loops)
         self._agreement = self.network.flood_rounds() if votes else 1
         self._profile = found
@@ -152,7 +152,7 @@ class Peer:
         self._trees = TreeAverages.of(self.network, self.key, self._messenger, found)
         where.first = where.step
         if self.store is not None and (stored := self.store.load()) is not None:
-            self._resumed = Saved(stored)
+            self._resumed = SavedPeer(stored)
             self._ahead = self._resumed.frames(self._program, found)
             self._resumed.restore(where)
         self._draw()
@@ -192,17 +192,17 @@ class Peer:
             state = self._restore(self._profile.result)
             self._resumed = None
             return state
-        state = self._run_node(self._program, self._start, Cursor())
+        state = self._run_node(self._program, self._start, PeerCursor())
         self._messenger.check_finite(state)
         return state
 
-    def _run_node(self, node: Node, state: PyTree, at: Cursor) -> PyTree:
+    def _run_node(self, node: Node, state: PyTree, at: PeerCursor) -> PyTree:
         run = self._run.get(type(node))
         if run is None:
             raise HyperpushError(f"a peer cannot run {type(node).__name__}")
         return run(node, state, at)
 
-    def _run_sequence(self, node: Sequence, state: PyTree, at: Cursor) -> PyTree:
+    def _run_sequence(self, node: Sequence, state: PyTree, at: PeerCursor) -> PyTree:
         frame = self._enter(Frame(0))
         for position in range(frame.at, len(node.nodes)):
             frame.at = position
@@ -210,7 +210,7 @@ class Peer:
         self._state.frames.pop()
         return state
 
-    def _run_scope(self, node: Scope, state: PyTree, at: Cursor) -> PyTree:
+    def _run_scope(self, node: Scope, state: PyTree, at: PeerCursor) -> PyTree:
         where = self._state
         rows = {name: len(recorded) for name, recorded in where.records.items()}
         frame = self._enter(Frame(where.step, outer=state, rows=rows))
@@ -234,7 +234,7 @@ class Peer:
         where.frames.pop()
         return self._apply(at, Role.LEAVE, state, inner)
 
-    def _run_repeat(self, node: Repeat, state: PyTree, at: Cursor) -> PyTree:
+    def _run_repeat(self, node: Repeat, state: PyTree, at: PeerCursor) -> PyTree:
         where, frame = self._state, self._enter(Frame(0, -1))
         if frame.times < 0:
             wanted = node.at_most if node.times is None else int(self._apply(at, Role.TIMES, state))
@@ -280,7 +280,7 @@ class Peer:
 
     # --------------------------------------------------------------- messages
 
-    def _run_exchange(self, node: Exchange, state: PyTree, at: Cursor) -> PyTree:
+    def _run_exchange(self, node: Exchange, state: PyTree, at: PeerCursor) -> PyTree:
         resumed = self._resumed is not None
         if resumed:
             state = self._restore(self._profile.states[at.path])
@@ -301,7 +301,7 @@ class Peer:
         self._tick(at.path, links.to)
         return self._receive(node, at, state, received)
 
-    def _receive(self, node: Exchange, at: Cursor, state: PyTree, received: Received) -> PyTree:
+    def _receive(self, node: Exchange, at: PeerCursor, state: PyTree, received: Received) -> PyTree:
         """The state after an inbox."""
         inbox = Inbox(received.total, jnp.asarray(received.own))
         if node.observe:
@@ -310,20 +310,20 @@ class Peer:
             inbox = Inbox(inbox.total, inbox.own, jnp.asarray(heard), jnp.asarray(received.weights))
         return self._apply(at, Role.RECEIVE, state, inbox)
 
-    def _receive_late(self, node: Exchange, channel: Channel, at: Cursor, state: PyTree) -> PyTree:
+    def _receive_late(self, node: Exchange, channel: Channel, at: PeerCursor, state: PyTree) -> PyTree:
         """The state with what came late: an exchange in which one keeps all of one's own, and nobody is heard."""
-        late = Cursor(channel.path, (*at.address, LATE), at.round)
+        late = PeerCursor(channel.path, (*at.address, LATE), at.round)
         nobody = np.asarray(jnp.zeros(self.network.clients))
         return self._receive(node, late, state, Received(channel.take(), 1.0, [], nobody))
 
-    def _run_server(self, node: Server, state: PyTree, at: Cursor) -> PyTree:
+    def _run_server(self, node: Server, state: PyTree, at: PeerCursor) -> PyTree:
         message = jax.tree.map(np.asarray, self._apply(at, Role.SEND, state))
         key = compute_key(self.key, np.asarray(at.address, np.uint32))
         answer = ask_server(self._messenger, node, at.path, message, key, self.network.clients)
         self._tick(at.path, np.ones(1, bool))
         return self._apply(at, Role.RECEIVE, state, jax.tree.map(jnp.asarray, answer))
 
-    def _run_average(self, node: Average, state: PyTree, at: Cursor) -> PyTree:
+    def _run_average(self, node: Average, state: PyTree, at: PeerCursor) -> PyTree:
         """Along a tree; all others have been spelled out."""
         if self._resumed is not None:
             state = self._restore(self._profile.states[at.path])
@@ -386,11 +386,11 @@ class Peer:
         drain(self._messenger, lasting, lambda: self._save(state, True))
         for channel in lasting:
             if np.any(channel.pending):
-                at_channel = Cursor(channel.path, channel.path)
+                at_channel = PeerCursor(channel.path, channel.path)
                 state = self._receive_late(node_at(self._program, channel.path), channel, at_channel, state)
         return state
 
-    def _leave(self, node: Exchange, channel: Channel, state: PyTree, at: Cursor) -> NoReturn:
+    def _leave(self, node: Exchange, channel: Channel, state: PyTree, at: PeerCursor) -> NoReturn:
         """Transfer everything. Killed meanwhile, it continues to leave."""
         self._state.leaving = True
         self._save(state, True)
@@ -430,5 +430,5 @@ class Peer:
         return as_tree(self._resumed.facts["state"], like)
 
 
-def _stepwise(recipe: Recipe) -> Node:
+def _stepwise(recipe: ProgramRecipe) -> Node:
     return stepwise(recipe.program())

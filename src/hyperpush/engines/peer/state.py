@@ -24,26 +24,26 @@ class Stage(IntEnum):
     OVER = 3  # nobody needs anything of it any more
 
 
-class Cursor(NamedTuple):
+class PeerCursor(NamedTuple):
     """A place in a program, and how often the loops around it have run: what the key of a draw follows from."""
 
     path: Path = ()
     address: tuple[int, ...] = ()  # positions and iterations on the way
     round: int = 0  # of the innermost loop around it
 
-    def child(self, node: Sequence, position: int) -> "Cursor":
+    def child(self, node: Sequence, position: int) -> "PeerCursor":
         """That place of a sequence."""
         address = self.address if node.keeps_key(position) else (*self.address, position)
-        return Cursor((*self.path, position), address, self.round)
+        return PeerCursor((*self.path, position), address, self.round)
 
-    def iteration(self, number: int) -> "Cursor":
+    def iteration(self, number: int) -> "PeerCursor":
         """The same node, in that iteration."""
-        return Cursor(self.path, (*self.address, number), number)
+        return PeerCursor(self.path, (*self.address, number), number)
 
     @property
-    def body(self) -> "Cursor":
+    def body(self) -> "PeerCursor":
         """What a loop or a scope is around of."""
-        return Cursor((*self.path, 0), self.address, self.round)
+        return PeerCursor((*self.path, 0), self.address, self.round)
 
 
 @final
@@ -59,7 +59,7 @@ class Frame:
 
 @final
 @dataclass
-class Counts:
+class PeerCounts:
     """What a peer has seen of its network."""
 
     rounds: int = 0
@@ -67,10 +67,10 @@ class Counts:
     bytes: int = 0  # of messages, for every link that they went over
     late: int = 0
     work: Work = field(default_factory=Work)  # once the program has ended
-    rejections: Counter[str] = field(default_factory=Counter)  # messages refused, by `Reason`
+    rejections: Counter[str] = field(default_factory=Counter)  # messages refused, by `RefusalReason`
 
 
-class Row(NamedTuple):
+class RecordedRow(NamedTuple):
     """A record of a loop, and what had happened when it was made."""
 
     value: Any
@@ -95,8 +95,8 @@ class PeerState:
     frames: list[Frame] = field(default_factory=list)  # the nodes it is in
     loops: list[tuple[str, int]] = field(default_factory=list)  # names and rounds of the loops it is in
     passes: Counter[Path] = field(default_factory=Counter)  # how often bodies of loops of an agreed length have run
-    records: dict[str, list[Row]] = field(default_factory=dict)
-    counts: Counts = field(default_factory=Counts)
+    records: dict[str, list[RecordedRow]] = field(default_factory=dict)
+    counts: PeerCounts = field(default_factory=PeerCounts)
 
     def tick(self, floats: int, sent_bytes: int) -> None:
         """An exchange has taken place, in which so much was sent."""
@@ -115,7 +115,7 @@ class PeerState:
 
     def record(self, name: str, value: PyTree) -> None:
         """Keep a row."""
-        self.records[name].append(Row(value, self.step, self.counts.floats))
+        self.records[name].append(RecordedRow(value, self.step, self.counts.floats))
 
     def keep_rows(self, rows: Mapping[str, int]) -> None:
         """Forget all but so many rows of each loop."""
@@ -127,7 +127,7 @@ class PeerState:
         """When the rows were made."""
         return {name: self._clock(rows) for name, rows in self.records.items() if rows}
 
-    def _clock(self, rows: list[Row]) -> RowClock:
+    def _clock(self, rows: list[RecordedRow]) -> RowClock:
         return RowClock(np.array([r.step for r in rows]), np.array([r.floats for r in rows]), self.first)
 
     @property

@@ -1,6 +1,6 @@
 """How peers move bytes: the protocol, a network in memory, and one on Eclipse Zenoh (in `zenoh/`)."""
 
-from hyperpush.engines.transport.memory import Memory as Memory
+from hyperpush.engines.transport.memory import MemoryTransport as MemoryTransport
 from hyperpush.engines.transport.protocol import LAST as LAST
 from hyperpush.engines.transport.protocol import LEAD as LEAD
 from hyperpush.engines.transport.protocol import Transport as Transport

@@ -30,7 +30,7 @@ class _Parcel:
 
 
 @final
-class Memory:
+class MemoryTransport:
     """A network between threads of one process, with `faults` drawn from `key`.
 
     A copy delayed by d rounds and sent at step t is due at the receiver's step t + d. A lost or late message is
@@ -70,9 +70,9 @@ class Memory:
 
 @final
 class MemoryEndpoint:
-    """One client's `Transport` on a `Memory` network."""
+    """One client's `Transport` on a `MemoryTransport` network."""
 
-    def __init__(self, hub: Memory, client: int):
+    def __init__(self, hub: MemoryTransport, client: int):
         self.client, self._hub = client, hub
         self.mail: list[_Parcel] = []
         self.announced: set[tuple[int, int]] = set()  # (sender, step) of what was sent here, lost or not

@@ -61,7 +61,7 @@ class Kind(IntEnum):
         return self in (Kind.SEEN, Kind.DURABLE)
 
 
-class Reason(StrEnum):
+class RefusalReason(StrEnum):
     """Why a message is refused, in the order in which it is checked."""
 
     OVERSIZED = "oversized"
@@ -87,7 +87,7 @@ class Reason(StrEnum):
 class Rejected(HyperpushError):
     """A message that must not touch the state: to be counted and dropped."""
 
-    def __init__(self, reason: Reason, detail: str):
+    def __init__(self, reason: RefusalReason, detail: str):
         self.reason = reason
         super().__init__(f"message rejected, {reason}: {detail}")
 
@@ -179,14 +179,14 @@ def decode(
     """
     view = memoryview(data).toreadonly()
     if len(view) > template.size:
-        raise Rejected(Reason.OVERSIZED, f"{len(view)} bytes, at most {template.size} expected")
+        raise Rejected(RefusalReason.OVERSIZED, f"{len(view)} bytes, at most {template.size} expected")
     header, digest = _read_sealed(view, expect_sender)
     if digest != template.digest:
-        raise Rejected(Reason.WRONG_STRUCTURE, "other leaves, types or shapes than expected")
+        raise Rejected(RefusalReason.WRONG_STRUCTURE, "other leaves, types or shapes than expected")
     if len(view) < template.size:
-        raise Rejected(Reason.TOO_SHORT, f"{len(view)} bytes, {template.size} expected")
+        raise Rejected(RefusalReason.TOO_SHORT, f"{len(view)} bytes, {template.size} expected")
     if not math.isfinite(header.weight):
-        raise Rejected(Reason.NOT_FINITE, f"weight {header.weight}")
+        raise Rejected(RefusalReason.NOT_FINITE, f"weight {header.weight}")
     leaves = [_read_leaf(view, index, template) for index in range(len(template.leaves))]
     return header, jax.tree.unflatten(template.treedef, leaves)
 
@@ -199,22 +199,22 @@ def read_sealed(data: bytes | bytearray | memoryview, expect_sender: int) -> Hea
 def _read_sealed(view: memoryview, expect_sender: int | None) -> tuple[Header, bytes]:
     header, digest = _read_header(view)
     if checksum(view[:-_CHECKSUM_BYTES]) != int.from_bytes(view[-_CHECKSUM_BYTES:], "little"):
-        raise Rejected(Reason.BAD_CHECKSUM, "damaged on the way")
+        raise Rejected(RefusalReason.BAD_CHECKSUM, "damaged on the way")
     if expect_sender is not None and header.sender != expect_sender:
-        raise Rejected(Reason.WRONG_SENDER, f"{expect_sender} sent it and it names {header.sender}")
+        raise Rejected(RefusalReason.WRONG_SENDER, f"{expect_sender} sent it and it names {header.sender}")
     return header, digest
 
 
 def _read_header(view: memoryview) -> tuple[Header, bytes]:
     if len(view) < _HEADER.size + _CHECKSUM_BYTES:
-        raise Rejected(Reason.TOO_SHORT, f"{len(view)} bytes do not hold a header and a checksum")
+        raise Rejected(RefusalReason.TOO_SHORT, f"{len(view)} bytes do not hold a header and a checksum")
     magic, version, kind, *fields, digest = _HEADER.unpack_from(view)
     if magic != _MAGIC:
-        raise Rejected(Reason.BAD_MAGIC, f"it starts with {magic!r} instead of {_MAGIC!r}")
+        raise Rejected(RefusalReason.BAD_MAGIC, f"it starts with {magic!r} instead of {_MAGIC!r}")
     if version != VERSION:
-        raise Rejected(Reason.WRONG_VERSION, f"version {version}; this is version {VERSION}")
+        raise Rejected(RefusalReason.WRONG_VERSION, f"version {version}; this is version {VERSION}")
     if kind not in _KINDS:
-        raise Rejected(Reason.WRONG_KIND, f"kind {kind}")
+        raise Rejected(RefusalReason.WRONG_KIND, f"kind {kind}")
     return Header(*fields, kind=Kind(kind)), digest
 
 
@@ -222,12 +222,12 @@ def _read_leaf(view: memoryview, index: int, template: Template) -> np.ndarray:
     dtype, shape, offset = template.leaves[index]
     bits = np.frombuffer(view, f"<u{dtype.itemsize}", math.prod(shape), offset)
     if dtype == np.bool_ and (bits > 1).any():
-        raise Rejected(Reason.NOT_BOOLEAN, f"leaf {index} holds bytes other than 0 and 1")
+        raise Rejected(RefusalReason.NOT_BOOLEAN, f"leaf {index} holds bytes other than 0 and 1")
     array = bits.astype(f"=u{dtype.itemsize}", copy=False).view(dtype).reshape(shape)
     if jnp.issubdtype(dtype, jnp.inexact):
         bad = np.isnan(array).any() if template.allow_infinite else not np.isfinite(array).all()
         if bad:
-            raise Rejected(Reason.NOT_FINITE, f"leaf {index} holds values that are not finite")
+            raise Rejected(RefusalReason.NOT_FINITE, f"leaf {index} holds values that are not finite")
     return array
 
 

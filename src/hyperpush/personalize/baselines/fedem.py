@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush.base.errors import InvalidInput
-from hyperpush.data.batches import Ragged, everything, open_batch
+from hyperpush.data.batches import Ragged, full_batch, open_batch
 from hyperpush.inner.base import Learner, solver_program
 from hyperpush.inner.fedavg import Averaging, average_params
 from hyperpush.methods.base import MethodInfo
@@ -92,7 +92,7 @@ class FedEM(LocalEpochs):
         maximized = replace(problem, inner=weighted_losses)
 
         def train(state: Learner, ctx: Context) -> Learner:
-            batch = everything(ctx.data.train)
+            batch = full_batch(ctx.data.train)
             (inputs, labels), mask, _ = open_batch(batch)
             scores = jax.nn.log_softmax(state.hyper["mtl"])[:, None] - by_model(state.params, inputs, labels)
             shares = jax.nn.softmax(scores, axis=0)  # q, [k, examples]

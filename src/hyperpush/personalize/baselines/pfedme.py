@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from hyperpush.base.numbers import as_number
 from hyperpush.base.ranges import Count, OptionalCount, Positive, Whole
-from hyperpush.data.batches import draw
+from hyperpush.data.batches import minibatch
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.inner.fedavg import mean_by_size
 from hyperpush.methods.base import MethodInfo
@@ -86,7 +86,7 @@ class PFedMe(InnerSolver):
         def train(state: _State, ctx: Context):
             def one(number, both):
                 common, own = both
-                batch = draw(ctx.data.train, self.batch_size, jax.random.fold_in(ctx.key, number))
+                batch = minibatch(ctx.data.train, self.batch_size, jax.random.fold_in(ctx.key, number))
                 pulled = replace(problem, penalty=Near(self.pull, common, problem.penalty))
 
                 def descend(_, own):

@@ -25,7 +25,7 @@ from hyperpush.engines.compiled.hostloop import HostLoop
 from hyperpush.engines.keys import as_bits
 from hyperpush.engines.run_hooks import Cursor, Replay, RunHook, Snapshot
 from hyperpush.runs.checkpoints import Policy
-from hyperpush.runs.checkpoints.store import Kind, Rows, Saved, Store
+from hyperpush.runs.checkpoints.store import CheckpointFolder, ClientRows, Kind, Saved
 
 _BUFFERED = 1 << 28  # bytes of finished results that wait in memory for the next checkpoint, at most
 _AXES = {"rows": 0, "history": 1}  # where the arrays of a snapshot have the clients, by the first word of their names
@@ -45,10 +45,10 @@ class _Entry(NamedTuple):
     piece: _Piece
     snapshot: Snapshot
 
-    def arrays(self) -> dict[str, Rows]:
+    def arrays(self) -> dict[str, ClientRows]:
         number, count = self.piece.number, self.snapshot.clients
         axes = {name: _AXES.get(name.split()[0]) for name in self.snapshot.arrays}
-        return {f"{number} {name}": Rows(each, axes[name], count) for name, each in self.snapshot.arrays.items()}
+        return {f"{number} {name}": ClientRows(each, axes[name], count) for name, each in self.snapshot.arrays.items()}
 
     def facts(self) -> dict[str, Any]:
         about = self.snapshot._replace(arrays={})._asdict()
@@ -59,7 +59,7 @@ class _Entry(NamedTuple):
 class Journal(RunHook):
     """The checkpoints of one run of an experiment."""
 
-    def __init__(self, store: Store, policy: Policy):
+    def __init__(self, store: CheckpointFolder, policy: Policy):
         self.store = store
         self.policy = policy
         self.rounds = 0  # since the last checkpoint

@@ -30,7 +30,7 @@ Kind = Literal["result", "state"]
 _NAME = re.compile(r"((\d{6})-(result|state))-(\d+)of(\d+)\.([0-9a-f]+)\.safetensors")
 
 
-class Rows(NamedTuple):
+class ClientRows(NamedTuple):
     """An array to be saved; of the axis that has the clients only the first `clients`, without padding."""
 
     array: Any
@@ -98,7 +98,7 @@ class Saved(NamedTuple):
 
 
 @final
-class Store:
+class CheckpointFolder:
     """The checkpoints in a folder."""
 
     def __init__(self, folder: Path, warn: Callable[[str], None]):
@@ -106,7 +106,7 @@ class Store:
         self.warn = warn
         self._next = 0
 
-    def save(self, kind: Kind, arrays: Mapping[str, Rows], facts: dict[str, Any]) -> Saved:
+    def save(self, kind: Kind, arrays: Mapping[str, ClientRows], facts: dict[str, Any]) -> Saved:
         """Write a checkpoint; what goes wrong leaves the others as they are."""
         number, self._next = self._next, self._next + 1
         bits = {name: rows._replace(array=as_bits(rows.array)) for name, rows in arrays.items()}
@@ -166,14 +166,14 @@ def _digest(file: Path) -> str:
         return file_digest(data, "blake2b").hexdigest()[:32]
 
 
-def _write(file: Path, arrays: Mapping[str, Rows], header: dict[str, str]) -> None:
+def _write(file: Path, arrays: Mapping[str, ClientRows], header: dict[str, str]) -> None:
     """Write this process's part."""
     blocks = {f"{name}@{start}": block for name, rows in arrays.items() for start, block in _own_blocks(rows)}
     save_file(blocks, file, header)
     sync(file)
 
 
-def _own_blocks(rows: Rows) -> Iterator[tuple[int, np.ndarray]]:
+def _own_blocks(rows: ClientRows) -> Iterator[tuple[int, np.ndarray]]:
     """The blocks of an array that this process writes, each with its first row."""
     array, axis, count = rows
     blocks = [(0, array)] if processes.first_process() else []

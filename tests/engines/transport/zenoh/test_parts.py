@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hyperpush.engines.transport.wire import Reason, Rejected
+from hyperpush.engines.transport.wire import RefusalReason, Rejected
 from hyperpush.engines.transport.zenoh import parts
 from hyperpush.engines.transport.zenoh.parts import OPEN, PART_BYTES, Assembly, split
 
@@ -44,7 +44,7 @@ def test_payloads_of_several_numbers_do_not_mix_and_repeats_do_not_complete():
 
 def test_what_is_too_long_is_refused_before_anything_is_kept():
     assembly = Assembly(limit=PART_BYTES + 5)
-    assert refused(assembly, *pieces(1, 0, PART_BYTES + 6)[0]) == Reason.OVERSIZED
+    assert refused(assembly, *pieces(1, 0, PART_BYTES + 6)[0]) == RefusalReason.OVERSIZED
     assert not assembly._open
 
 
@@ -60,15 +60,15 @@ def test_the_number_of_open_payloads_is_bounded():
 def test_parts_that_do_not_fit_are_refused():
     assembly, made = Assembly(1 << 30), pieces(1, 3, PART_BYTES + 10)
     (first, head), (second, tail) = made
-    assert refused(assembly, first, head[:-1]) == Reason.BAD_PART
-    assert refused(assembly, second, tail + b"x") == Reason.BAD_PART
-    assert refused(assembly, first[:-1], head) == Reason.BAD_PART
-    assert refused(assembly, b"", head) == Reason.BAD_PART
-    assert refused(assembly, b"xxxx" + first[4:], head) == Reason.BAD_PART
+    assert refused(assembly, first, head[:-1]) == RefusalReason.BAD_PART
+    assert refused(assembly, second, tail + b"x") == RefusalReason.BAD_PART
+    assert refused(assembly, first[:-1], head) == RefusalReason.BAD_PART
+    assert refused(assembly, b"", head) == RefusalReason.BAD_PART
+    assert refused(assembly, b"xxxx" + first[4:], head) == RefusalReason.BAD_PART
     beyond = parts._HEADER.pack(parts._MAGIC, 2, 1, 3, PART_BYTES + 10)
-    assert refused(assembly, beyond, b"") == Reason.BAD_PART
+    assert refused(assembly, beyond, b"") == RefusalReason.BAD_PART
     far = parts._HEADER.pack(parts._MAGIC, 2**32 - 1, 1, 3, PART_BYTES + 10)
-    assert refused(assembly, far, tail) == Reason.BAD_PART
+    assert refused(assembly, far, tail) == RefusalReason.BAD_PART
     assembly.add(first, head)
     assert assembly.add(second, tail) == (3, payload(PART_BYTES + 10))  # none of it has left a trace
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import final
 
-from hyperpush.engines.transport.wire import Reason, Rejected
+from hyperpush.engines.transport.wire import RefusalReason, Rejected
 
 _HEADER = struct.Struct("<4sBBxxQQQQQQ32s")
 _CHECKSUM = struct.Struct("<I")
@@ -67,13 +67,13 @@ def unpack(data: bytes, clients: int) -> ControlMessage:
     """The message that some bytes are; raises `Rejected`."""
     mask = -(-clients // 8)
     if len(data) != _HEADER.size + 2 * mask + _CHECKSUM.size:
-        raise Rejected(Reason.BAD_CONTROL, f"{len(data)} bytes")
+        raise Rejected(RefusalReason.BAD_CONTROL, f"{len(data)} bytes")
     body = data[: -_CHECKSUM.size]
     magic, topic, departure, step, incarnation, known, *times, digest = _HEADER.unpack_from(body)
     if magic != _MAGIC or topic not in tuple(Topic) or departure not in tuple(Departure) or any(body[6:8]):
-        raise Rejected(Reason.BAD_CONTROL, f"it starts with {body[:8]!r}")
+        raise Rejected(RefusalReason.BAD_CONTROL, f"it starts with {body[:8]!r}")
     if data[-_CHECKSUM.size :] != _CHECKSUM.pack(zlib.crc32(body)):
-        raise Rejected(Reason.BAD_CONTROL, "damaged on the way")
+        raise Rejected(RefusalReason.BAD_CONTROL, "damaged on the way")
     closed, left = (_members(each, clients) for each in (body[_HEADER.size : -mask], body[-mask:]))
     about = Topic(topic), Departure(departure), step, incarnation, known, digest, closed, left
     return ControlMessage(*about, *times)
@@ -86,5 +86,5 @@ def _mask(members: frozenset[int], clients: int) -> bytes:
 def _members(mask: bytes, clients: int) -> frozenset[int]:
     bits = int.from_bytes(mask, "little")
     if bits >> clients:
-        raise Rejected(Reason.BAD_CONTROL, "it names peers that do not exist")
+        raise Rejected(RefusalReason.BAD_CONTROL, "it names peers that do not exist")
     return frozenset(each for each in range(clients) if bits >> each & 1)

@@ -3,7 +3,7 @@
 from typing import final
 
 from hyperpush.engines.transport.retransmission import Payload, Unacknowledged
-from hyperpush.engines.transport.wire import Reason, Rejected
+from hyperpush.engines.transport.wire import RefusalReason, Rejected
 from hyperpush.engines.transport.zenoh.parts import Assembly
 
 # Bytes of payloads of one sender that may wait for their step: four of the longest (`transport.LIMIT`). It bounds what
@@ -37,7 +37,7 @@ class Link:
             return None
         waiting = sum(len(each) for _, each in self.mail)
         if waiting + len(payload) > HELD:
-            raise Rejected(Reason.OVERFLOW, f"{waiting} bytes wait for their step")
+            raise Rejected(RefusalReason.OVERFLOW, f"{waiting} bytes wait for their step")
         self.mail.append(complete)
         self.newest = max(self.newest, step)
         return step

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from hyperpush.engines.transport.protocol import LAST, LEAD
-from hyperpush.engines.transport.wire import Reason, Rejected
+from hyperpush.engines.transport.wire import RefusalReason, Rejected
 from hyperpush.engines.transport.zenoh.control import ControlMessage, Departure, Topic
 from hyperpush.engines.transport.zenoh.deadlines import Deadline, Rounds, microseconds
 
@@ -102,9 +102,9 @@ class Membership:
     def hear(self, place: int, said: ControlMessage) -> None:
         """Take in what a neighbor says; raises `Rejected`."""
         if (said.closed or said.left or said.departure) and not self.asynchronous:
-            raise Rejected(Reason.BAD_CONTROL, "it removes peers, or lets them leave, in step")
+            raise Rejected(RefusalReason.BAD_CONTROL, "it removes peers, or lets them leave, in step")
         if said.topic != Topic.HELLO and said.digest != self.digest:
-            raise Rejected(Reason.BAD_CONTROL, "it is of another configuration")
+            raise Rejected(RefusalReason.BAD_CONTROL, "it is of another configuration")
         if said.topic in (Topic.HEARTBEAT, Topic.WAITING):
             return self._hear_heartbeat(place, said)
         other = self.neighbors[place]

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 from typing import final
 
-from hyperpush.engines.transport.wire import Reason, Rejected
+from hyperpush.engines.transport.wire import RefusalReason, Rejected
 
 # Bytes of one message of Zenoh: longer payloads come in parts. Zenoh would take 256 MB at once, but slowly (0.2 GB/s
 # instead of 1 GB/s on loopback), and a control message behind it would wait for 0.3 s instead of 10 ms.
@@ -39,15 +39,15 @@ class Assembly:
     def add(self, header: bytes, part: bytes) -> tuple[int, bytes] | None:
         """(step, payload) if this part was the last one missing; raises `Rejected` for what does not fit."""
         if len(header) != _HEADER.size:
-            raise Rejected(Reason.BAD_PART, f"a header of {len(header)} bytes")
+            raise Rejected(RefusalReason.BAD_PART, f"a header of {len(header)} bytes")
         magic, place, number, step, length = _HEADER.unpack(header)
         if magic != _MAGIC:
-            raise Rejected(Reason.BAD_PART, f"it starts with {magic!r}")
+            raise Rejected(RefusalReason.BAD_PART, f"it starts with {magic!r}")
         if length > self.limit:
-            raise Rejected(Reason.OVERSIZED, f"{length} bytes, at most {self.limit} expected")
+            raise Rejected(RefusalReason.OVERSIZED, f"{length} bytes, at most {self.limit} expected")
         start = place * PART_BYTES
         if start > max(length - 1, 0) or len(part) != min(PART_BYTES, length - start):
-            raise Rejected(Reason.BAD_PART, f"part {place} of {len(part)} bytes, of a payload of {length}")
+            raise Rejected(RefusalReason.BAD_PART, f"part {place} of {len(part)} bytes, of a payload of {length}")
         if length <= PART_BYTES:
             return step, part
         if number in self._open and self._open[number][:2] != (step, length):

@@ -20,7 +20,7 @@ from typing import Any, Literal, final
 from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.engines.transport.protocol import LAST
 from hyperpush.engines.transport.retransmission import ACKNOWLEDGE_EVERY
-from hyperpush.engines.transport.wire import Reason, Rejected
+from hyperpush.engines.transport.wire import RefusalReason, Rejected
 from hyperpush.engines.transport.zenoh.addresses import Address
 from hyperpush.engines.transport.zenoh.control import Topic, unpack
 from hyperpush.engines.transport.zenoh.deadlines import HEARTBEAT, MOST_HEARTBEATS, Deadline, Rounds
@@ -340,7 +340,7 @@ class Zenoh:
 
     def _on_control(self, place: int, header: bytes, payload: bytes) -> None:
         if header:
-            raise Rejected(Reason.BAD_CONTROL, "it has an attachment")
+            raise Rejected(RefusalReason.BAD_CONTROL, "it has an attachment")
         self.members.hear(place, unpack(payload, len(self.names)))
 
     def _on_life(self, place: int, alive: bool) -> None:

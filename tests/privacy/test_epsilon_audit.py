@@ -6,7 +6,7 @@ from scipy.stats import binom
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.schedules import Power
 from hyperpush.privacy.accountant import Accountant
-from hyperpush.privacy.audit import audit, clopper_pearson
+from hyperpush.privacy.epsilon_audit import audit_epsilon, clopper_pearson
 from hyperpush.privacy.mechanisms import Laplace
 from hyperpush.privacy.sensitivity import Constants, LoopSensitivity
 
@@ -23,7 +23,7 @@ def release(mean, scale):
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0])
 def test_one_laplace_release_is_recovered_and_not_exceeded(epsilon):
-    found = audit(release(1, 1 / epsilon), release(0, 1 / epsilon), TRIALS)
+    found = audit_epsilon(release(1, 1 / epsilon), release(0, 1 / epsilon), TRIALS)
     assert 0.9 * epsilon <= found.lower <= epsilon
     assert not found.refutes(epsilon)
     assert found.refutes(0.9 * epsilon - 1e-9)
@@ -33,7 +33,7 @@ def test_the_bound_is_true_as_often_as_it_says():
     """A fifth of all audits may exceed the truth; 60 of them at 0.8 would do so 25 times by chance once in 10⁴."""
     sampler = np.random.default_rng(5)
     lower = [
-        audit(
+        audit_epsilon(
             lambda k: 1 + sampler.laplace(size=len(k)), lambda k: sampler.laplace(size=len(k)), 600, confidence=0.8
         ).lower
         for _ in range(60)
@@ -57,8 +57,8 @@ def test_a_delta_explains_a_part():
     def run(marked):
         return lambda keys: np.where(np.random.default_rng(marked).uniform(size=len(keys)) < 0.1, marked, 0.0)
 
-    assert audit(run(1), run(0), TRIALS).lower > 5
-    assert audit(run(1), run(0), TRIALS, delta=0.11).lower == 0
+    assert audit_epsilon(run(1), run(0), TRIALS).lower > 5
+    assert audit_epsilon(run(1), run(0), TRIALS, delta=0.11).lower == 0
 
 
 ROUNDS, CLIP, STEP, OTHERS = 12, 1.0, Power(0.5, 0.8), 0.5
@@ -89,9 +89,9 @@ def client(first, noisy):
 
 def test_a_whole_run_spends_less_than_is_claimed_unless_its_noise_is_forgotten():
     claim = float(CLAIM.losses(ROUNDS)["y"].sum())
-    honest = audit(client(5, 1), client(-5, 1), TRIALS)
+    honest = audit_epsilon(client(5, 1), client(-5, 1), TRIALS)
     assert 0.3 < honest.lower <= claim
-    forgotten = audit(client(5, 0), client(-5, 0), 10_000)
+    forgotten = audit_epsilon(client(5, 0), client(-5, 0), 10_000)
     assert forgotten.refutes(claim)
 
 
@@ -113,9 +113,9 @@ def ones(keys):
 )
 def test_runs_that_cannot_be_judged_are_refused(arguments, options, message):
     with pytest.raises(InvalidInput, match=message):
-        audit(*arguments, **options)
+        audit_epsilon(*arguments, **options)
 
 
 def test_runs_in_pieces_are_the_same():
-    whole, pieces = (audit(release(1, 1.0), release(0, 1.0), 1000, chunk=chunk) for chunk in (None, 300))
+    whole, pieces = (audit_epsilon(release(1, 1.0), release(0, 1.0), 1000, chunk=chunk) for chunk in (None, 300))
     assert whole == pieces

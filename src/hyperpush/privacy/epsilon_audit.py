@@ -1,4 +1,4 @@
-"""An attack on a claim of privacy: how well can two adjacent data sets be told apart from what was sent?"""
+"""An attack on a privacy claim: it tries to tell two adjacent data sets apart from the messages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ THRESHOLDS = 400
 
 @dataclass(frozen=True)
 class Audit:
-    """A lower bound on ε, true with probability `confidence`, and the event that shows it; `hp.privacy.audit` makes it.
+    """A lower bound on ε that holds with probability `confidence`, and the event that shows it.
 
-    `assumes` is what the claims that it judges rest on. The attack does not list representable draws, so it does not
-    see what they betray.
+    `hp.privacy.audit_epsilon` returns it. `assumes` states the assumption of the claims. The attack does not list
+    representable draws, so it does not see leaks through them.
 
     Args:
         lower: The bound.
-        confidence: With which probability it is true.
-        trials: How many runs it took.
-        event: What was observed.
-        rates: How often it happened with each data set, the likelier one first.
+        confidence: Probability that the bound holds.
+        trials: Number of runs.
+        event: The event in words.
+        rates: Rate of the event with each data set, the larger first.
 
     Example:
         >>> import hyperpush as hp
@@ -45,14 +45,14 @@ class Audit:
     confidence: float
     trials: int
     event: str
-    rates: tuple[float, float]  # how often it happened with the data set that makes it likelier, and with the other
+    rates: tuple[float, float]
 
     def refutes(self, claim: float) -> bool:
-        """Whether a claimed ε is too small to be true."""
+        """Return True if a claimed ε is too small to be true."""
         return self.lower > claim
 
 
-def audit(
+def audit_epsilon(
     run_a: Runs,
     run_b: Runs,
     trials: int,
@@ -65,26 +65,26 @@ def audit(
 
         ε ≥ log((P(event | a) − δ) / P(event | b))
 
-    for an event that is chosen on one half of the trials and judged on the other. The event is that a score is above or
-    below a threshold, under either data set, whichever shows most on the first half. The two probabilities are bounded
-    after Clopper and Pearson (1934), each with half of 1 − `confidence` (Jagielski, Ullman and Oprea,
+    for an event that is chosen on one half of the trials and judged on the other half. The event is a score above or
+    below a threshold, under either data set; the one with the largest bound on the first half is taken. Clopper and
+    Pearson (1934) bound both probabilities, each with half of 1 − `confidence` (Jagielski, Ullman and Oprea,
     arXiv:2006.07709).
 
     **Use it** to find mistakes: noise that is missing, reused or too small. **Avoid it** as a proof: a bound below the
     claim does not show that the claim is true.
 
     Args:
-        run_a: Takes an array of keys, one per trial, and gives one score per trial, or a vector of all that was
-            observed. Vectors become a score Σ log(p_a/p_b) whose densities are histograms of the first half.
-        run_b: The same on data that differ in one example of one client.
-        trials: At least 100. The largest ε that can be shown is about log of a quarter of them.
-        confidence: From 0.5 to 1, without 1.
-        delta: δ of the claim; 0 for pure ε.
-        seed: Of the keys.
-        chunk: Keys per call; None takes all at once.
+        run_a: Function of an array of keys, one per trial. It returns one score per trial, or a vector of all observed
+            numbers. Vectors become a score Σ log(p_a/p_b) with densities from histograms of the first half.
+        run_b: The same function on data that differ in one example of one client.
+        trials: Number of runs, at least 100. The largest ε that can be shown is about log(trials/4).
+        confidence: Probability that the bound holds, at least 0.5 and below 1.
+        delta: δ of the claim, at least 0 and below 1; 0 for pure ε.
+        seed: Seed of the keys.
+        chunk: Keys per call, at least 1; None passes all at once.
 
     Raises:
-        InvalidInput: An option is out of range, or runs give other things than scores.
+        InvalidInput: An option is out of range, or a run does not return scores.
 
     Example:
         Laplace noise of scale 1 on numbers that differ by 1 has ε = 1.
@@ -93,7 +93,7 @@ def audit(
         >>> import hyperpush as hp
         >>> def run(mean):
         ...     return lambda keys: mean + jax.vmap(jax.random.laplace)(keys)
-        >>> found = hp.privacy.audit(run(0.0), run(1.0), trials=20_000)
+        >>> found = hp.privacy.audit_epsilon(run(0.0), run(1.0), trials=20_000)
         >>> print(0.8 < found.lower < 1.0, found.refutes(0.5), found.refutes(1.0))
         True True False
     """
@@ -111,7 +111,7 @@ def audit(
     miss = (1 - confidence) / 2
     thresholds = np.unique(np.quantile(np.concatenate([a[:half], b[:half]]), np.linspace(0, 1, THRESHOLDS)))
     counts = [_counts(scores[:half], thresholds) for scores in (a, b)]
-    # Bounds that hold for all candidates at once choose: otherwise rare events would win by luck.
+    # Choose by bounds that hold for all candidates at once; otherwise rare events would win by luck.
     strict = miss / (4 * len(thresholds))
     gains = np.stack([_lower(counts[i], counts[1 - i], half, strict, delta) for i in (0, 1)])
     likelier, tail, place = np.unravel_index(np.argmax(gains), gains.shape)
@@ -124,7 +124,7 @@ def audit(
 
 
 def clopper_pearson(count: Any, trials: int, miss: float, side: Literal["lower", "upper"]) -> Any:
-    """A bound on a probability that is on the wrong side with probability at most `miss`."""
+    """Return a bound on a probability that is wrong with probability at most `miss`."""
     count = np.asarray(count, float)
     if side == "lower":
         return np.where(count > 0, beta.ppf(miss, np.maximum(count, 1), trials - count + 1), 0.0)
@@ -132,14 +132,14 @@ def clopper_pearson(count: Any, trials: int, miss: float, side: Literal["lower",
 
 
 def _lower(often: Any, seldom: Any, trials: int, miss: float, delta: float) -> Any:
-    """The bound on ε by counts under both data sets; 0 at least."""
+    """Return the bound on ε from the counts under both data sets, at least 0."""
     above = clopper_pearson(often, trials, miss, "lower") - delta
     below = clopper_pearson(seldom, trials, miss, "upper")
     return np.log(np.maximum(above, below) / below)
 
 
 def _counts(scores: Float[np.ndarray, " n"], thresholds: Float[np.ndarray, " k"]) -> Any:
-    """How many scores are ≥ (row 0) and ≤ (row 1) each threshold."""
+    """Return the numbers of scores that are ≥ (row 0) and ≤ (row 1) each threshold."""
     ordered = np.sort(scores)
     at_least = len(ordered) - np.searchsorted(ordered, thresholds, side="left")
     return np.stack([at_least, np.searchsorted(ordered, thresholds, side="right")])
@@ -159,7 +159,7 @@ def _observe(field: str, run: Runs, keys: Key[Array, " n"], chunk: int) -> Float
 
 
 def _likelihood_ratio(a: np.ndarray, b: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """The score of observables: themselves if there is one, else the sum of their estimated log likelihood ratios."""
+    """Return the score of observables: a single one itself, else the sum of estimated log likelihood ratios."""
     if a.ndim == 1 or a.shape[1] == 1:
         return lambda values: values.reshape(len(values))
     edges, ratios = [], []

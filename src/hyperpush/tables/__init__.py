@@ -1,0 +1,5 @@
+"""Tables of several parties: read them, make a task of them, or fit one linear model."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

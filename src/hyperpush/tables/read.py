@@ -1,0 +1,226 @@
+"""Read the tables of several parties and report what was found in them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from hyperpush.base.checks import no_type_check
+from hyperpush.base.errors import InvalidInput
+from hyperpush.engines.base import Engine
+from hyperpush.engines.simulate import Simulate
+from hyperpush.networks import Network
+from hyperpush.tables.schema import Kind, Schema, make_schema
+from hyperpush.tables.source import FORMS, Table, as_text, read_all
+from hyperpush.tables.task import TableTask, make_task, split_rows
+
+
+@dataclass(frozen=True, repr=False)
+class Tables:
+    """All parties' records as matrices with shared columns. Nothing is scaled or split; `task` does both.
+
+    Attributes:
+        names: The parties.
+        schema: Columns, label and classes.
+        inputs: Each party's features, [records, features], NaN where a value is missing.
+        labels: Each party's labels: numbers of classes, or numbers.
+        sources: Each party's file, or its name.
+        lines: Of each party's records, the line in its file; without a file the row, from 0.
+        warnings: What a reader should know, one sentence each.
+
+    Example:
+        >>> import numpy as np
+        >>> import hyperpush as hp
+        >>> rows = np.arange(12.0).reshape(6, 2)
+        >>> tables = hp.tables.read({"a": (rows, [0, 1, 0, 1, 0, 1]), "b": (rows + 1, [1, 1, 1, 0, 0, 0])}, label="y")
+        >>> print(tables)
+        Tables: 2 parties, 12 records, 2 features of 2 columns, label 'y' with classes 0, 1
+          a: 6 records, label shares 50 / 50 %
+          b: 6 records, label shares 50 / 50 %
+    """
+
+    names: tuple[str, ...]
+    schema: Schema
+    inputs: tuple[np.ndarray, ...]
+    labels: tuple[np.ndarray, ...]
+    sources: tuple[str, ...]
+    lines: tuple[np.ndarray, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Records of each party."""
+        return tuple(map(len, self.labels))
+
+    @property
+    def shares(self) -> np.ndarray:
+        """The share of each class at each party, [parties, classes]."""
+        size = len(self.schema.classes)
+        return np.stack([np.bincount(own, minlength=size) / len(own) for own in self.labels])
+
+    def take(self, rows: Sequence[np.ndarray]) -> "Tables":
+        """Some records of each party, in the same columns: such as all but the ones that a score holds out."""
+        picked: dict[str, Any] = {
+            name: tuple(own[each] for own, each in zip(getattr(self, name), rows, strict=True))
+            for name in ("inputs", "labels", "lines")
+        }
+        return replace(self, **picked)
+
+    @no_type_check
+    def task(
+        self,
+        network: Network,
+        *,
+        key: PRNGKeyArray | int,
+        head: str | None = None,
+        l2: float = 0.01,
+        split: Sequence[float] = (0.6, 0.2, 0.2),
+        weights: str = "examples",
+        engine: Engine = Simulate(),
+    ) -> TableTask:
+        """Split and scale the records and return a task: a linear head with an L2 rate.
+
+        Records are split by seed with equal class shares. Means and deviations of the training rows are averaged over
+        the network; no rows are pooled. The task's hypers are the logarithms of the L2 rates.
+
+        Args:
+            network: Who can send to whom, one client per party.
+            key: An integer or a JAX key; decides the split and random links.
+            head: `"softmax"` for classes, `"regression"` for numbers. None: by the label's kind.
+            l2: The rate of the penalty ½·l2·‖w‖² beside the mean loss, above 0; features have deviation 1.
+            split: Shares of training, validation and test records; the first two above 0. They sum to 1.
+            weights: `"examples"`: every record counts alike. `"parties"`: every party counts alike.
+            engine: Where the parties run.
+
+        Returns:
+            A `TableTask`, a `Task` that keeps its `scaling`.
+
+        Raises:
+            InvalidInput: An argument is out of range, or a party has too few records.
+
+        Example:
+            >>> import numpy as np
+            >>> import hyperpush as hp
+            >>> rows = np.arange(20.0).reshape(10, 2)
+            >>> tables = hp.tables.read({"a": (rows, [0, 1] * 5), "b": (rows + 1, [1, 0] * 5)}, label="y")
+            >>> tables.task(hp.networks.Ring(2), key=0)
+            Task(2 clients, 3 params each; train 6, validation 2, test 2 examples; the outer level fits 'validation')
+        """
+        sets = split_rows(self, split, key)
+        return make_task(self, sets, network, key=key, head=head, l2=l2, weights=weights, engine=engine)
+
+    def __repr__(self) -> str:
+        schema = self.schema
+        what = f"with classes {', '.join(map(str, schema.classes))}" if schema.classes else "with numbers"
+        head = (
+            f"Tables: {len(self.names)} parties, {sum(self.counts):,} records, {len(schema.features)} features of "
+            f"{len(schema.columns)} columns, label {schema.label!r} {what}"
+        )
+        rows = [f"  {name}: {said}" for name, said in zip(self.names, self._party_facts(), strict=True)]
+        return "\n".join([head, *rows, *(f"  ! {each}" for each in self.warnings)])
+
+    def _party_facts(self) -> list[str]:
+        if not self.schema.classes:
+            return [f"{len(own):,} records, mean label {own.mean():.4g}" for own in self.labels]
+        return [
+            f"{len(own):,} records, label shares {' / '.join(f'{100 * each:.0f}' for each in share)} %"
+            for own, share in zip(self.labels, self.shares, strict=True)
+        ]
+
+
+@no_type_check
+def read(
+    given: Any,
+    *,
+    label: str,
+    party: str | None = None,
+    kind: Kind | None = None,
+    categories: Sequence[str] = (),
+) -> Tables:
+    """Read the tables of several parties, match their columns by name, and say what is in them.
+
+    A column with at least one text value in ten is a category: one feature per value. Columns with less text are
+    refused. Missing values get the shared mean, and one more feature is 1 where a value was missing.
+
+    Args:
+        given: A folder with one CSV or NPZ file per party, one file with a column that names the party, or a dict:
+            party to file, data frame or arrays (X, y). CSV files need the extra `tables`.
+        label: The column to predict. Arrays get this name for their y.
+        party: The column that names the party, for one file or frame; None otherwise.
+        kind: `"classes"` or `"numbers"`. None: text, or at most 10 different whole numbers, are classes.
+        categories: Columns of numbers that stand for categories.
+
+    Returns:
+        The `Tables`; `print` shows columns, parties, counts and warnings.
+
+    Raises:
+        InvalidInput: Something cannot be used; one line names the file, line and column.
+
+    Example:
+        >>> import numpy as np
+        >>> import hyperpush as hp
+        >>> rows = np.arange(12.0).reshape(6, 2)
+        >>> hp.tables.read({"a": (rows, [1.5] * 6), "b": (rows, [2.5, 1] * 3)}, label="dose").schema.kind
+        'numbers'
+    """
+    if not isinstance(label, str):
+        raise InvalidInput("label", label, "the name of a column")
+    if isinstance(given, str | Path) and not Path(given).exists():
+        raise InvalidInput("tables", str(given), f"an existing path; {FORMS}")
+    tables = read_all(given, label, party)
+    if len(tables) < 2:
+        raise InvalidInput("tables", f"one party, {tables[0].name!r}", "at least two parties")
+    if isinstance(categories, str):
+        raise InvalidInput("categories", categories, "a list of columns")
+    schema = make_schema(tables, label, kind, tuple(categories))
+    labeled, warnings = _drop_unlabeled(tables, label)
+    inputs, labels = ([encode(each) for each in labeled] for encode in (schema.encode, schema.encode_labels))
+    found = Tables(
+        tuple(each.name for each in labeled),
+        schema,
+        tuple(inputs),
+        tuple(labels),
+        tuple(each.source for each in labeled),
+        tuple(each.lines for each in labeled),
+        (),
+    )
+    return replace(found, warnings=(*warnings, *_look(found)))
+
+
+def _drop_unlabeled(tables: Sequence[Table], label: str) -> tuple[list[Table], list[str]]:
+    """The rows that have a label, and how many have none."""
+    found, warnings = [], []
+    for table in tables:
+        has = np.array([each is not None for each in as_text(table.columns[label])])
+        if not has.any():
+            raise InvalidInput(f"{table.source}, column {label!r}", "no labels", "at least one row with a label")
+        if not has.all():
+            warnings.append(f"{table.name}: {np.sum(~has)} rows without a label are left out.")
+        found.append(table.take(np.nonzero(has)[0]))
+    return found, warnings
+
+
+def _look(tables: Tables) -> list[str]:
+    """Constant columns, missing values, and parties that lack a class."""
+    pooled, said = np.concatenate(tables.inputs), []
+    low, high = (
+        np.where(np.all(np.isnan(pooled), axis=0), 0, edge(np.where(np.isnan(pooled), fill, pooled), axis=0))
+        for edge, fill in ((np.min, np.inf), (np.max, -np.inf))
+    )
+    constant = [name for name, same in zip(tables.schema.features, low == high, strict=True) if same]
+    if constant:
+        said.append(f"Constant and therefore left out: {', '.join(constant)}.")
+    for column in tables.schema.columns:
+        if column.missing:
+            place = tables.schema.features.index(column.features[-1])
+            share = np.mean(pooled[:, place])
+            said.append(f"Column {column.name!r}: {100 * share:.0f} % missing, filled with the shared mean.")
+    if tables.schema.classes:
+        for name, share in zip(tables.names, tables.shares, strict=True):
+            lacks = [str(each) for each, part in zip(tables.schema.classes, share, strict=True) if part == 0]
+            if lacks:
+                said.append(f"{name} has no record of class {', '.join(lacks)}.")
+    return said

@@ -1,0 +1,199 @@
+"""Raw tables of parties: from CSV and NPZ files, data frames and arrays, each value with the place it came from."""
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyperpush.base.checks import require
+from hyperpush.base.errors import InvalidInput
+
+FORMS = "a folder or file (CSV, NPZ), or {name: file, data frame or (X, y)}"
+Values = np.ndarray  # floats with NaN, or objects: text, numbers, None
+
+
+@dataclass(frozen=True)
+class Table:
+    """One party's rows as they were given.
+
+    Attributes:
+        name: The party.
+        source: The file, or the party where there is none; errors name it.
+        columns: By name, one value per row: floats with NaN, or objects with None where a value is missing.
+        lines: Of each row, the line in the file; without a file the number of the row, from 0.
+    """
+
+    name: str
+    source: str
+    columns: Mapping[str, Values]
+    lines: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def place(self, row: int, column: str | None = None) -> str:
+        """Where a value stands, in words."""
+        unit = "line" if Path(self.source).suffix == ".csv" else "row"
+        found = f"{self.source}, {unit} {self.lines[row]}"
+        return found if column is None else f"{found}, column {column!r}"
+
+    def take(self, rows: np.ndarray) -> "Table":
+        """Some of the rows."""
+        return Table(self.name, self.source, {name: own[rows] for name, own in self.columns.items()}, self.lines[rows])
+
+
+def read_all(given: Any, label: str, party: str | None) -> list[Table]:
+    """The tables of all parties, in the order given; files of a folder by name."""
+    if isinstance(given, str | Path):
+        return _read_path(Path(given), label, party)
+    if isinstance(given, Mapping) and given:
+        if party is not None:
+            raise InvalidInput("party", party, "None: the dict names the parties")
+        return [read_one(str(name), each, label) for name, each in given.items()]
+    if hasattr(given, "columns") and party is not None:
+        return _by_party(_from_frame("frame", given), party)
+    raise InvalidInput("tables", type(given).__name__, FORMS)
+
+
+def read_one(name: str, given: Any, label: str | None) -> Table:
+    """One party's table, from a file, a data frame, (X, y), or a bare X for predictions."""
+    if isinstance(given, str | Path):
+        path = Path(given)
+        return _from_npz(name, path, label) if path.suffix == ".npz" else _from_csv(name, path)
+    if hasattr(given, "columns") and hasattr(given, "__getitem__"):
+        return _from_frame(name, given)
+    if isinstance(given, Mapping):
+        return _table(name, name, {str(key): _column(each) for key, each in given.items()}, 0)
+    if isinstance(given, tuple) and len(given) == 2:
+        return _from_arrays(name, name, *given, label)
+    if isinstance(given, np.ndarray | list):
+        return _from_arrays(name, name, given, None, label)
+    raise InvalidInput(f"tables[{name!r}]", type(given).__name__, "a file, a data frame, or arrays (X, y)")
+
+
+def _read_path(path: Path, label: str, party: str | None) -> list[Table]:
+    if path.is_dir():
+        if party is not None:
+            raise InvalidInput("party", party, f"None: each file of {path} is a party")
+        files = sorted(each for each in path.iterdir() if each.suffix in (".csv", ".npz"))
+        if not files:
+            raise InvalidInput("tables", str(path), "a folder with one CSV or NPZ file per party")
+        return [read_one(file.stem, file, label) for file in files]
+    if party is None:
+        raise InvalidInput("party", None, f"the column of {path.name} that names the party, or a folder of files")
+    return _by_party(read_one(path.stem, path, label), party)
+
+
+def _by_party(table: Table, party: str) -> list[Table]:
+    """One table per value of a column."""
+    if party not in table.columns:
+        raise InvalidInput("party", party, f"a column of {table.source}: {', '.join(table.columns)}")
+    names = as_text(table.columns[party])
+    if None in names:
+        raise InvalidInput(table.place(names.index(None), party), "an empty field", "the name of a party")
+    rest = {name: own for name, own in table.columns.items() if name != party}
+    order = np.array(names)
+    return [
+        Table(str(name), table.source, rest, table.lines).take(np.nonzero(order == name)[0])
+        for name in dict.fromkeys(names)
+    ]
+
+
+def _from_csv(name: str, path: Path) -> Table:
+    """Every field as text; pandas decides what counts as missing."""
+    pandas = require("pandas", "tables")
+    allowed = "a CSV file with a header and at least one row"
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = next(csv.reader(file), [])
+        frame = pandas.read_csv(path, dtype=str, skip_blank_lines=False, encoding="utf-8-sig")
+    except (OSError, ValueError, UnicodeError) as error:  # pandas' parser errors are ValueErrors
+        raise InvalidInput(str(path), str(error).strip().replace("\n", " "), allowed) from None
+    twice = [each for each in header if header.count(each) > 1]
+    if twice:
+        raise InvalidInput(f"{path.name}, column {twice[0]!r}", "two columns of this name", "each name once")
+    filled = ~frame.isna().all(axis=1).to_numpy()
+    columns = {str(each): _column(frame[each].to_numpy(dtype=object)[filled]) for each in frame.columns}
+    return _table(name, path.name, columns, 2, np.nonzero(filled)[0])
+
+
+def _from_npz(name: str, path: Path, label: str | None) -> Table:
+    allowed = "an NPZ file with arrays X and y, without pickled objects"
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            arrays = {key: found[key] for key in ("X", "y") if key in found}
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidInput(str(path), str(error).strip().replace("\n", " "), allowed) from None
+    if "X" not in arrays or ("y" not in arrays and label is not None):
+        raise InvalidInput(str(path), f"arrays {sorted(arrays)}", allowed)
+    return _from_arrays(name, path.name, arrays["X"], arrays.get("y"), label)
+
+
+def _from_arrays(name: str, source: str, inputs: Any, labels: Any, label: str | None) -> Table:
+    inputs = np.asarray(inputs)
+    if inputs.ndim != 2:
+        raise InvalidInput(f"{source}, X", f"shape {inputs.shape}", "a matrix with one row per record")
+    columns = {f"x{number}": _column(inputs[:, number]) for number in range(inputs.shape[1])}
+    if labels is not None:
+        labels = np.asarray(labels)
+        if labels.shape != inputs.shape[:1]:
+            raise InvalidInput(f"{source}, y", f"shape {labels.shape}", f"one label per row of X, {inputs.shape[0]}")
+        columns[label or "y"] = _column(labels)
+    return _table(name, source, columns, 0)
+
+
+def _from_frame(name: str, frame: Any) -> Table:
+    columns = {str(each): _column(np.asarray(frame[each])) for each in frame.columns}
+    return _table(name, name, columns, 0)
+
+
+def _table(name: str, source: str, columns: Mapping[str, Values], first: int, rows: Any = None) -> Table:
+    lengths = {len(own) for own in columns.values()}
+    if len(lengths) > 1:
+        raise InvalidInput(source, f"columns of {min(lengths)} to {max(lengths)} values", "columns of one length")
+    count = lengths.pop() if lengths else 0
+    if not count:
+        raise InvalidInput(source, "no rows", "at least one row below the header")
+    return Table(name, source, columns, first + (np.arange(count) if rows is None else rows))
+
+
+def _column(values: Any) -> Values:
+    """Numbers as floats, anything else as objects with None where a value is missing."""
+    array = np.asarray(values)
+    if array.dtype.kind in "fiub":
+        return array.astype(np.float64)
+    array = array.astype(object)
+    # Missing values of pandas and NumPy differ from themselves, or cannot be compared.
+    return np.array([None if _is_missing(each) else each for each in array] or [None], object)[: len(array)]
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return True
+    try:
+        return bool(value != value)
+    except TypeError:
+        return True
+
+
+def as_text(values: Values | Iterable[Any]) -> list[str | None]:
+    """Values as text: whole numbers without a point, None where a value is missing."""
+    return [_text(each) for each in values]
+
+
+def _text(value: Any) -> str | None:
+    if value is None or (isinstance(value, float) and value != value):
+        return None
+    number = as_number(value)
+    return str(value).strip() if number is None else f"{number:.12g}"
+
+
+def as_number(value: Any) -> float | None:
+    """The number that a value is or spells; None for text."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,29 @@
+"""Records dealt into sets by seed, so that every set has about the same share of each class."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def deal(labels: np.ndarray, shares: Sequence[float], generator: np.random.Generator) -> np.ndarray:
+    """The set of each record: set k gets `shares[k]` of the records, and about as much of each label.
+
+    Labels that are numbers are dealt in the order of their size, so that every set has small and large ones.
+
+    Args:
+        labels: One label per record.
+        shares: What each set gets, summing to 1. No set stays empty if there are as many records as sets.
+        generator: Decides which records.
+    """
+    order = np.lexsort((generator.random(len(labels)), labels))
+    counts, found = np.zeros(len(shares)), np.zeros(len(labels), int)
+    tilt = 1e-9 * generator.permutation(len(shares))  # which of equal sets comes first
+    for done, record in enumerate(order, 1):
+        found[record] = np.argmax(np.asarray(shares) * done - counts + tilt)
+        counts[found[record]] += 1
+    for empty in np.nonzero((counts == 0) & (np.asarray(shares) > 0))[0]:
+        richest = int(np.argmax(counts))
+        if counts[richest] > 1:
+            found[np.nonzero(found == richest)[0][0]] = empty
+            counts[[richest, empty]] += [-1, 1]
+    return found

@@ -1,0 +1,146 @@
+"""Panels that results of all verbs share: status in words, costs, history, hypers by client and the network."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from hyperpush.base.status import EXPLAINED, Status
+from hyperpush.networks import Network
+from hyperpush.runs.models import leaf_name
+from hyperpush.verbs import panels
+from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.panels import Panel
+
+SMALL = 64  # clients up to which random links are weighed by how often they are up, and drawn at all
+ENTRIES = 64  # numbers of one client's hypers up to which each is shown
+UNITS = {
+    "rounds": "rounds of communication",
+    "floats": "numbers sent by each client (a message to several receivers counts once)",
+    "bytes": "bytes sent by a client, on average",
+    "largest_bytes": "bytes sent by the client that sent most",
+    "gradients": "gradients computed by each client",
+    "hessian_products": "Hessian products computed by each client",
+    "jacobian_products": "Jacobian products computed by each client",
+}
+
+
+def status_panel(status: Status) -> Panel:
+    """The status as sentences: the verdict, the cause, and the numbers behind it."""
+    tone: Any = {True: "good", False: "bad", None: "plain"}[status.converged]
+    return panels.text("Status", *status_words(status), tone=tone)
+
+
+def status_words(status: Status) -> list[str]:
+    """Sentences that say if the result can be relied on, and why."""
+    if status.converged:
+        said = ["The result converged: the method met its tolerance."]
+        if status.reason == "early-stopping":
+            said = ["The run was stopped by its metric; its estimates converged."]
+    elif status.converged is None:
+        said = ["The method takes a fixed number of steps and does not measure its own error."]
+    else:
+        said = [f"The result did not converge: {EXPLAINED.get(status.reason, status.reason)}."]
+    facts = {
+        "Estimated relative error: up to {:.2g}.": status.error,
+        "Distance of the params from solving the inner problem: {:.2g} of their size.": status.residual,
+        "Disagreement among the clients' params: {:.2g} of their size.": status.disagreement,
+        "Change of the hypergradient after one more Newton step: {:.2g}.": status.moved,
+    }
+    said += [sentence.format(value) for sentence, value in facts.items() if value is not None]
+    if status.runs > 1:
+        some = f"{status.failed} of {status.runs} solves and estimates did not converge."
+        said.append(some if status.failed else f"It speaks of {status.runs} solves and estimates.")
+    return [*said, f"Estimator: {status.chosen}."] if status.chosen else said
+
+
+def costs_panel(costs: Costs) -> Panel:
+    """Every count of the costs with its meaning."""
+    rows = [[UNITS[each.name], getattr(costs, each.name)] for each in fields(costs) if each.name in UNITS]
+    rows += [[f"of these, on the data set {name!r}", count] for name, count in costs.accesses.items()]
+    return panels.table("Costs", ("quantity", "count"), [row for row in rows if row[1]])
+
+
+def privacy_panel(budget: Any) -> list[Panel]:
+    """What a private run released; empty for a task that is not private."""
+    return [] if budget is None else [panels.text("Privacy", f"{str(budget).capitalize()}.", budget.assumes)]
+
+
+def history_panels(columns: Mapping[str, np.ndarray], spread: Mapping[str, np.ndarray]) -> list[Panel]:
+    """Lines by step of a history's columns: means over clients, and bands over the clients named in `spread`."""
+    steps = columns["step"]
+    if len(steps) < 2:
+        return []
+    made = []
+    for name, mean in columns.items():
+        if name in ("step", "rounds", "floats"):
+            continue
+        low, high = _band(spread.get(name))
+        title = {"cost": "Outer cost by step", "hypergradient_norm": "Size of the hypergradient by step"}
+        mean = mean if mean.ndim == 1 else mean.mean(axis=tuple(range(1, mean.ndim)))
+        log = name == "hypergradient_norm" and spans_decade(mean)
+        note = "The line is the mean over clients; the band spans the clients." if low else ""
+        named = {"mean over clients": mean}
+        made.append(
+            panels.lines(title.get(name, f"{name} by step"), steps, named, low=low, high=high, log=log, note=note)
+        )
+    return made
+
+
+def spans_decade(values: np.ndarray) -> bool:
+    """True if the values are positive and their ratio exceeds 10, so that a logarithmic axis helps."""
+    known = values[np.isfinite(values)]
+    return bool(known.size and known.min() > 0 and known.max() > 10 * known.min())
+
+
+def _band(values: np.ndarray | None) -> tuple[Any, Any]:
+    """The least and the largest value in every row, for values [rows, clients] of several clients."""
+    if values is None or values.ndim != 2 or values.shape[1] < 2:
+        return None, None
+    return {"mean over clients": values.min(axis=1)}, {"mean over clients": values.max(axis=1)}
+
+
+def by_client(title: str, names: Sequence[str], tree: PyTree) -> list[Panel]:
+    """One panel per leaf of what each client has of its own, clients on axis 0.
+
+    Single numbers become bars, up to 64 numbers a heat map, more a table of ranges.
+    """
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not hasattr(leaf, "shape") or not np.issubdtype(leaf.dtype, np.number) or leaf.ndim == 0:
+            continue
+        name = leaf_name(path)
+        found.append(leaf_panel(f"{title}: {name}" if name else title, names, np.asarray(leaf, np.float64)))
+    return found
+
+
+def leaf_panel(title: str, names: Sequence[str], values: np.ndarray) -> Panel:
+    """One array [clients, …] as bars, a heat map or a table of ranges."""
+    rows = values.reshape(len(values), -1)
+    if rows.shape[1] == 1:
+        return panels.bars(title, names, {"": rows[:, 0]})
+    if 0 < rows.shape[1] <= ENTRIES:
+        numbers = [str(number) for number in range(rows.shape[1])]
+        return panels.heat(title, names, numbers, rows, row_label="client", column_label="entry")
+    ranges = [
+        [name, own.size, *map(float, (own.min(), own.mean(), own.max()))] if own.size else [name, 0, None, None, None]
+        for name, own in zip(names, rows, strict=True)
+    ]
+    return panels.table(title, ("client", "numbers", "least", "mean", "largest"), ranges)
+
+
+def network_panel(network: Network, names: Sequence[str]) -> Panel:
+    """The network drawn, its links weighed by how often they are up; in words above 64 clients."""
+    kind = type(network).__name__
+    title = f"Network: {kind}"
+    if network.clients > SMALL:
+        count = network.possible().nnz // (1 if network.directed else 2)
+        return panels.text(title, f"{network.clients} clients, {count} possible links.")
+    up = np.asarray(network.frequencies(), float)
+    pairs = [(i, j) for i, j in zip(*np.nonzero(up), strict=True) if i != j and (network.directed or i < j)]
+    names = names if len(names) == network.clients else [str(number) for number in range(network.clients)]
+    links = [(int(i), int(j), round(float(up[i, j]), 4)) for i, j in pairs]
+    return panels.network(title, names, links, directed=network.directed)

@@ -1,0 +1,147 @@
+"""Reading tables: kinds of columns, classes, missing values, and one line for what cannot be used."""
+
+import numpy as np
+import pytest
+
+import hyperpush as hp
+
+ROWS = np.arange(12.0).reshape(6, 2)
+LABELS = np.array([0, 1, 0, 1, 1, 0])
+
+
+def write(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.csv").write_text(text)
+    return folder
+
+
+A = "age,sex,dose,label\n50,f,1.5,yes\n60,m,,no\n\n70,f,2.5,yes\n"
+B = "label,dose,sex,age\nno,3.5,m,40\nyes,1,NA,45\n"
+
+
+def test_folder_of_files_matches_columns_by_name(tmp_path):
+    found = hp.tables.read(write(tmp_path, north=A, south=B), label="label")
+    assert found.names == ("north", "south")
+    assert found.counts == (3, 2)
+    assert found.schema.classes == ("no", "yes")
+    assert found.schema.features == ("age", "sex=f", "sex=m", "sex is missing", "dose", "dose is missing")
+    assert found.lines[0].tolist() == [2, 3, 5]  # line 4 is empty
+    nan = np.nan
+    np.testing.assert_array_equal(found.inputs[0][:2], [[50, 1, 0, 0, 1.5, 0], [60, 0, 1, 0, nan, 1]])
+    np.testing.assert_array_equal(found.inputs[1], [[40, 0, 1, 0, 3.5, 0], [45, nan, nan, 1, 1, 0]])
+    assert [own.tolist() for own in found.labels] == [[1, 0, 1], [0, 1]]
+
+
+def test_one_file_with_a_party_column_equals_a_folder(tmp_path):
+    together = "site," + A.splitlines()[0] + "\nnorth,50,f,1.5,yes\nsouth,40,m,3.5,no\nnorth,60,m,2,no\n"
+    write(tmp_path, all=together)
+    found = hp.tables.read(tmp_path / "all.csv", label="label", party="site")
+    assert found.names == ("north", "south")
+    assert found.lines[0].tolist() == [2, 4]
+    assert found.sources == ("all.csv", "all.csv")
+
+
+def test_whole_numbers_are_classes_up_to_ten_and_numbers_beyond():
+    ten = hp.tables.read({"a": (np.ones((10, 1)), np.arange(10)), "b": (np.zeros((2, 1)), [0, 9])}, label="y")
+    eleven = hp.tables.read({"a": (np.ones((10, 1)), np.arange(10)), "b": (np.zeros((1, 1)), [10])}, label="y")
+    half = hp.tables.read({"a": (np.ones((2, 1)), [0.5, 1]), "b": (np.zeros((1, 1)), [1])}, label="y")
+    assert ten.schema.classes == tuple(range(10))
+    assert eleven.schema.kind == half.schema.kind == "numbers"
+
+
+def test_numbers_are_categories_where_it_is_asked_for():
+    given = {"a": (np.array([[1.0], [2.0]]), [0, 1]), "b": (np.array([[3.0]]), [1])}
+    found = hp.tables.read(given, label="y", categories=["x0"])
+    assert found.schema.features == ("x0=1", "x0=2", "x0=3")
+
+
+def test_warnings_say_constant_columns_missing_values_and_classes_that_a_site_lacks():
+    rows = np.c_[ROWS, np.ones(6)]
+    rows[0, 0] = np.nan
+    found = hp.tables.read({"a": (rows, LABELS), "b": (rows, np.zeros(6))}, label="y")
+    assert found.warnings == (
+        "Constant and therefore left out: x2.",
+        "Column 'x0': 17 % missing, filled with the shared mean.",
+        "b has no record of class 1.",
+    )
+
+
+def test_rows_without_a_label_are_left_out_and_said(tmp_path):
+    found = hp.tables.read(write(tmp_path, a=A + "1,f,2,\n", b=B), label="label")
+    assert found.counts == (3, 2)
+    assert "a: 1 rows without a label are left out." in found.warnings
+
+
+def test_frames_are_read_like_files(tmp_path):
+    import pandas
+
+    write(tmp_path, north=A, south=B)
+    frames = {name: pandas.read_csv(tmp_path / f"{name}.csv") for name in ("north", "south")}
+    files, found = hp.tables.read(tmp_path, label="label"), hp.tables.read(frames, label="label")
+    for mine, theirs in zip(found.inputs, files.inputs, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_npz_features(tmp_path):
+    for name in ("a", "b"):
+        np.savez(tmp_path / f"{name}.npz", X=ROWS, y=LABELS)
+    assert hp.tables.read(tmp_path, label="y").counts == (6, 6)
+
+
+HEAD = "x,z,label\n"
+GOOD = HEAD + "".join(f"{n},{n},{n % 2}\n" for n in range(20))
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "says"),
+    [
+        ({"a": "", "b": GOOD}, {}, "a.csv"),
+        ({"a": HEAD, "b": GOOD}, {}, "a.csv: got 'no rows'"),
+        ({"a": GOOD}, {}, "one party, 'a'"),
+        ({}, {}, "a folder with one CSV or NPZ file per party"),
+        ({"a": HEAD + "1,2,1\n", "b": HEAD + "1,2,1\n"}, {}, "label 'label': got '1 classes in all files'"),
+        ({"a": GOOD, "b": "x,label\n1,0\n2,1\n"}, {}, "b.csv, column 'z': got 'missing'"),
+        ({"a": GOOD, "b": "x,z,q,label\n1,2,3,0\n2,1,3,1\n"}, {}, "b.csv, column 'q': got 'a column of its own'"),
+        ({"a": GOOD, "b": GOOD + "high,1,0\n"}, {}, "b.csv, line 22, column 'x': got 'high'"),
+        ({"a": GOOD, "b": GOOD + "inf,1,0\n"}, {}, "b.csv, line 22, column 'x': got 'inf'; allowed: a finite number"),
+        ({"a": GOOD, "b": GOOD}, {"label": "target"}, "a.csv, label: got 'target'"),
+        ({"a": GOOD, "b": GOOD}, {"party": "x"}, "party: got 'x'"),
+        ({"a": GOOD, "b": GOOD}, {"kind": "ranks"}, "kind: got 'ranks'"),
+        ({"a": GOOD, "b": GOOD}, {"categories": ["w"]}, "categories: got 'w'"),
+        ({"a": GOOD, "b": "x,x,label\n1,2,0\n"}, {}, "b.csv, column 'x': got 'two columns of this name'"),
+        ({"a": GOOD, "b": HEAD + "1,2,\n"}, {}, "b.csv, column 'label': got 'no labels'"),
+        (
+            {"a": GOOD, "b": HEAD + "".join(f"v{n},1,1\n" for n in range(60))},
+            {},
+            "b.csv, line 32, column 'x': got \"value number 51, 'v30'\"",
+        ),
+    ],
+)
+def test_one_line_names_file_row_and_column(tmp_path, files, options, says):
+    with pytest.raises(hp.InvalidInput) as error:
+        hp.tables.read(write(tmp_path, **files), **({"label": "label"} | options))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("nowhere", "an existing path"),
+        (5, "a folder or file"),
+        ({}, "a folder or file"),
+        ({"a": (ROWS, LABELS), "b": (ROWS, LABELS[:2])}, "b, y: got 'shape (2,)'"),
+        ({"a": (ROWS, LABELS), "b": (ROWS[0], LABELS)}, "b, X: got 'shape (2,)'"),
+        ({"a": (ROWS, LABELS), "b": 7}, "tables['b']: got 'int'"),
+    ],
+)
+def test_refuses_what_is_no_table(given, says):
+    with pytest.raises(hp.InvalidInput) as error:
+        hp.tables.read(given, label="y")
+    assert says in str(error.value)
+
+
+def test_a_file_without_party_column_is_refused(tmp_path):
+    write(tmp_path, a=GOOD)
+    with pytest.raises(hp.InvalidInput, match=r"party: got None; allowed: the column of a\.csv"):
+        hp.tables.read(tmp_path / "a.csv", label="label")
