@@ -114,9 +114,10 @@ class Diverged(HyperpushError, ArithmeticError):
         self.history: Any = None
         super().__init__(f"{where} diverged (NaN or infinity) in round {round}. {advice}")
 
-    def named(self, method: str) -> "Diverged":
+    def named(self, method: str, advice: str | None = None) -> "Diverged":
         """The same error of this method, if the loop is only a part of it: methods' names are capitalized."""
-        named = self if self.where[:1].isupper() else Diverged(method, self.round, self.advice)
+        where = self.where if self.where[:1].isupper() else method
+        named = Diverged(where, self.round, self.advice if advice is None else advice)
         named.rows, named.history = self.rows, self.history
         return named
 

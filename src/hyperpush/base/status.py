@@ -75,6 +75,7 @@ class Status:
         stationary: True where `gradient` is at most 0.01, and False above. None where it is not known.
         stationary_reason: Reason why `stationary` is None, or the other point of the papers (x_L or x_M) where an
             algorithm ended that is not stationary. Empty where there is nothing to add.
+        hint: Likely cause in the data of a result that did not converge; empty where none was found.
 
     Example:
         >>> import hyperpush as hp
@@ -95,6 +96,7 @@ class Status:
     gradient: float | None = None
     stationary: bool | None = None
     stationary_reason: str = ""
+    hint: str = ""
 
     def __str__(self) -> str:
         return "; ".join(part for part in (self._convergence(), self._stationarity()) if part)
@@ -125,6 +127,7 @@ class Status:
         facts += self._distances() if self.reason == "unsolved" else []
         if self.runs > 1:
             facts.append(f"{self.failed} of {self.runs} solves" if self.failed else f"at the end of {self.runs} solves")
+        facts += [self.hint] if self.hint else []
         return f"! not converged ({', '.join(facts)})"
 
     def _distances(self) -> list[str]:

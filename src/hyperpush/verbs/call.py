@@ -31,6 +31,7 @@ from hyperpush.verbs.hooks import listen
 from hyperpush.verbs.recording import finite_history
 from hyperpush.verbs.results import Result, over_seeds
 from hyperpush.verbs.saving import describe, keep
+from hyperpush.verbs.scales import large_column
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,21 @@ class Call:
         try:
             run = self.engine.run(recipe, self.network, states, self.task.data, self.key, **options)
         except Diverged as error:
-            named = error.named(type(adapted).__name__)
+            named = error.named(type(adapted).__name__, self._advice())
             loop = getattr(self.method, "loop", None)
             named.history = None if loop is None or named.rows is None else finite_history(named.rows, loop, every)
             raise named from error.__cause__
         if listener is not None:
             listener.finish(run.history, every)
         return run
+
+    def _advice(self) -> str | None:
+        """Advice after a divergence whose cause is in the task; None where none was found."""
+        if found := large_column(self.task):
+            return f"{found[0].upper()}{found[1:]}. Or take a smaller step size."
+        if isinstance(self.method, HypergradientEstimator) and self.certifier(self.task).is_ill_posed():
+            return "The mean Hessian is singular or indefinite at these params: the hypergradient does not exist here."
+        return None
 
     def after(self, run: RunResult, links: LinkEstimates | None, **at: Any) -> tuple[Task, Costs]:
         """The task at the point that a run reached, with what was released of its data, and what the run cost."""

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from hyperpush.base import processes
+from hyperpush.base.errors import Diverged
 from hyperpush.base.status import AROUND, NEAR, Status
 from hyperpush.engines.base import Engine, ambient, surround
 from hyperpush.engines.shard import Shard
@@ -132,6 +133,15 @@ class Certifier:
         """
         found = self._run(_judge_own, OwnJudge(self.task.common), size=jnp.full(self.task.clients, size))
         return _status(found)
+
+    def is_ill_posed(self) -> bool:
+        """Whether TreeCG finds the mean Hessian singular or indefinite at these params; False where it cannot look."""
+        if ambient().engine is not None or problem_of(self.given) != "shared" or self.unseen():
+            return False
+        try:
+            return _status(self._run(_estimate, TreeCG(common=self.task.common))).reason == "ill-posed"
+        except Diverged:
+            return False
 
     def unseen(self) -> str:
         """Reason why no machine can look at all clients' params; empty where one can."""

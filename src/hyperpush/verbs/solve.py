@@ -19,8 +19,10 @@ from hyperpush.task.task import Task
 from hyperpush.verbs.call import Call, client_axis, last_point
 from hyperpush.verbs.checks import check_call, check_common, check_hypers
 from hyperpush.verbs.ending import judge_ending
+from hyperpush.verbs.first_costs import check_first_costs
 from hyperpush.verbs.recording import Metrics, history_of, recorder, rows_apart
 from hyperpush.verbs.results import Solution
+from hyperpush.verbs.scales import with_hint
 
 
 @no_type_check
@@ -88,6 +90,7 @@ def solve(
         return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every, certify=certify)
     check_hypers(task)
     check_common(task, method)
+    check_first_costs(task)
     steps = method.steps
     every = rows_apart(steps) if every is None else check_integer("every", every, minimum=1)
     links = known_links(call.adapted, network, last_point(task, network), task)
@@ -105,4 +108,6 @@ def solve(
     params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
     status, more = judge_ending(call, call.status(found), after, found, certify)
     personal = getattr(method, "personal", ())
-    return Solution(after, status, costs + more, params, found.hyper, history, best, personal).check(throw)
+    return Solution(after, with_hint(status, task), costs + more, params, found.hyper, history, best, personal).check(
+        throw
+    )

@@ -18,9 +18,11 @@ from hyperpush.task.task import Task
 from hyperpush.verbs.call import Call
 from hyperpush.verbs.checks import check_call
 from hyperpush.verbs.ending import judge_growth
+from hyperpush.verbs.first_costs import check_first_costs
 from hyperpush.verbs.recording import Metrics, history_of, recorder
 from hyperpush.verbs.results import Training
 from hyperpush.verbs.runs import check_alone, train_runs
+from hyperpush.verbs.scales import with_hint
 
 
 @no_type_check
@@ -88,6 +90,7 @@ def train(
         return train_runs(call, runs, throw)
     if seeds is not None or save is not None:
         return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every, certify=certify)
+    check_first_costs(task)
     recorders = {}
     if metrics or every is not None:
         every = check_integer("every", 1 if every is None else every, minimum=1)
@@ -100,7 +103,7 @@ def train(
     status = judge_growth(call.status(found), task, after)
     if status is None:
         status = call.certifier(after).judge_params(call.status(found), certify)
-    return Training(after, status, costs, task.problem.whole(found.params), history).check(throw)
+    return Training(after, with_hint(status, task), costs, task.problem.whole(found.params), history).check(throw)
 
 
 def check_params(method: InnerSolver, found: Any, wanted: Any) -> None:
