@@ -17,14 +17,26 @@ author = "The hyperpush contributors"
 copyright = author
 release = metadata.version("hyperpush")
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "myst_parser"]
-extensions += ["markdown_docstrings"]
-exclude_patterns = ["_ext", "_build"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+# MathJax comes from the site's own _static folder, so equations need no network.
+extensions += ["myst_nb", "sphinx-mathjax-offline", "markdown_docstrings"]
+exclude_patterns = ["_ext", "_build", "jupyter_execute"]
 templates_path = ["_templates"]
 
 # Pages. Headings get anchors, so that pages can link to sections as they do on a code host.
 myst_heading_anchors = 3
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_dmath_double_inline = False
+math_number_all = False
+math_eqref_format = "({number})"
+
+# Tutorials run when the site is built; their outputs are kept in _build alone.
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE / "_build" / ".jupyter_cache")
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_merge_streams = True
 
 # Reference. Signatures show names and defaults; the Args sections say what they mean.
 autosummary_generate = True
@@ -55,8 +67,8 @@ html_theme_options = {
 }
 html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "start", "choose", "architecture", "stability")}
 
-NAMESPACES = ("networks", "tasks", "algorithms", "hypergradients", "personalize", "influence", "privacy", "big_fed")
-NAMESPACES += ("hooks", "programs", "extend")
+NAMESPACES = ("tables", "networks", "tasks", "algorithms", "hypergradients", "personalize", "influence", "privacy")
+NAMESPACES += ("big_fed", "hooks", "programs", "extend")
 
 
 def public_names(module: ModuleType) -> list[str]:

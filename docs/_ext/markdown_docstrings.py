@@ -4,12 +4,14 @@ Sphinx reads docstrings as reStructuredText. There `x` is not code, an indented 
 are markup, and a list has to follow a blank line. This extension translates, before napoleon takes the sections:
 
 - `x` becomes inline code; stars, bars and trailing underscores outside of code are escaped, bold and italics stay;
-- indented blocks after a blank line, fenced blocks and tables become literal blocks;
+- indented equations become LaTeX (`plain_math`), ```math blocks are LaTeX already;
+- other indented blocks after a blank line, fenced blocks and tables become literal blocks;
 - lists get the blank lines that they need.
 """
 
 import re
 
+from plain_math import is_math, to_latex
 from sphinx.application import Sphinx
 
 SECTION = re.compile(r"(Args|Arguments|Attributes|Example|Examples|Note|Notes|Raises|Returns|Yields):\s*$")
@@ -52,7 +54,8 @@ def translate(lines: list[str]) -> list[str]:
         if text.startswith("|") or (marker is None and is_literal(lines, where, base)):
             where = take_literal(lines, where, indent, out)
             continue
-        if base == 0 and marker is None and indent and not after_blank:  # a paragraph that hangs: no definition list
+        hangs = base == 0 and marker is None and indent > 0 and not after_blank and not ITEM.match(text)
+        if hangs:  # a paragraph that hangs is no definition list
             line = text
         if ITEM.match(text):
             if marker is None and not after_blank:
@@ -79,7 +82,7 @@ def take_fence(lines: list[str], where: int, indent: int, out: list[str]) -> int
     """Copy a fenced block as a directive; the place after it."""
     margin = " " * indent
     language = lines[where].strip().strip("`") or "text"
-    out += ["", f"{margin}.. code-block:: {language}", ""]
+    out += ["", f"{margin}.. math::" if language == "math" else f"{margin}.. code-block:: {language}", ""]
     where += 1
     while where < len(lines) and not lines[where].strip().startswith("```"):
         out.append(f"    {lines[where]}" if lines[where].strip() else "")
@@ -99,17 +102,22 @@ def take_doctest(lines: list[str], where: int, out: list[str]) -> int:
 
 
 def take_literal(lines: list[str], where: int, indent: int, out: list[str]) -> int:
-    """Copy an indented block, or a table, as a literal block; the place after it."""
+    """Copy an indented block, or a table, as a literal block or as equations; the place after it."""
     table = lines[where].strip().startswith("|")
     margin = " " * (indent if table else indent - LITERAL)
-    out += ["", f"{margin}.. code-block:: text", ""]
+    block: list[str] = []
     while where < len(lines):
         line = lines[where]
         inside = line.strip().startswith("|") if table else len(line) - len(line.lstrip()) >= indent
         if line.strip() and not inside:
             break
-        out.append(f"    {line}" if line.strip() and table else line)
+        block.append(line)
         where += 1
+    if not table and is_math("\n".join(block)):
+        out += ["", f"{margin}.. math::", "", *(f"{margin}    {line}" for line in to_latex(block)), ""]
+        return where
+    out += ["", f"{margin}.. code-block:: text", ""]
+    out += [f"    {line}" if line.strip() and table else line for line in block]
     if out[-1].strip():
         out.append("")
     return where

@@ -29,10 +29,12 @@ from .hypergradients.automatic import Automatic as Automatic
 from .hypergradients.hgp import HGP as HGP
 from .hypergradients.tracked import TrackedHGP as TrackedHGP
 from .hypergradients.tree_cg import TreeCG as TreeCG
+from .inner.automatic import AutomaticInner as AutomaticInner
 from .inner.dsgd import DSGD as DSGD
 from .inner.fedavg import FedAvg as FedAvg
 from .inner.local_sgd import LocalSGD as LocalSGD
 from .inner.sgp import SGP as SGP
+from .inner.tracked_sgp import TrackedSGP as TrackedSGP
 from .inner.tree_newton import TreeNewton as TreeNewton
 from .methods.by_name import network as network
 from .methods.optimizers import optimizer as optimizer

@@ -74,7 +74,7 @@ def test_a_network_without_negatives_is_refused_before_anything_runs():
     alike = hp.networks.FromGraph(nx.path_graph(N))
     turns = hp.networks.Trace(N, np.stack([~np.eye(N, dtype=bool), PATH > 0]))
     for network in (alike, turns):
-        with pytest.raises(hp.InvalidInput, match="nobody ever hears") as refused:
+        with pytest.raises(hp.InvalidInput, match="no client ever hears") as refused:
             checked(network)
         assert refused.value.field == "network"
         assert network.name in str(refused.value.given)

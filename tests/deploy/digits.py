@@ -62,8 +62,10 @@ def digits(clients, seed):
     )
 
 
-def accuracy(params, hypers, clients, seed):
-    """Of every client's own model on test examples of its own, in percent, mean over clients."""
-    images, labels = (each[:, TRAIN + VALIDATION :] for each in parts(clients, seed))
+def accuracy(params, hypers, clients, seed, of=slice(None)):
+    """Of every client's own model on test examples of its own, in percent, mean over these clients."""
+    images, labels = (
+        each[of if isinstance(of, slice) else list(of), TRAIN + VALIDATION :] for each in parts(clients, seed)
+    )
     made = np.einsum("nkd,ndc->nkc", images, params["w"]) + params["b"][:, None] + hypers[:, None]
     return 100 * float((made.argmax(2) == labels).mean())

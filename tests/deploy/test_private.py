@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -140,7 +141,7 @@ def test_a_record_that_is_corrected_after_a_kill_is_refused_by_name(tmp_path, mo
     folder = tmp_path / victim
     assert (folder / "checkpoint.safetensors").stat().st_mode & 0o777 == 0o600
     task = own_sentence(config, victim, tmp_path).task
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{name}/{place}": np.array(leaf)
         for name, each in task._sets.items()
         for place, leaf in enumerate(jax.tree.leaves(each.of(1)))

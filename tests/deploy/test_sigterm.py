@@ -1,5 +1,6 @@
-"""A party that is told to end: in step it can come back, at its own pace it leaves; nothing is half-written."""
+"""A party that is told to end keeps a checkpoint, one that is asked to leave hands over its mass."""
 
+import io
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,14 @@ import pytest
 from deploy.deployed import deployed
 from safetensors.numpy import load_file
 
-from hyperpush.base.errors import HyperpushError
+from hyperpush.base.errors import HyperpushError, InvalidInput, Stopped
 from hyperpush.base.processes.starter import free_ports
-from hyperpush.deploy.party import STATUS, run_peer
+from hyperpush.cli.app import app
+from hyperpush.deploy.folder import LOCK
+from hyperpush.deploy.party import run_peer
+from hyperpush.deploy.report import ask_to_leave, describe
 from hyperpush.deploy.swarm import on_loopback
+from hyperpush.deploy.watch import STATUS
 from hyperpush.runs.events import read_events
 
 STEPS = 150
@@ -56,16 +62,19 @@ def beside(config):
     return thread, found
 
 
-def told_at(base, round, times=1):
-    """Send this process SIGTERM as soon as the first party, in its main thread, has got to a round."""
+def kill_self():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def told_at(base, round, act=kill_self):
+    """Send this process SIGTERM, or do something else, once the first party, in its main thread, is at a round."""
 
     def work():
         until = time.monotonic() + 120
         while time.monotonic() < until:
             try:
                 if json.loads((base / FIRST / STATUS).read_text())["round"] >= round:
-                    for _ in range(times):
-                        os.kill(os.getpid(), signal.SIGTERM)
+                    act()
                     return
             except (OSError, ValueError):
                 pass
@@ -75,7 +84,7 @@ def told_at(base, round, times=1):
 
 
 def files(base):
-    return {path.name for path in (base / FIRST).iterdir()} - {STATUS}
+    return {path.name for path in (base / FIRST).iterdir()} - {STATUS, LOCK}
 
 
 @pytest.mark.faults
@@ -84,10 +93,11 @@ def test_in_step_it_stops_and_comes_back(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     other, found = beside(config)
     told_at(tmp_path, 10)
-    with pytest.raises(HyperpushError, match=r"peer-0: ended by SIGTERM; started again, it continues"):
+    with pytest.raises(Stopped, match=r"peer-0: ended by SIGTERM; started again, it continues .* within 120 s") as told:
         run_peer(config, FIRST, say=lambda line: None)
+    assert told.value.exit_code == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
-    assert files(tmp_path) == {"checkpoint.safetensors"}
+    assert files(tmp_path) == {"checkpoint.safetensors", "checkpoint-2.safetensors"}
     result = run_peer(config, FIRST, say=lambda line: None)
     other.join(120)
     assert result["resumed_at"] >= 9
@@ -109,14 +119,28 @@ def test_in_step_it_stops_and_comes_back(tmp_path):
         assert [{**each, "time": 0} for each in one] == [{**each, "time": 0} for each in two]
 
 
-def test_at_its_own_pace_it_leaves_and_the_other_ends(tmp_path):
+def test_at_its_own_pace_it_leaves_when_it_is_asked_to_and_the_other_ends(tmp_path):
     config = made(tmp_path, "asynchronous")
     other, found = beside(config)
-    told_at(tmp_path, 10)
-    result = run_peer(config, FIRST, say=lambda line: None)
+    said, seen = [], []
+
+    def ask():
+        seen.extend(describe(tmp_path / FIRST))
+        assert (
+            main_says(["leave", str(tmp_path / FIRST)])
+            == "peer-0 hands over its mass at its next exchange and ends then"
+        )
+
+    told_at(tmp_path, 10, ask)
+    result = run_peer(config, FIRST, say=said.append)
     assert result["left"]
     assert result["rounds"] < STEPS
     assert files(tmp_path) == {"result.json"}
+    assert any("leaves, and hands over its mass" in line for line in said)
+    assert "peer-0: asynchronous, round " in seen[0]
+    assert "running (process " in seen[0]
+    assert any(line.startswith("  peer-1  here, heard ") for line in seen)
+    assert "not running: left" in describe(tmp_path / FIRST)[0]
     other.join(120)
     assert not found[0]["left"]
     assert found[0]["closed_out"] == []
@@ -124,6 +148,18 @@ def test_at_its_own_pace_it_leaves_and_the_other_ends(tmp_path):
     assert not list(tmp_path.rglob("*.new"))
     with pytest.raises(HyperpushError, match=r"peers\.peer-0\.out"):  # it has left for good
         run_peer(config, FIRST)
+    with pytest.raises(InvalidInput, match="the folder of a party that is running"):
+        ask_to_leave(tmp_path / FIRST)
+    with pytest.raises(InvalidInput, match=r"the folder of a party that was started, or its status\.json"):
+        describe(tmp_path)
+
+
+def main_says(arguments):
+    """What a command prints."""
+    told = io.StringIO()
+    with redirect_stdout(told), suppress(SystemExit):
+        app(arguments, standalone_mode=False)
+    return told.getvalue().strip()
 
 
 RUN = """
@@ -150,18 +186,33 @@ address = "127.0.0.1:{ports[1]}"
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("mode", "times", "code", "says"),
+    ("mode", "number", "times", "code", "says"),
     [
-        ("synchronous", 1, 2, "error: peer peer-0: ended by SIGTERM; started again, it continues from its checkpoint"),
-        ("asynchronous", 1, 0, "done: "),
-        ("asynchronous", 2, 2, "error: peer peer-0: ended by SIGTERM"),
+        (
+            "synchronous",
+            signal.SIGTERM,
+            1,
+            143,
+            "error: peer peer-0: ended by SIGTERM; started again, it continues from",
+        ),
+        ("synchronous", signal.SIGINT, 1, 130, "error: peer peer-0: ended by SIGINT; started again, it continues from"),
+        (
+            "asynchronous",
+            signal.SIGTERM,
+            1,
+            143,
+            "error: peer peer-0: ended by SIGTERM; started again, it continues fr",
+        ),
+        ("asynchronous", signal.SIGINT, 2, 130, "error: peer peer-0: ended by SIGINT"),
+        ("asynchronous", None, 1, 0, "done: "),
     ],
 )
-def test_exit_codes_of_the_command(mode, times, code, says, tmp_path):
+def test_exit_codes_of_the_command(mode, number, times, code, says, tmp_path):
     """`hyperpush peer` that is told to end while it trains: one line on stderr and no traceback."""
     text = RUN.format(mode=mode, first=FIRST, second=SECOND, ports=free_ports(2))
     (tmp_path / "run.toml").write_text(text)
-    command = [str(Path(sys.executable).with_name("hyperpush")), "peer", str(tmp_path / "run.toml"), "--name"]
+    program = str(Path(sys.executable).with_name("hyperpush"))
+    command = [program, "peer", str(tmp_path / "run.toml"), "--name"]
     running = {name: subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in (FIRST, SECOND)}
     try:
         until = time.monotonic() + 240
@@ -172,11 +223,11 @@ def test_exit_codes_of_the_command(mode, times, code, says, tmp_path):
             except (OSError, ValueError):
                 pass
             time.sleep(0.05)
-        if times == 2:  # nobody answers it, so that it cannot have left before it is told again
-            running[SECOND].send_signal(signal.SIGSTOP)
         for _ in range(times):
-            running[FIRST].send_signal(signal.SIGTERM)
-            time.sleep(1.0)
+            if number is None:
+                subprocess.run([program, "leave", str(tmp_path / FIRST)], check=True)
+            else:
+                running[FIRST].send_signal(number)
         _, said = running[FIRST].communicate(timeout=120)
     finally:
         for process in running.values():
@@ -187,4 +238,4 @@ def test_exit_codes_of_the_command(mode, times, code, says, tmp_path):
     assert "Traceback" not in said
     assert lines[-1].startswith(says)
     assert (tmp_path / FIRST / "result.json").exists() == (code == 0)
-    assert (tmp_path / FIRST / "checkpoint.safetensors").exists() == (code == 2)
+    assert (tmp_path / FIRST / "checkpoint.safetensors").exists() == (code != 0)

@@ -83,8 +83,9 @@ def test_algorithms_reach_what_the_simulator_reaches(task, network, method, tmp_
 
 @pytest.mark.parametrize("verb", ["hypergradient", "influence"])
 def test_estimates_and_influence_reach_what_the_simulator_reaches(verb, tmp_path):
+    asked = {"name": verb, "parties": "first order"} if verb == "influence" else verb
     sentence = {
-        "verb": verb,
+        "verb": asked,
         "task": {"name": "deploy.tasks:weighted_labels", "seed": 0},
         "network": {"name": "random-directed"},
         "train": SGP,
@@ -95,10 +96,13 @@ def test_estimates_and_influence_reach_what_the_simulator_reaches(verb, tmp_path
         assert isinstance(truth, hp.influence.Influence)
         for client, result in enumerate(results):
             own = truth.examples[client]
-            assert list(result["scores"]) == list(result["clients"]) == [f"peer-{client}"]
+            assert list(result["scores"]) == list(result["totals"]) == [f"peer-{client}"]
             assert np.abs(own).max() > 1e-3
             np.testing.assert_allclose(result["scores"][f"peer-{client}"], own, atol=1e-5)
-            np.testing.assert_allclose(result["clients"][f"peer-{client}"], truth.clients[client], atol=1e-5)
+            np.testing.assert_allclose(result["totals"][f"peer-{client}"], truth.totals[client], atol=1e-5)
+            # A party learns what its leaving does to each of the others.
+            row = list(result["by_site"][f"peer-{client}"].values())
+            np.testing.assert_allclose(row, truth.by_site[client], atol=1e-5)
         return
     assert isinstance(truth, hp.Estimate)
     assert np.abs(truth.value).max() > 1e-3
@@ -130,7 +134,7 @@ def test_parties_score_their_own_records_at_what_they_have_saved(tmp_path):
     _, results = run_parties(tmp_path / "scored", scoring, 4)
     said = spec.read(config.spec.sentence())
     solution = said.run()
-    options = {"key": said.key, "validation": [(3, 2), (0, 0)]}
+    options = {"key": said.key, "validation": [(3, 2), (0, 0)], "parties": None}
     truth = hp.influence.scores(solution.task, hp.Automatic(), said.network, **options)
     assert np.abs(solution.task.hypers).max() > 0.05
     for client, result in enumerate(results):

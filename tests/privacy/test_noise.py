@@ -167,7 +167,7 @@ def test_hgp_goes_on_from_noisy_products_of_clipped_examples():
 def test_tracked_hgp_goes_on_from_noisy_changes_of_clipped_examples():
     estimator = hp.TrackedHGP(20, STEP, pushes=1, tolerance=None, acceleration=0)
     found = estimated(
-        task(Gaussian(SIGMA)), estimator, lambda state, ctx: (state.aim, state.product, state.tracker, state.q)
+        task(Gaussian(SIGMA)), estimator, lambda state, ctx: (state.aim, state.gradient, state.tracker, state.q)
     )
     aims, products, trackers, q = map(np.asarray, found.history["TrackedHGP"])
     assert len(aims) == 19  # the first step stays where it is, before the loop

@@ -146,7 +146,9 @@ def test_status_words_name_the_cause():
 
 def test_results_that_are_not_of_one_run_have_panels():
     task, network = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
-    tuned = hp.tune(task, hp.SGP(5, 0.1), network, key=0, over={"step_size": [0.01, 0.1]}, on="train")
+    over = {"step_size": [0.01, 0.1]}
+    with pytest.warns(UserWarning, match="on: 'validation'"):
+        tuned = hp.tune(task, hp.SGP(5, 0.1), network, key=0, over=over, on="validation")
     scores = tuned.panels()[1].numbers
     np.testing.assert_allclose(scores["series"]["score"], [row.score for row in tuned.rows])
     assert scores["marks"].count("best") == 1

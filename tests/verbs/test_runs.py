@@ -42,7 +42,7 @@ def test_retraining_without_a_record_is_the_closed_form():
     task = hp.Task(inner=loss, outer=loss, params=jnp.zeros(3), hypers=0.0, train=pair, validation=pair)
     left_out = [hp.influence.without(task), hp.influence.without(task, [(1, 2)]), hp.influence.without(task, [], [3])]
     found = hp.influence.retrain(task, hp.TreeNewton(), NETWORK, left_out, key=0)
-    for weights, costs in zip(left_out, found, strict=True):
+    for weights, costs in zip(left_out, found.losses, strict=True):
         kept = np.asarray(weights.examples) * np.asarray(weights.client)[:, None]
         flat, wanted = rows.reshape(-1, 3), targets.reshape(-1)
         x = np.linalg.solve((flat.T * kept.ravel()) @ flat, flat.T @ (kept.ravel() * wanted))

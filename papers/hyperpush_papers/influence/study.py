@@ -15,7 +15,7 @@ import hyperpush as hp
 from hyperpush import influence
 from hyperpush.base.errors import InvalidInput
 from hyperpush.hypergradients.base import HypergradientEstimator
-from hyperpush.influence import Influence, Weights
+from hyperpush.influence import Effects, Influence, Weights
 from hyperpush.networks import Network
 from hyperpush.runs.run import StudyRun
 from hyperpush.task.task import Task
@@ -124,25 +124,20 @@ class Trained:
             progress = hp.hooks.Progress(lambda _, done, total: bar.update(done))
             return hp.train(self.task, self.solver, self.network, key=self.training_key, hooks=(progress,)).task
 
-    def retrain(self, weights: Sequence[Weights], progress: Callable[[float], None] | None = None) -> np.ndarray:
-        """Σ_k F_k after training with each of these weights, on the links and mini-batches of the training run."""
+    def retrain(self, weights: Sequence[Weights], progress: Callable[[float], None] | None = None) -> Effects:
+        """Train with each of these weights, and with everything, on the links and mini-batches of the training run."""
         options: Any = {"key": self.training_key, "at_once": self.config.at_once, "progress": progress}
-        return influence.retrain(self.task, self.solver, self.network, weights, **options).sum(1)
+        return influence.retrain(self.task, self.solver, self.network, weights, **options)
 
     def changes(self, weights: Sequence[Weights], label: str) -> np.ndarray:
         """How retraining with each of these weights changes Σ_k F_k."""
         title = f"retraining without {label}, {_size(self.solver.batch_size)}"
         with self.run.progress(title, len(weights)) as bar:
-            return self.retrain(weights, bar.update) - self.full_cost
-
-    @cached_property
-    def full_cost(self) -> float:
-        """Σ_k F_k after training with everything."""
-        return self.retrain([influence.without(self.task)])[0]
+            return self.retrain(weights, bar.update).total
 
     def scores(self, estimator: HypergradientEstimator, damping: float, *, look: bool = False) -> Influence:
         """Predictions at the params reached; with `look`, also at the curvature there."""
-        steps: Any = {} if look else {"curvature_steps": 0}
+        steps: Any = {"parties": None} if look else {"parties": None, "curvature_steps": 0}
         return influence.scores(self.there, estimator, self.network, key=self.key, damping=damping, **steps)
 
 
@@ -229,7 +224,7 @@ def _judge(
 
 
 def _time_retraining(trained: Trained, removals: list[Weights]) -> Row | None:
-    """Seconds of one retraining and of all together, compiled before; taken in turn, medians of a few."""
+    """Seconds of one retraining and of all, each beside that with everything; compiled before, medians of a few."""
     if trained.config.model == "cnn":  # as long as everything else together
         return None
     seconds: dict[str, list[float]] = {"one": [], "all": []}
@@ -261,7 +256,7 @@ def _remove_groups(trained: Trained, found: Influence) -> Row:
     actual = trained.changes(weights, "groups and clients")
     rows = []
     for (row, examples, clients), own, change in zip(groups, weights, actual, strict=True):
-        added = sum(found.examples[client][place] for client, place in examples) + sum(found.clients[clients])
+        added = sum(found.examples[client][place] for client, place in examples) + sum(found.totals[clients])
         rows.append(row | {"sum_of_scores": float(added), "newton": _newton(trained, own), "actual": float(change)})
     return {
         "groups": [row for row in rows if row["kind"] != "client"],
@@ -279,7 +274,7 @@ def _newton(trained: Trained, weights: Weights) -> float | None:
         )
     except hp.Diverged:
         return None
-    return found if np.isfinite(found) else None
+    return float(found.total[0]) if np.isfinite(found.total[0]) else None
 
 
 # ------------------------------------------------------------------------ files, figures and tables

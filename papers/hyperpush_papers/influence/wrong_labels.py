@@ -93,7 +93,7 @@ def _hunt(hunt: Hunt, network: Network, solver: hp.SGP, kind: str, seed: int) ->
     shared = hp.train(task, solver, network, key=key)
     alone = hp.train(task, hp.LocalSGD(solver.steps, solver.step_size), network, key=key)
     options: Any = {"key": second, "damping": hunt.damping, "curvature_steps": 0}
-    scores = influence.scores(shared.task, hp.TrackedHGP(), network, **options)
+    scores = influence.scores(shared.task, hp.TrackedHGP(), network, parties=None, **options)
     losses = jax.jit(jax.vmap(softmax_losses))
     by_shared, by_own = (np.asarray(losses(each.params, task.hypers, task.train.examples)) for each in (shared, alone))
     rows = []

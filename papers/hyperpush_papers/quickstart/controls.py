@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 import hyperpush as hp
 from hyperpush import influence
-from hyperpush.influence.removal import train_runs
 from hyperpush.networks import Network
 from hyperpush.task.task import Task
 from hyperpush_papers.quickstart import report
@@ -93,14 +92,10 @@ class Trainer:
 
     def train(self, kept: list[Kept], start: PyTree = None, step_size: float = STEP_SIZE) -> list[PyTree]:
         """Every party's model for each choice of records, from a start; a record counts 1 on average."""
-        solver = hp.SGP(self.steps, step_size)
-        found = []
-        for first in range(0, len(kept), AT_ONCE):
-            part = [self._weights(each) for each in kept[first : first + AT_ONCE]]
-            padded = part + part[-1:] * (AT_ONCE - len(part))
-            params = train_runs(self.task.at(params=start), solver, self.network, padded, key=self.seed)
-            found += [jax.tree.map(lambda leaf, run=run: leaf[:, run], params) for run in range(len(part))]
-        return found
+        weights, solver = [self._weights(each) for each in kept], hp.SGP(self.steps, step_size)
+        around: Any = {"key": self.seed, "at_once": AT_ONCE}
+        found = influence.retrain(self.task.at(params=start), solver, self.network, weights, **around).params
+        return [jax.tree.map(lambda leaf, run=run: leaf[run], found) for run in range(len(kept))]
 
     def _weights(self, kept: Kept) -> influence.Weights:
         (_, records), (_, trusted) = self.parties.records, self.parties.trusted

@@ -98,7 +98,9 @@ class Story:
 
     def predict(self, estimator: hp.HGP) -> influence.Influence:
         """From one estimate, how removing each record and each party changes everybody's cost."""
-        return influence.scores(self.trained.task, estimator, self.network, key=self.seed, curvature_steps=0)
+        return influence.scores(
+            self.trained.task, estimator, self.network, key=self.seed, curvature_steps=0, parties=None
+        )
 
     def check(self, found: influence.Influence) -> tuple[Row, Float[np.ndarray, " n"]]:
         """Predicted and real changes of the removal of each party and of some records; and those of all parties."""
@@ -107,10 +109,9 @@ class Story:
         places = [(int(place) // records, int(place) % records) for place in drawn]
         removals = [influence.without(self.task, clients=[party]) for party in range(n)]
         removals += [influence.without(self.task, [place]) for place in places]
-        weights = [influence.without(self.task), *removals]
-        full, *costs = influence.retrain(self.task, self.solver, self.network, weights, key=self.seed).sum(1)
-        actual = np.array(costs) - full
-        predicted = {"parties": found.clients, "records": np.array([found.examples[i][j] for i, j in places])}
+        again = influence.retrain(self.task, self.solver, self.network, removals, key=self.seed)
+        actual, full = again.total, again.baseline.sum()
+        predicted = {"parties": found.totals, "records": np.array([found.examples[i][j] for i, j in places])}
         real = {"parties": actual[:n], "records": actual[n:]}
         told = {name: report.agreement(predicted[name], real[name]) for name in real}
         return told | {"cost": float(full), "status": str(found.status)}, actual[:n]

@@ -204,14 +204,14 @@ class Story:
     @cached_property
     def influence(self) -> influence.Influence:
         """Scores of records and parties at the personal models that no cleaning has changed."""
-        options: Any = {"key": self.seed, "engine": self.engine, "curvature_steps": 0}
+        options: Any = {"key": self.seed, "engine": self.engine, "curvature_steps": 0, "parties": None}
         return influence.scores(self.uncleaned.task, self.estimator, self.network, **options)
 
     def score_step(self) -> dict[str, Row]:
         """Who finds the wrong labels, and the parties that have them: influence, the learned weights, or the loss."""
         found, weights = self.influence, np.asarray(self.together.hypers["clean"])
         low = {
-            "influence": (found, np.stack(found.examples), found.clients),
+            "influence": (found, np.stack(found.examples), found.totals),
             "learned weights": (None, weights, weights.mean(axis=1)),
             "loss": (None, -self.own_losses, -self.own_losses.mean(axis=1)),
         }
@@ -237,7 +237,7 @@ class Story:
         """Drop, take the trusted examples into training, and continue; what is dropped differs."""
         weights, scored = np.asarray(self.together.hypers["clean"]), np.stack(self.influence.examples)
         contradicted = self.own_losses > np.quantile(self.own_losses, 1 - np.mean(scored < 0))
-        leaving = drop(np.broadcast_to((self.influence.clients < 0)[:, None], scored.shape))
+        leaving = drop(np.broadcast_to((self.influence.totals < 0)[:, None], scored.shape))
         light = np.mean(2 / (1 + np.exp(-weights)), axis=1, keepdims=True) < 1
         graph, rewired = self.ties(self.parties.clusters), self.ties(self.parties.rewired)
         return {

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from hyperpush.hypergradients.base import HypergradientState, outer_gradient_shares
 from hyperpush.hypergradients.own_params import own_solution, own_value
 from hyperpush.hypergradients.tree_cg import TreeCG
+from hyperpush.inner.automatic import AutomaticInner
 from hyperpush.inner.base import InnerSolver, InnerState
-from hyperpush.inner.tree_newton import TreeNewton
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import Report
 from hyperpush.solving.common import choose
@@ -140,7 +140,7 @@ class EndJudge(eqx.Module):
 
 def solver_for(network: Any, engine: Any, task: Any) -> InnerSolver:
     """The inner solver with which a point is solved before its hypergradient is judged."""
-    return TreeNewton().bind(network, engine, task)
+    return AutomaticInner().bind(network, engine, task)
 
 
 def _once_if(name: str) -> Any:

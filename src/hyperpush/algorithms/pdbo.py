@@ -15,14 +15,17 @@ from hyperpush.algorithms.ties import Neighbors, Ties
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.ranges import Whole
 from hyperpush.base.status import Status
+from hyperpush.hypergradients.automatic import Automatic
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
+from hyperpush.inner.automatic import AutomaticInner
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.methods.base import Method, MethodInfo
-from hyperpush.methods.optimizers import Optimizer, as_transformation
+from hyperpush.methods.optimizers import Optimizer, as_transformation, optimizer
 from hyperpush.networks import Network
 from hyperpush.networks.link_estimates import LinkEstimates, join_links
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import Report
+from hyperpush.solving.choice import join_choices
 from hyperpush.solving.common import choose
 from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
@@ -38,6 +41,7 @@ class OuterState(eqx.Module):
     optimizer: optax.OptState
     links: LinkEstimates | None  # what is known of the links, for estimators that reverse them
     memory: PyTree  # the estimator's, from one outer step to the next
+    trained: PyTree  # the inner solver's; None if it restarts
     shared: PyTree  # the client's part of the consensus; None without
     neighbors: Neighbors | None  # what is known of the others' hypers; None without ties
     watch: StoppingState | None  # of the metric; None without early stopping
@@ -66,15 +70,17 @@ class PDBO(Algorithm):
     3. Hypers of neighbors on a graph may be tied (`ties`). The history's cost is without that penalty.
 
     Args:
-        inner: The inner solver, such as `hp.SGP(steps=600, step_size=0.1)`.
-        hypergradient: The estimator, such as `hp.HGP(steps=20, pushes=10, step_size=0.2)`.
-        outer: What moves the hypers: `hp.optimizer("adam", learning_rate=0.1)`, or an Optax transformation. Keep an
-            Optax object between calls: a new one compiles anew.
+        inner: The inner solver: `hp.AutomaticInner()` solves the problem without a setting; `hp.SGP(steps=600,
+            step_size=0.1)` and others of fixed length stop near the solution.
+        hypergradient: The estimator: `hp.Automatic()`, or another such as `hp.HGP(steps=20, pushes=10, step_size=0.2)`.
+        outer: The rule that moves the hypers: `hp.optimizer("adam", learning_rate=0.1)`, or an Optax transformation.
+            Keep an Optax object between calls: a new one compiles anew.
         steps: Steps of the hypers, 0 or more. With 0 only the inner problem is solved.
-        restart: Train from the start before every step (True), or continue from where training stands.
+        restart: Train from the start before every step (True), or continue from the params reached (False). None
+            continues with solvers that go on until the problem is solved, and restarts with those of fixed length.
         stop: `hp.EarlyStopping(…)` ends the loop on a metric and returns the best step; None takes all steps.
-        remember: Let the estimator continue from what it found in the step before, if it can. Off where messages get
-            lost: part of what it remembers would still be under way.
+        remember: Let the estimator, and an inner solver that does not restart, continue from what they found in the
+            step before, if they can. Off where messages get lost: part of what they remember would still be under way.
         ties: `hp.algorithms.Ties(graph, strength)` adds a penalty Σ a_uv‖λ_u − λ_v‖² over neighbors, who tell each
             other their hypers once per step; None ties nobody.
 
@@ -114,11 +120,11 @@ class PDBO(Algorithm):
 
     nested: ClassVar[bool] = True
 
-    inner: InnerSolver
-    hypergradient: HypergradientEstimator
-    outer: Optimizer | optax.GradientTransformation
-    steps: Whole = eqx.field(static=True)
-    restart: bool = eqx.field(static=True, default=True)
+    inner: InnerSolver = AutomaticInner()
+    hypergradient: HypergradientEstimator = Automatic()
+    outer: Optimizer | optax.GradientTransformation = optimizer("adam", learning_rate=0.1)
+    steps: Whole = eqx.field(static=True, default=100)
+    restart: bool | None = eqx.field(static=True, default=None)
     stop: EarlyStopping | None = None
     remember: bool = eqx.field(static=True, default=True)
     ties: Ties | None = eqx.field(default=None, kw_only=True)
@@ -134,7 +140,7 @@ class PDBO(Algorithm):
         if target in ("global", "client") and alone:
             allowed = "LocalGradient(): without a shared inner problem there is no derivative of its solution"
             raise InvalidInput(field, given, allowed)
-        if self.hypergradient.trains and not self.restart:
+        if self.hypergradient.trains and self.restart is False:
             allowed = f"True: {estimator} differentiates training from the start"
             raise InvalidInput(f"{type(self).__name__}.restart", False, allowed)
         if self.ties is not None and self.info.fixed_point:
@@ -149,8 +155,13 @@ class PDBO(Algorithm):
         yield self.inner
         yield self.hypergradient
 
+    @property
+    def restarts(self) -> bool:
+        """Whether every inner solve starts from the params at the start."""
+        return self.restart if self.restart is not None else self.hypergradient.trains or not self.inner.solves
+
     def choice(self, engine: Any, task: Any) -> str:
-        return self.hypergradient.choice(engine, task)
+        return join_choices([part.choice(engine, task) for part in self.parts()])
 
     def bind(self, network: Network, engine: Any = None, task: Any = None) -> "PDBO":
         lossy = engine is not None and engine.lossy is not None
@@ -193,6 +204,7 @@ class PDBO(Algorithm):
 
     def program(self, problem: Problem) -> Node:
         outer, stop, estimator = as_transformation("outer", self.outer), self.stop, self.hypergradient
+        continues = self.remember and not self.restarts
 
         def enter(state: BilevelState, ctx: Context) -> OuterState:
             start = norm(state.params)
@@ -204,6 +216,7 @@ class PDBO(Algorithm):
                 optimizer=outer.init(state.hyper),
                 links=state.links,
                 memory=estimator.memory(state.params, state.hyper) if self.remember else None,
+                trained=self.inner.memory(state.params, state.hyper) if continues else None,
                 shared=self.start_consensus(state.hyper),
                 neighbors=None if self.ties is None else self.ties.start(state.hyper, problem),
                 watch=None if stop is None else StoppingState.start(state.params, state.hyper),
@@ -222,10 +235,13 @@ class PDBO(Algorithm):
             return replace(before, params=best.params, hyper=best.hyper, best_step=best.best_step)
 
         def start_inner(state: OuterState, ctx: Context) -> InnerState:
-            return InnerState(state.first if self.restart else state.params, state.hyper)
+            return InnerState(state.first if self.restarts else state.params, state.hyper, memory=state.trained)
 
         def end_inner(state: OuterState, trained: InnerState, ctx: Context) -> OuterState:
-            return replace(state, params=trained.params, links=join_links(state.links, trained.links))
+            report, links = state.report, join_links(state.links, trained.links)
+            if trained.report is not None and not estimator.judges:
+                report = report.at_params(trained.report)
+            return replace(state, params=trained.params, links=links, report=report, trained=trained.memory)
 
         def start_estimate(state: OuterState, ctx: Context) -> HypergradientState:
             params = state.first if estimator.trains else state.params

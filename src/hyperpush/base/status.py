@@ -1,7 +1,7 @@
 """Statuses: right, wrong or unknown, and why."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
@@ -45,6 +45,7 @@ EXPLAINED = {
     "inaccurate": "rounding, or the condition of the problem, allows no better",
     "ill-posed": "the Hessian is singular or indefinite",
     "unsolved": "the params do not solve the inner problem",
+    "refused": "messages of a member cannot be true",
 }
 
 
@@ -67,7 +68,8 @@ class Status:
         runs: How many inner solves and estimates it speaks of.
         failed: How many of them did not converge, at the client where most did not; 0 of several where only the
             residual at the end is too large.
-        chosen: Which estimator `hp.Automatic` took, and why; empty where there was nothing to choose.
+        chosen: The solver that `hp.AutomaticInner` took, the estimator that `hp.Automatic` took, and the reasons; empty
+            where there was nothing to choose.
         singular: Answer to a singular Hessian: `"refuse"`, `"minimum-norm"` or `"damping"`; None where there is no
             such choice.
         gradient: Of `hp.solve`, the size of the hypergradient at the end over that at the start, both at solved params.
@@ -76,6 +78,8 @@ class Status:
         stationary_reason: Reason why `stationary` is None, or the other point of the papers (x_L or x_M) where an
             algorithm ended that is not stationary. Empty where there is nothing to add.
         hint: Likely cause in the data of a result that did not converge; empty where none was found.
+        refused: Members of a run among peers whose messages cannot be true, how many and why; empty if there are none.
+            `converged` is never True then.
 
     Example:
         >>> import hyperpush as hp
@@ -93,6 +97,7 @@ class Status:
     failed: int = 0
     chosen: str = ""
     singular: str | None = None
+    refused: str = ""
     gradient: float | None = None
     stationary: bool | None = None
     stationary_reason: str = ""
@@ -124,11 +129,23 @@ class Status:
         facts = [f"{self.reason}: {EXPLAINED[self.reason]}" if self.reason in EXPLAINED else self.reason]
         if self.error is not None:
             facts.append(f"relative error up to {self.error:.2g}")
+        facts += [self.refused] if self.refused else []
         facts += self._distances() if self.reason == "unsolved" else []
         if self.runs > 1:
             facts.append(f"{self.failed} of {self.runs} solves" if self.failed else f"at the end of {self.runs} solves")
         facts += [self.hint] if self.hint else []
         return f"! not converged ({', '.join(facts)})"
+
+    def refusing(self, refused: Mapping[str, Mapping[str, int]]) -> "Status":
+        """The status of a result among members whose messages were refused, by name and reason."""
+        if not refused:
+            return self
+        counts = {
+            name: ", ".join(f"{count} {reason}" for reason, count in each.items()) for name, each in refused.items()
+        }
+        told = "; ".join(f"refused of {name}: {said}" for name, said in counts.items())
+        reason = self.reason if self.converged is False else "refused"
+        return replace(self, converged=False, reason=reason, refused=told)
 
     def _distances(self) -> list[str]:
         """How far the params are from solving the inner problem, in words."""

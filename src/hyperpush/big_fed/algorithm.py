@@ -1,4 +1,4 @@
-"""BiG-Fed: private models on a graph, and a shared kernel that is learned from how they look to one another."""
+"""BiG-Fed: local models on a graph, and a shared kernel that is learned from their similarities."""
 
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, final
@@ -23,15 +23,15 @@ from hyperpush.networks import Network
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Sequence, Server
 from hyperpush.task.problem import JointCost, ModelLoss, Problem
 
-# What the network of each form has to do, and what clients send.
+# Network that each form requires, and the messages of its clients.
 FORMS: dict[str, tuple[NetworkKind, str]] = {
-    "products": ("server", "what is shown (may give params away), own part of the hypergradient"),
-    "peers": ("any", "what is shown (may give params away) to all who are reached, and the hypers"),
+    "products": ("server", "shown vectors (may reveal params), the client's part of the hypergradient"),
+    "peers": ("any", "shown vectors (may reveal params) to all clients in reach, and the hypers"),
 }
 
 
 class _InfoByForm:
-    """The info of an algorithm's form; that of the default form if the class is asked."""
+    """Info of an algorithm's form; of the default form where the class is asked."""
 
     def __get__(self, algorithm: "BiGFed | None", owner: type) -> MethodInfo:
         form = "products" if algorithm is None else algorithm.form
@@ -50,7 +50,7 @@ class _InfoByForm:
 
 
 class _OuterCost:
-    """F as one client sees it: the cost of the graph and the mean of clients' own costs, where there are any."""
+    """F from one client's view: the cost of the graph, and the mean of the clients' own costs if there are any."""
 
     def __init__(self, problem: Problem):
         cost = problem.outer
@@ -59,16 +59,16 @@ class _OuterCost:
         self.own: Problem | None = problem  # with the clients' own outer costs only
         if isinstance(cost, JointCost):
             has_own = cost.own is not None or problem.outer_penalty is not None
-            # Where there is no own cost, a penalty alone counts.
+            # Without an own cost, only a penalty counts.
             self.own = replace(problem, outer=cost.own or (lambda *_: jnp.zeros(()))) if has_own else None
 
     def show(self, params: PyTree, hyper: PyTree) -> Float[Array, " d"]:
-        """p, what a client shows of its model; one zero if there is no graph."""
+        """Return p, the vector that a client shows of its model; one zero without a graph."""
         cosine = self.cosine
         return jnp.zeros((1,)) if cosine is None else cosine.represent(self.problem.whole(params), hyper)
 
     def presence(self, ctx: Context) -> tuple[Bool[Array, ""], Int[Array, ""]]:
-        """Whether the client takes part in this round, and how many do."""
+        """Return True if the client takes part in this round, and the number of clients that do."""
         if self.cosine is None:
             return jnp.ones((), bool), jnp.asarray(ctx.clients)
         here = self.cosine.graph.at(ctx.round)[1]
@@ -79,63 +79,63 @@ class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
     origin: PyTree  # params at which blocks are taken
-    shown: Float[Array, " d"]  # p_i, then H_i, then what comes back for it: ∂F/∂H_i, ∂F/∂p_i
-    part: PyTree  # of dF/dφ, the client's own; None where nothing is personal
+    shown: Float[Array, " d"]  # p_i, then H_i, then the returned ∂F/∂H_i and ∂F/∂p_i
+    part: PyTree  # the client's part of dF/dφ; None without personal hypers
     scale: Float[Array, ""]  # l_i of the message passing
     mass: Float[Array, ""]  # ω, the push-sum weight; 1 with a server
 
 
 @final
 class BiGFed(TwoLevelDescent):
-    """Bilevel optimization enhanced graph-aided federated learning: private models, and a kernel that all share.
+    """Bilevel optimization enhanced graph-aided federated learning: local models and a shared kernel.
 
-    Each client has params θ_i of its own; the hyper φ is common. F is the task's outer cost: a `Cosine` of what the
-    clients show, with the mean of their own outer costs if it has one; or only that mean. With the blocks C_i
+    Each client has its own params θ_i; the hyper φ is common. F is the task's outer cost: a `Cosine` of the shown
+    vectors, plus the mean of the clients' own outer costs if it has one; or only that mean. With the blocks C_i
     (curvature of the inner cost g_i) and J_i = ∂²_φθ g_i of client i (Xing, Lu, Wu and Yu 2021, algorithm 1):
 
         θ_i⁺ = θ_i − β_k ∂_θ g_i(φ, θ_i)
         φ⁺ = φ − α_k Σ_i (∂_φF − J_i (C_i + εI)⁻¹ ∂_{θ_i}F)(φ, θ⁺)
 
-    The inner costs know nothing of each other, so that blocks are all there is. They are taken at θ_i before the step.
-    Entries of φ that `personal` names stay client i's own: they move along n times the i-th term of the sum alone.
+    The inner costs are independent, so their Hessian has only these blocks. They are taken at θ_i before the step.
+    Entries of φ in `personal` stay client i's own: they move along n times the i-th term of the sum alone.
 
-    `form` says who computes. `"products"`: clients send p_i, the server answers with ∂F/∂p_i, and each solves with its
-    own block by conjugate gradients. `"peers"`: no server; p goes over the links of the graph and H = Mp to whoever
-    can be reached. Each draws negatives among whom it heard; ∂F/∂H returns over the links of the graph, and φ agrees
-    by push-sum.
+    `form` places the computation. `"products"`: clients send p_i, the server answers with ∂F/∂p_i, and each client
+    solves with its own block by conjugate gradients. `"peers"`: without a server, p travels over the links of the graph
+    and H = Mp to all clients in reach. Each client draws negatives among the clients it heard. ∂F/∂H returns over the
+    links of the graph, and φ agrees by push-sum.
 
-    **Use it** where clients sit on a graph whose neighbors should be alike. **Avoid it** where params are secret: what
-    is shown gives θ_i away where φ can be inverted, to the server of "products" and to all that "peers" reach. A peer
-    that hears no stranger has no negatives, only attraction: `hp.solve` warns of it, and refuses a network where that
-    is so for all.
+    **Use it** where clients sit on a graph whose neighbors should be alike. **Avoid it** where params are secret. If
+    φ can be inverted, shown vectors reveal θ_i to the server of "products" and to all clients that "peers" reach. A
+    peer that hears only neighbors gets attraction without negatives: `hp.solve` warns, and refuses a network where all
+    clients are so.
 
     Departures from the paper:
 
-    1. Its clients send θ_i, C_i and J_i to a server, which computes the same; "peers" and Gauss–Newton blocks are not
-       in it.
-    2. On links that change, the way back of "peers" is not the way forth: a heuristic.
+    1. In the paper clients send θ_i, C_i and J_i to a server, which computes the same. "peers" and Gauss–Newton blocks
+       are new here.
+    2. On changing links, "peers" return vectors on other links than they came by: a heuristic.
 
     Args:
-        steps: Iterations. With 0 only φ is averaged.
+        steps: Number of iterations, 0 or more. With 0 only φ is averaged.
         outer_step_size: α, above 0; a number or a schedule by iteration. TTSA's choice falls like k^−3/5.
         inner_step_size: β, above 0; a number or a schedule by iteration. TTSA's choice falls like k^−2/5.
         form: `"products"` or `"peers"`.
-        curvature: C: `"hessian"`, or `"gauss-newton"`, its part without negative eigenvalues. That one needs a task
-            whose inner cost is a pair (model, loss).
+        curvature: C: `"hessian"`, or `"gauss-newton"`, its positive semidefinite part, which needs a task whose
+            inner cost is a pair (model, loss).
         damping: ε, 0 or more. Larger values are safer and bias φ towards ∂_φF.
         inner_steps: Steps on θ per iteration, at least 1. With several, take the blocks `"after"` them.
         blocks_at: Take blocks `"before"` or `"after"` the steps on θ.
         batch_size: Training examples per step, drawn anew each time; None uses all.
         solver_steps: Steps of conjugate gradients, at least 1.
         pushes: Rounds of push-sum on φ per iteration of "peers", at least 1.
-        personal: Names of entries of the hypers that no client shares, such as `("mtl",)` of a recipe beside a kernel;
-            they are never sent. A solution's `hypers` hold them; its `hyper` is the clients' mean.
+        personal: Names of entries of the hypers that stay local, such as `("mtl",)` of a recipe beside a kernel. They
+            are never sent. A solution's `hypers` hold them; its `hyper` is the clients' mean.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
 
     Example:
-        Two pairs of neighbors: each client fits slopes φ·θ_i of its own, with a common φ.
+        Two pairs of neighbors: each client fits its own slopes φ·θ_i, with a common φ.
 
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
@@ -166,7 +166,7 @@ class BiGFed(TwoLevelDescent):
     personal: tuple[str, ...] = eqx.field(static=True, default=(), converter=tuple)
 
     def check_task(self, task: Any) -> None:
-        """Refuse a joint cost that is no `Cosine`, and Gauss–Newton of a cost in one part."""
+        """Refuse joint costs other than `Cosine`, and Gauss–Newton of a cost in one part."""
         super().check_task(task)
         if task.joint and not isinstance(task.outer, Cosine):
             raise InvalidInput("task.outer", type(task.outer).__name__, "hp.big_fed.Cosine(…), or a client's own cost")
@@ -178,15 +178,15 @@ class BiGFed(TwoLevelDescent):
                 raise unknown("BiGFed.personal", name, task.hypers if isinstance(task.hypers, dict) else ())
 
     def _common(self, tree: PyTree) -> PyTree:
-        """The entries of a tree like the hypers that all share."""
+        """Return the shared entries of a tree in the form of the hypers."""
         return {name: each for name, each in tree.items() if name not in self.personal} if self.personal else tree
 
     def _with_common(self, tree: PyTree, common: PyTree) -> PyTree:
-        """A tree like the hypers with other common entries."""
+        """Return a tree in the form of the hypers with other shared entries."""
         return {**tree, **common} if self.personal else common
 
     def check_network(self, network: Network, task: Any) -> None:
-        """Refuse a network of other clients than the graph's, or one on which peers would have no negatives."""
+        """Refuse a network with another number of clients than the graph, or one on which peers never get negatives."""
         cosine = task.outer
         if isinstance(cosine, Cosine):
             if cosine.graph.clients != network.clients:
@@ -196,7 +196,7 @@ class BiGFed(TwoLevelDescent):
 
     @property
     def exchanges(self) -> int:
-        """Exchanges in an iteration of "peers": three to pass messages, then the pushes."""
+        """Number of exchanges in an iteration of "peers": three to pass messages, then the pushes."""
         return 3 + self.pushes
 
     def program(self, problem: Problem) -> Node:
@@ -232,7 +232,7 @@ class BiGFed(TwoLevelDescent):
         return DampedCurvature(outer.problem, self.curvature, self.damping, state.origin, state.hyper, batch)
 
     def _own_gradients(self, outer: _OuterCost, state: _State, ctx: Context) -> tuple[PyTree, PyTree]:
-        """The client's part of the gradients of the mean of own outer costs; zeros if there are none."""
+        """Return the client's part of the gradients of the mean own outer cost; zeros without own costs."""
         if outer.own is None:
             return optax.tree.zeros_like((state.params, state.hyper))
         here, count = outer.presence(ctx)
@@ -241,7 +241,7 @@ class BiGFed(TwoLevelDescent):
         return jax.tree.map(lambda g: jnp.where(here, g, 0) / count, gradients)
 
     def _part(self, outer: _OuterCost, state: _State, ctx: Context) -> PyTree:
-        """The client's part of dF/dφ, once `shown` is ∂F/∂p_i: their sum is dF/dφ."""
+        """Return the client's part of dF/dφ, once `shown` is ∂F/∂p_i; the parts sum to dF/dφ."""
         gradients = self._own_gradients(outer, state, ctx)
         if outer.cosine is not None:
             _, pull_back = jax.vjp(outer.show, state.params, state.hyper)
@@ -249,7 +249,7 @@ class BiGFed(TwoLevelDescent):
         curvature = self._damped_curvature(outer, state, ctx)
         return optax.tree.sub(gradients[1], curvature.across(curvature.solve(gradients[0], self.solver_steps)))
 
-    # ---------------------------------------------------------------- who computes
+    # ---------------------------------------------------------------- the two forms
 
     def _products(self, outer: _OuterCost) -> Node:
         cosine = outer.cosine
@@ -299,7 +299,7 @@ class BiGFed(TwoLevelDescent):
 
 
 def message_passing(cosine: Cosine) -> tuple[Node, Node, Node]:
-    """On states with `shown` and `scale`: ∂F/∂p_i in place of p_i, by three exchanges.
+    """Replace p_i by ∂F/∂p_i in states with `shown` and `scale`, by three exchanges.
 
     Forward and backward go over the links of the graph. In between everybody shows its H to whoever can be reached: to
     neighbors, which are compared with, and to those who may have drawn it or be drawn. Where only some of those are
@@ -338,7 +338,7 @@ def message_passing(cosine: Cosine) -> tuple[Node, Node, Node]:
         near = far & inbox.heard
         scale = jnp.sum(far) / jnp.maximum(jnp.sum(near), 1)
         counts = scale * near * (jnp.floor(mine) + jnp.floor(theirs))
-        # Every pair counts twice in F, once from either end.
+        # Each pair counts twice in F, once from either end.
         slope = jax.grad(pair_cost)(state.shown, others, 2 * row(ctx) * inbox.heard, counts)
         return replace(state, shown=slope / jnp.sum(cosine.graph.at(ctx.round)[1]))
 

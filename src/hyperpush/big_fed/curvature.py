@@ -21,7 +21,7 @@ class DampedCurvature(eqx.Module):
     """C + εI at one client's point, C its inner Hessian or the Gauss–Newton part R'ᵀℓ''R' of it; and J = ∂²_φθ.
 
     Where the model's own curvature averages out, as at the least-squares fit of a linear model, both C are equal.
-    Elsewhere only Gauss–Newton's is certain to have no negative eigenvalue, for a loss that is convex.
+    Elsewhere only Gauss–Newton's is certain to be positive semidefinite, for a convex loss.
     """
 
     problem: Problem
@@ -32,17 +32,17 @@ class DampedCurvature(eqx.Module):
     batch: PyTree
 
     def operator(self) -> Callable[[PyTree], PyTree]:
-        """v ↦ (C + εI) · v, linearized once for many v."""
+        """Return v ↦ (C + εI) · v, linearized once for many v."""
         at = self.params, self.hyper, self.batch
         hessian = partial(self.problem.hessian_product, *at)
         product = self.problem.gauss_newton(*at) if self.curvature == "gauss-newton" else hessian
         return lambda vector: optax.tree.add_scale(product(vector), self.damping, vector)
 
     def solve(self, right: PyTree, steps: int) -> PyTree:
-        """(C + εI)⁻¹ · right by at most `steps` of conjugate gradients."""
+        """Return (C + εI)⁻¹ · right by at most `steps` of conjugate gradients."""
         with repeated(steps):
             return cg(self.operator(), right, tol=1e-10, maxiter=steps)[0]
 
     def across(self, vector: PyTree) -> PyTree:
-        """J · vector."""
+        """Return J · vector."""
         return self.problem.jacobian_product(self.params, self.hyper, self.batch, vector)

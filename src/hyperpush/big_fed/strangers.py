@@ -1,4 +1,4 @@
-"""Who can hear a stranger: with form "peers" of BiG-Fed, negative samples are drawn among those heard."""
+"""Reach of negative samples: with form "peers" of BiG-Fed a client draws them among the clients that it hears."""
 
 import math
 import warnings
@@ -17,14 +17,14 @@ NAMED = 10  # clients that a message lists
 
 
 def pairs_that_count(cosine: Cosine, round: int) -> Bool[np.ndarray, "n n"]:
-    """Pairs of a round that may push each other: no neighbors, both with something to show, one with links to draw."""
+    """Return the pairs that may push each other in a round: not neighbors, both with a vector, one with links."""
     weights, here = cosine.graph.at(round)
     linked, far = np.asarray(weights).sum(1) > 0, np.asarray(find_strangers(weights, here))
     return far & (linked[:, None] | linked if cosine.self_loops else linked[:, None] & linked)
 
 
 def audible(network: Network, step: int) -> Bool[np.ndarray, "n n"]:
-    """Whom (column) everybody (row) can hear at a step; all whom it can ever hear where chance decides."""
+    """Return the clients (columns) that each client (row) can hear at a step; on random links, can ever hear."""
     if network.period() == 1:
         return network.possible().toarray().T > 0
     links = network.links(jax.random.key(0), step, jnp.arange(network.clients))
@@ -32,9 +32,9 @@ def audible(network: Network, step: int) -> Bool[np.ndarray, "n n"]:
 
 
 def pairs_that_hear(cosine: Cosine, network: Network, round: int, stride: int) -> Bool[np.ndarray, "n n"]:
-    """The pairs that count of which the first can hear the second, where both can hear a neighbor before.
+    """Return the pairs that count whose first client can hear the second, after both could hear a neighbor.
 
-    Round k starts at network step k·stride with what neighbors show; pairs are compared one step later.
+    Round k starts at network step k·stride with the neighbors' vectors; pairs are compared one step later.
     """
     near = np.asarray(cosine.graph.at(round)[0]) > 0
     shows = cosine.self_loops | ((near & audible(network, round * stride)).sum(1) > 0)
@@ -44,7 +44,7 @@ def pairs_that_hear(cosine: Cosine, network: Network, round: int, stride: int) -
 def without_negatives(
     cosine: Cosine, network: Network, iterations: int, stride: int
 ) -> tuple[Int[np.ndarray, " k"], int]:
-    """Clients that have strangers on the graph but in none of the rounds can hear one; and how many have strangers."""
+    """Return the clients that have strangers but never hear one, and the number of clients that have strangers."""
     steps, wanted = len(cosine.graph.weights), np.zeros(cosine.graph.clients, bool)
     for k in range(min(iterations, steps) if cosine.negatives else 0):
         wanted |= pairs_that_count(cosine, k).any(1)
@@ -57,10 +57,10 @@ def without_negatives(
 
 
 def check_strangers(cosine: Cosine, network: Network, iterations: int, stride: int) -> None:
-    """Refuse a network on which nobody ever hears a stranger; warn where only some never do.
+    """Refuse a network on which no client ever hears a stranger; warn where only some never do.
 
-    In the first case F is attraction alone, which is least where all look alike. In the second the common hyper is
-    still pushed by everybody else.
+    In the first case F is attraction alone, which is least where all are alike. In the second the other clients still
+    push the common hyper.
     """
     silent, wanted = without_negatives(cosine, network, iterations, stride)
     if not silent.size:
@@ -68,13 +68,13 @@ def check_strangers(cosine: Cosine, network: Network, iterations: int, stride: i
     if silent.size == wanted:
         raise InvalidInput(
             "network",
-            f"{network.name}, where nobody ever hears a negative sample",
+            f"{network.name}, where no client ever hears a negative sample",
             "links over which clients hear their neighbors on the graph and others; or form 'products', or "
             "Cosine.negatives = 0",
         )
     more = f" and {silent.size - NAMED} more" if silent.size > NAMED else ""
     warnings.warn(
         f"clients {', '.join(map(str, silent[:NAMED]))}{more} of {wanted} never hear a negative sample on "
-        f"{network.name}: nothing pushes them apart from others",
+        f"{network.name}, so they are not pushed apart from others",
         stacklevel=2,
     )

@@ -211,6 +211,7 @@ def peer(
     name: Annotated[str, typer.Option(help="Name of this peer in the spec.")],
     overrides: Overrides = None,
     as_json: AsJson = False,
+    strict: Strict = False,
 ) -> None:
     """Run one peer of a spec, next to its own data."""
     from hyperpush.deploy.options import folder_of, read
@@ -220,6 +221,25 @@ def peer(
     result = run_peer(deployment, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
     print("done:", folder_of(deployment, name, config.parent), file=sys.stderr)
     print_json(result, as_json)
+    refuse_failure(result, strict)
+
+
+@app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="A peer's folder, or its status.json.")],
+) -> None:
+    """Print how a peer is doing, in words: its round, mass and ε, and what it sees of the others."""
+    from hyperpush.deploy.report import describe
+
+    print("\n".join(describe(folder)))
+
+
+@app.command()
+def leave(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a running peer.")]) -> None:
+    """Have a running asynchronous peer hand its mass to the others and end."""
+    from hyperpush.deploy.report import ask_to_leave
+
+    print(ask_to_leave(folder))
 
 
 @app.command()
@@ -303,6 +323,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(app(_arguments or ["--help"], prog_name="hyperpush", standalone_mode=False) or 0)
     except HyperpushError as error:
         _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted", 128 + signal.SIGINT)
     except USAGE_ERROR as error:
         command = "hyperpush" if error.ctx is None else error.ctx.command_path
         _fail(f"{error.format_message().rstrip('.')}; see: {command} --help")

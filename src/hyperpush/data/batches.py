@@ -70,10 +70,14 @@ class Ragged(eqx.Module):
 
 
 class Numbered(eqx.Module):
-    """Examples that know their place among their client's, so that a mini-batch finds what belongs to each of them."""
+    """Examples with their place among their client's, so that a mini-batch finds what belongs to each of them.
+
+    `weight` is the factor of the client's cost, the same for all its examples; None where all clients count alike.
+    """
 
     number: Int[Array, "*clients m"]
     examples: PyTree
+    weight: Float[Array, "*clients m"] | None = None
 
 
 class Batch(eqx.Module):
@@ -132,11 +136,18 @@ def open_batch(batch: PyTree) -> tuple[PyTree, Float[Array, " b"] | None, Int[Ar
     return batch, mask, None
 
 
-def number_examples(data: PyTree, *, one: bool = False) -> PyTree:
-    """All clients' examples, each with its place among its client's; those of `one` client have no client axis."""
+def weight_of(batch: PyTree) -> Float[Array, ""] | None:
+    """The factor of the client's cost that a batch carries; None where all clients count alike."""
+    inside = batch.examples if isinstance(batch, Batch) else batch
+    return None if not isinstance(inside, Numbered) or inside.weight is None else inside.weight[0]
+
+
+def number_examples(data: PyTree, *, one: bool = False, weights: Float[Array, "*clients"] | None = None) -> PyTree:
+    """Give each example its place and its client's weight; data of `one` client have no client axis."""
     inside = data.examples if isinstance(data, Ragged) else data
     shape = jax.tree.leaves(inside)[0].shape[: 1 if one else 2]
-    numbered = Numbered(jnp.broadcast_to(jnp.arange(shape[-1]), shape), inside)
+    repeated = None if weights is None else jnp.broadcast_to(weights[..., None], shape)
+    numbered = Numbered(jnp.broadcast_to(jnp.arange(shape[-1]), shape), inside, repeated)
     return Ragged(numbered, data.counts) if isinstance(data, Ragged) else numbered
 
 

@@ -1,27 +1,24 @@
 """One party of a run among peers: from its configuration to its own model."""
 
 import json
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hyperpush.base.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.files import write_atomically
 from hyperpush.deploy.data import read_own_data
-from hyperpush.deploy.folder import note_release, own_folder, released_before
-from hyperpush.deploy.handshakes import count_handshakes
+from hyperpush.deploy.folder import own_folder
 from hyperpush.deploy.options import CHECKPOINT, Deployment, check_draws, digest, dotted_keys, engine_of, folder_of
 from hyperpush.deploy.train_first import TrainFirst
+from hyperpush.deploy.watch import Watch, on_signals
 from hyperpush.engines.peer import Checkpoint, Left
-from hyperpush.engines.peers import Peers, PeerSession
+from hyperpush.engines.peers import Peers
 from hyperpush.engines.result import RunResult
 from hyperpush.influence.scores import Influence
 from hyperpush.networks import Network
@@ -38,7 +35,6 @@ from hyperpush.verbs.budget import Budget, budget
 from hyperpush.verbs.results import History, Result
 from hyperpush.verbs.saving import summarize, write_arrays
 
-STATUS = "status.json"
 DELTA = 1e-5  # δ at which a result says what Gaussian noise costs
 
 
@@ -97,97 +93,6 @@ def as_one_program(sentence: Spec) -> Spec:
     return replace(sentence, trainer=None, method=TrainFirst(sentence.trainer, sentence.method))
 
 
-class StatusFile(threading.Thread):
-    """Writes what a peer sees to a file, a few times a second, for whoever watches: the latest `state` event alone."""
-
-    def __init__(self, path: Path, look: Callable[[], Mapping[str, Any]], every: float = 0.2):
-        super().__init__(daemon=True)
-        self.path, self.look, self.every = path, look, every
-        self._end = threading.Event()
-
-    def run(self) -> None:
-        while not self._end.wait(self.every):
-            self.write()
-
-    def write(self) -> None:
-        with suppress(OSError):
-            write_events(self.path, [event("state", self.look())], durable=False)
-
-    def end(self) -> None:
-        self._end.set()
-        self.join(5)
-        self.write()
-
-
-class Watch:
-    """What `hyperpush peer` does around the engine: it shows the running session, and ends it when it is told to."""
-
-    def __init__(
-        self, config: Deployment, name: str, out: Path, say: Callable[[str], None], costs: Budget | None = None
-    ):
-        self.config, self.name, self.say, self.out, self.costs = config, name, say, out, costs
-        self.before: list[Budget] = []  # what earlier fresh starts in this folder have released
-        self.session: PeerSession | None = None
-        self.handshakes = count_handshakes()
-        self._file = StatusFile(out / STATUS, self.look)
-
-    def start(self, session: PeerSession) -> None:
-        """The engine's `on_start`."""
-        self.session = session
-        secure = "mutual TLS" if self.config.authority else "no certificate: loopback only"
-        self.say(f"{self.name}: {secure}; configuration {digest(self.config).hex()[:16]}…")
-        if session.resumed_at is not None:
-            self.say(f"{self.name}: continues from step {session.resumed_at}")
-        if self.costs is not None:
-            self._account(session, self.costs)
-        self._file.start()
-
-    def _account(self, session: PeerSession, costs: Budget) -> None:
-        """Have what this start releases written down once all are there, and say that earlier ones count, too."""
-        self.before = released_before(self.out, session.start)
-        session.on_begin = lambda: note_release(self.out, session.start, costs)
-        if self.before:
-            self.say(
-                f"{self.name}: starts anew, with new noise; what {len(self.before)} earlier starts sent counts too"
-            )
-
-    def look(self) -> dict[str, Any]:
-        """What the status file says."""
-        assert self.session is not None
-        seen = self.session.status()
-        seen["rejected_by_transport"] = seen["rejected_by_transport"] | dict(self.handshakes)
-        return {"client": self.name, "pid": os.getpid(), **seen}
-
-    def end(self) -> None:
-        """The run has ended."""
-        if self.session is not None:
-            self._file.end()
-
-    def end_by_signal(self) -> None:
-        """Leave, asynchronously and the first time; else stop."""
-        session, checkpoints = self.session, self.config.checkpoint
-        how = "started again, it continues from its checkpoint" if checkpoints else "without checkpoints it is lost"
-        if session is None:
-            raise HyperpushError(f"peer {self.name}: ended by SIGTERM before it began")
-        if self.config.mode == "asynchronous" and session.begun and not session.leaves:
-            session.leave()
-        else:
-            session.stop(f"ended by SIGTERM; {how}")
-
-
-@contextmanager
-def on_sigterm(act: Callable[[], None]) -> Iterator[None]:
-    """Do this when the process is told to end, instead of ending it; only a main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: act())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[str], None] = print) -> dict[str, Any]:
     """Be the party `name`: run the sentence with the others, write the own model; returns the result."""
     if name not in config.peers:
@@ -209,11 +114,14 @@ def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[
 def _run_in(out: Path, config: Deployment, sentence: Spec, engine: Peers, say: Callable[[str], None]) -> dict[str, Any]:
     """Run a party's sentence in its folder."""
     sentence = as_one_program(sentence)
-    watch, began = Watch(config, engine.party, out, say, _budget_of(sentence)), time.monotonic()
-    with on_sigterm(watch.end_by_signal):
+    began = time.monotonic()
+    watch = Watch(config, engine.party, out, say, _budget_of(sentence), summarize=_privacy_of_starts)
+    with on_signals(watch.stop):
         result = _run(sentence, engine, watch)
         summary = _summary(config, engine.party, result, watch) | {"seconds": round(time.monotonic() - began, 3)}
         if result is not None:
+            if result.status.converged is False:
+                say(f"{engine.party}: {result.status}")
             summary |= _write_result(out, engine.party, result, watch.before)
             write_atomically(out / CONFIG, to_toml("spec", config.spec))
         # Last: it says that all is there.
@@ -230,17 +138,21 @@ def _budget_of(sentence: Spec) -> Budget | None:
 def _run(sentence: Spec, engine: Peers, watch: Watch) -> Result | None:
     """The result; None if this party has left."""
     try:
-        return sentence.run(engine=replace(engine, on_start=watch.start))
+        found = sentence.run(engine=replace(engine, on_start=watch.start))
     except Left:
         watch.say(f"{engine.party}: left, and transferred its mass")
+        watch.end("left")
         return None
-    finally:
-        watch.end()
+    except BaseException as error:
+        watch.end(" ".join(str(error).split()) or type(error).__name__)
+        raise
+    watch.end()
+    return found
 
 
 def _summary(config: Deployment, name: str, result: Result | None, watch: Watch) -> dict[str, Any]:
-    """What a run cost a party, and what it saw."""
-    session, names = watch.session, list(config.peers)
+    """The costs of a run for a party, and its view of the others."""
+    session = watch.session
     assert session is not None
     seen = watch.look()
     return {
@@ -253,7 +165,9 @@ def _summary(config: Deployment, name: str, result: Result | None, watch: Watch)
         "bytes": None if result is None else result.costs.bytes,
         "late": seen["late"],
         "rejected": seen["rejected"] | seen["rejected_by_transport"],
-        "closed_out": [names[other] for other in sorted(session.transport.closed)],
+        "refused": seen["refused"],
+        "outages": {name: link["outages"] for name, link in seen["links"].items() if link["outages"]},
+        "closed_out": seen["closed_out"],
     }
 
 
@@ -269,8 +183,13 @@ def _write_result(out: Path, name: str, result: Result, before: Sequence[Budget]
     if isinstance(result, Influence):
         found |= scores_of(result)
     if result.privacy is not None:
-        found |= _privacy_summary(sum(before, result.privacy)) | {"starts": 1 + len(before)}
+        found |= _privacy_of_starts([*before, result.privacy])
     return found
+
+
+def _privacy_of_starts(starts: Sequence[Budget]) -> dict[str, Any]:
+    """What several starts of a party released together, and their number."""
+    return _privacy_summary(sum(starts[:-1], starts[-1])) | {"starts": len(starts)}
 
 
 def _privacy_summary(budget: Budget) -> dict[str, Any]:

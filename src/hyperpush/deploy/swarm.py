@@ -18,7 +18,8 @@ from hyperpush.base.processes.starter import free_ports
 from hyperpush.base.status import Status
 from hyperpush.deploy.certificates import make
 from hyperpush.deploy.options import Deployment, Where
-from hyperpush.deploy.party import STATUS, prepare, run_peer
+from hyperpush.deploy.party import prepare, run_peer
+from hyperpush.deploy.watch import STATUS
 from hyperpush.engines.transport.zenoh.addresses import NAME
 from hyperpush.runs.events import read_events
 from hyperpush.runs.folder import RESULT

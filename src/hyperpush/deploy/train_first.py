@@ -11,6 +11,7 @@ from hyperpush.methods.base import Method
 from hyperpush.networks import Network
 from hyperpush.networks.link_estimates import join_links
 from hyperpush.programs import Context, Node, Scope, Sequence
+from hyperpush.solving.choice import join_choices
 from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task
 
@@ -35,7 +36,7 @@ class TrainFirst(HypergradientEstimator):
         return TrainFirst(inner.bind(network, engine, task), estimator.bind(network, engine, task))
 
     def choice(self, engine: Any, task: Task) -> str:
-        return self.hypergradient.choice(engine, task)
+        return join_choices([part.choice(engine, task) for part in self.parts()])
 
     def check_task(self, task: Task) -> None:
         for part in self.parts():

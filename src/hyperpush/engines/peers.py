@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, final
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.base.checks import check_boolean, check_integer, check_positive
-from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.base.options import Configured
 from hyperpush.engines.base import Engine, Request
 from hyperpush.engines.faults import Faults
@@ -31,6 +31,7 @@ from hyperpush.engines.peer.origin import (
     read_secret,
     secret_digest,
 )
+from hyperpush.engines.peer.peer import spelled_out
 from hyperpush.engines.result import Progress, RunResult
 from hyperpush.engines.run_checks import check_conserved
 from hyperpush.engines.transport.faulty import Faulty
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 Mode = Literal["synchronous", "asynchronous"]
 DIGEST_BYTES = 32
+LIMIT = 256 << 20  # bytes of a message at most
+MESSAGE_OVERHEAD = 4096  # bytes of its header and of padding, with room to spare
 
 
 class Peers(Engine, Configured):
@@ -66,7 +69,7 @@ class Peers(Engine, Configured):
     Args:
         party: Who this party is: the name of its client, as in `task.for_client(name)`.
         addresses: All parties in the order of their clients, each with its `host:port`. None: it listens to nobody and
-            dials all its neighbors, which is enough behind a NAT. Of two that listen the later one dials.
+            dials all its neighbors, which is enough behind a NAT. Of two that listen both dial.
         authority: The PEM file of the authority that signs certificates. None, as for the two below: with `tls=False`.
         certificate: The PEM file of this party's certificate, whose common name is `party`.
         private_key: The PEM file of the certificate's private key.
@@ -87,7 +90,7 @@ class Peers(Engine, Configured):
         faults: Faults on top of the network, for trials in asynchronous mode. None: none.
         fault_seed: Decides which messages they hit.
         digest: 32 bytes that all parties compare before they start. None: made of the program's messages, loops and
-            numbers, the network and the key; functions are not compared.
+            numbers, the network and the key. The code of all functions is compared besides.
         on_start: Called with the running `PeerSession`, to watch it, to leave or to stop.
 
     Raises:
@@ -172,17 +175,16 @@ class Peers(Engine, Configured):
             allowed = "False, for a private task: what ε pays for once cannot be sent again with other noise"
             raise InvalidInput("Peers.repeats", True, allowed)
 
-    def _origin(self, recipe: ProgramRecipe, states: PyTree, data: PyTree, network: Network) -> Origin:
-        """What this party begins with; a secret that is missing is made, unless there is a checkpoint to continue."""
-        code = code_digest(recipe, states, data, network.clients)
+    def _origin(self, recipe: ProgramRecipe, states: PyTree, data: PyTree, code: bytes) -> Origin:
+        """Digests of what this party begins with; a missing secret is made, unless there is a checkpoint."""
         given = arrays_digest(data), arrays_digest(states), problem_digest(code, recipe.parts)
         if self.secret is None:
             return Origin(*given)
-        resumes = self.checkpoint is not None and Path(self.checkpoint).exists()
+        resumes = self.checkpoint is not None and Checkpoint.exists(Path(self.checkpoint))
         return Origin(*given, secret_digest(read_secret(Path(self.secret), resumes)))
 
     def connect(self, program: Node, network: Network) -> "Connection":
-        """Whom this party dials, and how; refuses what cannot run, before anything is written or sent."""
+        """The addresses that this party dials; refuses what cannot run, before anything is written or sent."""
         from hyperpush.engines.transport.zenoh.session import settings
 
         if self.asynchronous:
@@ -199,13 +201,15 @@ class Peers(Engine, Configured):
         return made
 
     def _address_to_dial(self, other: str) -> Address | None:
-        """The address of a neighbor that this party dials: of two that listen, the later one dials."""
-        names, there, here = list(self.addresses), self.addresses[other], self.addresses[self.party]
+        """The address of a neighbor if it has one: of two that listen, both dial.
+
+        A party that returns is then heard at once, though strangers may keep its neighbor from taking its call.
+        """
+        there, here = self.addresses[other], self.addresses[self.party]
         if there is None and here is None:
             allowed = f"host:port, or one for {self.party}: one of both must listen"
             raise InvalidInput(f"Peers.addresses.{other}", None, allowed)
-        dials = there is not None and (here is None or names.index(other) < names.index(self.party))
-        return Address.parse(f"Peers.addresses.{other}", str(there)) if dials else None
+        return None if there is None else Address.parse(f"Peers.addresses.{other}", there)
 
     def _identity(self) -> "Identity | None":
         from hyperpush.engines.transport.zenoh.identity import Identity
@@ -230,17 +234,22 @@ class Peers(Engine, Configured):
             structure, numbers = _description(recipe, network, states, data, key, step)
             session = f"{session}-{_hash(structure, 4).hex()}"  # the next verb's messages are not this one's
             digest = _hash([structure, numbers, self.mode, list(self.addresses), self.secret is not None], DIGEST_BYTES)
-        origin = self._origin(recipe, states, data, network)
+        code = code_digest(recipe, states, data, network.clients)
+        origin = self._origin(recipe, states, data, code)
         store = None if self.checkpoint is None else Checkpoint(Path(self.checkpoint), digest, origin)
         stored = None if store is None else store.load()
         start = new_start() if store is None else store.start
         secret = None if self.secret is None else draws_key(read_secret(Path(self.secret)), digest, origin, start)
         before = stored or {}
+        if store is not None:
+            store.prepare()
         transport = Zenoh(
             session,
             list(self.addresses),
             *connection,
             digest=digest,
+            code=code,
+            limit=longest_message(recipe, states, data, network.clients),
             mode=self.mode,
             patience=self.patience,
             close_after=self.close_after,
@@ -274,9 +283,26 @@ class Peers(Engine, Configured):
             result = peer.result(peer.run(recipe, states, data, request.recorders, request.every, watched))
         finally:
             transport.close()
+            if store is not None:
+                store.close()
         if store is not None and not self.keep_checkpoint:
             store.remove()
-        return result
+        return replace(result, refused=refused_by_name(list(self.addresses), peer.counts.refused))
+
+
+def longest_message(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> int:
+    """Bytes of the longest message of a program, as float64 that running sums are made of; of a server's at most."""
+    if contains(recipe.program(), lambda node: isinstance(node, Server)):  # its answers may be of any length
+        return LIMIT
+    found = profile(spelled_out(recipe), state, data, clients)
+    trees = [jax.tree.leaves((place.message, place.answer)) for place in found.sendings]
+    longest = max((sum(8 * leaf.size + 8 for leaf in leaves) for leaves in trees), default=0)
+    return min(longest + MESSAGE_OVERHEAD, LIMIT)
+
+
+def refused_by_name(names: list[str], refused: Mapping[int, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Refused messages by the name of their sender and by reason."""
+    return {names[sender]: dict(reasons) for sender, reasons in sorted(refused.items())}
 
 
 class Connection(NamedTuple):
@@ -313,9 +339,13 @@ class PeerSession:
         self.leaves = True
         self.peer.leave()
 
-    def stop(self, why: str) -> None:
+    def stop(self, error: HyperpushError) -> None:
         """End the run with an error; with a checkpoint it can be started again."""
-        self.transport.stop(why)
+        self.transport.stop(error)
+
+    def news(self) -> list[str]:
+        """Lines about parties that were lost, found or refused since the last call."""
+        return self.transport.news()
 
     def watch(self, progress: Progress | None) -> Progress:
         """A progress that is noted here, too."""
@@ -328,13 +358,16 @@ class PeerSession:
         return show
 
     def status(self) -> dict[str, Any]:
-        """Where the client is, and what it sees of the others."""
+        """Progress of the client, and its view of the others."""
         counts, links = self.peer.counts, self.transport.status()
         return {
             "round": counts.rounds,
             **(self.position or {}),
             "late": counts.late,
             "rejected": dict(counts.rejections),
+            "refused": refused_by_name(list(self.transport.names), counts.refused),
+            "mass": self.peer.mass,
+            "closed_out": [self.transport.names[each] for each in sorted(self.transport.closed)],
             "links": links,
             "rejected_by_transport": dict(self.transport.rejections),
             "received_bytes": sum(link["received_bytes"] for link in links.values()),

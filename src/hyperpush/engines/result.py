@@ -96,6 +96,8 @@ class RunResult:
     history: dict[str, PyTree]  # by loop: what its record function returned, leaves [records, clients, …]
     late: int = 0  # messages that missed their round and were dropped (the simulator counts those under way at the end)
     rejected: dict[str, int] = field(default_factory=dict)  # messages refused by peers, by reason
+    # Messages of members whose content cannot be true: by name of the member and reason.
+    refused: dict[str, dict[str, int]] = field(default_factory=dict)
     totals: dict[Path, Totals] = field(default_factory=dict)  # running sums of the links on a faulty network
     clocks: dict[str, RowClock] = field(default_factory=dict)  # by loop: when the rows of its history were made
     # Bytes each client sent: the size of a message for every live link it went over, and once to a server.

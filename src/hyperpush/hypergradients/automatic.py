@@ -12,6 +12,7 @@ from hyperpush.hypergradients.tracked import TrackedHGP
 from hyperpush.hypergradients.tree_cg import TreeCG
 from hyperpush.methods.base import MethodInfo
 from hyperpush.programs import Node
+from hyperpush.solving.choice import situation
 from hyperpush.task.private_problem import Noise
 from hyperpush.task.problem import Problem
 
@@ -80,14 +81,13 @@ class Automatic(HypergradientEstimator):
         return self._choose(getattr(problem, "noise", None))[0].program(problem)
 
     def _choose(self, noise: Noise | None, engine: Any = None) -> tuple[HypergradientEstimator, str]:
-        """The estimator for data with this noise on an engine, and why it."""
-        no_tree = "" if engine is None else engine.no_tree
-        tracked = TrackedHGP() if engine is None or engine.lossy is None else TrackedHGP(STEPS)
-        if noise is not None:
-            return TrackedHGP(PRIVATE_STEPS, batch_size=self.batch_size, tolerance=None), "a private task"
-        if self.batch_size is not None:
-            return tracked.with_options(batch_size=self.batch_size), "mini-batches"
-        if no_tree or not self.trust:
-            tracked = tracked.with_options(tolerance=tracked.tolerance if self.tolerance is None else self.tolerance)
-            return tracked, no_tree or "members that distrust each other"
-        return TreeCG(tolerance=self.tolerance), "all examples, members that trust each other"
+        """The estimator for data with this noise on an engine, and the reason."""
+        kind, why, votes = situation(noise is not None, self.batch_size, self.trust, engine)
+        if kind == "tree":
+            return TreeCG(tolerance=self.tolerance), why
+        if kind == "private":
+            return TrackedHGP(PRIVATE_STEPS, batch_size=self.batch_size, tolerance=None), why
+        tracked = TrackedHGP() if votes else TrackedHGP(STEPS)
+        if kind == "mini-batches":
+            return tracked.with_options(batch_size=self.batch_size), why
+        return tracked.with_options(tolerance=tracked.tolerance if self.tolerance is None else self.tolerance), why

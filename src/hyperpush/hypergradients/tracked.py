@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from hyperpush.base.checks import check_integer, check_positive
 from hyperpush.base.errors import InvalidInput
@@ -22,59 +22,24 @@ from hyperpush.hypergradients.base import (
     subtract_indirect,
 )
 from hyperpush.hypergradients.differences import DifferenceProblem, transposed_product
-from hyperpush.hypergradients.judgment import Judgment
 from hyperpush.hypergradients.systems import relative_error, scale_of
 from hyperpush.methods.base import MethodInfo
-from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
+from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import LARGEST, Report
+from hyperpush.solving.judgment import Judgment
 from hyperpush.solving.secants import Secants
 from hyperpush.solving.settings import MOST_PUSHES, largest_curvature, largest_stretch, learn_settings, norm
+from hyperpush.solving.tracked import CAUTION, Tracked, TrackedMemory, repeat_pushes, repeat_until_judged
 from hyperpush.task.problem import Problem
 
-CHECK = 5  # steps between two votes on ending
-KNOWN = 0.1  # largest relative error of q at which an error of the result is believed
-CAUTION = 1.3  # the smallest curvature may have fallen by so much since the outer step before
 
+class _State(Tracked):
+    """A client in the middle of an estimate; its gradient is H_i times the aim, without the part that stays, c_i."""
 
-class TrackedMemory(eqx.Module):
-    """What a client keeps for the next outer step: where it stood, and the settings that were found."""
-
-    z: Float[Array, "*clients d"]
-    mass: Float[Array, "*clients"]
-    aim: Float[Array, "*clients d"]
-    gradient: Float[Array, "*clients d"]
-    tracker: Float[Array, "*clients d"]
-    pushes: Int[Array, "*clients"]  # 0: not known yet
-    curvature: Float[Array, "*clients"]  # mean of the clients' largest curvatures, as far as this client learned it
-    own: Float[Array, "*clients"]  # its own then
-    smallest: Float[Array, "*clients"]  # curvature of the mean cost that it saw; 0: none yet
-
-
-class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    z: Float[Array, " d"]
-    mass: Float[Array, ""]  # ω
-    aim: Float[Array, " d"]  # where the own step led, before the others' were mixed in
-    product: Float[Array, " d"]  # H_i times that: g_i without the part that stays, c_i
-    tracker: Float[Array, " d"]  # y
-    secants: Secants | None  # None: plain steps without votes
     mean: Float[Array, " d"] | None  # of q over the steps, late ones counting more; None without mini-batches
-    count: Int[Array, ""]
-    pushes: Int[Array, ""]
-    curvature: Float[Array, ""]
-    own: Float[Array, ""]
     direct: PyTree  # (1/n)∂_λ F_i where clients vote, and as released on a private task; else None
-    judgment: Judgment | None  # None without a tolerance
-
-    @property
-    def q(self) -> Float[Array, " d"]:
-        return self.z / self.mass
-
-    @property
-    def slope(self) -> Float[Array, " d"]:
-        """The tracked mean gradient."""
-        return self.tracker / self.mass
 
 
 class TrackedHGP(HypergradientEstimator):
@@ -198,9 +163,7 @@ class TrackedHGP(HypergradientEstimator):
 
     def memory(self, params: PyTree, hyper: PyTree) -> TrackedMemory:
         """One client's memory before the first outer step."""
-        vector = jnp.zeros_like(ravel_pytree(params)[0])
-        zero, one = jnp.zeros((), vector.dtype), jnp.ones((), vector.dtype)
-        return TrackedMemory(vector, one, vector, vector, vector, jnp.zeros((), jnp.int32), zero, zero, zero)
+        return TrackedMemory.none(jnp.zeros_like(ravel_pytree(params)[0]))
 
     def program(self, problem: Problem) -> Node:
         if self.products == "difference":
@@ -210,23 +173,14 @@ class TrackedHGP(HypergradientEstimator):
             return self._start(problem, state, ctx)
 
         def descend(state: _State, ctx: Context) -> _State:
-            secants, change = self._displacement(state)
+            secants, change = state.displacement(self.step_size, self._accelerates)
             change = jnp.where(state.count > 0, change, 0)  # before anything is mixed there is no common direction
             aim, batch = state.q + change, minibatch(ctx.data.train, self.batch_size, ctx.key)
             if problem.private:
-                product = state.product + _product(problem.hessian_product, state, batch, aim - state.aim)
+                product = state.gradient + _product(problem.hessian_product, state, batch, aim - state.aim)
             else:
                 product = _product(problem.hessian_product, state, batch, aim)
-            return replace(
-                state,
-                z=state.z + state.mass * change,
-                aim=aim,
-                product=product,
-                tracker=state.tracker + product - state.product,
-                secants=secants,
-                count=state.count + 1,
-                judgment=state.judgment and state.judgment.after_step(state.slope, product, secants),
-            )
+            return state.moved(change, aim, product, secants)
 
         def stay(state: _State, ctx: Context) -> _State:
             """The first step of `descend`, without its product."""
@@ -238,8 +192,7 @@ class TrackedHGP(HypergradientEstimator):
         def finish(before: HypergradientState, state: _State, ctx: Context) -> HypergradientState:
             return self._finish(problem, before, state, ctx)
 
-        push = Exchange(send=_send, receive=_receive, conserved=True)
-        mix = [self._repeat_pushes(push), *([] if self.batch_size is None else [Local(_add_to_mean)])]
+        mix = [repeat_pushes(self.pushes), *([] if self.batch_size is None else [Local(_add_to_mean)])]
         body, steps = Sequence(Local(descend), *mix), self.steps
         prepare = learn_settings(self.pushes) if self.pushes is None or self.step_size is None else Sequence()
         if problem.private and steps:  # the first step stays where it is: it needs no product
@@ -247,7 +200,7 @@ class TrackedHGP(HypergradientEstimator):
         return Scope(Sequence(prepare, self._repeat_steps(body, steps, Local(judge))), start, finish)
 
     def _repeat_steps(self, body: Node, steps: int, judge: Node) -> Node:
-        """All steps, or as many as it takes until clients agree to end."""
+        """All steps, or fewer if clients agree to end."""
 
         def has_ended(state: _State, ctx: Context) -> Bool[Array, ""]:
             assert state.judgment is not None
@@ -255,18 +208,11 @@ class TrackedHGP(HypergradientEstimator):
 
         if not self._judges or not self.votes:
             return Sequence(Repeat(body, steps, name="TrackedHGP"), *([judge] if self._judges else []))
-        some = Sequence(Repeat(body, CHECK, name="steps"), judge)
-        return Repeat(some, -(-steps // CHECK), until=has_ended, name="TrackedHGP")
+        return repeat_until_judged(body, judge, steps, "TrackedHGP", has_ended)
 
     @property
     def _judges(self) -> bool:
         return self.tolerance is not None and self.batch_size is None
-
-    def _repeat_pushes(self, push: Exchange) -> Repeat:
-        """As many pushes as a step takes: given, or found by the clients."""
-        if self.pushes is not None:
-            return Repeat(push, self.pushes, name="pushes")
-        return Repeat(push, MOST_PUSHES, times=lambda state, ctx: state.pushes, name="pushes")
 
     def _start(self, problem: Problem, state: HypergradientState, ctx: Context) -> _State:
         along_x, direct = outer_gradient_shares(problem, state, ctx)
@@ -281,16 +227,14 @@ class TrackedHGP(HypergradientEstimator):
         own = curvature = jnp.zeros((), q.dtype)
         if self.step_size is None:
             own = largest_curvature(lambda v: _product(problem.bounding_product, state, examples, v), q, ctx.key)
-            # Known from an earlier outer step, and corrected by how much the own one has changed since.
-            earlier = known.curvature * own / jnp.where(known.own > 0, known.own, 1)
-            curvature = jnp.where(known.pushes > 0, earlier, own)
+            curvature = known.expected(own)
         return _State(
             params=state.params,
             hyper=state.hyper,
             z=known.z,
             mass=known.mass,
             aim=known.aim,
-            product=product,
+            gradient=product,
             tracker=tracker,
             secants=Secants.start(max(self.acceleration, 1), q, tracker, known.smallest / CAUTION)
             if self._accelerates or self._judges
@@ -308,16 +252,6 @@ class TrackedHGP(HypergradientEstimator):
     def _accelerates(self) -> bool:
         return self.acceleration > 0 and self.batch_size is None
 
-    def _displacement(self, state: _State) -> tuple[Secants | None, Float[Array, " d"]]:
-        """Δ, and what the next one needs to know."""
-        plain = 0.5 / state.curvature if self.step_size is None else jnp.asarray(self.step_size)
-        step_size = 2 * plain if self.step_size is None else plain
-        if state.secants is None:
-            return None, -plain * state.slope
-        floor = jnp.zeros((), state.z.dtype) if state.judgment is None else state.judgment.floor
-        secants, change = state.secants.advance(state.q, state.slope, state.aim, step_size, floor, state.count)
-        return secants, change if self._accelerates else -plain * state.slope
-
     def _start_judging(self, problem: Problem, state: HypergradientState, source: Array, ctx: Context) -> Judgment:
         precision = 1.0 if self.products == "exact" else 2 / 3
         if problem.private:
@@ -334,19 +268,15 @@ class TrackedHGP(HypergradientEstimator):
         return Judgment.start(jacobian_norm, source, precision, curvature_signs=True)
 
     def _judge(self, problem: Problem, state: _State, ctx: Context) -> _State:
-        """How far q is from the solution, what that does to v_i, and whether more steps would help."""
-        secants = state.secants
+        """The state with the distance of q to the solution, the error of v_i that follows, and a verdict."""
         assert state.judgment is not None
-        assert secants is not None
+        assert state.secants is not None
         assert self.tolerance is not None
-        judgment = state.judgment.with_terms(state.slope, state.product)
-        rise, curvature = norm(state.slope), secants.curvature(state.q, state.slope, judgment.floor)
-        away = (rise + judgment.floor) / jnp.where(curvature > 0, curvature, 1) + jnp.linalg.norm(state.q - state.aim)
-        # Where even q is not known, what looks like curvature may be what clients disagree on.
-        seen = (curvature > 0) & ((away <= KNOWN * jnp.linalg.norm(state.q)) | (rise <= judgment.floor))
+        judgment = state.judgment.with_terms(state.slope, state.gradient)
+        rise, (away, seen) = norm(state.slope), replace(state, judgment=judgment).away()
         error = self._error_of_result(problem, state, away, ctx)
         error = jnp.where(seen, error, jnp.where(rise > 0, LARGEST, 0))
-        return replace(state, judgment=judgment.conclude(error, rise, secants, state.count, self.tolerance))
+        return replace(state, judgment=judgment.conclude(error, rise, state.secants, state.count, self.tolerance))
 
     def _error_of_result(self, problem: Problem, state: _State, away: Float[Array, ""], ctx: Context) -> Array:
         """The relative error of v_i if q is so far `away`; that of q on a private task, where B_i costs releases."""
@@ -374,20 +304,8 @@ class TrackedHGP(HypergradientEstimator):
         after = subtract_indirect(problem, before, direct, q, ctx)
         if before.memory is None:
             return after
-        gradient = state.product - ravel_pytree(along_x)[0]
-        stood = state.z, state.mass, state.aim, gradient, state.tracker
         smallest = before.memory.smallest if state.secants is None else state.secants.remembered
-        return replace(after, memory=TrackedMemory(*stood, state.pushes, state.curvature, state.own, smallest))
-
-
-def _send(state: _State, ctx: Context) -> PyTree:
-    return state.z, state.mass, state.tracker, state.judgment and state.judgment.curvature_signs
-
-
-def _receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
-    z, mass, tracker, curvature_signs = inbox.mix(_send(state, ctx))
-    judgment = state.judgment and replace(state.judgment, curvature_signs=curvature_signs)
-    return replace(state, z=z, mass=mass, tracker=tracker, judgment=judgment)
+        return replace(after, memory=state.remember(state.gradient - ravel_pytree(along_x)[0], smallest))
 
 
 def _add_to_mean(state: _State, ctx: Context) -> _State:

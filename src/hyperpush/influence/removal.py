@@ -1,6 +1,7 @@
 """What does change: retraining with examples removed, many at once, on the same draws and the same network."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -9,64 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from hyperpush.base.checks import check_integer, no_type_check
+from hyperpush.base.checks import no_type_check
 from hyperpush.base.errors import InvalidInput
-from hyperpush.data.batches import full_batch
+from hyperpush.base.status import Status
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
-from hyperpush.influence.weights import Weights, check_weights, with_weights
+from hyperpush.influence.effects import Effects, join, leaving
+from hyperpush.influence.stacked import Summed, outer_costs, repeat_params, split_runs, stack_weights
+from hyperpush.influence.weights import Weights, with_weights, without
 from hyperpush.inner.base import InnerSolver
 from hyperpush.networks import Network
-from hyperpush.task.problem import Cost, Penalty, Problem
 from hyperpush.task.starts import PerClient
 from hyperpush.task.task import Task
+from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.hooks import Progress
 from hyperpush.verbs.train import train
-
-
-def over_runs(
-    function: Callable[..., Float[Array, "..."]], params: PyTree, *own: Array, axes: tuple[int, ...] = ()
-) -> Float[Array, "k ..."]:
-    """A function of params in each of k runs, whose params are on axis 0; each may take something of its own."""
-    arrays, rest = eqx.partition(params, eqx.is_array)  # a module has other leaves, too
-
-    def one(x: PyTree, *own: Array) -> Float[Array, "..."]:
-        return function(eqx.combine(x, rest), *own)
-
-    return jax.vmap(one, in_axes=(0, *axes))(arrays, *own)
-
-
-class Summed(eqx.Module):
-    """The sum of a cost or penalty over k runs, whose params and weights are stacked: its gradient is that of each run.
-
-    Of a cost it is one number per example, as the library takes the mean over them.
-    """
-
-    function: Cost | Penalty
-
-    def __call__(self, params: PyTree, hyper: Weights, *batch: PyTree) -> Float[Array, "..."]:
-        def one(x: PyTree, examples: Array, client: Array) -> Float[Array, "..."]:
-            return self.function(x, Weights(examples, client, hyper.own), *batch)
-
-        return jnp.sum(over_runs(one, params, hyper.examples, hyper.client, axes=(1, 0)), axis=0)
-
-
-def repeat_params(params: PyTree, runs: int, axis: int) -> PyTree:
-    """The same params in each of several runs, which are on this axis."""
-    return jax.tree.map(lambda leaf: jnp.repeat(jnp.expand_dims(leaf, axis), runs, axis=axis), params)
-
-
-def outer_costs(task: Task, params: PyTree) -> Float[Array, "n k"]:
-    """Every client's F in each of k runs, whose params are on axis 1."""
-    return _outer_costs(task.problem, params, task.hypers, task.data.outer)
-
-
-@eqx.filter_jit
-def _outer_costs(problem: Problem, params: PyTree, hypers: PyTree, outer: PyTree) -> Float[Array, "n k"]:
-    def own(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, " k"]:
-        return jax.vmap(lambda x: problem.outer_cost(x, hyper, full_batch(examples)))(params)
-
-    return jax.vmap(own)(params, hypers, outer)
 
 
 @no_type_check
@@ -80,26 +38,30 @@ def retrain(
     at_once: int = 64,
     engine: Engine = Simulate(),
     progress: Callable[[float], None] | None = None,
-) -> Float[np.ndarray, "k n"]:
-    """Every client's F after training with each of these weights (see `without`), [weights, clients].
+) -> Effects:
+    """Train again without each group, and once with everybody: what really changes for each client (see `without`).
 
     Up to `at_once` retrainings are one solve and share every message. With `hp.TreeNewton()` each of them ends at its
     own solution. Solvers of fixed length descend on the sum of the costs: they share every mini-batch, every link and
-    push-sum's ω, and with the key of `hp.train` those of that run.
+    push-sum's ω, and with the key of `hp.train` those of that run. Only the solve with the first groups is certified.
+
+    **Use it** for few params, or where a prediction must be checked. Start warm, from `hp.train(…).task`: then
+    `hp.TreeNewton()` takes a few averages. **Avoid it** for many single records, which `scores` ranks by one estimate.
 
     Args:
-        task: The task before training, at the params that every retraining starts from.
-        method: The inner solver that trained: `hp.TreeNewton()`, or one with a step size; an optimizer could mix the
-            runs.
-        network: The network that it trained on.
-        weights: What counts in each retraining.
-        key: That of `hp.train`.
-        at_once: How many retrainings are one solve.
+        task: The task at the params that every retraining starts from: a trained one to start warm, or that before
+            training to repeat a run of fixed length.
+        method: The inner solver: `hp.TreeNewton()`, or the one with a step size that trained. An optimizer could mix
+            the runs and is refused.
+        network: Who can send to whom, and when.
+        weights: What is left without each group, one set for each retraining.
+        key: An integer or a JAX key; that of `hp.train` repeats its links and mini-batches.
+        at_once: Retrainings that share one solve, at least 1.
         engine: Where the clients run.
-        progress: Is told how many are done.
+        progress: Called with how many retrainings are done.
 
     Returns:
-        F of every client after each retraining, [weights, clients].
+        `Effects` by group and site, with the params of each retraining and the baseline with everybody.
 
     Raises:
         InvalidInput: The weights are no list, or those of another task; or the method has an optimizer.
@@ -107,57 +69,79 @@ def retrain(
     Example:
         >>> import hyperpush as hp
         >>> task, network = hp.tasks.logistic(clients=3, seed=0), hp.networks.Ring(3)
-        >>> all_of_them, one_less = hp.influence.without(task), hp.influence.without(task, [(0, 2)])
-        >>> hp.influence.retrain(task, hp.SGP(steps=9, step_size=0.5), network, [all_of_them, one_less], key=0).shape
-        (2, 3)
+        >>> one_less = [hp.influence.without(task, [(0, 2)]), hp.influence.without(task, clients=[1])]
+        >>> found = hp.influence.retrain(task, hp.TreeNewton(), network, one_less, key=0)
+        >>> found.losses.shape, found.status.converged
+        ((2, 3), True)
     """
-    check_integer("at_once", at_once, minimum=1)
-    if isinstance(weights, Weights) or not isinstance(weights, Sequence):
-        raise InvalidInput("weights", type(weights).__name__, "a list of weights: one for each retraining")
-    if not weights:
-        raise InvalidInput("weights", weights, "at least one set of weights")
-    parts = -(-len(weights) // at_once)
-    size, found = -(-len(weights) // parts), []  # equal parts, so that one program serves all
-    steps = getattr(method, "steps", None)
-    for first in range(0, len(weights), size):
-        part = list(weights[first : first + size])
-        part += part[-1:] * (size - len(part))
+    if isinstance(weights, Weights) or not isinstance(weights, Sequence) or not weights:
+        given = weights if isinstance(weights, list) else type(weights).__name__
+        raise InvalidInput("weights", given, "a list with weights for at least one retraining")
+    runs, steps, found = [without(task), *weights], getattr(method, "steps", None), []
+    for part in split_runs(task, runs, at_once):
+        first = sum(map(len, found))
 
-        def tell(_: str, done: int, total: int, first: int = first) -> None:
+        def tell(_: str, done: int, total: int, first: int = first, size: int = len(part)) -> None:
             if progress is not None and steps:
                 progress(min(first + size * done / steps, len(weights)))
 
-        params = train_runs(task, method, network, part, key=key, engine=engine, hooks=(Progress(tell),))
-        found.append(np.asarray(outer_costs(task, params), np.float64).T)
-    return np.concatenate(found)[: len(weights)]
+        around = {"certify": not found, "key": key, "engine": engine, "hooks": (Progress(tell),)}
+        found.append(_retrain_part(task, method, network, part, **around))
+    return _without_baseline(join(found, len(runs)))
 
 
-def train_runs(
-    task: Task, method: InnerSolver, network: Network, weights: Sequence[Weights], **around: Any
-) -> PyTree[Float[Array, "n k ..."]]:
-    """The params after training with each of k weights side by side, in one solve; `around` is for `hp.train`."""
+def _retrain_part(task: Task, method: InnerSolver, network: Network, weights: list[Weights], **around: Any) -> Effects:
+    """Effects whose `by_site` are the losses themselves."""
+    params, statuses, status, costs = _train(task, method, network, weights, **around)
+    losses = outer_costs(task, eqx.filter(params, eqx.is_array))
+    return Effects(
+        task, status, costs, losses, leaving(weights), "retrain", np.zeros(task.clients), params, statuses=statuses
+    )
+
+
+def _without_baseline(found: Effects) -> Effects:
+    """The effects of all runs but the first, which trained with everybody."""
+
+    def pick(place: Any) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[place] if eqx.is_array(leaf) else leaf, found.params)
+
+    baseline, rest = found.by_site[0], slice(1, None)
+    return replace(
+        found,
+        by_site=found.by_site[rest] - baseline,
+        leaves=found.leaves[rest],
+        baseline=baseline,
+        params=pick(rest),
+        baseline_params=pick(0),
+        statuses=found.statuses[rest],
+    )
+
+
+def _train(
+    task: Task, method: InnerSolver, network: Network, weights: Sequence[Weights], certify: bool, **around: Any
+) -> tuple[PyTree[Float[Array, "k n ..."]], tuple[Status, ...], Status, Costs]:
+    """Train with each of k weights side by side, in one solve; `around` is for `hp.train`.
+
+    Returns params, the status of each run and of all, and costs.
+    """
     made = with_weights(task)
-    check_weights(task, weights)
     if method.solves:
         found = train(made, method, network, runs=weights, **around)
-        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), found.params)
+        return found.params, found.statuses, found.status, found.costs
     if getattr(method, "optimizer", None) is not None:
         raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")
-    stacked = Weights(
-        jnp.stack([each.examples for each in weights], axis=2),  # by example first, as it is looked up
-        jnp.stack([each.client for each in weights], axis=1),
-        task.hypers,
-    )
     summed = made.replace(
         inner=Summed(made.inner),
-        outer=Summed(made.inner),  # whatever it is, training does not look at it
+        outer=Summed(made.inner),  # training ignores it, but it must take stacked params
         outer_on="train",
         penalty=made.penalty and Summed(made.penalty),
         outer_penalty=None,
         _params=PerClient(repeat_params(task.params, len(weights), axis=1)),
-        _hypers=PerClient(stacked),
+        _hypers=PerClient(stack_weights(task, weights)),
     )
-    return train(summed, method, network, **around).params
+    ended = train(summed, method, network, certify=certify, **around)
+    params = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0) if eqx.is_array(leaf) else leaf, ended.params)
+    return params, (ended.status,) * len(weights), ended.status, ended.costs
 
 
 def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..."]) -> dict[str, float | None]:

@@ -1,49 +1,55 @@
-"""What would change for everyone if a training example, a group of them or a whole client were left out."""
+"""Predict what changes for everyone if a training example, or a whole client, were left out."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
-from hyperpush.base.checks import check_integer, check_nonnegative, no_type_check
-from hyperpush.base.errors import InvalidInput
-from hyperpush.data.batches import count
+from hyperpush.base.checks import check_integer, no_type_check
+from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.status import Status
+from hyperpush.data.batches import count, full_batch
 from hyperpush.data.sets import example_counts
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.influence.curvature import Curvature, measure_curvature, resolution
-from hyperpush.influence.removal import outer_costs
-from hyperpush.influence.validation import find_places, split_validation, take_weights
-from hyperpush.influence.weights import Chosen, Place, Weights, check_weights, with_weights
+from hyperpush.influence.effects import Effects, warn_of_status
+from hyperpush.influence.groups import check_estimator, step_groups
+from hyperpush.influence.removal import retrain
+from hyperpush.influence.stacked import outer_costs, take_weights
+from hyperpush.influence.validation import damped_task, find_places, split_outer
+from hyperpush.influence.weights import Place, Weights, with_weights, without
+from hyperpush.inner.tree_newton import TreeNewton
 from hyperpush.networks import Network
-from hyperpush.task.problem import Cost, Penalty
-from hyperpush.task.starts import PerClient
 from hyperpush.task.task import Task
 from hyperpush.verbs import panels
+from hyperpush.verbs.checks import check_task
+from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.hypergradient import hypergradient
 from hyperpush.verbs.panels import Panel
 from hyperpush.verbs.results import Estimate, Result
 
 WORST = 10  # records in a panel
 LOOK = 50  # products for a look at the curvature
+FEW = 32  # clients up to which effects of parties are found unasked: they take as many systems
+WAYS = ("newton", "retrain", "first order")
 
 
 @dataclass(frozen=True, repr=False)
 class Influence(Result):
-    """Predicted changes of Σ_k F_k, everybody's validation loss. Each client computes its own from vectors.
+    """Predicted changes of validation losses when records or parties leave. Each client computes its own from vectors.
 
     One party's result holds its own alone.
 
     Attributes:
-        examples: By client, the change if this example is removed.
-        clients: The change if this client leaves: its cost, with its penalty, is gone; its F_i still counts.
+        examples: By client, the change of Σ_k F_k if this example is removed, to first order.
+        totals: The same by client, for all that it has: its cost, with its penalty, is gone and its F_i still counts.
+            To first order and with its own loss in the sum, so for few parties signs are often wrong: see `clients`.
+        parties: The effects of whole parties on each client; None if they were not asked for.
         damping: What was added to the mean Hessian.
         curvature: The ends of the spectrum of the mean Hessian without it; None if not looked at.
         estimate: The hypergradient by all weights.
@@ -54,7 +60,7 @@ class Influence(Result):
     Example:
         >>> import hyperpush as hp
         >>> task, network = hp.tasks.logistic(clients=3, seed=0), hp.networks.FullyConnected(3)
-        >>> trained = hp.train(task, hp.SGP(steps=300, step_size=0.5), network, key=0).task
+        >>> trained = hp.train(task, hp.TreeNewton(), network, key=0).task
         >>> found = hp.influence.scores(trained, hp.hypergradients.ImplicitCG(steps=20), network, key=0)
         >>> client, number = found.top(1)[0]
         >>> bool(abs(found.examples[client][number]) == max(abs(own).max() for own in found.examples))
@@ -62,12 +68,29 @@ class Influence(Result):
     """
 
     examples: tuple[Float[np.ndarray, " _"], ...]
-    clients: Float[np.ndarray, " n"]
+    totals: Float[np.ndarray, " n"]
+    parties: Effects | None
     damping: float
     curvature: Curvature | None
     estimate: Estimate
     validation: tuple[Place, ...] = ()
     by_validation: tuple[Float[np.ndarray, "k _"], ...] = ()
+
+    @property
+    def clients(self) -> Float[np.ndarray, " n"]:
+        """The change of the *others'* summed F if this client leaves: above 0 it helps them, below 0 it hurts."""
+        return self._parties.others
+
+    @property
+    def by_site(self) -> Float[np.ndarray, "n n"]:
+        """The change of each client's F if a client leaves, [who leaves, who feels it]."""
+        return self._parties.by_site
+
+    @property
+    def _parties(self) -> Effects:
+        if self.parties is None:
+            raise InvalidInput("parties", None, f"scores(…, parties='newton'), one of {', '.join(WAYS)}")
+        return self.parties
 
     def ranking(self, client: str | int) -> Int[np.ndarray, " m"]:
         """The client's examples, the one that hurts everyone most first: removing it lowers the loss most."""
@@ -98,35 +121,40 @@ class Influence(Result):
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the predictions: those of the status, and an indefinite mean Hessian."""
-        said = super().warnings
-        if self.curvature is None:
+        """Reasons to doubt the predictions, with all that the printed status says; empty if there are none."""
+        said = warn_of_status(self.status) + self._warn_of_curvature()
+        if self.parties is None:
             return said
+        return said + (self.parties.warn_of_shares() if said else self.parties.warnings)
+
+    def _warn_of_curvature(self) -> list[str]:
+        if self.curvature is None:
+            return []
         least = resolution(jax.tree.leaves(self.estimate.value)[0].dtype) * max(map(abs, self.curvature))
         if self.curvature.smallest + self.damping >= -least:
-            return said
+            return []
         return [
-            *said,
             f"The mean Hessian is indefinite (λ_min = {self.curvature.smallest:.2g}, damping {self.damping:.2g}): the "
             "params are no minimum, and directions of negative curvature count with the wrong sign. Damping above "
-            f"{-self.curvature.smallest:.2g} makes it definite.",
+            f"{-self.curvature.smallest:.2g} makes it definite."
         ]
 
     def facts(self) -> list[str]:
         count = sum(map(len, self.examples))
         hurting = sum(int(np.sum(own < 0)) for own in self.examples)
-        return [*super().facts(), f"{count} examples", f"{hurting} hurt"]
+        parties = [] if self.parties is None else self.parties.sentences()
+        return [*super().facts(), f"{count} examples", f"{hurting} hurt everyone", *parties]
 
     def own_panels(self) -> list[Panel]:
-        note = "Below 0: the loss of all falls without the client or record, so it hurts."
-        title, names = "Change of all validation losses if a client leaves", list(self.task.names)
+        note = "Below 0: the loss of all falls without the record, so it hurts."
+        names = list(self.task.names)
         rows = [
             [names[client], number, self.examples[self._numbers.index(client)][number]]
             for client, number in self.worst(WORST)
         ]
         return [
             *([panels.text("Warnings", *self.warnings, tone="bad")] if self.warnings else []),
-            panels.bars(title, self.names, {"": self.clients}, note=note),
+            *([] if self.parties is None else self.parties.own_panels()),
             panels.table("Records that hurt most", ("client", "record", "change if removed"), rows, note=note),
         ]
 
@@ -139,13 +167,14 @@ def scores(
     *,
     key: PRNGKeyArray | int,
     damping: float = 0.0,
+    parties: Literal["auto", "newton", "retrain", "first order"] | None = "auto",
     validation: Iterable[Any] | None = None,
     curvature_steps: int | None = None,
     engine: Engine = Simulate(),
     hooks: Sequence[Any] = (),
     throw: bool = False,
 ) -> Influence:
-    """Every example's and client's influence at the task's params, which training found (`trained.task`).
+    """Predict what changes if a record or a party leaves, at params that training found (`trained.task`).
 
     With a weight w for each example, 1 as given and 0 where it is removed, the change of Σ_k F_k is predicted by
 
@@ -153,8 +182,11 @@ def scores(
 
     (Koh and Liang, arXiv:1703.04730; equation 12 of Terashita and Hara, arXiv:2210.02129).
 
-    **Use it** to find examples that hurt everyone, such as wrong labels. **Avoid it** for large groups, where straight
-    lines fall short: `group_score` takes a Newton step. `retrain` says what is true.
+    to first order. Straight lines fall short for whole parties, whose effects on each of the others take a Newton step
+    without the party, or retraining.
+
+    **Use it** to find examples that hurt everyone, such as wrong labels, and to see which party helps or hurts whom.
+    **Avoid it** for large groups of records: `group_score` takes a Newton step. `retrain` says what is true.
 
     Args:
         task: A trained or solved task whose inner cost returns one loss per example (`trained.task`, `solution.task`,
@@ -163,6 +195,11 @@ def scores(
         network: Who can send to whom, and when.
         key: An integer or a JAX key.
         damping: Added to the mean Hessian, 0 or more. Where that is indefinite, `warnings` say how much is needed.
+        parties: How to find the effects of whole parties on the others, by site. `"newton"`: a Newton step without
+            each of them, all in one more estimate, which sends and computes as many times as much as there are
+            clients. `"retrain"`: `hp.TreeNewton()` without each of them, from these params; exact, and best for few
+            params. `"first order"`: as many right-hand sides more in the one estimate; wrong for parties that hold
+            much of the weight. None: not at all. `"auto"`: `"newton"` for up to 32 clients, all hosted here; else None.
         validation: Validation examples to score for, one by one: pairs (client, number), or a client for all of its.
             With k of them the one estimate has k + 1 right-hand sides: it sends and computes k + 1 times as much in
             about as many rounds, and holds k + 1 vectors where it held one. Choose some, or take some at a time.
@@ -199,139 +236,95 @@ def scores(
         >>> [own.round(3).tolist() for own in one.by_validation]
         [[[0.333, 0.333]], [[0.333, -1.667]], [[0.333, 0.333]]]
     """
-    _check(method, damping)
+    check_task(task)
+    check_estimator(method, damping)
+    how = _way(parties, task, method, engine)
     check_integer("curvature_steps", curvature_steps, minimum=0, optional=True)
-    made = with_weights(task).with_l2(damping)  # ½δ‖x‖² adds δ to the Hessian, and nothing to derivatives by weights
-    places = [] if validation is None else find_places(task, validation)
-    runs = split_validation(task, made, places) if places else made
+    made, places = with_weights(task), [] if validation is None else find_places(task, validation)
+    sites = how == "first order"
+    several = bool(places) or sites
+    runs = split_outer(task, made, damping, places, sites) if several else damped_task(made, damping)
     estimate = hypergradient(runs, method, network, key=key, engine=engine, hooks=hooks)
-    costs, found = estimate.costs, None
-    if curvature_steps is None:
+    estimate = replace(estimate, value=take_weights(estimate.value))
+    by_run, of_clients = _changes(task, estimate.value, several)
+    found = _look(task, estimate, network, key, curvature_steps, engine)
+    costs = estimate.costs if found is None else estimate.costs + found[1]
+    if sites:
+        by_site = of_clients[:, 1 + len(places) :]
+        effects = Effects(task, estimate.status, Costs(), by_site, _own_rows(task), "first order", _baseline(task))
+    else:
+        effects = _party_effects(task, method, network, how, estimate.status, damping=damping, key=key, engine=engine)
+    costs = costs if effects is None else costs + effects.costs
+    examples = tuple(own[0] for own in by_run)
+    each = tuple(own[1 : 1 + len(places)] for own in by_run)
+    about = (effects, damping, found and found[0], estimate, tuple(places), each)
+    return Influence(task, estimate.status, costs, examples, of_clients[:, 0], *about).check(throw)
+
+
+def _look(
+    task: Task, estimate: Estimate, network: Network, key: Any, steps: int | None, engine: Engine
+) -> tuple[Curvature, Costs] | None:
+    """The curvature and its costs; None where nobody looks, because the estimate saw it or one party cannot."""
+    if steps is None:
         sees_itself = estimate.status.singular is not None and estimate.status.reason != "ill-posed"
-        curvature_steps = 0 if sees_itself else LOOK
-    if curvature_steps and not engine.hosts_one:
-        found, more = measure_curvature(task, network, key, steps=curvature_steps, engine=engine)
-        costs = costs + more
-    by_run, clients = _changes(task, take_weights(estimate.value) if places else estimate.value, bool(places))
-    all_of_them, each = tuple(own[0] for own in by_run), tuple(own[1:] for own in by_run)
-    about = (damping, found, estimate, tuple(places), each)
-    return Influence(task, estimate.status, costs, all_of_them, clients, *about).check(throw)
+        steps = 0 if sees_itself else LOOK
+    return measure_curvature(task, network, key, steps=steps, engine=engine) if steps and not engine.hosts_one else None
+
+
+def _way(parties: Any, task: Task, method: HypergradientEstimator, engine: Engine) -> str | None:
+    """How effects of parties are found; refuses what does not exist or does not fit."""
+    if parties not in (*WAYS, "auto", None):
+        raise unknown("parties", str(parties), (*WAYS, "auto"))
+    cannot = engine.hosts_one or method.trains
+    if parties == "auto":
+        return None if cannot or task.clients > FEW else "newton"
+    if parties in ("newton", "retrain") and cannot:
+        where = "among parties, whose run is one program" if engine.hosts_one else f"with {type(method).__name__}"
+        raise InvalidInput("parties", f"{parties!r} {where}", "'first order' or None")
+    return parties
+
+
+def _party_effects(
+    task: Task, method: HypergradientEstimator, network: Network, how: str | None, judged: Status, **options: Any
+) -> Effects | None:
+    """The effects of every single party by a Newton step or retraining; None if nobody asks or only one is there."""
+    if how is None or task.clients < 2:
+        return None
+    weights = [without(task, clients=[client]) for client in range(task.clients)]
+    if how == "retrain":
+        options.pop("damping")
+        return retrain(task, TreeNewton(), network, weights, **options)
+    found = step_groups(task, method, network, weights, certify=False, **options)
+    # The records' estimate judged the same params, and the estimator itself.
+    uncertified = found.status.reason == "not certified"
+    status = replace(judged, error=found.status.error) if uncertified else found.status.judged(judged)
+    return replace(found, status=status)
+
+
+def _baseline(task: Task) -> Float[np.ndarray, " n"]:
+    """F_j of every client at the task's params; one party knows its own alone."""
+    if task.owner is None:
+        return outer_costs(task, jax.tree.map(lambda leaf: leaf[None], task.params))[0]
+    found = np.full(task.clients, np.nan)
+    found[task.owner] = task.problem.outer_cost(task.params, task.hypers, full_batch(task.data.outer))
+    return found
+
+
+def _own_rows(task: Task) -> Bool[np.ndarray, "k n"]:
+    """Every client leaves by itself; one party's task has its row alone."""
+    rows = np.eye(task.clients, dtype=bool)
+    return rows if task.owner is None else rows[task.owner : task.owner + 1]
 
 
 def _changes(
-    task: Task, value: Weights, is_multi_seed: bool
-) -> tuple[list[Float[np.ndarray, "runs _"]], Float[np.ndarray, " n"]]:
-    """Every client's predicted changes by run and example, and in the first run that of the client itself."""
+    task: Task, value: Weights, several: bool
+) -> tuple[list[Float[np.ndarray, "runs _"]], Float[np.ndarray, "n runs"]]:
+    """Every client's predicted changes by run and example, and those of the client itself by run."""
     examples, clients = (-task.clients * np.asarray(each, np.float64) for each in (value.examples, value.client))
-    if not is_multi_seed:
+    if not several:
         examples, clients = examples[..., None], clients[..., None]
     if task.owner is not None:
         examples, clients, counts = examples[None], clients[None], [int(count(task.train))]
     else:
         counts = example_counts(task.train)
-    return [own[:size].T for own, size in zip(examples, counts, strict=True)], clients[:, 0]
-
-
-class _Pulled(eqx.Module):
-    """A penalty with pullᵀx added, whose derivative by the pull is the solution of the estimator's system."""
-
-    penalty: Penalty | None
-
-    def __call__(self, params: PyTree, hyper: tuple[Weights, PyTree]) -> Float[Array, ""]:
-        numbers = eqx.filter(params, eqx.is_inexact_array)  # a module has other leaves, too
-        pull = jnp.asarray(optax.tree.vdot(hyper[1], numbers))
-        return pull if self.penalty is None else self.penalty(params, hyper[0]) + pull
-
-
-class _Gone(eqx.Module):
-    """What weights other than 1 change of an inner cost or penalty."""
-
-    function: Cost | Penalty
-
-    def __call__(self, params: PyTree, hyper: Weights, *batch: PyTree) -> Float[Array, "..."]:
-        ones = Weights(jnp.ones_like(hyper.examples), jnp.ones_like(hyper.client), hyper.own)
-        return self.function(params, hyper, *batch) - self.function(params, ones, *batch)
-
-
-@no_type_check
-def group_score(
-    task: Task,
-    method: HypergradientEstimator,
-    network: Network,
-    weights: Weights,
-    *,
-    key: PRNGKeyArray | int,
-    damping: float = 0.0,
-    engine: Engine = Simulate(),
-) -> float:
-    """The predicted change of Σ_k F_k when all `weights` together go from 1 to what they are here (see `without`).
-
-        Σ_k F_k(x + Δ) − F_k(x),   (Σ_k H_k(w)) Δ = −Σ_k ∂_x[f_k(x, w_k) − f_k(x, 1)]
-
-    Params move by a Newton step of what is left, and each client looks at its F there. The sum of single scores takes
-    the Hessians of everything and straight lines, and falls short for large groups (Koh, Ang, Teo and Liang,
-    arXiv:1905.13289).
-
-    **Use it** for groups and whole clients. **Avoid it** for every single example: each call takes one estimate.
-    Clients with nothing left have no curvature: take `TrackedHGP(acceleration=0)` for them.
-
-    Args:
-        task: A trained task whose inner cost returns one loss per example.
-        method: An estimator with a global target.
-        network: Who can send to whom, and when.
-        weights: What is left, such as `hp.influence.without(task, [(0, 3), (1, 2)])`.
-        key: An integer or a JAX key.
-        damping: Added to the mean Hessian, 0 or more.
-        engine: Where the clients run.
-
-    Returns:
-        The predicted change; below 0 if the group hurts everyone.
-
-    Raises:
-        InvalidInput: An argument is out of range, or the weights belong to another task or leave nobody.
-        NotConverged: What is left has a singular or indefinite Hessian, and the estimator sees it.
-
-    Example:
-        Removing the number 7 moves the mean from 2 to 1, where the loss of all three clients is 0 instead of 1.
-
-        >>> import jax.numpy as jnp
-        >>> import hyperpush as hp
-        >>> def loss(x, hyper, numbers):
-        ...     return (x - numbers) ** 2
-        >>> train = jnp.array([[1.0, 1.0], [1.0, 7.0], [1.0, 1.0]])
-        >>> task = hp.Task(inner=loss, outer=loss, params=2.0, hypers=0.0, train=train, validation=jnp.ones((3, 2)))
-        >>> network, weights = hp.networks.FullyConnected(3), hp.influence.without(task, [(1, 1)])
-        >>> round(hp.influence.group_score(task, hp.hypergradients.Dense(), network, weights, key=0), 3)
-        -3.0
-    """
-    _check(method, damping)
-    made = with_weights(task)
-    check_weights(task, [weights])
-    if not np.any(weights.client):
-        raise InvalidInput("weights", "no client is left", "weights that leave at least one client")
-    damped = made.with_l2(damping)
-    pull = jax.tree.map(jnp.zeros_like, task.params)
-    moved_task = damped.replace(
-        inner=Chosen(damped.inner, take_weights),
-        penalty=_Pulled(damped.penalty),
-        outer=Chosen(_Gone(made.inner), take_weights),
-        outer_penalty=made.penalty and Chosen(_Gone(made.penalty), take_weights),
-        _hypers=PerClient((weights, pull)),
-        by_example=(*made.by_example, *(False for _ in jax.tree.leaves(pull))),
-        outer_on="train",
-    )
-    step = hypergradient(moved_task, method, network, key=key, engine=engine)
-    step.check(throw=step.status.reason == "ill-posed")
-    moved = jax.tree.map(lambda x, d: x + network.clients * d, task.params, step.value[1])
-    both = jax.tree.map(lambda *x: jnp.stack(x, axis=1), task.params, moved)
-    before, after = np.asarray(outer_costs(task, both), np.float64).T
-    return float(np.sum(after - before))
-
-
-def _check(method: Any, damping: float) -> None:
-    if isinstance(method, HypergradientEstimator) and method.info.target != "global":
-        allowed = "an estimator whose target is global: everybody's outer cost"
-        raise InvalidInput("method", type(method).__name__, allowed)
-    check_nonnegative("damping", damping)
-    if damping and getattr(method, "trains", False):
-        raise InvalidInput("damping", damping, f"0 for {type(method).__name__}: it would train another problem")
+    return [own[:size].T for own, size in zip(examples, counts, strict=True)], clients

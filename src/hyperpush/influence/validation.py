@@ -1,9 +1,10 @@
-"""Scores for single validation examples: one estimate with a right-hand side for each of them."""
+"""Right-hand sides of one estimate: all validation losses, single validation examples, and the loss of each site."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
@@ -11,65 +12,103 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import Batch, BatchCost, count
 from hyperpush.data.sets import example_counts
-from hyperpush.influence.removal import Summed, over_runs, repeat_params
+from hyperpush.influence.stacked import Pulled, Summed, over_runs, repeat_params, take_weights
 from hyperpush.influence.weights import Chosen, Place, Weights, check_place, check_single_losses, of_part
-from hyperpush.task.problem import Cost, Penalty
+from hyperpush.task.problem import L2, Cost, Penalty
 from hyperpush.task.starts import PerClient
 from hyperpush.task.task import Task
 
 NOT_KNOWN = 2**31  # more validation examples than anybody has
 
 
+class _Asked(eqx.Module):
+    """How a client's outer cost counts in each run: its F, and the number of a single example (−1: none)."""
+
+    whole: Float[Array, "*clients k"]
+    number: Float[Array, "*clients k"]
+
+
+Hyper = tuple[Weights, PyTree, _Asked]
+
+
 class _Apart(eqx.Module):
-    """F of the first run, and of every other run the loss of one validation example, where it is this client's."""
+    """Sum over runs of F, or of the loss of one validation example, where the run asks this client for it."""
 
     function: Cost
+    singles: bool = eqx.field(static=True)
 
-    def __call__(self, params: PyTree, hyper: tuple[Weights, Float[Array, " k"]], batch: Batch) -> Float[Array, ""]:
-        weights, number = hyper
-        losses = over_runs(lambda x: self.function(x, weights.own, batch.examples), params)
-        place = jnp.maximum(number, 0).astype(jnp.int32)
-        chosen = jnp.take_along_axis(losses[1:], place[:, None], axis=1)[:, 0]
-        return batch.mean(losses[0]) + jnp.sum(jnp.where(number >= 0, chosen, 0))
+    def __call__(self, params: PyTree, hyper: Hyper, batch: Batch) -> Float[Array, ""]:
+        own, asked = hyper[0].own, jax.lax.stop_gradient(hyper[2])
+        given = batch if isinstance(self.function, BatchCost) else batch.examples
+        losses = over_runs(lambda x: self.function(x, own, given), params)
+        means = losses if losses.ndim == 1 else jax.vmap(batch.mean)(losses)
+        total = jnp.sum(asked.whole * means)
+        if not self.singles:
+            return total
+        place = jnp.maximum(asked.number, 0).astype(jnp.int32)
+        chosen = jnp.take_along_axis(losses, place[:, None], axis=1)[:, 0]
+        return total + jnp.sum(jnp.where(asked.number >= 0, chosen, 0))
 
 
-class _First(eqx.Module):
-    """An outer penalty of the first run alone: it is no example's."""
+class _Counted(eqx.Module):
+    """Sum of an outer penalty over the runs that ask for this client's F; it belongs to no single example."""
 
     function: Penalty
 
-    def __call__(self, params: PyTree, hyper: tuple[Weights, Float[Array, " k"]]) -> Float[Array, ""]:
-        return over_runs(lambda x: self.function(x, hyper[0].own), params)[0]
+    def __call__(self, params: PyTree, hyper: Hyper) -> Float[Array, ""]:
+        whole = jax.lax.stop_gradient(hyper[2].whole)
+        return jnp.sum(whole * over_runs(lambda x: self.function(x, hyper[0].own), params))
 
 
-def take_weights(hyper: tuple[Weights, Any]) -> Weights:
-    """The weights, of hypers with something beside."""
-    return hyper[0]
+def damped_task(made: Task, damping: float) -> Task:
+    """The task `made` with damping added to its mean Hessian, and nothing to its gradient at the task's params."""
+    pull = jax.tree.map(lambda x: -damping * x, made.params)
+    start = (made.hypers, pull)
+    return made.replace(
+        inner=of_part(made.inner, take_weights),
+        outer=of_part(made.outer, take_weights),
+        penalty=Pulled(L2(damping, made.penalty)),
+        outer_penalty=made.outer_penalty and Chosen(made.outer_penalty, take_weights),
+        _hypers=start if made.owner is not None else PerClient(start),
+        by_example=(*made.by_example, *(False for _ in jax.tree.leaves(pull))),
+    )
 
 
-def split_validation(task: Task, made: Task, places: list[Place]) -> Task:
-    """The task `made`, that is `task` with weights, in as many runs side by side as there are places, and one more.
+def split_outer(task: Task, made: Task, damping: float, places: list[Place], sites: bool) -> Task:
+    """The task `made`, which is `task` with weights, as several runs side by side at the same params.
 
-    All are at the same params. Run 0 has the outer cost of the task, run r the loss of validation example r−1 alone.
+    The first has the outer cost of the task. One for each place has the loss of that validation example alone. With
+    `sites` one more for each client has its F alone.
     """
-    check_single_losses(task, "outer")
-    runs, alone = 1 + len(places), task.owner is not None
-    axis = 0 if alone else 1
-    start: Weights = made.hypers
+    if places:
+        check_single_losses(task, "outer")
+    alone = task.owner is not None
+    axis, asked = (0 if alone else 1), _asked(task, places, sites, made.hypers.client.dtype)
+    runs, start = asked.whole.shape[-1], made.hypers
     examples, clients = (jnp.repeat(each[..., None], runs, axis=-1) for each in (start.examples, start.client))
-    owners = [task.owner] if alone else range(task.clients)
-    numbers = [[number if client == owner else -1 for client, number in places] for owner in owners]
-    hypers = (Weights(examples, clients, start.own), jnp.asarray(numbers[0] if alone else numbers, start.client.dtype))
+    weights = Weights(examples, clients, start.own)
     params = repeat_params(made.params, runs, axis)
+    pull = jax.tree.map(lambda x: -damping * x, params)
+    hypers = (weights, pull, asked)
     return made.replace(
         inner=of_part(Summed(made.inner), take_weights),
-        penalty=made.penalty and Chosen(Summed(made.penalty), take_weights),
-        outer=BatchCost(_Apart(task.outer)),
-        outer_penalty=task.outer_penalty and _First(task.outer_penalty),
-        by_example=(*made.by_example, False),
+        penalty=Pulled(L2(damping, made.penalty and Summed(made.penalty))),
+        outer=BatchCost(_Apart(task.outer, bool(places))),
+        outer_penalty=task.outer_penalty and _Counted(task.outer_penalty),
+        by_example=(*made.by_example, *(False for _ in jax.tree.leaves((pull, asked)))),
         _params=params if alone else PerClient(params),
         _hypers=hypers if alone else PerClient(hypers),
     )
+
+
+def _asked(task: Task, places: list[Place], sites: bool, dtype: Any) -> _Asked:
+    owners = range(task.clients) if task.owner is None else [task.owner]
+    columns = task.clients if sites else 0
+    none, no_sites = [-1], [-1] * columns
+    number = [[*none, *(each if client == owner else -1 for client, each in places), *no_sites] for owner in owners]
+    whole = [[1.0, *(0.0 for _ in places), *(float(site == owner) for site in range(columns))] for owner in owners]
+    found = _Asked(jnp.asarray(whole, dtype), jnp.asarray(number, dtype))
+    return found if task.owner is None else jax.tree.map(lambda leaf: leaf[0], found)
 
 
 def find_places(task: Task, validation: Any) -> list[Place]:

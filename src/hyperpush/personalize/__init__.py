@@ -1,4 +1,4 @@
-"""A model of one's own for every client: recipes (what is personal), baselines, scores."""
+"""Personal models for every client: recipes for the personal parts, baselines, and scores."""
 
 from hyperpush.personalize.baselines import ClusteredFL as ClusteredFL
 from hyperpush.personalize.baselines import FedAvgPlus as FedAvgPlus

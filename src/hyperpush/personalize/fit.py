@@ -1,4 +1,4 @@
-"""A personal model for every client from one's own model, in one call."""
+"""Fit a personal model for every client, from a classifier of the user, in one call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -45,13 +45,13 @@ STEPS = 8  # of the hypers
 
 @dataclass(frozen=True)
 class PersonalModel:
-    """One client's own model.
+    """One client's personal model.
 
     Attributes:
-        name: Whose it is.
-        params: The shared part, as this client has it.
+        name: The client's name.
+        params: The shared part, as this client holds it.
         hyper: The personal part.
-        recipes: How the two make a classifier.
+        recipes: Recipes that combine both parts into predictions.
         model: The classifier.
     """
 
@@ -62,10 +62,10 @@ class PersonalModel:
     model: Model
 
     def log_probabilities(self, inputs: Any) -> Float[Array, "b classes"]:
-        """The logarithm of every class's probability, for each input.
+        """Return the logarithm of each class's probability, for each input.
 
         Raises:
-            InvalidInput: The inputs are not like those in training, or not on axis 0.
+            InvalidInput: The inputs differ in shape from those in training, or are not on axis 0.
         """
         array = jnp.asarray(inputs)
 
@@ -75,19 +75,19 @@ class PersonalModel:
         return attempt(compute, "inputs", f"an array {array.shape}", "inputs on axis 0, each as in training")
 
     def predict(self, inputs: Any) -> Int[Array, " b"]:
-        """The most probable class of each input."""
+        """Return the most probable class of each input."""
         return jnp.argmax(self.log_probabilities(inputs), axis=1)
 
 
 class _Personal(Result):
-    """What results of a recipe's task have in common."""
+    """Shared methods of results of a recipe's task."""
 
     def client(self, name: str | int) -> Any:
-        """One client's own `PersonalModel`, by its name or number."""
+        """Return one client's `PersonalModel`, by name or number."""
         return PersonalModel(*own(self.task, name, self.task.params, self.task.hypers), *_parts(self.task))
 
     def scores(self, on: str = "test") -> Scores:
-        """The accuracy of every client's model on its own examples of a data set."""
+        """Return the accuracy of each client's model on its own examples of a data set."""
         if on not in self.task.data.sets:
             raise unknown("on", on, self.task.data.sets)
         return scores(*_parts(self.task), self.task.params, self.task.hypers, self.task.data.sets[on])
@@ -95,12 +95,12 @@ class _Personal(Result):
 
 @dataclass(frozen=True, repr=False)
 class PersonalTraining(_Personal, Training):
-    """A `Training` of a recipe's task; `.client(name)` is an owner's model, `.scores("test")` everybody's accuracy."""
+    """A `Training` of a recipe's task; `.client(name)` is a client's model, `.scores("test")` has all accuracies."""
 
 
 @dataclass(frozen=True, repr=False)
 class PersonalSolution(_Personal, Solution):
-    """A `Solution` of a recipe's task; `.client(name)` is an owner's model, `.scores("test")` everybody's accuracy."""
+    """A `Solution` of a recipe's task; `.client(name)` is a client's model, `.scores("test")` has all accuracies."""
 
 
 def fit(
@@ -128,50 +128,51 @@ def fit(
     every: int | None = None,
     engine: Engine = Simulate(),
 ) -> PersonalSolution | PersonalTraining:
-    """Fit a personal model for every client, from one's own classifier.
+    """Fit a personal model for every client, from a classifier of the user.
 
-    Recipes say what is shared and what is personal; any of them combine (`Product`). The shared part is trained on
-    `train`; the personal parts are moved by `PDBO` so that everybody's cost on `validation` falls. A baseline is
-    trained instead, on `train` alone.
+    Recipes define the shared and the personal parts; any of them combine (`Product`). The shared part is trained on
+    `train`. `PDBO` moves the personal parts to lower the mean cost on `validation`. A baseline is trained on `train`
+    alone.
 
     Args:
         model: An Equinox module that takes one input and returns its logits; a function key -> such a module; an object
             with `init(key)` and `apply(params, inputs)`, such as a Flax module; or a pair of these two functions, which
-            work on many inputs. An Equinox module starts from its own numbers. Several models (`MTL`) start from these,
-            shuffled within each array; give a function for other starts.
-        recipes: What is personal: `hp.personalize.PL()`, or several such as `[MTL(models=5), Clean()]`. Or a baseline,
-            an inner solver such as `hp.personalize.FedProx(…)`.
-        network: Who can send to whom, and when.
+            take many inputs. An Equinox module starts from its own numbers. Several models (`MTL`) start from these,
+            shuffled within each array; pass a function for other starts.
+        recipes: The personal parts: `hp.personalize.PL()`, or several such as `[MTL(models=5), Clean()]`. Or a
+            baseline, an inner solver such as `hp.personalize.FedProx(…)`.
+        network: The network, with one node per client.
         train: Examples (inputs, labels), in any form that `hp.Task` takes; labels are 0, …, classes − 1.
         key: An integer or a JAX key. Decides starts, random links and mini-batches.
-        validation: Examples that the personal parts are fitted to. A baseline does not need them.
-        test: Examples for `scores("test")`; nothing is chosen on them.
-        holdout: Examples on which the best step is chosen by the mean accuracy; None takes the last step.
-        outer_on: The data set that the personal parts are fitted to, `"validation"` if left out. With `"train"`, as in
-            the papers, `validation` takes the place of `holdout`.
-        method: Another algorithm or inner solver for the recipes' task, instead of `PDBO` with the next five.
-        inner: Trains the shared part, before the first and after every step of the personal parts; None is
-            `hp.SGP(200, 0.1)`. Baselines train by themselves and take none of these five.
-        hypergradient: The estimator; None is `hp.HGP(10, 10, 0.1, keep_mass=True)`, a short series.
-        outer: What moves all personal parts; None is every recipe's own `outer`.
-        steps: Steps of the personal parts, 8 if left out.
-        ties: `hp.algorithms.Ties(graph, strength, entries=("mtl",))` keeps those of neighbors on a graph alike.
-        l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more. Estimators converge faster with more.
-        classes: How many classes there are; None takes it from the model's output.
-        names: The clients' names; their numbers if left out.
+        validation: Examples for fitting the personal parts. Baselines do not need them.
+        test: Examples for `scores("test")`; no choice is made on them.
+        holdout: Examples for choosing the best step by mean accuracy; None takes the last step.
+        outer_on: Data set for fitting the personal parts; None is `"validation"`. With `"train"`, as in the papers,
+            `validation` takes the place of `holdout`.
+        method: Another algorithm or inner solver for the recipes' task. None: `PDBO` with the next five options.
+        inner: Solver of the shared part, before the first and after each step of the personal parts. None:
+            `hp.SGP(200, 0.1)`. Baselines accept none of these five options.
+        hypergradient: The estimator. None: `hp.HGP(10, 10, 0.1, keep_mass=True)`, a short series.
+        outer: Optimizer of all personal parts. None: the `outer` of each recipe.
+        steps: Steps of the personal parts, 0 or more. None: 8.
+        ties: `hp.algorithms.Ties(graph, strength, entries=("mtl",))` keeps hypers of neighbors on a graph alike. None:
+            no ties.
+        l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more. Estimators converge faster with larger rates.
+        classes: Number of classes; None takes it from the model's output.
+        names: The clients' names; None numbers them.
         private: Options of `hp.Task.private`, such as `{"clip": 1.0, "noise": hp.privacy.Gaussian(20.0), …}`; None
-            hides nothing. Choosing the best step is then noisy, too, and counted. For the noise of a given ε take the
-            task of `Product.task`, `hp.within_budget` and `hp.solve`.
-        metrics: What to measure on the way, as in `hp.solve`.
+            adds no noise. The choice of the best step is then noisy and counted, too. For the noise of a given ε use
+            `Product.task`, `hp.within_budget` and `hp.solve`.
+        metrics: Metrics for the history, as in `hp.solve`.
         every: Steps between two rows of the history, as in `hp.solve`.
-        engine: Where the clients run.
+        engine: Engine that runs the clients.
 
     Returns:
-        A `Solution`, or a `Training` of a baseline. `.client(name)` is an owner's `PersonalModel`, with
-        `.predict(inputs)`; `.scores("test")` is everybody's accuracy.
+        A `Solution`, or a `Training` of a baseline. `.client(name)` is a client's `PersonalModel`, with
+        `.predict(inputs)`; `.scores("test")` has all clients' accuracies.
 
     Raises:
-        InvalidInput: Something does not fit; the message names it and what would be right.
+        InvalidInput: The arguments do not fit together; the message names the field and the allowed values.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp
@@ -190,7 +191,7 @@ def fit(
         unused = {"inner": inner, "hypergradient": hypergradient, "outer": outer, "steps": steps, "ties": ties}
         _refuse_unused(method, unused)
         if outer_on is None and validation is None:
-            outer_on = "train"  # a baseline fits nothing else
+            outer_on = "train"  # a baseline fits the shared part alone
     sets: dict[str, Any] = {"train": train, "validation": validation, "holdout": holdout, "test": test}
     posed: dict[str, Any] = {**sets, "outer_on": outer_on, "key": key, "l2": l2, "classes": classes, "names": names}
     task = product.task(model, **posed)
@@ -203,7 +204,7 @@ def fit(
 
     def train_alone() -> PyTree:
         if private is not None:
-            allowed = "recipes without a model that everybody trains alone: that one has no noise"
+            allowed = "recipes without a model that each client trains alone, which has no noise"
             raise InvalidInput("recipes", f"{product.title}, privately", allowed)
         alone = _train_alone(INNER if inner is None else inner)
         return train_params(Shared().task(model, **posed), alone, network, key=key, engine=engine).params
@@ -220,14 +221,14 @@ def fit(
             ties=ties,
         )
     if not product.changes_predictions and any(isinstance(part, DirectGradient) for part in method.parts()):
-        allowed = f"another estimator: {product.title} changes no prediction, and the direct gradient is a penalty's"
+        allowed = f"another estimator: {product.title} changes no prediction, so only the penalty has a direct gradient"
         raise InvalidInput("hypergradient", "DirectGradient", allowed)
     task = task.at(hypers=product.with_own(task.hypers, train_alone))
     return _as(PersonalSolution, solve(task, method, network, **options))
 
 
 def _choose(recipes: Any, method: Any) -> tuple[Product, InnerSolver | Algorithm | None]:
-    """The recipes, and what is to be run on their task; None: PDBO."""
+    """Return the recipes and the method for their task; None means PDBO."""
     if isinstance(recipes, InnerSolver):
         if method is not None:
             raise InvalidInput("method", type(method).__name__, f"None: {type(recipes).__name__} is the method")
@@ -236,8 +237,8 @@ def _choose(recipes: Any, method: Any) -> tuple[Product, InnerSolver | Algorithm
     if method is not None and not isinstance(method, InnerSolver | Algorithm):
         raise InvalidInput("method", method, "an algorithm such as hp.PDBO(…), an inner solver, or None")
     if method is None and all(isinstance(each, Shared) for each in product.recipes):
-        given = "Shared(), in which nothing is personal"
-        raise InvalidInput("recipes", given, "another one, or method=hp.SGP(…), method=hp.LocalSGD(…)")
+        given = "Shared(), which has no personal part"
+        raise InvalidInput("recipes", given, "another recipe, or method=hp.SGP(…), method=hp.LocalSGD(…)")
     return product, method
 
 
@@ -246,7 +247,7 @@ def _refuse_unused(method: InnerSolver | Algorithm, given: dict[str, Any]) -> No
     for option, value in given.items():
         if value is not None:
             name, options = type(method).__name__, ", ".join(method.options())
-            raise InvalidInput(option, value, f"nothing: {name} does the fitting, with options of its own ({options})")
+            raise InvalidInput(option, value, f"None: {name} does the fitting, with its own options ({options})")
 
 
 def _private_task(task: Task, options: object) -> Task:
@@ -256,21 +257,21 @@ def _private_task(task: Task, options: object) -> Task:
 
 
 def _stop(task: Task, steps: int) -> EarlyStopping | None:
-    """The best of all steps on examples that nobody fits; None if there are none."""
+    """Return the choice of the best step on examples that are not fitted; None without such examples."""
     on = next((name for name in ("holdout", "validation") if name in task.data.sets and name != task.outer_on), None)
     bounds = None if task.privacy is None else (0.0, 1.0)
-    weighted = task.privacy is None  # a private mean of everybody's means
+    weighted = task.privacy is None  # private means count clients alike
     return None if on is None else EarlyStopping(accuracy(task), on, steps + 1, "max", weighted=weighted, bounds=bounds)
 
 
 def _train_alone(inner: InnerSolver) -> LocalSGD:
-    """What everybody trains alone with, as long and as fast as together."""
+    """Return the solver for training alone, with the same steps and step size as together."""
     shared = ("steps", "step_size", "batch_size", "optimizer")
     return LocalSGD(**{name: value for name, value in inner.options().items() if name in shared})
 
 
 def _check_labels(task: Task) -> None:
-    """Refuse labels that are not the numbers of classes."""
+    """Raise InvalidInput for labels outside of the model's classes."""
     product, model = _parts(task)
     for name, given in task.data.sets.items():
         for kind in (Ragged, Numbered):

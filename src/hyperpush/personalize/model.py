@@ -1,4 +1,4 @@
-"""Classifiers as pure functions, and users' own models as such."""
+"""Classifiers as pure functions, and adapters for users' models."""
 
 import inspect
 from collections.abc import Callable
@@ -31,11 +31,11 @@ class Model(Protocol):
     classes: int
 
     def init(self, key: PRNGKeyArray, /) -> PyTree:
-        """Params to start from."""
+        """Return the starting params."""
         ...
 
     def apply(self, params: PyTree, inputs: Array, /) -> Float[Array, "b classes"]:
-        """The logits of each input."""
+        """Return the logits of each input."""
         ...
 
 
@@ -45,21 +45,21 @@ class OwnModel(eqx.Module):
     function: Callable[[PyTree, Array], Array]  # params and inputs to logits
     classes: int = eqx.field(static=True)
     start: Callable[[PRNGKeyArray], PyTree] | None = eqx.field(static=True)
-    # Where `start` gives the same params for every key: others, for recipes that train several models.
+    # Different params for each key, for recipes that train several models, where `start` ignores the key.
     fresh: Callable[[PRNGKeyArray], PyTree] | None = eqx.field(static=True, default=None)
 
     def init(self, key: PRNGKeyArray) -> PyTree:
-        """Params to start from."""
+        """Return the starting params."""
         assert self.start is not None
         return self.start(key)
 
     def apply(self, params: PyTree, inputs: Array) -> Any:
-        """The logits of each input; of whatever shape, since the function is a user's."""
+        """Return the logits of each input; a user's function may return any shape."""
         return self.function(params, inputs)
 
 
 class _ByInput(eqx.Module):
-    """An Equinox module, without its numbers, on several inputs at once."""
+    """An Equinox module without its numbers, applied to several inputs at once."""
 
     rest: PyTree
 
@@ -68,36 +68,36 @@ class _ByInput(eqx.Module):
 
 
 def draw_several(model: Model, key: PRNGKeyArray, count: int) -> PyTree:
-    """Params of several models to start from, which are on axis 0; they differ."""
+    """Draw different starting params for several models, on axis 0."""
     draw = model.fresh if isinstance(model, OwnModel) and model.fresh is not None else model.init
     return jax.vmap(draw)(jax.random.split(key, count))
 
 
 def without_start(model: Model) -> Model:
-    """The same model for costs: with nothing that is as large as data or params."""
+    """Return the model for use in costs, without arrays as large as data or params."""
     return replace(model, start=None, fresh=None) if isinstance(model, OwnModel) else model
 
 
 def as_model(given: Any, train: PyTree, classes: int | None = None) -> Model:
-    """A user's own model as a classifier.
+    """Adapt a user's model to a classifier.
 
-    An Equinox module starts from its own numbers. Where a recipe trains several models they start from these numbers,
-    shuffled within each array; a function key -> module draws them instead.
+    An Equinox module starts from its own numbers. Several models of a recipe start from these numbers, shuffled within
+    each array; a function key -> module draws them instead.
 
     Args:
         given: A `Model`, an Equinox module that takes one input, a function key -> such a module, an object with
             `init(key)` and `apply(params, inputs)` such as a Flax module, or a pair of these two functions. An `init`
-            that takes more than a key gets one client's inputs, too.
-        train: The training examples (inputs, labels) of a task, from which one client's inputs are taken.
-        classes: How many classes there are; None takes it from the model's output.
+            with a second argument gets one client's inputs.
+        train: Training examples (inputs, labels) of a task; one client's inputs are used.
+        classes: Number of classes; None takes it from the model's output.
 
     Raises:
-        InvalidInput: It is none of these, or its output is not one row of logits per input.
+        InvalidInput: The model is none of these, or its output is not one row of logits per input.
     """
     if isinstance(given, type):
         raise InvalidInput("model", f"the class {given.__name__}", f"an object: {KINDS}")
     if isinstance(given, Model) and isinstance(given.classes, int):
-        # Examples that are spread over processes cannot be looked at one by one.
+        # Examples that are spread over processes cannot be read one by one.
         found = _count_classes(given, first_examples(train)[0]) if processes.count() == 1 else given.classes
         if found != given.classes:
             raise InvalidInput("model", f"{found} logits per input", f"{given.classes}, the classes that it names")
@@ -114,7 +114,7 @@ def as_model(given: Any, train: PyTree, classes: int | None = None) -> Model:
 
 
 def _adapt(given: Any, inputs: Array) -> OwnModel:
-    """A user's model as pure functions; how many classes it has is not known yet."""
+    """Return a user's model as pure functions; its number of classes is not known yet."""
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
         return _of_functions(*given, inputs)
     init, apply = getattr(given, "init", None), getattr(given, "apply", None)
@@ -141,7 +141,7 @@ def _of_constructor(make: Callable[[PRNGKeyArray], Any]) -> OwnModel:
 
 
 def _takes_inputs(init: Callable[..., Any]) -> bool:
-    """Whether it wants inputs beside the key, as Flax's and Haiku's do."""
+    """Return True if `init` needs inputs beside the key, as in Flax and Haiku."""
     try:
         parameters = inspect.signature(init).parameters.values()
     except (TypeError, ValueError):
@@ -151,7 +151,7 @@ def _takes_inputs(init: Callable[..., Any]) -> bool:
 
 
 def _shuffle(numbers: PyTree, key: PRNGKeyArray) -> PyTree:
-    """Each array's numbers in another order: as good a start, if they were drawn alike."""
+    """Shuffle the numbers of each array; if they were drawn alike, this is an equally good start."""
     leaves, structure = jax.tree.flatten(numbers)
     keys = jax.random.split(key, len(leaves))
     mixed = [
@@ -161,23 +161,23 @@ def _shuffle(numbers: PyTree, key: PRNGKeyArray) -> PyTree:
 
 
 def first_examples(train: PyTree) -> tuple[Array, Array]:
-    """One client's inputs and labels."""
+    """Return one client's inputs and labels."""
     examples, _, _ = open_batch(DataSet("train", train).of(0))
-    examples = getattr(examples, "examples", examples)  # of clients that own different numbers
+    examples = getattr(examples, "examples", examples)  # clients own different numbers of examples
     if not isinstance(examples, tuple | list) or len(examples) != 2:
         raise InvalidInput("train", f"a {type(examples).__name__}", "a pair (inputs, labels)")
     return jnp.asarray(examples[0]), jnp.asarray(examples[1])
 
 
 def check_labels(labels: Any, recipes: str, field: str = "train") -> None:
-    """Refuse labels that are no whole numbers."""
+    """Raise InvalidInput unless labels are whole numbers."""
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         given = f"numbers of type {labels.dtype}, for {recipes}"
         raise InvalidInput(f"{field}, labels", given, f"whole numbers, 0 for class 0; {REGRESSION}")
 
 
 def _count_classes(model: Model, inputs: Array) -> int:
-    """The length of a row of logits."""
+    """Return the length of a row of logits."""
     params = _try_model(lambda: jax.eval_shape(model.init, jax.random.key(0)))
     logits = _try_model(lambda: jax.eval_shape(model.apply, params, inputs))
     shape = getattr(logits, "shape", None)
@@ -192,7 +192,7 @@ def _try_model(compute: Callable[[], T]) -> T:
 
 
 def attempt(compute: Callable[[], T], field: str, given: str, allowed: str) -> T:
-    """What a user's functions give; whatever they raise becomes one line."""
+    """Call a user's function; any error becomes one line."""
     try:
         return compute()
     except InvalidInput:

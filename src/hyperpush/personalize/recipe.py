@@ -1,4 +1,4 @@
-"""What is personal in a classifier: recipes, and products of them. The rest is shared, and trained."""
+"""Recipes for the personal parts of a classifier, and products of recipes. The rest is shared and trained."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -23,19 +23,19 @@ from hyperpush.task.task import Task
 from hyperpush.verbs.checks import check_key
 
 Predict = Callable[[PyTree, Array], Float[Array, "b classes"]]  # (params, inputs) -> logits, up to a constant per input
-# What a recipe changes. In a product, earlier stages are wrapped by later ones: docs/guides/personalize.md.
+# The part of a classifier that a recipe changes. In a product, later stages wrap earlier ones (guides/personalize.md).
 Stage = Literal["logits", "models", "prediction", "params"]
 
 
 class Recipe(Configured):
     """A personal part: a frozen module whose fields are its options. `Product` combines any of them.
 
-    A new recipe is one file with a class that has some of the methods below: where its hyper starts, and what it
-    changes. What it leaves out changes nothing. Its hyper is the entry `name` of the task's hypers.
+    A new recipe is one file with a class that has some of the methods below: the start of its hyper, and its changes.
+    Methods that it leaves out change nothing. Its hyper is the entry `name` of the task's hypers.
 
     Args:
-        l2: Rate of the outer penalty ½·l2·‖hyper‖², 0 or more. 0 has none; larger values keep clients alike.
-        outer: What moves its hyper, `hp.optimizer(…)`.
+        l2: Rate of the outer penalty ½·l2·‖hyper‖², 0 or more. 0: no penalty; larger values keep clients alike.
+        outer: Optimizer of its hyper, `hp.optimizer(…)`.
     """
 
     stage: ClassVar[Stage] = "logits"
@@ -47,74 +47,74 @@ class Recipe(Configured):
 
     @property
     def name(self) -> str:
-        """Its entry in the hypers: the name of the class in small letters."""
+        """Entry of this recipe in the hypers: the class name in lower case."""
         return type(self).__name__.lower()
 
     def hyper(self, model: Model, params: PyTree, key: PRNGKeyArray) -> PyTree:
-        """What is personal, to start from; `params` are what is shared, to start from."""
+        """Return the starting hyper; `params` are the starting params."""
         return jnp.zeros(())
 
     def split(self, model: Model, params: PyTree) -> tuple[PyTree, PyTree]:
-        """The params that stay shared, and those that are the hyper; None: the hyper is no part of the params."""
+        """Return the params that stay shared, and those that become the hyper; None if none of them do."""
         return params, None
 
     def count_models(self) -> int | None:
-        """How many models are trained, which are on axis 0 of the params; None: one, without such an axis."""
+        """Return the number of models on axis 0 of the params; None: one model, without such an axis."""
         return None
 
     def wrap(self, predict: Predict, model: Model, hyper: PyTree) -> Predict:
-        """How it changes predictions: a function of (params, inputs) that calls `predict`."""
+        """Return the changed prediction: a function of (params, inputs) that calls `predict`."""
         return predict
 
     def loss_weights(self, model: Model, hyper: PyTree, batch: PyTree) -> Float[Array, " b"] | float:
-        """How much each example (inputs, labels) of a batch counts in training."""
+        """Return the weight in training of each example (inputs, labels) of a batch."""
         return 1.0
 
     def inner_penalty(self, params: PyTree, hyper: PyTree) -> Float[Array, ""] | float:
-        """What is added to the inner cost."""
+        """Return a term of the inner cost."""
         return 0.0
 
     def outer_penalty(self, hyper: PyTree) -> Float[Array, ""]:
-        """What is added to the outer cost to keep the hyper small."""
+        """Return a term of the outer cost that keeps the hyper small."""
         return L2(self.l2)(hyper, None)
 
     def weights(self, hypers: PyTree) -> dict[str, Float[Array, "n k"]]:
-        """What the hypers of all clients mean: weights of "models", "labels" or "examples"."""
+        """Return the meaning of all clients' hypers: weights of "models", "labels" or "examples"."""
         return {}
 
     def with_own(self, hypers: PyTree, train_alone: Callable[[], PyTree]) -> PyTree:
-        """The hypers to start from; `train_alone()` gives every client's params of a model that it trained alone."""
+        """Return the starting hypers; `train_alone()` returns params of models that each client trained alone."""
         return hypers
 
     def why_unfit(self, model: Model) -> str | None:
-        """Why it cannot work with a model; None if it can."""
+        """Return the reason why this recipe does not fit a model; None if it fits."""
         return None
 
     def task(self, model: Any, **options: Any) -> Task:
-        """The task of this recipe alone: see `Product.task`."""
+        """Return the task of this recipe alone: see `Product.task`."""
         return Product([self]).task(model, **options)
 
 
 class Product(Configured):
-    """Recipes that are used together: each has its own entry in the hypers, its own optimizer and its own penalty.
+    """Recipes that are used together. Each has its own entry in the hypers, its own optimizer and its own penalty.
 
     With params x = (x_1 … x_K), client i predicts
 
         p = ρ_0 Σ_k π_k softmax(s ⊙ logits(w_k)) + ρ_1 softmax(logits(own model)),    w_k = x_k with i's own layer
 
-    where s is of `PL`, π of `MTL`, ρ of `Interpolation` and the layer of `Head`; what is not used is 1, or K = 1. It
-    trains on its mean of Π_r weight_r · loss, plus ½·l2·‖x‖² and the inner penalties of the recipes. The outer cost is
-    the mean loss plus Σ_r ½·l2_r·‖λ_r‖².
+    where s belongs to `PL`, π to `MTL`, ρ to `Interpolation` and the layer to `Head`; unused factors are 1, and K = 1.
+    It trains on its mean of Π_r weight_r · loss, plus ½·l2·‖x‖² and the inner penalties of the recipes. The outer cost
+    is the mean loss plus Σ_r ½·l2_r·‖λ_r‖².
 
     **Use it** where one personal part is not enough: `[MTL(), Clean()]`. **Avoid it** before each part was tried alone:
-    every part adds hypers to fit.
+    each part adds hypers to fit.
 
     Args:
-        recipes: At least one, no two of the same name. Their order matters among recipes of one `stage` only: those
-            later in the list act on the result of those before.
+        recipes: At least one, with different names. Order matters only among recipes of one `stage`: later ones act on
+            the result of earlier ones.
 
     Raises:
-        InvalidInput: Two claim the same name, or two train several models.
+        InvalidInput: Two recipes have the same name, or two train several models.
 
     Example:
         >>> import jax.numpy as jnp
@@ -133,7 +133,7 @@ class Product(Configured):
 
     @property
     def changes_predictions(self) -> bool:
-        """Whether hypers enter predictions, and so the outer cost. If not, its direct gradient is a penalty's."""
+        """True if hypers enter predictions and so the outer cost. If not, only the penalty has a direct gradient."""
         return any(type(each).wrap is not Recipe.wrap for each in self.recipes)
 
     def __check_init__(self):
@@ -148,20 +148,20 @@ class Product(Configured):
 
     @property
     def title(self) -> str:
-        """Its recipes in words."""
+        """Names of the recipes, joined by +."""
         return " + ".join(type(each).__name__ for each in self.recipes)
 
     @property
     def outer(self) -> Optimizer:
-        """What moves the hypers: each entry by its own optimizer."""
+        """Optimizer of the hypers: each entry has its own."""
         return ByName.of({each.name: each.outer for each in self.recipes})
 
     def count_models(self) -> int | None:
-        """How many models are trained; None: one, without an axis of models."""
+        """Return the number of models; None: one, without an axis of models."""
         return next((count for each in self.recipes if (count := each.count_models()) is not None), None)
 
     def start(self, model: Model, key: PRNGKeyArray) -> tuple[PyTree, dict[str, PyTree]]:
-        """What is shared and what is personal, to start from; all clients start from the same."""
+        """Return the starting params and hypers, equal for all clients."""
         shared, own = jax.random.split(key)
         count = self.count_models()
         params = model.init(shared) if count is None else draw_several(model, shared, count)
@@ -172,7 +172,7 @@ class Product(Configured):
         return params, hypers
 
     def split(self, model: Model, params: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
-        """What stays shared of params that were trained with nothing personal, and the hypers that were part of it."""
+        """Split params that were trained without personal parts into shared params and hypers."""
         hypers = {}
         for each in self.recipes:
             params, own = each.split(model, params)
@@ -181,36 +181,36 @@ class Product(Configured):
         return params, hypers
 
     def with_own(self, hypers: dict[str, PyTree], train_alone: Callable[[], PyTree]) -> dict[str, PyTree]:
-        """The hypers to start from, where some need a model that everybody trained alone."""
+        """Return the starting hypers; some recipes need a model that each client trained alone."""
         return {each.name: each.with_own(hypers[each.name], train_alone) for each in self.recipes}
 
     def log_probs(
         self, model: Model, params: PyTree, hyper: dict[str, PyTree], inputs: Array
     ) -> Float[Array, "b classes"]:
-        """The logarithm of every class's probability."""
+        """Return the logarithm of each class's probability."""
         predict: Predict = model.apply
         for each in self.recipes:
             predict = each.wrap(predict, model, hyper[each.name])
         return jax.nn.log_softmax(predict(params, inputs))
 
     def loss_weights(self, model: Model, hyper: dict[str, PyTree], batch: PyTree) -> Any:
-        """How much each example counts in training: the product of what the recipes say."""
+        """Return the weight of each example in training: the product of the recipes' weights."""
         return prod(each.loss_weights(model, hyper[each.name], batch) for each in self.recipes)
 
     def inner_penalty(self, params: PyTree, hyper: dict[str, PyTree]) -> Any:
-        """What the recipes add to the inner cost: a scalar."""
+        """Return the sum of the recipes' terms of the inner cost."""
         return sum(each.inner_penalty(params, hyper[each.name]) for each in self.recipes)
 
     def outer_penalty(self, params: PyTree, hyper: dict[str, PyTree]) -> Any:
-        """What the recipes add to the outer cost: a scalar."""
+        """Return the sum of the recipes' terms of the outer cost."""
         return sum(each.outer_penalty(hyper[each.name]) for each in self.recipes)
 
     def weights(self, hypers: dict[str, PyTree]) -> dict[str, dict[str, Float[Array, "n k"]]]:
-        """What the hypers of all clients mean, by recipe."""
+        """Return the meaning of all clients' hypers, by recipe."""
         return {each.name: each.weights(hypers[each.name]) for each in self.recipes}
 
     def why_unfit(self, model: Model) -> str | None:
-        """Why one of the recipes cannot work with a model; None if all can."""
+        """Return the reason why a recipe does not fit a model; None if all fit."""
         return next((reason for each in self.recipes if (reason := each.why_unfit(model))), None)
 
     def task(
@@ -223,24 +223,24 @@ class Product(Configured):
         classes: int | None = None,
         **more: Any,
     ) -> Task:
-        """The task of the recipes with a model: cross-entropy at both levels, weighted by example at the inner one.
+        """Return the task of the recipes with a model: cross-entropy at both levels, weighted by example at the inner.
 
-        Its params are what is shared, all clients' alike; its hypers are a dict with an entry for every recipe. Equal
-        tasks of equal models have equal costs: nothing is compiled twice.
+        Its params are the shared part, equal for all clients; its hypers are a dict with an entry per recipe. Equal
+        models give equal costs, so nothing is compiled twice.
 
         Args:
             model: A model as `hp.personalize.fit` takes it.
             train: Examples (inputs, labels) of the inner cost, in any form that `hp.Task` takes.
-            key: An integer or a JAX key, which decides where params and hypers start.
-            l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more; 0 has none.
-            classes: How many classes there are; None takes it from the model.
+            key: An integer or a JAX key, which decides the starting params and hypers.
+            l2: Rate of the inner penalty ½·l2·‖params‖², 0 or more; 0: no penalty.
+            classes: Number of classes; None takes it from the model.
             more: Further arguments of `hp.Task`, such as `validation`, `outer_on`, `names`.
 
         Raises:
-            InvalidInput: The model does not fit the recipes or the examples, or a party has nothing to fit.
+            InvalidInput: The model does not fit the recipes or the examples, or a party has no examples to fit.
         """
         check_nonnegative("l2", l2)
-        if processes.count() == 1:  # examples that are spread over processes cannot be looked at one by one
+        if processes.count() == 1:  # examples spread over processes cannot be read one by one
             check_labels(first_examples(train)[1], self.title)
         made = as_model(model, train, classes)
         reason = self.why_unfit(made)
@@ -255,7 +255,7 @@ class Product(Configured):
 
 
 def as_product(given: Any) -> Product:
-    """One recipe, or several, as a product."""
+    """Return one recipe or several as a product."""
     if isinstance(given, Product):
         return given
     several = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
@@ -267,7 +267,7 @@ def as_product(given: Any) -> Product:
 
 
 def _check_fitted(more: dict[str, Any]) -> None:
-    """Refuse a party that has no examples to fit its hypers to."""
+    """Raise InvalidInput for a party that lacks examples to fit its hypers."""
     on = more.get("outer_on") or "validation"
     given, names = more.get(on), more.get("names") or ()
     for client, own in enumerate(given if isinstance(given, list) else ()):
@@ -279,12 +279,12 @@ def _check_fitted(more: dict[str, Any]) -> None:
 
 
 def relative_weights(scores: Float[Array, "*n k"]) -> Float[Array, "*n k"]:
-    """K·softmax of scores: weights that are 1 if nothing was learned."""
+    """Return K·softmax(scores): weights that are 1 for equal scores."""
     return scores.shape[-1] * jax.nn.softmax(scores, axis=-1)
 
 
 def losses(log_probs: Float[Array, "b classes"], labels: Int[Array, " b"]) -> Float[Array, " b"]:
-    """The cross-entropy of each example."""
+    """Return the cross-entropy of each example."""
     return -jnp.take_along_axis(log_probs, labels[:, None], axis=1)[:, 0]
 
 
@@ -300,7 +300,7 @@ class Losses(eqx.Module):
 
 
 class WeightedLosses(Losses):
-    """The same, times the weight that the recipes give to the example: what is trained."""
+    """The cross-entropy of each example times its weight from the recipes: the training loss."""
 
     def __call__(self, params: PyTree, hyper: dict[str, PyTree], batch: PyTree) -> Float[Array, " b"]:
         return super().__call__(params, hyper, batch) * self.product.loss_weights(self.model, hyper, batch)

@@ -1,4 +1,4 @@
-"""How good personal models are."""
+"""Accuracies of personal models."""
 
 from math import ceil
 from typing import Any, NamedTuple
@@ -20,12 +20,12 @@ class Scores(NamedTuple):
     """Accuracy on the clients' own examples."""
 
     each: Float[np.ndarray, " clients"]
-    average: float  # clients count by their number of examples
-    p10: float  # of the client that one in ten is not better than
+    average: float  # weighted by the clients' numbers of examples
+    p10: float  # of the ⌈n/10⌉-th worst client
 
 
 class Accuracy(Losses):
-    """Whether each example's most probable class is the right one: a metric whose mean is the accuracy."""
+    """Metric that is 1 where the most probable class is right and 0 elsewhere; its mean is the accuracy."""
 
     def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, " b"]:
         inputs, labels = batch
@@ -34,7 +34,7 @@ class Accuracy(Losses):
 
 
 def accuracy(task: Task) -> Accuracy:
-    """The accuracy of a recipe's task, for `metrics=` and `hp.EarlyStopping`.
+    """Return the accuracy of a recipe's task as a metric, for `metrics=` and `hp.EarlyStopping`.
 
     Args:
         task: A task that a recipe made, such as `hp.personalize.PL().task(…)`.
@@ -55,17 +55,17 @@ def accuracy(task: Task) -> Accuracy:
         Array([1., 0.], dtype=float32)
     """
     if not isinstance(task.inner, Losses):
-        raise InvalidInput("task", "a task of other costs", "one that a recipe made: hp.personalize.PL().task(…)")
+        raise InvalidInput("task", "a task with other costs", "a task of a recipe: hp.personalize.PL().task(…)")
     return Accuracy(task.inner.product, task.inner.model)
 
 
 def scores(recipes: Any, model: Model, params: PyTree, hypers: PyTree, data: PyTree, batch: int = 1) -> Scores:
-    """Accuracies of personal models on examples of their owners.
+    """Return the accuracies of personal models on their clients' examples.
 
-    `hp.personalize.fit(…).scores("test")` calls it with what was fitted.
+    `hp.personalize.fit(…).scores("test")` calls this function with the fitted models.
 
     Args:
-        recipes: How params and hypers make a classifier: a recipe, a list of them, or a `Product`.
+        recipes: Recipes that combine params and hypers into a classifier: one, a list, or a `Product`.
         model: The classifier.
         params: The shared part, clients on axis 0.
         hypers: The personal part, clients on axis 0.
@@ -73,7 +73,7 @@ def scores(recipes: Any, model: Model, params: PyTree, hypers: PyTree, data: PyT
         batch: Clients computed at a time, at least 1; more are faster and take more memory.
 
     Returns:
-        `Scores`: of each client, the average by numbers of examples, and that of the 10 % client.
+        `Scores`: each client's accuracy, the average weighted by numbers of examples, and the 10 % quantile.
 
     Raises:
         InvalidInput: A client has no examples.
@@ -93,7 +93,7 @@ def scores(recipes: Any, model: Model, params: PyTree, hypers: PyTree, data: PyT
 
 
 def summary(each: Float[np.ndarray, " clients"], sizes: np.ndarray) -> Scores:
-    """The average by size, and the ⌈n/10⌉-th lowest of n."""
+    """Return the average weighted by size, and the ⌈n/10⌉-th lowest of n."""
     if not len(each) or np.any(sizes < 1):
         raise InvalidInput("test", sizes.tolist(), "at least 1 example per client")
     return Scores(each, float(np.average(each, weights=sizes)), float(np.sort(each)[ceil(len(each) / 10) - 1]))

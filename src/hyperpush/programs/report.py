@@ -1,6 +1,7 @@
 """A client's part of the status of a result, kept in its state while a program runs."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from hyperpush.base.status import Reason, Status
+from hyperpush.base.status import AROUND, Reason, Status
 
 LARGEST = 1e30  # upper limit of estimated errors, because states must be finite
 
@@ -46,6 +47,13 @@ class Report(eqx.Module):
         known = (jnp.minimum(each, LARGEST).astype(kind) for each in (residual, disagreement, moved))
         error = jnp.where(self.reason == Reason.UNSOLVED, -1, self.error)  # of the linear system alone
         return Report(self.reason, error, self.runs, self.failed, *known)
+
+    def at_params(self, trained: "Report") -> "Report":
+        """The report of estimates at params whose own solve ended so. It fails where these are far from solved."""
+        near = (trained.error >= 0) & (trained.error <= AROUND)
+        unsolved = (trained.failed > 0) & ~near
+        reason = jnp.where(unsolved, jnp.maximum(self.reason, Reason.UNSOLVED), self.reason)
+        return replace(self, reason=reason, failed=self.failed + unsolved)
 
     def worst(self, other: "Report") -> "Report":
         """Return the worse of two reports. An unknown error is worse than any other."""

@@ -58,7 +58,7 @@ NAMED = ("verb", "task", "network", "method", "train", "engine")  # tables that 
 TABLES = ("key", "precision", "start", "every", *NAMED, "metrics", "hooks")
 METHODS = ("algorithms", "hypergradients", "inner", "baselines", "big_fed")  # kinds of methods that a file may name
 VERBS = ("train", "hypergradient", "solve", "influence")
-SCORING = ("damping", "validation", "curvature_steps")  # options of the verb "influence"
+SCORING = ("damping", "parties", "validation", "curvature_steps")  # options of the verb "influence"
 
 
 @dataclass(frozen=True)

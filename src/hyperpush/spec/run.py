@@ -44,11 +44,13 @@ def report(result: Result, sentence: spec.Spec, run: StudyRun) -> dict[str, Any]
     save_result(run, result)
     if isinstance(result, Influence):
         found |= scores_of(result)
-        change, parties = "change of all validation losses if removed", found["clients"].items()
+        change = "change of all validation losses if removed"
         lines = [(each, row, score) for each, own in found["scores"].items() for row, score in enumerate(own)]
         worst = sorted((line for line in lines if line[2] < 0), key=lambda line: line[2])[:SHOWN]
         run.table("records that hurt most", ("client", "example", change), worst)
-        run.table("clients", ("client", change), sorted(parties, key=lambda line: line[1]))
+        if result.parties is not None:
+            columns = ("client", "change of the others' validation losses if it leaves")
+            run.table("clients", columns, sorted(found["clients"].items(), key=lambda line: line[1]))
     last = rows[-1] if rows else {}
     found["rows"] = [{"method": type(sentence.method).__name__, **last}]  # what a sweep chooses by and reports
     if "cost" in last:
@@ -61,10 +63,14 @@ def report(result: Result, sentence: spec.Spec, run: StudyRun) -> dict[str, Any]
 
 
 def scores_of(result: Influence) -> dict[str, Any]:
-    """What files hold of scores, by name: of examples and of clients, and for single validation examples."""
+    """Scores as files hold them, by name: of examples and of clients, and for single validation examples."""
     names = result.task.names
     scores = {owner: own.tolist() for owner, own in zip(result.names, result.examples, strict=True)}
-    found = {"scores": scores, "clients": dict(zip(result.names, result.clients.tolist(), strict=True))}
+    found = {"scores": scores, "totals": dict(zip(result.names, result.totals.tolist(), strict=True))}
+    if result.parties is not None:
+        rows = [dict(zip(names, row, strict=True)) for row in result.by_site.tolist()]
+        found["clients"] = dict(zip(result.names, result.clients.tolist(), strict=True))
+        found |= {"by_site": dict(zip(result.names, rows, strict=True)), "parties": result.parties.how}
     if not result.validation:
         return found
     places = [[names[client], number] for client, number in result.validation]

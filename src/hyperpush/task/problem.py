@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from hyperpush.base.checks import check_nonnegative
 from hyperpush.base.errors import InvalidInput
-from hyperpush.data.batches import Batch, BatchCost, open_batch
+from hyperpush.data.batches import Batch, BatchCost, open_batch, weight_of
 from hyperpush.programs import Node
 from hyperpush.programs.counting import mark, without_marks
 
@@ -100,11 +100,11 @@ class Problem(eqx.Module):
 
     def inner_cost(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
         """f."""
-        return self._cost(self.inner, self.penalty, params, hyper, batch)
+        return self._cost(self.inner, self.penalty, params, hyper, batch, weighted=True)
 
     def outer_cost(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
         """F."""
-        return self._cost(self.outer, self.outer_penalty, params, hyper, batch)
+        return self._cost(self.outer, self.outer_penalty, params, hyper, batch, weighted=True)
 
     def measure(self, metric: Cost, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
         """A metric's mean over the examples of a batch."""
@@ -145,9 +145,12 @@ class Problem(eqx.Module):
         hyper: PyTree,
         batch: PyTree,
         bounds: Bounds | None = None,
+        weighted: bool = False,
     ) -> Float[Array, ""]:
         losses = self._losses(cost, params, hyper, batch)
         values = _mean(losses if bounds is None else jnp.clip(losses, *bounds), batch)
+        if weighted and (weight := weight_of(batch)) is not None:
+            values = weight * values
         if not jnp.issubdtype(values.dtype, jnp.floating):  # a metric may count
             values = values.astype(jnp.zeros(()).dtype)
         return values if penalty is None else values + penalty(self.whole(params), hyper)
@@ -225,7 +228,9 @@ class Problem(eqx.Module):
         examples, own = open_batch(batch)[0], self._hyper_of(hyper, batch)
         outputs, push = jax.linearize(lambda x: model(self.whole(x), own, examples), params)
         pull = jax.linear_transpose(push, params)
-        slope = jax.grad(lambda outputs: _mean(loss(outputs, examples), batch))
+        weight = weight_of(batch)
+        factor = 1 if weight is None else weight
+        slope = jax.grad(lambda outputs: factor * _mean(loss(outputs, examples), batch))
 
         def product(vector: PyTree) -> PyTree:
             total = pull(jax.jvp(slope, (outputs,), (push(vector),))[1])[0]

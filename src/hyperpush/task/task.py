@@ -64,6 +64,10 @@ class Task:
         data: Further data sets by name.
         outer_on: The data set that the outer level fits, `"validation"` if left out.
         common: Whether all clients are to agree on one hyper.
+        weights: `"clients"`: every client counts alike, whatever it owns. `"examples"`: every example counts alike:
+            the mean losses of client i are multiplied by n·N_i/ΣN_k, with the examples of `train` for the inner cost
+            and of the outer level's data set for the outer one. Penalties are not. All counts must be known, so real
+            parties take `"clients"`.
         names: The clients' names in results, files and figures; their numbers if left out.
 
     Raises:
@@ -108,6 +112,7 @@ class Task:
         data: Mapping[str, PyTree] | None = None,
         outer_on: str | None = None,
         common: bool = False,
+        weights: Literal["clients", "examples"] = "clients",
         names: Sequence[str] | None = None,
     ):
         given = {"train": train, "validation": validation, "holdout": holdout, "test": test}
@@ -121,6 +126,9 @@ class Task:
             check_function("outer_penalty", outer_penalty),
         )
         self.common = check_boolean("common", common)
+        if weights not in ("clients", "examples"):
+            raise unknown("weights", str(weights), ("clients", "examples"))
+        self.weights = weights
         self.clients = sets.count_clients(self._sets)
         if self.clients < 1:
             raise InvalidInput("train", "data of no client", "examples of at least one client, on axis 0")
@@ -154,9 +162,32 @@ class Task:
             found = {name: each.of(self.owner) for name, each in self._sets.items()}
             for name, tree in found.items():
                 sets.check_examples(name, tree, self.clients if self.owner is None else None)
-            if any(self.by_example):
-                found["train"] = number_examples(found["train"], one=self.owner is not None)
+            weighted = {"train", self.outer_on} if self.weights == "examples" else set()
+            numbered = {*weighted, *({"train"} if any(self.by_example) else ())}
+            for name in numbered:
+                factors = self._factors(name, found[name]) if name in weighted else None
+                found[name] = number_examples(found[name], one=self.owner is not None, weights=factors)
             return Data(found, self.outer_on)
+
+    def _factors(self, name: str, tree: PyTree) -> Any:
+        """What each client's cost on a data set is multiplied by, so that every example counts alike."""
+        shares = self._shares(name, tree)
+        if shares is None:
+            given = "'examples' where nobody knows how many all clients have"
+            raise InvalidInput("weights", given, "'clients'; or data of all clients in one process, as arrays or lists")
+        factors = jnp.asarray(self.clients * shares, jnp.zeros(()).dtype)
+        return factors if self.owner is None else factors[self.owner]
+
+    def _shares(self, name: str, tree: PyTree) -> Any:
+        """Each client's share of the examples of a data set; None where not all are known."""
+        counts = sets.given_counts(self._sets[name].given)
+        if self.owner is None:
+            counts = sets.example_counts(tree)
+        elif isinstance(self._sets[name], sets.OwnSet):
+            counts = None
+        if counts is None or len(counts) != self.clients:
+            return None
+        return np.asarray(counts, np.float64) / np.sum(counts)
 
     @property
     def train(self) -> PyTree:
@@ -172,6 +203,14 @@ class Task:
     def validation(self) -> PyTree:
         """The examples that the outer level fits."""
         return self.data.outer
+
+    @property
+    def shares(self) -> tuple[float, ...] | None:
+        """Each client's share of the weight in the inner problem; None where a party knows only its own examples."""
+        if self.weights == "clients":
+            return (1 / self.clients,) * self.clients
+        found = self._shares("train", self.data.train)
+        return None if found is None else tuple(found.tolist())
 
     # ---------------------------------------------------------------- starts
 
@@ -314,6 +353,8 @@ class Task:
         if self.point is not None:
             allowed = "a task before training, or one with a start that no data led to: training had no noise"
             raise InvalidInput("task.private", "a trained task", allowed)
+        if self.weights != "clients":
+            raise InvalidInput("task.private", f"weights={self.weights!r}", "weights='clients' on a private task")
         if not isinstance(noise, Laplace | Gaussian):
             raise InvalidInput("task.private.noise", noise, "hp.privacy.Gaussian(…) or hp.privacy.Laplace(…)")
         made = Noise(noise, clip, curvature, coupling, hypers)

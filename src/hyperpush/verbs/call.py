@@ -51,9 +51,10 @@ class Call:
         """The method as it runs on this network."""
         return self.method.bind(self.network, self.engine, self.task)
 
-    def status(self, states: Any) -> Status:
-        """Status of the states that a run ended with, and the estimator that was chosen."""
-        return replace(self.adapted.status(states), chosen=self.method.choice(self.engine, self.task))
+    def status(self, run: RunResult) -> Status:
+        """The method's status of the states that it ended with, the chosen estimator, and refused members."""
+        found = replace(self.adapted.status(run.states), chosen=self.method.choice(self.engine, self.task))
+        return found.refusing(run.refused)
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
         """The call with `seeds=`, several runs as one result; or with `save=`, a run that is kept in a folder.
@@ -94,7 +95,7 @@ class Call:
             run = self.engine.run(recipe, self.network, states, self.task.data, self.key, **options)
         except Diverged as error:
             named = error.named(type(adapted).__name__, self._advice())
-            loop = getattr(self.method, "loop", None)
+            loop = getattr(adapted, "loop", None)
             named.history = None if loop is None or named.rows is None else finite_history(named.rows, loop, every)
             raise named from error.__cause__
         if listener is not None:

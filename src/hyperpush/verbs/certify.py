@@ -17,7 +17,6 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.hypergradients.differences import DifferenceProblem
 from hyperpush.hypergradients.disagreement import append_disagreement
-from hyperpush.hypergradients.judgment import FINEST
 from hyperpush.hypergradients.own_params import OwnJudge
 from hyperpush.hypergradients.systems import SystemSolver, default_tolerance
 from hyperpush.hypergradients.tree_cg import TreeCG
@@ -26,6 +25,7 @@ from hyperpush.methods.base import Method
 from hyperpush.networks import Network
 from hyperpush.programs import Node, ProgramRecipe, program_of
 from hyperpush.programs.report import Report
+from hyperpush.solving.judgment import FINEST
 from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task
 

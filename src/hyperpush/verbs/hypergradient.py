@@ -111,7 +111,7 @@ def hypergradient(
         states = replace(states, certify=jnp.zeros(client_axis(task), bool))
     run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
     after, costs = call.after(run, links if point is not None else None)
-    status = call.certifier(task).judge_estimate(call.status(run.states), certify, value=run.states.value)
+    status = call.certifier(task).judge_estimate(call.status(run), certify, value=run.states.value)
     return Estimate(after, with_hint(status, task), costs, run.states.value, run.history).check(throw)
 
 

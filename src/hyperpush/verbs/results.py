@@ -162,7 +162,7 @@ class Result(Pictured):
         said = [f"{self.seeds} seeds"] if self.seeds else []
         said.append(f"{count} clients" if self.task.owner is None else f"client {self.names[0]!r}")
         if self.status.chosen:
-            said.append(f"by {self.status.chosen.partition(':')[0]}")
+            said.append(f"by {' and '.join(each.partition(':')[0] for each in self.status.chosen.split('; '))}")
         return said if self.privacy is None else [*said, str(self.privacy)]
 
     def __repr__(self) -> str:

@@ -106,7 +106,7 @@ def solve(
     after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
     params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
-    status, more = judge_ending(call, call.status(found), after, found, certify)
+    status, more = judge_ending(call, call.status(run), after, found, certify)
     personal = getattr(method, "personal", ())
     return Solution(after, with_hint(status, task), costs + more, params, found.hyper, history, best, personal).check(
         throw

@@ -94,15 +94,16 @@ def train(
     recorders = {}
     if metrics or every is not None:
         every = check_integer("every", 1 if every is None else every, minimum=1)
-        recorders = {method.loop: recorder(task, metrics)}
+        recorders = {call.adapted.loop: recorder(task, metrics)}
     run = call.run(InnerState(task.params, task.hypers), recorders, every or 1)
     found: InnerState = run.states
     check_params(method, found.params, task.params)
     after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
-    history = history_of(run, method.loop, every or 1) if recorders else None
-    status = judge_growth(call.status(found), task, after)
+    history = history_of(run, call.adapted.loop, every or 1) if recorders else None
+    own = call.status(run)
+    status = judge_growth(own, task, after)
     if status is None:
-        status = call.certifier(after).judge_params(call.status(found), certify)
+        status = call.certifier(after).judge_params(own, certify)
     return Training(after, with_hint(status, task), costs, task.problem.whole(found.params), history).check(throw)
 
 

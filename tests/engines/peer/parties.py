@@ -13,7 +13,7 @@ import numpy as np
 import hyperpush as hp
 from hyperpush.base.processes.starter import free_ports
 from hyperpush.deploy.certificates import make
-from hyperpush.deploy.party import STATUS, StatusFile
+from hyperpush.deploy.watch import STATUS, StatusFile
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer import Peer
 from hyperpush.engines.peer.checkpoint import Checkpoint

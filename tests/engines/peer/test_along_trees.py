@@ -58,4 +58,4 @@ def test_who_is_gone_is_named(addresses):
             engine.run(*given, progress=killed_at(1) if client == 2 else None)
         return str(failed.value)
 
-    assert "from cleo (gone)" in together(4, party)[3]  # whose child it is
+    assert "from cleo (absent)" in together(4, party)[3]  # whose child it is

@@ -252,7 +252,7 @@ def test_who_is_far_behind_is_waited_for_as_long_as_it_gets_on(monkeypatch):
     """A stage behind, at places that are long past here, slower in all than patience: that is news."""
     hall, now = Hall(2, patience=10.0), [0.0]
     monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
-    messenger = Messenger(0, Seat(hall, 0), True, PeerState(0))
+    messenger = Messenger(0, Seat(hall, 0), True, PeerState(0), 3)
     messenger.channels.add(Channel((0,), jnp.zeros(3), tolerant=True))
     past = messenger.channels.number((0,))
     messenger.channels.restart((), (1,))

@@ -17,6 +17,16 @@ from hyperpush.engines.transport import wire
 from hyperpush.networks.running_sums import Incoming, Outgoing
 from hyperpush.programs import Exchange, Node, Path, Profile, Scope, at
 
+ROUNDING = 1e-9  # of masses in float64 that are summed over a run
+WEIGHT_ROUNDING = 1e-4  # of weights in float32 that two machines compute
+
+
+def check_weight(header: wire.Header, given: np.ndarray) -> None:
+    """Refuse a message with another weight than the network gives its link at this step."""
+    wanted = float(given[header.sender])
+    if not abs(header.weight - wanted) <= WEIGHT_ROUNDING * abs(wanted) or wanted == 0:
+        raise wire.Rejected(wire.RefusalReason.WRONG_WEIGHT, f"weight {header.weight:.6g} instead of {wanted:.6g}")
+
 
 def _number(path: Path, epoch: Path = ()) -> int:
     return zlib.crc32(repr((path, epoch or 0)).encode())
@@ -65,11 +75,16 @@ class Channel:
         return self.scope is None
 
     def check(self, header: wire.Header) -> None:
-        """Refuse a message that is not of the kind that travels here."""
+        """Refuse a message of a kind that does not travel here."""
         if self.tolerant == (header.kind == wire.Kind.MESSAGE):
             raise wire.Rejected(wire.RefusalReason.WRONG_KIND, f"{header.kind.name} where others are sent")
-        if not self.tolerant and not 0 < header.weight <= 1:
-            raise wire.Rejected(wire.RefusalReason.WRONG_WEIGHT, f"{header.weight} is not in (0, 1]")
+
+    def check_mass(self, sender: int, counter: int, total: np.ndarray, clients: int) -> None:
+        """Refuse a total that adds no mass, or more than there is: all peers together hold as much as their number."""
+        if counter > self.incoming.counters.get(sender, 0):
+            mass = float(total[-1] - self.incoming.total(sender)[-1])
+            if not 0 < mass <= clients * (1 + ROUNDING):
+                raise wire.Rejected(wire.RefusalReason.WRONG_MASS, f"a mass of {mass:.3g} is not in (0, {clients}]")
 
     def unseen(self, targets: list[int]) -> list[int]:
         """Those of the targets that have not said to have seen the last share."""

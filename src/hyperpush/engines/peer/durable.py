@@ -63,6 +63,7 @@ def pack(client_state: PyTree, state: PeerState, channels: Channels) -> dict[str
         "rows": {n: [(_arrays(r.value), r.step, r.floats) for r in rows] for n, rows in state.records.items()},
         "passes": list(state.passes.items()),
         "counts": [getattr(state.counts, name) for name in COUNTED],
+        "refused": [(sender, dict(reasons)) for sender, reasons in state.counts.refused.items()],
     }
 
 
@@ -91,6 +92,7 @@ class SavedPeer:
         state.passes = Counter({tuple(path): times for path, times in self.facts["passes"]})
         for name, count in zip(COUNTED, self.facts["counts"], strict=True):
             setattr(state.counts, name, count)
+        state.counts.refused = {sender: Counter(reasons) for sender, reasons in self.facts["refused"]}
 
     def frames(self, program: Node, found: Profile) -> list[Frame]:
         """The nodes on the way to the exchange that was stored, outermost first."""

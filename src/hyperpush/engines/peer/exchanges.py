@@ -77,7 +77,7 @@ def exchange_messages(
 ) -> Received:
     """Send a message, and combine those of this round; `own_weights()` are the receiver's, where it chooses them."""
     messenger.send(path, message, np.flatnonzero(links.to), links.weights)
-    arrived, own = messenger.receive(path, links.heard), links.own
+    arrived, own = messenger.receive(path, links.heard, np.where(links.heard, links.given, 0)), links.own
     weights = links.weights if node.weights == "reverse" else None
     if callable(node.weights):
         weights = own_weights()

@@ -69,7 +69,7 @@ def _key_at(root, address):
 def _schedule(network, root, step, client, weights):
     everyone = network.links(keys.network_key(root), step, jnp.arange(network.clients), weights)
     rows, alive = weight_rows(everyone, network.clients), alive_rows(everyone, network.clients)
-    return everyone.own[client], rows[client], alive[client], alive[:, client]
+    return everyone.own[client], rows[client], alive[client], alive[:, client], rows[:, client]
 
 
 class ClientLinks(NamedTuple):
@@ -79,13 +79,14 @@ class ClientLinks(NamedTuple):
     weights: np.ndarray  # of what it sends, by receiver
     to: np.ndarray  # who hears it
     heard: np.ndarray  # whom it hears
+    given: np.ndarray  # the weights of others' messages to it, by sender
 
     def without(self, out: list[int]) -> "ClientLinks":
-        """The same where nobody talks to those in `out`: what would go to them stays here."""
+        """The links without the peers in `out`; their shares stay here."""
         own = np.asarray(self.own + self.weights[out].sum(dtype=self.weights.dtype))
-        weights, to, heard = self.weights.copy(), self.to.copy(), self.heard.copy()
-        weights[out], to[out], heard[out] = 0, False, False
-        return ClientLinks(own, weights, to, heard)
+        weights, to, heard, given = (each.copy() for each in (self.weights, self.to, self.heard, self.given))
+        weights[out], to[out], heard[out], given[out] = 0, False, False, 0
+        return ClientLinks(own, weights, to, heard, given)
 
     def keep_shares(self, late: list[int]) -> "ClientLinks":
         """The same where those in `late`, and those who hear nothing, are given no new share."""

@@ -1,13 +1,14 @@
-"""Who takes part in a run: what a transport has to know of it, and what a change of it means."""
+"""Members of a run: what a transport must know of them, and the consequences of a change."""
 
 from typing import Any, Protocol
 
 from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.transport import Transport
+from hyperpush.engines.transport.wire import RefusalReason
 
 
 class Members(Transport, Protocol):
-    """A transport that knows who is there."""
+    """A transport that knows which members are present."""
 
     patience: float  # seconds without any news after which a wait is given up
     closed: frozenset[int]  # those who vanished for good
@@ -33,6 +34,14 @@ class Members(Transport, Protocol):
 
     def finish(self) -> None:
         """Be done and wait for the others."""
+        ...
+
+    def refuse(self, sender: int, reason: RefusalReason, step: int) -> None:
+        """Note that a message was refused.
+
+        One whose content cannot be true ends a run in step. At its own pace it does nothing, and the third removes its
+        sender.
+        """
         ...
 
     def leave(self, left: bool) -> None:

@@ -11,6 +11,7 @@ receiver refuses what does not fit, and counts it.
 - DURABLE acknowledges a last total when the receiver has saved it: the sender may forget it.
 """
 
+from collections import Counter
 from typing import final
 
 import jax
@@ -19,7 +20,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush.base.errors import Diverged, HyperpushError
-from hyperpush.engines.peer.channels import Channel, Channels
+from hyperpush.engines.peer.channels import Channel, Channels, check_weight
 from hyperpush.engines.peer.members import Members, NewView, members_of
 from hyperpush.engines.peer.state import PeerState
 from hyperpush.engines.result import OUTSIDE
@@ -42,8 +43,9 @@ Payload = bytes | bytearray
 class Messenger:
     """The messages of one client. What comes in is bytes from outside: what does not fit is counted and dropped."""
 
-    def __init__(self, client: int, transport: Transport, tolerant: bool, state: PeerState):
+    def __init__(self, client: int, transport: Transport, tolerant: bool, state: PeerState, clients: int):
         self.client, self.transport, self.tolerant, self.state = client, transport, tolerant, state
+        self.clients = clients
         self.members: Members | None = members_of(transport)
         self.channels = Channels()
         self.heard: dict[int, int] = {}  # how far others have come, wherever that is
@@ -140,11 +142,20 @@ class Messenger:
             try:
                 taken = self._take(sender, payload)
             except Rejected as rejected:
-                self.state.counts.rejections[rejected.reason.value] += 1
+                self._note_rejected(sender, rejected)
                 continue
             if taken is not None:
                 found.append(taken)
         return found
+
+    def _note_rejected(self, sender: int, rejected: Rejected) -> None:
+        """Count a refused message; one with false content also by its sender."""
+        counts, reason = self.state.counts, rejected.reason
+        counts.rejections[reason.value] += 1
+        if reason.of_content:
+            counts.refused.setdefault(sender, Counter())[reason.value] += 1
+        if self.members is not None:
+            self.members.refuse(sender, reason, self.state.step)
 
     def _take(self, sender: int, payload: bytes | bytearray) -> Arrived | None:
         """One message, credited to its channel; None if it is none that an exchange may wait for."""
@@ -219,6 +230,7 @@ class Messenger:
     def _credit(self, channel: Channel, header: Header, total: np.ndarray) -> None:
         """Take in what a total adds to what came before."""
         sender = header.sender
+        channel.check_mass(sender, header.counter, total, self.clients)
         increment = channel.incoming.take(sender, header.counter, total)
         if increment is not None:
             channel.pending = channel.pending + increment
@@ -242,13 +254,16 @@ class Messenger:
                     channel.last.add(header.sender)
                     channel.elsewhere.add(header.sender)
 
-    def collect(self, path: Path, expected: np.ndarray) -> list[tuple[Header, PyTree]]:
-        """What has arrived for this exchange; running sums that were late for another are credited there."""
+    def collect(self, path: Path, expected: np.ndarray, given: np.ndarray | None = None) -> list[tuple[Header, PyTree]]:
+        """Messages for this exchange; running sums that were late for another are credited there.
+
+        `given` holds the weights that messages must have, by sender; None for running sums, which have none.
+        """
         found, missing = [], np.flatnonzero(expected).tolist()
         while True:
             for header, tree, channel in self.take_arrived(self.state.clock, missing):
                 if channel.path == path and header.step == self.state.clock:
-                    found.append((header, tree))
+                    found += self._check_weight(header, tree, given)
                 elif self.tolerant and self.state.clock < header.step <= self.state.clock + WINDOW:
                     self._ahead.append((header, NOTHING if channel.tolerant else tree, channel))
                 elif not channel.tolerant:
@@ -261,16 +276,29 @@ class Messenger:
             if self.tolerant or not missing:
                 return found
 
-    def receive(self, path: Path, expected: np.ndarray) -> list[tuple[int, PyTree, float]]:
-        """(sender, message, weight) of this exchange, each sender once, in the order of senders."""
+    def _check_weight(self, header: Header, tree: PyTree, given: np.ndarray | None) -> list[tuple[Header, PyTree]]:
+        """The message, unless its weight is refused."""
+        try:
+            if given is not None:
+                check_weight(header, given)
+        except Rejected as rejected:
+            self._note_rejected(header.sender, rejected)
+            return []
+        return [(header, tree)]
+
+    def receive(self, path: Path, expected: np.ndarray, given: np.ndarray) -> list[tuple[int, PyTree, float]]:
+        """(sender, message, weight) of this exchange, each sender once, in the order of senders.
+
+        `given` holds the weights that the network gives to messages, by sender.
+        """
         first: dict[int, tuple[int, PyTree, float]] = {}
-        for header, tree in self.collect(path, expected):
+        for header, tree in self.collect(path, expected, given):
             first.setdefault(header.sender, (header.sender, tree, header.weight))
         return [first[sender] for sender in sorted(first)]
 
     def receive_all(self, path: Path, expected: np.ndarray) -> dict[int, PyTree]:
         """The messages of this exchange by sender; that somebody's is missing is an error."""
-        arrived = {sender: tree for sender, tree, _ in self.receive(path, expected)}
+        arrived = {sender: tree for sender, tree, _ in self.receive(path, expected, expected.astype(float))}
         if missing := sorted(set(np.flatnonzero(expected).tolist()) - set(arrived)):
             raise HyperpushError(f"peer {self.client}: no message from {missing}; servers and trees need every message")
         return arrived

@@ -84,7 +84,7 @@ class Peer:
         self._secret, self._repeats = secret, repeats
         self._state = PeerState(step)
         self.members: Members | None = members_of(transport)
-        self._messenger = Messenger(client, transport, tolerant, self._state)
+        self._messenger = Messenger(client, transport, tolerant, self._state, network.clients)
         self._channels = self._messenger.channels
         self._ahead: list[Frame] = []  # where it has yet to come back to, outermost first
         self._resumed: SavedPeer | None = None
@@ -108,6 +108,13 @@ class Peer:
     def closed(self) -> frozenset[int]:
         """Who was removed."""
         return self._state.closed
+
+    @property
+    def mass(self) -> float | None:
+        """The mass that it holds in the average that it is in; None without one."""
+        channels = list(self._channels.numbered.values())  # another thread may ask
+        found = [channel.mass for channel in channels if channel.tolerant]
+        return float(found[-1]) if found else None
 
     @property
     def counts(self) -> PeerCounts:
@@ -144,7 +151,7 @@ class Peer:
         self._functions = ClientFunctions(recipe, self.client, self.network.clients, self.key, data)
         self._apply = self._functions.apply
         with compiling:  # peers of one process wait for one to trace the program
-            found = profile(ProgramRecipe(_stepwise, (recipe,)), state, data, self.network.clients)
+            found = profile(spelled_out(recipe), state, data, self.network.clients)
         votes = any(loop.votes for _, _, loop in found.loops)
         self._agreement = self.network.flood_rounds() if votes else 1
         self._profile = found
@@ -267,7 +274,7 @@ class Peer:
         for _ in range(self._agreement):
             links = self._links("ones")
             self._messenger.send(path, objection, np.flatnonzero(links.to), np.ones(self.network.clients))
-            for _, other, _ in self._messenger.receive(path, links.heard):
+            for _, other, _ in self._messenger.receive(path, links.heard, links.heard.astype(float)):
                 objection = np.asarray(np.maximum(objection, other))
             self._tick(path, links.to)
         return bool(objection == 0)
@@ -428,6 +435,11 @@ class Peer:
             shapes = record_shapes(self._profile, name, recorder, self.network.clients, self._functions.data)
             self._state.records[name] = self._resumed.rows(name, shapes)
         return as_tree(self._resumed.facts["state"], like)
+
+
+def spelled_out(recipe: ProgramRecipe) -> ProgramRecipe:
+    """The program that a peer walks: without averages, but for those along a tree."""
+    return ProgramRecipe(_stepwise, (recipe,))
 
 
 def _stepwise(recipe: ProgramRecipe) -> Node:

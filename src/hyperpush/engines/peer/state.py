@@ -60,7 +60,7 @@ class Frame:
 @final
 @dataclass
 class PeerCounts:
-    """What a peer has seen of its network."""
+    """Rounds, traffic and refusals of one peer."""
 
     rounds: int = 0
     floats: int = 0
@@ -68,6 +68,7 @@ class PeerCounts:
     late: int = 0
     work: Work = field(default_factory=Work)  # once the program has ended
     rejections: Counter[str] = field(default_factory=Counter)  # messages refused, by `RefusalReason`
+    refused: dict[int, Counter[str]] = field(default_factory=dict)  # those with false content, by sender
 
 
 class RecordedRow(NamedTuple):

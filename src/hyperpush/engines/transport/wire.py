@@ -24,7 +24,8 @@ import numpy as np
 
 from hyperpush.base.errors import HyperpushError, InvalidInput
 
-VERSION = 3
+VERSION = 5
+"""Version of all that peers send. Control messages and parts of messages name it, too."""
 
 _MAGIC = b"hpsh"
 _HEADER = struct.Struct("<4sHBxIIQI4xQd16s")
@@ -64,7 +65,6 @@ class Kind(IntEnum):
 class RefusalReason(StrEnum):
     """Why a message is refused, in the order in which it is checked."""
 
-    OVERSIZED = "oversized"
     TOO_SHORT = "too-short"
     BAD_MAGIC = "bad-magic"
     WRONG_VERSION = "wrong-version"
@@ -72,23 +72,52 @@ class RefusalReason(StrEnum):
     BAD_CHECKSUM = "bad-checksum"
     WRONG_SENDER = "wrong-sender"
     WRONG_STRUCTURE = "wrong-structure"
+    OVERSIZED = "oversized"
     NOT_BOOLEAN = "not-boolean"
     NOT_FINITE = "not-finite"
-    # The rest only a peer can tell, who knows the program and where in it it is.
+    # Only a peer can check these, because it knows the program and its place in it.
     WRONG_NODE = "wrong-node"
     WRONG_VIEW = "wrong-view"
     WRONG_WEIGHT = "wrong-weight"
-    # And these only a transport, before there is a message.
+    WRONG_MASS = "wrong-mass"
+    # Only a transport can check these, before there is a message.
     BAD_PART = "bad-part"
     BAD_CONTROL = "bad-control"
     OVERFLOW = "overflow"
+    INCOMPLETE = "incomplete"
+    ANOTHER_RUN = "another-run"
+    ANOTHER_INCARNATION = "another-incarnation"
+    ANOTHER_CONFIGURATION = "another-configuration"
+    ANOTHER_CODE = "another-code"
+    ANOTHER_JAX = "another-jax"
+
+    @property
+    def words(self) -> str:
+        """The reason in words."""
+        return self.value.replace("-", " ")
+
+    @property
+    def of_content(self) -> bool:
+        """Whether the message is whole, of this run and of its sender, but says what cannot be true."""
+        return self in _CONTENT
+
+
+_CONTENT = frozenset(
+    (
+        RefusalReason.WRONG_STRUCTURE,
+        RefusalReason.NOT_BOOLEAN,
+        RefusalReason.NOT_FINITE,
+        RefusalReason.WRONG_WEIGHT,
+        RefusalReason.WRONG_MASS,
+    )
+)
 
 
 class Rejected(HyperpushError):
     """A message that must not touch the state: to be counted and dropped."""
 
     def __init__(self, reason: RefusalReason, detail: str):
-        self.reason = reason
+        self.reason, self.detail = reason, detail
         super().__init__(f"message rejected, {reason}: {detail}")
 
 
@@ -178,11 +207,11 @@ def decode(
     `expect_sender` is who sent it according to the transport, which a sender cannot forge.
     """
     view = memoryview(data).toreadonly()
-    if len(view) > template.size:
-        raise Rejected(RefusalReason.OVERSIZED, f"{len(view)} bytes, at most {template.size} expected")
     header, digest = _read_sealed(view, expect_sender)
     if digest != template.digest:
         raise Rejected(RefusalReason.WRONG_STRUCTURE, "other leaves, types or shapes than expected")
+    if len(view) > template.size:
+        raise Rejected(RefusalReason.OVERSIZED, f"{len(view)} bytes, at most {template.size} expected")
     if len(view) < template.size:
         raise Rejected(RefusalReason.TOO_SHORT, f"{len(view)} bytes, {template.size} expected")
     if not math.isfinite(header.weight):

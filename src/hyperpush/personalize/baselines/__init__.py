@@ -1,4 +1,4 @@
-"""Other ways to a model for every client, one file each: inner solvers that may also set hypers."""
+"""Baselines for personal models, one file each: inner solvers that may also set hypers."""
 
 from hyperpush.personalize.baselines.clustered import ClusteredFL as ClusteredFL
 from hyperpush.personalize.baselines.fedavg_plus import FedAvgPlus as FedAvgPlus

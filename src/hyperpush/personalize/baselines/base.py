@@ -1,4 +1,4 @@
-"""What baselines share: options of local epochs, and the penalty that draws params to another model."""
+"""Shared parts of baselines: options of local epochs, and the penalty that pulls params to another model."""
 
 import equinox as eqx
 import jax
@@ -17,7 +17,7 @@ class LocalEpochs(GradientSolver):
     """A baseline whose clients pass over their own examples between two averages.
 
     Args:
-        steps: Rounds. With 0 nothing moves.
+        steps: Number of rounds, 0 or more. 0 leaves the params unchanged.
         step_size: η, above 0; a number or a schedule by mini-batches, for plain SGD. None needs an `optimizer`.
         epochs: Local passes over the own examples per round, at least 1.
         batch_size: Examples per mini-batch; None takes one step on all examples per epoch.
@@ -29,12 +29,12 @@ class LocalEpochs(GradientSolver):
     batch_size: OptionalCount = eqx.field(static=True, default=None)
 
     def train(self, problem: Problem, state: Learner, ctx: Context, examples: PyTree) -> Learner:
-        """A client after its local epochs."""
+        """Return a client's state after its local epochs."""
         return local_epochs(problem, self.transformation, state, ctx, examples, self.epochs, self.batch_size)
 
 
 class Near(eqx.Module):
-    """The penalty ½·rate·‖params − center‖², beside another one if there is one."""
+    """The penalty ½·rate·‖params − center‖², added to `beside` unless that is None."""
 
     rate: Number
     center: PyTree

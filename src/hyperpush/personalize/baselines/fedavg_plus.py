@@ -1,4 +1,4 @@
-"""Federated averaging, then a little training of one's own."""
+"""Federated averaging, then a short local training."""
 
 from typing import ClassVar
 
@@ -17,18 +17,18 @@ from hyperpush.task.problem import Problem
 
 
 class FedAvgPlus(InnerSolver):
-    """Federated averaging, then a little training of one's own.
+    """Federated averaging, then a short local training.
 
-    First a `FedAvg`; then every client alone passes `epochs` times over its own examples, with a fresh optimizer
-    (Jiang, Konečný, Rush and Kannan, arXiv:1909.12488).
+    First `FedAvg` runs. Then each client passes `epochs` times over its own examples, with a fresh optimizer (Jiang,
+    Konečný, Rush and Kannan, arXiv:1909.12488).
 
     **Use it** as the simplest way to personal models. **Avoid it** where clients have few examples: they overfit.
 
     Args:
-        first: The federated averaging, whose batch size the own training shares.
-        step_size: Of the own training, above 0; a number or a schedule by mini-batches, for plain SGD. None needs an
-            `optimizer`.
-        epochs: Own passes over the own examples. With 0 it is `first` alone.
+        first: The federated averaging. The local training uses its batch size.
+        step_size: Step size of the local training, above 0: a number or a schedule by mini-batches, for plain SGD. None
+            needs an `optimizer`.
+        epochs: Local passes over the client's examples, 0 or more. 0 runs `first` alone.
         optimizer: `hp.optimizer(…)` or an Optax transformation instead of `step_size`.
 
     Raises:

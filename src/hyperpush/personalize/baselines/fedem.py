@@ -1,4 +1,4 @@
-"""Mixtures by expectation and maximization: shared models, own proportions."""
+"""Mixtures by expectation and maximization: shared models, personal proportions."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -21,10 +21,10 @@ from hyperpush.task.problem import Problem
 
 
 class FedEM(LocalEpochs):
-    """Federated expectation and maximization: a mixture of shared models with own proportions.
+    """Federated expectation and maximization: a mixture of shared models with personal proportions.
 
-    Client i says Σ_k π_ik · softmax(logits_k). Params are the models, on axis 0; the hyper is log π_i, as in the recipe
-    `MTL`. A round is (Marfoq, Neglia, Bellet, Kameni and Vidal, arXiv:2108.10252)
+    Client i predicts Σ_k π_ik · softmax(logits_k). Params are the models, on axis 0; the hyper is log π_i, as in the
+    recipe `MTL`. A round is (Marfoq, Neglia, Bellet, Kameni and Vidal, arXiv:2108.10252)
 
         q_sk ∝ π_ik exp(−loss_k(s)) for every own example s,   π_ik = mean of q_sk
         `epochs` passes of SGD of every model k on the losses weighted by q_sk
@@ -33,10 +33,10 @@ class FedEM(LocalEpochs):
     **Use it** where clients draw from a few common distributions. **Avoid it** where messages must be small or hypers
     follow an outer cost: it sends all models and sets the hypers itself.
 
-    It takes a task of the recipe `MTL`, of which it uses the model, the penalty and what the hypers mean.
+    It needs a task of the recipe `MTL` and uses its model, its penalty and the meaning of its hypers.
 
     Args:
-        steps: Rounds. With 0 nothing moves.
+        steps: Number of rounds, 0 or more. 0 leaves the params unchanged.
         step_size: η, above 0; a number or a schedule by mini-batches, for plain SGD. None needs an `optimizer`.
         epochs: Local passes over the own examples per round, at least 1.
         batch_size: Examples per mini-batch; None takes one step on all examples per epoch.
@@ -67,7 +67,7 @@ class FedEM(LocalEpochs):
         note="sets hypers, too; averaging='gossip' runs on undirected networks",
         example={"steps": 3, "step_size": 0.1},
     )
-    recipe: ClassVar[Recipe] = MTL()  # whose task it takes
+    recipe: ClassVar[Recipe] = MTL()  # the recipe of its task
 
     averaging: Averaging = eqx.field(static=True, default="server")
 

@@ -28,13 +28,13 @@ class FedProx(LocalEpochs):
     1. Every client takes part in every round, and takes all its epochs.
 
     Args:
-        steps: Rounds with the server. With 0 nothing moves.
+        steps: Rounds with the server, 0 or more. 0 leaves the params unchanged.
         step_size: η, above 0; a number or a schedule by mini-batches, for plain SGD. None needs an `optimizer`.
         epochs: Local passes over the own examples per round, at least 1.
         batch_size: Examples per mini-batch; None takes one step on all examples per epoch.
         optimizer: `hp.optimizer(…)` or an Optax transformation instead of `step_size`. It keeps its memory between
             rounds.
-        penalty: 0 or more. 0 is `FedAvg`; the paper tries 0.001 to 1.
+        penalty: Strength of the pull to the common model, 0 or more. 0 is `FedAvg`; the paper uses 0.001 to 1.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

@@ -1,4 +1,4 @@
-"""Personal models that are drawn to a common one."""
+"""Personal models that are pulled to a common one."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -27,7 +27,7 @@ class _State(eqx.Module):
 
 
 class PFedMe(InnerSolver):
-    """Personalized federated learning with Moreau envelopes: own models that are drawn to a common one.
+    """Personalized federated learning with Moreau envelopes: personal models that are pulled to a common one.
 
     min over w of the mean over clients of min_θ f_i(θ) + ½·pull·‖θ − w‖²; the results are the θ_i (Dinh, Tran and
     Nguyen, arXiv:2006.08848). A round is, `local_steps` times within,
@@ -40,13 +40,13 @@ class PFedMe(InnerSolver):
     **Use it** where personal models should stay near a common one. **Avoid it** without a server.
 
     Args:
-        steps: Rounds with the server. With 0 nothing moves.
-        step_size: Of the gradient steps on θ, above 0; from 2/`pull` on they diverge.
-        pull: Strength of the bond, above 0. The paper takes 15; larger values make all models alike.
-        common_step_size: Of the steps on w, above 0.
+        steps: Rounds with the server, 0 or more. 0 leaves the params unchanged.
+        step_size: Step size of the gradient steps on θ, above 0; they diverge from 2/`pull` on.
+        pull: Strength of the pull to the common model, above 0. The paper uses 15; larger values make models alike.
+        common_step_size: Step size of the steps on w, above 0.
         inner_steps: Gradient steps on θ per batch, at least 1.
         local_steps: Batches per round, at least 1.
-        mixing: How far w follows the mean, above 0; 1 is all the way.
+        mixing: Share of the way that w moves to the mean, above 0; 1 is all the way.
         batch_size: Examples per batch; None uses all.
 
     Raises:
@@ -97,7 +97,7 @@ class PFedMe(InnerSolver):
                 return optax.tree.add_scale(common, -self.common_step_size * self.pull, away), own
 
             common, own = jax.lax.fori_loop(0, self.local_steps, one, (state.common, state.own))
-            # The server mixes with the common model before the round: what it is moved by is as good.
+            # Clients scale their change by `mixing`, which equals mixing at the server.
             step = optax.tree.sub(common, state.common)
             return _State(optax.tree.add_scale(state.common, self.mixing, step), own, state.hyper)
 

@@ -1,4 +1,4 @@
-"""What is personal in a model, one file each."""
+"""Recipes for personal parts of a model, one file each."""
 
 from hyperpush.personalize.recipes.clean import Clean as Clean
 from hyperpush.personalize.recipes.da import DA as DA

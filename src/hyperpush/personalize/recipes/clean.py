@@ -1,4 +1,4 @@
-"""Cleaning: how much each example counts in one's own part of the training."""
+"""Cleaning: a weight for each training example."""
 
 import equinox as eqx
 import jax
@@ -12,17 +12,17 @@ from hyperpush.task.starts import PerExample
 
 
 class Clean(Recipe):
-    """The training loss of example j counts 2σ(λ_j) times, one λ_j per training example from 0, where all count 1.
+    """Weights of training examples: loss j counts 2σ(λ_j) times. Each λ_j starts at 0, where all weights are 1.
 
     After Franceschi, Frasconi, Salzo, Grazzi and Pontil, "Bilevel programming for hyperparameter optimization and
     meta-learning", ICML 2018.
 
-    **Use it** where some training examples hurt everybody, and validation examples can be trusted. **Avoid it** with
+    **Use it** where some training examples hurt all clients, and validation examples can be trusted. **Avoid it** with
     `outer_on="train"`, which fits the wrong labels, and with `DirectGradient`, for which λ never moves.
 
     Args:
-        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep weights near 1.
-        outer: What moves λ, `hp.optimizer(…)`.
+        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0: no penalty; larger values keep weights near 1.
+        outer: Optimizer of λ, `hp.optimizer(…)`.
 
     Example:
         >>> import jax.numpy as jnp

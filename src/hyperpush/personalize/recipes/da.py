@@ -1,4 +1,4 @@
-"""Data augmentation: how much each label counts in one's own part of the training."""
+"""Data augmentation: a weight in training for each label."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,18 +10,18 @@ from hyperpush.personalize.recipe import Model, Recipe, relative_weights
 
 
 class DA(Recipe):
-    """Training losses of label c count (C·softmax(λ))_c times, λ ∈ R^C from 0; not `normalized`, exp(λ_c) times.
+    """Weights of labels: losses of label c count (C·softmax(λ))_c times; with `normalized=False`, exp(λ_c) times.
 
-    PDBO-DA of "Personalized decentralized bilevel optimization over stochastic and directed networks"; beside `MTL` its
-    PDBO-MTL&DA. λ does not change what a model says, only what is trained: ∂_λ F is the penalty's alone.
+    PDBO-DA of "Personalized decentralized bilevel optimization over stochastic and directed networks"; with `MTL` its
+    PDBO-MTL&DA. λ ∈ R^C starts at 0. It changes training but not predictions, so only the penalty has a ∂_λ F.
 
-    **Use it** where labels are distributed unlike at training and testing, or beside `MTL`. **Avoid it** with
+    **Use it** where training and test labels have different distributions, or with `MTL`. **Avoid it** with
     `DirectGradient`, for which λ never moves.
 
     Args:
-        normalized: Whether a client's weights have mean 1. If not, it can count more or less in training as a whole.
-        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep clients alike.
-        outer: What moves λ, `hp.optimizer(…)`.
+        normalized: True gives a client's weights the mean 1. False lets a client count more or less in training.
+        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0: no penalty; larger values keep clients alike.
+        outer: Optimizer of λ, `hp.optimizer(…)`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The last layer is one's own."""
+"""A personal last layer."""
 
 from typing import ClassVar
 
@@ -11,19 +11,19 @@ from hyperpush.personalize.recipe import Model, Predict, Recipe, Stage
 
 
 class Head(Recipe):
-    """softmax(logits) of a model whose layer that gives the logits is the hyper; all before it is trained together.
+    """A personal last layer: the layer that gives the logits is the hyper; all layers before it are shared.
 
     One of the uses named in "Personalized decentralized bilevel optimization over stochastic and directed networks".
 
-    **Use it** where clients need classifiers of their own on common features, and have enough examples to fit them. Of
-    several models (`MTL`) each has a layer of the client's own. **Avoid it** for models of one layer, which are
-    refused, and for params that are no dict of layers.
+    **Use it** where clients need personal classifiers on common features, and have enough examples to fit them. With
+    several models (`MTL`) each has a personal layer. **Avoid it** for models of one layer, which are refused, and for
+    params other than a dict of layers.
 
     Args:
-        layer: Name of the own layer in the params, a dict of layers. Empty takes the only one with as many biases as
-            there are classes.
-        l2: Rate of the outer penalty ½·l2·‖layer‖², 0 or more. 0 has none; larger values keep clients alike.
-        outer: What moves the layer, `hp.optimizer(…)`.
+        layer: Name of the personal layer in the params, a dict of layers. Empty takes the only layer with one bias per
+            class.
+        l2: Rate of the outer penalty ½·l2·‖layer‖², 0 or more. 0: no penalty; larger values keep clients alike.
+        outer: Optimizer of the layer, `hp.optimizer(…)`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -66,11 +66,11 @@ class Head(Recipe):
         return None
 
     def find_layer(self, model: Model) -> str:
-        """The layer that gives the logits, of a model that fits."""
+        """Return the name of the layer that gives the logits."""
         return self.layer or _last_layers(jax.eval_shape(model.init, jax.random.key(0)), model)[0]
 
 
 def _last_layers(layers: dict[str, PyTree], model: Model) -> list[str]:
-    """Those with as many biases as there are classes."""
+    """Return the names of layers with one bias per class."""
     biases = {name: layer.get("bias") for name, layer in layers.items() if isinstance(layer, dict)}
     return [name for name, bias in biases.items() if getattr(bias, "shape", None) == (model.classes,)]

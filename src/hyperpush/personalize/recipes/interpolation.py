@@ -1,4 +1,4 @@
-"""Between a model trained alone and one trained together."""
+"""A personal mixture of a model trained alone and one trained together."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -16,17 +16,17 @@ from hyperpush.task.problem import L2
 
 
 class Interpolation(Recipe):
-    """softmax(λ)_0 · softmax(logits of the shared model) + softmax(λ)_1 · softmax(logits of the own), λ ∈ R² from 0.
+    """softmax(λ)_0 · softmax(shared model's logits) + softmax(λ)_1 · softmax(own model's logits), λ ∈ R² from 0.
 
-    The own model is part of the hyper, but only λ moves: put params that the client trained alone there (`with_own`).
-    After Deng, Kamani and Mahdavi, arXiv:2003.13461, who mix params instead of predictions.
+    The own model is part of the hyper, but only λ moves. Its params come from training alone (`with_own`).
+    After Deng, Kamani and Mahdavi, arXiv:2003.13461, which mixes params instead of predictions.
 
     **Use it** where some clients do better alone and others together: each finds its own mixture. **Avoid it** where
     clients cannot train alone first.
 
     Args:
-        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep clients alike.
-        outer: What moves λ, `hp.optimizer(…)`.
+        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0: no penalty; larger values keep clients alike.
+        outer: Optimizer of λ, `hp.optimizer(…)`.
 
     Example:
         >>> import jax.numpy as jnp

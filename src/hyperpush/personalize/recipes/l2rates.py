@@ -1,4 +1,4 @@
-"""L2 rates of one's own for what is trained together."""
+"""Personal L2 rates for the shared params."""
 
 import equinox as eqx
 import jax
@@ -14,16 +14,16 @@ from hyperpush.task.problem import L2
 class L2Rates(Recipe):
     """½·rate·Σ_a exp(λ_a)·‖x_a‖² is added to the inner cost: one λ_a from 0 for each array x_a of the shared params.
 
-    After Pedregosa, "Hyperparameter optimization with approximate gradient", ICML 2016. λ does not change what a model
-    says, only what is trained.
+    After Pedregosa, "Hyperparameter optimization with approximate gradient", ICML 2016. λ changes training but
+    not predictions.
 
     **Use it** where few training examples overfit a shared model, with `outer_on="validation"`. **Avoid it** with
     `outer_on="train"`, which always asks for less, and with `DirectGradient`, for which λ never moves.
 
     Args:
-        rate: What all rates start from, above 0; `l2` of `fit` and `task` is added to each.
-        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep rates near `rate`.
-        outer: What moves λ, `hp.optimizer(…)`.
+        rate: Starting value of all rates, above 0; `l2` of `fit` and `task` is added to each.
+        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0: no penalty; larger values keep rates near `rate`.
+        outer: Optimizer of λ, `hp.optimizer(…)`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Multi-task learning: an ensemble whose weights are one's own."""
+"""Multi-task learning: an ensemble of shared models with personal weights."""
 
 from typing import ClassVar
 
@@ -23,9 +23,9 @@ class MTL(Recipe):
     training is expensive or messages must be small: params and gradients are those of all models.
 
     Args:
-        models: Shared models, at least 1. With 1 nothing is personal.
-        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep clients alike.
-        outer: What moves λ, `hp.optimizer(…)`.
+        models: Number of shared models, at least 1. With 1 there is no personal part.
+        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0: no penalty; larger values keep clients alike.
+        outer: Optimizer of λ, `hp.optimizer(…)`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -56,7 +56,7 @@ class MTL(Recipe):
 
 
 def log_probs_by_model(predict: Predict, params: PyTree, inputs: Array) -> Float[Array, "k b classes"]:
-    """The logarithm of every class's probability by every model; models are on axis 0 of the params."""
+    """Return the log-probability of each class by each model; models are on axis 0 of the params."""
     return jax.nn.log_softmax(jax.vmap(predict, in_axes=(0, None))(params, inputs))
 
 

@@ -1,4 +1,4 @@
-"""Personal layer: a scale of one's own for every class."""
+"""Personal layer: a personal scale for each class."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
@@ -16,8 +16,8 @@ class PL(Recipe):
     the same input has different labels at different clients, which scales of logits cannot express: take `MTL`.
 
     Args:
-        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0 has none; larger values keep clients alike.
-        outer: What moves λ, `hp.optimizer(…)`.
+        l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0: no penalty; larger values keep clients alike.
+        outer: Optimizer of λ, `hp.optimizer(…)`.
 
     Example:
         >>> import jax.numpy as jnp

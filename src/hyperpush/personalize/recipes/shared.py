@@ -1,4 +1,4 @@
-"""Nothing is personal: the one model that training gives."""
+"""No personal part: the shared model alone."""
 
 from hyperpush.personalize.recipe import Recipe
 
@@ -6,7 +6,7 @@ from hyperpush.personalize.recipe import Recipe
 class Shared(Recipe):
     """softmax(logits): one model for all, or with `LocalSGD` one for each. The hyper changes nothing.
 
-    **Use it** as what personal models are compared with. **Avoid it** with bilevel algorithms: nothing is personal.
+    **Use it** as the baseline for personal models. **Avoid it** with bilevel algorithms: it has no personal part.
 
     Example:
         >>> import jax.numpy as jnp

@@ -82,7 +82,7 @@ def test_waits_for_others_and_steps_seen_before_are_no_rounds():
 
 def test_what_is_not_exactly_a_heartbeat_is_rejected():
     nobody = frozenset[int]()
-    said = ControlMessage(Topic.HEARTBEAT, Departure.NO, 12, 1 << 63, 7, bytes(32), nobody, nobody, 70_000, 1 << 50, 9)
+    said = ControlMessage(Topic.HEARTBEAT, Departure.NO, 12, 1 << 63, 7, bytes(8), nobody, nobody, 70_000, 1 << 50, 9)
     data, random = said.pack(3), np.random.default_rng(0)
     assert unpack(data, 3) == said
     for _ in range(2000):

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hyperpush.engines.transport.wire import RefusalReason, Rejected
+from hyperpush.engines.transport.wire import VERSION, RefusalReason, Rejected
 from hyperpush.engines.transport.zenoh import parts
 from hyperpush.engines.transport.zenoh.parts import OPEN, PART_BYTES, Assembly, split
 
@@ -65,9 +65,10 @@ def test_parts_that_do_not_fit_are_refused():
     assert refused(assembly, first[:-1], head) == RefusalReason.BAD_PART
     assert refused(assembly, b"", head) == RefusalReason.BAD_PART
     assert refused(assembly, b"xxxx" + first[4:], head) == RefusalReason.BAD_PART
-    beyond = parts._HEADER.pack(parts._MAGIC, 2, 1, 3, PART_BYTES + 10)
+    assert refused(assembly, first[:2] + b"\x04" + first[3:], head) == RefusalReason.WRONG_VERSION
+    beyond = parts._HEADER.pack(parts._MAGIC, VERSION, 2, 1, PART_BYTES + 10, 3, bytes(8), 0)
     assert refused(assembly, beyond, b"") == RefusalReason.BAD_PART
-    far = parts._HEADER.pack(parts._MAGIC, 2**32 - 1, 1, 3, PART_BYTES + 10)
+    far = parts._HEADER.pack(parts._MAGIC, VERSION, 2**16 - 1, 1, PART_BYTES + 10, 3, bytes(8), 0)
     assert refused(assembly, far, tail) == RefusalReason.BAD_PART
     assembly.add(first, head)
     assert assembly.add(second, tail) == (3, payload(PART_BYTES + 10))  # none of it has left a trace

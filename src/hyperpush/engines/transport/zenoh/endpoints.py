@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, final
 
 from hyperpush.base.checks import require
-from hyperpush.engines.transport.zenoh.session import alive_key, message_key
+from hyperpush.engines.transport.zenoh.session import alive_key, message_key, number_of
 
 zenoh = require("zenoh", "peers")
 
@@ -23,7 +23,8 @@ class Endpoints:
         others: The neighbors' names, by number.
         takes: By channel, what takes in a message.
         on_life: Called with a neighbor and whether it has come or gone.
-        on_link: Called with the name at the other end of a new link.
+        on_link: Called with the name in the certificate at the other end of a link and the number of the session there;
+            True: the link is new, False: it has ended.
     """
 
     def __init__(
@@ -34,15 +35,14 @@ class Endpoints:
         others: Mapping[int, str],
         takes: Mapping[str, Take],
         on_life: Callable[[int, bool], None],
-        on_link: Callable[[str | None], None],
+        on_link: Callable[[str | None, bytes, bool], None],
     ):
         self._session, self._publishers = session, {}
         self._held: list[Any] = []  # Zenoh forgets what nobody holds
         new = zenoh.SampleKind.PUT
 
         def hear_link(event: Any) -> None:
-            if event.kind == new:
-                on_link(event.link.auth_identifier)
+            on_link(event.link.auth_identifier, number_of(event.link.zid), event.kind == new)
 
         try:
             for place, name in others.items():

@@ -20,6 +20,12 @@ class Identity:
     certificate: Path
     key: Path
 
+    @property
+    def ends(self) -> int:
+        """When the certificate ends, in seconds since 1970."""
+        own = x509.load_pem_x509_certificate(self.certificate.read_bytes())
+        return int(own.not_valid_after_utc.timestamp())
+
     def check_name(self, name: str) -> "Identity":
         """Refuse files that cannot be read, and a certificate that names somebody else."""
         for field, path in (("authority", self.authority), ("certificate", self.certificate), ("key", self.key)):

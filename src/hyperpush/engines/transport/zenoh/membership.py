@@ -6,45 +6,23 @@ Policy only: it sends nothing itself, never waits, and is called with the transp
 import math
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, final
+from dataclasses import replace
+from typing import final
 
+from hyperpush.base.errors import Absent, HyperpushError, InUse, Refused
 from hyperpush.engines.transport.protocol import LAST, LEAD
 from hyperpush.engines.transport.wire import RefusalReason, Rejected
-from hyperpush.engines.transport.zenoh.control import ControlMessage, Departure, Topic
-from hyperpush.engines.transport.zenoh.deadlines import Deadline, Rounds, microseconds
+from hyperpush.engines.transport.zenoh.agreement import difference
+from hyperpush.engines.transport.zenoh.control import NO_CARD, Accusation, Card, ControlMessage, Departure, Topic
+from hyperpush.engines.transport.zenoh.deadlines import Rounds, microseconds
+from hyperpush.engines.transport.zenoh.neighbors import Neighbor, Refusal
+from hyperpush.engines.transport.zenoh.parts import RUN_BYTES
 
-
-@final
-@dataclass
-class Neighbor:
-    """What is known of another peer."""
-
-    name: str
-    deadline: Deadline
-    alive: bool = False
-    agreed: bool = False  # it has said hello and holds the same configuration
-    done: bool = False
-    done_since: float = math.inf
-    incarnation: int = 0
-    last_seen: float = -math.inf
-    lost: float = field(default_factory=time.monotonic)  # since when it is gone
-    step: int = -1  # of its newest message, or to which it says that it has come
-    advanced: float = field(default_factory=time.monotonic)  # when it did, or said that it waits for somebody
-    received_bytes: int = 0
-    sent_bytes: int = 0
-
-    def come_to(self, step: int) -> None:
-        """It has come to a step."""
-        if step > self.step:
-            self.step, self.advanced = step, time.monotonic()
-
-    def status(self) -> dict[str, Any]:
-        """What to show of it."""
-        seen = round(time.monotonic() - self.last_seen, 3) if self.last_seen > -math.inf else None
-        sizes = {"received_bytes": self.received_bytes, "sent_bytes": self.sent_bytes}
-        return {"alive": self.alive, "step": self.step, "last_seen": seen, **sizes}
+# Messages of one member whose content may be refused before it is removed, asynchronously: one may be a broken disk or
+# a bit that flipped; three are a habit.
+REFUSALS = 3
 
 
 @final
@@ -53,9 +31,10 @@ class Membership:
 
     Args:
         names: All peers of the run, in the order of their clients.
-        client: Which of them this one is.
+        client: The number of this one.
         neighbors: Those that it talks to, by their client.
-        digest: Stands for the configuration: peers that hold another are refused.
+        run: The digest that names the run in every message.
+        card: What this peer brings: peers with other cards are refused.
         asynchronous: Whether peers may vanish, leave and be removed.
         close_after: Seconds after which one that is gone is removed.
         closed, left: Those who were removed, and those who had left, before this process started.
@@ -70,7 +49,6 @@ class Membership:
         client: int,
         neighbors: Mapping[int, Neighbor],
         *,
-        digest: bytes,
         asynchronous: bool,
         close_after: float,
         closed: Collection[int],
@@ -78,54 +56,113 @@ class Membership:
         tell: Callable[[Topic, int], None],
         forget: Callable[[int, int], None],
         send_again: Callable[[int], None],
+        run: bytes = bytes(RUN_BYTES),
+        card: Card = NO_CARD,
     ):
-        self.names, self.client, self.neighbors, self.digest = names, client, neighbors, digest
+        self.names, self.client, self.neighbors = names, client, neighbors
+        self.run, self.card = run, card
         self.asynchronous, self.close_after = asynchronous, close_after
         self.closed, self.left, self.leaving = frozenset(closed), frozenset(left), frozenset(left)
         self._tell, self._forget, self._send_again = tell, forget, send_again
         self.departure = Departure.NO
         self.incarnation = secrets.randbits(63)
+        self.returned = False  # whether this process continues from a checkpoint
         self.needed = 0  # the first step of which messages are needed
-        self.failure: str | None = None
+        self.failure: HyperpushError | None = None
+        self.news: deque[str] = deque(maxlen=100)  # lines for a person who watches
+        self._accused: tuple[Accusation, int] | None = None
         self._finished, self._finished_before, self._finished_in = False, False, frozenset[int]()
         for place in self.left & set(neighbors):
             neighbors[place].done = True
 
+    @property
+    def name(self) -> str:
+        """This peer's name."""
+        return self.names[self.client]
+
     def message(self, topic: Topic, place: int, step: int = 0) -> ControlMessage:
-        """What to say to a neighbor."""
-        known = self.neighbors[place].incarnation
-        said = self.departure, step, self.incarnation, known, self.digest, self.closed, self.left
-        return ControlMessage(topic, *said)
+        """A control message for a neighbor."""
+        other = self.neighbors[place]
+        known = other.heard if topic == Topic.HELLO else other.incarnation
+        said = self.departure, step, self.incarnation, known, self.run, self.closed, self.left
+        if topic == Topic.ENDED and self._accused is not None:
+            accusation, at = self._accused
+            return replace(ControlMessage(topic, *said, more=accusation), step=at)
+        return ControlMessage(topic, *said, more=self.card if topic == Topic.HELLO else None)
+
+    def fail(self, error: HyperpushError) -> None:
+        """Give up, with the first reason that there is."""
+        self.failure = self.failure or error
 
     # ------------------------------------------------------------------ what is heard
 
     def hear(self, place: int, said: ControlMessage) -> None:
         """Take in what a neighbor says; raises `Rejected`."""
+        other = self.neighbors[place]
         if (said.closed or said.left or said.departure) and not self.asynchronous:
             raise Rejected(RefusalReason.BAD_CONTROL, "it removes peers, or lets them leave, in step")
-        if said.topic != Topic.HELLO and said.digest != self.digest:
-            raise Rejected(RefusalReason.BAD_CONTROL, "it is of another configuration")
+        if isinstance(said.more, Card):
+            self._check_card(place, said, said.more)
+        elif said.run != self.run:
+            raise Rejected(RefusalReason.ANOTHER_RUN, f"{other.name} speaks of another run")
         if said.topic in (Topic.HEARTBEAT, Topic.WAITING):
             return self._hear_heartbeat(place, said)
-        other = self.neighbors[place]
+        if said.topic != Topic.HELLO:
+            self.check_incarnation(place, said.incarnation)
+            self._check_place(other, said)
         other.last_seen = time.monotonic()
-        if said.digest != self.digest:
-            ours, theirs = (f"{digest.hex()[:16]}…" for digest in (self.digest, said.digest))
-            self.failure = f"{other.name} holds another configuration, {theirs}, than {self.names[self.client]}, {ours}"
-            self._answer(place, said)  # let it know too: its own error names both
-        elif place in self.closed:  # it is told so, and what it says of others is of its own side of a split
+        if place in self.closed:  # it is told so, and what it says of others is of its own side of a split
             if said.topic == Topic.HELLO:
-                other.incarnation = said.incarnation
-                self._answer(place, said)
-        else:
+                self._hear_hello(place, said)
+            return None
+        if said.topic != Topic.HELLO or self._is_answer(said):
             self._hear_members(place, said)
-            if said.topic == Topic.HELLO:
-                self._hear_hello(place, other, said)
-            elif said.topic == Topic.ACKNOWLEDGE:
-                self._forget(place, said.step)
-            elif said.topic == Topic.DONE:  # done among others than those we know of is not done
-                other.done, other.done_since = said.closed == self.closed, time.monotonic()
+        if said.topic == Topic.HELLO:
+            self._hear_hello(place, said)
+        elif said.topic == Topic.ACKNOWLEDGE:
+            self._forget(place, said.step)
+        elif said.topic == Topic.DONE:  # done among others than those we know of is not done
+            other.done, other.done_since = said.closed == self.closed, time.monotonic()
+        elif isinstance(said.more, Accusation):
+            self._hear_accusation(other, said.step, said.more)
         return None
+
+    def check_incarnation(self, place: int, incarnation: int) -> None:
+        """Refuse what was sent by another process than the one that was agreed with."""
+        other = self.neighbors[place]
+        if incarnation == other.incarnation:
+            return
+        if incarnation in other.former and incarnation != other.told:  # it may run on, without knowing of the other one
+            other.told = incarnation
+            self._tell(Topic.MEMBERS, place)
+        raise Rejected(RefusalReason.ANOTHER_INCARNATION, f"another process of {other.name} has sent it")
+
+    def _check_card(self, place: int, said: ControlMessage, card: Card) -> None:
+        """Refuse a peer that does not fit, alone once others do; else this one gives up, too."""
+        other, found = self.neighbors[place], difference(self.names[place], card, self.name, self.card)
+        if found is None:
+            return
+        reason, words = found
+        if not other.agreed or not other.alive:
+            other.unfit = words
+        if other.answered != said.incarnation:  # let it know too: its own error names both
+            other.answered, other.heard = said.incarnation, said.incarnation
+            self._tell(Topic.HELLO, place)
+            self.news.append(f"refused: {words}")
+        if not any(each.agreed for each in self.neighbors.values()):
+            self.fail(HyperpushError(words))
+        raise Rejected(reason, words)
+
+    def _check_place(self, other: Neighbor, said: ControlMessage) -> None:
+        """Notice that a neighbor has agreed with another process under this peer's name since."""
+        if said.known == self.incarnation:
+            other.knows = True
+        elif said.known and other.knows:
+            self.fail(InUse(f"another process has taken the place of {self.name}: {other.name} agreed with that one"))
+
+    def _is_answer(self, said: ControlMessage) -> bool:
+        """True for a hello to this very process: an older one may be a replay."""
+        return said.known == self.incarnation
 
     def _hear_members(self, place: int, said: ControlMessage) -> None:
         self._note_closed(said.closed, self.neighbors[place].name)
@@ -133,42 +170,76 @@ class Membership:
             self.leaving = self.leaving | {place}
         self._note_left(said.left | ({place} if said.departure == Departure.LEFT else frozenset()))
 
-    def _hear_hello(self, place: int, other: Neighbor, said: ControlMessage) -> None:
+    def _hear_hello(self, place: int, said: ControlMessage) -> None:
+        """Agree with a process once it has answered this one; until then its hello may be a replay."""
+        other, card = self.neighbors[place], said.more
+        assert isinstance(card, Card)
+        if said.incarnation in other.former:
+            self.check_incarnation(place, said.incarnation)
+        other.heard = said.incarnation
+        if not self._is_answer(said):
+            return self._tell(Topic.HELLO, place)
+        other.meet(card)
         if other.incarnation != said.incarnation:
-            other.incarnation, other.done, other.step = said.incarnation, place in self.left, -1
-            other.come_to(said.step)
-            other.deadline.forget()
-        self._answer(place, said)
+            other.adopt(said.incarnation, card, said.step, place in self.left)
+            self._tell(Topic.HELLO, place)
+        if place in self.closed:
+            return None
         other.agreed = True
         self._forget(place, said.step)
         self._send_again(place)
         if self._finished:
             self._tell(Topic.DONE, place)
-
-    def _answer(self, place: int, said: ControlMessage) -> None:
-        if said.known != self.incarnation:  # it has not heard from this process yet
-            self._tell(Topic.HELLO, place)
+        return None
 
     def hear_life(self, place: int, alive: bool) -> None:
-        """A neighbor has come, or gone."""
-        other, now = self.neighbors[place], time.monotonic()
-        other.alive = alive
+        """Take in that a neighbor has come, or gone."""
+        other = self.neighbors[place]
         if alive:
-            other.lost, other.last_seen = math.inf, now
+            if other.come_to_life():
+                self.news.append(f"found: {other.name}")
             self._tell(Topic.HELLO, place)
-        else:
-            other.lost = now
+            return
+        if other.alive and not other.done:
+            self.news.append(f"lost: {other.name}")
+        other.get_lost()
+
+    # ------------------------------------------------------------------ what is refused
+
+    def refuse(self, place: int, reason: RefusalReason, step: int) -> None:
+        """Count a message of a neighbor that was refused; see `Members.refuse` for refused content."""
+        other = self.neighbors[place]
+        if other.refuse(reason, step):
+            self.news.append(Refusal(step, reason).of(other.name))
+        if not reason.of_content or place in self.closed:
+            return
+        if not self.asynchronous:
+            self._accused = Accusation(place, reason), step
+            self.fail(Refused(Refusal(step, reason).of(other.name)))
+            for each in self.neighbors:
+                self._tell(Topic.ENDED, each)
+        elif other.contents_refused >= REFUSALS:
+            self._note_closed({place}, self.name)
+
+    def _hear_accusation(self, other: Neighbor, step: int, said: Accusation) -> None:
+        """Take in that a neighbor has ended, because it refused what a member sent."""
+        words = Refusal(step, said.reason).of(self.names[said.member])
+        other.farewell = f"{other.name} has ended: {words}"
+        self.fail(Refused(other.farewell))
 
     def heartbeat(self, place: int, rounds: Rounds) -> ControlMessage:
-        """How far this peer is and how fast, for a neighbor."""
+        """A message that says how far this peer is, and how fast."""
         said = self.message(Topic.WAITING if rounds.waits else Topic.HEARTBEAT, place, max(rounds.step, 0))
         return replace(said, pace=rounds.pace, sent=microseconds(), echo=self.neighbors[place].deadline.echo)
 
     def _hear_heartbeat(self, place: int, said: ControlMessage) -> None:
         """Take in how far a neighbor is and how fast."""
         other = self.neighbors[place]
-        if (said.incarnation, said.known) != (other.incarnation, self.incarnation) or place in self.closed:
-            return  # of or for a process that is gone, or who is out
+        if said.incarnation != other.incarnation or place in self.closed:
+            return  # of a process that is gone, or of a peer that is out
+        self._check_place(other, said)
+        if said.known != self.incarnation:
+            return
         other.last_seen = time.monotonic()
         other.deadline.hear(said.pace, said.sent, said.echo)
         if said.topic == Topic.WAITING:
@@ -178,17 +249,18 @@ class Membership:
 
     # ------------------------------------------------------------------ what is decided
 
-    def absent(self) -> list[str]:
-        """Who has not said hello."""
+    def absent(self) -> list[Neighbor]:
+        """Neighbors that have not said hello."""
         # A hello may be read after the news that its sender has died: only liveliness says who lives.
         return [
-            other.name
+            other
             for place, other in self.neighbors.items()
             if not (other.agreed and other.alive) and place not in self.closed | self.left
         ]
 
     def excuse_absent(self) -> None:
-        """Who is not there has all of `close_after` from now on."""
+        """Give absent peers all of `close_after` from now on; called by a process that continues from a checkpoint."""
+        self.returned = True
         for other in self.neighbors.values():
             other.lost = math.inf if other.alive else time.monotonic()
 
@@ -204,9 +276,9 @@ class Membership:
         return self._finished and self._finished_in == self.closed
 
     @property
-    def unfinished(self) -> list[str]:
-        """Who is not done, of those who are not removed."""
-        return [other.name for place, other in self.neighbors.items() if not other.done and place not in self.closed]
+    def unfinished(self) -> list[Neighbor]:
+        """Neighbors that are neither done nor removed."""
+        return [other for place, other in self.neighbors.items() if not other.done and place not in self.closed]
 
     def leave(self, left: bool) -> None:
         """See `Members.leave`."""
@@ -223,14 +295,17 @@ class Membership:
                 other.done = True
             else:
                 gone.add(place)
-        self._note_closed(gone, self.names[self.client])
+        if gone and self.returned and not any(other.incarnation for other in self.neighbors.values()):
+            said = f"nobody has answered for {self.close_after:g} s since this peer returned: all others have ended or"
+            return self.fail(Absent(f"{said} are away; its checkpoint stays, and its own data alone make no result"))
+        return self._note_closed(gone, self.name)
 
     def remove_stalled(self, behind: Collection[int], patience: float) -> None:
         """Remove who is there, waits for nobody, and has not come further for `patience` seconds."""
         now = time.monotonic()
         stalled = [place for place in behind if self.neighbors[place].alive]
         gone = [place for place in stalled if now - self.neighbors[place].advanced > patience]
-        self._note_closed(gone, self.names[self.client])
+        self._note_closed(gone, self.name)
 
     def missing(self) -> bool:
         """See `Members.missing`."""
@@ -265,12 +340,15 @@ class Membership:
         if not new:
             return
         if self.client in new:
-            self.failure = f"removed by {by}: the others have continued without this peer"
+            self.fail(Absent(f"removed by {by}: the others have continued without this peer"))
             new.discard(self.client)
         self.closed = self.closed | new
+        self.news.extend(f"removed: {self.names[each]}, by {by}" for each in sorted(new))
         for place, other in self.neighbors.items():
             other.done, other.advanced = place in self.left, time.monotonic()
         self._tell_members()
+        for place in new & set(self.neighbors):  # one that is there ends, instead of going on alone
+            self._tell(Topic.MEMBERS, place)
 
     def _note_left(self, gone: Collection[int]) -> None:
         new = set(gone) - self.left - {self.client}

@@ -1,14 +1,15 @@
 """A long payload in parts, each a message of its own, and together again.
 
-Every part says the same of the whole: its number, step and length; and its own place. Parts have one size, so nothing
-else needs to be believed. What is put together is bounded, in bytes and in open payloads, for each sender.
+Every part says the same of the whole: its number, step and length, the run and the incarnation of its sender; and its
+own place. Parts have one size, so nothing else needs to be believed. What is put together is bounded, in bytes and in
+open payloads, for each sender.
 """
 
 import struct
-from collections.abc import Iterator
-from typing import final
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, final
 
-from hyperpush.engines.transport.wire import RefusalReason, Rejected
+from hyperpush.engines.transport.wire import VERSION, RefusalReason, Rejected
 
 # Bytes of one message of Zenoh: longer payloads come in parts. Zenoh would take 256 MB at once, but slowly (0.2 GB/s
 # instead of 1 GB/s on loopback), and a control message behind it would wait for 0.3 s instead of 10 ms.
@@ -17,32 +18,57 @@ PART_BYTES = 4 << 20
 # was killed in the middle of are forgotten for newer ones.
 OPEN = 4
 
-_HEADER = struct.Struct("<4sIQQQ")
-_MAGIC = b"hpt1"
+RUN_BYTES = 8  # of the digest that names a run
+# Magic, version, place, number, length, step, run, incarnation.
+_HEADER = struct.Struct("<2sBxHIIQ8sQ")
+_MAGIC = b"ht"
+_NUMBERS = 1 << 32  # payloads are numbered modulo this
 
 
-def split(number: int, step: int, payload: bytes | bytearray) -> Iterator[tuple[bytes, memoryview]]:
+class Stamp(NamedTuple):
+    """The run that a part belongs to, and the process that sent it."""
+
+    run: bytes = bytes(RUN_BYTES)
+    incarnation: int = 0
+
+
+NO_STAMP = Stamp()
+
+
+def split(
+    number: int, step: int, payload: bytes | bytearray, stamp: Stamp = NO_STAMP
+) -> Iterator[tuple[bytes, memoryview]]:
     """(header, part) of each part of payload `number`."""
-    view = memoryview(payload)
+    view, number = memoryview(payload), number % _NUMBERS
     for place, start in enumerate(range(0, max(len(view), 1), PART_BYTES)):
-        yield _HEADER.pack(_MAGIC, place, number, step, len(view)), view[start : start + PART_BYTES]
+        header = _HEADER.pack(_MAGIC, VERSION, place, number, len(view), step, *stamp)
+        yield header, view[start : start + PART_BYTES]
+
+
+def stamp_of(header: bytes) -> Stamp:
+    """The stamp in a header; raises `Rejected` for what is no header of this version."""
+    if len(header) != _HEADER.size:
+        raise Rejected(RefusalReason.BAD_PART, f"a header of {len(header)} bytes")
+    magic, version, *_, run, incarnation = _HEADER.unpack(header)
+    if magic != _MAGIC:
+        raise Rejected(RefusalReason.BAD_PART, f"it starts with {magic!r}")
+    if version != VERSION:
+        raise Rejected(RefusalReason.WRONG_VERSION, f"version {version}, this is {VERSION}")
+    return Stamp(run, incarnation)
 
 
 @final
 class Assembly:
-    """The parts of one sender; payloads longer than `limit` bytes are refused."""
+    """The parts of one sender; payloads longer than `limit` bytes are refused. `drop` counts those given up."""
 
-    def __init__(self, limit: int):
-        self.limit = limit
+    def __init__(self, limit: int, drop: Callable[[RefusalReason], None] = lambda reason: None):
+        self.limit, self._drop = limit, drop
         self._open: dict[int, tuple[int, int, dict[int, bytes]]] = {}  # number: step, length, parts by place
 
     def add(self, header: bytes, part: bytes) -> tuple[int, bytes] | None:
         """(step, payload) if this part was the last one missing; raises `Rejected` for what does not fit."""
-        if len(header) != _HEADER.size:
-            raise Rejected(RefusalReason.BAD_PART, f"a header of {len(header)} bytes")
-        magic, place, number, step, length = _HEADER.unpack(header)
-        if magic != _MAGIC:
-            raise Rejected(RefusalReason.BAD_PART, f"it starts with {magic!r}")
+        stamp_of(header)
+        _, _, place, number, length, step, *_ = _HEADER.unpack(header)
         if length > self.limit:
             raise Rejected(RefusalReason.OVERSIZED, f"{length} bytes, at most {self.limit} expected")
         start = place * PART_BYTES
@@ -51,10 +77,10 @@ class Assembly:
         if length <= PART_BYTES:
             return step, part
         if number in self._open and self._open[number][:2] != (step, length):
-            del self._open[number]  # the sender was killed between its parts, and counts from 0 again
+            self._give_up(number)  # the sender was killed between its parts, and counts from 0 again
         if number not in self._open:
             while len(self._open) >= OPEN:  # the oldest will not be completed any more
-                del self._open[next(iter(self._open))]
+                self._give_up(next(iter(self._open)))
             self._open[number] = step, length, {}
         parts = self._open[number][2]
         parts[place] = part
@@ -62,3 +88,7 @@ class Assembly:
             return None
         del self._open[number]
         return step, b"".join(parts[place] for place in sorted(parts))
+
+    def _give_up(self, number: int) -> None:
+        del self._open[number]
+        self._drop(RefusalReason.INCOMPLETE)

@@ -7,7 +7,10 @@ peer can write under its own name only, and read only what is addressed to it.
 """
 
 import json
+import re
+import resource
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from hyperpush.base.checks import require
@@ -19,6 +22,9 @@ from hyperpush.engines.transport.zenoh.parts import PART_BYTES
 zenoh = require("zenoh", "peers")
 
 CHANNELS = ("data", "control", "pace")
+# Milliseconds for a TLS handshake: two round trips around the world and a busy machine. Until then a stranger that says
+# nothing holds a socket. Zenoh's own limit is 10 s.
+HANDSHAKE = 2000
 
 
 def settings(
@@ -28,7 +34,7 @@ def settings(
     neighbors: Mapping[str, Address | None],
     identity: Identity | None,
 ) -> dict[str, Any]:
-    """The configuration of the session of `name`, who dials the neighbors that have an address."""
+    """The configuration of the session of `name`, which dials the neighbors that have an address."""
     check_name("run", run)
     for each in (name, *neighbors):
         check_name("name", each)
@@ -41,7 +47,7 @@ def settings(
     secure = identity is not None
     made: dict[str, Any] = {
         "mode": "peer",
-        "listen": {"endpoints": [] if listen is None else [listen.endpoint(secure)], "exit_on_failure": True},
+        "listen": {"endpoints": [] if listen is None else [_listening(listen, secure)], "exit_on_failure": True},
         "connect": {
             "endpoints": [each.endpoint(secure) for each in neighbors.values() if each is not None],
             "exit_on_failure": False,
@@ -74,6 +80,11 @@ def settings(
         }
         made["access_control"] = _access(run, name, list(neighbors))
     return made
+
+
+def _listening(address: Address, secure: bool) -> str:
+    """An endpoint to listen on, which gives up on a handshake that takes too long."""
+    return address.endpoint(secure) + (f"#tls_handshake_timeout_ms={HANDSHAKE}" if secure else "")
 
 
 def message_key(run: str, sender: str, receiver: str, channel: str) -> str:
@@ -115,10 +126,30 @@ def _access(run: str, name: str, neighbors: list[str]) -> dict[str, Any]:
     }
 
 
+def number_of(zid: Any) -> bytes:
+    """The number of a Zenoh session as 16 bytes."""
+    return int(str(zid), 16).to_bytes(16, "big")
+
+
+def session_number(session: Any) -> bytes:
+    """The number of this process's own session."""
+    return number_of(session.info.zid())
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many files and sockets open as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # macOS calls its limit infinite, and takes less
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def open_session(configuration: Mapping[str, Any]) -> Any:
-    """A Zenoh session; what is wrong with it is one error."""
+    """Open a Zenoh session; a failure is one error."""
+    raise_file_limit()
     try:
         return zenoh.open(zenoh.Config.from_json5(json.dumps(configuration)))
     except zenoh.ZError as error:
         where = ", ".join(configuration["listen"]["endpoints"]) or "no address"
-        raise HyperpushError(f"the network cannot be opened on {where}: {str(error).splitlines()[0]}") from None
+        said = re.sub(r" at /\S+", "", str(error).splitlines()[0]).rstrip(".")  # places in Zenoh's sources
+        raise HyperpushError(f"the network cannot be opened on {where}: {said}") from None

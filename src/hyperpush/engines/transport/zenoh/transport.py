@@ -1,12 +1,14 @@
 """A `Transport` on Eclipse Zenoh: sessions, threads and waits.
 
 Messages go out reliably and wait where a link is congested (Zenoh's DROP would lose every long message on a slow link),
-in parts of one size. Who sent one is the name in its key, which access control compares with the certificate.
+in parts of one size. Who sent one is the name in its key, which access control compares with the certificate. Each part
+names the run and the process that sent it, so that messages of an earlier run or process count for nothing.
 
-On a second channel (`control`) peers say hello (who they are in this run, which configuration they hold, from which
-step on they need messages), acknowledge what they need no more, announce that they are done, and who is removed or
-has left. Liveliness tells who is there. On a third (`pace`), asynchronously, they send heartbeats that say how fast
-they are. A heartbeat never waits for a congested link: it is dropped.
+On a second channel (`control`) peers say hello (their process, configuration and code, and from which step on they need
+messages), acknowledge what they need no more, announce that they are done, and who is removed or has left. Two
+processes have agreed when each has answered the other's hello: a hello that was recorded earlier answers nobody.
+Liveliness tells who is there. On a third channel (`pace`), asynchronously, they send heartbeats that say how fast they
+are. A heartbeat never waits for a congested link: it is dropped.
 """
 
 import queue
@@ -14,37 +16,40 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from hashlib import blake2b
 from itertools import count
 from typing import Any, Literal, final
 
-from hyperpush.base.errors import HyperpushError, InvalidInput
-from hyperpush.engines.transport.protocol import LAST
+import jax
+
+from hyperpush.base.errors import Absent, HyperpushError, InvalidInput, Stopped
 from hyperpush.engines.transport.retransmission import ACKNOWLEDGE_EVERY
-from hyperpush.engines.transport.wire import RefusalReason, Rejected
+from hyperpush.engines.transport.wire import RefusalReason
 from hyperpush.engines.transport.zenoh.addresses import Address
-from hyperpush.engines.transport.zenoh.control import Topic, unpack
+from hyperpush.engines.transport.zenoh.agreement import NOT_COMPARED
+from hyperpush.engines.transport.zenoh.control import Card, Topic
 from hyperpush.engines.transport.zenoh.deadlines import HEARTBEAT, MOST_HEARTBEATS, Deadline, Rounds
-from hyperpush.engines.transport.zenoh.endpoints import Endpoints, Take
+from hyperpush.engines.transport.zenoh.endpoints import Endpoints
 from hyperpush.engines.transport.zenoh.identity import Identity
+from hyperpush.engines.transport.zenoh.incoming import Incoming
 from hyperpush.engines.transport.zenoh.links import Link
-from hyperpush.engines.transport.zenoh.membership import Membership, Neighbor
-from hyperpush.engines.transport.zenoh.parts import split
-from hyperpush.engines.transport.zenoh.session import CHANNELS, open_session, settings
+from hyperpush.engines.transport.zenoh.membership import Membership
+from hyperpush.engines.transport.zenoh.neighbors import Neighbor
+from hyperpush.engines.transport.zenoh.parts import RUN_BYTES, Stamp, split
+from hyperpush.engines.transport.zenoh.session import CHANNELS, open_session, session_number, settings
+from hyperpush.engines.transport.zenoh.waits import Waits
 
 Mode = Literal["synchronous", "asynchronous"]
 
 # Bytes of the longest payload, unless told otherwise: 64 million parameters in float32. It bounds what a broken
 # neighbor can make us hold.
 LIMIT = 256 << 20
-# Seconds by which the news that somebody is done may come before its last message. Control messages overtake data: a
-# payload of LIMIT bytes takes that long at 200 Mbit/s.
-OVERTAKES = 10.0
 _AGAIN = "again"  # a task like the topics of control messages: send what is kept again
 
 
 @final
 class Zenoh:
-    """One peer's access to the network; `hp.Peers` checks what it is given.
+    """One peer's access to the network; `hp.Peers` checks its arguments.
 
     Synchronous: `collect` waits `patience` seconds for everybody expected, then it is an error. What was sent is kept
     until acknowledged, and sent again to a peer that comes back. A step may be collected again, for those whose message
@@ -61,6 +66,7 @@ class Zenoh:
         listen: The address that it listens on; None: nobody dials it.
         identity: Its certificate; None: no TLS, and loopback addresses only.
         digest: Stands for the configuration: peers that hold another are refused.
+        code: Stands for what the program computes, in the same way; zeros: not compared.
         mode: Whether peers go in step.
         patience: Seconds after which a wait is an error.
         close_after: Seconds after which, asynchronously, a peer that is gone is removed.
@@ -68,7 +74,8 @@ class Zenoh:
         durable: Whether the caller calls `acknowledge` itself, as it may be restarted from what it has stored.
         closed: Those who were removed before.
         left: Those who had left before.
-        limit: Bytes of the longest payload, which is refused by who would send it and by who gets it.
+        limit: Bytes of the longest payload of the program. A longer one is refused at both ends, and a few times as
+            much is kept of one sender at most.
     """
 
     def __init__(
@@ -81,6 +88,7 @@ class Zenoh:
         identity: Identity | None = None,
         *,
         digest: bytes = bytes(32),
+        code: bytes = NOT_COMPARED,
         mode: Mode = "synchronous",
         patience: float = 60.0,
         close_after: float = 10.0,
@@ -92,23 +100,24 @@ class Zenoh:
     ):
         self.run, self.names, self.client = run, tuple(names), client
         self._me = f"peer {names[client]}"  # in errors
-        self.patience, self.durable, self.limit = patience, durable, limit
+        self.durable, self.limit = durable, limit
         self.asynchronous = mode == "asynchronous"
-        self.rejections = Counter[str]()
         places = [self.names.index(name) for name in links]
         self.neighbors = {place: Neighbor(names[place], Deadline(most=longest_wait)) for place in places}
-        self.links = {place: Link(limit, not self.asynchronous) for place in places}
+        self.links = {place: Link(limit, not self.asynchronous, self._drop(place)) for place in places}
         self._changed = threading.Condition()
         self._numbers = count()
-        self._collecting = -1, 0.0  # a step, and since when it is waited for
         self._rounds = Rounds()
         self._closing = threading.Event()
         self._tasks: queue.SimpleQueue[tuple[Topic | str, int, int] | None] = queue.SimpleQueue()
+        opened = open_session(settings(run, names[client], listen, links, identity))
+        ends = 0 if identity is None else identity.ends
         self.members = Membership(
             self.names,
             client,
             self.neighbors,
-            digest=digest,
+            run=blake2b(digest + code + run.encode(), digest_size=RUN_BYTES).digest(),
+            card=Card(digest, code, jax.__version__, ends, session_number(opened)),
             asynchronous=self.asynchronous,
             close_after=close_after,
             closed=closed,
@@ -117,15 +126,22 @@ class Zenoh:
             forget=lambda place, step: self.links[place].unacknowledged.acknowledge(step),
             send_again=lambda place: self._tasks.put((_AGAIN, place, 0)),
         )
-        takes = {"data": self._on_data, "control": self._on_control, "pace": self._on_control}
+        self._stamp = Stamp(self.members.run, self.members.incarnation)
+        self.waits = Waits(self.members, self.links, self._rounds, self._changed, patience, self._check, self._ask)
+        self._incoming = Incoming(self.members, self.links, self._changed)
+        takes = {
+            "data": self._incoming.on_data,
+            "control": self._incoming.on_control,
+            "pace": self._incoming.on_control,
+        }
         self._endpoints = Endpoints(
-            open_session(settings(run, names[client], listen, links, identity)),
+            opened,
             run,
             names[client],
             {place: other.name for place, other in self.neighbors.items()},
-            {channel: self._guard(takes[channel]) for channel in CHANNELS[: 2 + self.asynchronous]},
-            self._on_life,
-            self._on_link,
+            {channel: self._incoming.guard(takes[channel]) for channel in CHANNELS[: 2 + self.asynchronous]},
+            self._incoming.on_life,
+            self._incoming.on_link,
         )
         self._workers = [
             threading.Thread(target=work, name=f"{names[client]} {channel}", daemon=True)
@@ -133,6 +149,20 @@ class Zenoh:
         ]
         for worker in self._workers:
             worker.start()
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a wait is an error."""
+        return self.waits.patience
+
+    @patience.setter
+    def patience(self, seconds: float) -> None:
+        self.waits.patience = seconds
+
+    @property
+    def rejections(self) -> Counter[str]:
+        """Messages, links and hellos that were refused, by reason."""
+        return self._incoming.rejections
 
     # -------------------------------------------------------------- transport
 
@@ -151,52 +181,15 @@ class Zenoh:
         """See `Transport.collect`."""
         with self._changed:
             if self.asynchronous:
-                self._wait_at_own_pace(step, expected)
+                self.waits.at_own_pace(step, expected)
             else:
-                self._wait_in_step(step, expected)
+                self.waits.in_step(step, expected)
             found = [(sender, payload) for sender in sorted(self.links) for payload in self.links[sender].take(step)]
             self.members.needed = max(self.members.needed, step)
             self._rounds.begin()
         if not self.asynchronous and not self.durable and step % ACKNOWLEDGE_EVERY == 0:
             self.acknowledge(step)
         return found
-
-    def _wait_in_step(self, step: int, expected: Collection[int]) -> None:
-        """Wait until everybody's message is there; too long is an error."""
-        if self._collecting[0] != step:  # patience does not begin anew with what did not fit
-            self._collecting = step, time.monotonic()
-        while True:
-            self._check()
-            waiting = [self.neighbors[sender] for sender in expected if not self.links[sender].has(step)]
-            if not waiting:
-                return
-            left = self._collecting[1] + self.patience - time.monotonic()
-            self._complain(step, waiting, left <= 0)
-            self._changed.wait(min(left, 1.0))
-
-    def _wait_at_own_pace(self, step: int, expected: Collection[int]) -> None:
-        """Wait for each message until its deadline, and for who is far behind until it has come closer or is removed.
-
-        Whoever is away is waited for, too: until it is back, or gone for `close_after` seconds.
-        """
-        start = time.monotonic()
-        if step < LAST:
-            self._rounds.end(step)
-        try:
-            while True:
-                self._check()
-                self.members.remove_gone()
-                behind = self.members.behind(step)
-                self.members.remove_stalled(behind, self.patience)
-                self._rounds.waits = bool(behind)
-                unheard = [e for e in expected if not (self.links[e].has(step) or self.members.is_hopeless(e))]
-                waits = [self.neighbors[each].deadline.seconds for each in unheard]
-                left = start + max(waits, default=0.0) - time.monotonic()
-                if left <= 0 and not behind:
-                    return
-                self._changed.wait(min(left, 1.0) if left > 0 else 0.2)  # heartbeats, too, wake it
-        finally:
-            self._rounds.waits = False
 
     def acknowledge(self, step: int) -> None:
         """Tell the neighbors that nothing before `step` will be needed again, even after a restart."""
@@ -228,7 +221,7 @@ class Zenoh:
                 self._check()
                 left = until - time.monotonic()
                 if left <= 0 and everyone:
-                    raise HyperpushError(f"{self._me}: no hello within {self.patience:g} s from {', '.join(missing)}")
+                    raise self.waits.in_vain(f"no hello within {self.patience:g} s", missing)
                 if left <= 0:
                     self.members.excuse_absent()
                     break
@@ -261,6 +254,12 @@ class Zenoh:
         with self._changed:
             self.members.finish(finished, again, view)
 
+    def refuse(self, sender: int, reason: RefusalReason, step: int) -> None:
+        """See `Members.refuse`."""
+        with self._changed:
+            self.members.refuse(sender, reason, step)
+            self._changed.notify_all()
+
     def everyone_done(self) -> bool:
         """Whether all neighbors that are not removed have said that they are done."""
         return not self._now(lambda: self.members.unfinished)
@@ -270,11 +269,16 @@ class Zenoh:
         with self._changed:
             self.members.leave(left)
 
-    def stop(self, why: str) -> None:
-        """Give up: whoever waits here, or sends, gets an error that says why. Nothing is told to the others."""
+    def stop(self, error: HyperpushError) -> None:
+        """Give up: whoever waits here, or sends, gets this error. Nothing is told to the others."""
         with self._changed:
-            self.members.failure = self.members.failure or why
+            self.members.fail(error)
             self._changed.notify_all()
+
+    def news(self) -> list[str]:
+        """Lines about parties that were lost, found or refused since the last call."""
+        lines = self.members.news
+        return [lines.popleft() for _ in range(len(lines))]
 
     def present(self, clients: list[int]) -> list[int]:
         """See `Members.present`."""
@@ -302,12 +306,13 @@ class Zenoh:
         while late := self._now(lambda: self.members.unfinished):
             with self._changed:
                 if time.monotonic() > until:
-                    raise HyperpushError(f"{self._me}: done, but not within {self.patience:g} s: {', '.join(late)}")
+                    raise self.waits.in_vain(f"done, but no word within {self.patience:g} s that others are", late)
                 self._changed.wait(0.2)
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """What is known of each neighbor, by name."""
+        """Facts about each neighbor, by name."""
         with self._changed:
+            self._incoming.look_at_guests()
             return {
                 other.name: other.status()
                 | {"closed": place in self.closed}
@@ -315,63 +320,19 @@ class Zenoh:
                 for place, other in self.neighbors.items()
             }
 
-    # --------------------------------------------------------------- incoming
+    # --------------------------------------------------------------- outgoing
 
-    def _guard(self, take: Take) -> Take:
-        """Whatever comes in, nothing but a count may come of it if it does not fit."""
+    def _ask(self, topic: Topic, place: int, step: int) -> None:
+        self._tasks.put((topic, place, step))
 
-        def handle(place: int, header: bytes, payload: bytes) -> None:
-            with self._changed:
-                try:
-                    take(place, header, payload)
-                except Rejected as rejected:
-                    self.rejections[rejected.reason.value] += 1
-                self._changed.notify_all()
-
-        return handle
-
-    def _on_data(self, place: int, header: bytes, part: bytes) -> None:
-        other = self.neighbors[place]
-        other.received_bytes += len(part)
-        other.last_seen = time.monotonic()
-        step = self.links[place].add(header, part, self.members.needed)
-        if step is not None:
-            other.come_to(step)
-
-    def _on_control(self, place: int, header: bytes, payload: bytes) -> None:
-        if header:
-            raise Rejected(RefusalReason.BAD_CONTROL, "it has an attachment")
-        self.members.hear(place, unpack(payload, len(self.names)))
-
-    def _on_life(self, place: int, alive: bool) -> None:
-        with self._changed:
-            self.members.hear_life(place, alive)
-            self._changed.notify_all()
-
-    def _on_link(self, name: str | None) -> None:
-        """Count links whose certificate names nobody that we know: access control lets nothing through them."""
-        if name is not None and name not in self.names:
-            with self._changed:
-                self.rejections["stranger"] += 1
-
-    # ----------------------------------------------------------------- errors
-
-    def _complain(self, step: int, waiting: Sequence[Neighbor], late: bool) -> None:
-        before = time.monotonic() - min(OVERTAKES, self.patience)
-        left = [other.name for other in waiting if other.done and other.done_since < before]
-        if left:
-            raise HyperpushError(f"{self._me}, step {step}: done before sending: {', '.join(left)}")
-        if late:
-            names = ", ".join(o.name if o.alive else f"{o.name} (gone)" for o in waiting)
-            raise HyperpushError(f"{self._me}, step {step}: no message within {self.patience:g} s from {names}")
+    def _drop(self, place: int) -> Callable[[RefusalReason], None]:
+        return lambda reason: self._incoming.count(place, reason)
 
     def _check(self) -> None:
         if self.members.failure is not None:
-            raise HyperpushError(f"{self._me}: {self.members.failure}")
+            raise _named(self.members.failure, self._me)
         if self._closing.is_set():
             raise HyperpushError(f"{self._me}: its transport is closed")
-
-    # --------------------------------------------------------------- outgoing
 
     def _work(self) -> None:
         """Send control messages, and messages again: callbacks of Zenoh must not wait for a congested link."""
@@ -398,7 +359,7 @@ class Zenoh:
                     self._deliver(place, "pace", said.pack(len(self.names)), None)
 
     def _put(self, to: int, step: int, payload: bytes | bytearray) -> None:
-        for header, part in split(next(self._numbers), step, payload):
+        for header, part in split(next(self._numbers), step, payload, self._stamp):
             self._deliver(to, "data", bytes(part), header)
         self.neighbors[to].sent_bytes += len(payload)
 
@@ -406,4 +367,9 @@ class Zenoh:
         if not self._endpoints.put(to, channel, payload, attachment):
             with self._changed:
                 if not self._closing.is_set():
-                    self.members.failure = self.members.failure or f"cannot send to {self.names[to]}"
+                    self.members.fail(Absent(f"cannot send to {self.names[to]}"))
+
+
+def _named(error: HyperpushError, me: str) -> HyperpushError:
+    """The error with the name of the peer that it happened to; a stop says it already."""
+    return error if isinstance(error, Stopped) else type(error)(f"{me}: {error}")

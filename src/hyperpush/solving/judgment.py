@@ -1,4 +1,4 @@
-"""What a client of TrackedHGP thinks of its result, and whether more steps would help."""
+"""The verdict of a client that tracks gradients: how good its result is, and whether more steps would help."""
 
 from dataclasses import replace
 
@@ -19,29 +19,37 @@ FALLING = 0.42  # share of all clients' changes that go along negative curvature
 
 
 class Judgment(eqx.Module):
-    """What a client knows of the errors so far, and its verdict."""
+    """A client's estimates of its errors so far, and its verdict."""
 
-    jacobian_norm: Float[Array, ""]  # ‖B_i‖; 0 on a private task
+    jacobian_norm: Float[Array, ""]  # ‖B_i‖; 0 on a private task, and for an inner problem
     high: Float[Array, ""]  # the largest of all terms so far, whose rounding stays
-    error: Float[Array, ""]  # of v_i, relative; on a private task of q. Below 0: not known
+    error: Float[Array, ""]  # of the result, relative; on a private task of q. Below 0: not known
     reason: Int[Array, ""]
     ended: Bool[Array, ""]  # whether more steps would bring nothing
     curvature_signs: (
         Float[Array, "2"] | None
     )  # of all clients' changes: how many too many fell, and the sum of their curvatures
     precision: float = eqx.field(static=True)  # the power of the rounding unit to which products are right
+    memory: float = eqx.field(
+        static=True
+    )  # share of `curvature_signs` that the next step keeps: 1 where the Hessian is constant
 
     @staticmethod
     def start(
-        jacobian_norm: Float[Array, ""], source: Float[Array, " d"], precision: float, curvature_signs: bool
+        jacobian_norm: Float[Array, ""],
+        source: Float[Array, " d"],
+        precision: float,
+        curvature_signs: bool,
+        memory: float = 1.0,
     ) -> "Judgment":
         counts = jnp.zeros(2, source.dtype) if curvature_signs else None
         unknown, limit = -jnp.ones((), source.dtype), jnp.asarray(Reason.LIMIT, jnp.int32)
-        return Judgment(jacobian_norm, jnp.linalg.norm(source), unknown, limit, jnp.zeros((), bool), counts, precision)
+        no = jnp.zeros((), bool)
+        return Judgment(jacobian_norm, jnp.linalg.norm(source), unknown, limit, no, counts, precision, memory)
 
     @property
     def floor(self) -> Float[Array, ""]:
-        """What rounding may leave of a tracked gradient of zero."""
+        """The size that rounding may leave of a tracked gradient of zero."""
         return ROUNDING * jnp.finfo(self.high.dtype).eps ** self.precision * self.high
 
     def with_terms(self, *terms: Float[Array, " d"]) -> "Judgment":
@@ -54,9 +62,8 @@ class Judgment(eqx.Module):
         if self.curvature_signs is None or secants is None:
             return judgment
         found = secants.latest
-        return replace(
-            judgment, curvature_signs=self.curvature_signs + jnp.stack([(found < 0) - FALLING * (found != 0), found])
-        )
+        seen = jnp.stack([(found < 0) - FALLING * (found != 0), found])
+        return replace(judgment, curvature_signs=self.memory * self.curvature_signs + seen)
 
     def conclude(
         self,
@@ -80,7 +87,7 @@ class Judgment(eqx.Module):
         return replace(self, error=error, reason=reason, ended=ended)
 
     def _is_falling(self, step: Int[Array, ""]) -> Bool[Array, ""]:
-        """Whether the clients came here along negative curvature: to a saddle, where accelerated steps can end.
+        """True if the clients came here along negative curvature: to a saddle, where accelerated steps can end.
 
         Mixing turns the signs of single changes and clients, so all count them together. The sum of the curvatures sees
         few changes along a large negative one.

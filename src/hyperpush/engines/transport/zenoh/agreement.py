@@ -1,0 +1,23 @@
+"""What peers must have in common, and how they differ, in words."""
+
+from hyperpush.engines.transport.wire import RefusalReason
+from hyperpush.engines.transport.zenoh.control import Card
+
+NOT_COMPARED = bytes(16)  # a code digest that fits all others
+
+
+def difference(name: str, theirs: Card, me: str, ours: Card) -> tuple[RefusalReason, str] | None:
+    """Why two peers do not fit together, with both values; None if they do."""
+    if theirs.jax != ours.jax:
+        return RefusalReason.ANOTHER_JAX, f"{name} has JAX {theirs.jax}, {me} has JAX {ours.jax}"
+    if theirs.configuration != ours.configuration:
+        held = _shown(name, theirs.configuration), _shown(me, ours.configuration)
+        return RefusalReason.ANOTHER_CONFIGURATION, f"{held[0]} holds another configuration than {held[1]}"
+    if NOT_COMPARED not in (theirs.code, ours.code) and theirs.code != ours.code:
+        held = _shown(name, theirs.code), _shown(me, ours.code)
+        return RefusalReason.ANOTHER_CODE, f"{held[0]} runs other code than {held[1]}"
+    return None
+
+
+def _shown(name: str, digest: bytes) -> str:
+    return f"{name} ({digest.hex()[:16]}…)"

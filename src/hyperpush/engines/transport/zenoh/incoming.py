@@ -1,0 +1,97 @@
+"""Messages, links and signs of life that come in: what does not fit is counted, and nothing else comes of it."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import final
+
+from hyperpush.engines.transport.wire import RefusalReason, Rejected
+from hyperpush.engines.transport.zenoh.control import unpack
+from hyperpush.engines.transport.zenoh.endpoints import Take
+from hyperpush.engines.transport.zenoh.guests import OTHERS, Guests
+from hyperpush.engines.transport.zenoh.links import Link
+from hyperpush.engines.transport.zenoh.membership import Membership
+from hyperpush.engines.transport.zenoh.parts import stamp_of
+
+
+@final
+class Incoming:
+    """Callbacks of Zenoh's threads, each of which takes the transport's lock.
+
+    Args:
+        members: Who takes part.
+        links: What has come, by neighbor.
+        changed: The transport's lock.
+    """
+
+    def __init__(self, members: Membership, links: Mapping[int, Link], changed: threading.Condition):
+        self.members, self.links, self._changed = members, links, changed
+        self.rejections = Counter[str]()
+        self._guests = Guests({name: place for place, name in enumerate(members.names)}, members.neighbors)
+
+    def guard(self, take: Take) -> Take:
+        """Let nothing but a count come of a message that does not fit."""
+
+        def handle(place: int, header: bytes, payload: bytes) -> None:
+            with self._changed:
+                try:
+                    take(place, header, payload)
+                except Rejected as rejected:
+                    self._note(place, rejected)
+                self._changed.notify_all()
+
+        return handle
+
+    def _note(self, place: int, rejected: Rejected) -> None:
+        if rejected.reason == RefusalReason.WRONG_VERSION:
+            other = self.members.neighbors[place]
+            other.unfit = f"{other.name} has {rejected.detail}"
+        self.count(place, rejected.reason)
+
+    def count(self, place: int, reason: RefusalReason) -> None:
+        """Count a message of a neighbor that was refused or given up."""
+        self.rejections[reason.value] += 1
+        self.members.refuse(place, reason, self.members.needed)
+
+    def on_data(self, place: int, header: bytes, part: bytes) -> None:
+        """Take in a part of a message of the program."""
+        other, stamp = self.members.neighbors[place], stamp_of(header)
+        other.received_bytes += len(part)
+        if stamp.run != self.members.run:
+            raise Rejected(RefusalReason.ANOTHER_RUN, f"{other.name} sent it in another run")
+        if not other.incarnation:  # its hello has yet to come; then it sends this again
+            other.early += 1
+            return
+        self.members.check_incarnation(place, stamp.incarnation)
+        other.last_seen = time.monotonic()
+        step = self.links[place].add(header, part, self.members.needed)
+        if step is not None:
+            other.come_to(step)
+
+    def on_control(self, place: int, header: bytes, payload: bytes) -> None:
+        """Take in a control message or a heartbeat."""
+        if header:
+            raise Rejected(RefusalReason.BAD_CONTROL, "it has an attachment")
+        self.members.hear(place, unpack(payload, len(self.members.names)))
+
+    def on_life(self, place: int, alive: bool) -> None:
+        """Take in that a neighbor has come, or gone."""
+        with self._changed:
+            self.members.hear_life(place, alive)
+            self._changed.notify_all()
+
+    def on_link(self, name: str | None, session: bytes, opened: bool) -> None:
+        """Count links whose certificate names no peer that is known, or one that others speak for."""
+        with self._changed:
+            if found := self._guests.note(name, session, opened):
+                self._note_guest(str(name), found)
+
+    def look_at_guests(self) -> None:
+        """Count links that have said nothing under the name of their certificate for long."""
+        for name in self._guests.look():
+            self._note_guest(name, OTHERS)
+
+    def _note_guest(self, name: str, reason: str) -> None:
+        self.rejections[reason] += 1
+        self.members.news.append(f"refused: a link with a certificate of {name} ({reason})")

@@ -1,0 +1,155 @@
+"""One neighbor of a peer as seen from here, in numbers and in words."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, final
+
+from hyperpush.base.errors import Absent, HyperpushError, Refused
+from hyperpush.engines.transport.wire import RefusalReason
+from hyperpush.engines.transport.zenoh.control import Card
+from hyperpush.engines.transport.zenoh.deadlines import Deadline
+
+SESSIONS = 16  # network sessions of one party that are remembered: more restarts than a run has
+FORMER = 16  # the same for its incarnations
+
+
+class Refusal(NamedTuple):
+    """A message of a neighbor that was refused."""
+
+    step: int
+    reason: RefusalReason
+
+    def of(self, name: str) -> str:
+        """The refusal in words."""
+        return f"{name}'s message in step {self.step} was refused: {self.reason.words}"
+
+
+@final
+@dataclass
+class Neighbor:
+    """State of the link to another peer."""
+
+    name: str
+    deadline: Deadline
+    alive: bool = False
+    agreed: bool = False  # it has said hello to this process, with the same card
+    done: bool = False
+    done_since: float = math.inf
+    incarnation: int = 0  # of the process that was agreed with; 0: none yet
+    heard: int = 0  # of the last hello, which may be a replay
+    former: list[int] = field(default_factory=list)  # incarnations of processes that were agreed with before
+    told: int = 0  # the last of these that was told that another process has taken its place
+    knows: bool = False  # it has agreed with this process
+    last_seen: float = -math.inf
+    lost: float = field(default_factory=time.monotonic)  # since when it is gone
+    step: int = -1  # of its newest message, or the step that it says it has reached
+    advanced: float = field(default_factory=time.monotonic)  # when it got further, or said that it waits for a peer
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    early: int = 0  # messages that came before its hello: it sends them again
+    outages: int = 0
+    away: float = 0.0  # seconds in all outages that have ended
+    sessions: list[bytes] = field(default_factory=list)  # of its hellos
+    ends: int = 0  # when its certificate ends, in seconds since 1970; 0: not known
+    unfit: str = ""  # why a hello under its name is refused
+    answered: int = 0  # incarnation of the unfit process that was told so
+    refusals: Counter[RefusalReason] = field(default_factory=Counter)
+    last_refusal: Refusal | None = None
+    farewell: str = ""  # its last words: why it ended
+
+    def come_to(self, step: int) -> None:
+        """Note that it has reached a step."""
+        if step > self.step:
+            self.step, self.advanced = step, time.monotonic()
+
+    def come_to_life(self) -> bool:
+        """Note that its session is there; True if it was lost before."""
+        now, returns = time.monotonic(), self.outages > 0 and not self.alive
+        if returns:
+            self.away += now - self.lost
+        self.alive, self.lost, self.last_seen = True, math.inf, now
+        return returns
+
+    def get_lost(self) -> None:
+        """Note that its session is gone."""
+        if self.alive:
+            self.outages += 1
+        self.alive, self.lost = False, time.monotonic()
+
+    def adopt(self, incarnation: int, card: Card, step: int, done: bool) -> None:
+        """Take another process for this neighbor: it has said hello to this one."""
+        if self.incarnation:
+            self.former = [*self.former, self.incarnation][-FORMER:]
+        self.incarnation, self.done, self.step = incarnation, done, -1
+        self.knows, self.unfit, self.farewell = False, "", ""
+        self.ends = card.ends
+        self.come_to(step)
+        self.deadline.forget()
+
+    def meet(self, card: Card) -> None:
+        """Remember the network session that a hello came from."""
+        if card.session not in self.sessions:
+            self.sessions = [*self.sessions, card.session][-SESSIONS:]
+
+    def refuse(self, reason: RefusalReason, step: int) -> bool:
+        """Count a refused message; True the first, tenth, hundredth … time."""
+        self.refusals[reason] += 1
+        self.last_refusal = Refusal(step, reason)
+        count = self.refusals[reason]
+        return count == 10 ** (len(str(count)) - 1)
+
+    def refused_since(self, step: int) -> Refusal | None:
+        """The last refused message, if that was in this step or later."""
+        return self.last_refusal if self.last_refusal is not None and self.last_refusal.step >= step else None
+
+    @property
+    def contents_refused(self) -> int:
+        """Messages whose content was refused."""
+        return sum(count for reason, count in self.refusals.items() if reason.of_content)
+
+    def status(self) -> dict[str, Any]:
+        """Facts for the status file."""
+        now = time.monotonic()
+        seen = round(now - self.last_seen, 3) if self.last_seen > -math.inf else None
+        away = self.away + (now - self.lost if self.outages and not self.alive else 0.0)
+        found = {"alive": self.alive, "step": self.step, "last_seen": seen}
+        found |= {"received_bytes": self.received_bytes, "sent_bytes": self.sent_bytes}
+        found |= {"outages": self.outages, "away": round(away, 1), "early": self.early}
+        found |= {"certificate_ends": self.ends or None, "unfit": self.unfit or None}
+        return found | {"refused": {reason.value: count for reason, count in self.refusals.items()}}
+
+
+def shown_time(seconds: int) -> str:
+    """A time today as hours and minutes, another one with its day, in UTC."""
+    then = datetime.fromtimestamp(seconds, UTC)
+    return f"{then:%H:%M} UTC" if then.date() == datetime.now(UTC).date() else f"{then:%Y-%m-%d %H:%M} UTC"
+
+
+def certificate_ended(name: str, ends: int) -> str:
+    """That a certificate has ended, in words; empty if it has not."""
+    return f"{name}'s certificate ended at {shown_time(ends)}" if 0 < ends <= time.time() else ""
+
+
+def explain(other: Neighbor, step: int = 0, strangers: str = "") -> str:
+    """Why nothing of a step comes from a neighbor, in words; `strangers` tells of refused handshakes."""
+    ended = certificate_ended(other.name, other.ends)
+    if other.farewell or other.unfit:
+        return other.farewell or other.unfit
+    if other.alive:
+        refused = other.refused_since(step)
+        return f"{other.name} is there, in step {other.step}" if refused is None else refused.of(other.name)
+    if ended:
+        return ended
+    if not other.incarnation:
+        return f"{other.name} was never heard{strangers}"
+    return f"{other.name} is absent for {time.monotonic() - other.lost:.0f} s"
+
+
+def waited_in_vain(others: Sequence[Neighbor], step: int) -> type[HyperpushError]:
+    """The error for a wait that was given up: a refused message if all are there and one's message was refused."""
+    refused = any(each.alive and each.refused_since(step) for each in others)
+    return Refused if refused and all(each.alive for each in others) else Absent

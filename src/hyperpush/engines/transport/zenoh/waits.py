@@ -1,0 +1,107 @@
+"""Waits of one peer for messages of a step, and the errors of waits that were given up."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import final
+
+from hyperpush.base.errors import HyperpushError
+from hyperpush.engines.transport.protocol import LAST
+from hyperpush.engines.transport.zenoh.control import Topic
+from hyperpush.engines.transport.zenoh.deadlines import Rounds
+from hyperpush.engines.transport.zenoh.links import Link
+from hyperpush.engines.transport.zenoh.membership import Membership
+from hyperpush.engines.transport.zenoh.neighbors import Neighbor, certificate_ended, explain, waited_in_vain
+
+# Seconds by which the news that a peer is done may come before its last message. Control messages overtake data: a
+# payload of 256 MiB takes that long at 200 Mbit/s.
+OVERTAKES = 10.0
+
+
+@final
+class Waits:
+    """Waits for messages; called with the transport's lock held, which a wait releases.
+
+    Args:
+        members: Who is there.
+        links: Messages that have come, by neighbor.
+        rounds: How far this peer is.
+        changed: The transport's lock.
+        patience: Seconds after which a wait is an error.
+        check: Raises the error if this peer has given up.
+        ask: Sends a control message on a topic, to a neighbor, about a step.
+    """
+
+    def __init__(
+        self,
+        members: Membership,
+        links: Mapping[int, Link],
+        rounds: Rounds,
+        changed: threading.Condition,
+        patience: float,
+        check: Callable[[], None],
+        ask: Callable[[Topic, int, int], None],
+    ):
+        self.members, self.links, self.rounds, self.changed = members, links, rounds, changed
+        self.neighbors, self.patience, self._check, self._ask = members.neighbors, patience, check, ask
+        self.handshakes: Callable[[], Mapping[str, int]] = dict  # refused ones, by reason, where they are counted
+        self._collecting = -1, 0.0  # a step, and since when it is waited for
+
+    def in_step(self, step: int, expected: Collection[int]) -> None:
+        """Wait until the messages of all who are expected are there; too long is an error."""
+        if self._collecting[0] != step:  # patience does not begin anew with what did not fit
+            self._collecting = step, time.monotonic()
+        while True:
+            self._check()
+            missing = [sender for sender in expected if not self.links[sender].has(step)]
+            if not missing:
+                return
+            for sender in missing:
+                if self.links[sender].asks_again(step):
+                    self._ask(Topic.HELLO, sender, step)
+            left = self._collecting[1] + self.patience - time.monotonic()
+            self._complain(step, [self.neighbors[sender] for sender in missing], left <= 0)
+            self.changed.wait(min(left, 1.0))
+
+    def at_own_pace(self, step: int, expected: Collection[int]) -> None:
+        """Wait for each message until its deadline, and for peers far behind until they are closer or removed.
+
+        An absent peer is waited for, too: until it is back, or gone for `close_after` seconds.
+        """
+        start = time.monotonic()
+        if step < LAST:
+            self.rounds.end(step)
+        try:
+            while True:
+                self._check()
+                self.members.remove_gone()
+                behind = self.members.behind(step)
+                self.members.remove_stalled(behind, self.patience)
+                self.rounds.waits = bool(behind)
+                unheard = [e for e in expected if not (self.links[e].has(step) or self.members.is_hopeless(e))]
+                waits = [self.neighbors[each].deadline.seconds for each in unheard]
+                left = start + max(waits, default=0.0) - time.monotonic()
+                if left <= 0 and not behind:
+                    return
+                self.changed.wait(min(left, 1.0) if left > 0 else 0.2)  # heartbeats, too, wake it
+        finally:
+            self.rounds.waits = False
+
+    def _complain(self, step: int, waiting: Sequence[Neighbor], late: bool) -> None:
+        before = time.monotonic() - min(OVERTAKES, self.patience)
+        left = [other.name for other in waiting if other.done and other.done_since < before]
+        if left:
+            raise HyperpushError(f"peer {self.members.name}, step {step}: done before sending: {', '.join(left)}")
+        if late:
+            raise self.in_vain(f"no message within {self.patience:g} s", waiting, step)
+
+    def in_vain(self, what: str, missing: Sequence[Neighbor], step: int | None = None) -> HyperpushError:
+        """The error for a wait that was given up, with the reason that is known for each neighbor."""
+        seen = ", ".join(f"{count} {reason}" for reason, count in self.handshakes().items())
+        strangers = f" (handshakes refused here: {seen})" if seen else ""
+        own = certificate_ended(self.members.name, self.members.card.ends)
+        reasons = [*([own] if own else []), *(explain(other, step or 0, strangers) for other in missing)]
+        me = f"peer {self.members.name}"
+        where = me if step is None else f"{me}, step {step}"
+        names = ", ".join(other.name if other.alive else f"{other.name} (absent)" for other in missing)
+        return waited_in_vain(missing, step or 0)(f"{where}: {what} from {names}: {'; '.join(reasons)}")

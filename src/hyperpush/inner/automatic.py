@@ -1,0 +1,115 @@
+"""The inner solver that data, privacy, trust and the engine ask for."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+
+from hyperpush.base.checks import check_integer, check_positive
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import Number, as_number
+from hyperpush.base.schedules import StepSize
+from hyperpush.inner.base import InnerSolver
+from hyperpush.inner.sgp import SGP
+from hyperpush.inner.tracked_sgp import TrackedSGP
+from hyperpush.inner.tree_newton import TreeNewton
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Node
+from hyperpush.solving.choice import situation
+from hyperpush.task.problem import Problem
+
+ROUNDS = 1000  # where nobody can vote on an end, so that all are taken
+
+
+class AutomaticInner(InnerSolver):
+    """The inner solver that data, privacy, trust and the engine ask for. The status says which it was, and why.
+
+    | where | it takes |
+    |---|---|
+    | all examples, members that trust each other | `TreeNewton`; where messages get lost, it sends them again |
+    | members that distrust each other (`trust=False`) | `TrackedSGP`: nobody forwards another's sum |
+    | asynchronous peers, peers that lose messages | `TrackedSGP` with 1,000 rounds: nobody waits for a tree or a vote |
+    | mini-batches, private tasks | `SGP`, which stops near the solution: it needs a `step_size` |
+
+    The rule is that of `hp.Automatic`. **Use it** unless you compare solvers; nested algorithms do by default.
+
+    Args:
+        batch_size: Training examples per mini-batch; None uses all.
+        tolerance: The largest distance to the solution to accept, relative to it, above 0; None: the solver's own.
+            None with mini-batches and on private tasks, whose distance is not measured on the way.
+        trust: Whether members trust each other with their vectors. In a tree, who forwards sees its children's vectors
+            and can falsify a sum.
+        steps: Steps of `SGP`, 0 or more; other solvers ignore it.
+        step_size: Of `SGP`: a number, or `hp.schedule(…)`, with which it comes closer; other solvers ignore it. Take
+            one below 2 / λ_max of the Hessians.
+
+    Raises:
+        InvalidInput: An option is out of range, or `SGP` has no `step_size`.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(5, seed=0), hp.networks.RandomDirected(5)
+        >>> found = hp.train(task, hp.AutomaticInner(), network, key=0)
+        >>> print(found.status, found.status.chosen, sep="; ")
+        converged (tolerance); TreeNewton: all examples, members that trust each other
+    """
+
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="any",
+        target="inner",
+        sends="what the solver that it takes sends",
+        paper="here",
+        private=True,
+        lossy=True,
+    )
+
+    batch_size: int | None = eqx.field(static=True, default=None)
+    tolerance: Number | None = eqx.field(converter=as_number, default=None)
+    trust: bool = eqx.field(static=True, default=True)
+    steps: int = eqx.field(static=True, default=1000)
+    step_size: StepSize | None = eqx.field(converter=as_number, default=None)
+
+    def __check_init__(self):
+        check_integer("AutomaticInner.batch_size", self.batch_size, minimum=1, optional=True)
+        check_positive("AutomaticInner.tolerance", self.tolerance, optional=True)
+        check_integer("AutomaticInner.steps", self.steps, minimum=0)
+        if not callable(self.step_size):
+            check_positive("AutomaticInner.step_size", self.step_size, optional=True)
+        if self.batch_size is not None and self.tolerance is not None:
+            allowed = "None with mini-batches, whose distance to the solution is not measured"
+            raise InvalidInput("AutomaticInner.tolerance", self.tolerance, allowed)
+
+    @property
+    def solves(self) -> bool:
+        return self.batch_size is None
+
+    @property
+    def loop(self) -> str:
+        return self._choose(False)[0].loop
+
+    def bind(self, network: Any, engine: Any = None, task: Any = None) -> InnerSolver:
+        return self._choose(task is not None and task.privacy is not None, engine)[0].bind(network, engine, task)
+
+    def choice(self, engine: Any, task: Any) -> str:
+        solver, why = self._choose(task.privacy is not None, engine)
+        return f"{type(solver).__name__}: {why}"
+
+    def check_task(self, task: Any) -> None:
+        super().check_task(task)
+        self._choose(task.privacy is not None)[0].check_task(task)
+
+    def program(self, problem: Problem) -> Node:
+        return self._choose(problem.private)[0].program(problem)
+
+    def _choose(self, private: bool, engine: Any = None) -> tuple[InnerSolver, str]:
+        """The solver for such data on an engine, and the reason."""
+        kind, why, votes = situation(private, self.batch_size, self.trust, engine)
+        if kind == "tree":
+            return TreeNewton(tolerance=self.tolerance), why
+        if kind == "no tree":
+            rounds = TrackedSGP.__dataclass_fields__["rounds"].default if votes else ROUNDS
+            return TrackedSGP(rounds, self.tolerance), why
+        if self.step_size is None:
+            where = "on a private task" if private else "with mini-batches"
+            allowed = f"a number above 0 or hp.schedule(…) for SGP, which it takes {where}"
+            raise InvalidInput("AutomaticInner.step_size", None, allowed)
+        return SGP(self.steps, self.step_size, batch_size=self.batch_size), why

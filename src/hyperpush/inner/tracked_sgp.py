@@ -1,0 +1,271 @@
+"""Tracked stochastic gradient push: gradient tracking over push-sum, which solves the inner problem without a tree."""
+
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, PyTree
+
+from hyperpush.base.checks import check_integer, check_positive
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.numbers import Number, as_number
+from hyperpush.base.status import Reason
+from hyperpush.data.batches import full_batch
+from hyperpush.inner.base import InnerSolver, InnerState
+from hyperpush.methods.base import MethodInfo
+from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
+from hyperpush.programs.report import LARGEST, Report
+from hyperpush.solving.judgment import Judgment
+from hyperpush.solving.mixing import Round, fast_rounds, pushes_on_lossy_links
+from hyperpush.solving.secants import Secants
+from hyperpush.solving.settings import largest_curvature, learn_settings, norm
+from hyperpush.solving.tracked import (
+    CAUTION,
+    CHECK,
+    Tracked,
+    TrackedMemory,
+    repeat_pushes,
+    repeat_until_judged,
+    send,
+    take,
+)
+from hyperpush.task.problem import Problem
+
+KEPT = 10  # changes that accelerate steps where averages are nearly exact; among pushes more than one seldom helps
+FORGET = 0.8  # share of the curvatures seen before that counts after a step: costs are not quadratic
+
+
+class Plan(NamedTuple):
+    """The rounds of a step on a network.
+
+    Args:
+        pushes: Their number; None: clients find it.
+        mixing: a, b and c of each round; None: plain pushes.
+        votes: Whether clients vote on an end.
+    """
+
+    pushes: int | None = None
+    mixing: tuple[Round, ...] | None = None
+    votes: bool = True
+
+
+class _State(Tracked):
+    """A client in the middle of training."""
+
+    start: PyTree  # the params at the start, for their form
+    hyper: PyTree
+    longest: Float[Array, ""]  # ‖q‖ of all steps so far
+    before: PyTree  # the message before the last round; None where rounds are plain pushes
+
+    @property
+    def params(self) -> PyTree:
+        return ravel_pytree(self.start)[1](self.q)
+
+
+class TrackedSGP(InnerSolver):
+    """Tracked gradient push: it solves the inner problem over push-sum, without a tree and without a setting.
+
+    With g_i = ∇f_i(p_i), y = g(p) at the start and P the push-sum weights of the links
+    (after Push-DIGing: Nedić, Olshevsky and Shi, arXiv:1607.03218):
+
+        p⁺ = q + Δ,  z ← P(z + ωΔ),  ω ← Pω,  y ← P(y + g(p⁺) − g(p)),  q = z/ω
+
+    Its only fixed point is where the mean gradient is zero and all clients agree, whatever the displacements Δ. They
+    are gradient steps along y/ω by the inverse of the clients' mean largest curvature, accelerated by the last changes
+    of q and y/ω (Anderson 1965). Where y/ω has grown a hundredfold, a client goes back and takes plain shorter steps.
+    All that is pushed is conserved, so lost messages do no harm. The distance to the solution is estimated as
+
+        ‖q − x*‖ ≲ (‖y/ω‖ + rounding)/θ + ‖q − p‖,    θ the smallest curvature along recent changes
+
+    and clients vote every five steps to end where this is below the tolerance at all of them.
+
+    **Use it** where averages along a tree are not possible or not wanted: among members that distrust each other, among
+    asynchronous peers, on links that lose messages (`hp.AutomaticInner` does). **Avoid it** where members trust each
+    other: `TreeNewton` takes a fraction of the rounds, at any condition number. This one falls short at condition
+    numbers above about 1e3, on some directed rings with many clients and on some small networks (MLPs), and its status
+    says so. A direction that no gradient has a part in is not seen.
+
+    Departures from Push-DIGing:
+        1. Several rounds per step. On links that change clients find their number together, by a few rounds of scalars.
+           On fixed links that lose nothing, rounds are v ← a·Pv + b·v + c·(v before) with numbers that make them an
+           average, or nearly one: n − 1 rounds on a directed ring, where pushes take about n².
+        2. Accelerated steps, and a way back, as in `TrackedHGP`.
+        3. In `hp.solve` each outer step continues from where the one before stood, with the settings found then.
+
+    Args:
+        rounds: Rounds of messages at most, at least 1, without those of votes and of the search for settings. At the
+            limit the status says so. Where messages get lost nobody can vote, and all of them are taken.
+        tolerance: The largest distance to the solution to accept, relative to it, above 0. None: 1e-6 in float64, 1e-4
+            in float32.
+        batch_size: None: all examples in every step. Mini-batches are refused; `SGP` takes them.
+        plan: The rounds of a step, as they follow from the network. Leave it None.
+
+    Raises:
+        InvalidInput: An option is out of range; the message names it and what is allowed.
+
+    Example:
+        The mean of 1, 2 and 6 minimizes the mean inner cost.
+
+        >>> import jax.numpy as jnp
+        >>> import hyperpush as hp
+        >>> task = hp.Task(
+        ...     inner=lambda x, hyper, a: (x - a) ** 2 / 2, outer=lambda x, hyper, b: (x - b) ** 2,
+        ...     params=0.0, hypers=0.0, train=jnp.array([[1.0], [2.0], [6.0]]), validation=jnp.zeros((3, 1)),
+        ... )
+        >>> found = hp.train(task, hp.TrackedSGP(), hp.networks.DirectedRing(3), key=0)
+        >>> print(found.params.round(3), found.status)
+        [3. 3. 3.] converged (tolerance)
+    """
+
+    info: ClassVar[MethodInfo] = MethodInfo(
+        network="any",
+        target="inner",
+        sends="two vectors of the size of the params, and three numbers, per round",
+        paper="here; after Nedić, Olshevsky and Shi, Achieving geometric convergence over time-varying graphs",
+        lossy=True,
+        example={"rounds": 400},
+    )
+
+    rounds: int = eqx.field(static=True, default=5000)
+    tolerance: Number | None = eqx.field(converter=as_number, default=None)
+    batch_size: int | None = eqx.field(static=True, default=None)
+    plan: Plan | None = eqx.field(static=True, default=None, kw_only=True)
+
+    def __check_init__(self):
+        check_integer("TrackedSGP.rounds", self.rounds, minimum=1)
+        check_positive("TrackedSGP.tolerance", self.tolerance, optional=True)
+        if self.batch_size is not None:
+            allowed = "None: tracked gradients gain nothing from mini-batches; SGP(…, batch_size=…) takes them"
+            raise InvalidInput("TrackedSGP.batch_size", self.batch_size, allowed)
+
+    @property
+    def solves(self) -> bool:
+        return True
+
+    def check_task(self, task: Any) -> None:
+        super().check_task(task)
+        if task.privacy is not None:
+            allowed = "SGP(…): noise of tracked gradients adds up from step to step"
+            raise InvalidInput("method", "TrackedSGP on a private task", allowed)
+
+    def bind(self, network: Any, engine: Any = None, task: Any = None) -> "TrackedSGP":
+        if engine is not None and engine.lossy is not None:
+            return replace(self, plan=Plan(pushes_on_lossy_links(network), votes=False))
+        mixing = fast_rounds(network, self.rounds)
+        return replace(self, plan=Plan(None if mixing is None else len(mixing), mixing))
+
+    @property
+    def _plan(self) -> Plan:
+        return Plan() if self.plan is None else self.plan
+
+    def memory(self, params: PyTree, hyper: PyTree) -> TrackedMemory:
+        return TrackedMemory.none(ravel_pytree(params)[0])
+
+    def program(self, problem: Problem) -> Node:
+        def enter(state: InnerState, ctx: Context) -> _State:
+            return self._start(problem, state, ctx)
+
+        def descend(state: _State, ctx: Context) -> _State:
+            secants, change = state.displacement(None, accelerates=True)
+            change = jnp.where(state.count > 0, change, 0)  # before anything is mixed there is no common direction
+            aim = state.q + change
+            after = state.moved(change, aim, _gradient(problem, state.start, state.hyper, aim, ctx), secants)
+            return replace(after, longest=jnp.maximum(state.longest, norm(aim)))
+
+        def judge(state: _State, ctx: Context) -> _State:
+            return self._judge(state)
+
+        def leave(before: InnerState, state: _State, ctx: Context) -> InnerState:
+            return _finish(before, state)
+
+        def has_ended(state: _State, ctx: Context) -> Bool[Array, ""]:
+            assert state.judgment is not None
+            return state.judgment.ended | ((state.count + CHECK) * state.pushes > self.rounds)
+
+        body, steps = Sequence(Local(descend), self._mix()), max(self.rounds // (self._plan.pushes or 1), 1)
+        if self._plan.votes:
+            loop: Node = repeat_until_judged(body, Local(judge), steps, self.loop, has_ended)
+        else:
+            loop = Sequence(Repeat(body, steps, name=self.loop), Local(judge))
+        settings = learn_settings(self._plan.pushes)
+        return Scope(Sequence(settings, loop), enter, leave)
+
+    def _mix(self) -> Node:
+        """All rounds of a step."""
+        if self._plan.mixing is None:
+            return repeat_pushes(self._plan.pushes)
+        table = self._plan.mixing
+
+        def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:
+            own = send(state, ctx)
+            a, b, c = jnp.asarray(table, state.z.dtype)[ctx.round]
+            mixed = jax.tree.map(lambda new, now, old: a * new + b * now + c * old, inbox.mix(own), own, state.before)
+            return replace(take(state, mixed), before=own)
+
+        return Repeat(Exchange(send, receive, conserved=True), len(table), name="pushes")
+
+    def _start(self, problem: Problem, state: InnerState, ctx: Context) -> _State:
+        x = ravel_pytree(state.params)[0]
+        known = TrackedMemory.none(x) if state.memory is None else state.memory
+        gradient = _gradient(problem, state.params, state.hyper, known.aim, ctx)
+        # Trackers continue from where they were: their sum stays that of the gradients, what was mixed stays mixed.
+        tracker, q = known.tracker + gradient - known.gradient, known.z / known.mass
+        back, examples = ravel_pytree(state.params)[1], full_batch(ctx.data.train)
+
+        def multiply(vector: Float[Array, " d"]) -> Float[Array, " d"]:
+            return ravel_pytree(problem.hessian_product(back(q), state.hyper, examples, back(vector)))[0]
+
+        own = largest_curvature(multiply, q, ctx.key)
+        own = jnp.maximum(own, jnp.finfo(q.dtype).tiny ** 0.5)  # a flat cost
+        begun = _State(
+            z=known.z,
+            mass=known.mass,
+            aim=known.aim,
+            gradient=gradient,
+            tracker=tracker,
+            secants=Secants.start(1 if self._plan.mixing is None else KEPT, q, tracker, known.smallest / CAUTION),
+            count=jnp.zeros((), jnp.int32),
+            pushes=known.pushes if self._plan.pushes is None else jnp.asarray(self._plan.pushes, jnp.int32),
+            curvature=known.expected(own),
+            own=own,
+            judgment=Judgment.start(jnp.zeros((), q.dtype), gradient, 1.0, curvature_signs=True, memory=FORGET),
+            start=state.params,
+            hyper=state.hyper,
+            longest=norm(q),
+            before=None,
+        )
+        return begun if self._plan.mixing is None else replace(begun, before=send(begun, ctx))
+
+    def _judge(self, state: _State) -> _State:
+        """The state with the distance of q to the solution, and a verdict."""
+        assert state.judgment is not None
+        assert state.secants is not None
+        # Terms of the own gradient that cancel in it are about as large as its curvature times q.
+        judgment = state.judgment.with_terms(state.slope, state.gradient, state.own * state.q)
+        rise, (away, seen) = norm(state.slope), replace(state, judgment=judgment).away()
+        scale = jnp.maximum(norm(state.q), jnp.sqrt(jnp.finfo(state.q.dtype).eps) * state.longest)
+        error = jnp.minimum(away / jnp.where(scale > 0, scale, 1), LARGEST)
+        error = jnp.where(seen, error, jnp.where(rise > 0, LARGEST, 0)).astype(rise.dtype)
+        tolerance = self.tolerance
+        if tolerance is None:
+            tolerance = 1e-6 if rise.dtype == jnp.float64 else 1e-4
+        return replace(state, judgment=judgment.conclude(error, rise, state.secants, state.count, tolerance))
+
+
+def _gradient(problem: Problem, like: PyTree, hyper: PyTree, x: Float[Array, " d"], ctx: Context) -> Array:
+    """A client's own gradient at a point, whose form `like` has."""
+    back = ravel_pytree(like)[1]
+    return ravel_pytree(problem.inner_gradient(back(x), hyper, full_batch(ctx.data.train)))[0]
+
+
+def _finish(before: InnerState, state: _State) -> InnerState:
+    assert state.judgment is not None
+    assert state.secants is not None
+    judgment = state.judgment
+    ill_posed = judgment.reason == Reason.ILL_POSED
+    report = Report.of(judgment.reason, jnp.where(ill_posed, -1, judgment.error))
+    memory = None if before.memory is None else state.remember(state.gradient, state.secants.remembered)
+    return InnerState(state.params, before.hyper, before.links, report, memory)

@@ -1,0 +1,39 @@
+"""The one rule by which automatic solvers and estimators choose: data, privacy, trust and the engine decide."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+
+class Situation(NamedTuple):
+    """A kind of situation, and the words in which a status names it."""
+
+    kind: Literal["private", "mini-batches", "no tree", "tree"]
+    why: str
+    votes: bool  # False where messages get lost: nobody can vote on an end
+
+
+def situation(private: bool, batch_size: int | None, trust: bool, engine: Any) -> Situation:
+    """The situation of a method.
+
+    Args:
+        private: Whether gradients get noise.
+        batch_size: Examples per mini-batch; None: all.
+        trust: Whether members may see each other's sums.
+        engine: Where clients run; None: where no message gets lost.
+    """
+    no_tree, votes = ("", True) if engine is None else (engine.no_tree, engine.lossy is None)
+    if private:
+        return Situation("private", "a private task", votes)
+    if batch_size is not None:
+        return Situation("mini-batches", "mini-batches", votes)
+    if no_tree or not trust:
+        return Situation("no tree", no_tree or "members that distrust each other", votes)
+    return Situation("tree", "all examples, members that trust each other", votes)
+
+
+def join_choices(choices: Sequence[str]) -> str:
+    """The choices of several parts, each "name: reason" or empty, as one; a reason that all share is said once."""
+    made = [each.partition(": ") for each in choices if each]
+    if len({why for _, _, why in made}) == 1:
+        return f"{' and '.join(name for name, _, _ in made)}: {made[0][2]}"
+    return "; ".join("".join(each) for each in made)

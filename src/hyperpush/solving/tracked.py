@@ -1,0 +1,152 @@
+"""Gradient tracking over push-sum, as inner solvers and estimators share it.
+
+With g_i a client's gradient at its aim p, P the push-sum weights of the links, and y = g(p) at the start:
+
+    p⁺ = q + Δ,  z ← P(z + ωΔ),  ω ← Pω,  y ← P(y + g(p⁺) − g(p)),  q = z/ω
+
+All that is pushed is conserved. So the only fixed point is where the mean gradient is zero, whatever the Δ are.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from hyperpush.programs import Context, Exchange, Inbox, Node, Repeat, Sequence
+from hyperpush.solving.judgment import Judgment
+from hyperpush.solving.secants import Secants
+from hyperpush.solving.settings import MOST_PUSHES, norm
+
+CHECK = 5  # steps between two votes on ending
+KNOWN = 0.1  # largest relative error of q at which an error of the result is believed
+CAUTION = 1.3  # the smallest curvature may have fallen by so much since the outer step before
+T = TypeVar("T", bound="Tracked")
+
+
+class TrackedMemory(eqx.Module):
+    """A client's part of the tracking that the next outer step continues from, and the settings that were found."""
+
+    z: Float[Array, "*clients d"]
+    mass: Float[Array, "*clients"]
+    aim: Float[Array, "*clients d"]
+    gradient: Float[Array, "*clients d"]
+    tracker: Float[Array, "*clients d"]
+    pushes: Int[Array, "*clients"]  # 0: not known yet
+    curvature: Float[Array, "*clients"]  # mean of the clients' largest curvatures, as far as this client learned it
+    own: Float[Array, "*clients"]  # its own then
+    smallest: Float[Array, "*clients"]  # curvature of the mean cost that it saw; 0: none yet
+
+    @staticmethod
+    def none(vector: Float[Array, " d"]) -> "TrackedMemory":
+        """Nothing yet, of a client that stands at a vector."""
+        zero, one = jnp.zeros((), vector.dtype), jnp.ones((), vector.dtype)
+        nothing = jnp.zeros_like(vector)
+        return TrackedMemory(vector, one, vector, nothing, nothing, jnp.zeros((), jnp.int32), zero, zero, zero)
+
+    def expected(self, own: Float[Array, ""]) -> Float[Array, ""]:
+        """The mean of the clients' largest curvatures, corrected by the change of the `own` one; the own at first."""
+        earlier = self.curvature * own / jnp.where(self.own > 0, self.own, 1)
+        return jnp.where(self.pushes > 0, earlier, own)
+
+
+class Tracked(eqx.Module):
+    """A client in the middle of gradient tracking."""
+
+    z: Float[Array, " d"]
+    mass: Float[Array, ""]  # ω
+    aim: Float[Array, " d"]  # p: where the own step led, before the others' were mixed in
+    gradient: Float[Array, " d"]  # g_i there, without a part that is the same everywhere
+    tracker: Float[Array, " d"]  # y
+    secants: Secants | None  # None: plain steps without votes
+    count: Int[Array, ""]
+    pushes: Int[Array, ""]
+    curvature: Float[Array, ""]
+    own: Float[Array, ""]
+    judgment: Judgment | None  # None without a tolerance
+
+    @property
+    def q(self) -> Float[Array, " d"]:
+        return self.z / self.mass
+
+    @property
+    def slope(self) -> Float[Array, " d"]:
+        """The tracked mean gradient."""
+        return self.tracker / self.mass
+
+    def displacement(self, given: Any, accelerates: bool) -> tuple[Secants | None, Float[Array, " d"]]:
+        """Δ for a `given` step size (None: by the curvature), and what the next one needs to know."""
+        plain = 0.5 / self.curvature if given is None else jnp.asarray(given)
+        step_size = 2 * plain if given is None else plain
+        if self.secants is None:
+            return None, -plain * self.slope
+        floor = jnp.zeros((), self.z.dtype) if self.judgment is None else self.judgment.floor
+        secants, change = self.secants.advance(self.q, self.slope, self.aim, step_size, floor, self.count)
+        return secants, change if accelerates else -plain * self.slope
+
+    def moved(
+        self: T, change: Float[Array, " d"], aim: Float[Array, " d"], gradient: Array, secants: Secants | None
+    ) -> T:
+        """The client after its own step, whose gradient at the new aim this is."""
+        return replace(
+            self,
+            z=self.z + self.mass * change,
+            aim=aim,
+            gradient=gradient,
+            tracker=self.tracker + gradient - self.gradient,
+            secants=secants,
+            count=self.count + 1,
+            judgment=self.judgment and self.judgment.after_step(self.slope, gradient, secants),
+        )
+
+    def away(self) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+        """The distance of q to the solution, and whether it can be believed.
+
+        Where even q is not known, apparent curvature may be what clients disagree on.
+        """
+        assert self.judgment is not None
+        assert self.secants is not None
+        rise, floor = norm(self.slope), self.judgment.floor
+        curvature = self.secants.curvature(self.q, self.slope, floor)
+        away = (rise + floor) / jnp.where(curvature > 0, curvature, 1) + jnp.linalg.norm(self.q - self.aim)
+        seen = (curvature > 0) & ((away <= KNOWN * jnp.linalg.norm(self.q)) | (rise <= floor))
+        return away, seen
+
+    def remember(self, gradient: Float[Array, " d"], smallest: Float[Array, ""]) -> TrackedMemory:
+        """Everything that the next outer step continues from; `gradient` is all of g_i at the aim."""
+        stood = self.z, self.mass, self.aim, gradient, self.tracker
+        return TrackedMemory(*stood, self.pushes, self.curvature, self.own, smallest)
+
+
+def send(state: Tracked, ctx: Context) -> PyTree:
+    """A client's message: three shares, and what all clients together see of negative curvature."""
+    return state.z, state.mass, state.tracker, state.judgment and state.judgment.curvature_signs
+
+
+def take(state: T, mixed: PyTree) -> T:
+    """The state with mixed shares."""
+    z, mass, tracker, signs = mixed
+    judgment = state.judgment and replace(state.judgment, curvature_signs=signs)
+    return replace(state, z=z, mass=mass, tracker=tracker, judgment=judgment)
+
+
+def repeat_pushes(pushes: int | None) -> Repeat:
+    """As many pushes as a step takes: given, or found by the clients."""
+    push = Exchange(send, _receive, conserved=True)
+    if pushes is not None:
+        return Repeat(push, pushes, name="pushes")
+    return Repeat(push, MOST_PUSHES, times=lambda state, ctx: state.pushes, name="pushes")
+
+
+def repeat_until_judged(
+    body: Node, judge: Node, steps: int, name: str, ended: Callable[[Any, Context], Bool[Array, ""]]
+) -> Repeat:
+    """Steps at most, rounded up to a multiple of five, until all clients agree to end."""
+    some = Sequence(Repeat(body, CHECK, name="steps"), judge)
+    return Repeat(some, -(-steps // CHECK), until=ended, name=name)
+
+
+def _receive(state: T, inbox: Inbox, ctx: Context) -> T:
+    return take(state, inbox.mix(send(state, ctx)))
