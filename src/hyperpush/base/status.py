@@ -113,9 +113,9 @@ class Status:
         return [*said, f"It is {self._stationarity()}."] if self.stationary is False else said
 
     def _stationarity(self) -> str:
-        """The gradient at the end, in words; empty where there is nothing to say."""
+        """The gradient at the end, in words; empty where it is not known."""
         if self.stationary is None:
-            return f"gradient not judged: {self.stationary_reason}" if self.stationary_reason else ""
+            return ""
         ended = f", {self.stationary_reason}" if self.stationary_reason else ""
         said = "stationary" if self.stationary else "not stationary"
         return f"{said} (gradient {self.gradient:.2g} of the start's{ended})"

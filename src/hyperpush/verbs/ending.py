@@ -65,13 +65,19 @@ def _judge_nested(call: "Call", status: Status, after: Task, found: BilevelState
     certifier = call.certifier(after)
     early = status.reason == "early-stopping"
     judged = certifier.judge_estimate(status, certify, found.size, again=early)
-    stops = getattr(call.method, "stop", None) is not None
-    why = certifier.unseen() or ("early stopping reports another step than the last" if stops else "")
+    why = certifier.unseen() or _without_gradient(call.method)
     if not certify or why or found.ends is None:
         return replace(judged, stationary_reason=why)
     first, last = (_host(tree) for tree in (found.ends.first, found.ends.last))
     agree = bool(call.method.info.fixed_point)
     return _with_gradient(judged, first, last, agree, _floor(first, agree, found.ends))
+
+
+def _without_gradient(method: Algorithm) -> str:
+    """Reason why the first and the last hypergradient of a nested algorithm do not tell whether it is stationary."""
+    if getattr(method, "stop", None) is not None:
+        return "early stopping reports another step than the last"
+    return "" if getattr(method, "ties", None) is None else "ties add a penalty to the gradient"
 
 
 def _judge_single_loop(call: "Call", status: Status, after: Task) -> tuple[Status, Costs]:
@@ -142,6 +148,8 @@ def _unseen(call: "Call", after: Task) -> str:
         return "its messages carry noise, and judging would send clean ones"
     if after.joint:
         return "an outer cost of all clients together"
+    if getattr(call.method, "personal", ()):
+        return "hypers of which some are shared and some personal"
     return call.certifier(after).unseen() or call.engine.no_tree
 
 
