@@ -1,14 +1,14 @@
 """A small experiment that exercises everything a run offers."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
-from pydantic import Field
 
+from hyperpush.base.config import Config, option
 from hyperpush.base.errors import Diverged
+from hyperpush.base.limits import NONEMPTY, PositiveFloat, whole
 from hyperpush.runs.experiment import Experiment
 from hyperpush.runs.run import StudyRun
-from hyperpush.spec.config import Config
 from hyperpush.verbs.figures import Curve, error_curves, panels
 
 
@@ -18,10 +18,10 @@ class Network(Config):
 
 
 class TinyConfig(Config):
-    steps: int = Field(default=3, ge=1, le=100, description="How many steps to take.")
-    rate: float = Field(default=0.5, gt=0)
+    steps: Annotated[int, whole(1, 100)] = option(3, "How many steps to take.")
+    rate: PositiveFloat = 0.5
     batch: int | Literal["all"] = "all"
-    pushes: tuple[int, ...] = Field(default=(1, 10), min_length=1)
+    pushes: Annotated[tuple[int, ...], NONEMPTY] = (1, 10)
     network: Network = Network(probability=(0.1, 0.2))
     limit: float | None = None
     precision: Literal["float32", "float64"] = "float32"

@@ -35,7 +35,7 @@ class Item:
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """What it can be asked for by: its paper, its number there, its own name."""
+        """Names of the item: its paper, its number there, its own name."""
         paper = self.name[0]
         return paper, f"{paper}.{re.sub(r'[^0-9]', '', self.name)}", self.name
 
@@ -55,7 +55,7 @@ class Item:
         return [["", *(f"{column}, {kind}" for column, kind in shown)], *body] if shown else []
 
     def sentences(self, page: str) -> Iterator[str]:
-        """What there is to say beside commands and numbers; `page` is how to name a page of the results."""
+        """Return the notes beside commands and numbers; `page` formats the name of a results page."""
         told = {"Not reproduced": self.missing, "Numbers": self.unit, "The paper": self.says, "Ours": self.ours}
         told |= {"Measured by": self.by, "More": self.page and page.format(self.page)}
         return (f"{title}: {text}" for title, text in told.items() if text)
@@ -72,7 +72,7 @@ class Paper:
 
     @property
     def heading(self) -> str:
-        """How to cite it."""
+        """Citation of the paper."""
         return f'{self.letter}: "{self.title}" ({self.source})'
 
 
@@ -98,7 +98,7 @@ def items() -> dict[str, Item]:
 
 
 def find(asked: str) -> list[Item]:
-    """What a name stands for: a paper (`E`), a number in it (`E.1`), or one thing (`E.table1`)."""
+    """Resolve a name: a paper (`E`), a number in it (`E.1`), or one item (`E.table1`)."""
     plain = plain_name(asked).replace(" ", "")
     found = [item for item in items().values() if plain in map(plain_name, item.names)]
     if not found:

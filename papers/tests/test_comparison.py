@@ -1,6 +1,7 @@
 """The shared comparison on quadratics, whose fixed points NumPy knows: choice of settings, costs, what is left out."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -111,7 +112,7 @@ def test_the_best_finite_setting_is_chosen(on):
         float(on.measure(on.task.params, on.task.hypers)["outer_cost"])
     )
     assert single.curve["floats_per_client"][-1] == alone.costs.floats
-    private = run_privately(config.model_copy(update={"privacy": Privacy()}), run, network, found, on)
+    private = run_privately(replace(config, privacy=Privacy()), run, network, found, on)
     assert [row["method"] for row in private] == list(rows)
     assert all(row["reason"].startswith("n/a") and "epsilon" not in row for row in private)
     assert "second derivatives" in private[0]["reason"]

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from hyperpush.base.config import as_table
 from hyperpush.base.errors import InvalidInput
 from hyperpush.cli.app import main
 from hyperpush.spec.config import load_config
@@ -130,7 +131,7 @@ def test_a_cnn_has_values_of_its_own_for_what_is_left_out():
     _, config = load_config("influence", ["model=cnn", "steps=7"], experiments())
     assert isinstance(config, InfluenceStudy)
     assert (config.steps, config.rate, config.batches, config.removals) == (7, 0.05, (0, 64), 20)
-    assert InfluenceStudy.model_validate(config.model_dump()) == config
+    assert InfluenceStudy(**as_table(config)) == config
     assert InfluenceStudy().batches == (0,)
 
 

@@ -3,19 +3,21 @@
 import json
 import signal
 import tomllib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
-from pydantic import Field
 from scipy import stats
 
+from hyperpush.base import limits
+from hyperpush.base.config import Config
 from hyperpush.base.errors import Diverged
+from hyperpush.base.limits import NONEMPTY, Count, Whole
 from hyperpush.cli import app as cli
 from hyperpush.runs.experiment import Experiment, SweepRule
 from hyperpush.spec import studies
-from hyperpush.spec.config import Config
 from hyperpush.verbs import saved
+from hyperpush_papers.common.options import Positive
 from hyperpush_papers.sweep.plan import RATES
 from hyperpush_papers.sweep.statistics import choose, interval
 
@@ -25,17 +27,17 @@ NOISE = {0: 0.01, 1: -0.03, 2: 0.05, 1000: 0.0, 1001: 0.002}
 
 
 class Inside(Config):
-    depth: int = Field(default=1, ge=1)
+    depth: Count = 1
 
 
 class Options(Config):
-    methods: tuple[str, ...] = Field(default=("a", "b"), min_length=1)
-    rate: float = Field(default=0.1, gt=0, le=10)
-    other_rate: float = Field(default=0.1, gt=0)
+    methods: Annotated[tuple[str, ...], NONEMPTY] = ("a", "b")
+    rate: Annotated[float, limits.interval(0, 10, outside="low")] = 0.1
+    other_rate: Positive = 0.1
     inside: Inside = Inside()
     scale: Literal["one", "two"] = "one"
-    seeds: int = Field(default=2, ge=1)
-    seed: int = Field(default=0, ge=0)
+    seeds: Count = 2
+    seed: Whole = 0
 
 
 class Fake:
@@ -271,10 +273,10 @@ def test_nothing_is_tuned_where_there_is_nothing_to_choose(call, fake):
         (["fake", "--grid", "raet=[0.1, 1.0]"], r"sweep.grid.raet: got 'raet'; allowed: "),
         (["fake", "--grid", "rate=[]"], "sweep.grid.rate: got []; allowed: a list of at least one value"),
         (["fake", "--grid", "rate=0.1"], "sweep.grid.rate: got 0.1; allowed: a list of at least one value"),
-        (["fake", "--grid", "rate=[0.1, 11.0]"], "sweep.grid.rate: got 11.0; allowed: less than or equal to 10"),
-        (["fake", "--grid", "rate=[0.1, 'fast']"], "sweep.grid.rate: got 'fast'; allowed: a valid number"),
+        (["fake", "--grid", "rate=[0.1, 11.0]"], "sweep.grid.rate: got 11.0; allowed: a finite number above 0 to 10"),
+        (["fake", "--grid", "rate=[0.1, 'fast']"], "sweep.grid.rate: got 'fast'; allowed: a finite number"),
         (["fake", "--grid", "rate=[0.1, 0.1]"], "allowed: values that differ"),
-        (["fake", "--grid", "inside.depth=[1, 0]"], "sweep.grid.inside.depth: got 0; allowed: greater than or equal"),
+        (["fake", "--grid", "inside.depth=[1, 0]"], "sweep.grid.inside.depth: got 0; allowed: a whole number from 1"),
         (["fake", "--grid", "rate.a=[1, 0]"], "rate is a single value, not a table"),
         (["fake", "--grid", "seed=[1, 2]"], "sweep.grid.seed: got 'seed'; allowed: other options"),
         (["fake", "--grid", "methods=['a', 'b']"], "allowed: options that sweep.compare does not set"),
@@ -282,8 +284,8 @@ def test_nothing_is_tuned_where_there_is_nothing_to_choose(call, fake):
         (["fake", "--grid", "rate"], "allowed: key=value"),
         (["fake", "--compare", "methods=[]"], "sweep.compare.methods: got []"),
         (["fake", "--compare", "scale=['one', 'tow']"], "sweep.compare.scale: got 'tow'; allowed: one, two (did you"),
-        (["fake", "--seeds", "0"], "sweep.seeds: got 0; allowed: greater than or equal to 1"),
-        (["fake", "--seeds", "1001"], "sweep.seeds: got 1001; allowed: less than or equal to 1000"),
+        (["fake", "--seeds", "0"], "sweep.seeds: got 0; allowed: a whole number from 1 to 1000"),
+        (["fake", "--seeds", "1001"], "sweep.seeds: got 1001; allowed: a whole number from 1 to 1000"),
         (["fake", "-s", "seeds=3"], "seeds: got 3; allowed: 1, or left out: sweep.seeds says"),
         (["fake", "-s", "sweep.tuning_seeds=0", *GRID], "sweep.tuning_seeds: got 0; allowed: at least 1 with a grid"),
         (["fake", "-s", "sweep.sedes=3"], "did you mean 'seeds'?"),

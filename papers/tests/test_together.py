@@ -41,7 +41,7 @@ def test_parties_own_different_images_and_every_second_pair_has_wrong_labels():
         deal(100, 0)
     with pytest.raises(hp.InvalidInput, match="test: got 999; allowed: at most 179"):  # 1797 // 8 − 40 − 5
         deal(8, 0, test=999)
-    with pytest.raises(ValueError, match="greater than or equal to 4"):  # the wrong labels are the second pair's
+    with pytest.raises(ValueError, match="a whole number from 4"):  # the wrong labels are the second pair's
         Together(parties=2)
 
 

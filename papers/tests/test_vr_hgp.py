@@ -112,14 +112,14 @@ def test_clients_own_different_images_of_two_digits(tmp_path, monkeypatch):
     ("override", "message"),
     [
         ("clients=400", r"clients: got 400; allowed: at most 1\d\d, half the images of \[\d, \d\]"),
-        ("weights=[[1.2, 0]]", r"weights.0.0: got 1.2; allowed: less than or equal to 1"),
+        ("weights=[[1.2, 0]]", r"weights\[0\]\[0\]: got 1.2; allowed: a finite number from 0 to 1"),
         ("weights=[]", r"weights: got \[\]"),
-        ("contractions=[1.0]", r"contractions.0: got 1.0; allowed: less than 1"),
+        ("contractions=[1.0]", r"contractions\[0\]: got 1.0; allowed: a finite number above 0 and below 1"),
         ("probability=[0.8, 0.4]", r"probability: got \(0.8, 0.4\); allowed: .*low ≤ high"),
         ("network=ring", r"network: got 'ring'; allowed: random-directed, random-undirected"),
         ("data=minst", r"data: got 'minst'; allowed: auto, digits, mnist \(did you mean 'mnist'"),
         ("step=30", r"step: got 30.0; allowed: a step at which the series converges"),
-        ("runs=1", r"runs: got 1; allowed: greater than or equal to 2"),
+        ("runs=1", r"runs: got 1; allowed: a whole number from 2"),
     ],
 )
 def test_bad_input_is_refused(tmp_path, override, message):

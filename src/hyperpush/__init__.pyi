@@ -12,6 +12,8 @@ from . import tasks as tasks
 from .algorithms.cdbo import CDBO as CDBO
 from .algorithms.pdbo import PDBO as PDBO
 from .algorithms.stopping import EarlyStopping as EarlyStopping
+from .audits.audit import audit as audit
+from .audits.result import AuditResult as AuditResult
 from .base.errors import Diverged as Diverged
 from .base.errors import HyperpushError as HyperpushError
 from .base.errors import InvalidInput as InvalidInput

@@ -19,7 +19,7 @@ import sys
 
 import typer
 
-from hyperpush.spec.config import Config
+from hyperpush.base.config import Config
 from hyperpush.runs.experiment import Experiment
 
 class Options(Config):

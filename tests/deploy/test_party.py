@@ -16,14 +16,14 @@ from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.cli.app import main
 from hyperpush.deploy.data import read_own_data
 from hyperpush.deploy.options import digest, read
-from hyperpush.deploy.party import own_sentence, run_peer
+from hyperpush.deploy.party import own_spec, run_peer
 from hyperpush.deploy.swarm import peer_names, rows, schedule, swarm
 from hyperpush.engines.peer.checkpoint import Checkpoint
 from hyperpush.engines.peer.origin import read_secret
 from hyperpush.engines.transport.zenoh.addresses import Address
 from hyperpush.privacy.accountant import compose
 from hyperpush.programs import Local
-from hyperpush.spec import objects as spec
+from hyperpush.spec import objects
 
 
 def solving(estimator="HGP", steps=2):
@@ -42,7 +42,7 @@ def solving(estimator="HGP", steps=2):
 
 
 def compare(config, base, found):
-    truth, names = spec.read(config.spec.sentence()).run(), list(found["peers"])
+    truth, names = objects.read(config.spec.tables()).run(), list(found["peers"])
     assert isinstance(truth, hp.Solution)
     models = {
         file: np.stack([load_file(base / name / "models" / file / f"{name}.safetensors")[""] for name in names])
@@ -91,9 +91,9 @@ def test_in_step_peers_find_what_the_simulator_finds_though_one_was_killed(tmp_p
 )
 def test_a_swarm_has_the_names_of_its_task_and_writes_nothing_if_it_cannot_run(change, message, tmp_path):
     named = {"name": "deploy.tasks:weighted_labels", "seed": 0, "names": ["north", "east"]}
-    sentence = {"task": named, "network": "ring", "method": "automatic", "verb": "influence", **change}
+    spec = {"task": named, "network": "ring", "method": "automatic", "verb": "influence", **change}
     with pytest.raises(InvalidInput, match=message):
-        swarm(deployed(tmp_path / "run.toml", sentence, 2), 2, tmp_path / "run")
+        swarm(deployed(tmp_path / "run.toml", spec, 2), 2, tmp_path / "run")
     assert list(tmp_path.iterdir()) == [tmp_path / "run.toml"]
 
 
@@ -156,7 +156,7 @@ name = "SGP"
 steps = 5
 step_size = 0.5
 [deploy]
-run = "demo"
+session = "demo"
 patience = 3
 [peers.alice]
 address = "127.0.0.1:7800"
@@ -180,10 +180,10 @@ def refused(arguments, capsys):
         (("", ""), "carol", "--name: got 'carol'"),
         (("[peers.bob]", "[peers.bob]\nport = 3"), "bob", "peers.bob.port"),
         (("[peers.bob]", "[peers.Bob]"), "alice", "peers: got 'Bob'"),
-        (('run = "demo"', 'run = "a/b"'), "alice", "deploy.run: got 'a/b'"),
+        (('session = "demo"', 'session = "a/b"'), "alice", "deploy.session: got 'a/b'"),
         (("patience = 3", "patience = 0"), "alice", "deploy.patience: got 0"),
-        (('run = "demo"', "patiense = 9"), "alice", "deploy.patiense: got 'patiense'"),
-        (('run = "demo"', "spec = 9"), "alice", "deploy.spec: got 'spec'"),
+        (('session = "demo"', "patiense = 9"), "alice", "deploy.patiense: got 'patiense'"),
+        (('session = "demo"', "spec = 9"), "alice", "deploy.spec: got 'spec'"),
         (("127.0.0.1:7800", "127.0.0.1"), "alice", "peers.alice.address: got '127.0.0.1'"),
         (("127.0.0.1:7800", "192.0.2.1:7800"), "bob", "certificate: got None"),
         (("[peers.bob]", '[peers.bob]\ncertificate = "bob.pem"'), "bob", "deploy.authority: got None"),
@@ -268,7 +268,7 @@ def test_a_private_spec_is_every_partys_own_task_with_this_noise(tmp_path):
     ):
         config = deployed(tmp_path / "run.toml", {**private(scale, kind, steps), "peers": peers}, private_draws=True)
         for name in peers:
-            made = own_sentence(config, name, tmp_path)
+            made = own_spec(config, name, tmp_path)
             noise = made.task.privacy
             assert noise is not None
             assert type(noise.mechanism).__name__ == kind
@@ -286,12 +286,12 @@ def test_peers_that_would_take_each_others_data_are_refused(tmp_path):
     """Parties are clients by their order in the file; a task may have names of its own."""
     peers = {"alice": {"address": "127.0.0.1:7800"}, "bob": {}}
     config = deployed(tmp_path / "run.toml", {**solving(), "peers": peers})
-    sentence = spec.read(config.spec.sentence())
+    spec = objects.read(config.spec.tables())
     for names in (("alice", "bob"), ("north", "south")):
-        own = own_sentence(config, "bob", tmp_path, replace(sentence, task=sentence.task.replace(names=names)))
+        own = own_spec(config, "bob", tmp_path, replace(spec, task=spec.task.replace(names=names)))
         assert own.task.owner == 1
     with pytest.raises(InvalidInput, match="peers: got 'alice, bob'; allowed: the order of the task's clients, bob"):
-        own_sentence(config, "bob", tmp_path, replace(sentence, task=sentence.task.replace(names=("bob", "alice"))))
+        own_spec(config, "bob", tmp_path, replace(spec, task=spec.task.replace(names=("bob", "alice"))))
 
 
 PRIVATE = """

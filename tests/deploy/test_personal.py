@@ -8,7 +8,7 @@ from deploy.digits import accuracy
 
 import hyperpush as hp
 from hyperpush.deploy.swarm import swarm
-from hyperpush.spec import objects as spec
+from hyperpush.spec import objects
 
 CLIENTS, STEPS, ORDER, PUSHES, OUTER = 4, 420, 60, 2, 3
 RATE, MILESTONES, OUTER_RATE = 0.3, (300, 380), 0.1
@@ -33,14 +33,14 @@ def options(file, loss):
             "outer": {"name": "adam", "learning_rate": OUTER_RATE},
         },
     }
-    faults = {"loss": loss, "duplicate": 0.1, "delay": 2, "seed": 3}
-    return deployed(file, made, mode="asynchronous", longest_wait=0.1, faults=faults)
+    faults = {"loss": loss, "duplicate": 0.1, "delay": 2}
+    return deployed(file, made, mode="asynchronous", longest_wait=0.1, faults=faults, fault_seed=3)
 
 
 @pytest.fixture(scope="module")
 def without_loss(tmp_path_factory):
     config = options(tmp_path_factory.mktemp("spec") / "run.toml", 0.0)
-    found = spec.read(config.spec.sentence()).run()
+    found = objects.read(config.spec.tables()).run()
     assert isinstance(found, hp.Solution)
     return accuracy(jax.tree.map(np.asarray, found.params), np.asarray(found.hypers), CLIENTS, 0)
 

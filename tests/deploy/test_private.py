@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from hyperpush.base.errors import HyperpushError, InUse, InvalidInput
 from hyperpush.deploy.folder import own_folder
-from hyperpush.deploy.party import own_sentence, run_peer
+from hyperpush.deploy.party import own_spec, run_peer
 from hyperpush.deploy.swarm import on_loopback
 from hyperpush.engines.peer.checkpoint import Checkpoint
 from hyperpush.engines.peer.origin import Origin, arrays_digest, draws_key, new_start, problem_digest
@@ -119,7 +119,7 @@ class Killed(Exception):
 
 def test_a_record_that_is_corrected_after_a_kill_is_refused_by_name(tmp_path, monkeypatch):
     """The attack: with the same noise on other data, the difference of two messages would be the correction."""
-    config = made(tmp_path, checkpoint=10, patience=5)
+    config = made(tmp_path, checkpoint_every=10, patience=5)
     sent = threading.Event()
 
     def save(store, facts, save=Checkpoint.save):
@@ -140,7 +140,7 @@ def test_a_record_that_is_corrected_after_a_kill_is_refused_by_name(tmp_path, mo
     victim = NAMES[1]
     folder = tmp_path / victim
     assert (folder / "checkpoint.safetensors").stat().st_mode & 0o777 == 0o600
-    task = own_sentence(config, victim, tmp_path).task
+    task = own_spec(config, victim, tmp_path).task
     arrays: dict[str, Any] = {
         f"{name}/{place}": np.array(leaf)
         for name, each in task._sets.items()
@@ -148,8 +148,8 @@ def test_a_record_that_is_corrected_after_a_kill_is_refused_by_name(tmp_path, mo
     }
     arrays["train/0"][0] += 0.1
     np.savez(tmp_path / "corrected.npz", **arrays)
-    peers = {**config.peers, victim: config.peers[victim].model_copy(update={"data": str(tmp_path / "corrected.npz")})}
-    corrected = config.model_copy(update={"peers": peers})
+    peers = {**config.peers, victim: replace(config.peers[victim], data=str(tmp_path / "corrected.npz"))}
+    corrected = replace(config, peers=peers)
     with pytest.raises(InvalidInput, match=r"checkpoint: got 'one that began with other data'.*the same data as in"):
         run_peer(corrected, victim, say=quiet)
     secret = (folder / "secret.key").read_bytes()

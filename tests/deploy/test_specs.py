@@ -11,7 +11,7 @@ import hyperpush as hp
 from hyperpush.deploy.party import run_peer
 from hyperpush.deploy.swarm import on_loopback
 from hyperpush.runs.models import leaf_name
-from hyperpush.spec import objects as spec
+from hyperpush.spec import objects
 from hyperpush.verbs.results import Result
 
 CLIENTS = 3
@@ -21,18 +21,18 @@ VRHGP = {"name": "VRHGP", "steps": 4, "step_size": 0.3}  # each party has seen i
 PDBO = {"name": "PDBO", "steps": 2, "inner": SGP, "hypergradient": HGP, "outer": {"name": "adam", "learning_rate": 0.1}}
 
 
-def run_parties(base, sentence, clients=CLIENTS):
+def run_parties(base, tables, clients=CLIENTS):
     """Their configuration, and what the parties of a spec return."""
     names = [f"peer-{client}" for client in range(clients)]
-    config = on_loopback(deployed(base / "run.toml", sentence, clients, patience=100.0), names, base, secure=False)
+    config = on_loopback(deployed(base / "run.toml", tables, clients, patience=100.0), names, base, secure=False)
     return config, together(clients, lambda client: run_peer(config, names[client], say=lambda line: None))
 
 
-def both(base, sentence):
+def both(base, tables):
     """What the parties of a spec return, and what the simulator does."""
-    config, results = run_parties(base, sentence)
+    config, results = run_parties(base, tables)
     names = list(config.peers)
-    truth: Result = spec.read(config.spec.sentence()).run()
+    truth: Result = objects.read(config.spec.tables()).run()
     assert [result["rounds"] for result in results] == [results[0]["rounds"]] * CLIENTS
     return [base / name for name in names], results, truth
 
@@ -64,8 +64,8 @@ def test_algorithms_reach_what_the_simulator_reaches(task, network, method, tmp_
     if task["name"] == "quadratic" and "inner" in method:
         small = {"step_size": 0.05}
         method = {**method, "inner": {**SGP, **small}, "hypergradient": {**HGP, **small}}
-    sentence = {"task": task, "network": {"name": network}, "method": method}
-    folders, results, truth = both(tmp_path, sentence)
+    tables = {"task": task, "network": {"name": network}, "method": method}
+    folders, results, truth = both(tmp_path, tables)
     assert isinstance(truth, hp.Solution)
     same_files(folders, "params", truth.params)
     same_files(folders, "hypers", truth.hypers)
@@ -84,14 +84,14 @@ def test_algorithms_reach_what_the_simulator_reaches(task, network, method, tmp_
 @pytest.mark.parametrize("verb", ["hypergradient", "influence"])
 def test_estimates_and_influence_reach_what_the_simulator_reaches(verb, tmp_path):
     asked = {"name": verb, "parties": "first order"} if verb == "influence" else verb
-    sentence = {
+    tables = {
         "verb": asked,
         "task": {"name": "deploy.tasks:weighted_labels", "seed": 0},
         "network": {"name": "random-directed"},
         "train": SGP,
         "method": {**HGP, "steps": 20},
     }
-    folders, results, truth = both(tmp_path, sentence)
+    folders, results, truth = both(tmp_path, tables)
     if verb == "influence":
         assert isinstance(truth, hp.influence.Influence)
         for client, result in enumerate(results):
@@ -121,18 +121,18 @@ def test_estimates_and_influence_reach_what_the_simulator_reaches(verb, tmp_path
 
 @pytest.mark.faults
 def test_parties_score_their_own_records_at_what_they_have_saved(tmp_path):
-    sentence = {
+    tables = {
         "task": {"name": "deploy.tasks:weighted_labels", "seed": 0},
         "network": {"name": "random-directed"},
         "method": {**PDBO, "inner": {**SGP, "steps": 100}},
     }
     (tmp_path / "solved").mkdir()
     (tmp_path / "scored").mkdir()
-    config, _ = run_parties(tmp_path / "solved", sentence, 4)
+    config, _ = run_parties(tmp_path / "solved", tables, 4)
     asked = {"name": "influence", "validation": [["peer-3", 2], [0, 0]]}
-    scoring = {**sentence, "start": str(tmp_path / "solved"), "verb": asked, "method": "automatic"}
+    scoring = {**tables, "start": str(tmp_path / "solved"), "verb": asked, "method": "automatic"}
     _, results = run_parties(tmp_path / "scored", scoring, 4)
-    said = spec.read(config.spec.sentence())
+    said = objects.read(config.spec.tables())
     solution = said.run()
     options = {"key": said.key, "validation": [(3, 2), (0, 0)], "parties": None}
     truth = hp.influence.scores(solution.task, hp.Automatic(), said.network, **options)

@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 
 import hyperpush as hp
+from hyperpush.base.config import Config
 from hyperpush.base.errors import Diverged, InvalidInput
 from hyperpush.cli import app as cli
 from hyperpush.runs.checkpoints import Policy, store
 from hyperpush.runs.experiment import Experiment
 from hyperpush.spec import studies
-from hyperpush.spec.config import Config
 from hyperpush.spec.execute import execute, resume
 from hyperpush.tasks.quadratic import quadratic
 from hyperpush.verbs.saved import load

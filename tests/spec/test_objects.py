@@ -1,4 +1,4 @@
-"""A TOML is the same sentence as a call in Python: the same bits, and errors that name the dotted key."""
+"""A TOML is the same as a call in Python: the same bits, and errors that name the dotted key."""
 
 import copy
 import json
@@ -10,6 +10,7 @@ import pytest
 import tomli_w
 
 import hyperpush as hp
+from hyperpush.base.config import as_table
 from hyperpush.base.errors import InvalidInput
 from hyperpush.cli.app import main
 from hyperpush.spec.config import load_config
@@ -61,7 +62,7 @@ def test_a_name_alone_stands_for_a_table(tmp_path):
     assert isinstance(found.engine, hp.Simulate)
     (tmp_path / "my.toml").write_text(tomli_w.dumps(values))
     _, config = load_config(str(tmp_path / "my.toml"), ["network=star"], {"spec": SPEC})
-    assert config.model_dump()["network"] == {"name": "star"}
+    assert as_table(config)["network"] == {"name": "star"}
 
 
 def test_a_sweep_of_a_file_says_what_it_needs(tmp_path, capsys):
@@ -141,8 +142,8 @@ def test_a_file_scores_the_records_of_a_finished_run(tmp_path, capsys):
     solved = {**values, "precision": "float64"}
     asked = {"name": "influence", "damping": 0.01, "validation": [["2", 3], [0, 1]]}
     scored = {**solved, "start": str(folder), "verb": asked, "method": "automatic"}
-    for sentence, out in ((solved, folder), (scored, tmp_path / "scored")):
-        (tmp_path / "my.toml").write_text(tomli_w.dumps(sentence))
+    for tables, out in ((solved, folder), (scored, tmp_path / "scored")):
+        (tmp_path / "my.toml").write_text(tomli_w.dumps(tables))
         with pytest.raises(SystemExit) as ended:
             main(["run", str(tmp_path / "my.toml"), "--out", str(out), "--json"])
         assert ended.value.code == 0

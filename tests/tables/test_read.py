@@ -61,7 +61,7 @@ def test_warnings_say_constant_columns_missing_values_and_classes_that_a_site_la
     found = hp.tables.read({"a": (rows, LABELS), "b": (rows, np.zeros(6))}, label="y")
     assert found.warnings == (
         "Constant and therefore left out: x2.",
-        "Column 'x0': 17 % missing, filled with the shared mean.",
+        "Missing values, filled with the shared mean: x0 17 %.",
         "b has no record of class 1.",
     )
 

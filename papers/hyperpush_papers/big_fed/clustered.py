@@ -38,7 +38,7 @@ def cluster_means(
 
 
 class ClusteredAveraging(GradientSolver):
-    """Phases of rounds: local epochs, then a server that answers everybody with the mean of its cluster."""
+    """Phases of rounds: local epochs, then a server that answers each client with the mean of its cluster."""
 
     epochs: Count = eqx.field(static=True, default=1)
     batch_size: OptionalCount = eqx.field(static=True, default=None)

@@ -1,31 +1,41 @@
 """BiG-Fed on the karate club: do both costs fall together, and who has the lowest test loss (docs/guides/big-fed.md)?
 
 34 clients, each with a function of its own that follows from its place in the club's graph, regress it with linear
-layers of which the middle one is everybody's. All methods start from the same layers and choose their steps from
+layers with a shared middle layer. All methods start from the same layers and choose their steps from
 equally many, by the validation loss averaged over rounds and seeds.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import field_validator
-
-from hyperpush.spec.config import Config
-from hyperpush_papers.common.options import Count, Positive, Positives, Precision, Several, option, study
+from hyperpush.base.config import Config
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.limits import whole
+from hyperpush_papers.common.options import (
+    Count,
+    NonNegative,
+    Positive,
+    Positives,
+    Precision,
+    Several,
+    Whole,
+    option,
+    study,
+)
 
 
 class Tuned(Config):
-    """What BiG-Fed and whom it is compared with choose from."""
+    """Grid of settings for BiG-Fed and its competitors."""
 
-    rounds: int = option(300, "Rounds of every method.", ge=10)
+    rounds: Annotated[int, whole(10)] = option(300, "Rounds of every method.")
     seeds: Count = option(5, "Runs, each with draws of its own.")
     width: Count = option(8, "Width of the layers.")
     rates: Positives = option((0.03, 0.1, 0.3, 1.0), "Inner steps to choose from.")
     outer_steps: Positives = option((0.003, 0.03), "First outer steps to choose from.")
-    outer_exponent: float = option(0.6, "The outer step of round k is the first one / (k + 1)^this.", ge=0)
+    outer_exponent: NonNegative = option(0.6, "The outer step of round k is the first one / (k + 1)^this.")
     damping: Positive = option(1.0, "Added to the diagonal of every block.")
     solver_steps: Count = option(20, "Conjugate gradient steps of every solve with a block.")
     negatives: Positive = option(5.0, "Negative samples for each link.")
-    seed: int = option(0, "The first of the seeds.", ge=0)
+    seed: Whole = option(0, "The first of the seeds.")
     precision: Precision = "float32"
 
 
@@ -42,12 +52,10 @@ class BigFed(Tuned):
     network: str = option("random-undirected", "Name of the network of the form without a server.")
     frozen_rate: Positive = option(0.03, "Inner step of the runs with a frozen kernel.")
 
-    @field_validator("multipliers")
-    @classmethod
-    def _check_order(cls, value: tuple[float, float] | str) -> tuple[float, float] | str:
-        if not isinstance(value, str) and not 0 <= value[0] < value[1]:
-            raise ValueError("two numbers, 0 ≤ low < high, or 'raw'")
-        return value
+    def check(self) -> None:
+        """Refuse a range that is none."""
+        if not isinstance(self.multipliers, str) and not 0 <= self.multipliers[0] < self.multipliers[1]:
+            raise InvalidInput("multipliers", list(self.multipliers), "two numbers, 0 ≤ low < high, or 'raw'")
 
 
 EXPERIMENT = study(

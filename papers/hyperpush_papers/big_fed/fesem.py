@@ -1,4 +1,4 @@
-"""FeSEM: everybody moves to the nearest of several centers."""
+"""FeSEM: each client moves to the nearest of several centers."""
 
 from typing import ClassVar, final
 
@@ -17,9 +17,9 @@ STARTS = 20  # of k-means; fewer may all end in the same bad optimum
 
 @final
 class FeSEM(ClusteredAveraging):
-    """Federated stochastic expectation maximization: everybody moves to the nearest of several centers.
+    """Federated stochastic expectation maximization: each client moves to the nearest of several centers.
 
-    Each round: local epochs, everybody to the nearest center, centers = means of their clients (Xie et al.,
+    Each round: local epochs, each client to the nearest center, centers = means of their clients (Xie et al.,
     arXiv:2005.01026).
 
     **Use it** where clients fall into a known number of kinds. **Avoid it** if the server must not see params. A center

@@ -90,14 +90,14 @@ def draw_club(config: BigFed, weights: Weights, seed: int) -> Club:
 
 
 def rewire(weights: Weights, generator: Generator) -> Weights:
-    """A graph in which everybody has as many neighbors as before, but others."""
+    """A graph in which each client has as many neighbors as before, but others."""
     graph, seed = nx.from_numpy_array(weights), cast(int, generator)  # networkx takes generators, too
     nx.double_edge_swap(graph, 10 * graph.number_of_edges(), 10**6, seed=seed)
     return nx.to_numpy_array(graph, nodelist=range(len(weights)))
 
 
 def methods(config: BigFed, weights: Weights) -> list[Method]:
-    """Everybody who takes part."""
+    """All clients that take part."""
     n = len(weights)
     if max(config.clusters, default=1) > n:
         raise InvalidInput("clusters", max(config.clusters), f"at most {n}, the clients")
@@ -124,7 +124,7 @@ def methods(config: BigFed, weights: Weights) -> list[Method]:
 
 
 def frozen_costs(config: BigFed, weights: Weights, club: Club) -> tuple[np.ndarray, np.ndarray]:
-    """Inner and outer cost [seeds, rounds] while everybody trains alone and the kernel is frozen."""
+    """Inner and outer cost [seeds, rounds] while each client trains alone and the kernel is frozen."""
     joint = tuning.cosine(config, weights)
     costs, network = tuning.problem(joint), hp.networks.FullyConnected(len(weights))
     program = hp.LocalSGD(config.rounds, config.frozen_rate).program(costs)

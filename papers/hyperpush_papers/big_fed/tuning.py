@@ -45,7 +45,7 @@ class Method(NamedTuple):
     clustered: bool = False  # whether params and hyper are those of a recorded state's learner
 
     def at_edge(self, place: int) -> bool:
-        """Whether a choice has the smallest or largest of some step that there are more than two of."""
+        """Return True if a choice is at an end of a grid with more than two steps."""
         each = zip(*self.steps, strict=True)
         return any(len(set(own)) > 2 and own[place] in (min(own), max(own)) for own in each)
 
@@ -87,7 +87,7 @@ def solver(
 
 
 def local_and_averaged(config: Tuned) -> list[Method]:
-    """Everybody alone, and one model for all."""
+    """Each client alone, and one model for all."""
     return [
         solver(config, "Local", lambda rate: hp.LocalSGD(config.rounds, rate), ("LocalSGD",)),
         solver(config, "FedAvg", lambda rate: hp.FedAvg(config.rounds, rate), ("FedAvg",)),
@@ -99,7 +99,7 @@ def curves(method: Method, club: Club) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
     The three are of training, validation and test.
     """
-    # Nobody asks a server for its links.
+    # A server has no links.
     network = method.network or hp.networks.FullyConnected(club.params.shape[1])
 
     def record(state: Any, ctx: Context) -> Float[Array, " 3"]:

@@ -3,7 +3,7 @@
 Unlike quadratics with one hyper for all clients. Distances are of the farthest client, relative to the start's.
 """
 
-from hyperpush.spec.config import Config
+from hyperpush.base.config import Config
 from hyperpush_papers.common.options import Count, Positive, Precision, Seed, Several, option, study
 
 

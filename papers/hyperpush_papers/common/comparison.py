@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is compared on."""
+    """A task of a comparison, with its metrics and scales."""
 
     task: hp.Task  # with common=True all clients are to agree on one hyper
     metrics: Mapping[str, Cost] = field(default_factory=dict)  # of one client, on its validation examples
@@ -112,7 +112,7 @@ def left_out(name: str, reason: str, **more: Any) -> Compared:
 
 
 def too_large(config: Comparison, name: str, task: hp.Task) -> str | None:
-    """Why a method that forms matrices does not run here, if it does not."""
+    """Return the reason why a method that forms matrices does not run here; None if it runs."""
     if name in NESTED or not single_loops()[name].info.matrices:
         return None
     d, h = (sum(leaf[0].size for leaf in jax.tree.leaves(tree)) for tree in (task.params, task.hypers))
@@ -163,12 +163,12 @@ def best_run(
 
 
 def rows_apart(steps: int, points: int) -> int:
-    """Steps between two points of a curve: at least so many points, and the last of them is the end."""
+    """Steps between two points of a curve: at least this many points, and the last of them is the end."""
     return next(every for every in range(max(1, steps // points), 0, -1) if steps % every == 0)
 
 
 def curve_of(name: str, on: Benchmark, found: hp.Solution) -> Row:
-    """What was measured on the way, as lists."""
+    """Return the recorded metrics as lists."""
     history, columns = found.history, found.history.columns()
 
     def scores(of: Callable[[PyTree], float]) -> list[float | None]:

@@ -1,6 +1,9 @@
 """Options of the studies that compare every bilevel algorithm on one task."""
 
-from hyperpush.spec.config import Config
+from typing import Annotated
+
+from hyperpush.base.config import Config
+from hyperpush.base.limits import whole
 from hyperpush_papers.common.options import Count, Portion, Positive, Positives, Precision, Seed, Several, option
 
 
@@ -27,7 +30,7 @@ class Comparison(Config):
     clients: Several = option(10, "How many share the data.")
     network: str = option("ring", "Name of the network; it has to be undirected.")
     methods: tuple[str, ...] = option((), "Which to run, by name; all if left out.")
-    iterations: int = option(150, "Iterations of single-loop methods.", ge=5)
+    iterations: Annotated[int, whole(5)] = option(150, "Iterations of single-loop methods.")
     local_steps: Count = option(5, "Local steps of FedBiO and FedBiOAcc, whose rounds are as many times fewer.")
     products: Count = option(5, "Conjugate gradients where a method solves with a Hessian.")
     outer_steps: Count = option(20, "Outer steps of the methods that solve the inner problem first.")

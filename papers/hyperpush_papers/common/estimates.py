@@ -1,4 +1,4 @@
-"""What an estimator's loop computed on the way, with what had been sent by then, or as a pure function."""
+"""Record the iterates of an estimator's loop and the messages sent so far, or return them from a pure function."""
 
 from typing import Any
 

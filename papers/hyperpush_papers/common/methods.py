@@ -16,7 +16,7 @@ NESTED = ("PDBO + HGP", "PDBO + TrackedHGP")
 def fitting_options(
     kind: type, options: Mapping[str, Any], required: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The options that a class has; where one is not set but has no default, that of `required`."""
+    """The options that a class has; where one without default is not set, that of `required`."""
     parameters = inspect.signature(kind).parameters
     found = {name: value for name, value in options.items() if name in parameters and value is not None}
     missing = [name for name, each in parameters.items() if each.default is each.empty and name not in found]

@@ -1,41 +1,38 @@
-"""How a study declares itself and its options, and types of options that several studies have."""
+"""Declarations of studies, and types of options that several studies share."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
-
+from hyperpush.base.config import Config
+from hyperpush.base.config import option as option
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.limits import NONEMPTY as NONEMPTY
+from hyperpush.base.limits import Count as Count
+from hyperpush.base.limits import Range, interval, whole
+from hyperpush.base.limits import Whole as Whole
 from hyperpush.runs.experiment import Experiment, defer
-from hyperpush.spec.config import Config
-
-Count = Annotated[int, Field(ge=1)]
-Several = Annotated[int, Field(ge=2)]
-Seed = Annotated[int, Field(ge=0)]
-Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(lambda given: _check_different(given))]
-NetworkOptions = Annotated[dict[str, Any], AfterValidator(lambda given: _check_network_options(given))]
-Positive = Annotated[float, Field(gt=0)]
-Positives = Annotated[tuple[Positive, ...], Field(min_length=1)]
-Counts = Annotated[tuple[Count, ...], Field(min_length=1)]
-Portion = Annotated[float, Field(ge=0, lt=1)]
-Precision = Literal["float32", "float64"]
 
 
-def _check_different(seeds: tuple[int, ...]) -> tuple[int, ...]:
+def _check_different(field: str, seeds: tuple[int, ...]) -> None:
     if len(set(seeds)) < len(seeds):
-        raise ValueError("seeds that differ")
-    return seeds
+        raise InvalidInput(field, list(seeds), "seeds that differ")
 
 
-def _check_network_options(options: dict[str, Any]) -> dict[str, Any]:
+def _check_network_options(field: str, options: dict[str, Any]) -> None:
     if {"name", "clients"} & set(options):
-        raise ValueError(
-            "options of the network other than name and clients, which the study's network and clients say"
-        )
-    return options
+        allowed = "options of the network other than name and clients, which the study's network and clients say"
+        raise InvalidInput(field, options, allowed)
 
 
-def option(default: Any, description: str, **limits: Any) -> Any:
-    """A field of a configuration: its default, one line on what it does, and what pydantic is to check besides."""
-    return Field(default=default, description=description, **limits)
+Several = Annotated[int, whole(2)]
+Seed = Annotated[int, whole(0)]
+Seeds = Annotated[tuple[Seed, ...], NONEMPTY, Range("all different", _check_different)]
+NetworkOptions = Annotated[dict[str, Any], Range("without name and clients", _check_network_options)]
+Positive = Annotated[float, interval(0, outside="low")]
+NonNegative = Annotated[float, interval(0)]
+Positives = Annotated[tuple[Positive, ...], NONEMPTY]
+Counts = Annotated[tuple[Count, ...], NONEMPTY]
+Portion = Annotated[float, interval(0, 1, outside="high")]
+Precision = Literal["float32", "float64"]
 
 
 def study(name: str, summary: str, config: type[Config], **more: Any) -> Experiment:

@@ -1,7 +1,8 @@
-"""What of a comparison can be private, run so: ε as claimed, and what it costs in accuracy."""
+"""Private runs of a comparison: the claimed ε, and its cost in accuracy."""
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 from jaxtyping import PRNGKeyArray
@@ -28,13 +29,13 @@ def run_privately(
     common: Benchmark,
     personal: Benchmark | None = None,
 ) -> list[Row]:
-    """What can be private, run so, beside what `compare` found.
+    """Run the methods that can be private, and add them to the result of `compare`.
 
     The same run at next to no noise tells what the noise costs from what its settings cost, which are fixed beforehand.
     """
     if config.privacy is None:
         return []
-    quiet = config.privacy.model_copy(update={"epsilon": max(QUIET, config.privacy.epsilon)})
+    quiet = replace(config.privacy, epsilon=max(QUIET, config.privacy.epsilon))
     rows = []
     for plain in found:
         name = plain.row["method"]
@@ -114,7 +115,7 @@ def calibrated_nested_loops(
 
 
 def costs_of_privacy(best: Row, same: Row, noisy: Row) -> dict[str, float]:
-    """What privacy costs in accuracy, and its parts; a run that diverged has none.
+    """Return the cost of privacy in accuracy, and its parts; None for a run that diverged.
 
     `best` is the row without privacy, `same` that of the private settings at next to no noise, `noisy` the private one.
     """

@@ -1,4 +1,4 @@
-"""What a comparison of bilevel algorithms shows: private runs beside it, tables, and curves."""
+"""Report of a comparison of bilevel algorithms: private runs, tables, and curves."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

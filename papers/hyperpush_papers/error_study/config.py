@@ -1,10 +1,10 @@
-"""How far hypergradient push is from the true hypergradient, by order, pushes, batch size and inner solution.
+"""Error of hypergradient push by order, pushes, batch size and inner solution.
 
 The counterpart of figure 1(a)(b) of Terashita and Hara, "Decentralized hyper-gradient computation over time-varying
 directed networks", and of the trends that its theorems predict.
 """
 
-from hyperpush.spec.config import Config
+from hyperpush.base.config import Config
 from hyperpush_papers.common.options import (
     Count,
     Counts,

@@ -5,8 +5,21 @@ sizes, Automatic and TrackedHGP without settings. Estimators that go back throug
 target, the derivative of SGP's expected step, all others with the closed form.
 """
 
-from hyperpush.spec.config import Config
-from hyperpush_papers.common.options import Count, Portion, Positive, Precision, Seed, Several, option, study
+from typing import Annotated
+
+from hyperpush.base.config import Config
+from hyperpush_papers.common.options import (
+    NONEMPTY,
+    Count,
+    Portion,
+    Positive,
+    Precision,
+    Seed,
+    Several,
+    Whole,
+    option,
+    study,
+)
 
 NETWORKS = ("random-directed", "k-out", "one-peer-exponential", "static-undirected", "directed-ring")
 
@@ -14,10 +27,10 @@ NETWORKS = ("random-directed", "k-out", "one-peer-exponential", "static-undirect
 class Estimators(Config):
     """Options of the comparison of estimators."""
 
-    sizes: tuple[tuple[Several, Several], ...] = option(
-        ((3, 6), (50, 100)), "Numbers of clients and of parameters.", min_length=1
+    sizes: Annotated[tuple[tuple[Several, Several], ...], NONEMPTY] = option(
+        ((3, 6), (50, 100)), "Numbers of clients and of parameters."
     )
-    networks: tuple[str, ...] = option(NETWORKS, "Names of networks.", min_length=1)
+    networks: Annotated[tuple[str, ...], NONEMPTY] = option(NETWORKS, "Names of networks.")
     out_links: Count = option(3, "Links of each client on k-out graphs, where there are as many.")
     examples: Count = option(100, "Training examples per client, and as many for validation.")
     hyper: Positive = option(0.01, "Every client's L2 rate on each parameter.")
@@ -26,11 +39,11 @@ class Estimators(Config):
     order: Count = option(150, "Largest order of HGP and of the one-machine estimators.")
     tolerance: Positive = option(1e-8, "Tolerance of the curves of Automatic and TrackedHGP.")
     loss: Portion = option(0.3, "Share of messages that get lost in the last part; 0 leaves it out.")
-    factors: tuple[Positive, ...] = option(
-        (0.5, 1, 2, 4), "Pushes of TrackedHGP where messages get lost, times what it finds where none do.", min_length=1
+    factors: Annotated[tuple[Positive, ...], NONEMPTY] = option(
+        (0.5, 1, 2, 4), "Pushes of TrackedHGP where messages get lost, times what it finds where none do."
     )
     lossy_steps: Count = option(100, "Its steps there.")
-    recurrent: int = option(1000, "Rounds of the estimators that go back through SGP.", ge=0)
+    recurrent: Whole = option(1000, "Rounds of the estimators that go back through SGP.")
     recurrent_step: Positive = option(0.5, "Their step size, in units of 1/λ_max.")
     seed: Seed = option(0, "Decides the data, the networks and every draw.")
     precision: Precision = "float64"

@@ -110,7 +110,7 @@ class Comparison:
         return self.recorded_curve(network, estimator, TREE_LOOPS, self.implied_value, self.truth, faults)
 
     def stop(self, name: str, estimator: HypergradientEstimator, faults: hp.Faults | None = None) -> Row:
-        """Where an estimator ends by itself."""
+        """Return the error and costs of an estimator that ends by itself."""
         engine = hp.Simulate(faults=faults)
         found = hp.hypergradient(self.task, estimator, self.network(name), key=self.key, engine=engine)
         error = np.linalg.norm(np.asarray(found.value, np.float64) - self.truth) / np.linalg.norm(self.truth)

@@ -1,1 +1,1 @@
-"""Which training examples help or hurt everyone: predicted, and checked by retraining without them."""
+"""Influence of training examples: predicted, and checked by retraining without them."""

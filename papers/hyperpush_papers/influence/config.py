@@ -1,4 +1,4 @@
-"""Which training examples help or hurt everyone: predicted without moving data, checked by retraining without them.
+"""Influence of training examples: predicted without moving data, checked by retraining without them.
 
 The counterpart of section 5.2 and appendix A.2 of Terashita and Hara, "Decentralized hyper-gradient computation over
 time-varying directed networks"; then groups, whole clients, damping, and a hunt for wrong labels
@@ -7,10 +7,20 @@ time-varying directed networks"; then groups, whole clients, damping, and a hunt
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
-from hyperpush.spec.config import Config
-from hyperpush_papers.common.options import Count, NetworkOptions, Positive, Precision, Several, option, study
+from hyperpush.base.config import Config
+from hyperpush.base.limits import whole
+from hyperpush_papers.common.options import (
+    NONEMPTY,
+    Count,
+    NetworkOptions,
+    NonNegative,
+    Positive,
+    Precision,
+    Several,
+    Whole,
+    option,
+    study,
+)
 
 # What is left out of the options of a CNN.
 CNN = {"steps": 1000, "rate": 0.05, "batches": (0, 64), "l2": 1e-3}
@@ -20,13 +30,12 @@ CNN |= {"removals": 20, "at_once": 1, "order": 1000, "step": 0.05}
 class Hunt(Config):
     """The hunt for wrong labels on scikit-learn's digits."""
 
-    seeds: int = option(3, "How often, with data and flips of their own; 0: not at all.", ge=0)
-    kinds: tuple[Literal["random", "systematic"], ...] = option(
+    seeds: Whole = option(3, "How often, with data and flips of their own; 0: not at all.")
+    kinds: Annotated[tuple[Literal["random", "systematic"], ...], NONEMPTY] = option(
         ("random", "systematic"),
         "Wrong labels: random ones, or those of neighbors in the order of labels become the next label.",
-        min_length=1,
     )
-    damping: float = option(0.01, "Added to the mean Hessian.", ge=0)
+    damping: NonNegative = option(0.01, "Added to the mean Hessian.")
     steps: Count = option(2000, "Steps of stochastic gradient push.")
 
 
@@ -41,20 +50,20 @@ class InfluenceStudy(Config):
     data: Literal["auto", "emnist", "mnist", "digits"] = option(
         "auto", "CNN: images of digits; auto is EMNIST if HYPERPUSH_DATA has it, else scikit-learn's."
     )
-    images: int = option(600, "CNN: images in all, 60 % of them for training and 20 % for validation.", ge=20)
+    images: Annotated[int, whole(20)] = option(
+        600, "CNN: images in all, 60 % of them for training and 20 % for validation."
+    )
     concentration: Positive = option(0.4, "CNN: of the Dirichlet split of each label's images.")
     steps: Count = option(5000, "Steps of SGP; CNN: 1000.")
     rate: Positive = option(2.0, "Its first learning rate; CNN: 0.05.")
-    batches: tuple[Annotated[int, Field(ge=0)], ...] = option(
-        (0,), "Batch sizes to train with, 0 for all examples; CNN: [0, 64].", min_length=1
+    batches: Annotated[tuple[Whole, ...], NONEMPTY] = option(
+        (0,), "Batch sizes to train with, 0 for all examples; CNN: [0, 64]."
     )
-    l2: float = option(0.01, "L2 rate; CNN: 0.001.", ge=0)
+    l2: NonNegative = option(0.01, "L2 rate; CNN: 0.001.")
     removals: Count = option(50, "Examples to remove one by one; CNN: 20.")
     at_once: Count = option(64, "Retrainings side by side; CNN: 1, as convolutions of one run fill the cores.")
-    damping: float = option(0.0, "Added to the mean Hessian.", ge=0)
-    dampings: tuple[Annotated[float, Field(ge=0)], ...] = option(
-        (0.0, 0.01, 0.1, 1.0), "Others, whose effect is measured."
-    )
+    damping: NonNegative = option(0.0, "Added to the mean Hessian.")
+    dampings: tuple[NonNegative, ...] = option((0.0, 0.01, 0.1, 1.0), "Others, whose effect is measured.")
     order: Count = option(500, "HGP's order, and most steps of TrackedHGP; CNN: 1000.")
     pushes: Count = option(100, "HGP's pushes per order.")
     step: Positive = option(1.0, "HGP's step; CNN: 0.05.")
@@ -62,15 +71,13 @@ class InfluenceStudy(Config):
     groups: tuple[Count, ...] = option((5, 20, 60), "Sizes of groups to remove together.")
     leave: bool = option(True, "Also let every client leave once.")
     hunt: Hunt = Hunt()
-    seed: int = option(0, "Decides the data, the network and every draw.", ge=0)
+    seed: Whole = option(0, "Decides the data, the network and every draw.")
     precision: Precision = "float32"
 
-    @model_validator(mode="after")
-    def _fill_in(self) -> "InfluenceStudy":
+    def check(self) -> None:
         """Take the CNN's own values for all that was left out."""
-        if self.model == "cnn":  # a configuration is frozen once it is made
-            vars(self).update({name: value for name, value in CNN.items() if name not in self.model_fields_set})
-        return self
+        if self.model == "cnn":  # options are frozen once they are made
+            vars(self).update({name: value for name, value in CNN.items() if name not in self.given})
 
 
 EXPERIMENT = study(

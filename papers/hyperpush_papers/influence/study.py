@@ -84,7 +84,7 @@ def task_of(config: InfluenceStudy) -> tuple[Task, str]:
 
 
 def draw_images(config: InfluenceStudy) -> Dataset:
-    """Digits only, as many as asked for."""
+    """Return the requested number of examples, digits only."""
     name = config.data
     if name == "auto":
         name = "emnist" if available("emnist") else "digits"
@@ -130,7 +130,7 @@ class Trained:
         return influence.retrain(self.task, self.solver, self.network, weights, **options)
 
     def changes(self, weights: Sequence[Weights], label: str) -> np.ndarray:
-        """How retraining with each of these weights changes Σ_k F_k."""
+        """Return the change of Σ_k F_k by retraining with each of these weights."""
         title = f"retraining without {label}, {_size(self.solver.batch_size)}"
         with self.run.progress(title, len(weights)) as bar:
             return self.retrain(weights, bar.update).total
@@ -209,7 +209,7 @@ def _compare_methods(trained: Trained, predict: Predict, actual: np.ndarray) -> 
 def _judge(
     trained: Trained, estimator: HypergradientEstimator, damping: float, predict: Predict, actual: np.ndarray
 ) -> Row:
-    """How an estimator's predictions agree with what retraining gave."""
+    """Compare an estimator's predictions with retraining."""
     if isinstance(estimator, hp.hypergradients.ITDBackward):  # from the start, on the links of the training run
         scores = influence.scores(
             trained.task, estimator, trained.network, key=trained.training_key, damping=damping, curvature_steps=0
@@ -266,7 +266,7 @@ def _remove_groups(trained: Trained, found: Influence) -> Row:
 
 def _newton(trained: Trained, weights: Weights) -> float | None:
     """A Newton step with these weights; None if it diverges."""
-    estimator = hp.TrackedHGP(acceleration=0)  # clients with nothing left have no curvature
+    estimator = hp.TrackedHGP(acceleration=0)  # clients with nothing left lack curvature
     damping = trained.config.damping
     try:
         found = influence.group_score(

@@ -87,7 +87,7 @@ def hunt_wrong_labels(config: InfluenceStudy, solver: hp.SGP, run: StudyRun) -> 
 
 
 def _hunt(hunt: Hunt, network: Network, solver: hp.SGP, kind: str, seed: int) -> list[dict[str, Any]]:
-    """What each way finds at each noisy client."""
+    """Return the wrong labels found by each method at each noisy client."""
     task, flips, generator = noisy_digits(kind, seed)
     key, second = jax.random.split(jax.random.key(seed))
     shared = hp.train(task, solver, network, key=key)

@@ -17,7 +17,7 @@ class Meta(Comparison):
     data: Literal["auto", "digits", "mnist", "emnist", "cifar10", "cifar100"] = option(
         "auto", "Images; auto: CIFAR-10 if it is there, else scikit-learn's digits."
     )
-    side: Count = option(8, "Images are shrunk to so many pixels a side.")
+    side: Count = option(8, "Images are shrunk to this number of pixels per side.")
     clients: Several = option(5, "How many share the data.")
     tasks: Count = option(4, "Training tasks of each client.")
     ways: Several = option(3, "Classes of a task.")

@@ -157,7 +157,7 @@ def representation(
     """Meta-learning: a representation as hypers, and a head on top of it for every task of every client as params.
 
     The inner cost is the misfit of the heads y on the own tasks' support + ½·rate·‖y‖² over all heads, the outer cost
-    the misfit on the query. A client has no examples of others' tasks: its cost pulls their heads to zero. So in the
+    the misfit on the query. A client lacks examples of others' tasks: its cost pulls their heads to zero. So in the
     mean of the costs of n clients with k tasks each, n·k times the rate stands beside a task's misfit. `l2` is what
     stands there, as in `fit_head`.
 

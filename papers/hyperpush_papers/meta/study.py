@@ -113,7 +113,7 @@ def benchmark(config: Meta, drawn: Drawn) -> Benchmark:
     most = curvature(config.l2 / (config.clients * config.tasks), config.loss)
 
     def constants(clip: float, radius: float) -> hp.privacy.Constants:
-        # What depends on the size of the heads has no bound but clipping.
+        # What depends on the size of the heads is bounded by clipping alone.
         return hp.privacy.Constants(C_y=clip, C_b=clip, C_x=clip, R=radius, C_H=most, C_Jz=clip * radius)
 
     metrics = {name: metric(tests) for name, tests in drawn.tests.items()}

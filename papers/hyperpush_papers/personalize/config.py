@@ -1,44 +1,54 @@
 """Personal models over a network: recipes, baselines, and what cooperation adds (docs/guides/personalize.md)."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+from hyperpush.base.config import Config
 from hyperpush.runs.experiment import SweepRule, defer
-from hyperpush.spec.config import Config
-from hyperpush_papers.common.options import Count, Counts, NetworkOptions, Seed, option, study
+from hyperpush_papers.common.options import (
+    NONEMPTY,
+    Count,
+    Counts,
+    NetworkOptions,
+    NonNegative,
+    Seed,
+    Whole,
+    option,
+    study,
+)
 
 Estimator = Literal["", "hgp", "directed-rb", "vr-hgp", "tracked"]
 Paper = Literal["personalized", "cooperative", "hypergradient"]
 
 
 class Outer(NamedTuple):
-    """How the hyper of a recipe moves: Adam's rate, and the rate of the penalty."""
+    """Adam's rate for a recipe's hyper, and the rate of its penalty."""
 
     rate: float
     l2: float
 
 
 class Numbers(Config):
-    """How long and how fast everything runs; what is 0 or left out is the size's."""
+    """Lengths and rates of all parts; 0 or a missing value takes the size's default."""
 
-    clients: int = option(0, "Number of clients.", ge=0)
-    examples: int | None = option(0, "Examples of the data set, random ones.", ge=0)
-    steps: int = option(0, "Inner steps from the start.", ge=0)
-    again: int | None = option(0, "Inner steps after each outer step, from where training stands.", ge=0)
-    rounds: int = option(0, "Rounds of methods with local epochs.", ge=0)
-    outer_steps: int = option(0, "Outer steps.", ge=0)
-    batch: int = option(0, "Mini-batch size.", ge=0)
-    rate: float = option(0, "Inner learning rate of a single model.", ge=0)
-    ensemble_rate: float = option(0, "Inner learning rate of several models.", ge=0)
-    outer_rate: float | None = option(0, "Adam's rate for the hypers; 0: each recipe's own.", ge=0)
+    clients: Whole = option(0, "Number of clients.")
+    examples: Whole | None = option(0, "Examples of the data set, random ones.")
+    steps: Whole = option(0, "Inner steps from the start.")
+    again: Whole | None = option(0, "Inner steps after each outer step, from where training stands.")
+    rounds: Whole = option(0, "Rounds of methods with local epochs.")
+    outer_steps: Whole = option(0, "Outer steps.")
+    batch: Whole = option(0, "Mini-batch size.")
+    rate: NonNegative = option(0, "Inner learning rate of a single model.")
+    ensemble_rate: NonNegative = option(0, "Inner learning rate of several models.")
+    outer_rate: NonNegative | None = option(0, "Adam's rate for the hypers; 0: each recipe's own.")
     outer_on: Literal["train", "validation"] = option("train", "What the hypers are fitted to; the papers: train.")
-    models: int = option(0, "Shared models of mtl, sgp-mtl, local-mtl and fedem; 0: 3.", ge=0)
+    models: Whole = option(0, "Shared models of mtl, sgp-mtl, local-mtl and fedem; 0: 3.")
     recipes: dict[str, dict[str, Any]] = option({}, "Options of recipes, such as recipes.da.normalized = false.")
-    prox: float = option(0, "FedProx's penalty on leaving the common model.", ge=0)
-    pull: float = option(0, "pFedMe's.", ge=0)
+    prox: NonNegative = option(0, "FedProx's penalty on leaving the common model.")
+    pull: NonNegative = option(0, "pFedMe's.")
     estimator: Estimator = option("", "Of the cooperative recipes; empty: HGP, or the paper's.")
     network_options: NetworkOptions = option({}, "Options of the network, such as probability and mixing.")
-    order: int = option(0, "The estimator's order: M of the series, TrackedHGP's steps.", ge=0)
+    order: Whole = option(0, "The estimator's order: M of the series, TrackedHGP's steps.")
 
 
 class Setting(Numbers):
@@ -51,7 +61,7 @@ class Setting(Numbers):
     step: float = 0.1  # η of the estimator
     l2: float = 1e-3
     # By recipe, or by product and recipe; others move as they say themselves.
-    outer: Mapping[str, Outer] = {"da+mtl:mtl": Outer(0.1, 1e-2), "da+mtl:da": Outer(0.1, 5e-4)}
+    outer: Mapping[str, Outer] = option({"da+mtl:mtl": Outer(0.1, 1e-2), "da+mtl:da": Outer(0.1, 5e-4)})
     betas: tuple[float, float] = (0.9, 0.999)  # Adam's
     falls: tuple[float, float] = (5 / 6, 11 / 12)  # shares of the steps after which the rate falls to a tenth
     clusters: bool = True  # of clients whose inputs have a mean and standard deviation of their own (EMNIST)
@@ -71,10 +81,9 @@ class Personalize(Numbers):
         "digits", "Data set; all but digits are read from HYPERPUSH_DATA."
     )
     network: str = option("random-directed", "Name of the network; the papers' are in docs/guides/personalize.md.")
-    methods: tuple[str, ...] = option(
+    methods: Annotated[tuple[str, ...], NONEMPTY] = option(
         ("local", "sgp", "pl", "pl-direct", "mtl", "mtl-direct"),
         "What to compare; recipes combine, as in mtl+da+clean.",
-        min_length=1,
     )
     size: Literal["small", "paper"] = option(
         "small", "Small models, fewer clients and a warm start between outer steps; or the papers'."
@@ -83,7 +92,7 @@ class Personalize(Numbers):
     seeds: Count = option(1, "Runs, each with a partition, network and model of its own.")
     seed: Seed = option(0, "The first of the seeds.")
     pushes: Counts = option((10,), "Pushes per order, S; recipes run once for each number.")
-    at_a_time: int = option(0, "Clients computed at a time; 0: all of small models, else 1.", ge=0)
+    at_a_time: Whole = option(0, "Clients computed at a time; 0: all of small models, else 1.")
 
 
 EXPERIMENT = study(

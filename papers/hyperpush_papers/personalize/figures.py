@@ -12,7 +12,7 @@ from hyperpush_papers.personalize.scenarios import Scenario
 
 
 def draw_partition(run: StudyRun, made: Scenario) -> None:
-    """How many examples of each label every client has."""
+    """Plot the number of examples by client and label."""
     figure, (axes,) = panels()
     draw_matrix(figure, axes, made.label_counts(), "label", "client", bar="examples")
     axes.set_title(f"{made.data.name}: examples by client and label")

@@ -1,6 +1,7 @@
 """Every method by its name: what it trains, and on which networks it can run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -71,7 +72,7 @@ def check(name: str, setting: Setting) -> None:
 
 
 def is_product(name: str) -> bool:
-    """Whether a method is made of recipes."""
+    """Return True if a method consists of recipes."""
     return name not in PLAIN and name not in FEDERATED
 
 
@@ -81,7 +82,7 @@ def parts_of(name: str) -> list[str]:
 
 
 def product_of(name: str, setting: Setting) -> Product:
-    """What a method trains."""
+    """Return the recipes of a method; a baseline has one without personal parts."""
     if not is_product(name):
         several = name == "fedem" or PLAIN.get(name, (False,))[0]
         return _impersonal(setting.models if several else None)
@@ -90,7 +91,7 @@ def product_of(name: str, setting: Setting) -> Product:
 
 
 def _impersonal(models: int | None) -> Product:
-    """One model, or so many that count alike until something moves them."""
+    """One model, or several with equal weights until something moves them."""
     return Product([Shared() if models is None else MTL(models)])
 
 
@@ -107,7 +108,7 @@ def _recipe(part: str, whole: str, setting: Setting) -> Recipe:
 
 
 def why_not(name: str, network: Network, setting: Setting, model: Model | None = None) -> str | None:
-    """Why a method cannot run on a network, or with a model; None if it can."""
+    """Return the reason why a method cannot run on a network or with a model; None if it can."""
     if is_product(name):
         product = product_of(name, setting)
         if name.endswith("-direct") and not product.changes_predictions:
@@ -123,7 +124,7 @@ def why_not(name: str, network: Network, setting: Setting, model: Model | None =
 
 
 def kind(network: Network) -> Kind:
-    """How params are averaged: by epochs where all hear all or links stay and run both ways, else by SGP."""
+    """Choose the averaging: by epochs on complete or fixed undirected networks, else SGP."""
     if network.name == "fully-connected":
         return "server"
     return "push" if network.directed or network.varying else "gossip"
@@ -143,12 +144,12 @@ class Fitting:
         # A client that owns fewer examples than a batch takes all of them.
         batch = min(setting.batch, capacity(one_client(scenario.train)))
         self.scenario, self.network, self.key = scenario, network, key
-        self.setting = setting.model_copy(update={"batch": batch})
+        self.setting = replace(setting, batch=batch)
         self.engine = hp.Simulate(clients_per_batch=at_a_time)
         self._started: dict[tuple[int | None, bool], hp.Training] = {}
 
     def solver(self, product: Product, alone: bool, *, again: bool = False) -> InnerSolver:
-        """What trains the params: all of it, or what follows an outer step."""
+        """Return the solver of the params: the full training, or the one after an outer step."""
         made = self.setting
         steps = made.again if again and made.again is not None else made.steps
         rate = made.ensemble_rate if product.count_models() is not None else made.rate
@@ -161,7 +162,7 @@ class Fitting:
         return hp.FedAvg(rounds, self.rate_by_epochs(rate, rounds), batch_size=made.batch, averaging=by)
 
     def rate_by_epochs(self, rate: float, rounds: int) -> Schedule:
-        """The rate of so many local epochs, falling at half and three quarters of them."""
+        """The rate of this many local epochs, falling at half and three quarters of them."""
         batches = -(-capacity(one_client(self.scenario.train)) // self.setting.batch)
         return falling_rate(rate, rounds * batches, (0.5, 0.75))
 
@@ -227,7 +228,7 @@ class Fitting:
         """Methods that train by local epochs and a server's mean, or neighbors'."""
         made = self.setting
         more = made.outer_steps * (made.again or 0) / max(made.steps, 1)
-        rounds = max(1, round(made.rounds * (1 + more)))  # as many as the recipes take in all
+        rounds = max(1, round(made.rounds * (1 + more)))  # equal to the rounds of the recipes in total
         rate, several = (self.rate_by_epochs(rate, rounds) for rate in (made.rate, made.ensemble_rate))
         product = product_of(name, made)
         done = self.train(FEDERATED[name](made, rounds, rate, several, kind(self.network)), product)

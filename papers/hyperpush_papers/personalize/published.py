@@ -8,7 +8,7 @@ NETWORKS = tuple(items()["E.table1"].published)
 
 
 def published_cell(data: str, network: str, method: str) -> str | None:
-    """What the papers report for a method, average / 10 % client in per cent, if they do."""
+    """Return the papers' numbers for a method, average / 10 % client in per cent; None without any."""
     found = [_find("E.table1", network, method)] if data == "emnist" else []
     if network == "random-directed":
         found.append(_find("E.table4", data, method))

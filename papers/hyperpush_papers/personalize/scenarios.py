@@ -1,4 +1,4 @@
-"""What is to be learned, by whom: a data set dealt out to clients, and the model for it."""
+"""Scenarios: a data set partitioned among clients, and its model."""
 
 from typing import Any, NamedTuple
 
@@ -42,12 +42,12 @@ class Scenario(NamedTuple):
     test: PyTree
 
     def label_counts(self) -> Int[np.ndarray, "n classes"]:
-        """How many examples of each label every client owns, whatever they are for."""
+        """Return the number of examples by client and label, over all sets."""
         owned = [np.concatenate(own) for own in zip(*self.split, strict=True)]
         return partition.counts(self.data.labels, self.data.classes, owned)
 
     def label_shares(self) -> Float[np.ndarray, "n classes"]:
-        """Which share of its training examples each label is, by client."""
+        """Return each label's share of the training examples, by client."""
         owned = partition.counts(self.data.labels, self.data.classes, self.split.train)
         return owned / owned.sum(1, keepdims=True)
 
@@ -57,7 +57,7 @@ class Scenario(NamedTuple):
         return [row[:count] if of == "examples" else row for row, count in zip(weights, counts, strict=True)]
 
     def describe(self) -> dict[str, Any]:
-        """Who has what, in numbers."""
+        """Describe the clients' data in numbers."""
         by_label = self.label_counts()
         found: dict[str, Any] = {
             "data": self.data.name,

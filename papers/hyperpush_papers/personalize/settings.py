@@ -1,5 +1,6 @@
-"""How long and how fast everything runs: small sizes, and the settings of three papers."""
+"""Lengths and rates of all parts: small sizes, and the settings of three papers."""
 
+from dataclasses import replace
 from typing import Literal
 
 from hyperpush.base.errors import InvalidInput
@@ -45,11 +46,11 @@ def of_paper(paper: Paper, data: str, network: str, by: Kind) -> Setting:
         return _cooperative(data)
     made = _personal_setting(data, by) if paper == "personalized" else _hypergradient(by)
     static = {"mixing": "fastest-mixing"} if network == "static-undirected" else {}  # Boyd, Diaconis and Xiao 2004
-    return made.model_copy(update={"network_options": static})
+    return replace(made, network_options=static)
 
 
 def _large(numbers: tuple[float | None, ...], **more: object) -> Setting:
-    return Setting.model_validate({**dict(zip(COLUMNS, numbers, strict=True)), "large": True, **more})
+    return Setting(**{**dict(zip(COLUMNS, numbers, strict=True)), "large": True, **more})
 
 
 def _personal_setting(data: str, by: Kind) -> Setting:
@@ -59,7 +60,7 @@ def _personal_setting(data: str, by: Kind) -> Setting:
     made = _large((*size, 600, 200, None, 20, 128, *rates), order=order, clusters=False)
     models = 0.1 if by == "push" else 1.0
     outer = {"da": Outer(0.1, 0.0), "mtl": Outer(models, 0.01), "da+mtl:da": Outer(0.1, 5e-4)}
-    return made.model_copy(update={"outer": outer, "estimator": "vr-hgp" if by == "push" else "directed-rb"})
+    return replace(made, outer=outer, estimator="vr-hgp" if by == "push" else "directed-rb")
 
 
 def _cooperative(data: str) -> Setting:

@@ -1,5 +1,6 @@
 """The comparison of personal models: deal data out, fit every method, table, figures."""
 
+from dataclasses import replace
 from statistics import mean, stdev
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -9,6 +10,8 @@ import numpy as np
 
 import hyperpush as hp
 from hyperpush.base import processes
+from hyperpush.base.annotations import options_of
+from hyperpush.base.config import as_table
 from hyperpush.base.errors import Diverged, InvalidInput, unknown
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.methods import registry
@@ -33,7 +36,7 @@ def check(config: Personalize) -> None:
         values = getattr(config, field)
         if len(set(values)) < len(values):
             raise InvalidInput(field, list(values), "values that differ")
-    if config.size == "small" and config.paper != Personalize.model_fields["paper"].default:
+    if config.size == "small" and config.paper != Personalize().paper:
         raise InvalidInput("paper", config.paper, "nothing, unless size=paper")
     registry.find("networks", config.network, "network")
     setting = setting_of(config)
@@ -54,12 +57,12 @@ def setting_of(config: Personalize) -> Setting:
     else:
         network = hp.network(config.network, config.clients or 20, config.seed)
         made = settings.of_paper(config.paper, config.data, config.network, methods.kind(network))
-    given = {name: value for name in Numbers.model_fields if (value := getattr(config, name))}
-    return made.model_copy(update=given | {"network_options": {**made.network_options, **config.network_options}})
+    given = {name: value for name in options_of(Numbers) if (value := getattr(config, name))}
+    return replace(made, **given | {"network_options": {**made.network_options, **config.network_options}})
 
 
 def network_of(config: Personalize, setting: Setting, seed: int) -> Network:
-    """Who can send to whom."""
+    """Return the network of a seed."""
     return hp.network(config.network, setting.clients, seed, **setting.network_options)
 
 
@@ -78,7 +81,7 @@ def estimator_of(setting: Setting, pushes: int) -> HypergradientEstimator:
 
 
 class Comparison(NamedTuple):
-    """What is compared, and where it is written."""
+    """A comparison of methods: options, run, settings, and the methods left out."""
 
     config: Personalize
     run: StudyRun
@@ -87,13 +90,13 @@ class Comparison(NamedTuple):
     skipped: dict[str, str]  # why, by method or title
 
     def scenario(self, seed: int) -> Scenario:
-        """Who has which examples."""
+        """Return the scenario of a seed."""
         made = self.setting
         sizes: Any = {"examples": made.examples, "large": made.large, "clusters": made.clusters}
         return scenario(self.config.data, made.clients, seed, **sizes)
 
     def network(self, seed: int) -> Network:
-        """Who can send to whom."""
+        """Return the network of a seed."""
         return network_of(self.config, self.setting, seed)
 
 
@@ -118,7 +121,7 @@ def run(config: Personalize, run: StudyRun) -> dict[str, Any]:
         "details": details,
         "data": described,
         "start": start,
-        "setting": setting.model_dump() | {"outer": outer},
+        "setting": as_table(setting) | {"outer": outer},
     }
 
 
@@ -209,7 +212,7 @@ def fit_method(fitting: Fitting, name: str, pushes: int, labels: Row) -> tuple[R
 
 
 def show_partition(run: StudyRun, made: Scenario, described: Row) -> None:
-    """Who has what, over clients."""
+    """Summarize the data over clients."""
     names = {
         "train": "training examples",
         "validation": "validation examples",

@@ -6,10 +6,9 @@ without noise, and with noise that does not fall, beside each other.
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
-from hyperpush.spec.config import Config
-from hyperpush_papers.common.options import Count, Positive, Precision, Seed, Several, option, study
+from hyperpush.base.config import Config
+from hyperpush.base.limits import whole
+from hyperpush_papers.common.options import NONEMPTY, Count, Positive, Precision, Seed, Several, option, study
 
 Case = Literal["strongly convex", "convex", "non-convex"]
 CASES: tuple[Case, ...] = ("strongly convex", "convex", "non-convex")
@@ -18,18 +17,18 @@ CASES: tuple[Case, ...] = ("strongly convex", "convex", "non-convex")
 class Private(Config):
     """Options of the study of private bilevel optimization; steps and noise fall as powers of the round."""
 
-    clients: Annotated[int, Field(ge=3)] = 5
+    clients: Annotated[int, whole(3)] = 5
     network: str = option("ring", "Name of the network; it has to be undirected and static.")
-    rounds: int = option(100_000, "Rounds T, and samples of each client.", ge=100)
+    rounds: Annotated[int, whole(100)] = option(100_000, "Rounds T, and samples of each client.")
     seeds: Several = option(20, "Runs, each with samples and noise of its own.")
     epsilon: Positive = option(8.0, "Pure ε that no client exceeds, however long it runs.")
     step: Positive = option(0.05, "Step at round 0.")
     step_exponent: Positive = option(0.6, "How fast steps fall.")
     noise_exponent: Positive = option(0.55, "How fast noise falls.")
-    spread: Positive = option(0.5, "Samples differ from their mean by at most so much.")
-    trials: int = option(100_000, "Runs of the attack.", ge=100)
+    spread: Positive = option(0.5, "Samples differ from their mean by at most this much.")
+    trials: Annotated[int, whole(100)] = option(100_000, "Runs of the attack.")
     attacked: Count = option(4, "Rounds that the attack looks at.")
-    cases: tuple[Case, ...] = option(CASES, "Outer costs; curve is that of the first.", min_length=1)
+    cases: Annotated[tuple[Case, ...], NONEMPTY] = option(CASES, "Outer costs; curve is that of the first.")
     seed: Seed = option(0, "Decides the problem, the samples and every draw.")
     precision: Precision = "float64"
 

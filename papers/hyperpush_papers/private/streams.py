@@ -66,7 +66,7 @@ def stream(case: Case, clients: int, seed: int) -> Stream:
     generator = np.random.default_rng(seed)
     factor = generator.normal(0, 0.3, (clients, SIZE, SIZE))
     coupling = generator.normal(0, 0.3, (clients, SIZE, SIZE)) + np.eye(SIZE)
-    if case == "convex":  # the second hyper has no effect on anybody's params
+    if case == "convex":  # the second hyper does not affect any params
         coupling[:, 1] = 0
     pull = {"strongly convex": 1.0, "convex": 0.0, "non-convex": 0.5}[case]
     return Stream(
@@ -98,7 +98,7 @@ def problem_of(made: Stream) -> Problem:
 
 
 def constants_of(made: Stream, spread: float) -> Constants:
-    """What holds for every sample: smoothness exactly, clips above what is met at the start and at the end."""
+    """Constants for every sample: exact smoothness, and clips above the norms at the start and the end."""
 
     def norm(matrices):
         return float(np.linalg.norm(matrices, 2, axis=(-2, -1)).max())

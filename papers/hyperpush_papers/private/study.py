@@ -67,7 +67,7 @@ def algorithm(
 
 
 def account(method: LDPDSBO, network: Network) -> Accountant:
-    """What its privacy costs."""
+    """Return the accountant of a method on a network."""
     start = np.zeros((network.clients, SIZE))
     return method.accountant(network, start, start)
 

@@ -1,1 +1,1 @@
-"""The first thing to run: what a model of one's own wins for twenty clients."""
+"""The first run: the gain of personal models for twenty clients."""

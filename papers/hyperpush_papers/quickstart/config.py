@@ -1,21 +1,24 @@
-"""Twenty parties, some of whose data hurt everybody: who, and what dropping them wins (docs/results/first-run.md)."""
+"""Twenty parties, some with harmful data: find them, and measure the gain of dropping them."""
 
-from hyperpush.spec.config import Config
-from hyperpush_papers.common.options import Count, Seed, Several, option, study
+from typing import Annotated
+
+from hyperpush.base.config import Config
+from hyperpush.base.limits import whole
+from hyperpush_papers.common.options import Count, NonNegative, Seed, Several, Whole, option, study
 
 
 class Quickstart(Config):
     """Options of the first thing to run."""
 
     parties: Several = option(20, "Number of parties.")
-    shifted: int = option(3, "Parties that label every digit one too high.", ge=0)
-    marked: int = option(13, "Parties whose images have a mark at the edge that gives the label away.", ge=0)
+    shifted: Whole = option(3, "Parties that label every digit one too high.")
+    marked: Whole = option(13, "Parties whose images have a mark at the edge that gives the label away.")
     records: Count = option(25, "Training records of each party.")
     trusted: Count = option(2, "Records of each party that are known to be right, for validation.")
-    amplitude: float = option(3.0, "How bright a mark is; the brightest pixel of a digit is 1.", ge=0)
+    amplitude: NonNegative = option(3.0, "How bright a mark is; the brightest pixel of a digit is 1.")
     steps: Count = option(300, "Steps of every training.")
     outer_steps: Count = option(6, "Steps of the weights.")
-    terms: int = option(20, "Terms of HGP's series for the weights; predictions take 200.", ge=1, lt=200)
+    terms: Annotated[int, whole(1, 199)] = option(20, "Terms of HGP's series for the weights; predictions take 200.")
     by_record: bool = option(False, "Also learn one weight per record.")
     removals: Several = option(20, "Records whose removal is checked by retraining; every party's is, too.")
     seeds: Count = option(1, "Runs, each with data, links and a model of its own.")
@@ -24,6 +27,6 @@ class Quickstart(Config):
 
 EXPERIMENT = study(
     "quickstart",
-    "Start here: twenty parties find out whose data hurt everybody; nobody shows data. Under a minute.",
+    "Start here: twenty parties find out whose data hurt, and no party shows data. Under a minute.",
     Quickstart,
 )

@@ -1,4 +1,4 @@
-"""Training on some of the data, whoever chose them; and the controls that choose by models."""
+"""Training on chosen data, and the controls that choose by models."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,7 @@ Kept = Float[np.ndarray, "n #m"] | Bool[np.ndarray, "n #m"]  # how much records 
 
 
 class Choice(NamedTuple):
-    """Which records are kept, and what it took to choose them."""
+    """A choice of records to keep, and its cost."""
 
     name: str
     group: str
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 
 @eqx.filter_jit
 def find_labels(params: PyTree, inputs: Float[Array, "n m pixels"]) -> Int[Array, "n m"]:
-    """What each party's model takes these images for."""
+    """Return the labels that each party's model predicts."""
     return jax.vmap(lambda x, own: jnp.argmax(logits(x, own), axis=-1))(params, inputs)
 
 
@@ -110,7 +110,7 @@ class Trainer:
         return float(jnp.mean(find_labels(model, shown) == labels))
 
     def agrees(self, model: PyTree) -> Kept:
-        """Which records have the label that the party's copy of the model gives them."""
+        """Return True for records whose label is predicted by the party's copy of the model."""
         inputs, labels = self.parties.records
         return np.asarray(find_labels(model, jnp.asarray(inputs))) == labels
 

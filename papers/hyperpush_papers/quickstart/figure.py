@@ -48,9 +48,7 @@ def _draw_records(axes: Axes, parties: Parties, scores: Influence) -> None:
         color = COLORS[parties.kind[party]]
         axes.text(left + 3.5, top - 1, str(labels[party, number]), color=color, ha="center", va="bottom", weight="bold")
     axes.imshow(picture, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
-    axes.set_title(
-        "Records predicted to hurt everybody most, under the\nlabels they came with, colored by party as below"
-    )
+    axes.set_title("Records predicted to hurt most, under the\nlabels they came with, colored by party as below")
     axes.set_axis_off()
 
 
@@ -67,7 +65,7 @@ def _draw_weights(axes: Axes, parties: Parties, weights: Float[np.ndarray, " n"]
 
 
 def _draw_removals(axes: Axes, parties: Parties, removals: Row) -> None:
-    """Predicted and real changes of everybody's cost: of parties, and small of records."""
+    """Predicted and real changes of the total cost: of parties, and small of records."""
     inset = axes.inset_axes((0.64, 0.13, 0.34, 0.36))
     colors = [COLORS[kind] for kind in parties.kind]
     for place, of, color in ((axes, "parties", colors), (inset, "records", "black")):
@@ -78,7 +76,7 @@ def _draw_removals(axes: Axes, parties: Parties, removals: Row) -> None:
         place.scatter(predicted, real, s=14, c=color)
     inset.set_title("single records", fontsize=8)
     inset.tick_params(labelsize=7)
-    axes.set(xlabel="predicted change of everybody's cost, %", ylabel="after retraining, %")
+    axes.set(xlabel="predicted change of the total cost, %", ylabel="after retraining, %")
     axes.legend(loc="upper left")
     axes.set_title("What leaving out each party does, from one estimate")
 

@@ -1,4 +1,4 @@
-"""Digits of parties, some of whose records hurt everybody, and the tasks made of them."""
+"""Digits of parties, some of whose records hurt all, and the tasks made of them."""
 
 from typing import Literal, NamedTuple
 
@@ -25,16 +25,16 @@ Records = tuple[Float[np.ndarray, "*shape 64"], Int[np.ndarray, "*shape"]]
 
 
 class Parties(NamedTuple):
-    """What each party has, and what is wrong with it."""
+    """The parties' data, and their defects."""
 
     records: Records  # as they came: [parties, records]
     trusted: Records  # [parties, trusted]
-    test: Records  # [images], of nobody
+    test: Records  # [images], not owned by a party
     kind: Int[np.ndarray, " n"]  # by party, the place in KINDS
 
     @property
     def harmful(self) -> Bool[np.ndarray, " n"]:
-        """The parties whose data are not as everybody's test images."""
+        """The parties whose data differ from the test images."""
         return self.kind > 0
 
 
@@ -87,7 +87,7 @@ def weigh_losses(params: PyTree, hyper: PyTree, records: PyTree) -> Float[Array,
 
 
 def weigh_penalty(params: PyTree, hyper: PyTree) -> Float[Array, ""]:
-    """A party without weight has no say in the penalty, either."""
+    """A party without weight does not count in the penalty, either."""
     return jnp.mean(2 * jax.nn.sigmoid(hyper)) * PENALTY(params, None)
 
 

@@ -1,4 +1,4 @@
-"""What the first run says: names of rows, comparison over seeds, tables and a sentence."""
+"""Report of the first run: names of rows, comparison over seeds, tables and a sentence."""
 
 from typing import Any
 
@@ -74,12 +74,12 @@ def _worst(statuses: list[str]) -> str:
 
 
 def beaten(row: Row) -> bool:
-    """Whether the learned weights are ahead: by more than two standard errors, or with one seed at all."""
+    """Return True if the learned weights lead: by over two standard errors, or at all with one seed."""
     return row["ahead"] > 2 * (row["standard_error"] or 0)
 
 
 def sentence(compared: list[Row], removals: list[Row], measured: bool = True) -> str:
-    """What was won, against which control it was not, and what does as well.
+    """Describe the gain, the controls that were not beaten, and those that do as well.
 
     `measured` says whether the results of ten seeds are those of this task.
     """

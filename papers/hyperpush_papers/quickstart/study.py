@@ -44,7 +44,7 @@ def run(config: Quickstart, run: StudyRun) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Story:
-    """What one seed tells."""
+    """All results of one seed."""
 
     config: Quickstart
     seed: int
@@ -97,7 +97,7 @@ class Story:
     # ------------------------------------------------------------------ predictions
 
     def predict(self, estimator: hp.HGP) -> influence.Influence:
-        """From one estimate, how removing each record and each party changes everybody's cost."""
+        """From one estimate, how removing each record and each party changes the total cost."""
         return influence.scores(
             self.trained.task, estimator, self.network, key=self.seed, curvature_steps=0, parties=None
         )
@@ -119,7 +119,7 @@ class Story:
     # ------------------------------------------------------------------ weights
 
     def solve(self, weights: Kind) -> hp.Solution:
-        """One weight per party, or per record, for everybody's cost on trusted records."""
+        """One weight per party, or per record, for the total cost on trusted records."""
         method = hp.PDBO(inner=self.solver, hypergradient=self.short, outer=OUTER, steps=self.config.outer_steps)
         return hp.solve(make_task(self.parties, self.seed, weights), method, self.network, key=self.seed)
 
@@ -138,7 +138,7 @@ class Story:
         ]
 
     def choices(self, found: influence.Influence, changes: Float[np.ndarray, " n"]) -> list[Choice]:
-        """What retraining without each party, and single estimates, say should be kept."""
+        """Return the records to keep by retraining without each party, and by single estimates."""
         one, n, by_record = self.trained.costs.floats, self.config.parties, np.stack(found.examples) >= 0
         first, short = self.predict(hp.HGP(1, PUSHES, STEP_SIZE)), self.predict(self.short)
         return [

@@ -1,1 +1,1 @@
-"""How often an estimator is wrong, and how often it says so, over families of problems and networks."""
+"""Rates of wrong and of flagged estimates, over families of problems and networks."""

@@ -1,14 +1,13 @@
-"""How often an estimator is wrong, and how often it says so, over families of problems and networks.
+"""Rates of wrong and of flagged estimates, over families of problems and networks.
 
 All problems are quadratic, at their inner solution. NumPy knows their hypergradients in float64.
 """
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
-from hyperpush.spec.config import Config
-from hyperpush_papers.common.options import Count, Positive, Precision, Seed, Several, option, study
+from hyperpush.base.config import Config
+from hyperpush.base.limits import whole
+from hyperpush_papers.common.options import NONEMPTY, Count, Positive, Precision, Seed, Several, option, study
 
 Family = Literal[
     "mild",
@@ -39,12 +38,14 @@ NETWORKS = (
 class Robustness(Config):
     """Options of the study of robustness."""
 
-    estimators: tuple[str, ...] = option(("Automatic", "TrackedHGP"), "Estimators, with their defaults.", min_length=1)
-    families: tuple[Family, ...] = option(FAMILIES, "Families of problems.", min_length=1)
-    networks: tuple[str, ...] = option(NETWORKS, "Names of networks.", min_length=1)
-    dtypes: tuple[Precision, ...] = option(("float64", "float32"), "Precisions.", min_length=1)
+    estimators: Annotated[tuple[str, ...], NONEMPTY] = option(
+        ("Automatic", "TrackedHGP"), "Estimators, with their defaults."
+    )
+    families: Annotated[tuple[Family, ...], NONEMPTY] = option(FAMILIES, "Families of problems.")
+    networks: Annotated[tuple[str, ...], NONEMPTY] = option(NETWORKS, "Names of networks.")
+    dtypes: Annotated[tuple[Precision, ...], NONEMPTY] = option(("float64", "float32"), "Precisions.")
     seeds: Count = option(16, "Problems of each family on each network.")
-    clients: Annotated[int, Field(ge=3)] = option(6, "Number of clients.")
+    clients: Annotated[int, whole(3)] = option(6, "Number of clients.")
     params: Several = option(20, "Number of parameters.")
     hypers: Count = option(25, "Number of hyperparameters of each client.")
     out_links: Count = option(2, "Links of each client on k-out graphs.")

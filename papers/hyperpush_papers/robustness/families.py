@@ -95,7 +95,7 @@ def _zero_third(rng: np.random.Generator, clients: int, params: int) -> Hessians
 
 
 def _with_less_curvature(factor: float) -> Callable[..., Hessians]:
-    """The mild family, less so many times the smallest eigenvalue of the mean in the direction of its eigenvector."""
+    """The mild family, less a multiple of the smallest eigenvalue of the mean in the direction of its eigenvector."""
 
     def make(rng: np.random.Generator, clients: int, params: int) -> Hessians:
         hessians = _mild(rng, clients, params)

@@ -21,7 +21,7 @@ COUNTS = ("wrong_silent", "wrong_flagged", "right", "right_flagged")  # they add
 
 
 class Outcome(NamedTuple):
-    """What came of one run; without rounds and floats where it diverged."""
+    """Outcome of one run; without rounds and floats if it diverged."""
 
     kind: str  # of COUNTS
     rounds: int | None = None

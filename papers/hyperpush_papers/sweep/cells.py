@@ -26,7 +26,7 @@ CELLS = "cells"
 
 
 class CellResult(NamedTuple):
-    """How a cell ended: its row, or why there is none."""
+    """End of a cell: its row, or the reason why there is none."""
 
     cell: Cell
     state: Literal["done", "n/a", "diverged", "failed"]
@@ -53,7 +53,7 @@ class Finished(NamedTuple):
 
 
 def folder_of(plan: Plan, out: Path | None) -> Path:
-    """Where a sweep is kept: the same folder for the same sweep."""
+    """Return the folder of a sweep; equal sweeps share a folder."""
     return out or Path("runs", f"sweep-{plan.experiment.name}-{plan.identity()}")
 
 
@@ -67,7 +67,7 @@ def run(plan: Plan, folder: Path, console: Console) -> list[Finished]:
         raise InvalidInput("--out", str(folder), f"a folder that can be written ({error.strerror})") from None
     with alone(folder / ".lock", "--out", folder, "a folder that no other sweep is writing to"):
         write_atomically(folder / CONFIG, to_toml(plan.experiment.name, plan.config))
-        for left in (folder / CELLS).glob(".*.partial"):  # of a process that was killed: nobody else is here
+        for left in (folder / CELLS).glob(".*.partial"):  # of a process that was killed: the folder is locked
             shutil.rmtree(left)
         found = [_run_method(plan, folder, method, console) for method in plan.methods]
     results = [each for one in found for each in one.results]
@@ -122,7 +122,7 @@ def scores_of(plan: Plan, tuning: list[CellResult]) -> list[list[float | None]]:
 
 
 def result_of_cell(plan: Plan, folder: Path, cell: Cell) -> tuple[CellResult, bool]:
-    """How a cell ended, and whether it had before."""
+    """Return the end of a cell, and True if it had ended before."""
     path = folder / CELLS / cell.name
     diverged, failed = (path.with_name(f"{cell.name}.{state}") for state in ("diverged", "failed"))
     if diverged.is_file():

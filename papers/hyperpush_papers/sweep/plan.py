@@ -1,4 +1,4 @@
-"""What a sweep runs: everything is checked here, before anything runs."""
+"""Plan of a sweep: all values are checked here before anything runs."""
 
 import hashlib
 import re
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, create_model
-
+from hyperpush.base.config import Config, as_table, option, read_config
 from hyperpush.base.errors import InvalidInput
+from hyperpush.base.limits import Whole, whole
 from hyperpush.runs.experiment import Experiment, SweepRule
-from hyperpush.spec.config import Config, configure, read_source, set_option, to_toml, validate
+from hyperpush.spec.config import configure, read_source, set_option, to_toml, validate
 
 Phase = Literal["tuning", "reported"]
 # 10^-0.5 to 10^-3 in half steps, for every method alike: the learning rates that Terashita and Hara, "Decentralized
@@ -22,19 +22,19 @@ MOST_SEEDS = 1000  # that are reported; those that something is chosen by follow
 
 
 class Sweep(Config):
-    """How methods are tuned and reported."""
+    """Options for tuning methods and for reporting them."""
 
-    seeds: int = Field(default=3, ge=1, le=MOST_SEEDS, description="Reported runs of every method: seed, seed + 1, …")
-    tuning_seeds: int = Field(default=1, ge=0, description="Runs of every setting to choose by; 0: nothing is tuned.")
-    grid: dict[str, Any] = Field(
-        default={}, description="Options to tune and their values; if left out, learning rates from 10^-0.5 to 10^-3."
+    seeds: Annotated[int, whole(1, MOST_SEEDS)] = option(3, "Reported runs of every method: seed, seed + 1, …")
+    tuning_seeds: Whole = option(1, "Runs of every setting to choose by; 0: nothing is tuned.")
+    grid: dict[str, Any] = option(
+        {}, "Options to tune and their values; if left out, learning rates from 10^-0.5 to 10^-3."
     )
-    compare: dict[str, Any] = Field(
-        default={}, description="Options to compare and their values, each tuned by itself; if left out, the methods."
+    compare: dict[str, Any] = option(
+        {}, "Options to compare and their values, each tuned by itself; if left out, the methods."
     )
-    validation: str | None = Field(default=None, description="Field of a result's row to choose by.")
-    test: tuple[str, ...] = Field(default=(), description="Fields of a result's row to report.")
-    better: Literal["higher", "lower"] | None = Field(default=None, description="Which validation scores are better.")
+    validation: str | None = option(None, "Field of a result's row to choose by.")
+    test: tuple[str, ...] = option((), "Fields of a result's row to report.")
+    better: Literal["higher", "lower"] | None = option(None, "Which validation scores are better.")
 
 
 class Choice(NamedTuple):
@@ -52,7 +52,7 @@ class Cell(NamedTuple):
     point: Choice
     seed: int
     name: str  # of its folder
-    config: BaseModel
+    config: Config
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Plan:
     """Methods, the grid that each of them is tuned on, and the seeds."""
 
     experiment: Experiment
-    config: BaseModel  # with `sweep`, as it is written down
+    config: Config  # with `sweep`, as it is written down
     values: dict[str, Any]  # the experiment's options
     seed_option: str  # the option that decides every draw: `seed` of studies, `key` of specs
     rule: SweepRule
@@ -79,12 +79,12 @@ class Plan:
         return Cell(phase, method, point, seed, name, config)
 
     def scores(self, phase: Phase) -> tuple[str, ...]:
-        """The fields of a row that a phase looks at: tuning runs show nobody their test scores."""
+        """The fields of a row that a phase looks at: tuning runs do not show their test scores."""
         return (self.rule.validation,) if phase == "tuning" else self.rule.test
 
     def identity(self) -> str:
         """The same for sweeps that differ in nothing but the number of reported seeds."""
-        written = self.config.model_dump(mode="json", exclude_none=True)
+        written = as_table(self.config)
         written["sweep"].pop("seeds")
         return _digest(repr((self.experiment.name, written)))
 
@@ -92,22 +92,22 @@ class Plan:
 def load(source: str, overrides: Sequence[str], known: Mapping[str, Experiment]) -> Plan:
     """A plan from an experiment's name or a `.toml` file, which may have a table `sweep`, and `key=value` overrides."""
     experiment, values = read_source(source, known)
-    field: Any = (Sweep, Field(default=Sweep(), description="How methods are tuned and reported."))
-    config = create_model(experiment.config.__name__, __base__=experiment.config, sweep=field)
+    swept = {"sweep": option(Sweep(), "How methods are tuned and reported."), "__annotations__": {"sweep": Sweep}}
+    config: Any = type(experiment.config.__name__, (experiment.config,), swept)
     return plan(experiment, configure(replace(experiment, config=config), values, overrides))
 
 
-def plan(experiment: Experiment, config: BaseModel) -> Plan:
+def plan(experiment: Experiment, config: Config) -> Plan:
     """Every run that a sweep may need, or an error that names what is wrong."""
-    values = config.model_dump(mode="json", exclude_none=True)
-    asked = Sweep.model_validate(values.pop("sweep"))
+    values = as_table(config)
+    asked = read_config(Sweep, values.pop("sweep"), "sweep")
     seed_option = "key" if "key" in values and "seed" not in values else "seed"
     if seed_option not in values:
         raise InvalidInput(
             "experiment", experiment.name, "an experiment with an option seed: hyperpush show NAME lists options"
         )
     if "seeds" in values:
-        if values["seeds"] not in (1, experiment.config().model_dump()["seeds"]):
+        if values["seeds"] not in (1, as_table(experiment.config())["seeds"]):
             raise InvalidInput("seeds", values["seeds"], "1, or left out: sweep.seeds says how many runs are reported")
         values["seeds"] = 1
     rule = _rule(experiment, asked)
@@ -212,12 +212,12 @@ def _as_in(values: dict[str, Any], name: str, value: object) -> object:
     return [value] if isinstance(now, list) and not isinstance(value, list) else value
 
 
-def _with_options(experiment: Experiment, values: dict[str, Any], options: Mapping[str, Any]) -> BaseModel:
+def _with_options(experiment: Experiment, values: dict[str, Any], options: Mapping[str, Any]) -> Config:
     """The experiment's options with these in place."""
     values = deepcopy(values)
     for name, value in options.items():
         set_option(values, name, value)
-    return validate(experiment.config, values, experiment.name)
+    return validate(experiment.config, values)
 
 
 def _flat(axes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -53,7 +53,7 @@ def result_of(plan: Plan, found: list[Finished]) -> dict[str, Any]:
 
 
 def _summarize(plan: Plan, one: Finished) -> dict[str, Any]:
-    """What was chosen for a method, and its scores over the reported seeds."""
+    """The selected point of a method, and its scores over the reported seeds."""
     point = None if one.chosen is None else plan.points[one.chosen]
     done = [each for each in one.of("reported") if each.state == "done"]
     return {

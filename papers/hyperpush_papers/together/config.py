@@ -4,10 +4,11 @@ Parties turn their digits by cluster, and a graph tells who belongs together. Ev
 training examples y + 1. Links are directed, come and go, and lose messages.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from hyperpush.spec.config import Config
-from hyperpush_papers.common.options import Count, Portion, Positive, Seeds, option, study
+from hyperpush.base.config import Config
+from hyperpush.base.limits import interval, whole
+from hyperpush_papers.common.options import NONEMPTY, Count, NonNegative, Portion, Positive, Seeds, option, study
 
 STEPS = ("train", "learn", "score", "continue", "private")
 
@@ -18,22 +19,22 @@ class Together(Config):
     data: Literal["digits", "mnist", "emnist"] = option(
         "digits", "Digits; other than scikit-learn's need HYPERPUSH_DATA."
     )
-    parties: int = option(8, "Number of parties, in two clusters of at least two.", ge=4)
+    parties: Annotated[int, whole(4)] = option(8, "Number of parties, in two clusters of at least two.")
     examples: Count = option(60, "Training examples of each.")
     trusted: Count = option(5, "Validation examples of each, whose labels are right.")
     test: Count = option(80, "Test examples of each.")
-    mislabel: float = option(0.9, "Share of wrong labels among those of every second pair.", ge=0, le=1)
+    mislabel: Annotated[float, interval(0, 1)] = option(0.9, "Share of wrong labels among those of every second pair.")
     loss: Portion = option(0.1, "Probability that a message is lost.")
     steps: Count = option(
-        120, "Steps of SGP before the first and after every outer step; in step train, five times so many."
+        120, "Steps of SGP before the first and after every outer step; in step train, five times as many."
     )
     outer_steps: Count = option(12, "Steps of the personal parts and weights.")
     order: Count = option(20, "Steps of TrackedHGP.")
-    strength: float = option(1e-3, "Of ties between parties of a cluster.", ge=0)
+    strength: NonNegative = option(1e-3, "Of ties between parties of a cluster.")
     until: Literal["train", "learn", "score", "continue", "private"] = option(
         "private", "The last step to take; private needs EMNIST in HYPERPUSH_DATA, and takes no size from here."
     )
-    epsilons: tuple[Positive, ...] = option((8.0, 2.0), "Of the private step, at δ = 1e-5.", min_length=1)
+    epsilons: Annotated[tuple[Positive, ...], NONEMPTY] = option((8.0, 2.0), "Of the private step, at δ = 1e-5.")
     seeds: Seeds = option((0, 1, 2, 3, 4), "Each with data, links and models of its own.")
 
 

@@ -11,7 +11,7 @@ from hyperpush.personalize import MTL, Clean, Product
 from hyperpush_papers.common.data.sources import load
 from hyperpush_papers.common.models.dense import MLP
 
-CLUSTERS = 2  # party i is of cluster i mod 2, and turns its images by so many quarters
+CLUSTERS = 2  # party i is of cluster i mod 2, and turns its images by this number of quarters
 L2 = 1e-3
 LARGEST = 16  # pixels on a side; larger images are halved, so that the rates for scikit-learn's digits fit
 DROPPED = -30.0  # of the recipe Clean: a weight of 2e-13
@@ -19,7 +19,7 @@ Examples = tuple[Float[np.ndarray, "n m side side"], Int[np.ndarray, "n m"]]
 
 
 class Parties(NamedTuple):
-    """Everybody's examples."""
+    """Examples of all parties."""
 
     train: Examples  # with the labels that they came with
     trusted: Examples
@@ -75,7 +75,7 @@ def deal(
 
 
 def shrink(images: Float[np.ndarray, "*many side side"], block: int = 2) -> Float[np.ndarray, "*many small small"]:
-    """Images of the means of so many by so many pixels."""
+    """Images of the means of this size in pixels."""
     small = images.shape[-1] // block
     cut = images[..., : small * block, : small * block]
     return cut.reshape(*images.shape[:-2], small, block, small, block).mean((-3, -1))

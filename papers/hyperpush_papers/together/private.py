@@ -90,7 +90,7 @@ class PriceOfPrivacy:
         return hp.PDBO(hp.SGP(self.steps, RATE), estimator, outer, self.outer_steps, restart=False)
 
     def task(self, models: int, train: Examples | None = None) -> hp.Task:
-        """Mixtures of so many models, which start from the own cluster's, and trust in every party."""
+        """Mixtures of this many models, which start from the own cluster's, and trust in every party."""
         made, own = self.made, self.made.train if train is None else train
         more = {"key": self.seed, "l2": L2, "classes": 10}
         task = _recipes(models).task(made.model, train=own, validation=made.trusted, **more)
@@ -105,7 +105,7 @@ class PriceOfPrivacy:
         noise: int = 0,
         train: Examples | None = None,
     ) -> dict[str, Any]:
-        """What a run reaches, and the ε that it held; no two runs of a method have the same noise."""
+        """Return the scores of a run and its ε; each run of a method draws its own noise."""
         network, task = hp.networks.RandomDirected(self.parties), self.task(models, train)
         if epsilon is not None:
             private = task.private(noise=hp.privacy.Gaussian(1.0), **BOUNDS)

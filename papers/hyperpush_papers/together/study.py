@@ -94,7 +94,7 @@ class Story:
     # ------------------------------------------------------------------ what is run
 
     def task(self, models: int, train: Examples | None = None, log_weights: Any = 0.0) -> hp.Task:
-        """Mixtures of so many models, and weights of examples that start from these."""
+        """Mixtures of this many models, and weights of examples that start from these."""
         made, more = self.parties, {"key": self.seed, "l2": L2, "classes": 10}
         own = made.train if train is None else train
         task = recipes(models).task(made.model, train=own, validation=made.trusted, test=made.test, **more)
@@ -102,7 +102,7 @@ class Story:
         return task.at(hypers={**task.hypers, "clean": weights})
 
     def train(self, task: hp.Task, alone: bool = False, rounds: int = 5) -> hp.Training:
-        """The params at fixed mixtures and weights: those that all share, or everybody's own."""
+        """The params at fixed mixtures and weights: shared or personal ones."""
         method = (hp.LocalSGD if alone else hp.SGP)(rounds * self.config.steps, RATE)
         return hp.train(task, method, self.network, key=self.seed, engine=self.engine)
 
@@ -146,7 +146,7 @@ class Story:
 
     @cached_property
     def everyone_alone(self) -> hp.Training:
-        """Everybody's own model, trained as long."""
+        """A local model per party, trained as long."""
         return self.train_longer(self.task(1), alone=True)
 
     @property
@@ -208,7 +208,7 @@ class Story:
         return influence.scores(self.uncleaned.task, self.estimator, self.network, **options)
 
     def score_step(self) -> dict[str, Row]:
-        """Who finds the wrong labels, and the parties that have them: influence, the learned weights, or the loss."""
+        """Compare influence, learned weights and the loss in finding wrong labels and their parties."""
         found, weights = self.influence, np.asarray(self.together.hypers["clean"])
         low = {
             "influence": (found, np.stack(found.examples), found.totals),
@@ -300,7 +300,7 @@ class Story:
 
 
 def recipes(models: int) -> Product:
-    """Own mixtures of so many models, and a weight for every example; one model is nobody's own."""
+    """Own mixtures of this many models, and a weight for every example; one model is shared by all."""
     return Product([MTL(models=models), Clean()])
 
 
@@ -310,7 +310,7 @@ def drop(chosen: Bool[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
 
 
 def _row(found: Result | None, suspicion: np.ndarray | None, wrong: Bool[np.ndarray, "n m"]) -> Row:
-    """What every row has; what looks suspicious has low numbers. Epsilon is the private step's."""
+    """Return the common columns of a row; suspicious records have low numbers. The private step fills epsilon."""
     return {
         "accuracy": None,
         "accuracy_p10": None,
@@ -365,7 +365,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def verdict(row: Row) -> str:
-    """Whether a step's main method beats a control.
+    """Return True if a step's main method beats a control.
 
     A gain counts if Student's interval of 95 % leaves out 0: above 2.8 standard errors with five seeds.
     """

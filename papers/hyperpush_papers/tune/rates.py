@@ -38,7 +38,7 @@ def penalty(params, hyper):
 
 
 def constants(clip: float, radius: float) -> Constants:
-    """What is true of every example whose inputs have ℓ2 norm at most 1; `clip` bounds gradients, `radius` z."""
+    """Constants for examples with inputs of ℓ2 norm at most 1; `clip` bounds gradients, `radius` z."""
     return Constants(
         C_y=clip,
         C_b=clip,

@@ -22,7 +22,7 @@ from hyperpush_papers.tune.config import Tune
 
 FEW = 10  # features of the synthetic data that decide the label
 FEATURES = 60
-THIRD = 3  # every so many-th class has wrong labels, where classes have weights
+THIRD = 3  # every n-th class has wrong labels, where classes have weights
 SURE = 30.0  # σ of it is 1, of its negative 0
 # Training and validation examples of a client, unless they are given.
 USUAL = {"mnist": (100, 100), "digits": (60, 60), "a9a": (2000, 1000), "synthetic": (100, 100)}

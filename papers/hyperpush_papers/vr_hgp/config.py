@@ -1,4 +1,4 @@
-"""How far VR-HGP is from its target by round and by its weights (α, β), beside what theory says.
+"""Error of VR-HGP by round and by its weights (α, β), beside the theory.
 
 The counterpart of figures 1 and 2 and of theorem 1 of "Personalized decentralized bilevel optimization over stochastic
 and directed networks".
@@ -6,13 +6,12 @@ and directed networks".
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from hyperpush.base.config import Config
+from hyperpush.base.limits import interval
+from hyperpush_papers.common.options import NONEMPTY, Count, Counts, Positive, Precision, Seed, Several, option, study
 
-from hyperpush.spec.config import Config
-from hyperpush_papers.common.options import Count, Counts, Positive, Precision, Seed, Several, option, study
-
-Share = Annotated[float, Field(ge=0, le=1)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, interval(0, 1)]
+Fraction = Annotated[float, interval(0, 1, outside="both")]
 
 
 class VRStudy(Config):
@@ -29,10 +28,9 @@ class VRStudy(Config):
     inner_steps: Count = option(500, "Steps of stochastic gradient push to the inner solution.")
     step: Positive = option(0.5, "Its rate, which is also the step of the estimator.")
     rounds: Count = option(500, "Rounds M of the estimator.")
-    weights: tuple[tuple[Share, Share], ...] = option(
+    weights: Annotated[tuple[tuple[Share, Share], ...], NONEMPTY] = option(
         ((1.0, 0.0), (0.9, 0.1), (0.5, 0.5), (0.9, 0.9), (0.9, 0.01), (0.99, 0.1), (0.99, 0.01)),
         "Pairs (α, β); (1, 0) is plain directed recurrent backpropagation.",
-        min_length=1,
     )
     runs: Several = option(100, "Runs of the estimator on the one problem, with different seeds.")
     contractions: tuple[Fraction, ...] = option(

@@ -1,4 +1,4 @@
-"""What it costs that clients know their links only from training: errors by training steps, beside the true means."""
+"""Cost of links observed in training: errors by training steps, beside the true means."""
 
 from typing import Any
 

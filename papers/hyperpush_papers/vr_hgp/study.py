@@ -1,6 +1,7 @@
 """Solve the inner problem once, estimate its hypergradient many times, compare with the target and the bound."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -77,7 +78,7 @@ def run(config: VRStudy, run: StudyRun) -> dict[str, Any]:
         "constants": {"radius": radius, **constants},
         **factors(config),
     }
-    several, _ = two_digits(config.model_copy(update={"clients": config.observers}))
+    several, _ = two_digits(replace(config, clients=config.observers))
     result["links"] = compare_links(config, run, several)
     run.save_models("inner-solution", at)
     draw(config, run, curves)
@@ -138,7 +139,7 @@ def factors(config: VRStudy) -> dict[str, list[dict[str, float]]]:
 
 
 def label(alpha: float, beta: float) -> str:
-    """What figures call a pair of weights."""
+    """Label of a pair of weights in figures."""
     return f"α = {alpha:g}, β = {beta:g}"
 
 

@@ -1,4 +1,4 @@
-"""What theory says of VR-HGP's error, to choose its weights (α, β) by before it runs.
+"""Theory of VR-HGP's error, for choosing its weights (α, β) before a run.
 
 At a point, with gradient-after SGP and full batches, VR-HGP iterates
 
@@ -72,7 +72,7 @@ def mu_by_round(alpha: ArrayLike, beta: ArrayLike, eta: ArrayLike, rounds: int) 
 
 
 class Linear(NamedTuple):
-    """What VR-HGP iterates at a point, with gradient-after SGP, full batches and links that are up independently."""
+    """The iteration of VR-HGP at a point, with gradient-after SGP, full batches and independent links."""
 
     push: Float[np.ndarray, "n n"]  # p̄_{i→j}
     heard: Float[np.ndarray, "n n"]  # what i gives a message from j when it arrives: p̄_{i→j}/δ̄_{j→i}

@@ -1,5 +1,6 @@
 """Methods fitted in small, beside what they must equal before their hypers have moved."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from hyperpush_papers.personalize.settings import small
 pytestmark = pytest.mark.long
 
 SIZES = {"clients": 6, "steps": 12, "again": 4, "outer_steps": 2, "rounds": 2, "batch": 16, "order": 2}
-SETTING = small("digits").model_copy(update={**SIZES, "rate": 0.2, "ensemble_rate": 0.5})
+SETTING = replace(small("digits"), **SIZES, rate=0.2, ensemble_rate=0.5)
 
 
 def fitting(network, hidden=(), setting=SETTING):
@@ -73,7 +74,7 @@ def test_ensembles_alone_and_together_train_at_their_own_rate():
     ],
 )
 def test_methods_with_local_epochs_learn(network, names):
-    made = fitting(network, setting=SETTING.model_copy(update={"rounds": 20}))
+    made = fitting(network, setting=replace(SETTING, rounds=20))
     for name, each in fitted(made, *names).items():
         found = hp.personalize.scores(each.product, made.scenario.model, each.params, each.hypers, made.scenario.test)
         assert found.average > 0.2, name  # a guess is right once in ten

@@ -1,5 +1,6 @@
 """Settings beside the tables of the papers, typed off by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,12 +97,12 @@ def test_recipes_are_found_and_made_with_the_settings_penalties():
     assert moves("pl-direct", setting) == {"pl": (0.1, 0.01)}
     assert moves("pl", small("emnist")) == {"pl": (0.1, 0.001)}
     assert moves("da+pl+mtl", small("emnist")) == {"da": (0.1, 0.0), "pl": (0.1, 0.001), "mtl": (1.0, 0.01)}
-    assert moves("da+mtl", small("emnist").model_copy(update={"outer_rate": 0.7})) == {
+    assert moves("da+mtl", replace(small("emnist"), outer_rate=0.7)) == {
         "da": (0.7, 0.0005),
         "mtl": (0.7, 0.01),
     }
     options = {"models": 4, "recipes": {"da": {"normalized": False, "outer": {"name": "sgd", "learning_rate": 2.0}}}}
-    made = product_of("mtl+da", small("emnist").model_copy(update=options))
+    made = product_of("mtl+da", replace(small("emnist"), **options))
     assert made == Product(
         [
             MTL(4, l2=0.01, outer=hp.optimizer("adam", learning_rate=0.1, b1=0.9, b2=0.999)),

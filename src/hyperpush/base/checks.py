@@ -59,7 +59,7 @@ def check_integer(
 
 def check_probability(field: str, given: object) -> Any:
     """A number in [0, 1]."""
-    return _check_number(field, given, lambda number: 0 <= number <= 1, "a number from 0 to 1")
+    return check_number(field, given, lambda number: 0 <= number <= 1, "a number from 0 to 1")
 
 
 def check_probability_range(field: str, given: object) -> tuple[float, float]:
@@ -79,12 +79,12 @@ def check_positive(field: str, given: object, *, optional: bool = False) -> Any:
     if given is None and optional:
         return None
     allowed = "a finite number above 0" + (", or None" if optional else "")
-    return _check_number(field, given, lambda number: 0 < number < float("inf"), allowed)
+    return check_number(field, given, lambda number: 0 < number < float("inf"), allowed)
 
 
 def check_nonnegative(field: str, given: object) -> Any:
     """A finite number from 0 on."""
-    return _check_number(field, given, lambda number: 0 <= number < float("inf"), "a finite number, 0 or more")
+    return check_number(field, given, lambda number: 0 <= number < float("inf"), "a finite number, 0 or more")
 
 
 def check_boolean(field: str, given: object) -> bool:
@@ -127,8 +127,8 @@ def check_arguments(
             raise InvalidInput(f"{label}.{parameter.name}", None, "a value: there is no default")
 
 
-def _check_number(field: str, given: object, holds: Callable[[float], bool], allowed: str) -> Any:
-    """A number as a float if `holds` says so (it is false for nan); what JAX holds as it is."""
+def check_number(field: str, given: object, holds: Callable[[float], bool], allowed: str) -> Any:
+    """Return a number as a float if `holds` of it, which is false for nan; numbers that JAX holds pass as they are."""
     if is_jax_number(given):
         return given
     if is_number(given):

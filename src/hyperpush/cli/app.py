@@ -17,6 +17,7 @@ from hyperpush.base.extensions import PAPERS, has_papers
 from hyperpush.base.imports import plain_name
 from hyperpush.base.version import __version__
 from hyperpush.cli.arguments import AsJson, Out, Overrides, Source, complete_name
+from hyperpush.cli.audits import audit
 from hyperpush.cli.commands import USAGE_ERROR, Commands
 from hyperpush.cli.index import COLUMNS, load_index
 from hyperpush.cli.output import print_json, print_table, refuse_failure
@@ -187,6 +188,9 @@ def report(
 
     page = folder / "report.html" if page is None else page
     print(report(load(folder), page, overwrite, title=folder.resolve().name))
+
+
+app.command()(audit)
 
 
 @app.command()

@@ -6,73 +6,75 @@ All parties hold the same file but for paths and addresses, which are everybody'
 
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-from pydantic import Field, model_validator
-
+from hyperpush.base.annotations import Option, check_option, options_of
+from hyperpush.base.config import Config, as_table, option
 from hyperpush.base.errors import InvalidInput, unknown
-from hyperpush.engines.faults import Faults
-from hyperpush.engines.peers import Mode, Peers
+from hyperpush.engines.peers import Peers
 from hyperpush.engines.transport.zenoh.addresses import check_name
-from hyperpush.spec.config import Config, is_spec, read_toml, set_from_text, validate
+from hyperpush.methods.registry import read_value
+from hyperpush.spec.config import is_spec, read_toml, set_from_text, validate
 from hyperpush.spec.experiment import SpecConfig
 from hyperpush.spec.objects import task_function
 
-Probability = Annotated[float, Field(ge=0, lt=1)]
-Seconds = Annotated[float, Field(gt=0)]
 CHECKPOINT, SECRET = "checkpoint.safetensors", "secret.key"  # files of a party
+# The options of `Peers` that are the same for all parties; those of one party stand in its own table or follow from it.
+SHARED = (
+    "session",
+    "mode",
+    "patience",
+    "close_after",
+    "longest_wait",
+    "checkpoint_every",
+    "authority",
+    "faults",
+    "fault_seed",
+)
 
 
-class Where(Config):
+class Party(Config):
     """One party: where it is, and where its own files are."""
 
-    address: str | None = Field(default=None, description="host:port that it listens on; left out: it only dials.")
-    data: str | None = Field(default=None, description=".npz file or module:function; left out: the task's own.")
-    certificate: str | None = Field(default=None, description="PEM file that names it.")
-    key: str | None = Field(default=None, description="PEM file with the certificate's private key.")
-    out: str | None = Field(default=None, description="Folder for its results; left out: its name.")
-
-
-class Injected(Config):
-    """Faults for trials."""
-
-    loss: Probability = Field(default=0.0, description="Probability that a message is lost.")
-    duplicate: Probability = Field(default=0.0, description="Probability that it comes twice.")
-    delay: int = Field(default=0, ge=0, description="Rounds by which it may be late.")
-    seed: int = Field(default=0, ge=0, description="Decides which.")
-
-    @property
-    def any(self) -> bool:
-        return bool(self.loss or self.duplicate or self.delay)
+    address: str | None = option(None, "host:port that it listens on; left out: it only dials.")
+    data: str | None = option(None, ".npz file or module:function; left out: the task's own.")
+    certificate: str | None = option(None, "PEM file that names it.")
+    private_key: str | None = option(None, "PEM file with the certificate's private key.")
+    out: str | None = option(None, "Folder for its results; left out: its name.")
 
 
 class Deployment(Config):
     """A run among peers."""
 
-    run: str = Field(default="trial", description="Its name: part of every message's key.")
-    mode: Mode = Field(default="synchronous", description="In step, as simulated; or everybody at its own pace.")
-    patience: Seconds = Field(default=120.0, description="Seconds to wait for a peer before it is an error.")
-    close_after: Seconds = Field(default=30.0, description="Seconds until a vanished peer is removed.")
-    longest_wait: Seconds = Field(default=2.0, description="Most seconds to wait for a message, asynchronously.")
-    checkpoint: int = Field(default=1, ge=0, description="Exchanges between checkpoints, 0 for none.")
-    private_draws: bool = Field(default=False, description="Whether draws come from a secret, not from the key.")
-    authority: str | None = Field(default=None, description="PEM file of the authority that signs certificates.")
-    spec: SpecConfig = Field(default=SpecConfig(), description="The sentence that all parties run.")
-    peers: dict[str, Where] = Field(default={}, description="The parties by name, in the order of their clients.")
-    faults: Injected = Injected()
+    engine: dict[str, Any] = option({}, "The options of Peers that all parties share, by name.")
+    private_draws: bool = option(False, "Draws come from a secret of each party, not from the key.")
+    spec: SpecConfig = option(SpecConfig(), "The spec that all parties run.")
+    peers: dict[str, Party] = option({}, "The parties by name, in the order of their clients.")
 
-    @model_validator(mode="after")
-    def _fits(self) -> "Deployment":
-        check_name("deploy.run", self.run)
+    def check(self) -> None:
+        """Fill in the defaults of the engine; refuse names of parties that keys of messages cannot hold."""
+        described = shared_options()
+        defaults = {name: each.default for name, each in described.items()}
+        object.__setattr__(self, "engine", {**defaults, **self.engine})
+        check_name("deploy.session", self.engine["session"])
         for name in self.peers:
             check_name("peers", name)
-        if self.faults.any and self.mode == "synchronous":
-            raise InvalidInput("deploy.faults", self.faults.model_dump(), "none, or mode = 'asynchronous'")
-        return self
+        if self.engine["faults"] is not None and self.engine["mode"] == "synchronous":
+            raise InvalidInput("deploy.faults", self.engine["faults"], "none, or mode = 'asynchronous'")
+
+    def with_engine(self, **changes: Any) -> "Deployment":
+        """The same with other options of the engine."""
+        return replace(self, engine={**self.engine, **changes})
+
+
+def shared_options() -> Mapping[str, Option]:
+    """The options of `Peers` that `[deploy]` takes."""
+    return {name: each for name, each in options_of(Peers).items() if name in SHARED}
 
 
 def read(path: Path, overrides: Sequence[str] = (), count: int | None = None) -> Deployment:
@@ -85,18 +87,23 @@ def read(path: Path, overrides: Sequence[str] = (), count: int | None = None) ->
     spec = validate(SpecConfig, values)
     clients = len(spec.peers) or count
     if clients is not None and "clients" in inspect.signature(task_function(spec.task.get("name"))).parameters:
-        spec = spec.model_copy(update={"task": {"clients": clients, **spec.task}})
-    options = [name for name in Deployment.model_fields if name not in ("spec", "peers")]
-    for key in spec.deploy:
-        if key not in options:
-            raise unknown(f"deploy.{key}", key, options)
-    try:
-        found = validate(Deployment, {**spec.deploy, "peers": spec.peers})
-    except InvalidInput as error:
-        field = error.field if error.field.startswith(("deploy.", "peers")) else f"deploy.{error.field}"
-        raise InvalidInput(field, error.given, error.allowed) from None
-    found = found.model_copy(update={"spec": spec.model_copy(update={"peers": {}, "deploy": {}})})
+        spec = replace(spec, task={"clients": clients, **spec.task})
+    table = dict(spec.deploy)
+    own = {name: table.pop(name) for name in ("private_draws",) if name in table}
+    engine, deployed = read_engine(table), {**own, "peers": spec.peers}
+    found = replace(validate(Deployment, deployed), engine=engine, spec=replace(spec, peers={}, deploy={}))
     check_draws(found, "private" in spec.task)
+    return found
+
+
+def read_engine(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `Peers` that a table `[deploy]` gives, read and checked by their annotations."""
+    described, found = shared_options(), {}
+    for name, given in table.items():
+        if name not in described:
+            raise unknown(f"deploy.{name}", name, [*described, "private_draws"])
+        found[name] = read_value(described[name].annotation, given, f"deploy.{name}")
+        check_option(f"deploy.{name}", described[name].annotation, found[name])
     return found
 
 
@@ -110,11 +117,11 @@ def check_draws(config: Deployment, private: bool) -> None:
 def digest(config: Deployment) -> bytes:
     """What peers compare before they start."""
     agreed = {
-        "run": config.run,
-        "mode": config.mode,
+        "session": config.engine["session"],
+        "mode": config.engine["mode"],
         "private_draws": config.private_draws,
         "names": list(config.peers),
-        "spec": config.spec.model_dump(mode="json"),
+        "spec": as_table(config.spec),
     }
     return blake2b(json.dumps(agreed, sort_keys=True).encode(), digest_size=32).digest()
 
@@ -126,31 +133,23 @@ def folder_of(config: Deployment, name: str, base: Path) -> Path:
 
 def engine_of(config: Deployment, name: str, base: Path, private: bool) -> Peers:
     """The engine that the tables describe for one party; paths are relative to `base`."""
-    own, out, faults = config.peers[name], folder_of(config, name, base), config.faults
+    own, out = config.peers[name], folder_of(config, name, base)
 
     def file(path: str | None) -> Path | None:
         return None if path is None else base / path
 
+    files = {each: file(getattr(own, each)) for each in ("certificate", "private_key")}
+    authority = file(config.engine["authority"])
     with dotted_keys(name):
         return Peers(
             name,
-            {each: where.address for each, where in config.peers.items()},
-            file(config.authority),
-            file(own.certificate),
-            file(own.key),
-            tls=bool(config.authority or own.certificate or own.key),
-            session=config.run,
-            mode=config.mode,
-            patience=config.patience,
-            close_after=config.close_after,
-            longest_wait=config.longest_wait,
-            checkpoint=out / CHECKPOINT if config.checkpoint else None,
-            checkpoint_every=max(config.checkpoint, 1),
+            {each: party.address for each, party in config.peers.items()},
+            **{**config.engine, **files, "authority": authority},
+            tls=any((authority, *files.values())),
+            checkpoint=out / CHECKPOINT if config.engine["checkpoint_every"] else None,
             keep_checkpoint=True,
             secret=out / SECRET if config.private_draws else None,
             repeats=not private,
-            faults=Faults(faults.loss, faults.duplicate, faults.delay) if faults.any else None,
-            fault_seed=faults.seed,
             digest=digest(config),
         )
 
@@ -166,6 +165,5 @@ def dotted_keys(name: str) -> Iterator[None]:
         if table != "Peers":
             raise
         key = f"peers.{whose}.address" if option == "addresses" else f"deploy.{option}"
-        own = {"certificate": "certificate", "private_key": "key"}
-        key = f"peers.{name}.{own[option]}" if option in own else key
+        key = f"peers.{name}.{option}" if option in ("certificate", "private_key") else key
         raise InvalidInput(key, error.given, error.allowed) from None

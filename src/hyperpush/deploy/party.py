@@ -27,7 +27,7 @@ from hyperpush.programs import Node, ProgramRecipe, as_recipe
 from hyperpush.runs.events import event, to_json, write_events
 from hyperpush.runs.folder import CONFIG, METRICS, RESULT
 from hyperpush.runs.process import set_up_jax
-from hyperpush.spec import objects as spec
+from hyperpush.spec import objects
 from hyperpush.spec.config import to_toml
 from hyperpush.spec.objects import Spec
 from hyperpush.spec.run import history_rows, scores_of
@@ -38,21 +38,21 @@ from hyperpush.verbs.saving import summarize, write_arrays
 DELTA = 1e-5  # δ at which a result says what Gaussian noise costs
 
 
-def own_sentence(config: Deployment, name: str, base: Path, sentence: Spec | None = None) -> Spec:
-    """What this party runs: the sentence of all, which may have been read before, on its own data and start."""
-    sentence, names = sentence or spec.read(config.spec.sentence()), list(config.peers)
-    if sentence.task.clients != len(names):
-        raise InvalidInput("task.clients", sentence.task.clients, f"{len(names)}, as many as peers")
-    known = sentence.task.names
+def own_spec(config: Deployment, name: str, base: Path, spec: Spec | None = None) -> Spec:
+    """What this party runs: the spec of all, which may have been read before, on its own data and start."""
+    spec, names = spec or objects.read(config.spec.tables()), list(config.peers)
+    if spec.task.clients != len(names):
+        raise InvalidInput("task.clients", spec.task.clients, f"{len(names)}, as many as peers")
+    known = spec.task.names
     if any(peer != client and peer in known for peer, client in zip(names, known, strict=True)):
         raise InvalidInput("peers", ", ".join(names), f"the order of the task's clients, {', '.join(known)}")
-    check_draws(config, sentence.task.privacy is not None)
-    task, given, own = sentence.task.replace(names=tuple(names)), config.peers[name].data, None
+    check_draws(config, spec.task.privacy is not None)
+    task, given, own = spec.task.replace(names=tuple(names)), config.peers[name].data, None
     if given is not None:
         like = {key: each.of(names.index(name)) for key, each in task._sets.items()}
         own = read_own_data(given, base, name, like)
-    start = sentence.start and base / sentence.start
-    return replace(sentence, task=task.for_client(name, own), start=start)
+    start = spec.start and base / spec.start
+    return replace(spec, task=task.for_client(name, own), start=start)
 
 
 class Rehearsed(Exception):
@@ -68,33 +68,33 @@ class Rehearsal(Peers):
         raise Rehearsed
 
 
-def rehearse(sentence: Spec, engine: Peers) -> None:
+def rehearse(spec: Spec, engine: Peers) -> None:
     """Refuse what the verbs and the engine would refuse, before anything is written or sent."""
-    if sentence.trainer is not None and getattr(sentence.method, "trains", False):
-        allowed = f"nothing: {type(sentence.method).__name__} trains itself"
-        raise InvalidInput("train", type(sentence.trainer).__name__, allowed)
-    for each in (sentence, as_one_program(sentence)):
+    if spec.trainer is not None and getattr(spec.method, "trains", False):
+        allowed = f"nothing: {type(spec.method).__name__} trains itself"
+        raise InvalidInput("train", type(spec.trainer).__name__, allowed)
+    for each in (spec, as_one_program(spec)):
         with suppress(Rehearsed), dotted_keys(engine.party):
             each.run(engine=Rehearsal(**vars(engine)))
 
 
 def prepare(config: Deployment, name: str, base: Path, of_all: Spec | None = None) -> tuple[Spec, Peers]:
     """What a party runs, and where; refuses what cannot run."""
-    sentence = own_sentence(config, name, base, of_all)
-    engine = engine_of(config, name, base, sentence.task.privacy is not None)
-    rehearse(sentence, engine)
-    return sentence, engine
+    spec = own_spec(config, name, base, of_all)
+    engine = engine_of(config, name, base, spec.task.privacy is not None)
+    rehearse(spec, engine)
+    return spec, engine
 
 
-def as_one_program(sentence: Spec) -> Spec:
-    """The sentence with its training as part of its method, so that there is one program to run."""
-    if sentence.trainer is None:
-        return sentence
-    return replace(sentence, trainer=None, method=TrainFirst(sentence.trainer, sentence.method))
+def as_one_program(spec: Spec) -> Spec:
+    """The spec with its training as part of its method, so that there is one program to run."""
+    if spec.trainer is None:
+        return spec
+    return replace(spec, trainer=None, method=TrainFirst(spec.trainer, spec.method))
 
 
 def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Be the party `name`: run the sentence with the others, write the own model; returns the result."""
+    """Be the party `name`: run the spec with the others, write the own model; returns the result."""
     if name not in config.peers:
         raise unknown("--name", name, config.peers)
     out = folder_of(config, name, base)
@@ -105,19 +105,19 @@ def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[
         left_over.remove()  # killed when all was written
         return json.loads((out / RESULT).read_text(encoding="utf-8"))
     with set_up_jax(config.spec.precision):
-        sentence, engine = prepare(config, name, base)
+        spec, engine = prepare(config, name, base)
         shared = out.resolve() in (Path.cwd(), base.resolve(), *base.resolve().parents)
         with own_folder(out, f"peers.{name}.out", keep_mode=shared):
-            return _run_in(out, config, sentence, engine, say)
+            return _run_in(out, config, spec, engine, say)
 
 
-def _run_in(out: Path, config: Deployment, sentence: Spec, engine: Peers, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run a party's sentence in its folder."""
-    sentence = as_one_program(sentence)
+def _run_in(out: Path, config: Deployment, spec: Spec, engine: Peers, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run a party's spec in its folder."""
+    spec = as_one_program(spec)
     began = time.monotonic()
-    watch = Watch(config, engine.party, out, say, _budget_of(sentence), summarize=_privacy_of_starts)
+    watch = Watch(config, engine.party, out, say, _budget_of(spec), summarize=_privacy_of_starts)
     with on_signals(watch.stop):
-        result = _run(sentence, engine, watch)
+        result = _run(spec, engine, watch)
         summary = _summary(config, engine.party, result, watch) | {"seconds": round(time.monotonic() - began, 3)}
         if result is not None:
             if result.status.converged is False:
@@ -130,15 +130,15 @@ def _run_in(out: Path, config: Deployment, sentence: Spec, engine: Peers, say: C
     return summary
 
 
-def _budget_of(sentence: Spec) -> Budget | None:
-    """What a run of a private sentence releases at most."""
-    return None if sentence.task.privacy is None else budget(sentence.task, sentence.method, sentence.network)
+def _budget_of(spec: Spec) -> Budget | None:
+    """What a run of a private spec releases at most."""
+    return None if spec.task.privacy is None else budget(spec.task, spec.method, spec.network)
 
 
-def _run(sentence: Spec, engine: Peers, watch: Watch) -> Result | None:
+def _run(spec: Spec, engine: Peers, watch: Watch) -> Result | None:
     """The result; None if this party has left."""
     try:
-        found = sentence.run(engine=replace(engine, on_start=watch.start))
+        found = spec.run(engine=replace(engine, on_start=watch.start))
     except Left:
         watch.say(f"{engine.party}: left, and transferred its mass")
         watch.end("left")
@@ -157,7 +157,7 @@ def _summary(config: Deployment, name: str, result: Result | None, watch: Watch)
     seen = watch.look()
     return {
         "name": name,
-        "mode": config.mode,
+        "mode": config.engine["mode"],
         "left": result is None,
         "resumed_at": session.resumed_at,
         "rounds": seen["round"],

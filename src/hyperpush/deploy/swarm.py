@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, final
@@ -17,14 +17,14 @@ from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.base.processes.starter import free_ports
 from hyperpush.base.status import Status
 from hyperpush.deploy.certificates import make
-from hyperpush.deploy.options import Deployment, Where
+from hyperpush.deploy.options import Deployment, Party
 from hyperpush.deploy.party import prepare, run_peer
 from hyperpush.deploy.watch import STATUS
 from hyperpush.engines.transport.zenoh.addresses import NAME
 from hyperpush.runs.events import read_events
 from hyperpush.runs.folder import RESULT
 from hyperpush.runs.process import set_up_jax
-from hyperpush.spec import objects as spec
+from hyperpush.spec import objects
 from hyperpush.task.task import Task
 
 Show = Callable[[Mapping[str, dict[str, Any]]], None]  # gets every party's status
@@ -139,16 +139,16 @@ def on_loopback(config: Deployment, names: list[str], base: Path, secure: bool =
     if secure:
         make(certificates, names, ["127.0.0.1"])
     peers = {
-        name: Where(
+        name: Party(
             address=f"127.0.0.1:{port}",
             certificate=str(certificates / f"{name}.pem") if secure else None,
-            key=str(certificates / f"{name}.key") if secure else None,
+            private_key=str(certificates / f"{name}.key") if secure else None,
             out=str(base / name),
         )
         for name, port in zip(names, ports, strict=True)
     }
     authority = str(certificates / "ca.pem") if secure else None
-    return config.model_copy(update={"peers": peers, "authority": authority})
+    return replace(config.with_engine(authority=authority), peers=peers)
 
 
 def run_one(name: str, config: Deployment) -> None:
@@ -188,23 +188,23 @@ def swarm(
         raise InvalidInput("-n", count, "2 or more")
     if not 0 <= restart <= kill < count:
         raise InvalidInput("--kill, --restart", (kill, restart), f"0 ≤ restart ≤ kill < {count}")
-    if kill and not config.checkpoint and restart:
-        raise InvalidInput("deploy.checkpoint", config.checkpoint, "1 or more, to restart peers")
+    if kill and not config.engine["checkpoint_every"] and restart:
+        raise InvalidInput("deploy.checkpoint_every", 0, "1 or more, to restart peers")
     if base.exists() and any(base.iterdir()):
         raise InvalidInput("--out", str(base), "a new or empty folder")
     base = base.resolve()
     with set_up_jax(config.spec.precision):
-        sentence = spec.read(config.spec.sentence())
-        if sentence.task.clients != count:
-            raise InvalidInput("-n", count, f"{sentence.task.clients}, the clients of the task")
-        names = peer_names(sentence.task)
+        spec = objects.read(config.spec.tables())
+        if spec.task.clients != count:
+            raise InvalidInput("-n", count, f"{spec.task.clients}, the clients of the task")
+        names = peer_names(spec.task)
         plain = on_loopback(config, names, base, secure=False)
         for name in names:
-            prepare(plain, name, Path(), sentence)
+            prepare(plain, name, Path(), spec)
     base.mkdir(parents=True, exist_ok=True)
     made = on_loopback(config, names, base, secure)
     os.environ.setdefault("PYTHONWARNINGS", "ignore::RuntimeWarning")  # JAX warns of forks, which come before it starts
-    kills = schedule(names, kill, restart, kill_before, config.faults.seed)
+    kills = schedule(names, kill, restart, kill_before, config.engine["fault_seed"])
     processes = Processes(base, run_one, (made,))
     processes.run(names, kills, seconds, show)
     results = {}

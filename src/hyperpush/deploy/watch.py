@@ -92,7 +92,7 @@ class Watch:
         """The engine's `on_start`."""
         self.session = session
         session.transport.waits.handshakes = lambda: dict(self.handshakes)
-        secure = "mutual TLS" if self.config.authority else "no certificate: loopback only"
+        secure = "mutual TLS" if self.config.engine["authority"] else "no certificate: loopback only"
         self.say(f"{self.name}: {secure}; configuration {digest(self.config).hex()[:16]}…")
         if session.resumed_at is not None:
             self.say(f"{self.name}: continues from step {session.resumed_at}")
@@ -116,7 +116,7 @@ class Watch:
         assert self.session is not None
         seen = self.session.status()
         seen["rejected_by_transport"] = seen["rejected_by_transport"] | dict(self.handshakes)
-        about = {"client": self.name, "pid": os.getpid(), "mode": self.config.mode, "ended": self.ended}
+        about = {"client": self.name, "pid": os.getpid(), "mode": self.config.engine["mode"], "ended": self.ended}
         private = {} if self.private is None else {"privacy": self.private}
         return {**about, **seen, **private, "peers": len(self.config.peers)}
 
@@ -160,10 +160,10 @@ class Watch:
         self.session.stop(Stopped(f"peer {self.name}: ended by {name}; {self._how_to_continue()}", number))
 
     def _how_to_continue(self) -> str:
-        if not self.config.checkpoint:
+        if not self.config.engine["checkpoint_every"]:
             return "without checkpoints it cannot continue"
-        asynchronous = self.config.mode == "asynchronous"
-        seconds = self.config.close_after if asynchronous else self.config.patience
+        asynchronous = self.config.engine["mode"] == "asynchronous"
+        seconds = self.config.engine["close_after"] if asynchronous else self.config.engine["patience"]
         then = "remove it" if asynchronous else "give up"
         told = f"started again, it continues from its checkpoint: within {seconds:g} s, before the others {then}"
         return f"{told}. To leave for good, use hyperpush leave {self.out}" if asynchronous else told

@@ -1,12 +1,12 @@
 """What a network does to messages: it loses, repeats, delays and so reorders them."""
 
-from typing import final
+from typing import Annotated, final
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Int, Integer, PRNGKeyArray
 
-from hyperpush.base.errors import InvalidInput
+from hyperpush.base.limits import Whole, interval
 from hyperpush.base.options import Configured
 from hyperpush.networks.hashing import words
 
@@ -28,21 +28,13 @@ class Faults(Configured):
         0.3
     """
 
-    loss: float | int = eqx.field(static=True, default=0.0)
-    duplicate: float | int = eqx.field(static=True, default=0.0)
-    delay: int = eqx.field(static=True, default=0)
+    loss: Annotated[float | int, interval(0, 1, outside="high")] = eqx.field(static=True, default=0.0)
+    duplicate: Annotated[float | int, interval(0, 1)] = eqx.field(static=True, default=0.0)
+    delay: Whole = eqx.field(static=True, default=0)
 
     @classmethod
     def label(cls) -> str:
         return "faults"
-
-    def __check_init__(self) -> None:
-        if not 0 <= self.loss < 1:
-            raise InvalidInput("faults.loss", self.loss, "a probability from 0 to below 1")
-        if not 0 <= self.duplicate <= 1:
-            raise InvalidInput("faults.duplicate", self.duplicate, "a probability from 0 to 1")
-        if not (isinstance(self.delay, int) and self.delay >= 0):
-            raise InvalidInput("faults.delay", self.delay, "a number of rounds, 0 or more")
 
     def fates(
         self, key: PRNGKeyArray, step: Integer[ArrayLike, ""], sender: Integer[ArrayLike, ""], clients: int

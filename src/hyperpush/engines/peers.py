@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hyperpush.base.checks import check_boolean, check_integer, check_positive
 from hyperpush.base.errors import HyperpushError, InvalidInput, unknown
+from hyperpush.base.limits import PositiveFloat, Whole
 from hyperpush.base.options import Configured
 from hyperpush.engines.base import Engine, Request
 from hyperpush.engines.faults import Faults
@@ -81,7 +81,7 @@ class Peers(Engine, Configured):
         close_after: Seconds after which, asynchronously, a party that has vanished is removed.
         longest_wait: Seconds to wait for one message at most, asynchronously. Deadlines adapt below it.
         checkpoint: A file to continue from after a crash. None: a party that crashes cannot come back.
-        checkpoint_every: Exchanges between two checkpoints, at least 1. Asynchronously every exchange is saved.
+        checkpoint_every: Exchanges between two checkpoints; 0: none. Asynchronously every exchange is saved.
         keep_checkpoint: Whether the file stays when the run has ended, for a caller that still has to save the result.
         secret: A file with 32 secret bytes, written if missing, that this party's own draws come from: mini-batches and
             noise. None: they follow from `key=`, which all parties know. A private task requires it.
@@ -113,16 +113,16 @@ class Peers(Engine, Configured):
     tls: bool = eqx.field(static=True, default=True)
     session: str = eqx.field(static=True, default="run")
     mode: Mode = eqx.field(static=True, default="synchronous")
-    patience: float = eqx.field(static=True, default=120.0)
-    close_after: float = eqx.field(static=True, default=30.0)
-    longest_wait: float = eqx.field(static=True, default=2.0)
+    patience: PositiveFloat = eqx.field(static=True, default=120.0)
+    close_after: PositiveFloat = eqx.field(static=True, default=30.0)
+    longest_wait: PositiveFloat = eqx.field(static=True, default=2.0)
     checkpoint: str | Path | None = eqx.field(static=True, default=None)
-    checkpoint_every: int = eqx.field(static=True, default=1)
+    checkpoint_every: Whole = eqx.field(static=True, default=1)
     keep_checkpoint: bool = eqx.field(static=True, default=False)
     secret: str | Path | None = eqx.field(static=True, default=None)
     repeats: bool = eqx.field(static=True, default=True)
     faults: Faults | None = None
-    fault_seed: int = eqx.field(static=True, default=0)
+    fault_seed: Whole = eqx.field(static=True, default=0)
     digest: bytes | None = eqx.field(static=True, default=None)
     on_start: Callable[["PeerSession"], None] | None = eqx.field(static=True, default=None)
 
@@ -135,13 +135,6 @@ class Peers(Engine, Configured):
         for name, text in self.addresses.items():
             if text is not None:
                 Address.parse(f"Peers.addresses.{name}", text)
-        if self.mode not in ("synchronous", "asynchronous"):
-            raise unknown("Peers.mode", self.mode, ("synchronous", "asynchronous"))
-        for field in ("patience", "close_after", "longest_wait"):
-            check_positive(f"Peers.{field}", getattr(self, field))
-        check_boolean("Peers.tls", self.tls)
-        check_integer("Peers.checkpoint_every", self.checkpoint_every, minimum=1)
-        check_integer("Peers.fault_seed", self.fault_seed, minimum=0)
         self.check_faults(self.faults)
         if self.digest is not None and len(self.digest) != DIGEST_BYTES:
             raise InvalidInput("Peers.digest", f"{len(self.digest)} bytes", f"{DIGEST_BYTES} bytes, or None")
@@ -236,7 +229,8 @@ class Peers(Engine, Configured):
             digest = _hash([structure, numbers, self.mode, list(self.addresses), self.secret is not None], DIGEST_BYTES)
         code = code_digest(recipe, states, data, network.clients)
         origin = self._origin(recipe, states, data, code)
-        store = None if self.checkpoint is None else Checkpoint(Path(self.checkpoint), digest, origin)
+        keeps = self.checkpoint is not None and self.checkpoint_every > 0
+        store = Checkpoint(Path(str(self.checkpoint)), digest, origin) if keeps else None
         stored = None if store is None else store.load()
         start = new_start() if store is None else store.start
         secret = None if self.secret is None else draws_key(read_secret(Path(self.secret)), digest, origin, start)

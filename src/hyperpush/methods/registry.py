@@ -4,7 +4,6 @@ A class is registered if it is public and stands in a module of its kind's packa
 entry point of the group `hyperpush.methods`. No list has to be kept.
 """
 
-import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -12,19 +11,18 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 import equinox as eqx
 
-from hyperpush.base.checks import check_arguments
+from hyperpush.base import annotations
+from hyperpush.base.annotations import NONE, is_callable, read_option
 from hyperpush.base.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.base.extensions import METHODS, extensions, load_extension
-from hyperpush.base.imports import import_object, load_function, plain_name
+from hyperpush.base.imports import import_object, plain_name
 from hyperpush.base.schedules import Schedule, schedule
 from hyperpush.methods.base import MethodInfo
 from hyperpush.methods.optimizers import BY_NAME, Optimizer, optimizer
-
-NONE = "none"  # TOML has no null
 
 
 @dataclass(frozen=True)
@@ -190,52 +188,20 @@ def _import_class(kind: str, name: str, field: str) -> type:
 
 
 def _as_table(given: Any, field: str) -> dict[str, Any]:
+    """A table, copied."""
     if not isinstance(given, Mapping):
         raise InvalidInput(field, given, "a table with a name and options")
     return dict(given)
 
 
-def construct(make: Callable[..., Any], options: dict[str, Any], field: str) -> Any:
-    """An object of a class, its options read by its annotations, its errors named by the dotted key."""
-    check_arguments(field, inspect.signature(make), (), options)
-    hints = _hints(make)
-    values = {name: _read(hints.get(name, Any), given, f"{field}.{name}") for name, given in options.items()}
-    try:
-        return make(**values)
-    except InvalidInput as error:
-        name = getattr(make, "label", None)
-        label = name() if name else getattr(make, "__name__", "")
-        option = error.field.removeprefix(f"{field}.").removeprefix(f"{label}.")
-        raise InvalidInput(f"{field}.{option}", error.given, error.allowed) from None
+def construct(make: Callable[..., Any], options: Mapping[str, Any], field: str) -> Any:
+    """Make an object of a table; its errors name the dotted key."""
+    return annotations.construct(make, options, field, _read_table)
 
 
-def _hints(make: Any) -> dict[str, Any]:
-    """What each option asks for: by the class's fields, by its own `__init__`, or by the function."""
-    if not isinstance(make, type):
-        return inspect.get_annotations(make, eval_str=True)  # type hints would leave out what checks itself
-    by_field = get_type_hints(make) if dataclasses.is_dataclass(make) else {}
-    own = get_type_hints(make.__init__)
-    return by_field | {name: hint for name, hint in own.items() if hint is not Any}
-
-
-def _read(hint: Any, given: Any, field: str) -> Any:
-    """A value of a table as the option wants it."""
-    allowed = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if given == NONE and type(None) in allowed:
-        return None
-    if isinstance(given, list):
-        parts = next((get_args(each) for each in allowed if get_origin(each) is tuple), ())
-        inner = parts[0] if parts else Any
-        return tuple(_read(inner, each, f"{field}[{number}]") for number, each in enumerate(given))
-    if isinstance(given, Mapping):
-        return _read_table(allowed, given, field)
-    if isinstance(given, str) and ":" in given and any(_is_callable(each) for each in allowed):
-        return load_function(field, given)
-    return given
-
-
-def _is_callable(hint: Any) -> bool:
-    return get_origin(hint) is get_origin(Callable[..., Any])
+def read_value(annotation: Any, given: Any, field: str) -> Any:
+    """A value of a table as an annotation takes it; nested tables become methods, schedules, optimizers or modules."""
+    return read_option(annotation, given, field, _read_table)
 
 
 def _read_table(allowed: tuple[Any, ...], given: Mapping[str, Any], field: str) -> Any:
@@ -243,11 +209,13 @@ def _read_table(allowed: tuple[Any, ...], given: Mapping[str, Any], field: str) 
     options = _as_table(given, field)
     mapping = next((each for each in allowed if get_origin(each) in (Mapping, dict)), None)
     if "name" not in options and mapping is not None:
-        return {key: _read(get_args(mapping)[1], each, f"{field}.{key}") for key, each in options.items()}
+        return {
+            key: read_option(get_args(mapping)[1], each, f"{field}.{key}", _read_table) for key, each in options.items()
+        }
     classes = [each for each in allowed if isinstance(each, type) and issubclass(each, eqx.Module)]
     if Optimizer in classes:
         return _by_function(optimizer, options, field, "optimizer")
-    if any(_is_callable(each) for each in allowed) or any(issubclass(each, Schedule) for each in classes):
+    if any(is_callable(each) for each in allowed) or any(issubclass(each, Schedule) for each in classes):
         return _by_function(schedule, options, field, "schedule")
     for kind in ("inner", "hypergradients", "algorithms"):
         if any(issubclass(each, base_of(kind)) for each in classes):

@@ -1,4 +1,4 @@
-"""Who can talk to whom, when, and with which weights: one file per family of networks."""
+"""Networks: links between clients and their weights, one file per family."""
 
 import lazy_loader
 

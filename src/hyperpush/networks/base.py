@@ -1,4 +1,4 @@
-"""The interface of every network: a pure function from (key, step) to who sends to whom, and with which weight."""
+"""The interface of every network: a pure function from (key, step) to links and their weights."""
 
 import abc
 from collections.abc import Mapping
@@ -19,21 +19,22 @@ Weights = Literal["push", "gossip", "ones"]
 Mixing = Literal["push", "gossip"]
 Step = Int[ArrayLike, ""]
 Senders = Int[Array, " b"]
-Slots = tuple[Bool[Array, "b k"], Int[Array, "b k"] | None]  # which are up, and whom they lead to (None: slot i to i)
-Shares = tuple[Float[Array, "b k"], Float[Array, " b"]]  # the weights of slots, and of the senders themselves
+# live slots, and their receivers (None: slot i leads to client i)
+Slots = tuple[Bool[Array, "b k"], Int[Array, "b k"] | None]
+Shares = tuple[Float[Array, "b k"], Float[Array, " b"]]  # weights of slots, and the senders' own weights
 
 
 class Network(eqx.Module):
-    """Who can talk to whom, and when: the base class of all networks.
+    """The base class of all networks: the links between clients at each step.
 
-    The structure (which links exist, how probable they are) is fixed when the network is built. The run's key decides
+    The structure (existing links and their probabilities) is fixed when the network is built. The run's key decides
     which random links are up. The links of a sender depend on (key, step, sender) alone. So every client can compute
-    its own links without the others, and gets the same numbers as a simulation of all of them.
+    its own links alone, and gets the same numbers as a simulation of all clients.
 
     **To write one**, derive from `hp.networks.Listed` if the links can be listed (`examples/extend/line.py` does).
-    Else define `_slots`, `flood_rounds` and `possible`, and `means` if links are random. Every network names itself
-    (`name`), and says whether its links are `directed` and whether they change (`varying`). Links that change by a
-    schedule that all know are `scheduled`, with their `period`.
+    Else define `_slots`, `flood_rounds` and `possible`, and `means` if links are random. Every network has a
+    `name`, and the fields `directed` and `varying` (True if links change). Links that change by a public schedule are
+    `scheduled`, with their `period`.
 
     Example:
         >>> import hyperpush as hp
@@ -42,7 +43,7 @@ class Network(eqx.Module):
         random-directed 5 True True
     """
 
-    example: ClassVar[Mapping[str, Any]] = {}  # options besides `clients` that have no default, for 6 clients
+    example: ClassVar[Mapping[str, Any]] = {}  # values of options without default besides `clients`, for 6 clients
 
     name: ClassVar[str]
     clients: eqx.AbstractVar[int]
@@ -51,14 +52,14 @@ class Network(eqx.Module):
 
     @abc.abstractmethod
     def _slots(self, key: PRNGKeyArray, step: Step, senders: Senders) -> Slots:
-        """Which slots of the senders are up, and whom they lead to. Senders are valid clients."""
+        """Return the live slots of the senders and their receivers. Senders are valid clients."""
 
     def _gossip(self, key: PRNGKeyArray, step: Step, senders: Senders, slots: Slots) -> Shares:
-        """Symmetric doubly stochastic weights of the live slots and of the sender itself: Metropolis, unless replaced.
+        """Return symmetric doubly stochastic weights of live slots and of the sender itself; by default Metropolis.
 
         P[i, j] = 1 / (1 + max(deg_i, deg_j)) on the links of this step (Xiao and Boyd 2004), rounded down to a multiple
         of the float type's resolution below 1. Sums of such numbers up to 1 are exact in any order, so rows and columns
-        sum to 1 without error, and a client alone gets the same own weight as all together.
+        sum to 1 without error, and a client computes the same own weight as a simulation.
         """
         everyone, _ = self._slots(key, step, jnp.arange(self.clients))
         degrees = jnp.sum(everyone, axis=1)
@@ -69,34 +70,34 @@ class Network(eqx.Module):
 
     @abc.abstractmethod
     def flood_rounds(self) -> int:
-        """Rounds after which a maximum that any client starts at any step is known to all; computed on the host."""
+        """Return the rounds in which a maximum reaches all clients from any client and step; computed on the host."""
 
     @abc.abstractmethod
     def possible(self) -> scipy.sparse.csr_array:
-        """The links that can ever be up: entry [j, i] is true if j can send to i."""
+        """Return the links that can ever be up: entry [j, i] is True if j can send to i."""
 
     def two_way(self) -> bool:
-        """Whether j can ever send to i wherever i can ever send to j."""
+        """Return True if j can ever send to i wherever i can ever send to j."""
         if not self.directed:
             return True
         possible = self.possible()
         return (possible != possible.T).nnz == 0
 
     def period(self) -> int:
-        """After how many steps the links repeat, for networks without chance."""
+        """Return the number of steps after which links repeat, for networks without chance."""
         return 1
 
     @property
     def scheduled(self) -> bool:
-        """Whether everybody knows the links of all steps ahead: they repeat after `period()` steps, whatever the key.
+        """True if all links are known ahead: they repeat after `period()` steps for any key.
 
-        Exact averages along a tree are planned then. On all other networks clients wait for links: nobody knows
-        tomorrow's random ones. False is always safe.
+        Then exact averages along a tree are planned. On other networks clients wait for links, because random ones
+        cannot be known ahead. False is always safe.
         """
         return not self.varying
 
     def means(self, weights: Mixing = "push") -> Means:
-        """How often each link is up and the mean weight of what is sent over it, exactly (n×n, on the host)."""
+        """Return the exact frequency and mean weight of each link (n×n, on the host)."""
         everyone, key, n = jnp.arange(self.clients), jax.random.key(0), self.clients
         total, up = np.zeros((n, n)), np.zeros((n, n))
         for step in range(self.period()):
@@ -106,7 +107,7 @@ class Network(eqx.Module):
         return Means(total / self.period(), up / self.period())
 
     def check_weights(self, weights: str) -> None:
-        """Refuse weights that there are not, and gossip weights of directed links."""
+        """Raise InvalidInput for unknown weights and for gossip weights on directed links."""
         if weights not in get_args(Weights):
             raise unknown("weights", weights, get_args(Weights))
         if weights == "gossip" and self.directed:
@@ -114,27 +115,27 @@ class Network(eqx.Module):
             raise InvalidInput("weights", weights, allowed)
 
     def frequencies(self) -> Float[np.ndarray, "n n"]:
-        """How often each link j → i (row j, column i) is up; the diagonal means nothing."""
+        """Return the frequency of each link j → i (row j, column i); the diagonal has no meaning."""
         return self.means().up
 
     def links(
         self, key: PRNGKeyArray, step: Step, senders: Senders, weights: Weights = "push", padded: bool = True
     ) -> Links:
-        """The links of a block of senders at a step.
+        """Return the links of a block of senders at a step.
 
         Args:
-            key: Decides random links; fixed networks ignore it.
-            step: The network's time, from 0.
-            senders: Numbers of the clients that send. Those beyond the last client (padding of a block) send nothing
+            key: Key of random links; fixed networks ignore it.
+            step: Time of the network, from 0.
+            senders: Numbers of the sending clients. Numbers beyond the last client (padding of a block) send nothing
                 and keep all.
             weights: `"push"`: P[i, j] = δ_{j→i} / Σ_k δ_{j→k}, the sender itself included: column stochastic. Shares
-                are rounded down to what leaves the sender an exact rest, so that rounding makes or loses no mass.
+                are rounded down so that the sender's rest is exact: rounding neither creates nor loses mass.
                 `"gossip"`: symmetric and doubly stochastic, for undirected networks only. `"ones"`: 1 on every live
                 link and for the sender itself.
             padded: False promises that no sender is beyond the last client.
 
         Raises:
-            InvalidInput: There are no such weights, or the network is directed and they are gossip weights.
+            InvalidInput: The weights are unknown, or gossip weights are asked of a directed network.
         """
         self.check_weights(weights)
         real = senders < self.clients if padded else jnp.ones(senders.shape, bool)
@@ -144,7 +145,7 @@ class Network(eqx.Module):
         dtype = jnp.result_type(float)
         if weights == "push":
             receivers = jnp.sum(alive, axis=1).astype(dtype)
-            share = jax.lax.optimization_barrier(round_down(1 / (1 + receivers)))  # or it is divided for every link
+            share = jax.lax.optimization_barrier(round_down(1 / (1 + receivers)))  # else it is divided for every link
             own = 1 - receivers * share
             shares = jnp.broadcast_to(share[:, None], alive.shape)
         elif weights == "gossip":
@@ -160,6 +161,6 @@ class Network(eqx.Module):
 
 
 def round_down(weights: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Down to a multiple of the type's resolution below 1: sums of such numbers up to 1 are exact in any order."""
+    """Round down to a multiple of the type's resolution below 1; sums of these up to 1 are exact in any order."""
     grains = 1 / jnp.finfo(weights.dtype).epsneg
     return jnp.floor(weights * grains) / grains

@@ -1,4 +1,4 @@
-"""Clients in a circle that send to those at fixed distances."""
+"""Circulant networks: clients in a circle that send to fixed distances."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -46,8 +46,8 @@ class Ring(FixedGraph):
 class DirectedRing(FixedGraph):
     """A directed ring: i → i + 1 (mod n), at every step.
 
-    **Use it** as the hardest connected case: one link per client, and n − 1 rounds until everybody has heard of
-    everybody. **Avoid it** for work: averages need about n² rounds.
+    **Use it** as the hardest connected case: one link per client, and n − 1 rounds until news has reached all
+    clients. **Avoid it** for work: averages need about n² rounds.
 
     Args:
         clients: n, at least 2.
@@ -93,7 +93,7 @@ class OnePeerExponential(Network):
     """The one-peer exponential graph: i → i + 2^(t mod ⌈log₂ n⌉) (mod n) at step t.
 
     Assran et al., arXiv:1811.10792. If n is a power of two, ⌈log₂ n⌉ steps average exactly (Ying et al.,
-    arXiv:2110.13363). **Use it** where clients agree on the step and can reach anybody: one message per client and
+    arXiv:2110.13363). **Use it** where clients agree on the step and can reach each other: one message per client and
     step. **Avoid it** if steps may differ between clients, or links are given.
 
     Args:

@@ -1,4 +1,4 @@
-"""Everybody sends to everybody."""
+"""The complete network: each client sends to all others."""
 
 from typing import ClassVar
 
@@ -49,5 +49,5 @@ class FullyConnected(Network):
 
 
 def all_pairs(clients: int) -> scipy.sparse.csr_array:
-    """The links from all to all others."""
+    """Return the links from each client to all others."""
     return scipy.sparse.csr_array(~np.eye(clients, dtype=bool))

@@ -14,15 +14,15 @@ _DRAWS = 1000
 
 
 class StaticUndirected(FixedGraph):
-    """An Erdős–Rényi graph G(n, p): each pair of clients is linked with probability p, once and for all.
+    """An Erdős–Rényi graph G(n, p): each pair of clients is linked with probability p, drawn once.
 
     The graph is drawn from `seed` until it is connected, which p of about ln n / n and more makes likely.
     **Use it** as a fixed network without structure. **Avoid it** to model links that fail: see `RandomUndirected`.
 
     Args:
         clients: n, at least 2.
-        probability: p, from 0 to 1. 1 links everybody; a graph that is never connected is refused.
-        seed: Of the graph, 0 or more. The run's key has no effect.
+        probability: p, from 0 to 1. 1 links all pairs; values at which no drawn graph is connected are refused.
+        seed: Seed of the graph, 0 or more. The run's key has no effect.
         mixing: Gossip weights: `"metropolis"`, or `"fastest-mixing"` for up to 200 clients.
 
     Raises:

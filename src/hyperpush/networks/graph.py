@@ -12,16 +12,16 @@ from hyperpush.networks.table import FixedGraph
 class FromGraph(FixedGraph):
     """The links of a networkx graph: both ways for a Graph, one way for a DiGraph.
 
-    **Use it** for a network that you have as a graph, or that networkx can make. **Avoid it** if links change: see
+    **Use it** for a given graph, or one that networkx can make. **Avoid it** if links change: see
     `Trace`.
 
     Args:
         graph: At least 2 nodes, connected (strongly, if directed). Client i is the i-th node in the order of
-            `graph.nodes`. Links from a node to itself and repeated links count for nothing, and neither do weights.
+            `graph.nodes`. Self-loops, repeated links and weights are ignored.
         mixing: Gossip weights of an undirected graph: `"metropolis"`, or `"fastest-mixing"` for up to 200 clients.
 
     Raises:
-        InvalidInput: It is no such graph; clients that cannot be reached are named.
+        InvalidInput: The graph does not fit; the message names clients that cannot be reached.
 
     Example:
         >>> import networkx as nx

@@ -1,4 +1,4 @@
-"""One random word per (key, step, index), the same in whatever block it is computed."""
+"""Random words by (key, step, index), equal in any block in which they are computed."""
 
 import functools
 
@@ -9,7 +9,7 @@ from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray, UInt32
 
 @functools.partial(jax.jit, inline=True)
 def words(key: PRNGKeyArray, step: Int[ArrayLike, ""], index: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """A random word for every index: the index, mixed with two words that (key, step) decides.
+    """Return a random word per index: the index, mixed with two words from (key, step).
 
     Links need good statistics, not secrecy. Elementwise and short, because drawing links is most of a round on dense
     random networks: half the time that 13 rounds of Threefry take there, and jax.random's own cannot be fused on CPU.
@@ -20,9 +20,9 @@ def words(key: PRNGKeyArray, step: Int[ArrayLike, ""], index: UInt32[Array, "...
 
 
 def mix_bits(word: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """A fixed permutation of the 32-bit words in which every bit depends on every other: `triple32` (Wellons 2018).
+    """Permute 32-bit words so that each output bit depends on all input bits: `triple32` (Wellons 2018).
 
-    The constants come from a search for the least bias of how often each output bit flips with each input bit.
+    The constants come from a search for the least bias in the flips of output bits per input bit.
     """
     for shift, factor in ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB)):
         word = (word ^ (word >> shift)) * jnp.uint32(factor)

@@ -23,7 +23,7 @@ class _Independent(Network):
     """Each link is up at each step with its own probability, drawn once from the seed if a range is given.
 
     A link is up when the first 24 bits of its random word, as a fraction u of 2^24, are below its probability. The
-    comparison is one of whole numbers, so it gives the same answer in every float precision.
+    comparison uses whole numbers, so its result is the same in every float precision.
     """
 
     varying = True
@@ -31,7 +31,7 @@ class _Independent(Network):
     clients: int = eqx.field(static=True)
     probability: tuple[float, float] = eqx.field(static=True)
     seed: int = eqx.field(static=True)
-    thresholds: UInt32[np.ndarray, "..."]  # a single one if all are equal: no table is needed then
+    thresholds: UInt32[np.ndarray, "..."]  # a single number if all are equal, which needs no table
 
     def __init__(self, clients: int, probability: float | Sequence[float], seed: int):
         self.clients = check_integer("clients", clients, minimum=2, maximum=_MOST)
@@ -41,11 +41,11 @@ class _Independent(Network):
         if drawn.ndim and not self.directed:
             drawn = np.triu(drawn) + np.triu(drawn, 1).T
         self.thresholds = np.asarray(np.rint(drawn * _UNIT), np.uint32)
-        if not self.thresholds.all():  # otherwise every link can be up, and no search is needed
+        if not self.thresholds.all():  # else all links can be up, and the search is skipped
             require_connected("probability", self.possible())
 
     def probabilities(self) -> Float[np.ndarray, "n n"]:
-        """How often each link j → i (row j, column i) is up; 0 from a client to itself."""
+        """Return the probability of each link j → i (row j, column i); 0 on the diagonal."""
         everyone = np.broadcast_to(self.thresholds / _UNIT, (self.clients, self.clients))
         return np.where(np.eye(self.clients, dtype=bool), 0, everyone)
 
@@ -64,7 +64,7 @@ class _Independent(Network):
         return (gossip_of_independent if weights == "gossip" else of_independent)(self.probabilities())
 
     def frequencies(self) -> Float[np.ndarray, "n n"]:
-        return self.probabilities()  # the means of weights take n times as long
+        return self.probabilities()  # means of weights take n times as long
 
     def flood_rounds(self) -> int:
         silent = 1 - self.probabilities()
@@ -75,16 +75,17 @@ class _Independent(Network):
 
 
 class RandomDirected(_Independent):
-    """Each direction of each link is up at each step with a probability of its own, independently of all others.
+    """Each direction of each link is up at each step with its own probability, independently of all others.
 
     **Use it** as a model of directed links that come and go (Terashita and Hara, arXiv:2210.02129, use ranges like the
     default). **Avoid it** for many clients with few links: n² numbers are drawn per step; see `KOut`.
 
     Args:
         clients: n, from 2 to 65,535.
-        probability: From 0 to 1, of all links alike; or a range (low, high), from which each link draws its own once.
-            At 0 no link is ever up, which is refused; 1 is a fixed network.
-        seed: Of the links' probabilities, 0 or more. The run's key decides which links are up.
+        probability: One number from 0 to 1 for all links, or a range (low, high) from which each link draws its own
+            once.
+            0 is refused, because no link is ever up; 1 is a fixed network.
+        seed: Seed of the links' probabilities, 0 or more. The run's key decides which links are up.
 
     Raises:
         InvalidInput: An option is out of range, or some clients can never be reached.
@@ -106,7 +107,7 @@ class RandomDirected(_Independent):
 
 
 class RandomUndirected(_Independent):
-    """Each link is up at each step, both ways at once, with a probability of its own.
+    """Each link is up at each step, both ways at once, with its own probability.
 
     Gossip weights are Metropolis weights of the links of the step. **Use it** as a model of undirected links that come
     and go, also for methods that need an undirected network. **Avoid it** for many clients with few links: n² numbers

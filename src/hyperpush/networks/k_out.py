@@ -1,4 +1,4 @@
-"""Each client sends to k others, picked at random: few links for many clients."""
+"""Each client sends to k random others: few links for many clients."""
 
 import functools
 from collections.abc import Mapping
@@ -26,15 +26,15 @@ _DRAWS = 100
 class KOut(Network):
     """Each client sends to k others, picked uniformly: anew at each step, or once.
 
-    Time and memory are O(n·k) per step. **Use it** for many clients: 100,000 are no problem. **Avoid it** with
+    Time and memory are O(n·k) per step. **Use it** for many clients: 100,000 are feasible. **Avoid it** with
     `varying=False` and small k: a fixed draw is strongly connected only if k is of the order of ln n. Picks that vary
     join all clients over time for every k.
 
     Args:
         clients: n, at least 2.
         k: Links per client, from 1 to n − 1.
-        varying: Whether clients pick anew at each step (True) or once (False).
-        seed: Of a fixed draw, 0 or more. The run's key decides picks that vary.
+        varying: True lets clients pick anew at each step, False once.
+        seed: Seed of a fixed draw, 0 or more. The run's key decides picks that vary.
 
     Raises:
         InvalidInput: An option is out of range, or none of 100 fixed draws was strongly connected.
@@ -82,17 +82,17 @@ class KOut(Network):
     def flood_rounds(self) -> int:
         if self.table is not None:
             return periodic_flood(self.table.frames())
-        # Whoever knows always tells k others; only the last ones can be missed by all, who pick independently.
+        # Each informed client tells k others; only the last clients can be missed by all independent picks.
         return random_flood(self, stall=(1 - self.k / (self.clients - 1)) ** (self.clients - 1))
 
     def possible(self) -> scipy.sparse.csr_array:
-        """The links that can ever be up: n² of them if picks vary."""
+        """Return the links that can ever be up: n² of them if picks vary."""
         return all_pairs(self.clients) if self.table is None else self.table.frames()[0]
 
 
 @functools.partial(jax.jit, inline=True, static_argnames=("clients", "k"))
 def _picks(key: PRNGKeyArray, step: Step, senders: Senders, clients: int, k: int) -> Int[Array, "b k"]:
-    """k distinct others of each sender, uniform over sets of k (Floyd's sampling: Bentley and Floyd 1987).
+    """Pick k distinct others of each sender, uniform over sets of k (Floyd's sampling: Bentley and Floyd 1987).
 
     Pick r takes a random one of the first m = n − k + r others, or the m-th itself if that one is already taken.
     """
@@ -114,7 +114,7 @@ def _draw_connected(clients: int, k: int, seed: int) -> scipy.sparse.csr_array:
     senders = np.repeat(np.arange(clients), k)
     for attempt in range(_DRAWS):
         receivers = np.asarray(_picks(jax.random.key(seed), attempt, jnp.arange(clients), clients, k)).ravel()
-        # A client nobody picked is the usual obstacle, and cheaper to see than components.
+        # A client that was never picked is the usual obstacle, and cheaper to find than components.
         if np.bincount(receivers, minlength=clients).all():
             graph = adjacency(clients, senders, receivers)
             if is_connected(graph):

@@ -1,4 +1,4 @@
-"""What a client learns about its links while it trains."""
+"""Estimates of a client's links, made while it trains."""
 
 from dataclasses import replace
 
@@ -9,15 +9,15 @@ from jaxtyping import Array, Bool, Float
 
 
 class LinkEstimates(eqx.Module):
-    """What a client learns about the network while it trains: all that it can see from where it stands.
+    """A client's estimates of the network while it trains, from its own observations.
 
     Stacked over clients, every field has them on axis 0.
 
     Args:
-        sent: p̄: the mean weight that it pushed to each client, its own at its own place.
-        heard: δ̄: the share of the rounds in which it heard from each client.
-        mass: The time average of its push-sum weight ω; 1 where weights are doubly stochastic.
-        rounds: How many rounds it has seen.
+        sent: p̄: mean weight that it pushed to each client, its own at its own place.
+        heard: δ̄: share of the rounds in which it heard from each client.
+        mass: Time average of its push-sum weight ω; 1 where weights are doubly stochastic.
+        rounds: Number of observed rounds.
 
     Example:
         >>> import hyperpush as hp
@@ -27,23 +27,23 @@ class LinkEstimates(eqx.Module):
         (3, 3) [10. 10. 10.]
     """
 
-    sent: Float[Array, "*clients n"]  # p̄: mean weight it sent to each client, its own at its own place
-    heard: Float[Array, "*clients n"]  # δ̄: share of the rounds in which it heard from each client
-    mass: Float[Array, "*clients"]  # time average of its push-sum weight ω
-    rounds: Float[Array, "*clients"]  # how many rounds these are means of
+    sent: Float[Array, "*clients n"]
+    heard: Float[Array, "*clients n"]
+    mass: Float[Array, "*clients"]
+    rounds: Float[Array, "*clients"]
 
     @staticmethod
     def none(clients: int, axis: tuple[int, ...] = ()) -> "LinkEstimates":
-        """Nothing seen yet, of one client or of all along a leading axis."""
-        nobody, number = jnp.zeros((*axis, clients)), jnp.zeros(axis)
-        return LinkEstimates(nobody, nobody, number, number)
+        """Return empty estimates, of one client or of all along a leading axis."""
+        vector, number = jnp.zeros((*axis, clients)), jnp.zeros(axis)
+        return LinkEstimates(vector, vector, number, number)
 
     def add(self, sent: Float[Array, " n"], heard: Bool[Array, " n"], mass: Float[Array, ""]) -> "LinkEstimates":
-        """The means with one more round: what the client sent and heard, and its push-sum weight before it."""
+        """Add one round: the weights sent, the clients heard, and the push-sum weight before the round."""
         return self.join(LinkEstimates(sent, heard.astype(self.heard.dtype), mass, jnp.ones(())))
 
     def join(self, other: "LinkEstimates") -> "LinkEstimates":
-        """The means over the rounds of both."""
+        """Return the means over the rounds of both."""
         rounds = self.rounds + other.rounds
         share = other.rounds / jnp.maximum(rounds, 1)
         means = jax.tree.map(lambda a, b: a + share * (b - a), self, other)
@@ -51,5 +51,5 @@ class LinkEstimates(eqx.Module):
 
 
 def join_links(known: LinkEstimates | None, seen: LinkEstimates | None) -> LinkEstimates | None:
-    """What is known of links after training: all that was seen so far, if an estimator asks for it (not None)."""
+    """Join estimates of links; None stays None if no estimator asks for them."""
     return known if known is None or seen is None else known.join(seen)

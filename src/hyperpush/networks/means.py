@@ -1,4 +1,4 @@
-"""What a network does on average: how often each link is up, and the mean weight pushed over it."""
+"""Means of a network over steps: frequencies and mean weights of its links."""
 
 from typing import NamedTuple
 
@@ -7,13 +7,13 @@ from jaxtyping import Float
 
 
 class Means(NamedTuple):
-    """What a network does on average over steps, sender-major: row j is what client j sends; `network.means()`.
+    """Means of a network over steps, from `network.means()`: row j belongs to sender j.
 
-    Nobody in the network can see it. Estimators that reverse links use it where they are told to (`links="means"`).
+    No client of the network can observe them. Estimators that reverse links use them with `links="means"`.
 
     Args:
-        weights: The mean weight from j (row) to i (column); the sender's own share is on the diagonal.
-        up: How often the link from j to i is up; 1 on the diagonal.
+        weights: Mean weight from j (row) to i (column); the sender's own share is on the diagonal.
+        up: Frequency of the link from j to i; 1 on the diagonal.
 
     Example:
         >>> import hyperpush as hp
@@ -21,18 +21,18 @@ class Means(NamedTuple):
         [1. 1. 1.]
     """
 
-    weights: Float[np.ndarray, "n n"]  # E of the weight j → i; the sender's own share on the diagonal
-    up: Float[np.ndarray, "n n"]  # how often j → i is up; 1 on the diagonal
+    weights: Float[np.ndarray, "n n"]
+    up: Float[np.ndarray, "n n"]
 
     def stationary(self) -> Float[np.ndarray, " n"]:
-        """ω* = E[P] ω*, Σ ω* = n: the push-sum weights that the mean iteration settles at; 1 of gossip weights."""
+        """Return ω* = E[P] ω* with Σ ω* = n, the limit of push-sum weights under mean weights; 1 for gossip."""
         n = len(self.weights)
         system = np.concatenate([self.weights.T - np.eye(n), np.ones((1, n))])
         return np.linalg.lstsq(system, np.append(np.zeros(n), n), rcond=None)[0]
 
 
 def of_independent(up: Float[np.ndarray, "n n"]) -> Means:
-    """Means of links that are up independently with probabilities `up` (0 on the diagonal).
+    """Return the means of links that are up independently with probabilities `up` (0 on the diagonal).
 
     With D_i the number of live links of i, E[δ_ij/(1 + D_i)] = p_ij ∫₀¹ s Π_{k≠i,j} (1 − p_ik + p_ik s) ds, because
     1/(2 + d) = ∫ s^{1+d} ds. The integrand is a polynomial, which Gauss–Legendre nodes integrate exactly.
@@ -50,13 +50,13 @@ def of_independent(up: Float[np.ndarray, "n n"]) -> Means:
 
 
 def gossip_of_independent(up: Float[np.ndarray, "n n"]) -> Means:
-    """Means of Metropolis weights of links that are up, both ways at once, independently with probabilities `up`.
+    """Return the means of Metropolis weights of undirected links that are up independently with probabilities `up`.
 
-    Of a link that is up, the other links of its two ends are independent: with D_i\\j and D_j\\i their numbers,
+    Given a live link, the other links of its two ends are independent: with D_i\\j and D_j\\i their numbers,
     E[1/(2 + max(D_i\\j, D_j\\i))] = Σ_m P(both ≤ m) (1/(2 + m) − 1/(3 + m)), the last term without the subtrahend.
     """
     n = len(up)
-    chance = np.zeros((n, n, n))  # [i, j, m]: that m links of i are up besides the one to j
+    chance = np.zeros((n, n, n))  # [i, j, m]: probability that m links of i are up besides the one to j
     chance[:, :, 0] = 1
     for k in range(n):
         rate = np.repeat(up[:, None, k, None], n, axis=1)

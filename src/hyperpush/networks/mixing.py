@@ -1,4 +1,4 @@
-"""What everybody receives from a block of senders, and the mixing matrix of a step."""
+"""Combine the messages of a block of senders, and build the mixing matrix of a step."""
 
 from collections.abc import Callable
 from typing import Literal, TypeVar
@@ -14,20 +14,20 @@ from hyperpush.networks.links import Links, densify
 
 Values = TypeVar("Values")
 
-# Up to here a product with a matrix of links is faster as one fused loop than as a call of a library.
+# Up to these sizes a product with a matrix of links is faster as one fused loop than as a library call.
 NARROW = 16
 SMALL = 1 << 18
 
 
 def combine(links: Links, values: Values, clients: int, reduce: Literal["sum", "max"] = "sum") -> Values:
-    """What each of n clients receives from this block of senders, without what it keeps for itself.
+    """Return the combined messages of a block of senders at each of n clients, without the clients' own shares.
 
     Args:
         links: The links of b senders.
-        values: A pytree with leaves [b, ...].
-        clients: n.
+        values: Messages, a pytree with leaves [b, ...].
+        clients: Number of clients n.
         reduce: `"sum"`: out_i = Σ_j P[i, j] v_j. `"max"`: the largest v_j among the live links j → i, and the lowest
-            value of the type (-inf) where nothing is heard.
+            value of the type (-inf) without any.
 
     Returns:
         A pytree with leaves [n, ...].
@@ -46,7 +46,7 @@ def combine(links: Links, values: Values, clients: int, reduce: Literal["sum", "
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, values))
     widths = [leaf[0].size for leaf in leaves]
     if len({leaf.dtype for leaf in leaves}) == 1 and sum(widths) <= NARROW:
-        # A short message goes as one: a loop over the links for each of its parts costs more than joining them.
+        # The parts of a short message are joined, because a loop over the links for each part costs more.
         joined = jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
         parts = jnp.split(combined(links, joined, clients), np.cumsum(widths)[:-1], axis=1)
         received = [part.reshape(clients, *leaf.shape[1:]) for part, leaf in zip(parts, leaves, strict=True)]
@@ -58,12 +58,12 @@ def combine(links: Links, values: Values, clients: int, reduce: Literal["sum", "
 def matrix(
     network: Network, key: PRNGKeyArray, step: Int[ArrayLike, ""], weights: Weights = "push"
 ) -> Float[Array, "n n"]:
-    """The mixing matrix of a step: P[i, j] is the weight of what i receives from j, P[i, i] what i keeps.
+    """Return the mixing matrix of a step: P[i, j] is the weight of j's message at i, P[i, i] the share that i keeps.
 
     Args:
         network: Any network.
-        key: Decides random links; fixed networks ignore it.
-        step: The network's time, from 0.
+        key: Key of random links; fixed networks ignore it.
+        step: Time of the network, from 0.
         weights: `"push"`, `"gossip"` or `"ones"`, as in `network.links`.
 
     Example:
@@ -79,13 +79,13 @@ def matrix(
 
 
 def mixing_matrix(links: Links, clients: int) -> Float[Array, "n n"]:
-    """The matrix of the links of all clients."""
+    """Return the mixing matrix from the links of all clients."""
     dense = densify(links, clients)
     return dense.weights.T + jnp.diag(dense.own)
 
 
 def _sum(links: Links, leaf: Array, clients: int) -> Array:
-    # Half-precision values are summed in the type of the weights and handed back in their own.
+    # Half-precision values are summed in the type of the weights and returned in their own.
     wide = jnp.promote_types(leaf.dtype, links.weights.dtype)
     narrow = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.inexact) else wide
     flat = leaf.reshape(leaf.shape[0], -1).astype(wide)
@@ -125,10 +125,10 @@ def _by_slot(
 
 
 def lowest(dtype: jnp.dtype) -> Array:
-    """What every number of the type is at least: what `combine` gives with "max" where nothing is heard.
+    """Return the lowest number of a type, which `combine` returns with "max" where no message arrives.
 
     Args:
-        dtype: Of the numbers: floating, whole or boolean.
+        dtype: A floating, integer or boolean type.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Who can reach whom: the refusal of disconnected networks, and how long a flood takes."""
+"""Reach in networks: refusal of disconnected networks, and the rounds of a flood."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _FAILURE = 1e-9
 
 
 def require_connected(field: str, possible: scipy.sparse.csr_array) -> None:
-    """Refuse links whose union over all steps is not strongly connected, naming the clients left out."""
+    """Raise InvalidInput unless the union of links over all steps is strongly connected; name unreached clients."""
     if is_connected(possible):
         return
     for links, trouble in ((possible, "be reached from client 0"), (possible.T.tocsr(), "reach client 0")):
@@ -35,15 +35,15 @@ def require_connected(field: str, possible: scipy.sparse.csr_array) -> None:
 
 
 def is_connected(possible: scipy.sparse.csr_array) -> bool:
-    """Whether everyone can reach everyone."""
+    """Return True if all clients can reach each other."""
     return connected_components(possible, connection="strong", return_labels=False) == 1
 
 
 def periodic_flood(frames: Sequence[scipy.sparse.csr_array]) -> int:
-    """Rounds in which any flood reaches all, when the links of step t are `frames[t % len(frames)]`.
+    """Return the rounds in which any flood reaches all clients, with links `frames[t % len(frames)]` at step t.
 
     A flood is a shortest path in the graph unfolded in time, with nodes (phase, client). Up to 2,048 nodes the longest
-    one is found exactly; beyond, it is bounded by the way to client 0 at phase 0 and on from there.
+    one is found exactly; beyond, the path through client 0 at phase 0 bounds it.
     """
     period, clients = len(frames), len(frames[0].indptr) - 1
     waiting = scipy.sparse.eye_array(clients, dtype=bool, format="csr")
@@ -58,17 +58,17 @@ def periodic_flood(frames: Sequence[scipy.sparse.csr_array]) -> int:
 
 
 def _rounds(unfolded: scipy.sparse.csr_array, starts: list[int] | None, clients: int) -> np.ndarray:
-    """Rounds from each start (phase, client) until each client knows, in whichever phase that is."""
+    """Return the rounds from each start (phase, client) to each client, in any phase."""
     distances = shortest_path(unfolded, unweighted=True, indices=starts)
     return distances.reshape(distances.shape[0], -1, clients).min(axis=1)
 
 
 def random_flood(network: Network, stall: float) -> int:
-    """Rounds in which any flood over random links reaches all, but for a probability of about 1e-9.
+    """Return the rounds in which a flood over random links reaches all clients, except with probability about 1e-9.
 
     The longest of 8 simulated floods from up to 64 clients, with fixed keys, gives the typical time. Beyond it a flood
-    survives another round only if no link crosses the boundary of those who know. Where every pair can be linked, the
-    least crossed boundary is that around one client, which is not crossed with probability `stall`. Of n² pairs
+    stalls for a round only if no link crosses the boundary of the informed clients. Where every pair can be linked, the
+    boundary around one client is crossed least; it stays uncrossed with probability `stall`. Of n² pairs
     (start, end) none should survive m more rounds: n² stall^m ≤ 1e-9. An estimate: it assumes that stalls add up.
     """
     if network.clients == 1:

@@ -1,17 +1,15 @@
 """Push-sum that survives lost, late, repeated and reordered messages: running sums, one per directed edge.
 
 The sender j of edge j → i adds each share to a total σ and sends (counter, σ) instead of the share. The receiver
-remembers ρ, the last total it has accounted for, and adds σ − ρ: whatever was lost comes with the next message. At
-every moment
+remembers ρ, the last total that it has used, and adds σ − ρ, so lost shares come with the next message. At every moment
 
     Σ_i w_i + Σ_edges (σ − ρ)
 
-is what it was at the start. Both ends need the edge's own total: a single total per sender creates mass as soon as its
-set of receivers changes. The counter refuses messages that were overtaken, which would otherwise take mass back and
-turn push weights negative.
+equals its value at the start. Each edge needs its own total: with a single total per sender, a changing set of
+receivers creates mass. The counter refuses overtaken messages, which would take mass back and turn push weights
+negative.
 
-Vectors are flat float64 (values and push weight together): a total grows with the rounds, and what is added to it does
-not.
+Vectors are flat float64 (values and push weight together), because totals grow with the rounds while shares do not.
 
 After C. N. Hadjicostis, N. H. Vaidya, A. D. Domínguez-García, "Robust distributed average consensus via exchange of
 running sums", IEEE Transactions on Automatic Control 61 (6), 2016.
@@ -29,10 +27,10 @@ Vector = Float64[np.ndarray, " size"]
 
 @final
 class Outgoing:
-    """One client's totals σ and counters, by target; an edge that is not used keeps its own.
+    """One client's totals σ and counters, by target; unused edges keep theirs.
 
     Args:
-        size: The length of the vectors.
+        size: Length of the vectors.
 
     Example:
         The first message is lost. The second one brings its share, too.
@@ -52,7 +50,7 @@ class Outgoing:
         self.counters: dict[int, int] = {}
 
     def add(self, target: int, share: Vector) -> tuple[int, Vector]:
-        """Put `share` on the edge to `target`; returns the (counter, total) to send. The total is read-only."""
+        """Put `share` on the edge to `target` and return the (counter, total) to send. The total is read-only."""
         counter = self.counters.get(target, 0) + 1
         total = self.total(target) + _check_vector("share", share, self.size)
         total.flags.writeable = False
@@ -60,19 +58,19 @@ class Outgoing:
         return counter, total
 
     def total(self, target: int) -> Vector:
-        """σ of the edge to `target`."""
+        """Return σ of the edge to `target`."""
         return self.totals.get(target, np.zeros(self.size))
 
 
 @final
 class Incoming:
-    """One client's accounted totals ρ and last counters, by sender.
+    """One client's used totals ρ and last counters, by sender.
 
     Args:
-        size: The length of the vectors.
+        size: Length of the vectors.
 
     Example:
-        A message that was overtaken adds nothing.
+        An overtaken message adds nothing.
 
         >>> import numpy as np
         >>> from hyperpush.networks.running_sums import Incoming
@@ -87,7 +85,7 @@ class Incoming:
         self.counters: dict[int, int] = {}
 
     def take(self, sender: int, counter: int, total: Vector) -> Vector | None:
-        """What a message of `sender` adds to this client, or None if a message at least as new came before it."""
+        """Return the increment from a message of `sender`; None if a message at least as new came before."""
         total = _check_vector("total", total, self.size)
         if counter <= self.counters.get(sender, 0):
             return None
@@ -97,12 +95,12 @@ class Incoming:
         return increment
 
     def total(self, sender: int) -> Vector:
-        """ρ of the edge from `sender`."""
+        """Return ρ of the edge from `sender`."""
         return self.totals.get(sender, np.zeros(self.size))
 
 
 def in_flight(outgoing: Outgoing, target: int, incoming: Incoming, sender: int) -> Vector:
-    """σ − ρ, what is on its way, of the edge from `sender` (who owns `outgoing`) to `target` (who owns `incoming`)."""
+    """Return σ − ρ, the mass on the edge from `sender` (owner of `outgoing`) to `target` (owner of `incoming`)."""
     return outgoing.total(target) - incoming.total(sender)
 
 

@@ -1,4 +1,4 @@
-"""Everybody talks to one client only."""
+"""A star: all other clients are linked to one client."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ class Star(FixedGraph):
     """A star: 0 ↔ i for every other client i, at every step.
 
     **Use it** to model a hub. **Avoid it** for averages: with n − 1 links at one client, 1 − |λ₂| is about 1/n. A
-    server that computes the mean itself is `averaging="exact"`.
+    server that computes the mean is `averaging="exact"`.
 
     Args:
         clients: n, at least 2.

@@ -1,4 +1,4 @@
-"""The graph that the clients of a federation sit on; it may change from round to round."""
+"""Graphs among the clients of a federation, which may change from round to round."""
 
 from typing import Any, final
 
@@ -12,16 +12,16 @@ from hyperpush.base.errors import InvalidInput
 
 @final
 class Graph:
-    """Who is whose neighbor: undirected, weighted, without links to oneself.
+    """An undirected, weighted graph of neighbors, without self-loops.
 
-    Two graphs of the same numbers are equal.
+    Graphs with equal numbers are equal.
 
     Args:
         weights: n×n numbers, 0 or more, or T×n×n for a graph that changes: round k has the links of step k mod T.
-        present: T×n, who takes part in each step; links of the others count for nothing. None: everybody, always.
+        present: T×n, True for clients that take part in a step; links of others are ignored. None: all clients, always.
 
     Raises:
-        InvalidInput: The weights are no undirected graph, or nobody is present in some step.
+        InvalidInput: The weights are not an undirected graph, or a step has no present client.
 
     Example:
         >>> import networkx as nx
@@ -45,7 +45,9 @@ class Graph:
         if here.shape != given.shape[:2] or here.dtype != bool:
             raise InvalidInput("graph.present", f"{here.dtype}{list(here.shape)}", f"bool{list(given.shape[:2])}")
         if not here.any(1).all():
-            raise InvalidInput("graph.present", f"nobody in step {np.argmin(here.any(1))}", "somebody in every step")
+            raise InvalidInput(
+                "graph.present", f"no client in step {np.argmin(here.any(1))}", "at least one client in every step"
+            )
         self.weights: Float[np.ndarray, "t n n"] = given * here[:, None] * here[:, :, None]
         self.present: Bool[np.ndarray, "t n"] = here
         self._content = (given.shape, self.weights.tobytes(), here.tobytes())
@@ -53,7 +55,7 @@ class Graph:
 
     @staticmethod
     def of(graph: nx.Graph, weight: str | None = None) -> "Graph":
-        """A networkx graph; `weight` names the attribute of its links that holds their weights (None: all 1)."""
+        """Convert a networkx graph; `weight` names the attribute with the weights of links (None: all 1)."""
         return Graph(nx.to_numpy_array(graph, weight=weight))  # pyright: ignore[reportArgumentType]
 
     @property
@@ -61,7 +63,7 @@ class Graph:
         return self.weights.shape[1]
 
     def at(self, round: Int[Array, ""] | int) -> tuple[Float[Array, "n n"], Bool[Array, " n"]]:
-        """The weights and who is present in a round."""
+        """Return the weights, and the clients that are present, in a round."""
         step = jnp.asarray(round) % len(self.weights)
         return jnp.asarray(self.weights, jnp.zeros(()).dtype)[step], jnp.asarray(self.present)[step]
 

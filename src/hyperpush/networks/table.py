@@ -22,9 +22,9 @@ class Table(eqx.Module):
     """The links of T steps, as a `Listed` network keeps them.
 
     Args:
-        field: The option that an error names if the links never join all clients.
+        field: Option that an error names if the links never join all clients.
         frames: `frames[t]` has an entry [j, i] where j sends to i at step t; `hp.networks.adjacency` makes one.
-        mixing: Gossip weights, which a table has if all links of each step run both ways.
+        mixing: Kind of gossip weights; a table has them if all links of each step run both ways.
 
     Raises:
         InvalidInput: The links of all steps together are not strongly connected, or there are too many.
@@ -38,9 +38,9 @@ class Table(eqx.Module):
         True
     """
 
-    alive: Bool[np.ndarray, "t n k"]  # which slots are up
-    targets: Int[np.ndarray, "t n k"] | None  # whom they lead to; None: slot i leads to client i
-    gossip: Float[np.ndarray, "t n k"] | None  # doubly stochastic weights of the slots, and of the client itself
+    alive: Bool[np.ndarray, "t n k"]  # True for live slots
+    targets: Int[np.ndarray, "t n k"] | None  # receivers of slots; None: slot i leads to client i
+    gossip: Float[np.ndarray, "t n k"] | None  # doubly stochastic weights of slots; `own` has the client's
     own: Float[np.ndarray, "t n"] | None
 
     def __init__(self, field: str, frames: Sequence[scipy.sparse.csr_array], mixing: str = "metropolis"):
@@ -67,18 +67,18 @@ class Table(eqx.Module):
         self.gossip, self.own = (gossip, 1 - gossip.sum(axis=2)) if undirected else (None, None)
 
     def rows(self, listed: Array | np.ndarray, step: Step, senders: Senders) -> Array:
-        """The rows of a block of senders at step modulo T."""
+        """Return the rows of a block of senders at step modulo T."""
         # A fixed graph needs no look-up by step.
         frame = jnp.asarray(listed[0]) if len(listed) == 1 else jnp.asarray(listed)[jnp.asarray(step) % len(listed)]
         return frame[senders]
 
     def slots(self, step: Step, senders: Senders) -> Slots:
-        """Which slots are up at step modulo T, and whom they lead to."""
+        """Return the live slots at step modulo T, and their receivers."""
         targets = None if self.targets is None else self.rows(self.targets, step, senders)
         return self.rows(self.alive, step, senders), targets
 
     def frames(self) -> list[scipy.sparse.csr_array]:
-        """The links of each step as a matrix, as the table was built from."""
+        """Return the links of each step as a matrix, the form from which the table was built."""
         frames = []
         for step, alive in enumerate(self.alive):
             senders, slots = np.nonzero(alive)
@@ -128,7 +128,7 @@ class Listed(Network):
 
 
 class FixedGraph(Listed):
-    """The same links at every step, from a networkx graph or a matrix; `field` is what an error names."""
+    """Equal links at every step, from a networkx graph or a matrix; errors name `field`."""
 
     mixing: str = eqx.field(static=True)
 
@@ -139,12 +139,12 @@ class FixedGraph(Listed):
 
 
 def adjacency(clients: int, senders: np.ndarray, receivers: np.ndarray) -> scipy.sparse.csr_array:
-    """The matrix of the links senders[e] → receivers[e], each once, without those from a client to itself.
+    """Return the matrix of the links senders[e] → receivers[e], each once, without self-loops.
 
     Args:
-        clients: n, the number of rows and columns.
-        senders: Who sends, a number for each link.
-        receivers: Who receives, a number for each link.
+        clients: Number of rows and columns n.
+        senders: Sender of each link, by number.
+        receivers: Receiver of each link, by number.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""A grid without borders."""
+"""A torus: a grid whose opposite borders meet."""
 
 import math
 from typing import ClassVar
@@ -15,7 +15,7 @@ class Torus(FixedGraph):
     """A grid of rows × columns whose opposite borders meet: client r · columns + c talks to its four neighbors.
 
     **Use it** as a sparse network that mixes better than a ring: averages need about n rounds, not n². **Avoid it**
-    if the number of clients is prime: it has no grid.
+    if the number of clients is prime, because no grid exists.
 
     Args:
         clients: n, at least 4.

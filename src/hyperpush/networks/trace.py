@@ -1,4 +1,4 @@
-"""Links as they were recorded, or as a schedule sets them."""
+"""Recorded or scheduled links."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ class Trace(Listed):
 
     Each step may be disconnected if all together join the clients: a B-strongly-connected schedule is a trace. If every
     step has its links both ways, the trace is undirected, with Metropolis weights for gossip. **Use it** to replay a
-    recording, or for a schedule of your own. **Avoid it** for long recordings of many clients: T·n² bits are kept.
+    recording, or for your own schedule. **Avoid it** for long recordings of many clients: T·n² bits are kept.
 
     Args:
         clients: n, at least 2.

@@ -12,9 +12,9 @@ _INTERIOR_POINT = 30
 
 
 def doubly_stochastic(graph: scipy.sparse.csr_array, mixing: str) -> Float[np.ndarray, " e"]:
-    """The weight P[i, j] of every link of an undirected graph, in the order of its entries.
+    """Return the weight P[i, j] of every link of an undirected graph, in the order of its entries.
 
-    Weights are symmetric, not negative, and sum to at most 1 for each client; the rest of 1 is the client's own weight.
+    Weights are symmetric, nonnegative, and sum to at most 1 per client; the rest of 1 is the client's own weight.
     `"metropolis"` takes 1 / (1 + max(deg_i, deg_j)). `"fastest-mixing"` minimizes |λ₂| by a semidefinite program, for
     up to 200 clients.
 
@@ -23,7 +23,7 @@ def doubly_stochastic(graph: scipy.sparse.csr_array, mixing: str) -> Float[np.nd
         mixing: `"metropolis"` or `"fastest-mixing"`.
 
     Raises:
-        InvalidInput: There are no such weights, the graph is too large, or cvxpy is not installed.
+        InvalidInput: The kind of weights is unknown, the graph is too large, or cvxpy is not installed.
 
     Example:
         >>> import hyperpush as hp
@@ -37,13 +37,13 @@ def doubly_stochastic(graph: scipy.sparse.csr_array, mixing: str) -> Float[np.nd
 
 
 def metropolis(graph: scipy.sparse.csr_array) -> Float[np.ndarray, " e"]:
-    """P[i, j] = 1 / (1 + max(deg_i, deg_j)) (Metropolis–Hastings; Xiao and Boyd 2004)."""
+    """Return P[i, j] = 1 / (1 + max(deg_i, deg_j)) (Metropolis–Hastings; Xiao and Boyd 2004)."""
     degrees = np.diff(graph.indptr)
     return 1 / (1 + np.maximum(np.repeat(degrees, degrees), degrees[graph.indices]))
 
 
 def fastest_mixing(graph: scipy.sparse.csr_array) -> Float[np.ndarray, " e"]:
-    """The symmetric Markov chain on the graph that mixes fastest (Boyd, Diaconis and Xiao 2004).
+    """Return the symmetric Markov chain on the graph that mixes fastest (Boyd, Diaconis and Xiao 2004).
 
     Minimize ‖P − 11ᵀ/n‖₂ over P = Pᵀ ≥ 0, P1 = 1, P[i, j] = 0 off the graph: a semidefinite program in the weights w
     of the undirected links. With P = I − Σ_e w_e (e_i − e_j)(e_i − e_j)ᵀ symmetry and row sums hold by construction.
@@ -65,12 +65,12 @@ def fastest_mixing(graph: scipy.sparse.csr_array) -> Float[np.ndarray, " e"]:
     spread = cp.reshape(laplacian @ weights, (clients, clients), order="C")
     deviation = np.eye(clients) - 1 / clients - spread
     slowest = cp.maximum(cp.lambda_max(deviation), -cp.lambda_min(deviation))
-    # Clarabel is the more precise, but its time grows with the sixth power of n: 6 s at n = 50, where SCS takes 1 s.
+    # Clarabel is more precise, but its time grows with the sixth power of n: 6 s at n = 50, where SCS takes 1 s.
     solver = {"solver": cp.CLARABEL} if clients <= _INTERIOR_POINT else {"solver": cp.SCS, "eps": 1e-7}
     cp.Problem(cp.Minimize(slowest), [cp.Constant(touches) @ weights <= 1]).solve(**solver)
     if weights.value is None:
         raise InvalidInput("mixing", "fastest-mixing", "metropolis: the solver found no solution for this graph")
-    # The solution misses its bounds by the solver's tolerance: meet them exactly.
+    # Meet the bounds exactly, which the solution misses by the solver's tolerance.
     best = np.maximum(weights.value, 0)
     best = best / max(1.0, (touches @ best).max())
     chain = np.zeros((clients, clients))

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.base import processes
+from hyperpush.base.annotations import check_option
 from hyperpush.base.checks import check_nonnegative
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.numbers import Number, as_number
-from hyperpush.base.options import Configured, check_option
+from hyperpush.base.options import Configured
 from hyperpush.base.ranges import NonNegative
 from hyperpush.methods.optimizers import ByName, Optimizer, optimizer
 from hyperpush.personalize.model import Model as Model

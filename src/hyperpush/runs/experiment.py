@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
-from pydantic import BaseModel
-
+from hyperpush.base.config import Config
 from hyperpush.base.errors import InvalidInput
 
 EXTRAS = {"matplotlib": "pages"}
@@ -34,7 +33,7 @@ class Experiment:
 
     name: str
     summary: str
-    config: type[BaseModel]
+    config: type[Config]
     run: Callable[[Any, Any], dict[str, Any]]
     tuning: SweepRule | None = None
     check: Callable[[Any], None] | None = None

@@ -1,31 +1,24 @@
 """From a TOML file or a name, and `key=value` overrides, to a validated configuration."""
 
-import json
 import math
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hyperpush.base.annotations import Option, options_of
+from hyperpush.base.config import Config, as_table, read_config
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.extensions import PAPERS, has_papers
 from hyperpush.base.imports import allow_imports_from
 from hyperpush.runs.experiment import Experiment
 
-M = TypeVar("M", bound=BaseModel)
+C = TypeVar("C", bound=Config)
 
 
-class Config(BaseModel):
-    """Base of every experiment's options: unknown keys, NaN and infinity are refused, and values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
-
-
-def load_config(source: str, overrides: Sequence[str], known: Mapping[str, Experiment]) -> tuple[Experiment, BaseModel]:
+def load_config(source: str, overrides: Sequence[str], known: Mapping[str, Experiment]) -> tuple[Experiment, Config]:
     """The experiment that `source` (a name or a `.toml` file) asks for, and its options after the overrides.
 
     A file with `[task]` is a spec; one with `experiment = …` is a study.
@@ -45,11 +38,11 @@ def read_source(source: str, known: Mapping[str, Experiment]) -> tuple[Experimen
     return find(name, known), values
 
 
-def configure(experiment: Experiment, values: dict[str, Any], overrides: Sequence[str]) -> BaseModel:
+def configure(experiment: Experiment, values: dict[str, Any], overrides: Sequence[str]) -> Config:
     """The options of an experiment: its defaults, then values, then overrides."""
     for override in overrides:
         set_from_text(values, override, experiment.config)
-    return validate(experiment.config, values, experiment.name)
+    return validate(experiment.config, values)
 
 
 def is_spec(values: Mapping[str, Any]) -> bool:
@@ -76,14 +69,10 @@ def _without_papers(name: str, known: Mapping[str, Experiment]) -> InvalidInput:
     return InvalidInput(error.field, error.given, f"{error.allowed}; {PAPERS}")
 
 
-def validate(model: type[M], values: dict[str, Any], name: str = "config") -> M:
-    """An instance of `model`; the first thing wrong becomes one `InvalidInput` that names the dotted field."""
+def validate(kind: type[C], values: dict[str, Any]) -> C:
+    """The options that tables of a file give; the first thing wrong is an `InvalidInput` that names the dotted key."""
     _check_finite(values)
-    try:
-        # JSON in strict mode is TOML's own notion of types: arrays fill tuples, but "3" and true are not integers.
-        return model.model_validate_json(json.dumps(values, default=str), strict=True)
-    except ValidationError as error:
-        raise _explain(error, model, values, name) from None
+    return read_config(kind, values)
 
 
 def _check_finite(values: object, field: str = "") -> None:
@@ -95,10 +84,10 @@ def _check_finite(values: object, field: str = "") -> None:
         _check_finite(each, f"{field}.{key}" if field else str(key))
 
 
-def to_toml(experiment: str, config: BaseModel) -> str:
+def to_toml(experiment: str, config: Config) -> str:
     """The TOML that gives this configuration again."""
     named = {} if experiment == "spec" else {"experiment": experiment}
-    return tomli_w.dumps({**named, **config.model_dump(mode="json", exclude_none=True)})
+    return tomli_w.dumps({**named, **as_table(config)})
 
 
 def default_toml(experiment: Experiment) -> str:
@@ -117,7 +106,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InvalidInput("file", str(path), f"well-formed TOML ({error})") from None
 
 
-def set_from_text(values: dict[str, Any], override: str, model: type[BaseModel]) -> None:
+def set_from_text(values: dict[str, Any], override: str, kind: type[Config]) -> None:
     """Set one `dotted.key=value`; a value that is not TOML is taken as a bare string."""
     key, equals, text = override.partition("=")
     path = key.strip().split(".")
@@ -128,12 +117,9 @@ def set_from_text(values: dict[str, Any], override: str, model: type[BaseModel])
         value = parsed["value"] if len(parsed) == 1 else text
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    field = model.model_fields.get(path[0])
-    if len(path) > 1 and path[0] not in values and field is not None and not field.is_required():
-        # Only the named value changes: the rest of its table keeps the experiment's defaults.
-        default = field.get_default(call_default_factory=True)
-        if isinstance(default, BaseModel):
-            values[path[0]] = default.model_dump(mode="json", exclude_none=True)
+    field = options_of(kind).get(path[0])
+    if len(path) > 1 and path[0] not in values and field is not None and isinstance(field.default, Config):
+        values[path[0]] = as_table(field.default)  # the rest of the table keeps the experiment's defaults
     set_option(values, key.strip(), value)
 
 
@@ -147,70 +133,16 @@ def set_option(values: dict[str, Any], name: str, value: object) -> None:
     values[last] = value
 
 
-def _explain(error: ValidationError, model: type[BaseModel], values: dict[str, Any], name: str) -> InvalidInput:
-    details = error.errors(include_url=False)
-    first = details[0]
-    field = ".".join(_path(first["loc"], values, first["type"])) or name
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, InvalidInput):
-        return cause
-    if first["type"] == "extra_forbidden":
-        siblings = _names(model, [part for part in first["loc"][:-1] if isinstance(part, str)])
-        given = str(first["loc"][-1])
-        return unknown(field, given, siblings)
-    if first["type"] == "missing":
-        return InvalidInput(field, None, "a value; it has no default")
-    if first["type"] == "too_short":
-        return InvalidInput(field, first["input"], f"a list of {first.get('ctx', {})['min_length']} or more")
-    if first["type"] in ("tuple_type", "list_type"):
-        return InvalidInput(field, first["input"], f"a list, such as [{first['input']}]")
-    choices = [each for each in re.findall(r"'([^']*)'", first.get("ctx", {}).get("expected", "")) if each]
-    if choices and isinstance(first["input"], str):
-        return unknown(field, first["input"], choices)
-    # A field that takes several types fails once for each of them.
-    same = [each for each in details if ".".join(_path(each["loc"], values, each["type"])) == field]
-    rules = dict.fromkeys(re.sub(r"^(Input should be|Value error,) ", "", each["msg"]) for each in same)
-    return InvalidInput(field, first["input"], " or ".join(rules))
-
-
-def _path(loc: tuple[int | str, ...], values: Any, kind: str) -> Iterator[str]:
-    """The parts of a pydantic location that are in the data, without the names of union members between them."""
-    for part in loc:
-        inside: Any = dict(enumerate(values)) if isinstance(values, list) else values
-        if isinstance(inside, dict) and part in inside:
-            values = inside[part]
-            yield str(part)
-        elif kind == "missing" and part == loc[-1]:
-            yield str(part)
-
-
-def _names(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """The field names of the models found under `path`."""
-    models = [model]
-    for part in path:
-        fields = [each.model_fields[part].annotation for each in models if part in each.model_fields]
-        models = [found for annotation in fields for found in _models(annotation)] or models
-    return [name for each in models for name in each.model_fields]
-
-
-def _models(annotation: object) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for inner in get_args(annotation) for model in _models(inner)]
-
-
-def _document(config: BaseModel, prefix: tuple[str, ...]) -> Iterator[str]:
-    properties = type(config).model_json_schema()["properties"]
-    dumped = config.model_dump(mode="json", exclude_none=True)
+def _document(config: Config, prefix: tuple[str, ...]) -> Iterator[str]:
+    dumped, described = as_table(config), options_of(type(config))
     # Plain values come first: in TOML, whatever follows a [table] belongs to it.
-    names = sorted(type(config).model_fields, key=lambda name: isinstance(getattr(config, name), BaseModel | dict))
-    for name in names:
+    for name in sorted(described, key=lambda name: isinstance(getattr(config, name), Config | dict)):
         yield ""
-        note = _note(properties[name])
+        note = _note(described[name])
         if note:
             yield f"# {note}"
         value = getattr(config, name)
-        if isinstance(value, BaseModel):
+        if isinstance(value, Config):
             yield f"[{'.'.join((*prefix, name))}]"
             yield from _document(value, (*prefix, name))
         elif isinstance(value, dict):
@@ -222,10 +154,6 @@ def _document(config: BaseModel, prefix: tuple[str, ...]) -> Iterator[str]:
             yield tomli_w.dumps({name: dumped[name]}).rstrip()
 
 
-def _note(schema: dict[str, Any]) -> str:
-    """What a field means and what it allows, from its JSON schema."""
-    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if key in schema]
-    choices = [", ".join(str(choice) for choice in schema["enum"])] if "enum" in schema else []
-    meaning = [line.rstrip(".") for line in schema.get("description", "").splitlines()[:1]]
-    return "; ".join([*meaning, *choices, *limits])
+def _note(option: Option) -> str:
+    """The line of help of an option, and the values that are allowed."""
+    return "; ".join([*(line.rstrip(".") for line in option.help[:1]), *option.notes])

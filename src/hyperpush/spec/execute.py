@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel
 from rich.console import Console
 
+from hyperpush.base.config import Config
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.experiment import Experiment
 from hyperpush.runs.run import Finished, carry_on, start
@@ -14,7 +14,7 @@ from hyperpush.spec.config import load_config, to_toml
 
 def execute(
     experiment: Experiment,
-    config: BaseModel,
+    config: Config,
     out: Path | None = None,
     console: Console | None = None,
     checkpoints: Policy | None = None,

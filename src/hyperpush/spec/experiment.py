@@ -1,39 +1,40 @@
-"""A TOML file with `[task]`: the sentence of `hyperpush.spec.objects`, run like a study."""
+"""A TOML file with `[task]`: the spec that `hyperpush.spec.objects` reads, run like a study."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
-
+from hyperpush.base.annotations import Before
+from hyperpush.base.config import Config, as_table, option
+from hyperpush.base.limits import OptionalCount, whole
 from hyperpush.runs.experiment import Experiment, defer
-from hyperpush.spec.config import Config, named_table
+from hyperpush.spec.config import named_table
 
 Table = dict[str, Any]
-Named = Annotated[Table, BeforeValidator(named_table)]
+Named = Annotated[Table, Before(named_table)]
 
 
 class SpecConfig(Config):
     """What a spec holds; each table's options are those of what it names."""
 
-    key: int = Field(default=0, ge=0, lt=2**32, description="Decides every random draw.")
-    precision: Literal["float32", "float64"] = Field(default="float32", description="Of all numbers.")
-    verb: Named | None = Field(
-        default=None, description="train, hypergradient, solve or influence; the method's kind decides if left out."
+    key: Annotated[int, whole(0, 2**32 - 1)] = option(0, "Decides every random draw.")
+    precision: Literal["float32", "float64"] = option("float32", "Of all numbers.")
+    verb: Named | None = option(
+        None, "train, hypergradient, solve or influence; the method's kind decides if left out."
     )
-    start: str | None = Field(default=None, description="Folder of a finished run whose params and hypers to take.")
-    every: int | None = Field(default=None, ge=1, description="Steps between two rows of the history.")
-    task: Named = Field(default={}, description="A ready-made task or module:function, and its options.")
-    network: Named = Field(default={}, description="A network or module:Class, and its options.")
-    method: Named = Field(default={}, description="A method or module:Class, and its options.")
-    train: Named | None = Field(default=None, description="An inner solver that trains before an estimator.")
-    engine: Named | None = Field(default=None, description="Where the clients run.")
-    metrics: Table = Field(default={}, description="module:function by name, or tables with name and on.")
-    hooks: Table = Field(default={}, description="Hooks or module:Class, by name.")
-    peers: Table = Field(default={}, description="For hyperpush peer: one table per party.")
-    deploy: Table = Field(default={}, description="For hyperpush peer and swarm: how parties talk.")
+    start: str | None = option(None, "Folder of a finished run whose params and hypers to take.")
+    every: OptionalCount = option(None, "Steps between two rows of the history.")
+    task: Named = option({}, "A ready-made task or module:function, and its options.")
+    network: Named = option({}, "A network or module:Class, and its options.")
+    method: Named = option({}, "A method or module:Class, and its options.")
+    train: Named | None = option(None, "An inner solver that trains before an estimator.")
+    engine: Named | None = option(None, "Where the clients run.")
+    metrics: Table = option({}, "module:function by name, or tables with name and on.")
+    hooks: Table = option({}, "Hooks or module:Class, by name.")
+    peers: Table = option({}, "For hyperpush peer: one table per party.")
+    deploy: Table = option({}, "For hyperpush peer and swarm: how parties talk.")
 
-    def sentence(self) -> dict[str, Any]:
-        """The tables without what only deployment needs, and without what is not set."""
-        return self.model_dump(exclude_none=True, exclude={"peers", "deploy"})
+    def tables(self) -> dict[str, Any]:
+        """The tables that are set, without those that only deployment needs."""
+        return {name: each for name, each in as_table(self).items() if name not in ("peers", "deploy")}
 
 
 SPEC = Experiment(

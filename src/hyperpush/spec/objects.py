@@ -1,4 +1,4 @@
-"""One sentence as TOML: a task, a method, a network, a key, and where it runs.
+"""A spec, as TOML: a task, a method, a network, a key, and where it runs.
 
     key = 0
 
@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from hyperpush import tasks
+from hyperpush.base.annotations import check_option, options_of
 from hyperpush.base.checks import check_arguments, check_integer, check_positive
 from hyperpush.base.errors import HyperpushError, InvalidInput, unknown
 from hyperpush.base.imports import load_function, plain_name
-from hyperpush.base.options import check_option
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.base import HypergradientEstimator
@@ -145,10 +145,9 @@ def read_task(table: Mapping[str, Any]) -> Task:
     name = options.pop("name", None)
     function = task_function(name)
     check_arguments("task", inspect.signature(function), (), options)
-    hints = inspect.get_annotations(function, eval_str=True)
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     for key, value in given.items():
-        check_option(f"task.{key}", hints.get(key, Any), value)
+        check_option(f"task.{key}", options_of(function)[key].annotation, value)
     task = _task_of(str(name), function, given)
     if not isinstance(task, Task):
         raise InvalidInput("task.name", name, f"a function that returns hp.Task(…), not {type(task).__name__}")

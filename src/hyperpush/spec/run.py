@@ -6,7 +6,7 @@ import numpy as np
 
 from hyperpush.influence.scores import Influence
 from hyperpush.runs.run import StudyRun
-from hyperpush.spec import objects as spec
+from hyperpush.spec import objects
 from hyperpush.spec.experiment import SpecConfig
 from hyperpush.verbs.hooks import Progress
 from hyperpush.verbs.results import History, Result
@@ -16,25 +16,25 @@ SHOWN = 10  # records in a table
 
 
 def run(config: SpecConfig, run: StudyRun) -> dict[str, Any]:
-    """Run the sentence, write every owner's model, and report what it cost."""
-    sentence = spec.read(config.sentence())
-    with run.progress(sentence.verb, 1) as bar:
+    """Run the spec, write every owner's model, and report what it cost."""
+    spec = objects.read(config.tables())
+    with run.progress(spec.verb, 1) as bar:
 
         def advance(loop: str, done: int, total: int) -> None:
             bar.update(done / max(total, 1))
 
-        result = sentence.run(hooks=(Progress(advance),))
-    return report(result, sentence, run)
+        result = spec.run(hooks=(Progress(advance),))
+    return report(result, spec, run)
 
 
 def check(config: SpecConfig) -> None:
-    """Refuse a sentence that cannot be read; `hyperpush sweep` asks for every run before the first."""
-    spec.read(config.sentence())
+    """Refuse a spec that cannot be read; `hyperpush sweep` asks for every run before the first."""
+    objects.read(config.tables())
 
 
-def report(result: Result, sentence: spec.Spec, run: StudyRun) -> dict[str, Any]:
+def report(result: Result, spec: objects.Spec, run: StudyRun) -> dict[str, Any]:
     """What a run folder and a terminal hold of a result."""
-    found = {"verb": sentence.verb, **summarize(result)}
+    found = {"verb": spec.verb, **summarize(result)}
     rows = history_rows(getattr(result, "history", None))
     for row in rows:
         run.append("row", row)
@@ -52,7 +52,7 @@ def report(result: Result, sentence: spec.Spec, run: StudyRun) -> dict[str, Any]
             columns = ("client", "change of the others' validation losses if it leaves")
             run.table("clients", columns, sorted(found["clients"].items(), key=lambda line: line[1]))
     last = rows[-1] if rows else {}
-    found["rows"] = [{"method": type(sentence.method).__name__, **last}]  # what a sweep chooses by and reports
+    found["rows"] = [{"method": type(spec.method).__name__, **last}]  # what a sweep chooses by and reports
     if "cost" in last:
         found["cost_before"], found["cost_after"] = rows[0].get("cost"), last["cost"]
     shown = {**found["costs"], **{name: found[name] for name in ("cost_before", "cost_after") if name in found}}

@@ -36,8 +36,8 @@ class Model:
         scaling: Shared means and deviations.
         params: One row per class but one, or one row; the intercept is last. In units of scaled features.
         l2: The rate of the penalty.
-        status: Whether the params solve the training problem.
-        costs: What each party sent and computed, the choice of L2 included.
+        status: The status of the training.
+        costs: Messages and computations of each party, the choice of L2 included.
 
     Example:
         >>> import numpy as np
@@ -126,12 +126,12 @@ def fit(
     Every record counts alike, and the result is that of the pooled table, though no rows are pooled.
 
     Args:
-        tables: What `hp.tables.read` returns.
-        network: Who can send to whom. None: `hp.networks.Exponential` over the parties.
+        tables: The result of `hp.tables.read`.
+        network: The links among the parties. None: `hp.networks.Exponential` over the parties.
         key: An integer or a JAX key; decides the split that chooses L2, and random links.
         l2: The rate of the penalty ½·l2·‖w‖², above 0. None: the best of 1e-4, 1e-3, 0.01, 0.1 and 1 on a quarter of
             the records, before the fit on all of them.
-        engine: Where the parties run.
+        engine: The host of the parties.
 
     Returns:
         A `Model` with `predict`, `predict_proba`, `score`, `status` and `costs`.

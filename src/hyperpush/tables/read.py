@@ -29,7 +29,7 @@ class Tables:
         labels: Each party's labels: numbers of classes, or numbers.
         sources: Each party's file, or its name.
         lines: Of each party's records, the line in its file; without a file the row, from 0.
-        warnings: What a reader should know, one sentence each.
+        warnings: Reasons for caution, one sentence each.
 
     Example:
         >>> import numpy as np
@@ -87,13 +87,13 @@ class Tables:
         the network; no rows are pooled. The task's hypers are the logarithms of the L2 rates.
 
         Args:
-            network: Who can send to whom, one client per party.
+            network: The links among the parties, one client per party.
             key: An integer or a JAX key; decides the split and random links.
             head: `"softmax"` for classes, `"regression"` for numbers. None: by the label's kind.
             l2: The rate of the penalty ½·l2·‖w‖² beside the mean loss, above 0; features have deviation 1.
             split: Shares of training, validation and test records; the first two above 0. They sum to 1.
             weights: `"examples"`: every record counts alike. `"parties"`: every party counts alike.
-            engine: Where the parties run.
+            engine: The host of the parties.
 
         Returns:
             A `TableTask`, a `Task` that keeps its `scaling`.
@@ -213,14 +213,17 @@ def _look(tables: Tables) -> list[str]:
     constant = [name for name, same in zip(tables.schema.features, low == high, strict=True) if same]
     if constant:
         said.append(f"Constant and therefore left out: {', '.join(constant)}.")
-    for column in tables.schema.columns:
-        if column.missing:
-            place = tables.schema.features.index(column.features[-1])
-            share = np.mean(pooled[:, place])
-            said.append(f"Column {column.name!r}: {100 * share:.0f} % missing, filled with the shared mean.")
+    places = [(column, tables.schema.features.index(column.features[-1])) for column in tables.schema.columns]
+    gaps = [f"{column.name} {_percent(pooled[:, place].mean())}" for column, place in places if column.missing]
+    if gaps:
+        said.append(f"Missing values, filled with the shared mean: {', '.join(gaps)}.")
     if tables.schema.classes:
         for name, share in zip(tables.names, tables.shares, strict=True):
             lacks = [str(each) for each, part in zip(tables.schema.classes, share, strict=True) if part == 0]
             if lacks:
                 said.append(f"{name} has no record of class {', '.join(lacks)}.")
     return said
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.005 else "under 1 %"

@@ -37,7 +37,7 @@ class Scaling:
 
     @property
     def kept(self) -> np.ndarray:
-        """Which features are used: all that are not constant."""
+        """True for features that are used: all that are not constant."""
         return self.deviation > 0
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
@@ -60,7 +60,7 @@ def share_scaling(
         labels: Each party's labels where these are scaled, too; None for classes.
         network: The network of the parties.
         key: Decides random links.
-        engine: Where the parties run.
+        engine: The host of the parties.
     """
     joined = [_beside(own, None if labels is None else labels[k]) for k, own in enumerate(inputs)]
     with jax.enable_x64(True):

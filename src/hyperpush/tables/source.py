@@ -35,7 +35,7 @@ class Table:
         return len(self.lines)
 
     def place(self, row: int, column: str | None = None) -> str:
-        """Where a value stands, in words."""
+        """The place of a row or value, in words."""
         unit = "line" if Path(self.source).suffix == ".csv" else "row"
         found = f"{self.source}, {unit} {self.lines[row]}"
         return found if column is None else f"{found}, column {column!r}"

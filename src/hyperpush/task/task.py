@@ -297,7 +297,7 @@ class Task:
         vars(new).update(kept | changes)
         return new
 
-    def at(self, params: PyTree = None, hypers: PyTree = None, point: LastPoint | None = None) -> "Task":
+    def at(self, params: PyTree = None, hypers: PyTree = None, point: LastPoint | None = None) -> Self:
         """The same task from another start: params and hypers as results hold them, clients on axis 0."""
         changes: dict[str, Any] = {"point": point}
         for name, tree in (("_params", params), ("_hypers", hypers)):

@@ -18,11 +18,11 @@ import jax
 from jax._src import xla_bridge
 
 import hyperpush as hp
+from hyperpush.base.config import Config
 from hyperpush.cli import app as cli
 from hyperpush.runs.checkpoints import journal
 from hyperpush.runs.experiment import Experiment
 from hyperpush.spec import studies
-from hyperpush.spec.config import Config
 from hyperpush.tasks.logistic import logistic
 
 LOADED = (journal, hp.train, hp.SGP)  # here, not in every process

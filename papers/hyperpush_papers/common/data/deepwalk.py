@@ -27,7 +27,7 @@ def walks(
 
 
 def co_occurrences(visited: Int[np.ndarray, "m l"], nodes: int, window: int) -> Float[np.ndarray, "n n"]:
-    """How often v is at most `window` steps from u on a walk, before or after."""
+    """Count the places at which v is at most `window` steps from u on a walk, before or after."""
     counts = np.zeros((nodes, nodes))
     for apart in range(1, min(window, visited.shape[1] - 1) + 1):
         np.add.at(counts, (visited[:, :-apart].ravel(), visited[:, apart:].ravel()), 1)

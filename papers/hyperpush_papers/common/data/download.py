@@ -43,7 +43,7 @@ def get(name: str, to: Path | None = None) -> list[Path]:
 
 
 def _is_there(folder: Path, address: str, checksum: str, wanted: Sequence[str]) -> bool:
-    """Whether a file is there and right; of an archive, whether all that was in it is there."""
+    """Return True if a file exists and is intact; of an archive, if all its files exist."""
     path = folder / _file(address)
     if _is_archive(path):
         return all(files.find(folder / file) for file in wanted)

@@ -14,7 +14,7 @@ from hyperpush.base.errors import InvalidInput
 
 FOLDER = "HYPERPUSH_DATA"
 PACKINGS = ("", ".gz", ".xz")
-_MAGIC = {1: 0x801, 3: 0x803}  # IDX: bytes, in so many dimensions
+_MAGIC = {1: 0x801, 3: 0x803}  # IDX: bytes, in this number of dimensions
 
 
 def folder() -> Path | None:
@@ -44,7 +44,7 @@ def find(path: Path) -> Path | None:
 
 
 def unpack(path: Path) -> bytes:
-    """What is in a file, which may be packed by gzip or xz as its name says."""
+    """Read a file, unpacking gzip or xz by its name."""
     try:
         raw = path.read_bytes()
         if path.suffix == ".gz":
@@ -78,7 +78,7 @@ def idx(path: Path, dimensions: int) -> UInt8[np.ndarray, "..."]:
 
 
 def records(path: Path, labels: int) -> tuple[Int64[np.ndarray, "m labels"], UInt8[np.ndarray, "m 32 32 3"]]:
-    """Labels and images of CIFAR's binary files: so many bytes of labels, then 32×32 of red, of green, of blue."""
+    """Read labels and images of CIFAR's binary files: `labels` bytes, then 32×32 of red, of green and of blue."""
     raw, size = unpack(path), labels + 3 * 32 * 32
     if not raw or len(raw) % size:
         raise file_error(path, f"complete records of {size} bytes", f"{len(raw)} bytes")

@@ -1,4 +1,4 @@
-"""Who gets which examples, and which of them are for training, validation and testing.
+"""Partition examples among clients, and split them into training, validation and test sets.
 
 Every function gives, client by client, numbers of examples; nothing is copied until `stack` fills the padded arrays.
 All draws come from the generator that is handed in.
@@ -32,7 +32,7 @@ class Split(NamedTuple):
 
 
 class Shift(NamedTuple):
-    """What each client takes off its inputs and then divides them by, and which cluster of clients it belongs to."""
+    """Return each client's shift and scale of inputs, and the cluster that it belongs to."""
 
     cluster: Int[np.ndarray, " n"]
     mean: Float[np.ndarray, " n"]
@@ -57,10 +57,10 @@ def dirichlet(
         clients: How many clients there are, at least 1.
         concentration: Above 0. Near 0 a client has few labels; at 100 and more all have nearly the same mixture.
         generator: All draws come from it.
-        least: Examples that every client owns at least; one with fewer gets random ones from whoever owns most.
+        least: Examples that every client owns at least; one with fewer gets random ones from the largest client.
 
     Raises:
-        InvalidInput: There are too few examples for so many clients, or an option is out of range.
+        InvalidInput: There are too few examples for this many clients, or an option is out of range.
 
     Example:
         >>> import numpy as np
@@ -123,7 +123,7 @@ def pachinko(
 def _draw_amounts(
     generator: Generator, chances: Float[np.ndarray, " k"], supply: Int[np.ndarray, " k"], amount: int
 ) -> Int[np.ndarray, " k"]:
-    """How often each of k comes up in `amount` draws, none of them oftener than its supply.
+    """Draw counts of k kinds that sum to `amount`, each at most its supply.
 
     A draw of what has run out is drawn again, among the others; these come last here, which changes no distribution.
     """
@@ -163,7 +163,7 @@ def split(owned: Owned, generator: Generator, *, test: float = 0.2) -> Split:
 def shifts(clients: int, clusters: int, generator: Generator) -> Shift:
     """Clusters of clients, as equal in size as can be, each with a mean ~ U(0, 1) and a std ~ U(¼, 1) of its own.
 
-    The paper draws the std from U(0, 1); near 0 it multiplies inputs so much that training diverges.
+    The paper draws the std from U(0, 1); near 0 it scales inputs until training diverges.
     Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks".
     """
     check_integer("clients", clients, 1)
@@ -174,7 +174,7 @@ def shifts(clients: int, clusters: int, generator: Generator) -> Shift:
 
 
 def counts(labels: Int[np.ndarray, " m"], classes: int, owned: Owned) -> Int[np.ndarray, "n classes"]:
-    """How many examples of each label every client owns."""
+    """Return the number of examples by client and label."""
     return np.stack([np.bincount(labels[own], minlength=classes) for own in owned])
 
 

@@ -38,7 +38,7 @@ class Role(NamedTuple):
 
 
 def available() -> bool:
-    """Whether there are plays to read."""
+    """Return True if there are plays to read."""
     base = files.folder()
     return base is not None and any((base / "shakespeare" / "plays").glob("*.txt"))
 

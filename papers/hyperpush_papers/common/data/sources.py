@@ -73,7 +73,7 @@ def load(name: str, part: str = "all") -> Dataset:
 
 
 def available(name: str, part: str = "all") -> bool:
-    """Whether `load` would find files of this part, or needs none."""
+    """Return True if `load` finds the files of this part, or needs none."""
     source, base = _source_of(name, part), files.folder()
     if source is None:
         return True
@@ -108,7 +108,7 @@ def _file(path: Path) -> Path:
 
 
 def _read_labeled(source: _Source, paths: Sequence[Path]) -> _Read:
-    """What is in files that are read together; the last of them has the labels."""
+    """Read files together; the last one has the labels."""
     read = source.read(paths)
     if read.labels.max() >= source.classes:
         raise files.file_error(paths[-1], f"labels from 0 to {source.classes - 1}", f"a label {read.labels.max()}")

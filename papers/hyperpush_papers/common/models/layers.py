@@ -32,7 +32,7 @@ def draw_layers(key: PRNGKeyArray, shapes: Mapping[str, tuple[int, ...]]) -> dic
 
 
 def dense_shapes(units: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Shapes of dense layers between so many units: `dense1`, `dense2`, …."""
+    """Shapes of dense layers between layers of these sizes: `dense1`, `dense2`, …."""
     return {f"dense{i}": tuple(units[i - 1 : i + 1]) for i in range(1, len(units))}
 
 
@@ -44,7 +44,7 @@ def dense(layers: Mapping[str, Layer], x: Float[Array, "b i"], count: int) -> Fl
 
 
 def windows(x: Float[Array, "b h w c"], kernel: int, stride: int, pad: int) -> list[Float[Array, "b i j c"]]:
-    """What each place of a `kernel`×`kernel` window sees, everywhere the window goes."""
+    """Return the values at each place of a `kernel`×`kernel` window, for all positions of the window."""
     x = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))) if pad else x
     height, width = ((side - kernel) // stride * stride + 1 for side in x.shape[1:3])
     return [x[:, i : i + height : stride, j : j + width : stride] for i in range(kernel) for j in range(kernel)]

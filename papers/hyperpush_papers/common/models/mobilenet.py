@@ -112,5 +112,5 @@ class MobileNetV2(eqx.Module):
 
 
 def _only(layer: Layer) -> Layer:
-    """The weights: what follows moves, so that there are no biases."""
+    """The weights: what follows moves, so biases are left out."""
     return {"weight": layer["weight"]}

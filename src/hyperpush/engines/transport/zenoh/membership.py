@@ -23,6 +23,9 @@ from hyperpush.engines.transport.zenoh.parts import RUN_BYTES
 # Messages of one member whose content may be refused before it is removed, asynchronously: one may be a broken disk or
 # a bit that flipped; three are a habit.
 REFUSALS = 3
+# Seconds for which a neighbor must speak to another process under this peer's name, before that one has its place. A
+# message may be as late as that on a busy machine.
+OVERTAKEN = 3.0
 
 
 @final
@@ -132,8 +135,8 @@ class Membership:
         other = self.neighbors[place]
         if incarnation == other.incarnation:
             return
-        if incarnation in other.former and incarnation != other.told:  # it may run on, without knowing of the other one
-            other.told = incarnation
+        if incarnation in other.former and time.monotonic() - other.told > 1.0:
+            other.told = time.monotonic()  # it may run on, without knowing of the other one
             self._tell(Topic.MEMBERS, place)
         raise Rejected(RefusalReason.ANOTHER_INCARNATION, f"another process of {other.name} has sent it")
 
@@ -155,10 +158,15 @@ class Membership:
 
     def _check_place(self, other: Neighbor, said: ControlMessage) -> None:
         """Notice that a neighbor has agreed with another process under this peer's name since."""
+        now = time.monotonic()
         if said.known == self.incarnation:
-            other.knows = True
+            other.knows, other.strange_since = True, math.inf
         elif said.known and other.knows:
-            self.fail(InUse(f"another process has taken the place of {self.name}: {other.name} agreed with that one"))
+            # Channels overtake each other: what was said before this process was agreed with may come after.
+            other.strange_since = min(other.strange_since, now)
+            if now - other.strange_since > OVERTAKEN:
+                said_so = f"{other.name} agreed with that one"
+                self.fail(InUse(f"another process has taken the place of {self.name}: {said_so}"))
 
     def _is_answer(self, said: ControlMessage) -> bool:
         """True for a hello to this very process: an older one may be a replay."""

@@ -42,7 +42,8 @@ class Neighbor:
     incarnation: int = 0  # of the process that was agreed with; 0: none yet
     heard: int = 0  # of the last hello, which may be a replay
     former: list[int] = field(default_factory=list)  # incarnations of processes that were agreed with before
-    told: int = 0  # the last of these that was told that another process has taken its place
+    told: float = -math.inf  # when one of these was told last that another process has taken its place
+    strange_since: float = math.inf  # since when it speaks to another process under this peer's name
     knows: bool = False  # it has agreed with this process
     last_seen: float = -math.inf
     lost: float = field(default_factory=time.monotonic)  # since when it is gone
@@ -85,6 +86,7 @@ class Neighbor:
         if self.incarnation:
             self.former = [*self.former, self.incarnation][-FORMER:]
         self.incarnation, self.done, self.step = incarnation, done, -1
+        self.strange_since = math.inf
         self.knows, self.unfit, self.farewell = False, "", ""
         self.ends = card.ends
         self.come_to(step)

@@ -1,0 +1,179 @@
+"""Audit a collaboration: who gains, who hurts whom, and which records."""
+
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from hyperpush.audits.doubts import find_doubts
+from hyperpush.audits.joining import join_rows
+from hyperpush.audits.leaving import cell_rows, judge_leavers, without_rows
+from hyperpush.audits.naming import name_harmful
+from hyperpush.audits.records import record_rows
+from hyperpush.audits.result import AuditResult
+from hyperpush.audits.rounds import Rounds
+from hyperpush.audits.splits import split_records
+from hyperpush.base.checks import check_boolean, check_integer, check_positive, no_type_check
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.settings import keep_compiled_code
+from hyperpush.base.status import Status, note_status
+from hyperpush.engines.base import Engine
+from hyperpush.engines.simulate import Simulate
+from hyperpush.networks import Exponential, Network
+from hyperpush.tables.heads import Head
+from hyperpush.tables.read import Tables
+from hyperpush.tables.task import generator_of
+from hyperpush.task.task import Task
+from hyperpush.verbs.checks import check_engine_kind, check_key, check_network_kind
+
+FEWEST = 20  # records with which a party takes part
+PACKED = 32  # params up to which models without a party are trained to the solution
+NUMBER = 8  # bytes
+
+
+@no_type_check
+def audit(
+    tables: Tables,
+    network: Network | None = None,
+    *,
+    key: PRNGKeyArray | int = 0,
+    folds: int = 5,
+    l2: float | None = None,
+    level: float = 0.05,
+    effects: Literal["auto", "retrain", "newton"] = "auto",
+    records: bool = False,
+    engine: Engine = Simulate(),
+) -> AuditResult:
+    """Audit a collaboration: is joining worth it for each party, who hurts the others, and by which records?
+
+    Linear models are trained on all parties' records, without each party, and on each party's own, in folds. Verdicts
+    compare losses of held-out records by paired tests, corrected for many comparisons. Harmful parties are named one
+    at a time. No rows leave a party.
+
+    **Use it** before or during a collaboration on tables. **Avoid it** with fewer than 20 records per party, or where
+    a linear model says nothing about the labels.
+
+    Args:
+        tables: The result of `hp.tables.read`.
+        network: The links among the parties, one client per party. None: `hp.networks.Exponential`.
+        key: An integer or a JAX key; decides folds and random links.
+        folds: Parts of each party's records that are held out in turn, from 2 to 20.
+        l2: The rate of the penalty ½·l2·‖w‖² on columns of deviation 1, above 0. None: joining takes the best of 1e-4,
+            1e-3, 0.01, 0.1 and 1 for each model, by three inner folds; effects on others take 0.01.
+        level: The share of false claims to accept among all claims, between 0 and 1.
+        effects: `"retrain"`: models without a party are trained to the solution. `"newton"`: one Newton step from the
+            shared model. `"auto"`: retrain up to 32 params.
+        records: True: score each record's effect on the others, too.
+        engine: The host of the parties: `hp.Simulate()`, `hp.Shard()` or `hp.Threads()`.
+
+    Returns:
+        An `AuditResult` with `join`, `without`, `cells`, `named`, `records`, `warnings`, `costs` and `status`.
+
+    Raises:
+        InvalidInput: Something does not fit; the message names it and what would be right.
+
+    Example:
+        >>> import numpy as np
+        >>> import hyperpush as hp
+        >>> draw = np.random.default_rng(1)
+        >>> def party(count):
+        ...     rows = draw.normal(size=(count, 3))
+        ...     return rows, rows.sum(1) + draw.normal(size=count) > 0
+        >>> found = hp.audit(hp.tables.read({"a": party(40), "b": party(50), "c": party(60)}, label="y"), l2=0.01)
+        >>> [(row.party, row.verdict) for row in found.without]
+        [('a', 'cannot say'), ('b', 'cannot say'), ('c', 'cannot say')]
+    """
+    _check(tables, folds, l2, level, effects, records, engine)
+    keep_compiled_code()
+    network = Exponential(len(tables.names)) if network is None else network
+    check_network_kind(network)
+    if network.clients != len(tables.names):
+        raise InvalidInput("network", f"{network.clients} clients", f"{len(tables.names)}, one per party")
+    parties = tuple(place for place, count in enumerate(tables.counts) if count >= FEWEST)
+    if len(parties) < 2:
+        raise InvalidInput("tables", f"{len(parties)} parties with {FEWEST} records", "at least two of them")
+    with jax.enable_x64(True):
+        head = Head.of(tables.schema, len(tables.schema.features))
+        own = split_records(tables, folds, generator_of(key))
+        newton = effects == "newton" or (effects == "auto" and head.size > PACKED)
+        rounds = Rounds(head, own, parties, network, check_key(key), engine, folds, l2, newton)
+        return _run(tables, rounds, float(level), records)
+
+
+def _run(tables: Tables, rounds: Rounds, level: float, records: bool) -> AuditResult:
+    """All rounds of an audit, and what they say."""
+    counts = np.zeros(rounds.clients)
+    counts[list(rounds.parties)] = 1
+    found, alone = rounds.first(counts), rounds.alone()
+    join, without = join_rows(tables, rounds, found, alone, level), without_rows(tables, rounds, found, level)
+    cells = cell_rows(tables, rounds, found, level)
+    named, left = name_harmful(rounds, judge_leavers(rounds, found, rounds.parties, level)[0], tables.names, level)
+    scored = record_rows(tables, rounds, left) if records else ()
+    status = Status.of_all(rounds.statuses)
+    note_status(status)
+    doubts = find_doubts(tables, rounds, [row.together for row in join], status)
+    small = [name for place, name in enumerate(tables.names) if place not in rounds.parties]
+    if small:
+        doubts.append(f"Fewer than {FEWEST} records, neither trained on nor judged: {', '.join(small)}.")
+    return AuditResult(
+        join=join,
+        without=without,
+        cells=cells,
+        named=tuple(named),
+        records=scored,
+        warnings=(*tables.warnings, *doubts),
+        costs=rounds.costs,
+        pooled_bytes=NUMBER * sum(tables.counts) * (len(tables.schema.columns) + 1),
+        status=status,
+        network=rounds.network,
+        about=_about(tables, rounds, level),
+        parties=_facts(tables),
+        small=tuple(small),
+    )
+
+
+def _about(tables: Tables, rounds: Rounds, level: float) -> dict[str, Any]:
+    """The settings."""
+    return {
+        "label": tables.schema.label,
+        "kind": tables.schema.kind,
+        "folds": rounds.folds,
+        "level": level,
+        "l2": rounds.l2,
+        "fixed_l2": rounds.fixed,
+        "effects": "newton" if rounds.newton else "retrain",
+        "params": rounds.head.size,
+        "network": f"{type(rounds.network).__name__} of {rounds.clients} parties",
+        "programs": rounds.programs,
+    }
+
+
+def _facts(tables: Tables) -> list[dict[str, Any]]:
+    """Records and label shares of each party."""
+    classes = list(map(str, tables.schema.classes))
+    shares = tables.shares if classes else np.zeros((len(tables.names), 0))
+    return [
+        {"party": name, "records": count, "shares": dict(zip(classes, map(float, own), strict=True))}
+        for name, count, own in zip(tables.names, tables.counts, shares, strict=True)
+    ]
+
+
+def _check(tables: Any, folds: Any, l2: Any, level: Any, effects: Any, records: Any, engine: Any) -> None:
+    if isinstance(tables, Task):
+        given = "a private task" if tables.privacy is not None else "a task"
+        allowed = "hp.tables.read(…); a private audit is refused, because every leave-one-out would be a release"
+        raise InvalidInput("tables", given, allowed)
+    if not isinstance(tables, Tables):
+        raise InvalidInput("tables", type(tables).__name__, "what hp.tables.read returns")
+    check_integer("folds", folds, minimum=2, maximum=20)
+    check_positive("l2", l2, optional=True)
+    check_positive("level", level)
+    if level >= 1:
+        raise InvalidInput("level", level, "a number between 0 and 1")
+    if effects not in ("auto", "retrain", "newton"):
+        raise InvalidInput("effects", effects, "'auto', 'retrain' or 'newton'")
+    check_boolean("records", records)
+    check_engine_kind(engine)
+    if engine.no_tree or engine.hosts_one:
+        raise InvalidInput("engine", type(engine).__name__, "hp.Simulate(), hp.Shard() or hp.Threads() without faults")

@@ -1,0 +1,33 @@
+"""Harmful parties, named one at a time."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hyperpush.audits.leaving import judge_leavers
+from hyperpush.audits.result import Named
+from hyperpush.audits.rounds import Rounds
+from hyperpush.audits.verdicts import Tests
+
+
+def name_harmful(rounds: Rounds, first: Tests, names: Sequence[str], level: float) -> tuple[list[Named], np.ndarray]:
+    """Name the leaver that hurts most, leave it out, audit the rest again, until nobody hurts or two are left.
+
+    A wrong party's own records feel an honest party leave, so honest parties look harmful until it is left out.
+
+    Returns:
+        A row per named party, and 1 for each party that still counts.
+    """
+    left, counts, tests, named = list(rounds.parties), np.zeros(rounds.clients), first, []
+    counts[left] = 1
+    while len(left) > 2:
+        harmful = [place for place, verdict in enumerate(tests.verdicts) if verdict == "hurts"]
+        if not harmful:
+            break
+        worst = min(harmful, key=lambda place: tests.gain[place])
+        numbers = {name: value for name, value in tests.row(worst).items() if name != "verdict"}
+        named.append(Named(len(named) + 1, names[left[worst]], **numbers))
+        counts[left.pop(worst)] = 0
+        if len(left) > 2:
+            tests, _ = judge_leavers(rounds, rounds.again(counts), left, level)
+    return named, counts

@@ -1,0 +1,92 @@
+"""The runs of a round: which records each trains on, with which L2 rate, and what it is compared with."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from hyperpush.audits.splits import ALL, INNER
+from hyperpush.tables.fit import RATES
+
+NOBODY = -1  # leaves
+
+
+class Run(NamedTuple):
+    """One training.
+
+    Attributes:
+        fold: The fold that is held out.
+        leaver: The party whose records do not count; −1: none.
+        rate: The L2 rate.
+        inner: The inner fold that is held out in place of `fold`, for choosing L2; −1: none.
+        against: The number of the run that it is compared with, in front of the same program; −1: none.
+    """
+
+    fold: int
+    leaver: int
+    rate: float
+    inner: int = ALL
+    against: int = -1
+
+
+class Plan(eqx.Module):
+    """The runs of a program as arrays, the same at every party.
+
+    Args:
+        fold: Of each run.
+        inner: Of each run.
+        leaver: Of each run.
+        rate: Of each run.
+        against: Of each run.
+        group: Of each run, the place of its (fold, inner) pair in the two arrays below: runs of a group share means.
+        group_fold: The fold of each group.
+        group_inner: The inner fold of each group.
+        counts: 1 for parties whose records count, 0 for those that are too small or were named.
+    """
+
+    fold: Int[Array, "*n k"]
+    inner: Int[Array, "*n k"]
+    leaver: Int[Array, "*n k"]
+    rate: Float[Array, "*n k"]
+    against: Int[Array, "*n k"]
+    group: Int[Array, "*n k"]
+    group_fold: Int[Array, "*n g"]
+    group_inner: Int[Array, "*n g"]
+    counts: Float[Array, "*n parties"]
+
+
+def compare_runs(folds: int, leavers: Sequence[int], rate: float) -> tuple[list[Run], list[Run]]:
+    """Per fold a run with all parties; and runs without each leaver, compared with these."""
+    together = [Run(fold, NOBODY, rate) for fold in range(folds)]
+    return together, [Run(fold, leaver, rate, against=fold) for fold in range(folds) for leaver in leavers]
+
+
+def rate_runs(folds: int, leavers: Sequence[int], fixed: float) -> list[Run]:
+    """All runs among which L2 is chosen, per fold and leaver: by inner folds, then on the whole training part.
+
+    Args:
+        folds: Outer folds.
+        leavers: Parties that leave in turn; −1 for none.
+        fixed: The rate at which `compare_runs` has those on the whole part already.
+    """
+    keys = itertools.product(range(folds), leavers, RATES, [*range(INNER), ALL])
+    return [Run(*key) for key in keys if key[2:] != (fixed, ALL)]
+
+
+def make_plan(runs: Sequence[Run], counts: np.ndarray, clients: int) -> Plan:
+    """The runs as arrays with parties on axis 0."""
+    groups = sorted({(run.fold, run.inner) for run in runs})
+    columns = {name: np.array([getattr(run, name) for run in runs]) for name in Run._fields}
+    columns["against"] = np.where(columns["against"] < 0, np.arange(len(runs)), columns["against"])
+    plan = {
+        **columns,
+        "group": np.array([groups.index((run.fold, run.inner)) for run in runs]),
+        "group_fold": np.array([fold for fold, _ in groups]),
+        "group_inner": np.array([inner for _, inner in groups]),
+        "counts": np.asarray(counts, float),
+    }
+    return Plan(**{name: jnp.asarray(np.repeat(each[None], clients, axis=0)) for name, each in plan.items()})

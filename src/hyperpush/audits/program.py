@@ -1,0 +1,274 @@
+"""One round of an audit as one program: shared means, stacked trainings, and sums of paired losses."""
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from hyperpush.audits.plan import Plan
+from hyperpush.audits.splits import Records
+from hyperpush.inner.base import InnerState
+from hyperpush.inner.tree_newton import TreeNewton
+from hyperpush.programs import Average, Context, Local, Node, ProgramRecipe, Runs, Scope, Sequence, stack
+from hyperpush.programs.recipe import what_is_read
+from hyperpush.programs.report import Report
+from hyperpush.tables.heads import Head
+from hyperpush.tables.scaling import CONSTANT
+from hyperpush.task.problem import Problem
+
+INTERCEPT = 1e-6  # changes losses by less than verdicts see
+
+
+class Means(eqx.Module):
+    """Shared means by group of runs; of a label that is a number behind those of the features."""
+
+    mean: Float[Array, "*n g width"]
+    scale: Float[Array, "*n g width"]  # 1/deviation; 0 for constant features
+    rows: Float[Array, "*n g parties"]  # training rows by party
+
+
+class Hyper(eqx.Module):
+    """The numbers of one run beside its params, the same at every party but for `member`."""
+
+    fold: Array
+    inner: Array
+    rate: Array
+    member: Array  # 1 if this party's records count in the run
+    factor: Array  # parties over training rows
+    mean: Array
+    scale: Array
+
+
+class Losses(eqx.Module):
+    """One party's losses on its own held-out records, which stay with it, [runs, records]."""
+
+    loss: Array
+    score: Array  # the first linear score
+    right: Array  # 1 where the most likely class is true
+
+
+class Auditor(eqx.Module):
+    """One party's side of a round."""
+
+    plan: Plan
+    means: Means | None = None
+    params: Float[Array, "*n k rows width"] | None = None
+    report: Report | None = None
+    losses: Losses | None = None
+    # Over all others that count in the run: losses, records; loss differences, their squares, records.
+    sums: Float[Array, "*n k 5"] | None = None
+
+
+class Round(eqx.Module):
+    """The model of a round and its solvers.
+
+    Args:
+        head: The model.
+        solved: The number of runs in front that are trained to their solution; the others take Newton steps from the
+            params of the run that they are compared with.
+        solver: Trains the first.
+        stepper: Takes the steps.
+    """
+
+    head: Head
+    solved: int = eqx.field(static=True)
+    solver: TreeNewton
+    stepper: TreeNewton | None = None
+
+    def recipe(self) -> ProgramRecipe:
+        """The program for an engine; states are `Auditor`, data `Data` with `Records` as `train`."""
+        inner, penalty = RunLoss(self.head), RunPenalty(self.head)
+        reads = what_is_read((inner, penalty))
+        return ProgramRecipe(_program, (self, Problem(inner, inner, penalty, outer_on="train", reads=reads)))
+
+
+class RunLoss(eqx.Module):
+    """A party's part of the mean loss over all training records of a run, times the number of parties."""
+
+    head: Head
+
+    def __call__(self, params: PyTree, hyper: Hyper, records: Records) -> Float[Array, ""]:
+        inputs, labels = scale_records(self.head, records, hyper.mean, hyper.scale)
+        losses = self.head.losses(params, inputs, labels)
+        return hyper.factor * hyper.member * (trains(records, hyper.fold, hyper.inner) @ losses)
+
+
+class RunPenalty(eqx.Module):
+    """The head's penalty at the rate of the run, and a very small one on intercepts.
+
+    Without the latter a party whose training records have one class would have no model of its own.
+    """
+
+    head: Head
+
+    def __call__(self, params: PyTree, hyper: Hyper) -> Float[Array, ""]:
+        return self.head.penalty(params, hyper.rate) + 0.5 * INTERCEPT * jnp.sum(params[:, -1] ** 2)
+
+
+def trains(records: Records, fold: Array, inner: Array) -> Float[Array, " m"]:
+    """1 for records that a run with these folds held out trains on."""
+    used = (records.fold >= 0) & (records.fold != fold) & (records.inner != inner)
+    return used.astype(records.values.dtype)
+
+
+def holds(records: Records, fold: Array, inner: Array) -> Float[Array, " m"]:
+    """1 for records that a run is judged on: its fold, or the inner fold of its training part."""
+    by_inner = (records.fold >= 0) & (records.fold != fold) & (records.inner == inner)
+    return jnp.where(inner >= 0, by_inner, records.fold == fold).astype(records.values.dtype)
+
+
+def scale_records(head: Head, records: Records, mean: Array, scale: Array) -> tuple[Array, Array]:
+    """Scaled features, 0 where a value is missing, and labels; numbers are scaled, too."""
+    inputs = records.present * (records.values - mean[: head.width]) * scale[: head.width]
+    if head.kind == "softmax":
+        return inputs, records.labels
+    return inputs, (records.labels - mean[-1]) * scale[-1]
+
+
+def _program(audit: Round, problem: Problem) -> Node:
+    nodes = [share_sums(audit.head), share_squares(audit.head), train_runs(audit, problem, 0, audit.solved)]
+    if audit.stepper is not None:
+        nodes.append(train_runs(audit, problem, audit.solved, None))
+    return Sequence(*nodes, Local(lambda state, ctx: _judge(audit.head, state, ctx)), _share_losses())
+
+
+# ------------------------------------------------------------------------------------------------- shared means
+
+
+def _joined(head: Head, records: Records) -> tuple[Array, Array]:
+    """The values to scale and where they are present: features, and a label that is a number."""
+    if head.kind == "softmax":
+        return records.values, records.present
+    labels = records.labels[:, None]
+    return jnp.concatenate([records.values, labels], 1), jnp.concatenate([records.present, jnp.ones_like(labels)], 1)
+
+
+def _own_rows(state: Auditor, ctx: Context) -> Float[Array, "g m"]:
+    """1 for the party's own training rows of each group; 0 for all if it does not count."""
+    plan = state.plan
+    rows = jax.vmap(lambda fold, inner: trains(ctx.data.train, fold, inner))(plan.group_fold, plan.group_inner)
+    return plan.counts[ctx.client] * rows
+
+
+def share_sums(head: Head) -> Node:
+    def get(state: Auditor, ctx: Context) -> tuple[Any, Array]:
+        rows, (values, present) = _own_rows(state, ctx), _joined(head, ctx.data.train)
+        own = (jnp.arange(ctx.clients) == ctx.client) * jnp.sum(rows, 1)[:, None]
+        return (rows @ (values * present), rows @ present, own), jnp.ones(())
+
+    def answer(state: Auditor, means: Any, ctx: Context) -> Means:
+        total, present, own = means
+        mean = total / jnp.where(present > 0, present, 1)
+        return Means(mean, jnp.zeros_like(mean), jnp.round(own * ctx.clients))
+
+    def put(state: Auditor, found: Means, mass: Any, ctx: Context) -> Auditor:
+        return replace(state, means=found)
+
+    return Average(get, put, rounds=1, by="tree", answer=answer)
+
+
+def share_squares(head: Head) -> Node:
+    def get(state: Auditor, ctx: Context) -> tuple[Any, Array]:
+        assert state.means is not None
+        rows, (values, present) = _own_rows(state, ctx), _joined(head, ctx.data.train)
+        squares = jax.vmap(lambda own, mean: own @ (present * (values - mean) ** 2))(rows, state.means.mean)
+        return squares, jnp.ones(())
+
+    def answer(state: Auditor, squares: Any, ctx: Context) -> Means:
+        assert state.means is not None
+        found = state.means
+        rows = jnp.sum(found.rows, axis=1, keepdims=True)
+        deviation = jnp.sqrt(squares * ctx.clients / jnp.maximum(rows, 1))
+        varies = deviation > CONSTANT * jnp.abs(found.mean)
+        return replace(found, scale=jnp.where(varies, 1 / jnp.where(varies, deviation, 1), 0))
+
+    def put(state: Auditor, found: Means, mass: Any, ctx: Context) -> Auditor:
+        return replace(state, means=found)
+
+    return Average(get, put, rounds=1, by="tree", answer=answer)
+
+
+# ---------------------------------------------------------------------------------------------------- trainings
+
+
+def hypers_of(state: Auditor, ctx: Context) -> Hyper:
+    """The numbers of every run, runs on axis 0."""
+    plan, means = state.plan, state.means
+    assert means is not None
+
+    def one(fold: Array, inner: Array, leaver: Array, rate: Array, group: Array) -> Hyper:
+        stays = plan.counts * (jnp.arange(ctx.clients) != leaver)
+        rows = jnp.sum(stays * means.rows[group])
+        factor = ctx.clients / jnp.maximum(rows, 1)
+        return Hyper(fold, inner, rate, stays[ctx.client], factor, means.mean[group], means.scale[group])
+
+    return jax.vmap(one)(plan.fold, plan.inner, plan.leaver, plan.rate, plan.group)
+
+
+def train_runs(audit: Round, problem: Problem, first: int, last: int | None) -> Node:
+    """The runs from `first` to `last`; later ones start from those that they are compared with."""
+    some = slice(first, last)
+    solver = audit.solver if first == 0 else audit.stepper
+    assert solver is not None
+
+    def enter(state: Auditor, ctx: Context) -> Runs:
+        hypers = jax.tree.map(lambda leaf: leaf[some], hypers_of(state, ctx))
+        if state.params is None:
+            start = jnp.repeat(audit.head.start()[None], hypers.rate.shape[0], axis=0)
+        else:
+            start = state.params[state.plan.against[some]]
+        return Runs.start(InnerState(start, hypers))
+
+    def leave(state: Auditor, runs: Runs, ctx: Context) -> Auditor:
+        found: InnerState = runs.state
+        if state.params is None:
+            return replace(state, params=found.params, report=found.report)
+        return replace(state, params=jnp.concatenate([state.params, found.params]))
+
+    return Scope(stack(problem.protect(solver.program(problem))), enter, leave)
+
+
+# ------------------------------------------------------------------------------------------------------- losses
+
+
+def _judge(head: Head, state: Auditor, ctx: Context) -> Auditor:
+    """The party's losses on its own records, in units of the label, for each run; 0 outside of what it holds out."""
+    records: Records = ctx.data.train
+
+    def one(params: Array, hyper: Hyper) -> Losses:
+        inputs, labels = scale_records(head, records, hyper.mean, hyper.scale)
+        mask = holds(records, hyper.fold, hyper.inner)
+        scores, loss = head.scores(params, inputs), head.losses(params, inputs, labels)
+        if head.kind == "regression":
+            unit = jnp.where(hyper.scale[-1] > 0, 1 / jnp.where(hyper.scale[-1] > 0, hyper.scale[-1], 1), 0)
+            return Losses(mask * loss * unit**2, mask * scores[:, 0], jnp.zeros_like(mask))
+        picked = (scores[:, 0] > 0) if head.rows == 1 else jnp.argmax(jnp.pad(scores, ((0, 0), (0, 1))), axis=1)
+        return Losses(mask * loss, mask * scores[:, 0], mask * (picked == labels))
+
+    assert state.params is not None
+    return replace(state, losses=jax.vmap(one)(state.params, hypers_of(state, ctx)))
+
+
+def _share_losses() -> Node:
+    """For each run, sums over the other parties: the only numbers about losses that leave a party."""
+
+    def get(state: Auditor, ctx: Context) -> tuple[Array, Array]:
+        plan, records, found = state.plan, ctx.data.train, state.losses
+        assert found is not None
+
+        def one(loss: Array, fold: Array, inner: Array, leaver: Array, other: Array) -> Array:
+            counts = plan.counts[ctx.client] * (ctx.client != leaver)
+            rows = jnp.sum(holds(records, fold, inner))
+            gain = loss - found.loss[other]
+            return counts * jnp.stack([jnp.sum(loss), rows, jnp.sum(gain), gain @ gain, rows])
+
+        sums = jax.vmap(one)(found.loss, plan.fold, plan.inner, plan.leaver, plan.against)
+        return sums, jnp.ones(())
+
+    def put(state: Auditor, sums: Array, mass: Any, ctx: Context) -> Auditor:
+        return replace(state, sums=sums * ctx.clients)
+
+    return Average(get, put, rounds=1, by="tree")

@@ -1,0 +1,117 @@
+"""Single records: the change of the others' loss without each of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from hyperpush.audits.plan import NOBODY, Run, make_plan
+from hyperpush.audits.program import (
+    Auditor,
+    Round,
+    RunLoss,
+    RunPenalty,
+    hypers_of,
+    scale_records,
+    share_squares,
+    share_sums,
+    train_runs,
+    trains,
+)
+from hyperpush.audits.result import Record
+from hyperpush.audits.rounds import SOLVER, Rounds
+from hyperpush.audits.splits import ALL, Records
+from hyperpush.base.errors import InvalidInput
+from hyperpush.programs import Average, Context, Local, Node, ProgramRecipe, Sequence
+from hyperpush.programs.recipe import what_is_read
+from hyperpush.tables.heads import Head
+from hyperpush.tables.read import Tables
+from hyperpush.task.problem import Problem
+
+MOST_PARAMS = 1024  # whose Hessian is sent and factored
+
+
+class Scored(eqx.Module):
+    """An auditor who knows the mean Hessian and the sum of all gradients, and has scored its own records."""
+
+    before: Auditor
+    hessian: Float[Array, "*n d d"]
+    gradient: Float[Array, "*n d"]  # of the summed losses of all parties that count
+    gains: Float[Array, "*n m"] | None = None  # of its own records; they stay with it
+
+
+def score_records(rounds: Rounds, counts: np.ndarray) -> np.ndarray:
+    """The change of the others' summed training loss without each record; positive: the record helps.
+
+    The model is trained on all records of the parties that count. Removing record q moves its params by H⁻¹∇ℓ_q/N,
+    and the others' summed loss by that along their gradient.
+
+    Returns:
+        One number per party and record; 0 for parties that do not count.
+    """
+    if rounds.head.size > MOST_PARAMS:
+        raise InvalidInput("records", f"True with {rounds.head.size} params", f"False above {MOST_PARAMS} params")
+    inner, penalty = RunLoss(rounds.head), RunPenalty(rounds.head)
+    problem = Problem(inner, inner, penalty, outer_on="train", reads=what_is_read((inner, penalty)))
+    recipe = ProgramRecipe(_program, (Round(rounds.head, 1, SOLVER), problem))
+    plan = make_plan([Run(ALL, NOBODY, rounds.fixed)], counts, rounds.clients)
+    return np.asarray(rounds.execute(recipe, plan).gains)
+
+
+def record_rows(tables: Tables, rounds: Rounds, counts: np.ndarray) -> tuple[Record, ...]:
+    """All records of the parties that count, the most harmful first."""
+    gains, rows = score_records(rounds, counts), []
+    for party in np.nonzero(counts)[0]:
+        others = int(counts @ tables.counts) - tables.counts[party]
+        for line, gain in zip(tables.lines[party], gains[party], strict=False):
+            way = "rise" if gain > 0 else "fall"
+            says = f"Without it the loss over the others' {others:,} records would {way} by {abs(gain):.3g} in all."
+            rows.append(Record(tables.names[party], tables.sources[party], int(line), float(gain), says))
+    return tuple(sorted(rows, key=lambda row: row.gain))
+
+
+def _program(audit: Round, problem: Problem) -> Node:
+    head = audit.head
+
+    def get(state: Auditor, ctx: Context) -> tuple[Any, Array]:
+        hyper, params = _only(state, ctx)
+        _, _, hessian = problem.expansion(params, hyper, ctx.data.train)
+        gradients = hyper.member * _gradients(head, params, hyper, ctx.data.train)
+        return (hessian, jnp.sum(gradients, axis=0)), jnp.ones(())
+
+    def put(state: Auditor, means: Any, mass: Any, ctx: Context) -> Scored:
+        hessian, gradient = means
+        return Scored(state, hessian, gradient * ctx.clients)
+
+    def score(state: Scored, ctx: Context) -> Scored:
+        hyper, params = _only(state.before, ctx)
+        own = hyper.member * _gradients(head, params, hyper, ctx.data.train)
+        others = state.gradient - jnp.sum(own, axis=0)
+        rows = ctx.clients / hyper.factor
+        return replace(state, gains=own @ jnp.linalg.solve(state.hessian, others) / rows)
+
+    train = train_runs(audit, problem, 0, None)
+    return Sequence(share_sums(head), share_squares(head), train, Average(get, put, rounds=1, by="tree"), Local(score))
+
+
+def _only(state: Auditor, ctx: Context) -> tuple[Any, Array]:
+    """The numbers of the only run, and its params."""
+    assert state.params is not None
+    return jax.tree.map(lambda leaf: leaf[0], hypers_of(state, ctx)), state.params[0]
+
+
+def _gradients(head: Head, params: Array, hyper: Any, records: Records) -> Float[Array, "m d"]:
+    """The gradient of each record's loss; 0 for padding."""
+    inputs, labels = scale_records(head, records, hyper.mean, hyper.scale)
+    flat, back = ravel_pytree(params)
+
+    def loss(x: Array, row: Array, label: Array) -> Array:
+        return head.losses(back(x), row[None], label[None])[0]
+
+    found = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(flat, inputs, labels)
+    return trains(records, hyper.fold, hyper.inner)[:, None] * found

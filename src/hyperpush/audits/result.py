@@ -1,0 +1,221 @@
+"""The result of an audit."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hyperpush.audits import shown
+from hyperpush.audits.verdicts import Verdict
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.files import write_atomically
+from hyperpush.base.status import Status
+from hyperpush.base.version import __version__
+from hyperpush.networks import Network
+from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.panels import Panel, Pictured
+
+FORMAT = 1  # of the JSON file
+ROWS = ("join", "without", "cells", "named", "records")
+
+
+@dataclass(frozen=True)
+class Join:
+    """A party's losses on its own held-out records.
+
+    Attributes:
+        party: Its name.
+        records: Held-out records.
+        alone: Mean loss of a model of its own records.
+        together: Mean loss of the model of all parties' records.
+        not_contributing: Mean loss of the model of all others' records.
+        gain: alone − together; positive: joining helps.
+        low: Lower end of the interval of the gain.
+        high: Upper end.
+        p: Corrected p-value.
+        verdict: `"helps"`, `"hurts"` or `"cannot say"`.
+        accuracy: The share of right classes by model, for reading; empty for numbers.
+        auc: The mean area under the curve by model, over folds with both classes, for reading; two classes only.
+    """
+
+    party: str
+    records: int
+    alone: float
+    together: float
+    not_contributing: float
+    gain: float
+    low: float
+    high: float
+    p: float
+    verdict: Verdict
+    accuracy: Mapping[str, float]
+    auc: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Without:
+    """Gain or loss of all others when a party leaves.
+
+    Attributes:
+        party: The party that leaves.
+        records: Held-out records of the others.
+        gain: The others' mean loss without it − with it; positive: the party helps them.
+        low: Lower end of the interval.
+        high: Upper end.
+        p: Corrected p-value.
+        verdict: `"helps"`, `"hurts"` or `"cannot say"`.
+        visible: The smallest effect that this test would see in four of five cases.
+    """
+
+    party: str
+    records: int
+    gain: float
+    low: float
+    high: float
+    p: float
+    verdict: Verdict
+    visible: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Gain or loss of one party when another one leaves; fields as in `Without`."""
+
+    leaver: str
+    party: str
+    records: int
+    gain: float
+    low: float
+    high: float
+    p: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Named:
+    """A party that was found harmful, in the order of naming; fields as in `Without`, among the parties left."""
+
+    round: int
+    party: str
+    gain: float
+    low: float
+    high: float
+    p: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """Effect of one record on the other parties.
+
+    Attributes:
+        party: The owner; only this party learns the row.
+        file: Its file, or the party.
+        line: The line in the file; without a file the row, from 0.
+        gain: The change of the others' summed loss without it; positive: the record helps.
+        says: The same in words.
+    """
+
+    party: str
+    file: str
+    line: int
+    gain: float
+    says: str
+
+
+@dataclass(frozen=True, repr=False)
+class AuditResult(Pictured):
+    """Gains by joining a collaboration, and effects of each party and record on the others.
+
+    Attributes:
+        join: A row per party.
+        without: A row per leaver.
+        cells: A row per leaver and other party.
+        named: Harmful parties, named one at a time.
+        records: Records of the parties not named, the most harmful first; empty unless asked for.
+        warnings: Reasons for caution, one sentence each.
+        costs: Messages and computations of each party, on average.
+        pooled_bytes: Bytes of all rows sent once to a server.
+        status: The worst status of all trainings.
+        network: Over which messages went.
+        about: The settings of the audit: folds, level, l2, effects, loss.
+        parties: Records and class shares by party.
+        small: Parties with too few records, which take no part.
+
+    Example:
+        >>> import numpy as np
+        >>> import hyperpush as hp
+        >>> draw = np.random.default_rng(0)
+        >>> def party(count, flipped=False):
+        ...     rows = draw.normal(size=(count, 2))
+        ...     return rows, (rows.sum(1) + 0.3 * draw.normal(size=count) > 0) != flipped
+        >>> tables = hp.tables.read({"a": party(60), "b": party(60), "c": party(60, flipped=True)}, label="y")
+        >>> found = hp.audit(tables, l2=0.01)
+        >>> [each.party for each in found.named]
+        ['c']
+    """
+
+    join: tuple[Join, ...]
+    without: tuple[Without, ...]
+    cells: tuple[Cell, ...]
+    named: tuple[Named, ...]
+    records: tuple[Record, ...]
+    warnings: tuple[str, ...]
+    costs: Costs
+    pooled_bytes: int
+    status: Status
+    network: Network
+    about: Mapping[str, Any]
+    parties: Sequence[Mapping[str, Any]]
+    small: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON can hold it."""
+        kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("network", "costs")}
+        rows = {
+            name: [asdict(row) for row in kept.pop(name)] for name in ("join", "without", "cells", "named", "records")
+        }
+        costs = {name: value for name, value in asdict(self.costs).items() if name != "accesses"}
+        kept |= {"status": asdict(self.status), "network": f"{type(self.network).__name__}({self.network.clients})"}
+        return shown.finite({"format": FORMAT, "version": __version__, **rows, "costs": costs, **kept})
+
+    def to_json(self, path: str | Path, overwrite: bool = False) -> Path:
+        """Write everything as JSON.
+
+        Args:
+            path: The file.
+            overwrite: True replaces an existing file. False refuses it.
+
+        Raises:
+            InvalidInput: The file exists or cannot be written.
+        """
+        file = Path(path)
+        if file.is_dir() or (file.exists() and not overwrite):
+            raise InvalidInput("path", str(file), "a new file; overwrite=True replaces an existing one")
+        try:
+            write_atomically(file, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+        except OSError as error:
+            raise InvalidInput("path", str(file), f"a file that can be written ({error.strerror})") from None
+        return file
+
+    def page(self, path: str | Path, overwrite: bool = False, *, title: str = "Audit of a collaboration") -> Path:
+        """Write the audit as one HTML page, and the page's numbers as JSON beside it. Needs the extra `pages`.
+
+        Args:
+            path: The page, a name that ends in `.html`.
+            overwrite: True replaces existing files. False refuses them.
+            title: The heading.
+
+        Raises:
+            InvalidInput: A file exists or cannot be written, or the extra is missing. Nothing is half-written.
+        """
+        from hyperpush.pages.report import report
+
+        return report(self, path, overwrite, title=title, about=shown.summary(self))
+
+    def panels(self) -> list[Panel]:
+        """Summary, four pictures, tables, and what the numbers can and cannot say."""
+        return shown.panels_of(self)
+
+    def __repr__(self) -> str:
+        return "\n".join([f"AuditResult: {self.status}; {self.costs}", *(f"  {line}" for line in shown.summary(self))])

@@ -1,0 +1,188 @@
+"""Rounds of an audit: plans run as programs on an engine, and each party's models of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from hyperpush.audits.plan import NOBODY, Plan, Run, compare_runs, make_plan, rate_runs
+from hyperpush.audits.program import Auditor, Losses, Round
+from hyperpush.audits.splits import ALL, Records
+from hyperpush.base.status import Reason, Status
+from hyperpush.data.batches import Data
+from hyperpush.engines.base import Engine
+from hyperpush.engines.simulate import evaluate
+from hyperpush.inner.tree_newton import TreeNewton
+from hyperpush.networks import FullyConnected, Network
+from hyperpush.programs.report import Report
+from hyperpush.tables.fit import RATES
+from hyperpush.tables.heads import Head
+from hyperpush.verbs.costs import Costs
+
+AT_ONCE = 4e7  # numbers that the scaled records of all runs of one program may take
+SOLVER = TreeNewton(tolerance=1e-8, packed=128)
+STEPPER = TreeNewton(tolerance=1e-8, packed=128, steps=1)
+FIXED = 0.01  # L2 rate of what is tested where none is given: tuned rates find less
+
+
+@dataclass
+class Found:
+    """Losses and sums of finished runs.
+
+    Attributes:
+        runs: The runs, each once.
+        loss: Losses of held-out records, [runs, parties, records]; 0 elsewhere.
+        score: First linear scores of the same.
+        right: 1 where the most likely class is true.
+        sums: Sums over the other parties, [runs, 5].
+    """
+
+    runs: list[Run] = field(default_factory=list)
+    loss: Any = None
+    score: Any = None
+    right: Any = None
+    sums: Any = None
+    places: dict[tuple[int, int, float, int], int] = field(default_factory=dict)
+
+    def add(self, runs: Sequence[Run], losses: Losses, sums: np.ndarray | None, skip: int) -> None:
+        """Add a program's runs but for the first `skip`, which are known already."""
+        start = len(self.runs)
+        fresh = runs[skip:]
+        self.runs += fresh
+        self.places |= {run[:4]: start + number for number, run in enumerate(fresh)}
+        for name in ("loss", "score", "right"):
+            new = np.moveaxis(np.asarray(getattr(losses, name)), 1, 0)[skip : skip + len(fresh)]
+            old = getattr(self, name)
+            setattr(self, name, new if old is None else np.concatenate([old, new]))
+        if sums is not None:
+            new = sums[skip : skip + len(fresh)]
+            self.sums = new if self.sums is None else np.concatenate([self.sums, new])
+
+    def at(self, fold: int, leaver: int, rate: float) -> int:
+        """The number of a run that holds out a fold."""
+        return self.places[fold, leaver, rate, ALL]
+
+    def best(self, folds: int, leaver: int, l2: float | None, party: int | None = None) -> list[int]:
+        """Per fold, the run at the given rate, or at the best one by inner folds.
+
+        Args:
+            folds: Outer folds.
+            leaver: The party that leaves; −1 for none.
+            l2: The rate; None: choose.
+            party: Choose by the losses of this party alone; None: of all in training.
+        """
+        if l2 is not None:
+            return [self.at(fold, leaver, l2) for fold in range(folds)]
+        return [self.at(fold, leaver, self._best_rate(fold, leaver, party)) for fold in range(folds)]
+
+    def _best_rate(self, fold: int, leaver: int, party: int | None) -> float:
+        """The rate with the least loss on inner folds, which all rates share."""
+
+        def loss(rate: float) -> float:
+            places = [place for key, place in self.places.items() if key[:3] == (fold, leaver, rate) and key[3] != ALL]
+            own = self.sums[places, 0] if party is None else self.loss[places, party].sum(1)
+            return float(own.sum())
+
+        return min(RATES, key=loss)
+
+
+@dataclass
+class Rounds:
+    """Arguments that all rounds share, and their costs so far."""
+
+    head: Head
+    records: Records
+    parties: tuple[int, ...]  # who is large enough to count
+    network: Network
+    key: Any
+    engine: Engine
+    folds: int
+    l2: float | None
+    newton: bool
+    costs: Costs = field(default_factory=Costs)
+    statuses: list[Status] = field(default_factory=list)
+    programs: int = 0
+
+    @property
+    def clients(self) -> int:
+        return self.network.clients
+
+    @property
+    def fixed(self) -> float:
+        """The L2 rate of what is tested on leavers."""
+        return FIXED if self.l2 is None else self.l2
+
+    def first(self, counts: np.ndarray) -> Found:
+        """Run all parties, all but one, and the choice of L2."""
+        together, leavers = compare_runs(self.folds, self.parties, self.fixed)
+        rates = [] if self.l2 is not None else rate_runs(self.folds, [NOBODY, *self.parties], self.fixed)
+        found = Found()
+        if self.newton:
+            if rates:
+                self._run(found, together, rates, counts, solved=True)
+            self._run(found, together, leavers, counts, solved=False)
+        else:
+            self._run(found, together, [*leavers, *rates], counts, solved=True)
+        return found
+
+    def again(self, counts: np.ndarray) -> Found:
+        """The same comparison without the parties that were named."""
+        found = Found()
+        self._run(found, *compare_runs(self.folds, self.parties, self.fixed), counts, solved=not self.newton)
+        return found
+
+    def _run(self, found: Found, together: list[Run], others: list[Run], counts: np.ndarray, solved: bool) -> None:
+        """Run as few programs of one shape as memory allows, each with the runs of all parties in front."""
+        most = max(int(AT_ONCE / self.records.values.size) - len(together), 1)
+        pieces = max(-(-len(others) // most), 1)
+        size = -(-len(others) // pieces)
+        for piece in range(pieces):
+            part = others[piece * size : (piece + 1) * size]
+            runs = [*together, *part, *part[-1:] * (size - len(part))]
+            audit = Round(self.head, len(runs if solved else together), SOLVER, None if solved else STEPPER)
+            after = self.execute(audit.recipe(), make_plan(runs, counts, self.clients))
+            skip = len(together) if found.runs else 0
+            found.add([*together, *part], after.losses, np.asarray(after.sums)[0], skip)
+
+    def execute(self, recipe: Any, plan: Plan) -> Any:
+        """Run a program and note what it cost and whether its runs are solved."""
+        run = self.engine.run(recipe, self.network, Auditor(plan), Data({"train": self.records}, "train"), self.key)
+        self.costs += Costs.of(run)
+        self.programs += 1
+        self.statuses.append(status_of(getattr(run.states, "before", run.states).report))
+        return run.states
+
+    def alone(self) -> Found:
+        """Each party's own models, trained on its own scaled records: one program of one party, over all parties."""
+        runs, _ = compare_runs(self.folds, (), self.fixed)
+        runs += [] if self.l2 is not None else rate_runs(self.folds, [NOBODY], self.fixed)
+        recipe = Round(self.head, len(runs), SOLVER).recipe()
+        start = Auditor(make_plan(runs, np.ones(1), 1))
+        losses, report = _evaluate_alone(recipe, start, self.records, self.key)
+        # Parties that are too small may have no records left to train on.
+        self.statuses.append(status_of(jax.tree.map(lambda leaf: leaf[np.array(self.parties)], report)))
+        found = Found()
+        found.add(runs, losses, None, 0)
+        return found
+
+
+@eqx.filter_jit
+def _evaluate_alone(recipe: Any, start: Auditor, records: Records, key: Any) -> tuple[Losses, Report]:
+    def one(own: Records) -> tuple[Losses, Report]:
+        data = Data({"train": jax.tree.map(lambda leaf: leaf[None], own)}, "train")
+        states, _ = evaluate(recipe, FullyConnected(1), start, data, key)
+        return jax.tree.map(lambda leaf: leaf[0], (states.losses, states.report))
+
+    return jax.vmap(one)(records)
+
+
+def status_of(report: Any) -> Status:
+    """The status of all runs of a program together."""
+    reason, error = Reason(int(np.max(report.reason))), np.asarray(report.error)
+    runs = error.shape[-1]
+    failed = int(np.max(np.sum(np.asarray(report.failed) > 0, axis=-1)))
+    known = float(np.max(error)) if np.all(error >= 0) else None
+    return Status(reason.converged, reason.text, error=known, runs=runs, failed=failed)

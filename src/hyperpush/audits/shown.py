@@ -1,0 +1,190 @@
+"""An audit in words, tables and pictures."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyperpush.verbs import panels, result_panels
+from hyperpush.verbs.panels import Panel
+
+if TYPE_CHECKING:
+    from hyperpush.audits.result import AuditResult
+
+WORST = 10  # records of each party on a page
+RANKED = ("party", "gain", "low", "high", "p", "verdict")
+
+
+def summary(found: "AuditResult") -> list[str]:
+    """The answer in a few sentences."""
+    names = {verdict: [row.party for row in found.join if row.verdict == verdict] for verdict in ("helps", "hurts")}
+    said = [f"Joining helps {_list(names['helps'])}; hurts {_list(names['hurts'])}; the rest: cannot say."]
+    if found.named:
+        order = [f"{row.party} (without it their loss is lower by {-row.gain:.3g})" for row in found.named]
+        said.append(f"Harmful to the others: {', then '.join(order)}.")
+    else:
+        said.append("No party is named as harmful.")
+    if found.small:
+        said.append(f"Too few records to take part: {_list(found.small)}.")
+    said += [f"{len(found.warnings)} warnings."] if found.warnings else []
+    unit = "squared error" if found.about["kind"] == "numbers" else "cross-entropy"
+    costs = found.costs
+    return [
+        *said,
+        f"Gains are mean differences of the {unit} per held-out record, with {found.about['folds']} folds.",
+        f"{costs.rounds:,} rounds and {_bytes(costs.bytes)} sent per party on {found.about['network']}; "
+        f"all rows sent once to a server would have taken {_bytes(found.pooled_bytes)} in all.",
+    ]
+
+
+def panels_of(found: "AuditResult") -> list[Panel]:
+    """All panels of a page, from the answer to the small print."""
+    shown = [result_panels.status_panel(found.status)]
+    if found.warnings:
+        shown.append(panels.text("Warnings", *found.warnings, tone="bad"))
+    shown += [_joining(found), _join_table(found), _leaving(found), _without_table(found), _cells(found)]
+    if found.named:
+        columns = ("round", "party", "gain", "low", "high", "p")
+        rows = [[getattr(row, name) for name in columns] for row in found.named]
+        note = "After each round the named party is left out, columns are scaled anew, and the rest is audited again."
+        shown.append(panels.table("Parties named as harmful, one at a time", columns, rows, note=note))
+    shown += [_shares(found), *_records(found)]
+    shown += [panels.text("How to read this page", *_limits(found)), panels.text("Who would learn what", *_learned())]
+    return [*shown, result_panels.costs_panel(found.costs), result_panels.network_panel(found.network, _names(found))]
+
+
+def _joining(found: "AuditResult") -> Panel:
+    series = {
+        "alone": [row.alone for row in found.join],
+        "together": [row.together for row in found.join],
+        "without contributing": [row.not_contributing for row in found.join],
+    }
+    note = "Mean loss on the party's own held-out records; lower is better."
+    return panels.bars("Alone, together, and without contributing", _who(found.join), series, y_label="loss", note=note)
+
+
+def _join_table(found: "AuditResult") -> Panel:
+    kinds = ("alone", "together", "not_contributing")
+    columns = ["party", "records", *kinds, *RANKED[1:]]
+    rows: list[list[Any]] = [[getattr(row, name) for name in columns] for row in found.join]
+    for title, name in (("accuracy", "accuracy"), ("AUC", "auc")):
+        if any(getattr(row, name) for row in found.join):
+            columns += [f"{title} {kind.replace('_', ' ')}" for kind in kinds]
+            for row, shown in zip(found.join, rows, strict=True):
+                shown += [getattr(row, name).get(kind) for kind in kinds]
+    note = "gain = alone − together. The verdict is by loss; accuracy and AUC are for reading."
+    return panels.table("Is joining worth it?", [each.replace("_", " ") for each in columns], rows, note=note)
+
+
+def _leaving(found: "AuditResult") -> Panel:
+    rows = found.without
+    note = "The others' loss without the party minus their loss with it: above 0 the party helps, below 0 it hurts."
+    return panels.bars(
+        "What a party does to the others",
+        _who(rows),
+        {"": [row.gain for row in rows]},
+        low={"": [row.low for row in rows]},
+        high={"": [row.high for row in rows]},
+        marks=[row.verdict for row in rows],
+        y_label="loss without − with",
+        note=note,
+    )
+
+
+def _without_table(found: "AuditResult") -> Panel:
+    columns = (*RANKED, "visible", "records")
+    rows = [[getattr(row, name) for name in columns] for row in found.without]
+    note = "visible: the smallest effect that this test would see in four of five cases."
+    return panels.table("What the others gain or lose when a party leaves", columns, rows, note=note)
+
+
+def _cells(found: "AuditResult") -> Panel:
+    names = _who(found.without)
+    values = np.full((len(names), len(names)), np.nan)
+    marks = [["" for _ in names] for _ in names]
+    for cell in found.cells:
+        row, column = names.index(cell.leaver), names.index(cell.party)
+        values[row, column] = cell.gain
+        marks[row][column] = {"helps": "+", "hurts": "−", "cannot say": ""}[cell.verdict]
+    note = "Loss without − with. + and − mark what the corrected test claims."
+    labels = {"row_label": "leaves", "column_label": "feels it"}
+    return panels.heat("Who leaves × who feels it", names, names, values, marks=marks, note=note, **labels)
+
+
+def _shares(found: "AuditResult") -> Panel:
+    names, counts = [each["party"] for each in found.parties], [each["records"] for each in found.parties]
+    if found.about["kind"] == "numbers":
+        return panels.bars("Records by party", names, {"records": counts}, y_label="records")
+    classes = list(found.parties[0]["shares"])
+    parts = {str(each): [party["shares"][each] for party in found.parties] for each in classes}
+    return panels.shares("Records and label shares by party", names, parts, counts=counts)
+
+
+def _records(found: "AuditResult") -> list[Panel]:
+    made = []
+    for party in dict.fromkeys(row.party for row in found.records):
+        worst = [row for row in found.records if row.party == party and row.gain < 0][:WORST]
+        rows = [[row.file, row.line, row.gain, row.says] for row in worst]
+        title = f"Records of {party} that hurt the others most"
+        note = "First order, at the model of all parties not named; no test. Only this party would see the table."
+        made.append(panels.table(title, ("file", "line", "gain", "in words"), rows, note=note))
+    return made
+
+
+def _limits(found: "AuditResult") -> list[str]:
+    visible = [row.visible for row in found.without]
+    seen = f"Effects on the others below {min(visible):.2g} to {max(visible):.2g} of loss could not have been seen."
+    steps = (
+        "trained to the solution" if found.about["effects"] == "retrain" else "one Newton step from the shared model"
+    )
+    return [
+        "Cannot say is the usual answer on small tables: it means neither harmless nor useless.",
+        f"Claims are corrected for many comparisons (Benjamini and Yekutieli, level {found.about['level']:g}), "
+        "separately for joins, leavers and cells.",
+        "Intervals hold the trained models fixed; folds share training data, so that intervals are somewhat narrow.",
+        f"Models without a party are {steps}. The leaver's own loss is never counted.",
+        seen,
+        "A party with 5 to 7 % of the records cannot be seen this way even if all its labels are wrong. Random wrong "
+        "labels of 30 to 40 % in one party hardly hurt the others, and are not found either.",
+        f"Effects use the L2 rate {found.about['fixed_l2']:g}. "
+        + ("Joining uses rates chosen by inner folds." if found.about["l2"] is None else "So does joining."),
+    ]
+
+
+def _learned() -> list[str]:
+    return [
+        "In a run among real parties, all learn numbers of records, and sums, counts and squares of each column.",
+        "They also learn the sums of costs, gradients and Hessians by which models are trained, and the models.",
+        "For each leaver they learn sums over the others of losses, of loss differences and of their squares.",
+        "Everything else stays with the party that feels it: its own rows, losses, cells and records.",
+        "Vectors are not protected: a party that forwards sums in the tree sees its children's.",
+    ]
+
+
+def finite(value: Any) -> Any:
+    """Plain lists, dicts and finite numbers, as JSON holds them; None where a number is not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return panels.plain(value)
+
+
+def _who(rows: Sequence[Any]) -> list[str]:
+    return [row.party for row in rows]
+
+
+def _names(found: "AuditResult") -> list[str]:
+    return [each["party"] for each in found.parties]
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) if names else "nobody"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

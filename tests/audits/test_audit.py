@@ -1,0 +1,268 @@
+"""An audit against scikit-learn on pooled tables, and what it refuses."""
+
+import json
+from dataclasses import astuple
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.preprocessing import StandardScaler
+
+import hyperpush as hp
+from hyperpush.audits.leaving import judge_leavers
+from hyperpush.audits.rounds import Rounds
+from hyperpush.audits.splits import split_records
+from hyperpush.tables.heads import Head
+from hyperpush.tables.task import generator_of
+
+L2, FOLDS, NAMES = 0.03, 3, ("a", "b", "c", "d")
+COUNTS = (45, 60, 52, 38)
+
+
+def given(kind="classes", flip=(), seed=0, counts=COUNTS):
+    """Four parties that agree on the label, but for those that flip it; one column misses values."""
+    draw, found = np.random.default_rng(seed), {}
+    for place, count in enumerate(counts):
+        rows = draw.normal(size=(count, 3)) + 0.3 * place
+        score = rows @ [1.5, -1.0, 0.5] + 0.7 * draw.normal(size=count)
+        labels = score if kind == "numbers" else (score > 0) != (place in flip)
+        rows[draw.random(count) < 0.1, 2] = np.nan
+        found[NAMES[place]] = (rows, labels)
+    return hp.tables.read(found, label="y")
+
+
+class Oracle:
+    """The same audit by scikit-learn on pooled rows, on the same folds."""
+
+    def __init__(self, tables, key=0, folds=FOLDS, l2=L2):
+        self.tables, self.l2, self.folds = tables, l2, folds
+        own = split_records(tables, folds, generator_of(key))
+        self.fold = [np.asarray(each)[:count] for each, count in zip(own.fold, tables.counts, strict=True)]
+
+    def losses(self, members, scaled_by):
+        """Every party's held-out losses under models of some parties' records."""
+        found = [np.zeros(count) for count in self.tables.counts]
+        for fold in range(self.folds):
+            train = {p: self.fold[p] != fold for p in range(len(found))}
+            mean, scaler = self._scaler([self.tables.inputs[p][train[p]] for p in scaled_by])
+            rows = np.concatenate([scaler(mean, self.tables.inputs[p][train[p]]) for p in members])
+            labels = np.concatenate([self.tables.labels[p][train[p]] for p in members])
+            loss = self._fit(rows, labels)
+            for p in train:
+                held = ~train[p]
+                found[p][held] = loss(scaler(mean, self.tables.inputs[p][held]), self.tables.labels[p][held])
+        return found
+
+    def _scaler(self, parts):
+        rows = np.concatenate(parts)
+        mean = np.nanmean(rows, axis=0)
+        scaler = StandardScaler().fit(np.where(np.isnan(rows), mean, rows))
+        return mean, lambda mean, own: scaler.transform(np.where(np.isnan(own), mean, own))
+
+    def _fit(self, rows, labels):
+        if self.tables.schema.kind == "numbers":
+            model = Ridge(alpha=len(rows) * self.l2 / 2).fit(rows, labels)
+            return lambda x, y: (model.predict(x) - y) ** 2
+        model = LogisticRegression(C=1 / (len(rows) * self.l2), tol=1e-12, max_iter=10_000).fit(rows, labels)
+        return lambda x, y: -model.predict_log_proba(x)[np.arange(len(y)), y]
+
+
+def leavers(oracle):
+    """Gains of all cells, [leaver][party] as arrays over records."""
+    everybody = range(len(NAMES))
+    together = oracle.losses(everybody, everybody)
+    without = [oracle.losses([p for p in everybody if p != leaver], everybody) for leaver in everybody]
+    return together, without
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_losses_and_tests_equal_scikit_learn_and_scipy_on_pooled_rows(kind):
+    tables = given(kind)
+    found = hp.audit(tables, hp.networks.RandomDirected(4), folds=FOLDS, l2=L2)
+    oracle = Oracle(tables)
+    together, without = leavers(oracle)
+    assert found.status.converged
+    ps = []
+    for p, row in enumerate(found.join):
+        alone = oracle.losses([p], [p])[p]
+        expected = [each.mean() for each in (alone, together[p], without[p][p])]
+        np.testing.assert_allclose([row.alone, row.together, row.not_contributing], expected, rtol=1e-5)
+        np.testing.assert_allclose(row.gain, (alone - together[p]).mean(), atol=1e-6)
+        ps.append(stats.ttest_1samp(alone - together[p], 0).pvalue)
+    corrected = stats.false_discovery_control(ps, method="by")
+    np.testing.assert_allclose([row.p for row in found.join], corrected, rtol=1e-3)
+    for leaver, row in enumerate(found.without):
+        gains = np.concatenate([without[leaver][p] - together[p] for p in range(4) if p != leaver])
+        np.testing.assert_allclose(row.gain, gains.mean(), atol=1e-6)
+        assert row.records == len(gains)
+    cells = {(cell.leaver, cell.party): cell.gain for cell in found.cells}
+    assert len(cells) == 12
+    for leaver, mine in enumerate(NAMES):
+        for p, other in enumerate(NAMES):
+            if p != leaver:
+                np.testing.assert_allclose(cells[mine, other], (without[leaver][p] - together[p]).mean(), atol=1e-6)
+
+
+def test_one_newton_step_is_exact_where_the_loss_is_quadratic():
+    tables = given("numbers")
+    exact, step = (hp.audit(tables, folds=FOLDS, l2=L2, effects=effects) for effects in ("retrain", "newton"))
+    for mine, theirs in zip(exact.cells, step.cells, strict=True):
+        np.testing.assert_allclose(mine.gain, theirs.gain, atol=1e-8)
+    assert step.about["effects"] == "newton"
+
+
+def test_one_newton_step_is_close_for_classes():
+    tables = given()
+    exact, step = (hp.audit(tables, folds=FOLDS, l2=L2, effects=effects) for effects in ("retrain", "newton"))
+    gains = [[cell.gain for cell in found.cells] for found in (exact, step)]
+    assert np.corrcoef(gains[0], gains[1])[0, 1] > 0.99
+    assert not np.allclose(gains[0], gains[1], atol=1e-6)
+
+
+def test_l2_is_chosen_by_inner_folds():
+    draw = np.random.default_rng(5)
+    noise = {n: (draw.normal(size=(40, 6)), draw.integers(2, size=40)) for n in "abc"}
+    tuned, strong, weak = (hp.audit(hp.tables.read(noise, label="y"), folds=2, l2=rate) for rate in (None, 1.0, 1e-2))
+    for mine, theirs, others in zip(tuned.join, strong.join, weak.join, strict=True):
+        for name in ("alone", "together", "not_contributing"):  # labels are noise: the largest rate is best
+            np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), atol=1e-7)
+            assert abs(getattr(mine, name) - getattr(others, name)) > 1e-4
+    for mine, theirs in zip(tuned.without, weak.without, strict=True):  # what is tested on leavers keeps its rate
+        np.testing.assert_allclose(mine.gain, theirs.gain, atol=1e-7)
+
+
+def test_a_flipped_party_is_named_and_then_nobody():
+    found = hp.audit(given(flip=[1]), folds=FOLDS, l2=L2)
+    assert [row.party for row in found.named] == ["b"]
+    assert {row.party: row.verdict for row in found.without}["b"] == "hurts"
+    assert hp.audit(given(), folds=FOLDS, l2=L2).named == ()
+
+
+def test_after_naming_the_rest_is_audited_as_if_the_party_were_not_there():
+    tables = given(flip=[1])
+    with jax.enable_x64(True):
+        own = split_records(tables, FOLDS, generator_of(0))
+        head = Head.of(tables.schema, len(tables.schema.features))
+        key, network = jax.random.key(0), hp.networks.Ring(4)
+        rounds = Rounds(head, own, (0, 1, 2, 3), network, key, hp.Simulate(), FOLDS, L2, newton=False)
+        tests, records = judge_leavers(rounds, rounds.again(np.array([1.0, 0, 1, 1])), [0, 2, 3], 0.05)
+    oracle, rest = Oracle(tables), [0, 2, 3]
+    together = oracle.losses(rest, rest)
+    for place, leaver in enumerate(rest):
+        stay = [p for p in rest if p != leaver]
+        without = oracle.losses(stay, rest)
+        gains = np.concatenate([without[p] - together[p] for p in stay])
+        np.testing.assert_allclose(tests.gain[place], gains.mean(), atol=1e-6)
+        assert records[place] == len(gains)
+
+
+def test_record_effects_are_the_derivative_of_the_others_training_loss():
+    tables = given()
+    found = hp.audit(tables, folds=FOLDS, l2=L2, records=True)
+    filled = np.concatenate(tables.inputs)
+    mean = np.nanmean(filled, axis=0)
+    rows = StandardScaler().fit_transform(np.where(np.isnan(filled), mean, filled))
+    labels, owner = np.concatenate(tables.labels), np.repeat(range(4), tables.counts)
+
+    def others_loss(weights, party):
+        model = LogisticRegression(C=1 / (len(rows) * L2), tol=1e-14, max_iter=10_000, solver="newton-cholesky")
+        model.fit(rows, labels, weights)
+        return -model.predict_log_proba(rows)[np.arange(len(rows)), labels][owner != party].sum()
+
+    for row in (found.records[0], found.records[-1]):
+        party = NAMES.index(row.party)
+        place = int(np.nonzero(owner == party)[0][row.line])
+        up, down = np.ones(len(rows)), np.ones(len(rows))
+        up[place], down[place] = 1.01, 0.99
+        slope = (others_loss(down, party) - others_loss(up, party)) / 0.02
+        np.testing.assert_allclose(row.gain, slope, rtol=1e-3)
+    assert found.records[0].gain < 0 < found.records[-1].gain
+    assert "would fall" in found.records[0].says
+
+
+@pytest.mark.parametrize("engine", [hp.Threads(), pytest.param(hp.Shard(), marks=pytest.mark.long)])
+def test_engines_agree(engine):
+    tables = given(flip=[1])
+    one, other = (hp.audit(tables, folds=FOLDS, l2=L2, engine=each) for each in (hp.Simulate(), engine))
+    assert [row.party for row in one.named] == [row.party for row in other.named]
+    for rows in ("join", "without", "cells"):
+        for mine, theirs in zip(getattr(one, rows), getattr(other, rows), strict=True):
+            one_row, other_row = (
+                [value for value in astuple(row) if isinstance(value, float)] for row in (mine, theirs)
+            )
+            np.testing.assert_allclose(one_row, other_row, atol=1e-6)
+
+
+def test_small_parties_take_no_part_and_are_named():
+    tables = given(counts=(45, 60, 52, 19))
+    found = hp.audit(tables, folds=FOLDS, l2=L2)
+    assert found.small == ("d",)
+    assert [row.party for row in found.join] == ["a", "b", "c"]
+    without_it = hp.tables.read({n: (given(counts=(45, 60, 52, 19)).inputs[k], tables.labels[k]) for k, n in
+                                 enumerate("abc")}, label="y")  # fmt: skip
+    assert without_it.counts == (45, 60, 52)
+    assert any("Fewer than 20 records" in each for each in found.warnings)
+    oracle = Oracle(tables)
+    np.testing.assert_allclose(found.join[0].together, oracle.losses([0, 1, 2], [0, 1, 2])[0].mean(), rtol=1e-5)
+
+
+def test_warnings_say_shares_and_constants():
+    draw = np.random.default_rng(0)
+    noise = {n: (draw.normal(size=(40, 6)), draw.random(40) < share) for n, share in (("a", 0.1), ("b", 1.0))}
+    found = hp.audit(hp.tables.read(noise, label="y"), folds=FOLDS, l2=1e-4)
+    said = " ".join(found.warnings)
+    assert "Label shares differ: class 1 makes up" in said
+    assert "A constant answer beats the model at a" in said
+    assert "has few records" in said
+    assert found.named == ()  # of two parties nobody is named
+    assert found.status.converged  # b has one class, and a model of its own all the same
+
+
+def test_json_page_and_refusals(tmp_path):
+    found = hp.audit(given(), folds=FOLDS, l2=L2)
+    read = json.loads(found.to_json(tmp_path / "audit.json").read_text())
+    assert read["join"][0]["party"] == "a"
+    assert read["about"]["l2"] == L2
+    with pytest.raises(hp.InvalidInput, match="a new file"):
+        found.to_json(tmp_path / "audit.json")
+    page = found.page(tmp_path / "page.html").read_text()
+    assert page.count("<svg") >= 4
+    assert "<script" not in page
+    kinds = [panel.kind for panel in found.panels()]
+    assert kinds.count("bars") == 2
+    assert {"heat", "shares", "network"} <= set(kinds)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"tables": 5}, "tables: got 'int'"),
+        ({"folds": 1}, "folds"),
+        ({"l2": 0}, "l2"),
+        ({"level": 1.0}, "level"),
+        ({"effects": "first"}, "effects"),
+        ({"records": 1}, "records"),
+        ({"network": hp.networks.Ring(3)}, "network: got '3 clients'; allowed: 4, one per party"),
+        ({"engine": hp.Threads(faults=hp.Faults(loss=0.1))}, "engine"),
+    ],
+)
+def test_refuses(change, says):
+    options = {"tables": given(), "folds": FOLDS, "l2": L2} | change
+    with pytest.raises(hp.InvalidInput) as error:
+        hp.audit(options.pop("tables"), **options)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_private_task_is_refused():
+    task: Any = hp.tasks.logistic(3, seed=0).private(clip=1.0, noise=hp.privacy.Gaussian(1.0))
+    with pytest.raises(hp.InvalidInput, match="a private task"):
+        hp.audit(task)
+
+
+def test_numbers_in_float64_leave_the_precision_of_the_process_alone():
+    hp.audit(given(), folds=FOLDS, l2=L2)
+    assert jax.numpy.ones(()).dtype == np.float32
