@@ -253,7 +253,7 @@ class Alone(Regression):
         source = np.einsum("kmi,km->ki", self.validation, misses) / EXAMPLES
         return -self.weight * np.sum(params * np.linalg.solve(self.hessians, source[..., None])[..., 0], axis=1)
 
-    def judged(self, params):
+    def judged_alone(self, params):
         """(residual, moved): root mean squares over clients."""
         away = np.linalg.norm(params - self.solutions, axis=1) / np.linalg.norm(params, axis=1)
         here, there = self.values(params), self.values(self.solutions)
@@ -265,7 +265,7 @@ def test_clients_that_train_alone_are_judged_by_their_own_solutions():
     found = []
     for steps in (5, 40, 400):
         trained = hp.train(problem.task, hp.LocalSGD(steps, 0.2), RING, key=0)
-        residual, moved = problem.judged(np.asarray(trained.params))
+        residual, moved = problem.judged_alone(np.asarray(trained.params))
         assert trained.status.residual == pytest.approx(residual, rel=0.01, abs=1e-9)
         assert trained.status.disagreement is None
         assert trained.status.converged == (True if residual <= 2e-4 else None if residual <= 0.02 else False)

@@ -1,6 +1,7 @@
 """Wrong input that used to pass in silence: NaN losses, columns out of scale, zero Hessians, doubts nobody printed."""
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,8 @@ def test_nan_losses_name_client_and_example():
     said = f"NaN or infinite losses in {number} examples at the start, first at client b, example {first}"
     task = make(labels=labels, names=("a", "b", "c"))
     method = hp.PDBO(hp.SGP(3, 0.1), hp.TreeCG(), hp.optimizer("sgd", learning_rate=0.1), steps=1)
-    for verb, used in ((hp.train, hp.SGP(3, 0.1)), (hp.solve, method), (hp.hypergradient, hp.TreeCG())):
+    calls: list[Any] = [(hp.train, hp.SGP(3, 0.1)), (hp.solve, method), (hp.hypergradient, hp.TreeCG())]
+    for verb, used in calls:
         with pytest.raises(hp.InvalidInput, match=said) as caught:
             verb(task, used, RING, key=0)
         assert caught.value.field == "task.inner"
