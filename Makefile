@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 # The arguments of the demonstration.
-DEMO ?= run quickstart
+DEMO ?= --seed 1
 PYTEST_ARGS ?=
 # beartype checks every signature of the package while tests run, which costs a third to a half of their time. The
 # numeric tower lets an int stand where a float is asked for.
@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/hyperpush $(DEMO)
+	$(BIN)/python examples/hospitals.py $(DEMO)
 
 # A file stays with one worker: its fixtures and compiled programs are made once.
 test: $(STAMP)

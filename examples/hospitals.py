@@ -1,6 +1,6 @@
 """Five hospitals train one model. One codes its labels the other way round; eight records of another are wrong.
 
-The audit finds both, and no record leaves its hospital. Run it with `make demo`; `--seed 1` deals other records out.
+The audit finds both, and no record leaves its hospital. Run it with `make demo`; `--seed 0` deals other records out.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def learn_weights(task, seed):
 def main():
     """Deal records out, audit, compare models, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="which records go where")
+    parser.add_argument("--seed", type=int, default=1, help="which records go where")
     parser.add_argument("--page", default="hospitals.html", help="the audit's page")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
@@ -126,7 +126,11 @@ def main():
     print("Named as harmful:", ", ".join(named) or "nobody")
     weights = 2 * jax.nn.sigmoid(learned.hypers)
     print("Learned weights:", ", ".join(f"{name} {own:.2f}" for name, own in zip(train, weights, strict=True)))
-    print(f"\nB's eight worst records ({sum(each.line in wrong for each in worst)} of them were planted)")
+    planted = sum(each.line in wrong for each in worst)
+    scored = (
+        f"B's eight worst records ({planted} of them were planted)" if worst else "B is named: no scores of its records"
+    )
+    print(f"\n{scored}")
     for each in worst:
         print(f"  row {each.line:3}  {each.says}")
     print(f"\naudit: {audit.status}; {audit.costs}\nweights: {learned.status}; {learned.costs}")

@@ -15,6 +15,7 @@ import hyperpush as hp
 from hyperpush.audits.leaving import judge_leavers
 from hyperpush.audits.rounds import Rounds
 from hyperpush.audits.splits import split_records
+from hyperpush.engines.compiled.compile import counting
 from hyperpush.tables.heads import Head
 from hyperpush.tables.task import generator_of
 
@@ -120,6 +121,28 @@ def test_one_newton_step_is_close_for_classes():
     gains = [[cell.gain for cell in found.cells] for found in (exact, step)]
     assert np.corrcoef(gains[0], gains[1])[0, 1] > 0.99
     assert not np.allclose(gains[0], gains[1], atol=1e-6)
+
+
+@pytest.mark.long
+def test_inexact_newton_steps_are_close_with_many_params():
+    draw, parties = np.random.default_rng(0), {}
+    for name in "abc":
+        rows = draw.normal(size=(80, 140))
+        parties[name] = (rows, rows[:, 0] + draw.normal(size=80) > 0)
+    tables = hp.tables.read(parties, label="y")
+    exact, step = (hp.audit(tables, folds=2, l2=0.1, effects=effects) for effects in ("retrain", "auto"))
+    assert step.about["effects"] == "newton"
+    gains = [[cell.gain for cell in found.cells] for found in (exact, step)]
+    np.testing.assert_allclose(gains[1], gains[0], atol=0.1 * float(np.std(gains[0])))
+
+
+def test_another_key_and_fewer_parties_compile_nothing():
+    tables = given(flip=[1])
+    hp.audit(tables, folds=FOLDS, l2=L2)
+    with counting() as counts:
+        found = hp.audit(tables, key=1, folds=FOLDS, l2=L2)
+    assert found.named
+    assert counts.compilations == 0
 
 
 def test_l2_is_chosen_by_inner_folds():

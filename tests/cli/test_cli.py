@@ -248,3 +248,14 @@ def test_strict_stationary_asks_for_both():
         with pytest.raises(SystemExit) as caught:
             refuse_failure(result, strict=False, stationary=True)
         assert caught.value.code == 3
+
+
+def test_a_peer_whose_params_grow_ends_with_the_code_of_a_divergence(capsys):
+    from hyperpush.cli.output import refuse_growth
+
+    refuse_growth({"status": {"reason": "limit", "converged": False}})
+    refuse_growth({"left": True})
+    with pytest.raises(SystemExit) as ended:
+        refuse_growth({"status": {"reason": "growing", "converged": False}})
+    assert ended.value.code == 3
+    assert "growing" in capsys.readouterr().err

@@ -28,4 +28,5 @@ def test_every_option_of_an_estimator_is_explained(capsys):
     for option in dataclasses.fields(registered("hypergradients")["HGP"]):
         assert option.name in shown
     assert "Rounds of averaging per step" in shown
+    assert "# Allowed: push, gossip, exact" in shown
     assert "arXiv:2210.02129" in shown

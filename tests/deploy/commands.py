@@ -99,6 +99,10 @@ class Flood:
     def wait(self):
         self._thread.join(60)
 
+    def wait_for(self, count):
+        while self.made < count:
+            self._over.wait(0.05)
+
     def __exit__(self, *error):
         self._over.set()
         self._thread.join(10)

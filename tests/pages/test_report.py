@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hyperpush as hp
+from hyperpush.cli.app import main
 from hyperpush.pages.report import as_table, cell
 from hyperpush.verbs import panels
 
@@ -110,3 +111,15 @@ def test_cells_and_tables_read_as_numbers():
     )
     assert columns == ["step", "mean", "mean low", "mean high"]
     assert rows == [[0, 1.0, 0, 2], [1, None, 1, 3]]
+
+
+def test_the_command_writes_the_page_of_a_study_and_refuses_to_write_it_twice(tmp_path, capsys):
+    rows = [{"method": "A", "score": 1.5}, {"method": "B", "score": 2}]
+    (tmp_path / "result.json").write_text(json.dumps({"experiment": "tiny", "rows": rows}))
+    for code in (0, 2):
+        with pytest.raises(SystemExit) as end:
+            main(["report", str(tmp_path)])
+        assert end.value.code == code
+    assert "report.html" in capsys.readouterr().out
+    (panel,) = json.loads((tmp_path / "report.json").read_text())["panels"]
+    assert panel["numbers"] == {"columns": ["method", "score"], "rows": [["A", 1.5], ["B", 2]]}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import pytest
+from rich.console import Console
 
 import hyperpush as hp
 from hyperpush.verbs import panels
@@ -154,3 +155,14 @@ def test_results_that_are_not_of_one_run_have_panels():
     assert scores["marks"].count("best") == 1
     mean = hp.average(jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]]), network, key=0)
     np.testing.assert_allclose(mean.panels()[2].numbers["values"], [[3.0, 5.0]])
+
+
+def test_a_bar_shows_steps_and_cost_on_a_terminal_and_nothing_elsewhere():
+    task, network = hp.tasks.quadratic(3, seed=0), hp.networks.Ring(3)
+    screens = [Console(file=io.StringIO(), force_terminal=terminal, width=100) for terminal in (True, False)]
+    for screen in screens:
+        hooks = [hp.hooks.Bar(screen)]
+        hp.train(task, hp.SGP(steps=4, step_size=0.1), network, key=0, every=2, hooks=hooks, metrics={"size": size})
+    shown, nothing = (screen.file.getvalue() for screen in screens)  # pyright: ignore[reportAttributeAccessIssue]
+    assert "of 4, cost " in shown
+    assert nothing == ""

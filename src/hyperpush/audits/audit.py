@@ -28,7 +28,7 @@ from hyperpush.task.task import Task
 from hyperpush.verbs.checks import check_engine_kind, check_key, check_network_kind
 
 FEWEST = 20  # records with which a party takes part
-PACKED = 32  # params up to which models without a party are trained to the solution
+MOST_RETRAINED = 32  # params up to which models without a party are trained to the solution
 NUMBER = 8  # bytes
 
 
@@ -63,7 +63,7 @@ def audit(
             1e-3, 0.01, 0.1 and 1 for each model, by three inner folds; effects on others take 0.01.
         level: The share of false claims to accept among all claims, between 0 and 1.
         effects: `"retrain"`: models without a party are trained to the solution. `"newton"`: one Newton step from the
-            shared model. `"auto"`: retrain up to 32 params.
+            shared model, above 128 params three inexact ones. `"auto"`: retrain up to 32 params.
         records: True: score each record's effect on the others, too.
         engine: The host of the parties: `hp.Simulate()`, `hp.Shard()` or `hp.Threads()`.
 
@@ -96,7 +96,7 @@ def audit(
     with jax.enable_x64(True):
         head = Head.of(tables.schema, len(tables.schema.features))
         own = split_records(tables, folds, generator_of(key))
-        newton = effects == "newton" or (effects == "auto" and head.size > PACKED)
+        newton = effects == "newton" or (effects == "auto" and head.size > MOST_RETRAINED)
         rounds = Rounds(head, own, parties, network, check_key(key), engine, folds, l2, newton)
         return _run(tables, rounds, float(level), records)
 

@@ -23,8 +23,8 @@ from hyperpush.tables.heads import Head
 from hyperpush.verbs.costs import Costs
 
 AT_ONCE = 4e7  # numbers that the scaled records of all runs of one program may take
-SOLVER = TreeNewton(tolerance=1e-8, packed=128)
-STEPPER = TreeNewton(tolerance=1e-8, packed=128, steps=1)
+PACKED = 128  # params up to which whole Hessians are sent
+SOLVER = TreeNewton(tolerance=1e-8, packed=PACKED)
 FIXED = 0.01  # L2 rate of what is tested where none is given: tuned rates find less
 
 
@@ -142,10 +142,14 @@ class Rounds:
         for piece in range(pieces):
             part = others[piece * size : (piece + 1) * size]
             runs = [*together, *part, *part[-1:] * (size - len(part))]
-            audit = Round(self.head, len(runs if solved else together), SOLVER, None if solved else STEPPER)
+            audit = Round(self.head, len(runs if solved else together), SOLVER, None if solved else self._stepper())
             after = self.execute(audit.recipe(), make_plan(runs, counts, self.clients))
             skip = len(together) if found.runs else 0
             found.add([*together, *part], after.losses, np.asarray(after.sums)[0], skip)
+
+    def _stepper(self) -> TreeNewton:
+        """One Newton step; three where conjugate gradients solve it only roughly."""
+        return TreeNewton(tolerance=1e-8, packed=PACKED, steps=1 if self.head.size <= PACKED else 3)
 
     def execute(self, recipe: Any, plan: Plan) -> Any:
         """Run a program and note what it cost and whether its runs are solved."""

@@ -20,7 +20,7 @@ from hyperpush.cli.arguments import AsJson, Out, Overrides, Source, complete_nam
 from hyperpush.cli.audits import audit
 from hyperpush.cli.commands import USAGE_ERROR, Commands
 from hyperpush.cli.index import COLUMNS, load_index
-from hyperpush.cli.output import print_json, print_table, refuse_failure
+from hyperpush.cli.output import print_json, print_table, refuse_failure, refuse_growth
 from hyperpush.runs.tables import table
 
 if TYPE_CHECKING:
@@ -225,6 +225,7 @@ def peer(
     result = run_peer(deployment, name, config.parent, lambda line: print(line, file=sys.stderr, flush=True))
     print("done:", folder_of(deployment, name, config.parent), file=sys.stderr)
     print_json(result, as_json)
+    refuse_growth(result)
     refuse_failure(result, strict)
 
 

@@ -18,11 +18,20 @@ def complete_name(incomplete: str) -> list[str]:
     return [name for name in load_index()["names"] if name.startswith(incomplete)]
 
 
+def complete_option(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Options of the study that is named before, as `key=`."""
+    keys = load_index()["keys"].get(str(ctx.params.get("what")), [])
+    return [f"{key}=" for key in keys if key.startswith(incomplete)]
+
+
 Source = Annotated[
     str, typer.Argument(metavar="NAME|FILE.toml", help="A study, or a TOML file.", autocompletion=complete_study)
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set one option. Repeat it for more.")
+    list[str] | None,
+    typer.Option(
+        "-s", "--set", metavar="KEY=VALUE", help="Set one option. Repeat it for more.", autocompletion=complete_option
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Run folder; it must be new or empty.", show_default="under runs/")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]

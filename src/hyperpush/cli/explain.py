@@ -2,17 +2,17 @@
 
 import dataclasses
 import inspect
-import re
 from typing import Any
 
 import tomli_w
 
+from hyperpush.base.annotations import Option, options_of
 from hyperpush.base.errors import HyperpushError
 from hyperpush.base.imports import plain_name
 from hyperpush.cli.index import COLUMNS, Index
 from hyperpush.methods.registry import KINDS, broken, registered, table
 from hyperpush.runs.experiment import Experiment
-from hyperpush.spec.config import default_toml
+from hyperpush.spec.config import default_toml, option_names
 from hyperpush.spec.studies import experiments
 
 TITLES = {
@@ -47,6 +47,7 @@ def describe_all(stamp: str) -> Index:
         "methods": methods,
         "names": [*studies, *dict.fromkeys(name for _, (name, _) in classes)],
         "options": options | {plain_name(each.name): default_toml(each) for each in studies.values()},
+        "keys": {each.name: option_names(each.config()) for each in studies.values()},
         "broken": {name: str(error) for name, error in {**broken(), **unusable}.items()},
     }
 
@@ -75,12 +76,12 @@ def options_toml(kind: str, cls: type) -> str:
     if info is not None:
         lines += [f"# network: {info.network}; target: {info.target}; sends {info.sends}", f"# {info.paper}"]
     lines += ["", f"[{table_name}]", tomli_w.dumps({"name": _name(kind, cls)}).strip()]
-    documented, example = _documented_options(text), dict(info.example) if info is not None else {}
-    for parameter in inspect.signature(cls).parameters.values():
-        if kind == "networks" and parameter.name == "clients":
+    example = dict(info.example) if info is not None else {}
+    for option in options_of(cls).values():
+        if kind == "networks" and option.name == "clients":
             continue  # they come from the task
-        lines += ["", *(f"# {line}" for line in documented.get(parameter.name, ()))]
-        lines.append(_line(parameter, example))
+        allowed = [f"Allowed: {'; '.join(option.notes)}."] if option.notes else []
+        lines += ["", *(f"# {line}" for line in (*option.help, *allowed)), _line(option, example)]
     return "\n".join(lines) + "\n"
 
 
@@ -88,35 +89,18 @@ def _name(kind: str, cls: type) -> str:
     return next(name for name, each in registered(kind).items() if each is cls)
 
 
-def _documented_options(text: str) -> dict[str, list[str]]:
-    """What a docstring's `Args:` say, by option."""
-    found: dict[str, list[str]] = {}
-    inside, name = False, ""
-    for line in text.splitlines():
-        if line.strip() == "Args:":
-            inside = True
-        elif inside and line and not line.startswith(" "):
-            break
-        elif inside and (match := re.match(r"    (\w+): (.*)", line)):
-            name = match[1]
-            found[name] = [match[2]]
-        elif inside and name and line.strip():
-            found[name].append(line.strip())
-    return found
-
-
-def _line(parameter: inspect.Parameter, example: dict[str, Any]) -> str:
+def _line(option: Option, example: dict[str, Any]) -> str:
     """An option as TOML: an example's value, else its default; a comment where there is none that TOML can hold."""
-    if parameter.name in example:
-        return _toml(parameter.name, example[parameter.name])
-    if parameter.default is parameter.empty:
-        return f"# {parameter.name} has no default"
-    if parameter.default is None:
-        return f"# {parameter.name} is not set"
-    default = parameter.default
+    if option.name in example:
+        return _toml(option.name, example[option.name])
+    if option.default is inspect.Parameter.empty:
+        return f"# {option.name} has no default"
+    if option.default is None:
+        return f"# {option.name} is not set"
+    default = option.default
     if dataclasses.is_dataclass(default) and not isinstance(default, type):
         default = table(default)
-    return _toml(parameter.name, default)
+    return _toml(option.name, default)
 
 
 def _toml(name: str, value: object) -> str:

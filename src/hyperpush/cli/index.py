@@ -30,6 +30,7 @@ class Index(TypedDict):
     methods: Mapping[str, Rows]  # by title; the columns are those of `COLUMNS`
     names: list[str]  # of everything below
     options: dict[str, str]  # TOML by plain name
+    keys: dict[str, list[str]]  # of the options of each study, dotted
     broken: dict[str, str]  # why what another distribution adds cannot be had, by name
 
 

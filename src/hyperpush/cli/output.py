@@ -32,6 +32,14 @@ def holds_failure(result: Any, field: str = "converged") -> bool:
     return isinstance(result, list | tuple) and any(holds_failure(each, field) for each in result)
 
 
+def refuse_growth(result: Mapping[str, Any]) -> None:
+    """End with the exit code of a divergence if the params of a result are growing."""
+    status = result.get("status")
+    if isinstance(status, Mapping) and status.get("reason") == "growing":
+        print("error: params or hypers are growing: see the status in result.json", file=sys.stderr)
+        sys.exit(NOT_CONVERGED)
+
+
 def refuse_failure(result: Mapping[str, Any], strict: bool, stationary: bool = False) -> None:
     """End with exit code 3 if a result did not converge, or is not stationary, and the user asked for that."""
     option = "--strict-stationary" if stationary else "--strict"

@@ -47,9 +47,9 @@ class Bar:
         self.bars.advance(self.task, steps)
         self.tell()
 
-    def update(self, completed: float) -> None:
-        """Say how much is done."""
-        self.bars.update(self.task, completed=completed)
+    def update(self, completed: float, note: str = "") -> None:
+        """Set how much is done, and a note beside the bar."""
+        self.bars.update(self.task, completed=completed, note=note)
         self.tell()
 
 

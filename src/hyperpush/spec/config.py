@@ -133,6 +133,15 @@ def set_option(values: dict[str, Any], name: str, value: object) -> None:
     values[last] = value
 
 
+def option_names(config: Config, prefix: str = "") -> list[str]:
+    """The dotted keys of all options, those inside of tables too."""
+    found: list[str] = []
+    for name in options_of(type(config)):
+        value = getattr(config, name)
+        found += option_names(value, f"{prefix}{name}.") if isinstance(value, Config) else [f"{prefix}{name}"]
+    return found
+
+
 def _document(config: Config, prefix: tuple[str, ...]) -> Iterator[str]:
     dumped, described = as_table(config), options_of(type(config))
     # Plain values come first: in TOML, whatever follows a [table] belongs to it.

@@ -1,14 +1,15 @@
 """Running a spec like a study: every owner's model, the history, and what it cost."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from hyperpush.influence.scores import Influence
-from hyperpush.runs.run import StudyRun
+from hyperpush.runs.run import Bar, StudyRun
 from hyperpush.spec import objects
 from hyperpush.spec.experiment import SpecConfig
-from hyperpush.verbs.hooks import Progress
+from hyperpush.verbs.hooks import Hook, cost_note
 from hyperpush.verbs.results import History, Result
 from hyperpush.verbs.saving import save_result, summarize
 
@@ -19,12 +20,21 @@ def run(config: SpecConfig, run: StudyRun) -> dict[str, Any]:
     """Run the spec, write every owner's model, and report what it cost."""
     spec = objects.read(config.tables())
     with run.progress(spec.verb, 1) as bar:
-
-        def advance(loop: str, done: int, total: int) -> None:
-            bar.update(done / max(total, 1))
-
-        result = spec.run(hooks=(Progress(advance),))
+        result = spec.run(hooks=(_Shown(bar),))
     return report(result, spec, run)
+
+
+class _Shown(Hook):
+    """Moves the bar of a run: iterations done, the latest mean cost."""
+
+    def __init__(self, bar: Bar):
+        self.bar, self.cost = bar, ""
+
+    def advance(self, loop: str, done: int, total: int) -> None:
+        self.bar.update(done / max(total, 1), f"{done:,} of {total:,} steps{self.cost}")
+
+    def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
+        self.cost = cost_note(values)
 
 
 def check(config: SpecConfig) -> None:

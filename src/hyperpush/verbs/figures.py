@@ -218,7 +218,7 @@ def _draw_shares(axes: Axes, numbers: Mapping[str, Any]) -> None:
     axes.set(xlabel="%", xlim=(0, 100))
     axes.grid(visible=False, axis="y")
     _label_axis(axes.yaxis, named)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(len(parts), 4), borderaxespad=0.2)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), ncols=min(len(parts), 4))  # beside the axis label
 
 
 def _draw_network(axes: Axes, numbers: Mapping[str, Any]) -> None:

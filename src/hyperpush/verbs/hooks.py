@@ -11,6 +11,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from rich.console import Console
+from rich.progress import Progress as RichProgress
+from rich.progress import TextColumn
 
 from hyperpush.base import processes
 from hyperpush.base.errors import InvalidInput
@@ -113,6 +116,52 @@ class Progress(Hook):
 
     def advance(self, loop: str, done: int, total: int) -> None:
         self.tell(loop, done, total)
+
+
+class Bar(Hook):
+    """Shows a bar on stderr while a verb runs: steps done, the latest mean cost, and the time left.
+
+    The bar is drawn on terminals alone. Elsewhere it prints nothing; take `Log` or `JSONLines` there.
+
+    Args:
+        console: The Rich console to draw on; None: stderr.
+
+    Example:
+        >>> import hyperpush as hp
+        >>> task, network = hp.tasks.quadratic(3, 0), hp.networks.Ring(3)
+        >>> hooks = [hp.hooks.Bar()]
+        >>> hp.train(task, hp.SGP(steps=40, step_size=0.1), network, key=0, every=10, hooks=hooks).costs.rounds
+        40
+    """
+
+    def __init__(self, console: Console | None = None):
+        if console is not None and not isinstance(console, Console):
+            raise InvalidInput("Bar.console", console, "a rich.console.Console, or None")
+        console = console or Console(stderr=True)
+        columns = (*RichProgress.get_default_columns(), TextColumn("{task.fields[note]}"))
+        self.bars = RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.note = ""
+
+    def advance(self, loop: str, done: int, total: int) -> None:
+        shown = next((task for task in self.bars.tasks if task.description == loop), None)
+        if shown is None:
+            number = self.bars.add_task(loop, total=total, note="")
+            self.bars.start()
+        else:
+            number = shown.id
+        self.bars.update(number, completed=done, total=total, note=f"{done:,} of {total:,}{self.note}")
+
+    def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
+        self.note = cost_note(values)
+
+    def finish(self) -> None:
+        self.bars.stop()
+
+
+def cost_note(values: Mapping[str, Any]) -> str:
+    """The mean cost of a row of the history as a bar shows it; empty without a cost."""
+    cost = means(values).get("cost")
+    return "" if cost is None else f", cost {cost:.4g}"
 
 
 class Log(Hook):

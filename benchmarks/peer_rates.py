@@ -1,0 +1,124 @@
+"""Rounds per second and bytes per message of peers in step, beside older code in the same run.
+
+    git archive REVISION src | tar -x -C OLD        # then: python peer_rates.py --old OLD/src
+
+Parties are threads of one process that talk over loopback. Blocks of both codes take turns, each in a new process, so
+that whatever else the machine does meets both. Seconds of CPU are compared, too: they hardly depend on other work.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from script import main, option, show
+from timing import machine
+
+from hyperpush.base.errors import HyperpushError
+
+HERE = Path(__file__).parents[1] / "src"
+ALLOWED = 0.05  # worse by this share at most
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Peers of this code against peers of older code."""
+
+    old: str = option("", "the folder `src` of the older code")
+    peers: tuple[int, ...] = option((4, 8, 16), "numbers of peers", 2)
+    rounds: int = option(200, "rounds in a block", 2)
+    blocks: int = option(3, "blocks of each code, of which the median is taken", 1)
+    secure: bool = option(True, "whether links use mutual TLS")
+
+
+def run(config: Rates) -> dict[str, Any]:
+    """Measure both codes in turns."""
+    codes = {"new": HERE, **({"old": Path(config.old).resolve()} if config.old else {})}
+    rows = []
+    for peers in config.peers:
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in codes}
+        for _ in range(config.blocks):
+            for name, source in codes.items():
+                found[name].append(_block(source, peers, config))
+        middle = {
+            name: {key: float(np.median([each[key] for each in blocks])) for key in blocks[0]}
+            for name, blocks in found.items()
+        }
+        rows += [{"peers": peers, "code": name, **values} for name, values in middle.items()]
+    columns = ("peers", "code", "rounds/s", "CPU ms per round and peer", "bytes per message")
+    show("peers in step", columns, [tuple(row.values()) for row in rows])
+    return {"rows": rows, "allowed": ALLOWED, "machine": machine()}
+
+
+def _block(source: Path, peers: int, config: Rates) -> dict[str, float]:
+    """One block in a process of its own."""
+    command = [sys.executable, __file__, "block", str(peers), str(config.rounds), str(int(config.secure))]
+    environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parent}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise HyperpushError(f"a block of {source} failed: {done.stderr[-500:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def block(peers: int, rounds: int, secure: bool) -> None:
+    """Let peers train for so many rounds, and print what it took."""
+    import jax
+
+    import hyperpush as hp
+    from hyperpush.base.processes.starter import free_ports
+    from hyperpush.deploy.certificates import make
+    from hyperpush.engines.transport.zenoh.endpoints import Endpoints
+    from hyperpush.tasks.logistic import logistic
+
+    names = tuple(f"p{number}" for number in range(peers))
+    sizes: list[int] = []
+    put = Endpoints.put
+
+    def counted(self: Any, to: int, channel: str, payload: bytes, attachment: bytes | None) -> bool:
+        if channel == "data":
+            sizes.append(len(payload) + len(attachment or b""))
+        return put(self, to, channel, payload, attachment)
+
+    Endpoints.put = counted  # type: ignore[method-assign]
+    folder = Path(tempfile.mkdtemp())
+    make(folder, names, ["127.0.0.1"])
+    addresses = {name: f"127.0.0.1:{port}" for name, port in zip(names, free_ports(peers), strict=True)}
+    task = logistic(peers, 0, log_rates=True).replace(names=names)
+    begun: dict[int, tuple[float, float]] = {}
+    ready = threading.Barrier(peers)
+
+    def party(number: int) -> None:
+        name = names[number]
+        files = (folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key") if secure else (None,) * 3
+
+        def progress(session: Any) -> None:
+            session.on_begin = lambda: begun.setdefault(number, (time.perf_counter(), time.process_time()))
+
+        options = {"tls": secure, "patience": 300.0, "on_start": progress}
+        engine = hp.Peers(name, addresses, *files, **options)
+        method, network = hp.SGP(steps=rounds, step_size=0.5), hp.networks.FullyConnected(peers)
+        ready.wait()
+        hp.train(task.for_client(name), method, network, key=jax.random.key(0), engine=engine)
+
+    threads = [threading.Thread(target=party, args=(number,)) for number in range(peers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    since = max(begun.values())
+    seconds, work = time.perf_counter() - since[0], time.process_time() - since[1]
+    print(json.dumps({"rate": rounds / seconds, "cpu": 1000 * work / rounds / peers, "bytes": float(np.mean(sizes))}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["block"]:
+        block(int(sys.argv[2]), int(sys.argv[3]), bool(int(sys.argv[4])))
+    else:
+        main(Rates, run)

@@ -1,0 +1,63 @@
+"""Messages wait in a bounded number and sum of bytes; dropped ones are counted, and asked for again in step."""
+
+from collections import Counter
+
+from hyperpush.engines.transport.wire import RefusalReason
+from hyperpush.engines.transport.zenoh.links import WINDOW, Link
+from hyperpush.engines.transport.zenoh.parts import OPEN, PART_BYTES, split
+
+SIZE = 1000
+
+
+def made(in_step, limit=SIZE):
+    drops = Counter()
+    return Link(limit, in_step, lambda reason: drops.update([reason])), drops
+
+
+def give(link, step, size=SIZE, needed=0, number=None):
+    for header, part in split(step if number is None else number, step, step.to_bytes(8, "little") + bytes(size - 8)):
+        link.add(header, bytes(part), needed)
+
+
+def test_messages_of_far_rounds_are_dropped_and_near_ones_kept():
+    link, drops = made(in_step=True)
+    for step in range(10_000, 10_000 + 5 * WINDOW):
+        give(link, step)
+    assert len(link.mail) == WINDOW
+    assert link.waiting <= WINDOW * SIZE
+    assert drops == {RefusalReason.OVERFLOW: 4 * WINDOW}
+    give(link, 0)
+    assert link.has(0)
+    assert len(link.mail) == WINDOW
+
+
+def test_a_dropped_message_is_asked_for_once_when_it_has_its_turn():
+    link, _ = made(in_step=True)
+    for step in range(WINDOW + 1):
+        give(link, step)
+    for step in range(WINDOW):
+        assert not link.asks_again(step)
+        assert len(link.take(step)) == 1
+    assert link.asks_again(WINDOW)
+    assert not link.asks_again(WINDOW)
+    give(link, WINDOW, needed=WINDOW)
+    assert len(link.take(WINDOW)) == 1
+
+
+def test_at_ones_own_pace_old_totals_make_room_for_new_ones():
+    link, drops = made(in_step=False)
+    for step in range(3 * WINDOW):
+        give(link, step)
+    newest = [int.from_bytes(payload[:8], "little") for payload in link.take(0)]
+    assert newest == list(range(2 * WINDOW, 3 * WINDOW))
+    assert drops == {RefusalReason.OVERFLOW: 2 * WINDOW}
+
+
+def test_payloads_that_are_never_completed_are_bounded_and_counted():
+    link, drops = made(in_step=True, limit=2 * PART_BYTES)
+    for number in range(20):
+        header, part = next(split(number, 1, bytes(2 * PART_BYTES)))
+        link.add(header, bytes(part), 0)
+    assert len(link.assembly._open) == OPEN
+    assert drops == {RefusalReason.INCOMPLETE: 20 - OPEN}
+    assert not link.mail
