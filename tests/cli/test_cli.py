@@ -150,7 +150,7 @@ def test_help_list_show_and_completion_load_no_jax(tmp_path):
     assert run("--help")[-1] == "[]"
     assert "jax" in run("list")[-1]  # the first one makes the index
     assert run("list")[-1] == run("list", "--methods")[-1] == run("show", "HGP")[-1] == "[]"
-    completing = {"_HYPERPUSH_COMPLETE": "complete_bash", "COMP_WORDS": "hyperpush show Track", "COMP_CWORD": "2"}
+    completing = {"_HYPERPUSH_COMPLETE": "complete_bash", "COMP_WORDS": "hyperpush show TrackedH", "COMP_CWORD": "2"}
     assert run(**completing) == ["TrackedHGP", "[]"]
 
 

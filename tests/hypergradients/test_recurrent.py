@@ -238,6 +238,22 @@ def test_another_iteration_than_that_of_the_inner_solver_is_refused(options, mes
         hp.hypergradient(made, hp.hypergradients.VRHGP(5), network, key=0)
 
 
+def test_a_step_that_contradicts_a_schedule_is_refused():
+    """The step of SGP is differentiated, which is its rate at its last step."""
+    made, network = setting(4), hp.networks.Star(4)
+    inner = hp.SGP(300, hp.schedule("milestones", 0.2, (150,), 0.5))
+    trained, outer = hp.train(made, inner, network, key=0, certify=False).task, hp.optimizer("sgd", learning_rate=0.1)
+    for kind in ("DirectedRB", "VRHGP", "ExactRB"):
+        first = getattr(hp.hypergradients, kind)(5, 0.2)
+        with pytest.raises(hp.InvalidInput, match=rf"{kind}\.step_size: got 0\.2; allowed: None, or 0\.1.*SGP trains"):
+            hp.solve(made, hp.PDBO(inner, first, outer, 1), network, key=0)
+        with pytest.raises(hp.InvalidInput, match=rf"{kind}\.step_size: got 0\.2; allowed: None, or 0\.1.*the solver"):
+            hp.hypergradient(trained, first, network, key=0)
+    last, none = (hp.hypergradients.DirectedRB(5, step, links="means") for step in (0.1, None))
+    both = [hp.hypergradient(trained, each, network, key=0, certify=False).value for each in (last, none)]
+    np.testing.assert_allclose(*both, rtol=1e-6)
+
+
 def test_one_program_of_training_and_estimate_observes_as_two_do():
     """What peers run: TrainFirst observes because the estimator asks for it, whatever the solver says."""
     made, network = setting(4), hp.networks.RandomDirected(4)

@@ -193,6 +193,31 @@ def test_another_cost_is_another_call(tmp_path, one, other):
         train(other)
 
 
+def twice(x, hyper, batch):
+    return 2 * squared(x, hyper, batch)
+
+
+def test_a_run_is_not_continued_on_another_task_unnoticed(tmp_path):
+    def make(inner=squared, rows=12, hypers=0.0):
+        data = {"train": tuple(each[:, :rows] for each in DATA), "validation": DATA}
+        return hp.Task(inner=inner, outer=squared, params=jnp.zeros(2), hypers=hypers, **data)
+
+    trained = hp.train(make(), hp.SGP(3, 0.1), NETWORK, key=0, save=tmp_path / "run")
+    others = {"inner": make(twice), "train": make(rows=9), "hypers": make(hypers=1.0)}
+    for name, other in others.items():
+        with pytest.raises(hp.InvalidInput, match=rf"task: got 'a task with other {name}'.*changed=\['{name}'\]"):
+            hp.load(tmp_path / "run", task=other)
+        continued = hp.load(tmp_path / "run", task=other, changed=[name]).result.task
+        assert same(continued.params, trained.params)
+        assert continued.train[0].shape == other.train[0].shape
+    with jax.enable_x64(True):  # other bits of the same numbers
+        assert same(hp.load(tmp_path / "run", task=make()).result.params, trained.params)
+    with pytest.raises(hp.InvalidInput, match="changed: got 'labels'"):
+        hp.load(tmp_path / "run", task=make(), changed=["labels"])
+    with pytest.raises(hp.InvalidInput, match="without a task"):
+        hp.load(tmp_path / "run", changed=["train"])
+
+
 def test_another_optax_optimizer_is_another_call(tmp_path):
     def solve(rate):
         outer = hp.PDBO(hp.SGP(3, 0.1), hp.HGP(2, 2, 0.1), optax.adam(rate), 1)

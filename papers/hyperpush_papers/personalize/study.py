@@ -66,14 +66,15 @@ def network_of(config: Personalize, setting: Setting, seed: int) -> Network:
     return hp.network(config.network, setting.clients, seed, **setting.network_options)
 
 
-def estimator_of(setting: Setting, pushes: int) -> HypergradientEstimator:
-    """The estimator of the cooperative recipes."""
+def estimator_of(setting: Setting, pushes: int, by: methods.Kind = "push") -> HypergradientEstimator:
+    """The estimator of the cooperative recipes, where params are averaged by SGP (`"push"`) or by epochs."""
     order, step, batch = setting.order, setting.step, setting.batch
     if setting.estimator == "tracked":
         return hp.TrackedHGP(order, step, pushes, tolerance=None, acceleration=1)
     if setting.estimator == "hgp":
         return hp.HGP(order, pushes, step, batch, keep_mass=True)
     kind = hp.hypergradients.VRHGP if setting.estimator == "vr-hgp" else hp.hypergradients.DirectedRB
+    step = None if by == "push" else step  # the step of SGP is differentiated: its rate at its last step
     return kind(order, step, variant="gradient-after", batch_size=batch)
 
 
@@ -175,7 +176,7 @@ def compare(comparison: Comparison, first: Scenario) -> tuple[list[Row], list[Ro
 def fit_method(fitting: Fitting, name: str, pushes: int, labels: Row) -> tuple[Row, Row, Fitted]:
     """The row of a method, what else is known of it, and the personal models."""
     made, began = fitting.scenario, perf_counter()
-    fitted = fitting.fit(name, estimator_of(fitting.setting, pushes))
+    fitted = fitting.fit(name, estimator_of(fitting.setting, pushes, methods.kind(fitting.network)))
     models, at_a_time = (
         (fitted.product, made.model, fitted.params, fitted.hypers),
         fitting.engine.clients_per_batch or 1,

@@ -4,6 +4,8 @@ from typing import ClassVar
 
 from hyperpush.algorithms.cdbo import CDBO
 from hyperpush.base.errors import InvalidInput
+from hyperpush.hypergradients.base import HypergradientEstimator
+from hyperpush.hypergradients.local_gradient import LocalGradient
 from hyperpush.methods.base import MethodInfo
 
 
@@ -20,7 +22,8 @@ class CDBOLocal(CDBO):
     problem is sent. **Avoid it** where clients should share params: it ends at x_L.
 
     Args:
-        inner: An inner solver that sends nothing: `hp.LocalSGD(…)`.
+        inner: An inner solver that sends nothing: `hp.LocalSGD(…)`. It has no default, as none solves alone without a
+            step size.
         hypergradient: `hp.hypergradients.LocalGradient(…)`.
         outer: What moves the hyper, as in `PDBO`.
         steps: Steps of the hyper, 0 or more. With 0 only the inner problems are solved.
@@ -64,6 +67,8 @@ class CDBOLocal(CDBO):
             "steps": 2,
         },
     )
+
+    hypergradient: HypergradientEstimator = LocalGradient()
 
     def __check_init__(self):
         if self.inner.info.network != "none":

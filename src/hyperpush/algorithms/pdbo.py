@@ -160,8 +160,8 @@ class PDBO(Algorithm):
         """Whether every inner solve starts from the params at the start."""
         return self.restart if self.restart is not None else self.hypergradient.trains or not self.inner.solves
 
-    def choice(self, engine: Any, task: Any) -> str:
-        return join_choices([part.choice(engine, task) for part in self.parts()])
+    def choice(self, engine: Any, task: Any, network: Any = None) -> str:
+        return join_choices([part.choice(engine, task, network) for part in self.parts()])
 
     def bind(self, network: Network, engine: Any = None, task: Any = None) -> "PDBO":
         lossy = engine is not None and engine.lossy is not None

@@ -1,52 +1,68 @@
-"""What tells one function or object from another, across processes: its code, its numbers and what it refers to."""
+"""Digest of a function or object, the same in every process: its code, its numbers and what it refers to."""
 
 import functools
 import hashlib
+import inspect
+import sys
 import types
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import jax
 import numpy as np
 
-LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "equinox", "hyperpush")  # whose functions are what they are called
-DEEP = 12  # objects within objects that are looked into
+LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "equinox", "hyperpush")  # whose functions are known by their names
+DEEP = 40  # objects within objects that are looked into
 LARGE, SAMPLE = 1 << 20, 4096  # bytes from which on a quick look samples an array, and how many of its numbers
 
 
 def fingerprint(given: object, quick: bool = False) -> str:
-    """A name and a digest: the same for the same code and the same numbers, whichever process asks.
+    """A name and a digest: the same for the same code and the same numbers, in any process.
+
+    Code includes what it reads: globals, closures, defaults, and the attributes that it names.
 
     Args:
         given: A function or an object.
-        quick: Look at a sample of each array of a megabyte or more, and at where it lies. The digest then holds for
-            this process alone.
+        quick: Sample each array of a megabyte or more, and take its address. The digest then holds for this process
+            alone.
     """
-    digest = hashlib.blake2b(digest_size=8)
-    _add(digest, given, DEEP, set(), quick)
+    look = _Look(quick)
+    look.add(given, DEEP)
     name = getattr(given, "__qualname__", type(given).__qualname__)
-    return f"{name} {digest.hexdigest()}"
+    return f"{name} {look.digest.hexdigest()}"
 
 
-def _add(digest: hashlib.blake2b, given: object, deep: int, seen: set[int], quick: bool) -> None:
-    if isinstance(given, bool | int | float | complex | str | bytes | None):
-        digest.update(repr(given).encode())
-        return
-    if isinstance(given, np.ndarray | np.generic | jax.Array):
+class _Look:
+    """A digest in the making. An object that was looked into once is named by its number from then on."""
+
+    def __init__(self, quick: bool):
+        self.digest, self.quick = hashlib.blake2b(digest_size=8), quick
+        self.seen: dict[int, tuple[int, object]] = {}  # holds the objects, so that no number is used twice
+
+    def add(self, given: object, deep: int) -> None:
+        if isinstance(given, bool | int | float | complex | str | bytes | None):
+            self.digest.update(repr(given).encode())
+        elif isinstance(given, np.ndarray | np.generic | jax.Array):
+            self._add_array(given)
+        elif id(given) in self.seen:
+            self.digest.update(f"seen {self.seen[id(given)][0]}".encode())
+        else:
+            self.digest.update(type(given).__qualname__.encode())
+            if deep:
+                self.seen[id(given)] = len(self.seen), given
+                for part in _parts(given):
+                    self.add(part, deep - 1)
+
+    def _add_array(self, given: Any) -> None:
         if isinstance(given, jax.Array) and jax.numpy.issubdtype(given.dtype, jax.dtypes.prng_key):
             given = jax.random.key_data(given)
         array = np.asarray(given)
-        if quick and array.nbytes >= LARGE:
-            digest.update(f"{array.dtype}{array.shape}{id(given)}".encode())
+        if self.quick and array.nbytes >= LARGE:
+            self.digest.update(f"{array.dtype}{array.shape}{id(given)}".encode())
             array = array.reshape(-1)[:: max(1, array.size // SAMPLE)]
-        digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-        return
-    digest.update(type(given).__qualname__.encode())
-    if deep == 0 or id(given) in seen:
-        return
-    seen = seen | {id(given)}
-    for part in _parts(given):
-        _add(digest, part, deep - 1, seen, quick)
+        self.digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
 
 
 def _parts(given: object) -> list[Any]:
@@ -63,20 +79,80 @@ def _parts(given: object) -> list[Any]:
         return [given.__func__, given.__self__]
     if isinstance(given, functools.partial):
         return [given.func, given.args, given.keywords]
+    if isinstance(given, property):
+        return [given.fget]
+    if isinstance(given, staticmethod | classmethod):
+        return [given.__func__]
+    return _values(given)
+
+
+def _values(given: object) -> list[Any]:
+    """The parts of a container, or the code and attributes of another object."""
     if isinstance(given, Mapping):
         return [part for key in sorted(given, key=str) for part in (str(key), given[key])]
-    if isinstance(given, tuple | list):
+    if isinstance(given, tuple | list | deque):
         return list(given)
-    call = next((vars(each)["__call__"] for each in type(given).__mro__ if "__call__" in vars(each)), None)
-    code = [call] if isinstance(call, types.FunctionType) else []
-    return [*code, dict(sorted(getattr(given, "__dict__", {}).items()))]
+    if isinstance(given, AbstractSet):
+        return sorted(given, key=repr)
+    own = dict(sorted(getattr(given, "__dict__", {}).items()))
+    slots = [name for each in type(given).__mro__ for name in _slots(each) if hasattr(given, name)]
+    wrapped = getattr(given, "__wrapped__", None)  # of a function that was compiled or cached
+    return [*_called(type(given)), own, [(name, getattr(given, name)) for name in slots], wrapped]
+
+
+def _slots(cls: type) -> list[str]:
+    names = vars(cls).get("__slots__", ())
+    names = [names] if isinstance(names, str) else list(names)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _called(cls: type) -> list[Any]:
+    """The code of `__call__`, and the attributes of the class that it names."""
+    call = next((vars(each)["__call__"] for each in cls.__mro__ if "__call__" in vars(each)), None)
+    return [call, _attributes(cls, set(_names(call.__code__)))] if isinstance(call, types.FunctionType) else []
 
 
 def _function_parts(function: types.FunctionType) -> list[Any]:
-    if (function.__module__ or "").partition(".")[0] in LIBRARIES:
+    if _is_known(function.__module__):
         return [str(function.__module__), function.__qualname__, _closure(function)]
-    used = {name: function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__}
-    return [function.__code__, function.__defaults__, function.__kwdefaults__ or {}, _closure(function), used]
+    names = sorted(set(_names(function.__code__)))
+    used = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    closure = _closure(function)
+    read = [_attributes(value, set(names)) for value in (*used.values(), *closure)]
+    return [function.__code__, function.__defaults__, function.__kwdefaults__ or {}, closure, used, read]
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The names of globals and attributes in code, and in the functions that it defines."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _names(each)
+
+
+def _attributes(given: object, names: set[str]) -> dict[str, Any]:
+    """The attributes with these names of a module or class, or of an object's class; none of installed packages."""
+    if isinstance(given, types.ModuleType):
+        own = {} if _is_installed(given.__name__) else vars(given)
+        return {name: own[name] for name in sorted(names & set(own))}
+    cls = given if isinstance(given, type) else type(given)
+    if _is_installed(cls.__module__):
+        return {}
+    found = {name: inspect.getattr_static(cls, name, None) for name in sorted(names)}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _is_installed(module: str | None) -> bool:
+    """True for Python's own modules, the libraries and what pip installed: these stay as they are during a process."""
+    if _is_known(module):
+        return True
+    file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
+def _is_known(module: str | None) -> bool:
+    top = (module or "").partition(".")[0]
+    return top in LIBRARIES or top in sys.stdlib_module_names
 
 
 def _closure(function: types.FunctionType) -> list[Any]:

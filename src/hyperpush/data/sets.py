@@ -103,7 +103,7 @@ class DataSet:
             return arrays(self.given.one(client))
         if isinstance(self.given, list):
             return arrays(self.given[client])
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf[client]), self.given)
+        return jax.tree.map(lambda leaf: jnp.array(leaf[client]), self.given)
 
 
 class OwnSet(DataSet):
@@ -126,7 +126,7 @@ def arrays(tree: PyTree) -> PyTree:
         found = np.asarray(leaf)
         if found.dtype.kind not in "biufc":
             raise InvalidInput("data", f"an array of {found.dtype}", "arrays of numbers")
-        narrow = jnp.asarray(found)
+        narrow = jnp.array(found)  # a copy: JAX may share memory with NumPy, which could be written to later
         if found.dtype.kind in "iu" and not np.array_equal(np.asarray(narrow), found):
             allowed = f"whole numbers that fit into {narrow.dtype}; switch on jax_enable_x64 for larger ones"
             raise InvalidInput("data", f"whole numbers up to {np.abs(found).max()}", allowed)
@@ -201,7 +201,7 @@ def check_clients(name: str, tree: PyTree, clients: int) -> None:
 
 
 def check_numbers(name: str, tree: PyTree, *, floating: bool, one: bool) -> None:
-    """Refuse numbers that are not finite, or not floating-point where they have to be."""
+    """Refuse numbers that are not finite, and params or hypers (`floating`) in another type than float32 or float64."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         field = f"{name}{jax.tree_util.keystr(path)}"
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -209,6 +209,9 @@ def check_numbers(name: str, tree: PyTree, *, floating: bool, one: bool) -> None
         array = processes.visible(leaf)
         if floating and not jnp.issubdtype(array.dtype, jnp.floating):
             raise InvalidInput(field, f"numbers of type {array.dtype}", "real floating-point numbers")
+        if floating and array.dtype not in (np.float32, np.float64):
+            allowed = "float32 or float64: solvers and statuses need their precision; a cost may compute in less"
+            raise InvalidInput(field, f"numbers of type {array.dtype}", allowed)
         if jnp.issubdtype(array.dtype, jnp.inexact) and not np.all(np.isfinite(array)):
             where = "" if one else f" at clients {np.unique(np.nonzero(~np.isfinite(array))[0])[:5].tolist()}"
             raise InvalidInput(field, f"NaN or infinity{where}", "finite numbers")

@@ -16,6 +16,7 @@ Where training mixed params with doubly stochastic weights instead of pushing th
 """
 
 import abc
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -25,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from hyperpush.base.errors import InvalidInput
@@ -59,6 +61,13 @@ class Backward(eqx.Module):
     value: PyTree  # v; of a private task what B_i is applied to in the end
 
 
+def _is_close(given: Any, trained: Any) -> bool:
+    """True for step sizes that differ by the rounding of a schedule in float32; traced ones cannot be compared."""
+    if isinstance(given, Tracer) or isinstance(trained, Tracer):
+        return True
+    return math.isclose(float(given), float(trained), rel_tol=1e-5)
+
+
 class Recurrent(HypergradientEstimator):
     """An estimator that goes `steps` steps back through SGP, whose step size was `step_size` in the end."""
 
@@ -70,22 +79,30 @@ class Recurrent(HypergradientEstimator):
     weights: Literal["push", "gossip"] | None = eqx.field(static=True, default=None, kw_only=True)
 
     def after(self, inner: InnerSolver) -> tuple[InnerSolver, "Recurrent"]:
-        for name, trained in inner.iteration.items():
-            given = getattr(self, name)
-            # With a schedule a step size of one's own is sensible: the last one may be next to nothing.
-            constant = name != "step_size" or isinstance(getattr(inner, name, None), float)
-            if constant and None not in (given, trained) and given != trained:
-                allowed = f"None, or {trained!r}: {type(inner).__name__} trains with it, and that is differentiated"
-                raise InvalidInput(f"{type(self).__name__}.{name}", given, allowed)
+        self._check_iteration(inner.iteration, type(inner).__name__)
         return inner.observing(self.links == "observed"), self._after(inner.iteration)
 
     def bind(self, network: Network, engine: Any = None, task: Any = None) -> "Recurrent":
         point = None if task is None else task.point
-        known = self if point is None or point.network != network else self._after(point.iteration)
+        known = self
+        if point is not None and point.network == network:
+            if "step_size" in point.iteration:  # an SGP; others have no step that could be differentiated
+                self._check_iteration(point.iteration, "the solver that trained the task")
+            known = self._after(point.iteration)
         if known.step_size is None:
             allowed = "a number above 0: neither the task nor the algorithm tells the step size of an SGP that trained"
             raise InvalidInput(f"{type(self).__name__}.step_size", None, allowed)
         return replace(known, weights=known.weights or "push", variant=known.variant or "gradient-first")
+
+    def _check_iteration(self, trained: Mapping[str, Any], solver: str) -> None:
+        """Refuse a step size, variant or weights other than at the end of the training that is differentiated."""
+        for name, own in trained.items():
+            given = getattr(self, name)
+            if None in (given, own) or given == own or (name == "step_size" and _is_close(given, own)):
+                continue
+            at_the_end = " at its last step" if name == "step_size" else ""
+            allowed = f"None, or {own!r}: {solver} trains with it{at_the_end}, and that is differentiated"
+            raise InvalidInput(f"{type(self).__name__}.{name}", given, allowed)
 
     def _after(self, trained: Mapping[str, Any]) -> "Recurrent":
         """The same, which takes from what trained what it was not told."""

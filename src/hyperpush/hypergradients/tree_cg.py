@@ -246,7 +246,7 @@ class TreeCG(SystemSolver):
     def _advance(self, state: TreeState, means: tuple[Any, ...], clients: int) -> TreeState:
         """What every client makes of the averages; but for `along_x` the same at all of them."""
         image, probed, squared, largest, ratios, terms = means
-        state = replace(state, count=state.count + 1, ratio=(clients * ratios) ** 0.25)
+        state = replace(state, count=state.count + 1, ratio=jnp.sqrt(jnp.sqrt(clients * ratios)))
         rounding = jnp.finfo(image.dtype).eps
         at_residual, given = state.phase == RESIDUAL, state.phase == GIVEN
         vector = state.vector

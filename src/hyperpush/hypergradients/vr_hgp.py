@@ -41,8 +41,9 @@ class VRHGP(Recurrent):
     Args:
         steps: Terms of the series. With 0 the result is (1/n) ∂_λ F_i. The series converges at the pace of SGP: take
             about as many steps as training took.
-        step_size: γ, above 0. None: that of the `SGP` or `DSGD` that trained, at its end, if the task or the algorithm
-            tells. Algorithms refuse another one than a constant one of theirs.
+        step_size: γ, above 0. The step of SGP is what is differentiated, so γ is its rate at its last step. None: that
+            rate, from the constant or schedule of the `SGP` or `DSGD` that trained; another one is then refused. A
+            number is needed where the task is not known to be trained.
         alpha: α from 0 to 1; 0.9 is the paper's. Smaller values forget early noise sooner. With α = 1 and β = 0 it is
             `DirectedRB`.
         beta: β from 0 to 1; 0.1 is the paper's. Larger values average w over more steps.

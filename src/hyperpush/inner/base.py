@@ -25,6 +25,7 @@ from hyperpush.task.problem import Problem
 
 S = TypeVar("S", bound="InnerSolver")
 Observing = TypeVar("Observing", bound="ObservingSolver")
+CONSTANT = "constant steps stop near the solution"
 _MANY = 256  # from here on, n² numbers about links are kept only where they are asked for
 
 
@@ -95,6 +96,11 @@ class InnerSolver(Method):
         return self
 
     @property
+    def caveat(self) -> str:
+        """Why its params are not quite the solution, in words for its status; empty if they may be."""
+        return ""
+
+    @property
     def solves(self) -> bool:
         """Whether it goes on until the inner problem is solved, so that it may start from any point."""
         return False
@@ -117,6 +123,10 @@ class GradientSolver(InnerSolver):
 
     def __check_init__(self):
         check_optimizer(type(self).__name__, self.step_size, self.optimizer)
+
+    @property
+    def caveat(self) -> str:
+        return "" if self.step_size is None or callable(self.step_size) else CONSTANT
 
     @property
     def transformation(self) -> optax.GradientTransformation:

@@ -23,7 +23,8 @@ class DSGD(ObservingSolver):
         gradient-first:  x ← W(x − η ∇f(x))
         gradient-after:  x ← Wx − η ∇f(x)
 
-    With a constant η clients end about η away from the common solution, and from each other. A falling one converges.
+    **It stops near the solution**: with a constant η clients end about η away from the common solution, and from each
+    other, and the status says so. A falling η comes closer (`hp.schedule(…)`). `TreeNewton` and `TrackedSGP` get there.
 
     **Use it** on undirected networks. **Avoid it** elsewhere: it refuses directed networks, which `SGP` can use.
 

@@ -26,7 +26,9 @@ class FedAvg(GradientSolver):
 
         x_i = SGD from x on f_i,   x ← Σ_i N_i x_i / Σ_i N_i
 
-    With several steps between averages unlike clients pull the result away from the common solution.
+    **It stops near the solution** with several steps between averages and a constant η: unlike clients pull the result
+    away from the common solution. With one step on all examples it gets there as slowly as gradient descent. The
+    status says how far it came. `TreeNewton` solves without a setting.
 
     **Use it** if there is a server. Without one, `averaging="tree"` gives the same numbers on any network among members
     that trust each other. With one epoch of all examples that is gradient descent on the mean cost: it has no bias such

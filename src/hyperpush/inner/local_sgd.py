@@ -17,6 +17,9 @@ class LocalSGD(GradientSolver):
 
         x_i ← x_i − η ∇f_i(x_i)
 
+    **It stops near each client's own solution**: as gradient descent on all examples it gets there slowly, and with
+    mini-batches and a constant η it ends about η away.
+
     **Use it** as the baseline without cooperation, and for methods whose params are every client's own. **Avoid it**
     where clients should share params: each ends at the solution of its own cost.
 

@@ -39,7 +39,8 @@ class SGP(ObservingSolver):
         gradient-first:  z ← P(z − η ∇f(z/ω)),   ω ← Pω    (Assran et al., arXiv:1811.10792)
         gradient-after:  z ← Pz − η ∇f(z/ω),     ω ← Pω    (Nedić and Olshevsky, arXiv:1406.2075)
 
-    With a constant η clients end about η away from the common solution, and from each other. A falling one converges.
+    **It stops near the solution**: with a constant η clients end about η away from the common solution, and from each
+    other, and the status says so. A falling η comes closer (`hp.schedule(…)`). `TreeNewton` and `TrackedSGP` get there.
 
     **Use it** on directed or changing networks. **Avoid it** if you have a server: `FedAvg` averages exactly. On
     undirected networks `DSGD` sends one number less.

@@ -223,7 +223,7 @@ def fit(
     if not product.changes_predictions and any(isinstance(part, DirectGradient) for part in method.parts()):
         allowed = f"another estimator: {product.title} changes no prediction, so only the penalty has a direct gradient"
         raise InvalidInput("hypergradient", "DirectGradient", allowed)
-    task = task.at(hypers=product.with_own(task.hypers, train_alone))
+    task = task._moved(hypers=product.with_own(task.hypers, train_alone))
     return _as(PersonalSolution, solve(task, method, network, **options))
 
 

@@ -76,13 +76,14 @@ class Spec:
     every: int | None
     hooks: tuple[Hook, ...]
     start: Path | None = None  # the folder of a finished run
+    changed: tuple[str, ...] = ()  # what differs from that run on purpose
     scoring: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, engine: Engine | None = None, hooks: Sequence[Hook] = ()) -> Result:
         """Run it; another engine may take the place of the one that it names."""
         options: dict[str, Any] = {"key": self.key, "engine": engine or self.engine, "hooks": (*self.hooks, *hooks)}
         measured = {"metrics": dict(self.metrics) or None, "every": self.every}
-        task = self.task if self.start is None else _task_at(self.start, self.task)
+        task = self.task if self.start is None else _task_at(self.start, self.task, self.changed)
         if self.verb == "train":
             return train(task, self.method, self.network, **options, **measured)
         if self.verb == "solve":
@@ -113,6 +114,7 @@ def read(values: Mapping[str, Any]) -> Spec:
     if private is not None:
         task = _private_task(task, private, method, network)
     verb, scoring = _verb(values.get("verb"), method)
+    start, changed = _start(values.get("start"))
     return Spec(
         verb=verb,
         task=task,
@@ -124,7 +126,8 @@ def read(values: Mapping[str, Any]) -> Spec:
         metrics=_metrics(values.get("metrics", {})),
         every=values.get("every"),
         hooks=_hooks(values.get("hooks", {})),
-        start=_start(values.get("start")),
+        start=start,
+        changed=changed,
         scoring=scoring,
     )
 
@@ -248,18 +251,24 @@ def _verb(table: object, method: Method) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def _start(given: object) -> Path | None:
-    if not isinstance(given, str | None):
-        raise InvalidInput("start", given, "the folder of a finished run")
-    return None if given is None else Path(given)
+def _start(given: object) -> tuple[Path | None, tuple[str, ...]]:
+    """The folder of a finished run, and what differs from it on purpose."""
+    if given is None:
+        return None, ()
+    table = given if isinstance(given, Mapping) else {"run": given}
+    run, changed = table.get("run"), table.get("changed", [])
+    if not isinstance(run, str) or set(table) - {"run", "changed"} or not isinstance(changed, list):
+        allowed = 'the folder of a finished run, or a table such as { run = "runs/mine", changed = ["train"] }'
+        raise InvalidInput("start", given, allowed)
+    return Path(run), tuple(changed)
 
 
-def _task_at(start: Path, task: Task) -> Task:
+def _task_at(start: Path, task: Task, changed: Sequence[str]) -> Task:
     """The task at the params and hypers of a finished run; a party's own are in the folder of its name."""
     path = start if task.owner is None else start / task.names[task.owner]
     if not (path / MODELS / "params").is_dir():
         raise InvalidInput("start", str(path), "the folder of a finished run that saved models: of train or solve")
-    return load(path, task).result.task
+    return load(path, task, changed=changed).result.task
 
 
 def _metrics(table: object) -> dict[str, Any]:

@@ -3,15 +3,19 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import PyTree
 
 from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import BatchCost, Data, Ragged, capacity, full_batch
 from hyperpush.task.problem import Cost, JointCost, ModelLoss, Penalty, Problem
+
+APART = 1e-3  # of a loss: more than rounding in float32 does
 
 
 class Uses(NamedTuple):
@@ -77,6 +81,35 @@ def check_cost(
         )
         raise InvalidInput(field, "a cost that returns one scalar", allowed)
     return Uses(uses_params, uses_hyper, found.shape == ())
+
+
+def check_rows(field: str, problem: Problem, cost: Cost, params: PyTree, hyper: PyTree, data: Ragged) -> None:
+    """Refuse a cost whose loss of one example depends on the others, where clients own different numbers of them.
+
+    Such a cost, for example with the mean of a batch in it, would take padding for examples. It is computed once, for
+    three examples of the client that has most and for copies of the first. Params are moved before, as many costs are
+    flat at the start.
+    """
+    counts = np.asarray(data.counts)
+    client = int(np.argmax(counts))
+    if isinstance(cost, BatchCost | JointCost) or counts[client] < 2:
+        return
+    some = np.array([0, counts[client] // 2, counts[client] - 1])
+    own = jax.tree.map(lambda leaf: leaf[client], (params, hyper))
+    batches = [jax.tree.map(lambda leaf, order=order: leaf[client][order], data.examples) for order in (some, 0 * some)]
+    together, alone = (float(each) for each in _first_losses(cost, problem, *own, *batches))
+    if np.isfinite([together, alone]).all() and abs(together - alone) > APART * max(abs(together), abs(alone)):
+        given = "a cost whose loss of one example depends on the other examples of its batch"
+        allowed = "losses of single examples, as clients own different numbers of them; or hp.Batch.cost(function)"
+        raise InvalidInput(field, given, allowed)
+
+
+@eqx.filter_jit
+def _first_losses(cost: Cost, problem: Problem, params: PyTree, hyper: PyTree, one: PyTree, other: PyTree) -> Any:
+    """The loss of the first example in two batches."""
+    vector, back = ravel_pytree(params)
+    moved = back(vector + 0.1 * jax.random.normal(jax.random.key(0), vector.shape, vector.dtype))
+    return [problem._losses(cost, moved, hyper, batch)[0] for batch in (one, other)]
 
 
 def find_hypers(problem: Problem, params: PyTree, hyper: PyTree, data: Data) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ def split_start(field: str, given: Any) -> tuple[Any, Any]:
     if as_module and not jax.tree.leaves(numbers):
         raise InvalidInput(field, given, "a pytree of floating-point numbers")
     numbers = jax.tree.map(
-        lambda leaf: leaf if is_per_example(leaf) else jnp.asarray(leaf), numbers, is_leaf=is_per_example
+        lambda leaf: leaf if is_per_example(leaf) else jnp.array(leaf), numbers, is_leaf=is_per_example
     )
     rest = other if jax.tree.leaves(other) else None
     return (PerClient(numbers) if isinstance(given, PerClient) else numbers), rest

@@ -13,15 +13,16 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush.base import processes
+from hyperpush.base.arrays import copies
 from hyperpush.base.checks import check_arguments, check_boolean, no_type_check
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.data import sets
-from hyperpush.data.batches import Data, number_examples
+from hyperpush.data.batches import Data, Ragged, number_examples
 from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from hyperpush.programs import one_client
 from hyperpush.programs.recipe import what_is_read
-from hyperpush.task.cost_checks import as_cost, check_cost, check_function, find_hypers
+from hyperpush.task.cost_checks import as_cost, check_cost, check_function, check_rows, find_hypers
 from hyperpush.task.private_problem import Noise, PrivateProblem
 from hyperpush.task.problem import Cost, JointCost, Penalty, Problem
 from hyperpush.task.starts import PerClient, PerExample, is_per_example, split_start, tree_of
@@ -153,11 +154,18 @@ class Task:
             raise InvalidInput(f"task.{name}", value, allowed)
         super().__setattr__(name, value)
 
+    def __delattr__(self, name: str) -> None:
+        raise InvalidInput(f"task.{name}", "deleted", "a task as it was made: tasks do not change")
+
     # ------------------------------------------------------------------ data
 
-    @cached_property
+    @property
     def data(self) -> Data:
         """All data sets; those of one party have no client axis."""
+        return _fresh(self._data)
+
+    @cached_property
+    def _data(self) -> Data:
         with jax.ensure_compile_time_eval():  # it is kept, and may be first asked for inside jax.jit
             found = {name: each.of(self.owner) for name, each in self._sets.items()}
             for name, tree in found.items():
@@ -214,15 +222,23 @@ class Task:
 
     # ---------------------------------------------------------------- starts
 
-    @cached_property
+    @property
     def params(self) -> PyTree:
         """All clients' params to start from, on axis 0; one party's own have no client axis."""
+        return _fresh(self._all_params)
+
+    @cached_property
+    def _all_params(self) -> PyTree:
         with jax.ensure_compile_time_eval():
             return self._spread("params", self._params)
 
-    @cached_property
+    @property
     def hypers(self) -> PyTree:
         """All clients' hypers to start from, on axis 0; one party's own have no client axis."""
+        return _fresh(self._all_hypers)
+
+    @cached_property
+    def _all_hypers(self) -> PyTree:
         with jax.ensure_compile_time_eval():
             return self._spread("hypers", self._hypers)
 
@@ -244,7 +260,7 @@ class Task:
         if self.owner is None and processes.count() > 1 and self.clients % jax.device_count() == 0:
             tree = processes.stack(lambda client: tree, self.clients)
         elif self.owner is None:
-            tree = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], self.clients, axis=0), tree)
+            tree = jax.tree.map(lambda leaf: copies(leaf, self.clients), tree)
         return self._clear_padding(field, tree)
 
     def _clear_padding(self, field: str, tree: PyTree) -> PyTree:
@@ -292,13 +308,33 @@ class Task:
             if name in _COMPUTED or name not in vars(self):
                 known = [key for key in vars(self) if not key.startswith("_") and key not in _COMPUTED]
                 raise unknown("Task.replace", name, known)
+        self._check_privacy_stays(changes)
         new = object.__new__(type(self))  # a subclass keeps its own attributes
         kept = {key: value for key, value in vars(self).items() if key not in _COMPUTED}
         vars(new).update(kept | changes)
         return new
 
+    def _check_privacy_stays(self, changes: Mapping[str, Any]) -> None:
+        """Refuse to take privacy, or the account of releases, from a private task."""
+        for name in ("privacy", "spent"):
+            if self.privacy is not None and name in changes and changes[name] is None and getattr(self, name):
+                allowed = "a private task, whose releases stay counted; without privacy make a new hp.Task(…)"
+                raise InvalidInput(f"task.{name}", None, allowed)
+
     def at(self, params: PyTree = None, hypers: PyTree = None, point: LastPoint | None = None) -> Self:
-        """The same task from another start: params and hypers as results hold them, clients on axis 0."""
+        """The same task from another start: params and hypers as results hold them, clients on axis 0.
+
+        Raises:
+            InvalidInput: The task is private: numbers from elsewhere may tell of its data without noise.
+        """
+        if self.privacy is not None and (params is not None or hypers is not None):
+            given = "params or hypers from elsewhere on a private task"
+            allowed = "a start that no data led to, chosen before task.private(…); or result.task to continue a run"
+            raise InvalidInput("task.at", given, allowed)
+        return self._moved(params, hypers, point)
+
+    def _moved(self, params: PyTree = None, hypers: PyTree = None, point: LastPoint | None = None) -> Self:
+        """The task at the point that a run of it reached."""
         changes: dict[str, Any] = {"point": point}
         for name, tree in (("_params", params), ("_hypers", hypers)):
             if tree is not None:
@@ -411,7 +447,11 @@ class Task:
         for name, tree in (("params", self.params), ("hypers", self.hypers), *self.data.sets.items()):
             sets.check_numbers(name, tree, floating=name in ("params", "hypers"), one=one)
         params, hypers, data = (client_shapes(self, tree) for tree in (self.params, self.hypers, self.data))
-        return find_hypers(self.problem, params, hypers, data)
+        found = find_hypers(self.problem, params, hypers, data)
+        for name, cost, tree in (("inner", self.inner, self.data.train), ("outer", self.outer, self.data.outer)):
+            if isinstance(tree, Ragged) and self.owner is None and processes.count() == 1:
+                check_rows(f"task.{name}", self.problem, cost, self.params, self.hypers, tree)
+        return found
 
     def check_metric(self, field: str, metric: Cost, on: str) -> None:
         """Refuse a metric that does not work on a data set."""
@@ -433,7 +473,12 @@ class Task:
         return f"Task({who}, {numbers:,} params each; {sizes} examples; the outer level fits {self.outer_on!r})"
 
 
-_COMPUTED = ("data", "params", "hypers", "uses_hypers")
+_COMPUTED = ("_data", "_all_params", "_all_hypers", "uses_hypers")
+
+
+def _fresh(tree: Any) -> Any:
+    """The same arrays in new containers, so that writing to a dict or list changes no task."""
+    return jax.tree.map(lambda leaf: leaf, tree)
 
 
 def _axis_hint(starts: Mapping[str, PyTree], clients: int) -> str:

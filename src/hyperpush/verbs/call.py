@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.base import processes
 from hyperpush.base.checks import check_integer
-from hyperpush.base.errors import Diverged
+from hyperpush.base.errors import Diverged, InvalidInput
 from hyperpush.base.fingerprint import fingerprint
 from hyperpush.base.status import Status
 from hyperpush.engines.base import Engine
@@ -32,6 +32,8 @@ from hyperpush.verbs.recording import finite_history
 from hyperpush.verbs.results import Result, over_seeds
 from hyperpush.verbs.saving import describe, keep
 from hyperpush.verbs.scales import large_column
+
+CONCRETE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class Call:
 
     def status(self, run: RunResult) -> Status:
         """The method's status of the states that it ended with, the chosen estimator, and refused members."""
-        found = replace(self.adapted.status(run.states), chosen=self.method.choice(self.engine, self.task))
+        found = replace(
+            self.adapted.status(run.states), chosen=self.method.choice(self.engine, self.task, self.network)
+        )
         return found.refusing(run.refused)
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
@@ -98,6 +102,10 @@ class Call:
             loop = getattr(adapted, "loop", None)
             named.history = None if loop is None or named.rows is None else finite_history(named.rows, loop, every)
             raise named from error.__cause__
+        except CONCRETE as error:
+            given = "a branch in Python on a number that changes without compiling"
+            allowed = "jnp.where or jax.lax.cond, or a field with eqx.field(static=True), which compiles per value"
+            raise InvalidInput(type(adapted).__name__, given, allowed) from error
         if listener is not None:
             listener.finish(run.history, every)
         return run
@@ -116,7 +124,7 @@ class Call:
         before = last_point(self.task, self.network) if solver is None else None
         trained = solver.iteration if solver is not None else {} if before is None else before.iteration
         point = LastPoint(self.network, links, run.step, trained, self.start_size)
-        return self._spend(self.task.at(point=point, **at)), Costs.of(run, self.task)
+        return self._spend(self.task._moved(point=point, **at)), Costs.of(run, self.task)
 
     @cached_property
     def start_size(self) -> float | None:

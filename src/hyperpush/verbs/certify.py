@@ -31,6 +31,7 @@ from hyperpush.task.task import Task
 
 PRODUCTS = 200  # of the Newton step after training, where no estimate has seen the Hessian
 DIFFERENT = 3  # times what two estimates claim, or what was asked for: one of them is wrong
+CLOSE = "near the solution: a hypergradient will check it"
 NOT_CERTIFIED = Status(None, "not certified")
 
 
@@ -106,9 +107,9 @@ class Certifier:
         if ambient().engine is not None or not kind:
             return status
         if not certify:
-            return status.judged(NOT_CERTIFIED)
+            return status.judged(Status(None, self._with_caveat(NOT_CERTIFIED.reason)))
         if why := self.unseen():
-            return status.judged(Status(None, f"params not checked: {why}"))
+            return status.judged(Status(None, self._with_caveat(f"params not checked: {why}")))
         if kind == "own":
             found = _status(self._run(_judge_own, OwnJudge(estimates=False)))
         else:
@@ -121,10 +122,15 @@ class Certifier:
             judged = status.judged(replace(found, converged=True))
             return judged if judged.converged is False else replace(judged, converged=True, reason="tolerance")
         if away <= AROUND:
-            found = replace(found, converged=None, reason="near the solution: a hypergradient will check it")
+            found = replace(found, converged=None, reason=self._with_caveat(CLOSE))
         else:
             found = replace(found, converged=False, reason="unsolved")
         return status.judged(found)
+
+    def _with_caveat(self, reason: str) -> str:
+        """The reason, and why the solver's params are not quite the solution."""
+        caveat = getattr(self.adapted, "caveat", "")
+        return f"{reason}; {caveat}" if caveat else reason
 
     def judge_own(self, size: float = 0.0) -> Status:
         """The status of params that are to solve each client's own inner problem.

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from hyperpush.verbs.budget import Budget
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import Estimate, History, Result, Solution, Training
+from hyperpush.verbs.task_digests import check_same_task
 
 FORMAT = 1  # of the folder of a verb
 SETS = ("params", "hypers", "value")  # of models, that a verb's result has
@@ -117,7 +118,7 @@ class Run(Pictured):
             return {name: self.arrays(name) for name in present} if self.call else dict(self.about)
         task, trees = self.task, {name: self._tree(name, self.task) for name in present}
         params = task.problem.whole(trees["params"]) if "params" in trees else None
-        at = task.at(params=trees.get("params"), hypers=trees.get("hypers"), point=self._point())
+        at = task._moved(params=trees.get("params"), hypers=trees.get("hypers"), point=self._point())
         if "privacy" in self.about:
             at = at.replace(spent=Budget.from_table(self.about["privacy"]["parts"]))
         kind, shared = CLASSES[self.about["class"]], (at, self.status, self.costs)
@@ -199,16 +200,21 @@ def _rows_panel(rows: Any) -> list[Panel]:
     return [panels.table("Rows", list(names), cells)] if rows else []
 
 
-def load(run: str | Path, task: Task | None = None) -> Run:
+def load(run: str | Path, task: Task | None = None, *, changed: Sequence[str] = ()) -> Run:
     """Read a run folder: `.result` is what the verb returned, in the task's pytrees, or what the study found.
 
     Args:
         run: The folder that `save=`, `hyperpush run` or `hyperpush peer` has made.
         task: The task that it was run with, a peer's own one of a peer, for results in its pytrees. Without it arrays
-            come by name.
+            come by name. Costs and data must be those of the run.
+        changed: Names of what differs on purpose, to continue from the run's point on cleaned data or with another
+            loss: `"train"`, `"validation"` and other data sets, `"inner"`, `"outer"`, `"penalty"`,
+            `"outer_penalty"`, and `"params"` or `"hypers"` where the run did not save them. The result's `status`
+            still speaks of the old ones.
 
     Raises:
-        InvalidInput: It is no run folder, one of another format version, or of another task.
+        InvalidInput: It is no run folder, one of another format version, or of another task, whose differences are
+            named.
 
     Example:
         >>> import tempfile
@@ -237,6 +243,10 @@ def load(run: str | Path, task: Task | None = None) -> Run:
         raise InvalidInput("task", "a task that differs in privacy", f"the task that was run, which was {kind}")
     if task is not None:
         _check_names(task, path, about)
+        if "task" in about:
+            check_same_task(path, about["task"], task, changed)
+    elif changed:
+        raise InvalidInput("changed", list(changed), "() without a task: nothing is compared")
     return Run(path, about, task)
 
 

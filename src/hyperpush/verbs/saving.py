@@ -30,6 +30,7 @@ from hyperpush.runs.run import StudyRun
 from hyperpush.task.task import Task
 from hyperpush.verbs.results import History, Result, Solution
 from hyperpush.verbs.saved import FORMAT, SETS, check_format, load
+from hyperpush.verbs.task_digests import digests_of
 
 R = TypeVar("R", bound=Result)
 
@@ -75,7 +76,7 @@ def keep(save: str | Path, call: Mapping[str, Any], task: Task, compute: Callabl
     as_read = json.loads(json.dumps(call))
     if (path / CALL).is_file():
         _refuse_other(path, path / CALL, as_read)
-        return load(path, task).result
+        return load(path, task, changed=("params", "hypers")).result  # the call, with its start, is the same
     if path.exists() and any(path.iterdir()):
         raise InvalidInput("save", str(path), "a new or empty folder, or one that the same call has made")
     try:
@@ -125,8 +126,9 @@ def _short(value: object) -> str:
 
 
 def summarize(result: Result) -> dict[str, Any]:
-    """What `result.json` says: all but the arrays."""
+    """The content of `result.json`: all of a result but its arrays."""
     about = {"format": FORMAT, "class": type(result).__name__, "names": list(result.names), "version": __version__}
+    about["task"] = digests_of(result.task, [name for name in SETS if hasattr(result, name)])
     about |= {"costs": asdict(result.costs), "status": result.status.as_json(), "alone": result.task.owner is not None}
     if result.privacy is not None:
         budget = result.privacy

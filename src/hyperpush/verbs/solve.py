@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
+from hyperpush.base.arrays import filled
 from hyperpush.base.checks import check_integer, no_type_check
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
@@ -94,8 +94,8 @@ def solve(
     steps = method.steps
     every = rows_apart(steps) if every is None else check_integer("every", every, minimum=1)
     links = known_links(call.adapted, network, last_point(task, network), task)
-    counter = jnp.full(client_axis(task), steps, jnp.int32)
-    judge = jnp.full(client_axis(task), certify) if method.nested else None
+    counter = filled(client_axis(task), steps, np.int32)
+    judge = filled(client_axis(task), certify, bool) if method.nested else None
     run = call.run(
         BilevelState(task.params, task.hypers, links, counter, Report.none(client_axis(task)), judge=judge),
         {LOOP: recorder(task, metrics, rows=steps // every + 1)},

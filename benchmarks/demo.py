@@ -1,6 +1,6 @@
 """The demo over seeds, with and without planted labels: who is named, which records, and learned weights with controls.
 
-    python benchmarks/hospitals.py --seeds 10 --out docs/results/data/demo.jsonl
+    python benchmarks/demo.py --seeds 10 --out docs/results/data/demo.jsonl
 
 Finished seeds are lines of the file; the same command continues.
 """
@@ -9,7 +9,9 @@ import argparse
 import json
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +19,7 @@ import numpy as np
 import hyperpush as hp
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-import hospitals as demo
+demo: Any = import_module("hospitals")
 
 
 def measure(seed: int, plant: bool) -> dict:
