@@ -83,7 +83,7 @@ def party(name: str, base: str, ports: list[int]) -> None:
     method = hp.PDBO(
         inner=hp.SGP(steps=STEPS, step_size=0.5),
         hypergradient=hp.TrackedHGP(steps=20, pushes=2, step_size=0.5, tolerance=None),
-        outer=hp.optimizer("adam", learning_rate=0.1),
+        outer=hp.optimizer("sgd", learning_rate=1.0),
         steps=2,
     )
     files: list[StatusFile] = []
@@ -117,6 +117,8 @@ def measure(config: Restarts, cell: Cell) -> Cell:
             processes.stop()
             for each in busy:
                 each.terminate()
+        if 1 in processes.ends.values():
+            raise HyperpushError("a party failed for a reason of its own; see above")
         found = {}
         for name in NAMES:
             path = Path(folder) / name / "found.json"

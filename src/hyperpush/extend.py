@@ -19,6 +19,7 @@ NAMES = {
     "networks": ["Network"],
     "networks.link_estimates": ["LinkEstimates"],
     "task.problem": ["Problem"],
+    "verbs.run": ["Ran", "run"],
 }
 _MODULES = {name: module for module, names in NAMES.items() for name in names}
 __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -28,3 +28,5 @@ from .methods.base import MethodInfo as MethodInfo
 from .networks import Network as Network
 from .networks.link_estimates import LinkEstimates as LinkEstimates
 from .task.problem import Problem as Problem
+from .verbs.run import Ran as Ran
+from .verbs.run import run as run

@@ -34,8 +34,8 @@ class Parties:
         self.file = base / "run.toml"
         self.file.write_text(tomli_w.dumps(self.table))
 
-    def start(self, name, files=None, file=None):
-        """Start a party, with so many open files at most."""
+    def start(self, name, files=0, file=None):
+        """Start a party, with so many open files at most; 0: as many as here."""
 
         def limit():
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))

@@ -25,9 +25,9 @@ once = threading.Lock()
 
 def method(mode):
     inner = hp.SGP(steps=150, step_size=0.3)
-    estimator = hp.HGP if mode == "synchronous" else hp.TrackedHGP
-    options = {} if mode == "synchronous" else {"tolerance": None}
-    found = estimator(steps=20, pushes=2, step_size=0.3, **options)
+    found = hp.HGP(steps=20, pushes=2, step_size=0.3)
+    if mode == "asynchronous":
+        found = hp.TrackedHGP(steps=20, pushes=2, step_size=0.3, tolerance=None)
     return hp.PDBO(inner=inner, hypergradient=found, outer=hp.optimizer("adam", learning_rate=0.1), steps=1)
 
 

@@ -185,7 +185,7 @@ def test_without_the_extra_all_else_works_and_one_line_names_it(tmp_path):
         ({"patience": 0.0}, "Peers.patience"),
         ({"tls": "yes"}, "Peers.tls"),
         ({"digest": b"short"}, "Peers.digest"),
-        ({"checkpoint_every": 0}, "Peers.checkpoint_every"),
+        ({"checkpoint_every": -1}, "Peers.checkpoint_every"),
         ({"faults": hp.Faults(loss=0.1)}, "Peers.faults"),
     ],
 )
@@ -219,3 +219,20 @@ def test_tasks_that_are_not_this_partys_are_refused(tmp_path):
         hp.train(private, SGP, NETWORK, key=0, engine=engine)
     with pytest.raises(hp.InvalidInput, match=r"Peers\.repeats: got True"):
         hp.train(private, SGP, NETWORK, key=0, engine=hp.Peers("ann", addresses, secret=tmp_path / "secret.key"))
+
+
+def test_parties_with_other_code_are_told_so_with_both_digests(engines):
+    """An L2 rate that is tenfold in one party's code."""
+    addresses = dict(list(engines[0].addresses.items())[:2])
+    network = hp.networks.FullyConnected(2)
+
+    def party(client):
+        rate = 0.05 * 10**client
+        task = logistic(2, 0).replace(names=NAMES[:2], penalty=lambda params, hyper: rate * params @ params)
+        engine = hp.Peers(NAMES[client], addresses, tls=False, session="code", patience=30.0)
+        with pytest.raises(
+            hp.HyperpushError, match=r"\w+ \([0-9a-f]{16}…\) runs other code than \w+ \([0-9a-f]{16}…\)"
+        ):
+            hp.train(task.for_client(NAMES[client]), SGP, network, key=0, engine=engine)
+
+    together(2, party)

@@ -26,7 +26,8 @@ def summary(found: "AuditResult") -> list[str]:
         said.append("No party is named as harmful.")
     if found.small:
         said.append(f"Too few records to take part: {_list(found.small)}.")
-    said += [f"{len(found.warnings)} warnings."] if found.warnings else []
+    count = len(found.warnings)
+    said += [f"{count} warning{'s' * (count > 1)}."] if count else []
     unit = "squared error" if found.about["kind"] == "numbers" else "cross-entropy"
     costs = found.costs
     return [

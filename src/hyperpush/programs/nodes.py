@@ -423,16 +423,28 @@ def children(node: Node) -> tuple[Node, ...]:
 
 def contains(node: Node, test: Callable[[Node], bool]) -> bool:
     """Return True if `test` holds for the node or for any node below it."""
-    waiting = [node]
-    while waiting:
-        each = waiting.pop()
+    for each in _below(node):  # noqa: SIM110 (a call per node less than `any` of a generator)
         if test(each):
             return True
-        waiting += children(each)
     return False
+
+
+def _below(node: Node) -> tuple[Node, ...]:
+    """Return the node and all nodes below it, found once for each object: engines ask often."""
+    known = vars(node).get("_below")
+    if known is None:
+        known = (node,)
+        for child in children(node):
+            known += _below(child)
+        object.__setattr__(node, "_below", known)  # no field: neither equality nor JAX sees it
+    return known
 
 
 def work(node: Node) -> int:
     """Return the largest number of leaves that one pass through the node executes."""
-    inside = sum(map(work, children(node))) or 1
-    return inside * node.at_most if isinstance(node, Repeat) else inside
+    known = vars(node).get("_work")
+    if known is None:
+        inside = sum(map(work, children(node))) or 1
+        known = inside * node.at_most if isinstance(node, Repeat) else inside
+        object.__setattr__(node, "_work", known)
+    return known

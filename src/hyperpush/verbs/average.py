@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hyperpush.base.checks import check_nonnegative, check_positive, no_type_check
 from hyperpush.base.errors import InvalidInput
-from hyperpush.base.settings import keep_compiled_code
 from hyperpush.base.status import Reason, Status, note_status
 from hyperpush.data.sets import check_numbers
 from hyperpush.engines.base import Engine
@@ -20,9 +19,10 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.networks import Network
 from hyperpush.programs import Average, Context, Node, ProgramRecipe
 from hyperpush.verbs import result_panels as shown
-from hyperpush.verbs.checks import check_engine_kind, check_key, check_network_kind
+from hyperpush.verbs.checks import check_engine_kind, check_network_kind
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.panels import Panel, Pictured
+from hyperpush.verbs.run import Ran, run
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,15 +102,14 @@ def average(
         >>> float(found.value)
         3.75
     """
-    keep_compiled_code()
     check_network_kind(network)
     check_engine_kind(engine)
     check_positive("tolerance", tolerance, optional=True)
     if engine.no_tree:
         raise InvalidInput("engine", engine.no_tree, "an engine whose clients can average along a tree")
     states = _shares(values, weights, network.clients, engine.hosts_one)
-    run = engine.run(ProgramRecipe(_program, ()), network, states, {}, check_key(key))
-    return _conclude(run, tolerance, engine.hosts_one, network.clients)
+    found = run(ProgramRecipe(_program, ()), {}, network, key=key, states=states, engine=engine)
+    return _conclude(found, tolerance, engine.hosts_one, network.clients)
 
 
 def _program() -> Node:
@@ -158,7 +157,7 @@ def _weights(given: Any, shape: tuple[int, ...]) -> Array:
     return jnp.asarray(array, jnp.zeros(()).dtype)
 
 
-def _conclude(run: Any, tolerance: float | None, alone: bool, clients: int) -> Mean:
+def _conclude(run: Ran, tolerance: float | None, alone: bool, clients: int) -> Mean:
     found: _Share = jax.tree.map(np.asarray, run.states)
     value = found.value if alone else jax.tree.map(lambda leaf: leaf[0], found.value)
     size, kind = float(np.max(found.size)), found.size.dtype
@@ -171,4 +170,4 @@ def _conclude(run: Any, tolerance: float | None, alone: bool, clients: int) -> M
     reason = Reason.TOLERANCE if error <= tolerance else Reason.INACCURATE
     status = Status(reason.converged, reason.text, error=error if np.isfinite(error) else None)
     note_status(status)
-    return Mean(value, status, Costs.of(run))
+    return Mean(value, status, run.costs)
