@@ -62,9 +62,9 @@ def test_chunks_that_overwrite_compute_the_same_and_leave_the_start(tmp_path, mo
     given = []
     compiled = compile.call
 
-    def noting(function, arguments, donated):
+    def noting(function, arguments, donated, level):
         given.extend([] if donated is None else [jax.tree.leaves(donated)])
-        return compiled(function, arguments, donated)
+        return compiled(function, arguments, donated, level)
 
     monkeypatch.setattr(compile, "call", noting)
     with Journal(CheckpointFolder(tmp_path, print), Policy(None, 20)).active():

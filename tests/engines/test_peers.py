@@ -185,7 +185,7 @@ def test_without_the_extra_all_else_works_and_one_line_names_it(tmp_path):
         ({"patience": 0.0}, "Peers.patience"),
         ({"tls": "yes"}, "Peers.tls"),
         ({"digest": b"short"}, "Peers.digest"),
-        ({"checkpoint_every": 0}, "Peers.checkpoint_every"),
+        ({"checkpoint_every": -1}, "Peers.checkpoint_every"),
         ({"faults": hp.Faults(loss=0.1)}, "Peers.faults"),
     ],
 )

@@ -499,7 +499,7 @@ def test_leaf_that_calls_the_host_is_refused(call):
         jax.lax.fori_loop(0, 2, lambda _, x: (call(x), x)[1], x)
         return gradient(x, ctx)
 
-    refused(lambda: noised(leaf)(X, context()), "test_release.py:", "leaf", "call to the host")
+    refused(lambda: noised(leaf)(X, context()), "test_release.py:", "leaf", "calls to the host")
 
 
 def test_release_in_the_condition_of_a_loop_is_refused():

@@ -35,8 +35,8 @@ class TrainFirst(HypergradientEstimator):
         inner, estimator = self.hypergradient.after(self.inner)
         return TrainFirst(inner.bind(network, engine, task), estimator.bind(network, engine, task))
 
-    def choice(self, engine: Any, task: Task) -> str:
-        return join_choices([part.choice(engine, task) for part in self.parts()])
+    def choice(self, engine: Any, task: Task, network: Any = None) -> str:
+        return join_choices([part.choice(engine, task, network) for part in self.parts()])
 
     def check_task(self, task: Task) -> None:
         for part in self.parts():

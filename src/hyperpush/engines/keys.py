@@ -4,19 +4,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 
 def program_key(key: PRNGKeyArray) -> PRNGKeyArray:
-    return jax.random.fold_in(key, 0)
+    return jax.random.fold_in(key, np.uint32(0))
 
 
 def network_key(key: PRNGKeyArray) -> PRNGKeyArray:
-    return jax.random.fold_in(key, 1)
+    return jax.random.fold_in(key, np.uint32(1))
 
 
 def faults_key(key: PRNGKeyArray) -> PRNGKeyArray:
-    return jax.random.fold_in(key, 2)
+    return jax.random.fold_in(key, np.uint32(2))
 
 
 def as_bits(leaf: Any) -> Any:

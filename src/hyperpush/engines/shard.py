@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 from jax.sharding import Mesh
 
-from hyperpush.base.checks import check_integer
+from hyperpush.base.checks import check_boolean, check_integer
 from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.compiled.placement import AXIS
 from hyperpush.engines.compiled.run import CompiledEngine
@@ -35,6 +35,7 @@ class Shard(CompiledEngine):
     Args:
         devices: Which devices. A number takes the first of `jax.devices()`; None takes all.
         clients_per_batch: How many clients a device computes at a time, 1 or more; None computes all of its block.
+        compile_fully: Whether XLA spends its full effort on every run, as in `hp.Simulate`.
 
     Raises:
         InvalidInput: There are fewer devices, or an option is out of range.
@@ -48,9 +49,11 @@ class Shard(CompiledEngine):
 
     devices: int | tuple[Any, ...] | None = eqx.field(static=True, default=None, converter=_as_tuple)
     clients_per_batch: int | None = eqx.field(static=True, default=None)
+    compile_fully: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
         self.check_batch(self.clients_per_batch)
+        check_boolean("Shard.compile_fully", self.compile_fully)
         if isinstance(self.devices, int):
             check_integer("Shard.devices", self.devices, minimum=1, maximum=jax.device_count())
         elif self.devices is not None and not _are_devices(self.devices):

@@ -1,7 +1,6 @@
 """All clients on one device, stacked on axis 0: the engine for research, and the default."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -9,16 +8,18 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.base import processes
+from hyperpush.base.checks import check_boolean
 from hyperpush.engines import keys
 from hyperpush.engines.base import Request, ambient, surround
-from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Recording, Visit
+from hyperpush.engines.compiled.interpreter import Visit
 from hyperpush.engines.compiled.placement import SingleDevice
 from hyperpush.engines.compiled.run import CompiledEngine, prepare
+from hyperpush.engines.compiled.whole import Recorded
 from hyperpush.engines.faults import Faults
 from hyperpush.engines.planning import ones
-from hyperpush.engines.result import Record, Recorder, recorders_of
+from hyperpush.engines.result import Record, recorders_of
 from hyperpush.networks import Network
-from hyperpush.programs import Node, ProgramRecipe, Repeat, as_recipe
+from hyperpush.programs import Node, ProgramRecipe, as_recipe
 
 
 class Simulate(CompiledEngine):
@@ -30,6 +31,10 @@ class Simulate(CompiledEngine):
         clients_per_batch: How many clients are computed at a time, 1 or more. None computes all at once, which is
             fastest; 1 takes the least memory, for large models.
         faults: What the links do to messages. None: nothing is lost, repeated or late.
+        compile_fully: Whether XLA spends its full effort on every run. False: runs that are estimated to take some
+            milliseconds are compiled with fewer optimizations, which saves a fifth to a half of first calls. Their
+            later calls take up to twice as long, and results differ by rounding. Set it where such a run is repeated a
+            thousand times.
 
     Raises:
         InvalidInput: An option is out of range.
@@ -44,32 +49,15 @@ class Simulate(CompiledEngine):
 
     clients_per_batch: int | None = eqx.field(static=True, default=None)
     faults: Faults | None = None
+    compile_fully: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
         self.check_batch(self.clients_per_batch)
         self.check_faults(self.faults)
+        check_boolean("Simulate.compile_fully", self.compile_fully)
 
     def devices_of_run(self) -> Mesh | None:
         return processes.mesh() if processes.count() > 1 and self.faults is None else None
-
-
-class _Recording(Interpreter):
-    """Records loops that stand in no other loop."""
-
-    recorders: dict[str, Recorder] = eqx.field(default_factory=dict)
-    every: int = eqx.field(static=True, default=1)
-    history: dict[str, PyTree] = eqx.field(default_factory=dict)  # filled on the way
-
-    def run(self, visit: Visit, carry: Carry) -> Carry:
-        node, inside = visit.node, replace(self, recorders={})
-        if not isinstance(node, Repeat):
-            return super().run(visit, carry)
-        if node.name not in self.recorders:
-            return inside.loop(visit, carry, 0, node.at_most)[0]
-        recorder = self.recorders[node.name]
-        recording = Recording(recorder, self.every, node.at_most // self.every + recorder.entry)
-        carry, (self.history[node.name], _), *_ = inside.loop(visit, carry, 0, node.at_most, recording)
-        return carry
 
 
 def evaluate(
@@ -118,9 +106,9 @@ def evaluate(
         program = recipe.program()
         _, carry, options = prepare(Request(recipe, network, states, data, key, faults, step), program)
         options |= {"faults": faults, "batch": clients_per_batch, "recorders": recorders_of(record), "every": every}
-        run = _Recording.of(network, SingleDevice(network.clients), data, key, recipe, **options)
+        run = Recorded.of(network, SingleDevice(network.clients), data, key, recipe, **options)
         after = run.run(Visit(program, keys.program_key(key)), carry)
-        return after.states, run.history
+        return after.states, {name: rows.records for name, rows in run.rows.items()}
 
     if ambient().engine is None:
         return compute(states, data)

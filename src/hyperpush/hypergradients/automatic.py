@@ -26,6 +26,7 @@ class Automatic(HypergradientEstimator):
     | where | it takes |
     |---|---|
     | all examples, members that trust each other | `TreeCG`; where messages get lost, it sends them again |
+    | random links that are seldom up, such as those of `KOut` | `TrackedHGP`, where waiting in a tree would take more |
     | mini-batches | `TrackedHGP` with a step size found before |
     | a private task | `TrackedHGP` with the step size that the bound of curvature and the penalty allow, ten steps |
     | members that distrust each other (`trust=False`) | `TrackedHGP`: nobody forwards another's sum |
@@ -71,18 +72,21 @@ class Automatic(HypergradientEstimator):
             )
 
     def bind(self, network: Any, engine: Any = None, task: Any = None) -> Any:
-        return self._choose(None if task is None else task.privacy, engine)[0].bind(network, engine, task)
+        noise = None if task is None else task.privacy
+        return self._choose(noise, engine, network, task)[0].bind(network, engine, task)
 
-    def choice(self, engine: Any, task: Any) -> str:
-        estimator, why = self._choose(task.privacy, engine)
+    def choice(self, engine: Any, task: Any, network: Any = None) -> str:
+        estimator, why = self._choose(task.privacy, engine, network, task)
         return f"{type(estimator).__name__}: {why}"
 
     def program(self, problem: Problem) -> Node:
         return self._choose(getattr(problem, "noise", None))[0].program(problem)
 
-    def _choose(self, noise: Noise | None, engine: Any = None) -> tuple[HypergradientEstimator, str]:
-        """The estimator for data with this noise on an engine, and the reason."""
-        kind, why, votes = situation(noise is not None, self.batch_size, self.trust, engine)
+    def _choose(
+        self, noise: Noise | None, engine: Any = None, network: Any = None, task: Any = None
+    ) -> tuple[HypergradientEstimator, str]:
+        """Return the estimator for data with this noise, and the reason."""
+        kind, why, votes = situation(noise is not None, self.batch_size, self.trust, engine, network, task)
         if kind == "tree":
             return TreeCG(tolerance=self.tolerance), why
         if kind == "private":

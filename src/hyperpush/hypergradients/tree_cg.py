@@ -246,7 +246,7 @@ class TreeCG(SystemSolver):
     def _advance(self, state: TreeState, means: tuple[Any, ...], clients: int) -> TreeState:
         """What every client makes of the averages; but for `along_x` the same at all of them."""
         image, probed, squared, largest, ratios, terms = means
-        state = replace(state, count=state.count + 1, ratio=(clients * ratios) ** 0.25)
+        state = replace(state, count=state.count + 1, ratio=jnp.sqrt(jnp.sqrt(clients * ratios)))
         rounding = jnp.finfo(image.dtype).eps
         at_residual, given = state.phase == RESIDUAL, state.phase == GIVEN
         vector = state.vector
@@ -387,7 +387,8 @@ def _finish(before: HypergradientState, state: TreeState, ctx: Context) -> Hyper
     known = jnp.stack([judged.residual, judged.disagreement, judged.moved])
     report = report.judged(*jnp.where(alone, -1, known))
     memory = None if before.memory is None else memory
-    return replace(before, value=value, memory=memory, report=report, size=_first_size(before, state))
+    terms = None if before.terms is None else norm(state.direct) + norm(state.along_x)
+    return replace(before, value=value, memory=memory, report=report, size=_first_size(before, state), terms=terms)
 
 
 def _first_size(before: HypergradientState, state: TreeState) -> Array | None:

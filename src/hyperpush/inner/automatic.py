@@ -26,6 +26,7 @@ class AutomaticInner(InnerSolver):
     | where | it takes |
     |---|---|
     | all examples, members that trust each other | `TreeNewton`; where messages get lost, it sends them again |
+    | random links that are seldom up, such as those of `KOut` | `TrackedSGP`, where waiting in a tree would take more |
     | members that distrust each other (`trust=False`) | `TrackedSGP`: nobody forwards another's sum |
     | asynchronous peers, peers that lose messages | `TrackedSGP` with 1,000 rounds: nobody waits for a tree or a vote |
     | mini-batches, private tasks | `SGP`, which stops near the solution: it needs a `step_size` |
@@ -87,10 +88,11 @@ class AutomaticInner(InnerSolver):
         return self._choose(False)[0].loop
 
     def bind(self, network: Any, engine: Any = None, task: Any = None) -> InnerSolver:
-        return self._choose(task is not None and task.privacy is not None, engine)[0].bind(network, engine, task)
+        private = task is not None and task.privacy is not None
+        return self._choose(private, engine, network, task)[0].bind(network, engine, task)
 
-    def choice(self, engine: Any, task: Any) -> str:
-        solver, why = self._choose(task.privacy is not None, engine)
+    def choice(self, engine: Any, task: Any, network: Any = None) -> str:
+        solver, why = self._choose(task.privacy is not None, engine, network, task)
         return f"{type(solver).__name__}: {why}"
 
     def check_task(self, task: Any) -> None:
@@ -100,9 +102,11 @@ class AutomaticInner(InnerSolver):
     def program(self, problem: Problem) -> Node:
         return self._choose(problem.private)[0].program(problem)
 
-    def _choose(self, private: bool, engine: Any = None) -> tuple[InnerSolver, str]:
+    def _choose(
+        self, private: bool, engine: Any = None, network: Any = None, task: Any = None
+    ) -> tuple[InnerSolver, str]:
         """The solver for such data on an engine, and the reason."""
-        kind, why, votes = situation(private, self.batch_size, self.trust, engine)
+        kind, why, votes = situation(private, self.batch_size, self.trust, engine, network, task)
         if kind == "tree":
             return TreeNewton(tolerance=self.tolerance), why
         if kind == "no tree":

@@ -89,8 +89,8 @@ class Method(Configured):
         """The method as it runs on a network and for a task; an `engine` of None loses no messages."""
         return self
 
-    def choice(self, engine: Any, task: Any) -> str:
-        """Which estimator it takes by itself, and why; empty if there is nothing to choose."""
+    def choice(self, engine: Any, task: Any, network: Any = None) -> str:
+        """Return the method that it takes by itself, and the reason; empty if there is nothing to choose."""
         return ""
 
     def check_task(self, task: Any) -> None:

@@ -118,6 +118,10 @@ class Network(eqx.Module):
         """Return the frequency of each link j → i (row j, column i); the diagonal has no meaning."""
         return self.means().up
 
+    def uniform(self) -> float | None:
+        """Return how often each link is up if every pair of clients has one, all equally often; None elsewhere."""
+        return None
+
     def links(
         self, key: PRNGKeyArray, step: Step, senders: Senders, weights: Weights = "push", padded: bool = True
     ) -> Links:

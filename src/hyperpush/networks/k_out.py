@@ -79,6 +79,9 @@ class KOut(Network):
         up = np.where(itself, 1, self.k / (self.clients - 1))
         return Means(up / (self.k + 1), up)
 
+    def uniform(self) -> float | None:
+        return self.k / (self.clients - 1) if self.table is None else None
+
     def flood_rounds(self) -> int:
         if self.table is not None:
             return periodic_flood(self.table.frames())

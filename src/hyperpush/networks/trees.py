@@ -31,6 +31,7 @@ from hyperpush.networks.reach import require_connected
 
 ROOT = 0
 LONGEST = 100_000  # rounds after which an average along a tree gives up
+RARELY = 1e-3  # share of steps at which a link counts as up whose frequency is 0
 NEVER = np.iinfo(np.int32).max
 # Which of the links senders[e] → receivers[e] are up at a step, and when what is sent on them now arrives.
 Post = Callable[[Int[Array, ""], Int[Array, " n"], Int[Array, " n"]], tuple[Bool[Array, " n"], Int[Array, " n"]]]
@@ -104,10 +105,17 @@ class WaitingTree(eqx.Module):
     learns: bool = eqx.field(static=True)  # whether clients have to learn the frequencies first
 
     def __init__(self, network: Network):
+        self.learns = not network.scheduled
+        if (uniform := network.uniform()) is not None:  # no way is shorter than the link itself
+            n = network.clients
+            self.up, self.down, self.hops = (np.full(n, ROOT, np.int32) for _ in range(3))
+            self.below = np.where(np.arange(n) == ROOT, n, 1).astype(np.int32)
+            self.patience = np.asarray(np.ceil(2 / max(uniform, RARELY)) * (n > 1), np.int32)
+            return
         possible = network.possible()
         require_connected(f"network {network.name}", possible)
         senders, receivers = possible.nonzero()
-        waits = 1 / np.maximum(network.frequencies()[senders, receivers], 1e-3)
+        waits = 1 / np.maximum(network.frequencies()[senders, receivers], RARELY)
         expected = scipy.sparse.csr_array((waits, (senders, receivers)), shape=possible.shape)
         there, self.up = _nearest(expected.T.tocsr())
         back, self.down = _nearest(expected)
@@ -118,7 +126,6 @@ class WaitingTree(eqx.Module):
             self.below[self.hops[client]] += self.below[client]
         # Before an answer can be expected, nobody asks again.
         self.patience = np.asarray(np.ceil(there.max() + back.max()), np.int32)
-        self.learns = not network.scheduled
 
     @property
     def planned_rounds(self) -> int:
@@ -200,6 +207,7 @@ def _wait(
     """Partial sums sent, messages with the mean, links that they went over, rounds, and whether all have the mean."""
     everyone = jnp.arange(up.shape[0])
     other, none = everyone != ROOT, jnp.zeros(up.shape, bool)
+    senders, receivers = jnp.concatenate([everyone, down]), jnp.concatenate([up, everyone])
 
     def unfinished(at: _Waiting) -> Bool[Array, ""]:
         return ~jnp.all(at.arrived < at.now) & (at.now - start < LONGEST)
@@ -207,13 +215,13 @@ def _wait(
     def one_round(at: _Waiting) -> _Waiting:
         now, has = at.now, at.arrived < at.now
         waits = none.at[up].max((at.summed >= now) & other)
-        alive, due = post(now, everyone, up)
+        # One call for both ways: the links of a round are drawn once.
+        (alive, back), (due, returns) = (jnp.split(each, 2) for each in post(now, senders, receivers))
         sums = alive & other & ~waits & ~has & ((at.sent < 0) | repeat.due(now, at.sent))
         summed = jnp.minimum(at.summed, jnp.where(sums, due, NEVER))
-        alive, due = post(now, down, everyone)
-        tells = alive & other & has[down] & ((at.told < 0) | repeat.due(now, at.told))
-        repeats = alive & other & ~has[down] & repeat.due(now, at.repeated) & repeat.again
-        arrived = jnp.minimum(at.arrived, jnp.where(tells, due, NEVER))
+        tells = back & other & has[down] & ((at.told < 0) | repeat.due(now, at.told))
+        repeats = back & other & ~has[down] & repeat.due(now, at.repeated) & repeat.again
+        arrived = jnp.minimum(at.arrived, jnp.where(tells, returns, NEVER))
         gathered = ~jnp.any((summed > now) & (up == ROOT) & other)
         arrived = arrived.at[ROOT].min(jnp.where(gathered, now, NEVER))
         speaks = tells | repeats

@@ -26,6 +26,7 @@ from hyperpush.programs.nodes import (
     Sequence,
     Server,
 )
+from hyperpush.programs.operations import operations
 from hyperpush.programs.recipe import ProgramRecipe, as_recipe
 
 # In place of a path: the messages that learn how often links are up, sent once and counted in rows of n numbers.
@@ -77,6 +78,7 @@ class Profile:
     states: dict[Path, PyTree]  # shapes of the state before each node
     result: PyTree  # shapes of the state after the last node
     scopes: tuple[Path, ...]  # paths of the nodes with their own state, outer nodes first
+    effort: dict[Path, tuple[int, int]]  # leaves in one pass through a body, and their operations; like `work`
 
     def passes(self, agreed: Mapping[Path, int] | None = None) -> dict[Path, int]:
         """Return the number of passes through each body. `agreed` has those of agreed loops; None: their limits."""
@@ -187,7 +189,7 @@ def _profile(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool, 
 
     jax.eval_shape(trace, numbers)
     sendings, loops = tuple(tracer.sendings), tuple(tracer.loops)
-    return Profile(sendings, loops, tracer.work, tracer.states, results[0], tuple(tracer.scopes))
+    return Profile(sendings, loops, tracer.work, tracer.states, results[0], tuple(tracer.scopes), tracer.effort)
 
 
 class _Tracer:
@@ -202,7 +204,8 @@ class _Tracer:
         self.states: dict[Path, PyTree] = {}
         self.scopes: list[Path] = []
         # A leaf that occurs at several places of a program is traced once.
-        self.seen: dict[Any, tuple[Any, ClosedJaxpr, Work]] = {}
+        self.seen: dict[Any, tuple[Any, ClosedJaxpr, Work, int]] = {}
+        self.effort: dict[Path, tuple[int, int]] = {}
 
     def walk(self, node: Node, state: PyTree, path: Path, body: Path) -> PyTree:
         """Return the state after a node."""
@@ -271,9 +274,11 @@ class _Tracer:
         asked = (f, around, *given)
         if asked not in self.seen:
             shapes, jaxpr = trace_leaf(f, self.clients, self.data, *args)
-            self.seen[asked] = shapes, jaxpr, work_of(jaxpr.jaxpr)
-        shapes, jaxpr, done = self.seen[asked]
+            self.seen[asked] = shapes, jaxpr, work_of(jaxpr.jaxpr), operations(jaxpr.jaxpr)
+        shapes, jaxpr, done, taken = self.seen[asked]
         self.work[body] = self.work.get(body, Work()) + done
+        count, so_far = self.effort.get(body, (0, 0))
+        self.effort[body] = count + 1, so_far + taken
         if self.visit is not None:
             self.visit(path, role, f, jaxpr, shapes)
         return shapes

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from hyperpush.base.arrays import filled
 from hyperpush.base.status import AROUND, Reason, Status
 
 LARGEST = 1e30  # upper limit of estimated errors, because states must be finite
@@ -37,8 +38,7 @@ class Report(eqx.Module):
     @staticmethod
     def none(shape: tuple[int, ...] = ()) -> "Report":
         """Return an empty report."""
-        zeros = jnp.zeros(shape, jnp.int32)
-        unknown = jnp.full(shape, -1.0)
+        zeros, unknown = filled(shape, 0, jnp.int32), filled(shape, -1)
         return Report(zeros, unknown, zeros, zeros, unknown, unknown, unknown)
 
     def judged(self, residual: Any, disagreement: Any, moved: Any) -> "Report":
@@ -70,10 +70,10 @@ class Report(eqx.Module):
 
     def status(self) -> Status:
         """Return the status of all clients' reports together."""
-        runs = int(np.max(self.runs))
+        runs = int(np.max(np.asarray(self.runs)))
         if runs == 0:
             return Status()
-        reason, error = Reason(int(np.max(self.reason))), float(np.max(self.error))
+        reason, error = Reason(int(np.max(np.asarray(self.reason)))), float(np.max(np.asarray(self.error)))
         return Status(
             reason.converged,
             reason.text,
@@ -82,11 +82,11 @@ class Report(eqx.Module):
             moved=_known(self.moved),
             error=error if 0 <= error < LARGEST else None,
             runs=runs,
-            failed=int(np.max(self.failed)),
+            failed=int(np.max(np.asarray(self.failed))),
         )
 
 
 def _known(numbers: Float[Array, "*clients"]) -> float | None:
     """Return the largest of the clients' numbers; None if it is unknown."""
-    largest = float(np.max(numbers))
+    largest = float(np.max(np.asarray(numbers)))
     return None if largest < 0 else largest if largest < LARGEST else math.inf

@@ -3,6 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import jax
+
+from hyperpush.networks.expected import tree_pays
+from hyperpush.task.task import client_shapes
+
 
 class Situation(NamedTuple):
     """A kind of situation, and the words in which a status names it."""
@@ -12,7 +17,9 @@ class Situation(NamedTuple):
     votes: bool  # False where messages get lost: nobody can vote on an end
 
 
-def situation(private: bool, batch_size: int | None, trust: bool, engine: Any) -> Situation:
+def situation(
+    private: bool, batch_size: int | None, trust: bool, engine: Any, network: Any = None, task: Any = None
+) -> Situation:
     """The situation of a method.
 
     Args:
@@ -20,6 +27,8 @@ def situation(private: bool, batch_size: int | None, trust: bool, engine: Any) -
         batch_size: Examples per mini-batch; None: all.
         trust: Whether members may see each other's sums.
         engine: Where clients run; None: where no message gets lost.
+        network: Whose links a tree would wait for; None: it is not looked at.
+        task: The task, for the size of its params; None: the network is not looked at.
     """
     no_tree, votes = ("", True) if engine is None else (engine.no_tree, engine.lossy is None)
     if private:
@@ -28,6 +37,10 @@ def situation(private: bool, batch_size: int | None, trust: bool, engine: Any) -
         return Situation("mini-batches", "mini-batches", votes)
     if no_tree or not trust:
         return Situation("no tree", no_tree or "members that distrust each other", votes)
+    if votes and network is not None and task is not None:
+        size = sum(leaf.size for leaf in jax.tree.leaves(client_shapes(task, task.params)))
+        if not tree_pays(network, size):
+            return Situation("no tree", "links that are too seldom up to wait for", votes)
     return Situation("tree", "all examples, members that trust each other", votes)
 
 

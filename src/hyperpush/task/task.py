@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush.base import processes
+from hyperpush.base.arrays import copies
 from hyperpush.base.checks import check_arguments, check_boolean, no_type_check
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.data import sets
@@ -259,7 +260,7 @@ class Task:
         if self.owner is None and processes.count() > 1 and self.clients % jax.device_count() == 0:
             tree = processes.stack(lambda client: tree, self.clients)
         elif self.owner is None:
-            tree = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], self.clients, axis=0), tree)
+            tree = jax.tree.map(lambda leaf: copies(leaf, self.clients), tree)
         return self._clear_padding(field, tree)
 
     def _clear_padding(self, field: str, tree: PyTree) -> PyTree:

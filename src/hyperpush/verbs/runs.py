@@ -84,7 +84,7 @@ def train_runs(call: Call, runs: Sequence[Any], throw: bool) -> Trainings:
     statuses = tuple(
         replace(
             call.adapted.status(jax.tree.map(lambda leaf, k=k: leaf[k], found)),
-            chosen=call.method.choice(call.engine, task),
+            chosen=call.method.choice(call.engine, task, call.network),
         )
         for k in range(len(runs))
     )

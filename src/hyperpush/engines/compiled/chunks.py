@@ -18,6 +18,7 @@ from hyperpush.base import processes
 from hyperpush.engines.compiled import compile
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Recording, Visit, with_states
 from hyperpush.engines.compiled.placement import AXIS
+from hyperpush.engines.compiled.whole import WholeResult, all_finite
 from hyperpush.engines.result import Recorder, RecordFunction
 from hyperpush.engines.run_hooks import RunHook
 from hyperpush.programs import Path, Repeat, Role, at, leaf_of
@@ -78,16 +79,12 @@ def run_pass(
     return PassResult(after, all_finite(context, after))
 
 
-def all_finite(context: Interpreter, carry: Carry) -> Bool[Array, ""]:
-    """Whether all numbers of all clients are finite."""
-    leaves = [leaf for leaf in jax.tree.leaves(carry.states) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    leaves = jax.lax.optimization_barrier(leaves)  # XLA would look at constant zeros element by element
-    bad = [jnp.any(~jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), axis=1) for leaf in leaves]
-    return ~context.placement.any(jnp.any(jnp.stack(bad), axis=0)) if bad else jnp.ones((), bool)
-
-
 # Where what comes besides the carry is: records have the clients on axis 1.
-_OTHERS = {ChunkResult: (P(), P(None, AXIS), P(), P(), P()), PassResult: (P(),)}
+_OTHERS = {
+    ChunkResult: (P(), P(None, AXIS), P(), P(), P()),
+    PassResult: (P(),),
+    WholeResult: (P(), P(None, AXIS), P(), P()),
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ def _call(given: tuple[Any, ...], donated: PyTree) -> Any:
         places = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves(given)) if eqx.is_array(leaf)}
         result = function(context, *static, carry, *scalars)
         return jax.tree.map(lambda leaf: _Handed(places[id(leaf)]) if id(leaf) in places else leaf, result)
-    kind = ChunkResult if function is run_chunk else PassResult
+    kind = {run_chunk: ChunkResult, run_pass: PassResult}.get(function, WholeResult)
     arrays, rest = eqx.partition((replace(context, data=None), static), eqx.is_array)
 
     def block(arrays: Any, data: PyTree, rows: Any, whole: Any, scalars: Any) -> Any:
@@ -133,7 +130,7 @@ def call_compiled(
     """
     given = (function, context, static, *arguments)
     arrays = jax.tree.leaves(given)
-    leaves, structure = jax.tree.flatten(compile.call(_call, given, donated))
+    leaves, structure = jax.tree.flatten(compile.call(_call, given, donated, context.level))
     return structure.unflatten([arrays[leaf.place] if isinstance(leaf, _Handed) else leaf for leaf in leaves])
 
 

@@ -2,13 +2,16 @@
 
 A compiled program is kept by the structure of what it was called with, and by the shapes of its arrays. Lowering rules
 here apply to the programs of this package alone; JAX's own stay as they are for the rest of the process.
+
+Programs that compute little are compiled with fewer optimizations. `effort.py` says which, from their structure alone:
+the same call gives the same bits.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,6 +20,15 @@ from jaxtyping import PyTree
 
 from hyperpush.engines.compiled import convolutions
 
+# XLA's options by how thoroughly it compiles, and how it differs from "full": "quick" compiles in a third of the time,
+# and its loops run up to eight times as long; "light" compiles in four fifths, and its loops run up to twice as long.
+Level = Literal["quick", "light", "full"]
+_FEWER_PASSES = {"xla_llvm_disable_expensive_passes": True, "xla_cpu_use_fusion_emitters": False}
+OPTIONS: dict[Level, dict[str, Any] | None] = {
+    "quick": {"xla_backend_optimization_level": 0, **_FEWER_PASSES},
+    "light": {"xla_backend_optimization_level": 1, **_FEWER_PASSES},
+    "full": None,
+}
 ARRAYS = (jax.Array, np.ndarray, np.generic)
 MOST = 1024  # programs that are kept; the one that was not called for longest goes first
 # What else decides what a trace becomes.
@@ -49,8 +61,8 @@ _kept: OrderedDict[Any, Compiled] = OrderedDict()
 _counting: list[CompileCounts] = []
 
 
-def call(function: Callable[..., PyTree], given: PyTree, donated: PyTree = None) -> PyTree:
-    """Return `function(given, donated)`, compiled; the arrays of `donated` may be overwritten.
+def call(function: Callable[..., PyTree], given: PyTree, donated: PyTree = None, level: Level = "full") -> PyTree:
+    """Return `function(given, donated)`, compiled at a level; the arrays of `donated` may be overwritten.
 
     Arrays and NumPy's numbers are arguments of what is compiled, everything else is structure. What the function
     returns may hold other things than arrays, if these depend on structure alone.
@@ -67,12 +79,12 @@ def call(function: Callable[..., PyTree], given: PyTree, donated: PyTree = None)
         else (each.shape, each.dtype, getattr(each, "weak_type", None), getattr(each, "sharding", None))
         for each in arrays
     ]
-    key = (function, structure, others, tuple(kinds), tuple([getattr(jax.config, name) for name in SETTINGS]))
+    key = (function, level, structure, others, tuple(kinds), tuple([getattr(jax.config, name) for name in SETTINGS]))
     traced = [array for array in arrays if array is not None]
     count = len(traced) - sum(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(donated))
     found = _kept.get(key)
     if found is None:
-        found = _kept[key] = _compile(function, structure, others, arrays, count)
+        found = _kept[key] = _compile(function, structure, others, arrays, count, level)
         if len(_kept) > MOST:
             _kept.popitem(last=False)
     else:
@@ -97,7 +109,12 @@ def counting() -> Iterator[CompileCounts]:
 
 
 def _compile(
-    function: Callable[..., PyTree], structure: Any, others: tuple[Any, ...], arrays: list[Any], count: int
+    function: Callable[..., PyTree],
+    structure: Any,
+    others: tuple[Any, ...],
+    arrays: list[Any],
+    count: int,
+    level: Level,
 ) -> Compiled:
     static: list[Any] = []
 
@@ -115,4 +132,5 @@ def _compile(
     for counts in _counting:
         counts.compilations += 1
         counts.lines += lowered.as_text().count("\n")
-    return Compiled(lowered.compile(), static)
+    options = OPTIONS[level] if jax.default_backend() == "cpu" else None
+    return Compiled(lowered.compile(compiler_options=options), static)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
+from hyperpush.base.arrays import filled
 from hyperpush.engines.compiled import lossy
 from hyperpush.engines.compiled.composition import compose_rounds, composes, count_alive
 from hyperpush.engines.compiled.context import RunContext
@@ -51,9 +52,9 @@ class Clock(eqx.Module):
 
     @staticmethod
     def start(bodies: Iterable[Path], places: Iterable[Path], step: int) -> "Clock":
-        zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+        zero, no = filled((), 0, jnp.int32), filled((), False, bool)
         passes, exchanges = dict.fromkeys(bodies, zero), dict.fromkeys(places, zero)
-        return Clock(jnp.asarray(step, jnp.int32), passes, exchanges, zero, no, no)
+        return Clock(filled((), step, jnp.int32), passes, exchanges, zero, no, no)
 
     def advance(self, path: Path, rounds: Any = 1, late: Any = 0) -> "Clock":
         """After so many exchanges of the place at a path."""

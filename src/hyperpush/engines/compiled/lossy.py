@@ -46,8 +46,8 @@ def post(network: Network, network_key: PRNGKeyArray, faults: Faults, key: PRNGK
 
     def one(step, senders, receivers):
         alive, _ = reliable(step, senders, receivers)
-        fate = fates(faults, key, step, senders, network.clients)
-        edges = jnp.arange(senders.shape[0]), receivers
+        fate = fates(faults, key, step, jnp.arange(network.clients), network.clients)
+        edges = senders, receivers
         copies = jnp.where(fate.arrives[edges], step + fate.delays[edges], NEVER)
         return alive, jnp.where(alive, jnp.min(copies, axis=1), NEVER)
 

@@ -11,9 +11,11 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from hyperpush.base import processes
+from hyperpush.base.arrays import filled
 from hyperpush.base.errors import InvalidInput
 from hyperpush.engines import keys
 from hyperpush.engines.base import Engine, Request
+from hyperpush.engines.compiled.effort import effort, level_of
 from hyperpush.engines.compiled.hostloop import HostLoop
 from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
 from hyperpush.engines.compiled.placement import Placement, Sharded, SingleDevice
@@ -31,6 +33,7 @@ class CompiledEngine(Engine):
     """Runs programs as XLA loops over stacked clients."""
 
     clients_per_batch: eqx.AbstractVar[int | None]
+    compile_fully: eqx.AbstractVar[bool]
 
     @abc.abstractmethod
     def devices_of_run(self) -> Mesh | None:
@@ -41,10 +44,12 @@ class CompiledEngine(Engine):
         network, key, mesh = request.network, request.key, self.devices_of_run()
         program = request.recipe.program()
         found, carry, options = prepare(request, program)
+        size = effort(found, network)
         options |= {"faults": request.faults, "batch": self.clients_per_batch, "mesh": mesh}
+        options["level"] = "full" if self.compile_fully else level_of(size)
         placement, numbers = placement_on(network, mesh, request.states), request.recipe.traceable()
         context = Interpreter.of(network, placement, request.data, key, numbers, **options)
-        loop = HostLoop(context, request, found, program)
+        loop = HostLoop(context, request, found, program, size)
         states, sent = context.place((carry.states, carry.sent))
         start = Carry(states, context.replicate(carry.clock), carry.totals, sent)
         return conclude(loop, loop.run(start, context.replicate(keys.program_key(key))), request.step)
@@ -70,7 +75,7 @@ def prepare(request: Request, program: Node) -> tuple[Profile, Carry, dict[str, 
     learning = [LEARNING] if isinstance(tree, WaitingTree) and tree.learns else []
     places = (*(sending.path for sending in found.sendings), *learning)
     clock = Clock.start([body for body, _, loop in found.loops if loop.agreed], places, request.step)
-    sent = {path: jnp.asarray(np.zeros(network.clients, np.int32)) for path in places}
+    sent = {path: filled(network.clients, 0, np.int32) for path in places}
     agreement = network.flood_rounds() if any(loop.votes for _, _, loop in found.loops) else 1
     options = {"agreement": agreement, "tree": tree, "tree_places": by_tree}
     return found, Carry(states, clock, totals, sent), options

@@ -1,0 +1,56 @@
+"""How much a run computes, estimated from its structure alone: whether it is compiled quickly, and in one piece."""
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hyperpush.engines.compiled.compile import Level
+from hyperpush.networks import Network
+from hyperpush.programs import Path, Profile, Sending
+from hyperpush.programs.operations import DRAWN, OPEN_ENDED
+
+STARTED = 100_000  # operations in the time that starting one leaf or one exchange takes: about 0.5 µs
+# Operations of a run below which it is compiled quickly, or lightly. One takes about 5 ps on one of two cores, so these
+# are 1.5 and 20 ms (docs/results/benchmarks.md).
+QUICK = 300_000_000
+LIGHT = 4_000_000_000
+# A run below is compiled in one piece where nothing is watched: a second, which nobody needs to interrupt.
+WHOLE = 100_000_000_000
+
+
+def level_of(size: int) -> Level:
+    """How thoroughly a run of so many operations is compiled."""
+    return "quick" if size < QUICK else "light" if size < LIGHT else "full"
+
+
+def effort(found: Profile, network: Network) -> int:
+    """Operations of one run for all clients. Loops that clients end count for 30 passes, or for fewer at most."""
+    passes: dict[Path, int] = {(): 1}
+    for body, around, loop in found.loops:
+        passes[body] = passes[around] * (min(loop.at_most, OPEN_ENDED) if loop.agreed else loop.at_most)
+    leaves = [passes[body] * (STARTED * count + network.clients * done) for body, (count, done) in found.effort.items()]
+    links, drawn = links_of(network), DRAWN if network.varying else 0
+    rounds = [passes[each.body] * _rounds(each) * (STARTED + links * (each.floats + drawn)) for each in found.sendings]
+    return sum(leaves) + sum(rounds)
+
+
+def links_of(network: Network) -> int:
+    """Entries of the arrays that hold the links of all clients."""
+    leaves, structure = jax.tree.flatten(network)
+    kinds = [(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf for leaf in leaves]
+    return _links_of(structure, tuple(kinds))
+
+
+@lru_cache(maxsize=256)
+def _links_of(structure: Any, kinds: tuple[Any, ...]) -> int:
+    arrays = [jax.ShapeDtypeStruct(*kind) if isinstance(kind, tuple) else kind for kind in kinds]
+    network = structure.unflatten(arrays)
+    one = jax.eval_shape(lambda net: net.links(jax.random.key(0), 0, jnp.arange(1), "ones"), network)
+    return network.clients * one.alive.size
+
+
+def _rounds(sending: Sending) -> int:
+    """How often links are drawn and messages added up; no vector moves along a tree here."""
+    return 1 if sending.by_tree else sending.messages(1)

@@ -1,0 +1,92 @@
+"""A whole program in one compiled call, with the rows that are recorded of its outer loops."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
+
+from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Recording, Visit
+from hyperpush.engines.result import Recorder
+from hyperpush.programs import Node, Repeat, children
+
+
+class Rows(NamedTuple):
+    """Rows recorded of one loop, in buffers that may have room for more."""
+
+    records: PyTree
+    clocks: PyTree  # when each was made
+    reached: Int[Array, ""]  # iterations
+
+
+class WholeResult(NamedTuple):
+    """What comes of a whole program. The parts of `Rows` are by name of a loop."""
+
+    carry: Carry
+    finite: Bool[Array, ""]
+    records: dict[str, PyTree]
+    clocks: dict[str, PyTree]
+    reached: dict[str, Int[Array, ""]]
+
+
+class Recorded(Interpreter):
+    """An interpreter that records loops that stand in no other loop."""
+
+    recorders: dict[str, Recorder] = eqx.field(default_factory=dict)
+    every: int = eqx.field(static=True, default=1)
+    rows: dict[str, Rows] = eqx.field(default_factory=dict)  # filled on the way
+
+    def run(self, visit: Visit, carry: Carry) -> Carry:
+        node, inside = visit.node, replace(self, recorders={})
+        if not isinstance(node, Repeat):
+            return super().run(visit, carry)
+        if node.name not in self.recorders:
+            return inside.loop(visit, carry, 0, node.at_most)[0]
+        recorder = self.recorders[node.name]
+        recording = Recording(recorder, self.every, rows_of(node, recorder, self.every))
+        carry, (records, clocks), reached, _ = inside.loop(visit, carry, 0, node.at_most, recording)
+        self.rows[node.name] = Rows(records, clocks, reached)
+        return carry
+
+
+def run_whole(
+    context: Interpreter, recorders: dict[str, Recorder], every: int, carry: Carry, key: PRNGKeyArray
+) -> WholeResult:
+    """A whole program on one block of clients."""
+    known = {field.name: getattr(context, field.name) for field in fields(context)}
+    recorded = Recorded(**known, recorders=recorders, every=every)
+    after = recorded.run(Visit(context.recipe.program(), key), carry)
+    records, clocks, reached = (
+        {name: getattr(rows, part) for name, rows in recorded.rows.items()} for part in Rows._fields
+    )
+    return WholeResult(after, all_finite(context, after), records, clocks, reached)
+
+
+def all_finite(context: Interpreter, carry: Carry) -> Bool[Array, ""]:
+    """Whether all numbers of all clients are finite."""
+    leaves = [leaf for leaf in jax.tree.leaves(carry.states) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    leaves = jax.lax.optimization_barrier(leaves)  # XLA would look at constant zeros element by element
+    bad = [jnp.any(~jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), axis=1) for leaf in leaves]
+    return ~context.placement.any(jnp.any(jnp.stack(bad), axis=0)) if bad else jnp.ones((), bool)
+
+
+def rows_of(node: Repeat, recorder: Recorder, every: int) -> int:
+    """Rows recorded of a loop at most."""
+    return node.at_most // every + recorder.entry
+
+
+def outer_loops(node: Node, names: Mapping[str, Recorder]) -> dict[str, Repeat] | None:
+    """The loops of these names; None unless each is a single one that stands in no other loop."""
+    found: dict[str, Repeat] = {}
+    waiting = [(node, False)]
+    while waiting:
+        each, inside = waiting.pop()
+        if isinstance(each, Repeat) and each.name in names:
+            if inside or each.name in found:
+                return None
+            found[each.name] = each
+        waiting += [(child, inside or isinstance(each, Repeat)) for child in children(each)]
+    return found

@@ -1,0 +1,39 @@
+"""Arithmetic of a traced leaf, counted roughly: enough to tell programs of milliseconds from programs of minutes."""
+
+from math import prod
+from typing import Any
+
+from jax.extend.core import Jaxpr, jaxprs_in_params
+
+OPEN_ENDED = 30  # passes that count for a loop that a condition or the clients end: its limit says little
+DRAWN = 250  # operations in the time that drawing a random number takes
+
+_RANDOM = ("random_bits", "random_fold_in", "random_split")
+_FOLDS = ("reduce", "arg", "cum", "sort")  # begins of the names of primitives that cost what they read
+
+
+def operations(jaxpr: Jaxpr) -> int:
+    """Additions, multiplications and the like in one run of a traced program."""
+    return sum(map(_of, jaxpr.eqns))
+
+
+def _of(eqn: Any) -> int:
+    name, params, made = eqn.primitive.name, eqn.params, sum(map(_size, eqn.outvars))
+    if name == "cond":
+        return max(operations(branch.jaxpr) for branch in params["branches"])
+    if inside := list(jaxprs_in_params(params)):
+        often = {"scan": params.get("length", 1), "while": OPEN_ENDED}.get(name, 1)
+        return often * sum(map(operations, inside))
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        return 2 * made * prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+    if name == "conv_general_dilated":
+        features = params["dimension_numbers"].rhs_spec[0]
+        return 2 * made * _size(eqn.invars[1]) // max(eqn.invars[1].aval.shape[features], 1)
+    if name in _RANDOM:
+        return DRAWN * made
+    return sum(map(_size, eqn.invars)) if name.startswith(_FOLDS) else made
+
+
+def _size(variable: Any) -> int:
+    return getattr(variable.aval, "size", 1)
