@@ -32,9 +32,9 @@ class Simulate(CompiledEngine):
             fastest; 1 takes the least memory, for large models.
         faults: What the links do to messages. None: nothing is lost, repeated or late.
         compile_fully: Whether XLA spends its full effort on every run. False: runs that are estimated to take some
-            milliseconds are compiled with fewer optimizations, which more than halves first calls. Their later calls
-            take up to twice as long, and results differ by rounding. Set it where such a run is repeated a thousand
-            times.
+            milliseconds are compiled with fewer optimizations, which saves a fifth to a half of first calls. Their
+            later calls take up to twice as long, and results differ by rounding. Set it where such a run is repeated a
+            thousand times.
 
     Raises:
         InvalidInput: An option is out of range.
