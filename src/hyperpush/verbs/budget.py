@@ -117,7 +117,7 @@ class Budget(eqx.Module):
             raise unknown("on", on, self.releases)
         laplace, gaussian = self._losses(Laplace, on), self._losses(Gaussian, on)
         if delta is None and gaussian.size:
-            raise InvalidInput("delta", None, "a number in (0, 1): Gaussian noise has no pure ε")
+            raise InvalidInput("delta", None, "a number in (0, 1): pure ε does not exist for Gaussian noise")
         if delta is None:
             return float(laplace.sum())
         return compose(laplace, float(np.sqrt(np.sum(gaussian**2))), delta, by)
