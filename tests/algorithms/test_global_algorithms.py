@@ -36,7 +36,7 @@ def made():
 
 def run(algorithm, task, every=1):
     """The hypers after every `every`-th iteration, and the run's end."""
-    found = hp.solve(task, algorithm, networks.Ring(CLIENTS), key=0, every=every)
+    found = hp.solve(task, algorithm, networks.Ring(CLIENTS), key=0, every=every, certify=False)
     np.testing.assert_array_equal(found.history.hypers[0], task.hypers)
     np.testing.assert_array_equal(found.history.hypers[-1], found.hypers)
     return np.asarray(found.history.hypers[1:]), found

@@ -6,14 +6,17 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 from tiny import TINY
 
 import hyperpush
+import hyperpush as hp
 from hyperpush.cli import app as cli
 from hyperpush.cli import index
 from hyperpush.cli.index import load_index
+from hyperpush.cli.output import refuse_failure
 from hyperpush.spec import experiment as spec
 from hyperpush.spec import studies
 from hyperpush.spec.config import load_config
@@ -127,6 +130,7 @@ def test_without_arguments_it_helps(call):
 
 LIGHT = """
 import sys
+from dataclasses import asdict
 from hyperpush.cli.app import main
 try:
     main()
@@ -226,6 +230,24 @@ def test_strict_ends_with_code_3_where_a_result_did_not_converge(text, ends, mon
     code, table = call()
     assert code == 0
     assert ("! not converged (unsolved" in table) == (ends == 3)
+
+
+def test_strict_stationary_asks_for_both():
+    """A result may be right and not stationary; `--strict` alone accepts it."""
+    moving, arrived, wrong = (
+        {"status": asdict(hp.Status(converged, reason, gradient=gradient, stationary=gradient <= 0.01))}
+        for converged, reason, gradient in [
+            (True, "tolerance", 0.4),
+            (True, "tolerance", 0.001),
+            (False, "limit", 0.001),
+        ]
+    )
+    refuse_failure(moving, strict=True)
+    refuse_failure(arrived, strict=True, stationary=True)
+    for result in (moving, wrong):
+        with pytest.raises(SystemExit) as caught:
+            refuse_failure(result, strict=False, stationary=True)
+        assert caught.value.code == 3
 
 
 def test_a_peer_whose_params_grow_ends_with_the_code_of_a_divergence(capsys):

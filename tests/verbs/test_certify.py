@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from systems import System
 from wide import float64  # noqa: F401
 
 import hyperpush as hp
@@ -237,3 +238,78 @@ def test_peers_that_look_at_no_curvature_find_out_whether_they_agree():
         found = hp.Simulate().run(program, RING, states, at.data, jax.random.key(0)).states.report.status()
         assert found.disagreement == pytest.approx(problem.judged(params)[1])
         assert (found.reason, found.residual, found.moved) == (reason, None, None)
+
+
+class Alone(Regression):
+    """The same clients, each with its own solution."""
+
+    def __init__(self):
+        super().__init__()
+        pulls = np.einsum("kmi,km->ki", self.rows, self.labels) / EXAMPLES
+        self.solutions = np.linalg.solve(self.hessians, pulls[..., None])[..., 0]
+
+    def values(self, params):
+        """Every client's hypergradient through its own Hessian."""
+        misses = np.einsum("kmi,ki->km", self.validation, params) - self.held_out
+        source = np.einsum("kmi,km->ki", self.validation, misses) / EXAMPLES
+        return -self.weight * np.sum(params * np.linalg.solve(self.hessians, source[..., None])[..., 0], axis=1)
+
+    def judged_alone(self, params):
+        """(residual, moved): root mean squares over clients."""
+        away = np.linalg.norm(params - self.solutions, axis=1) / np.linalg.norm(params, axis=1)
+        here, there = self.values(params), self.values(self.solutions)
+        return np.sqrt(np.mean(away**2)), np.linalg.norm(here - there) / np.linalg.norm(there)
+
+
+def test_clients_that_train_alone_are_judged_by_their_own_solutions():
+    problem = Alone()
+    found = []
+    for steps in (5, 40, 400):
+        trained = hp.train(problem.task, hp.LocalSGD(steps, 0.2), RING, key=0)
+        residual, moved = problem.judged_alone(np.asarray(trained.params))
+        assert trained.status.residual == pytest.approx(residual, rel=0.01, abs=1e-9)
+        assert trained.status.disagreement is None
+        assert trained.status.converged == (True if residual <= 2e-4 else None if residual <= 0.02 else False)
+        status = hp.hypergradient(trained.task, hp.hypergradients.LocalGradient(), RING, key=0).status
+        assert status.residual == pytest.approx(residual, rel=0.01, abs=1e-9)
+        if status.moved is not None:
+            assert status.moved == pytest.approx(moved, rel=0.01)
+        assert status.converged == (residual <= 0.1 and moved <= 0.03)
+        found.append(status.converged)
+    assert found[0] is False
+    assert found[-1] is True
+
+
+def test_nested_algorithms_of_clients_alone_are_judged_by_their_own_solutions():
+    problem = Alone()
+    outer, estimator = hp.optimizer("sgd", learning_rate=1e-6), hp.hypergradients.LocalGradient()
+    for steps, good in ((3, False), (400, True)):
+        method = hp.PDBO(hp.LocalSGD(steps, 0.2), estimator, outer, steps=2)
+        assert hp.solve(problem.task, method, RING, key=0).status.converged is good
+
+
+def hidden_system(least, part):
+    """A mean Hessian with one weak direction, of which the outer gradient has this part, and unlike clients."""
+    random, d = np.random.default_rng(1), 8
+    basis = np.linalg.qr(random.normal(size=(d, d)))[0]
+    noise = 0.2 * random.normal(size=(6, d, d))
+    noise += noise.transpose(0, 2, 1)
+    mean = basis @ np.diag([least, *np.linspace(0.5, 2, d - 1)]) @ basis.T
+    sources = random.normal(size=(6, d))
+    sources -= (1 - part) * (sources.mean(0) @ basis[:, 0]) * basis[:, 0]
+    return System(mean + noise - noise.mean(0), sources, random.normal(size=(6, 3, d)), random.normal(size=(6, 3)))
+
+
+@pytest.mark.parametrize("method", [hp.TrackedHGP(), hp.Automatic(trust=False)], ids=type)
+def test_estimates_that_overlook_a_weak_direction_are_compared_with_tree_cg(method):
+    """Tracked steps see no direction in which the outer gradient has no part; their own verdict is *converged*."""
+    network, own = hp.networks.RandomDirected(6), []
+    for loss in (0.0, 0.2):
+        engine = hp.Simulate(faults=hp.Faults(loss=loss) if loss else None)
+        for least in (0.0, 1e-9, 0.3):
+            problem = hidden_system(least, 0.0)
+            found = hp.hypergradient(problem.task, method, network, key=0, engine=engine)
+            right = least > 0 and problem.error(found.value) < 1e-3
+            assert found.status.converged is right
+            own.append(right)
+    assert own == [False, False, True] * 2

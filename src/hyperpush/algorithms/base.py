@@ -25,6 +25,22 @@ LOOP = "iterations"  # the name of every algorithm's outermost loop
 T = TypeVar("T")
 
 
+class Ends(eqx.Module):
+    """Hypergradients of a client at the first and the last outer step.
+
+    Args:
+        first: v_i of the first step.
+        last: v_i of the last step.
+        terms: Size of the two terms of the first; 0 where the estimator does not tell.
+        error: Largest estimated relative error of the first; below 0 where it is not known.
+    """
+
+    first: PyTree
+    last: PyTree
+    terms: Float[Array, "*clients"]
+    error: Float[Array, "*clients"]
+
+
 class BilevelState(eqx.Module):
     """What a client starts from and ends with: its params (inner) and its hyper (outer).
 
@@ -47,7 +63,8 @@ class BilevelState(eqx.Module):
     best_step: Int[Array, "*clients"] | None = None  # with early stopping, the step that params and hyper belong to
     report: Report | None = None  # of the inner solves and estimates so far
     size: Float[Array, "*clients"] | None = None  # ‖v_i‖ at the first outer step
-    judge: Bool[Array, "*clients"] | None = None  # whether to judge params on the way; None: yes
+    judge: Bool[Array, "*clients"] | None = None  # True or None: judge params on the way
+    ends: Ends | None = None  # the first and the last hypergradient of nested loops
 
 
 class _HasSteps:
@@ -68,13 +85,18 @@ class Algorithm(Method, _HasSteps):
         True
     """
 
-    nested: ClassVar[bool] = False  # whether it solves the inner problem before it estimates a hypergradient
+    nested: ClassVar[bool] = False  # True: it solves the inner problem before it estimates a hypergradient
     sample: ClassVar[str] = "MDBO(steps=…, outer_step_size=…, inner_step_size=…)"
 
     @property
     def loop(self) -> str:
         """The name of its main loop."""
         return LOOP
+
+    @property
+    def hides(self) -> bool:
+        """Whether it adds noise to messages itself, so that nothing else may be sent of the data."""
+        return False
 
     def iterate(self, iteration: Node, enter: Callable[[BilevelState, Context], Any], *before: Node) -> Node:
         """`before`, then `steps` times `iteration`, on states with `params` and `hyper` that `enter` makes."""

@@ -135,6 +135,10 @@ class LDPDSBO(Algorithm):
         if self.checked and all(is_number(each.exponent) for each in powers):  # what is traced was checked before
             check_schedules(step_sizes, noise, self.use)
 
+    @property
+    def hides(self) -> bool:
+        return self.noise is not None
+
     def check_task(self, task: Any) -> None:
         """Refuse noise of its own on a task whose gradients and products get noise already."""
         super().check_task(task)

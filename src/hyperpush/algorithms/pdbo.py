@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState
+from hyperpush.algorithms.base import LOOP, Algorithm, BilevelState, Ends
 from hyperpush.algorithms.stopping import EarlyStopping, StoppingState
 from hyperpush.algorithms.ties import Neighbors, Ties
 from hyperpush.base.errors import InvalidInput
@@ -26,6 +26,7 @@ from hyperpush.networks.link_estimates import LinkEstimates, join_links
 from hyperpush.programs import Context, Local, Node, Repeat, Scope, Sequence
 from hyperpush.programs.report import Report
 from hyperpush.solving.choice import join_choices
+from hyperpush.solving.common import choose
 from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
@@ -47,7 +48,8 @@ class OuterState(eqx.Module):
     report: Report  # of all estimates so far
     size: Float[Array, ""]  # ‖v_i‖ of the first step; of an estimator that judges params, their rms if it passed
     start: Float[Array, ""]  # ‖params before training‖
-    judge: Bool[Array, ""]  # whether to judge params on the way
+    judge: Bool[Array, ""]  # True: judge params on the way
+    ends: Ends  # the first and the last hypergradient so far
 
 
 class PDBO(Algorithm):
@@ -222,10 +224,11 @@ class PDBO(Algorithm):
                 size=jnp.zeros_like(start),
                 start=start,
                 judge=jnp.ones((), bool) if state.judge is None else state.judge,
+                ends=_no_ends(state.hyper, start),
             )
 
         def leave(before: BilevelState, state: OuterState, ctx: Context) -> BilevelState:
-            before = replace(before, links=state.links, report=state.report, size=state.size)
+            before = replace(before, links=state.links, report=state.report, size=state.size, ends=state.ends)
             if state.watch is None:
                 return replace(before, params=state.params, hyper=state.hyper)
             best = state.watch
@@ -244,7 +247,7 @@ class PDBO(Algorithm):
             params = state.first if estimator.trains else state.params
             zeros = optax.tree.zeros_like(state.hyper)
             ends = (ctx.round == 0) | (ctx.round == self.steps - 1)
-            known = {"start": state.start, "outer": ctx.round, "size": state.size}
+            known = {"start": state.start, "outer": ctx.round, "size": state.size, "terms": state.ends.terms}
             return HypergradientState(
                 params, state.hyper, zeros, state.links, state.memory, Report.none(), ends & state.judge, **known
             )
@@ -254,7 +257,8 @@ class PDBO(Algorithm):
             size = found.size
             if not estimator.judges and not problem.private:  # params of private tasks are not judged
                 size = jnp.where(ctx.round == 0, norm(found.value).astype(state.size.dtype), state.size)
-            return replace(state, hypergradient=found.value, memory=found.memory, report=report, size=size)
+            ends = state.ends if problem.private else _add_end(state.ends, found, ctx)
+            return replace(state, hypergradient=found.value, memory=found.memory, report=report, size=size, ends=ends)
 
         solve: Node = Scope(self.inner.program(problem), start_inner, end_inner)
         estimate = Scope(estimator.program(problem), start_estimate, end_estimate)
@@ -264,3 +268,17 @@ class PDBO(Algorithm):
             until = lambda state, ctx: stop.has_ended(state.watch)  # noqa: E731
         loop = Repeat(Sequence(estimate, self.move(outer, problem), solve), self.steps, until, name=LOOP)
         return Scope(Sequence(Repeat(solve, 1, name="start"), loop), enter, leave)
+
+
+def _no_ends(hyper: PyTree, like: Float[Array, ""]) -> Ends:
+    """Ends before the first step."""
+    zeros = optax.tree.zeros_like(hyper)
+    return Ends(zeros, zeros, jnp.zeros_like(like), jnp.full_like(like, -1))
+
+
+def _add_end(ends: Ends, found: HypergradientState, ctx: Context) -> Ends:
+    """The ends after another estimate."""
+    known = ends.terms if found.terms is None else found.terms.astype(ends.terms.dtype)
+    error = jnp.full_like(ends.error, -1) if found.report is None else found.report.error.astype(ends.error.dtype)
+    latest = Ends(found.value, found.value, known, error)
+    return replace(choose(ctx.round == 0, latest, ends), last=found.value)

@@ -90,6 +90,9 @@ class Diverged(HyperpushError, ArithmeticError):
         round: Its round.
         advice: What to try.
 
+    Attributes:
+        history: Rows before the divergence, as `Solution.history`; None where the run recorded none.
+
     Example:
         >>> import hyperpush as hp
         >>> task = hp.tasks.quadratic(3, seed=0)
@@ -107,11 +110,16 @@ class Diverged(HyperpushError, ArithmeticError):
         self.round = round
         self.advice = advice
         self.status = Status(converged=False, reason="diverged", failed=1)
+        self.rows: Any = None  # recorded by the engine before it
+        self.history: Any = None
         super().__init__(f"{where} diverged (NaN or infinity) in round {round}. {advice}")
 
-    def named(self, method: str) -> "Diverged":
+    def named(self, method: str, advice: str | None = None) -> "Diverged":
         """The same error of this method, if the loop is only a part of it: methods' names are capitalized."""
-        return self if self.where[:1].isupper() else Diverged(method, self.round, self.advice)
+        where = self.where if self.where[:1].isupper() else method
+        named = Diverged(where, self.round, self.advice if advice is None else advice)
+        named.rows, named.history = self.rows, self.history
+        return named
 
 
 class NotConverged(HyperpushError):

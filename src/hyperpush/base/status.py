@@ -1,4 +1,4 @@
-"""Whether to believe a result, and why."""
+"""Statuses: right, wrong or unknown, and why."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +14,7 @@ CHANGED = 0.03  # of a hypergradient: what it may change when it is made again a
 EXACT = 1e-6  # Newton step and disagreement, of the params: an estimate there is not made again
 NEAR = 2e-4  # the same for later outer steps, and for what training calls solved
 AROUND = 0.02  # the same: up to here training may be good enough, which a hypergradient will check
+STATIONARY = 1e-2  # of the hypergradient at the start: a smaller one at the end means a stationary point
 
 
 class Reason(IntEnum):
@@ -38,7 +39,8 @@ class Reason(IntEnum):
 
 EXPLAINED = {
     "diverged": "a number became NaN or infinite",
-    "limit": "it took all steps that it was given",
+    "growing": "params or hypers are a million times larger than the start and the data",
+    "limit": "step limit reached",
     "stalled": "steps bring no progress",
     "inaccurate": "rounding, or the condition of the problem, allows no better",
     "ill-posed": "the Hessian is singular or indefinite",
@@ -55,7 +57,7 @@ class Status:
         converged: True or False; None for methods of fixed length, which do not measure it.
         reason: Why it ended: `"tolerance"`, `"limit"` (of steps), `"inaccurate"` (rounding allows no better),
             `"stalled"`, `"ill-posed"` (a singular or indefinite Hessian), `"unsolved"` (the params do not solve the
-            inner problem), `"early-stopping"` or `"fixed-length"`.
+            inner problem), `"growing"`, `"early-stopping"` or `"fixed-length"`.
         residual: The length of a Newton step from the clients' mean params, in units of these params; the largest of
             several. None if it is not known.
         disagreement: The root mean square of the distances of the clients' params from their mean, in the same units.
@@ -68,15 +70,21 @@ class Status:
             residual at the end is too large.
         chosen: The solver that `hp.AutomaticInner` took, the estimator that `hp.Automatic` took, and the reasons; empty
             where there was nothing to choose.
-        singular: What a singular Hessian is answered with: `"refuse"`, `"minimum-norm"` or `"damping"`; None where
-            there is no such choice.
+        singular: Answer to a singular Hessian: `"refuse"`, `"minimum-norm"` or `"damping"`; None where there is no
+            such choice.
+        gradient: Of `hp.solve`, the size of the hypergradient at the end over that at the start, both at solved params.
+            For hypers that agree it is that of the mean, for personal ones the root mean square. None: not known.
+        stationary: True where `gradient` is at most 0.01, and False above. None where it is not known.
+        stationary_reason: Reason why `stationary` is None, or the other point of the papers (x_L or x_M) where an
+            algorithm ended that is not stationary. Empty where there is nothing to add.
+        hint: Likely cause in the data of a result that did not converge; empty where none was found.
         refused: Members of a run among peers whose messages cannot be true, how many and why; empty if there are none.
             `converged` is never True then.
 
     Example:
         >>> import hyperpush as hp
         >>> print(hp.Status(converged=False, reason="limit", error=0.3))
-        ! not converged (limit: it took all steps that it was given, relative error up to 0.3)
+        ! not converged (limit: step limit reached, relative error up to 0.3)
     """
 
     converged: bool | None = None
@@ -90,8 +98,29 @@ class Status:
     chosen: str = ""
     singular: str | None = None
     refused: str = ""
+    gradient: float | None = None
+    stationary: bool | None = None
+    stationary_reason: str = ""
+    hint: str = ""
 
     def __str__(self) -> str:
+        return "; ".join(part for part in (self._convergence(), self._stationarity()) if part)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on what keeps the result from being right, or from being stationary; empty where nothing does."""
+        said = [] if self.converged is not False else [f"The result is {self._convergence().removeprefix('! ')}."]
+        return [*said, f"It is {self._stationarity()}."] if self.stationary is False else said
+
+    def _stationarity(self) -> str:
+        """The gradient at the end, in words; empty where it is not known."""
+        if self.stationary is None:
+            return ""
+        ended = f", {self.stationary_reason}" if self.stationary_reason else ""
+        said = "stationary" if self.stationary else "not stationary"
+        return f"{said} (gradient {self.gradient:.2g} of the start's{ended})"
+
+    def _convergence(self) -> str:
         if self.converged is not False:
             if self.converged and self.reason == "early-stopping":
                 return "stopped by its metric, estimates converged"
@@ -104,6 +133,7 @@ class Status:
         facts += self._distances() if self.reason == "unsolved" else []
         if self.runs > 1:
             facts.append(f"{self.failed} of {self.runs} solves" if self.failed else f"at the end of {self.runs} solves")
+        facts += [self.hint] if self.hint else []
         return f"! not converged ({', '.join(facts)})"
 
     def refusing(self, refused: Mapping[str, Mapping[str, int]]) -> "Status":
@@ -145,7 +175,8 @@ class Status:
         return replace(
             worst,
             error=None if None in errors else _largest(statuses, "error"),
-            **{name: _largest(statuses, name) for name in ("residual", "disagreement", "moved")},
+            **{name: _largest(statuses, name) for name in ("residual", "disagreement", "moved", "gradient")},
+            stationary=min((each.stationary for each in statuses), key=order.index),
             runs=sum(each.runs for each in statuses),
             failed=sum(max(each.failed, each.converged is False) for each in statuses),
         )

@@ -47,6 +47,10 @@ Coordinator = Annotated[
 ]
 Process = Annotated[int | None, typer.Option(min=0, help="Number of this process, from 0; requires --coordinator.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 3 if the result did not converge.")]
+Stationary = Annotated[
+    bool,
+    typer.Option("--strict-stationary", help="Exit with code 3 if the result did not converge or is not stationary."),
+]
 
 _arguments: list[str] = []  # as given on the command line, for processes that are to do the same
 
@@ -106,6 +110,7 @@ def run(
     process: Process = None,
     as_json: AsJson = False,
     strict: Strict = False,
+    strict_stationary: Stationary = False,
 ) -> None:
     """Run a study or a TOML file. `hyperpush resume` continues an interrupted run."""
     from hyperpush.spec import studies
@@ -114,7 +119,7 @@ def run(
 
     experiment, config = load_config(what, overrides or [], studies.experiments())  # before processes are started
     _together(processes, coordinator, process)
-    _report(*execute(experiment, config, out, checkpoints=_policy(minutes, rounds)), as_json, strict)
+    _report(*execute(experiment, config, out, checkpoints=_policy(minutes, rounds)), as_json, strict, strict_stationary)
 
 
 @app.command()
@@ -127,6 +132,7 @@ def resume(
     process: Process = None,
     as_json: AsJson = False,
     strict: Strict = False,
+    strict_stationary: Stationary = False,
 ) -> None:
     """Continue an interrupted run from its last valid checkpoint."""
     from hyperpush.runs.run import find_interrupted
@@ -135,7 +141,9 @@ def resume(
 
     find_interrupted(folder)
     _together(processes, coordinator, process)
-    _report(*resume(folder, studies.experiments(), checkpoints=_policy(minutes, rounds)), as_json, strict)
+    _report(
+        *resume(folder, studies.experiments(), checkpoints=_policy(minutes, rounds)), as_json, strict, strict_stationary
+    )
 
 
 @app.command()
@@ -268,6 +276,8 @@ def swarm(
     with live:
         result = swarms.swarm(deployment, count, folder, secure=not plain, seconds=seconds, show=show, **kills)
     print("" if live.console.is_terminal else "\n", "run: ", folder, sep="", file=sys.stderr)
+    for line in swarms.doubts(result):
+        print(line, file=sys.stderr)
     print_json(result, as_json)
 
 
@@ -277,12 +287,14 @@ def _policy(minutes: float | None, rounds: int | None) -> Any:
     return Policy(MINUTES if minutes is None else minutes or None, rounds)
 
 
-def _report(result: dict[str, Any], run: "StudyRun", as_json: bool, strict: bool = False) -> None:
+def _report(
+    result: dict[str, Any], run: "StudyRun", as_json: bool, strict: bool = False, stationary: bool = False
+) -> None:
     for path in run.figures:
         print("figure:", path, file=sys.stderr)
     print("run:", run.path, file=sys.stderr)
     print_json({**result, "run": run.path}, as_json)
-    refuse_failure(result, strict)
+    refuse_failure(result, strict, stationary)
 
 
 def _together(processes: int | None, coordinator: str | None, process: int | None) -> None:

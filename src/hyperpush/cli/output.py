@@ -25,11 +25,11 @@ def print_json(result: Mapping[str, Any], asked: bool = True) -> None:
         print(to_json(result))
 
 
-def holds_failure(result: Any) -> bool:
-    """Whether a status anywhere in a result says that something did not converge."""
+def holds_failure(result: Any, field: str = "converged") -> bool:
+    """Whether this field of a status anywhere in a result is False."""
     if isinstance(result, Mapping):
-        return result.get("converged") is False or any(map(holds_failure, result.values()))
-    return isinstance(result, list | tuple) and any(map(holds_failure, result))
+        return result.get(field) is False or any(holds_failure(each, field) for each in result.values())
+    return isinstance(result, list | tuple) and any(holds_failure(each, field) for each in result)
 
 
 def refuse_growth(result: Mapping[str, Any]) -> None:
@@ -40,8 +40,12 @@ def refuse_growth(result: Mapping[str, Any]) -> None:
         sys.exit(NOT_CONVERGED)
 
 
-def refuse_failure(result: Mapping[str, Any], strict: bool) -> None:
-    """End with the exit code of what did not converge, if that was asked for."""
-    if strict and holds_failure(result):
-        print("not converged (--strict)", file=sys.stderr)
+def refuse_failure(result: Mapping[str, Any], strict: bool, stationary: bool = False) -> None:
+    """End with exit code 3 if a result did not converge, or is not stationary, and the user asked for that."""
+    option = "--strict-stationary" if stationary else "--strict"
+    if (strict or stationary) and holds_failure(result):
+        print(f"not converged ({option})", file=sys.stderr)
+        sys.exit(NOT_CONVERGED)
+    if stationary and holds_failure(result, "stationary"):
+        print(f"not stationary ({option})", file=sys.stderr)
         sys.exit(NOT_CONVERGED)

@@ -15,6 +15,7 @@ import numpy as np
 
 from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.base.processes.starter import free_ports
+from hyperpush.base.status import Status
 from hyperpush.deploy.certificates import make
 from hyperpush.deploy.options import Deployment, Party
 from hyperpush.deploy.party import prepare, run_peer
@@ -215,6 +216,12 @@ def swarm(
     if failed:
         raise HyperpushError(f"ended without a result: {', '.join(failed)}; their files are in {base}")
     return {"peers": results, "exit_codes": {name: processes.ends.get(name) for name in names}, "out": str(base)}
+
+
+def doubts(result: Mapping[str, Any]) -> list[str]:
+    """A line for each peer whose result did not converge."""
+    statuses = {name: Status(**own["status"]) for name, own in result["peers"].items() if own and "status" in own}
+    return [f"{name}: {status}" for name, status in statuses.items() if status.converged is False]
 
 
 def default_folder(out: Path | None) -> Path:

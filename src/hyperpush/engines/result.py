@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, final, runtime_checkable
+from typing import NamedTuple, Protocol, final, runtime_checkable
 
 import equinox as eqx
 import numpy as np
@@ -72,6 +72,13 @@ class Listener(Protocol):
     def rows(self, loop: str, iterations: list[int], records: PyTree, /) -> None:
         """Receive rows of a loop's history, recorded after these `iterations`; leaves are [rows, clients, …]."""
         ...
+
+
+class Rows(NamedTuple):
+    """Rows that a run recorded before it diverged, as in `RunResult`."""
+
+    history: dict[str, PyTree]
+    clocks: "dict[str, RowClock]"
 
 
 OUTSIDE = "program"  # place named in an error for a divergence outside of loops

@@ -32,8 +32,8 @@ class Simulate(CompiledEngine):
             fastest; 1 takes the least memory, for large models.
         faults: Faults of the links. None: reliable links.
         compile_fully: True lets XLA spend its full effort on every run. False compiles runs of an estimated few
-            milliseconds with fewer optimizations, which more than halves first calls. Their later calls take up to
-            twice as long, and results differ by rounding. Set it if such a run is repeated a thousand times.
+            milliseconds with fewer optimizations, which saves a fifth to a half of first calls. Their later calls
+            take up to twice as long, and results differ by rounding. Set it if such a run is repeated a thousand times.
 
     Raises:
         InvalidInput: An option is out of range.

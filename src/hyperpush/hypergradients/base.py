@@ -34,6 +34,7 @@ class HypergradientState(eqx.Module):
     start: Float[Array, "*clients"] | None = None  # ‖params before training‖; None: not known
     outer: Int[Array, "*clients"] | None = None  # the outer step; None: there is none
     size: Float[Array, "*clients"] | None = None  # rms ‖v_i‖ of the first outer step if it passed; 0: not yet
+    terms: Float[Array, "*clients"] | None = None  # size of the two terms of v_i; None: nobody asks
 
 
 class HypergradientEstimator(Method):

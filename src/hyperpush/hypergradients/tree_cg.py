@@ -387,7 +387,8 @@ def _finish(before: HypergradientState, state: TreeState, ctx: Context) -> Hyper
     known = jnp.stack([judged.residual, judged.disagreement, judged.moved])
     report = report.judged(*jnp.where(alone, -1, known))
     memory = None if before.memory is None else memory
-    return replace(before, value=value, memory=memory, report=report, size=_first_size(before, state))
+    terms = None if before.terms is None else norm(state.direct) + norm(state.along_x)
+    return replace(before, value=value, memory=memory, report=report, size=_first_size(before, state), terms=terms)
 
 
 def _first_size(before: HypergradientState, state: TreeState) -> Array | None:

@@ -28,15 +28,17 @@ from hyperpush.verbs.certify import Certifier, estimate_recipe
 from hyperpush.verbs.checks import check_key
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.hooks import listen
+from hyperpush.verbs.recording import finite_history
 from hyperpush.verbs.results import Result, over_seeds
 from hyperpush.verbs.saving import describe, keep
+from hyperpush.verbs.scales import large_column
 
 CONCRETE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
 
 @dataclass(frozen=True)
 class Call:
-    """What every verb is called with, checked, and what all verbs do with it."""
+    """Checked arguments of a verb, and the steps that all verbs share."""
 
     verb: Callable[..., Any]
     task: Task
@@ -96,7 +98,10 @@ class Call:
         try:
             run = self.engine.run(recipe, self.network, states, self.task.data, self.key, **options)
         except Diverged as error:
-            raise error.named(type(adapted).__name__) from error.__cause__
+            named = error.named(type(adapted).__name__, self._advice())
+            loop = getattr(adapted, "loop", None)
+            named.history = None if loop is None or named.rows is None else finite_history(named.rows, loop, every)
+            raise named from error.__cause__
         except CONCRETE as error:
             given = "a branch in Python on a number that changes without compiling"
             allowed = "jnp.where or jax.lax.cond, or a field with eqx.field(static=True), which compiles per value"
@@ -105,16 +110,25 @@ class Call:
             listener.finish(run.history, every)
         return run
 
+    def _advice(self) -> str | None:
+        """Advice after a divergence whose cause is in the task; None where none was found."""
+        if found := large_column(self.task):
+            return f"{found[0].upper()}{found[1:]}. Or take a smaller step size."
+        if isinstance(self.method, HypergradientEstimator) and self.certifier(self.task).is_ill_posed():
+            return "The mean Hessian is singular or indefinite at these params: the hypergradient does not exist here."
+        return None
+
     def after(self, run: RunResult, links: LinkEstimates | None, **at: Any) -> tuple[Task, Costs]:
         """The task at the point that a run reached, with what was released of its data, and what the run cost."""
         solver = next((part for part in (self.method, *self.method.parts()) if isinstance(part, InnerSolver)), None)
         before = last_point(self.task, self.network) if solver is None else None
         trained = solver.iteration if solver is not None else {} if before is None else before.iteration
-        point = LastPoint(self.network, links, run.step, trained, self._start())
+        point = LastPoint(self.network, links, run.step, trained, self.start_size)
         return self._spend(self.task._moved(point=point, **at)), Costs.of(run, self.task)
 
-    def _start(self) -> float | None:
-        """The size of the params before the first training."""
+    @cached_property
+    def start_size(self) -> float | None:
+        """The size of the params before the first training; None where nobody may know it."""
         if self.task.point is not None and self.task.point.start is not None:
             return self.task.point.start
         if self.task.privacy is not None or processes.count() > 1:

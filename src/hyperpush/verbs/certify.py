@@ -1,14 +1,15 @@
-"""Whether params solve the inner problem: found out on plain averages, beside the run and uncounted."""
+"""Judge whether params solve the inner problem, on plain averages beside the run, uncounted."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from hyperpush.base import processes
+from hyperpush.base.errors import Diverged
 from hyperpush.base.status import AROUND, NEAR, Status
 from hyperpush.engines.base import Engine, ambient, surround
 from hyperpush.engines.shard import Shard
@@ -16,16 +17,20 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.hypergradients.differences import DifferenceProblem
 from hyperpush.hypergradients.disagreement import append_disagreement
-from hyperpush.hypergradients.systems import SystemSolver
+from hyperpush.hypergradients.own_params import OwnJudge
+from hyperpush.hypergradients.systems import SystemSolver, default_tolerance
 from hyperpush.hypergradients.tree_cg import TreeCG
+from hyperpush.inner.base import InnerSolver
 from hyperpush.methods.base import Method
 from hyperpush.networks import Network
 from hyperpush.programs import Node, ProgramRecipe, program_of
 from hyperpush.programs.report import Report
+from hyperpush.solving.judgment import FINEST
 from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task
 
 PRODUCTS = 200  # of the Newton step after training, where no estimate has seen the Hessian
+DIFFERENT = 3  # times what two estimates claim, or what was asked for: one of them is wrong
 CLOSE = "near the solution: a hypergradient will check it"
 NOT_CERTIFIED = Status(None, "not certified")
 
@@ -51,41 +56,67 @@ class Certifier:
     key: PRNGKeyArray
 
     def judge_estimate(
-        self, status: Status, certify: bool = True, sizes: Array | None = None, again: bool = False
+        self,
+        status: Status,
+        certify: bool = True,
+        sizes: Array | None = None,
+        again: bool = False,
+        value: PyTree = None,
     ) -> Status:
         """The status of an estimate at these params, or of a solution that ends here.
 
         `sizes` are the clients' ‖v_i‖ at the first outer step; None for a single estimate. `again` asks also after an
-        estimator that judges itself, whose last estimate was made elsewhere.
+        estimator that judges itself, whose last estimate was made elsewhere. `value` is the estimate, if it was made
+        here: one that claims to be right is compared with that of TreeCG.
         """
-        if ambient().engine is not None or not _matters(self.task, self.given):
+        kind = problem_of(self.given)
+        if ambient().engine is not None or not kind:
             return status
         if not certify:
             return status.judged(NOT_CERTIFIED)
         if not again and any(getattr(part, "judges", False) for part in _parts(self.adapted)):
             return status
-        if why := self._unseen():
+        if why := self.unseen():
             return status.judged(Status(None, f"params not checked: {why}"))
+        if kind == "own":
+            return status.judged(self.judge_own(0.0 if sizes is None else _rms(sizes)))
         solver = next((part for part in _parts(self.adapted) if isinstance(part, SystemSolver)), None)
         options = {} if solver is None else {"singular": solver.singular, "damping": solver.damping}
         outer = {}
         if sizes is not None:
-            size = np.sqrt(np.mean(np.square(np.asarray(sizes, np.float64))))
-            outer = {"size": jnp.full_like(sizes, size), "outer": jnp.ones(self.task.clients, jnp.int32)}
-        return status.judged(self._run(_estimate, TreeCG(**options, common=self.task.common), **outer))
+            outer = {"size": jnp.full_like(sizes, _rms(sizes)), "outer": jnp.ones(self.task.clients, jnp.int32)}
+        found = self._run(_estimate, TreeCG(**options, common=self.task.common), **outer)
+        judged = status.judged(_status(found))
+        return judged if value is None or not judged.converged else self._compared(judged, value, found)
+
+    def _compared(self, status: Status, value: PyTree, found: HypergradientState) -> Status:
+        """The status of an estimate that claims to be right, beside TreeCG's at the same params."""
+        known, terms = _status(found).error or 0.0, np.asarray(found.terms, np.float64)
+        kind = jnp.result_type(*jax.tree.leaves(self.task.params))
+        scale = max(_distance_of(found.value), float(np.sqrt(jnp.finfo(kind).eps * np.mean(terms**2))))
+        off = _distance_of(value, found.value) / scale if scale > 0 else 0.0
+        tolerance = getattr(self.adapted, "tolerance", None)
+        asked = default_tolerance(kind) if tolerance is None else max(float(tolerance), FINEST * jnp.finfo(kind).eps)
+        if off <= DIFFERENT * max(asked, (status.error or 0.0) + known):
+            return status
+        return replace(status, converged=False, reason="inaccurate", error=off, failed=1)
 
     def judge_params(self, status: Status, certify: bool = True) -> Status:
         """The status of params after training: how far they are from solving the inner problem."""
-        if ambient().engine is not None or not _matters(self.task, self.given):
+        kind = problem_of(self.given)
+        if ambient().engine is not None or not kind:
             return status
         if not certify:
             return status.judged(Status(None, self._with_caveat(NOT_CERTIFIED.reason)))
-        if why := self._unseen():
+        if why := self.unseen():
             return status.judged(Status(None, self._with_caveat(f"params not checked: {why}")))
-        found = self._run(_distance, TreeCG(PRODUCTS))
-        if found.residual is None or found.disagreement is None:
+        if kind == "own":
+            found = _status(self._run(_judge_own, OwnJudge(estimates=False)))
+        else:
+            found = _status(self._run(_distance, TreeCG(PRODUCTS)))
+        if found.residual is None or (kind == "shared" and found.disagreement is None):
             return status.judged(found)
-        away = found.residual + found.disagreement
+        away = found.residual + (found.disagreement or 0.0)
         tolerance = getattr(self.adapted, "tolerance", None)
         if away <= (NEAR if tolerance is None else float(tolerance)):
             judged = status.judged(replace(found, converged=True))
@@ -101,23 +132,41 @@ class Certifier:
         caveat = getattr(self.adapted, "caveat", "")
         return f"{reason}; {caveat}" if caveat else reason
 
-    def _unseen(self) -> str:
-        """Why nobody can look at all clients' params; empty where somebody can."""
+    def judge_own(self, size: float = 0.0) -> Status:
+        """The status of params that are to solve each client's own inner problem.
+
+        `size` is that of the hypergradient at the first outer step; 0 where there was none.
+        """
+        found = self._run(_judge_own, OwnJudge(self.task.common), size=jnp.full(self.task.clients, size))
+        return _status(found)
+
+    def is_ill_posed(self) -> bool:
+        """Whether TreeCG finds the mean Hessian singular or indefinite at these params; False where it cannot look."""
+        if ambient().engine is not None or problem_of(self.given) != "shared" or self.unseen():
+            return False
+        try:
+            return _status(self._run(_estimate, TreeCG(common=self.task.common))).reason == "ill-posed"
+        except Diverged:
+            return False
+
+    def unseen(self) -> str:
+        """Reason why no machine can look at all clients' params; empty where one can."""
         if self.task.privacy is not None:
             return "private data"
         if self.engine.hosts_one:
             return self.engine.no_tree or ("" if _trust(self.given) else "members that distrust each other") or "peers"
         return "several processes" if processes.count() > 1 else ""
 
-    def _run(self, build: Any, checker: TreeCG, **known: Any) -> Status:
+    def _run(self, build: Any, checker: TreeCG | OwnJudge, **known: Any) -> HypergradientState:
         task, problem = self.task, _with_products(self.given, program_of(self.given, self.task.problem).parts[1])
         report, zeros = Report.none((task.clients,)), jax.tree.map(jnp.zeros_like, task.hypers)
-        states = HypergradientState(task.params, task.hypers, zeros, report=report, start=start_of(task), **known)
+        known |= {"report": report, "terms": jnp.zeros(task.clients), "start": start_of(task)}
+        states = HypergradientState(task.params, task.hypers, zeros, **known)
         few = getattr(self.engine, "clients_per_batch", None)
         engine = self.engine.without_faults() if isinstance(self.engine, Shard) else Simulate(clients_per_batch=few)
         with surround():
             found = engine.run(ProgramRecipe(build, (checker, problem)), self.network, states, task.data, self.key)
-        return found.states.report.status()
+        return found.states
 
 
 def estimate_recipe(given: Method, adapted: Method, task: Task, engine: Engine) -> ProgramRecipe:
@@ -126,7 +175,7 @@ def estimate_recipe(given: Method, adapted: Method, task: Task, engine: Engine) 
     Among peers, where nobody sees all clients, they average along a tree how far their params are apart. They do not if
     they are asynchronous, have private data or distrust each other.
     """
-    if engine.hosts_one and not engine.no_tree and _trust(given) and _matters(task, given):
+    if engine.hosts_one and not engine.no_tree and _trust(given) and problem_of(given) == "shared":
         return ProgramRecipe(_compared, (adapted, task.problem))
     return program_of(adapted, task.problem)
 
@@ -148,6 +197,10 @@ def _estimate(checker: TreeCG, problem: Problem) -> Node:
     return checker.program_on(problem, "exact")
 
 
+def _judge_own(checker: OwnJudge, problem: Problem) -> Node:
+    return checker.program(problem)
+
+
 def _distance(checker: TreeCG, problem: Problem) -> Node:
     return checker.distance_on(problem, "exact")
 
@@ -156,14 +209,38 @@ def _parts(method: Method) -> tuple[Method, ...]:
     return (method, *method.parts())
 
 
+def _status(found: HypergradientState) -> Status:
+    assert found.report is not None
+    return found.report.status()
+
+
+def _distance_of(one: PyTree, other: PyTree = None) -> float:
+    """The root mean square over clients of what two estimates differ by; of one estimate if there is no other."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(one)]
+    others = [0.0] * len(leaves) if other is None else [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(other)]
+    squares = sum(float(np.sum(np.square(a - b))) for a, b in zip(leaves, others, strict=True))
+    return float(np.sqrt(squares / len(leaves[0])))
+
+
+def _rms(sizes: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(np.asarray(sizes, np.float64)))))
+
+
 def _trust(method: Method) -> bool:
     return all(getattr(part, "trust", True) for part in _parts(method))
 
 
-def _matters(task: Task, method: Method) -> bool:
-    """Whether a method's result depends on how well the shared inner problem is solved."""
-    shared = method.info.target in ("global", "client", "inner") and method.info.network != "none"
-    return shared and not (isinstance(method, HypergradientEstimator) and method.trains)
+def problem_of(method: Method) -> Literal["", "shared", "own"]:
+    """The inner problem that a method's result depends on: the shared one, each client's own, or none."""
+    parts = _parts(method)
+    solver = next((part for part in parts if isinstance(part, InnerSolver)), None)
+    estimator = next((part for part in parts if isinstance(part, HypergradientEstimator)), None)
+    leading = estimator or method
+    if (estimator is not None and estimator.trains) or leading.info.target == "direct":
+        return ""
+    alone = (leading if solver is None else solver).info.network == "none"
+    own = leading.info.target in ("local", "inner") and (alone or method.info.fixed_point == "x_L")
+    return "own" if own else "shared"
 
 
 def _with_products(method: Method, problem: Problem) -> Problem:

@@ -112,8 +112,9 @@ class Check(Pictured):
 
     @property
     def warnings(self) -> list[str]:
-        """What keeps the estimate, or this check, from being right."""
-        said = self._warnings_of_the_problem()
+        """Reasons why the estimate, or this check, may be wrong; what the estimate's status says comes first."""
+        said = [] if self.estimate is None else self.estimate.warnings
+        said += self._warnings_of_the_problem()
         return said + self._warnings_of_the_estimate() + self._warnings_of_the_check() if self.solved else said
 
     def _warnings_of_the_problem(self) -> list[str]:

@@ -24,7 +24,9 @@ from hyperpush.task.task import Task
 from hyperpush.verbs.call import Call, client_axis, last_point
 from hyperpush.verbs.certify import start_of
 from hyperpush.verbs.checks import check_call, check_hypers
+from hyperpush.verbs.first_costs import check_first_costs
 from hyperpush.verbs.results import Estimate
+from hyperpush.verbs.scales import with_hint
 
 
 @no_type_check
@@ -92,6 +94,7 @@ def hypergradient(
     if seeds is not None or save is not None:
         return call.repeat_or_keep(seeds, save, throw, links=links, record=record, certify=certify)
     check_hypers(task)
+    check_first_costs(task)
     if record is not None and not isinstance(record, Mapping):
         raise InvalidInput("record", record, 'a dict of functions by loop, such as {"HGP": f}')
     if method.trains and task.point is not None:
@@ -108,8 +111,8 @@ def hypergradient(
         states = replace(states, certify=jnp.zeros(client_axis(task), bool))
     run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
     after, costs = call.after(run, links if point is not None else None)
-    status = call.certifier(task).judge_estimate(call.status(run), certify)
-    return Estimate(after, status, costs, run.states.value, run.history).check(throw)
+    status = call.certifier(task).judge_estimate(call.status(run), certify, value=run.states.value)
+    return Estimate(after, with_hint(status, task), costs, run.states.value, run.history).check(throw)
 
 
 def _private_records(task: Task, record: Recorders | None) -> Recorders | None:

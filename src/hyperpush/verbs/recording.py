@@ -1,6 +1,7 @@
 """What is measured on the way of a run, and the history that it becomes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import equinox as eqx
@@ -13,7 +14,7 @@ from jaxtyping import Array, Float
 from hyperpush.base.checks import no_type_check
 from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import full_batch
-from hyperpush.engines.result import Recorder, RunResult
+from hyperpush.engines.result import Recorder, Rows, RunResult
 from hyperpush.programs import Context
 from hyperpush.programs.recipe import what_is_read
 from hyperpush.task.problem import Cost, Problem
@@ -93,7 +94,20 @@ def rows_apart(steps: int) -> int:
     return next((every for every in range(-(-steps // ROWS), steps // 20 + 1) if steps % every == 0), 1)
 
 
-def history_of(run: RunResult, loop: str, every: int) -> History:
+def finite_history(run: Rows, loop: str, every: int) -> History | None:
+    """The rows of a loop before the first that is not finite; None where nothing was recorded."""
+    if loop not in run.history:
+        return None
+    leaves = jax.tree.leaves(run.history[loop])
+    sound = [np.isfinite(np.asarray(leaf)).reshape(len(leaf), -1).all(axis=1) for leaf in leaves if leaf.size]
+    good = int(np.argmin([*np.all(sound, axis=0), False])) if sound else 0
+    rows = {loop: jax.tree.map(lambda leaf: np.asarray(leaf)[:good], run.history[loop])}
+    clock = run.clocks[loop]
+    clocks = {loop: replace(clock, step=clock.step[:good], floats=clock.floats[:good])}
+    return history_of(Rows(rows, clocks), loop, every)
+
+
+def history_of(run: RunResult | Rows, loop: str, every: int) -> History:
     """The rows that were recorded of a loop."""
     rows, clock = run.history.get(loop), run.clocks.get(loop)
     if rows is None or clock is None:

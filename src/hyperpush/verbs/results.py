@@ -142,6 +142,11 @@ class Result(Pictured):
         return replace(self, **changes, seeds=0)
 
     @property
+    def warnings(self) -> list[str]:
+        """Reasons to doubt the result, as the status gives them; empty where there are none."""
+        return self.status.warnings
+
+    @property
     def privacy(self) -> Any:
         """Of a private task: what this and the runs before released of each data set, and what it costs (`Budget`)."""
         return self.task.spent

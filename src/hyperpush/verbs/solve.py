@@ -18,8 +18,11 @@ from hyperpush.programs.report import Report
 from hyperpush.task.task import Task
 from hyperpush.verbs.call import Call, client_axis, last_point
 from hyperpush.verbs.checks import check_call, check_common, check_hypers
+from hyperpush.verbs.ending import judge_ending
+from hyperpush.verbs.first_costs import check_first_costs
 from hyperpush.verbs.recording import Metrics, history_of, recorder, rows_apart
 from hyperpush.verbs.results import Solution
+from hyperpush.verbs.scales import with_hint
 
 
 @no_type_check
@@ -54,7 +57,9 @@ def solve(
             same class, with a leading seed axis on every array, and has `mean` and `spread`.
         save: A folder to keep the run in. The same call again resumes it or returns its result.
         throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
-        certify: Whether to judge the params, as in `hp.hypergradient`: at the first and the last step.
+        certify: Judge the end. Nested algorithms are judged at their first and last step, as in `hp.hypergradient`.
+            After other algorithms the inner problem is solved from the start and from the end, and TreeCG compares the
+            hypergradients there; `costs` includes it. False judges nothing.
 
     Returns:
         A `Solution` with `params`, `hypers`, `history`, `status` and `costs`. Row t of the history holds the params
@@ -85,6 +90,7 @@ def solve(
         return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every, certify=certify)
     check_hypers(task)
     check_common(task, method)
+    check_first_costs(task)
     steps = method.steps
     every = rows_apart(steps) if every is None else check_integer("every", every, minimum=1)
     links = known_links(call.adapted, network, last_point(task, network), task)
@@ -100,10 +106,8 @@ def solve(
     after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
     params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
-    status = call.status(run)
-    if method.nested and steps:
-        status = call.certifier(after).judge_estimate(
-            status, certify, found.size, again=status.reason == "early-stopping"
-        )
+    status, more = judge_ending(call, call.status(run), after, found, certify)
     personal = getattr(method, "personal", ())
-    return Solution(after, status, costs, params, found.hyper, history, best, personal).check(throw)
+    return Solution(after, with_hint(status, task), costs + more, params, found.hyper, history, best, personal).check(
+        throw
+    )

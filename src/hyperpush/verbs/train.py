@@ -17,9 +17,12 @@ from hyperpush.networks import Network
 from hyperpush.task.task import Task
 from hyperpush.verbs.call import Call
 from hyperpush.verbs.checks import check_call
+from hyperpush.verbs.ending import judge_growth
+from hyperpush.verbs.first_costs import check_first_costs
 from hyperpush.verbs.recording import Metrics, history_of, recorder
 from hyperpush.verbs.results import Training
 from hyperpush.verbs.runs import check_alone, train_runs
+from hyperpush.verbs.scales import with_hint
 
 
 @no_type_check
@@ -87,6 +90,7 @@ def train(
         return train_runs(call, runs, throw)
     if seeds is not None or save is not None:
         return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every, certify=certify)
+    check_first_costs(task)
     recorders = {}
     if metrics or every is not None:
         every = check_integer("every", 1 if every is None else every, minimum=1)
@@ -96,8 +100,11 @@ def train(
     check_params(method, found.params, task.params)
     after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
     history = history_of(run, call.adapted.loop, every or 1) if recorders else None
-    status = call.certifier(after).judge_params(call.status(run), certify)
-    return Training(after, status, costs, task.problem.whole(found.params), history).check(throw)
+    own = call.status(run)
+    status = judge_growth(own, task, after)
+    if status is None:
+        status = call.certifier(after).judge_params(own, certify)
+    return Training(after, with_hint(status, task), costs, task.problem.whole(found.params), history).check(throw)
 
 
 def check_params(method: InnerSolver, found: Any, wanted: Any) -> None:

@@ -67,6 +67,11 @@ class Tuning(Pictured):
         """The row of the best setting."""
         return _best(self.rows, self.mode)
 
+    @property
+    def warnings(self) -> list[str]:
+        """Reasons to doubt the best setting, as the status of its runs gives them; empty where there are none."""
+        return self.best_row.status.warnings
+
     def to_pandas(self) -> Any:
         """One row per setting."""
         names = self.rows[0].values

@@ -30,7 +30,7 @@ from hyperpush.engines.compiled.effort import WHOLE
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Visit, restart_below, with_states
 from hyperpush.engines.compiled.snapshots import RecordedRows, Structure, restore, take
 from hyperpush.engines.compiled.whole import outer_loops, rows_of, run_whole
-from hyperpush.engines.result import OUTSIDE, Recorder, RecordFunction
+from hyperpush.engines.result import OUTSIDE, Recorder, RecordFunction, Rows
 from hyperpush.engines.run_checks import check_recording
 from hyperpush.engines.run_hooks import Cursor, Divergence, ProgressHook, Replay, Snapshot, Trail
 from hyperpush.networks.trees import LONGEST
@@ -81,6 +81,16 @@ class HostLoop:
         self.saved: tuple[Carry, list[State]] | None = None  # what it continues with
 
     def run(self, carry: Carry, key: PRNGKeyArray) -> Carry:
+        """Run the whole program; after a divergence, the error carries the rows recorded so far."""
+        try:
+            return self.run_program(carry, key)
+        except Diverged as error:
+            clients = self.context.network.clients
+            clocks = self.history.row_clocks(carry.clock, clients, int(carry.clock.step))
+            error.rows = Rows(self.history.result(clients), clocks)
+            raise
+
+    def run_program(self, carry: Carry, key: PRNGKeyArray) -> Carry:
         """The whole program: a short one compiled as a whole, others walked."""
         carry = strong(carry)
         self.structure = Structure(self.context, self.profile, carry, self.recorders)
@@ -224,9 +234,10 @@ class HostLoop:
         while (done < node.at_most or entry) and not ended:
             stop = schedule.end_of_chunk(done, self.hooks)
             began = time.perf_counter()
-            result = self.run_chunk(visit, schedule, carry, done, stop)
+            first_row = done // self.every + (not entry)
+            result = self.run_chunk(visit, schedule, carry, done, stop, first_row)
             if recorder is not None:
-                self.keep_records(visit, result, done // self.every + (not entry))
+                self.keep_records(visit, result, first_row)
             carry = check_clock(strong(result.carry))
             ended = bool(result.ended) or int(result.reached) < stop or node.at_most == 0
             schedule.adapt(time.perf_counter() - began)
@@ -234,7 +245,9 @@ class HostLoop:
             done, entry = stop, False
         return carry
 
-    def run_chunk(self, visit: Visit, schedule: ChunkSchedule, carry: Carry, start: int, stop: int) -> ChunkResult:
+    def run_chunk(
+        self, visit: Visit, schedule: ChunkSchedule, carry: Carry, start: int, stop: int, first_row: int
+    ) -> ChunkResult:
         """Iterations start…stop−1 in one compiled call."""
         rest, donated = self.split(carry)
         static = (visit.path, schedule.recording())
@@ -246,6 +259,8 @@ class HostLoop:
         result = run(stop, donated)
         if bool(result.finite):
             return result
+        if visit.node.name in self.recorders:
+            self.keep_records(visit, result, first_row)
 
         def walk(i: int) -> None:
             if has_loop(visit.node.body):  # one of them may be to blame

@@ -1,0 +1,190 @@
+"""Judge where a bilevel algorithm ended: right params, the gradient there, growth, and other points of the papers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from hyperpush.algorithms.base import Algorithm, BilevelState, Ends
+from hyperpush.algorithms.ending import Ending, EndJudge, Given, OtherPoint, solver_for
+from hyperpush.base import processes
+from hyperpush.base.errors import Diverged, HyperpushError
+from hyperpush.base.status import STATIONARY, Status
+from hyperpush.engines.base import ambient, surround
+from hyperpush.hypergradients.tree_cg import TreeCG
+from hyperpush.programs import program_of
+from hyperpush.task.task import Task
+from hyperpush.verbs.certify import NOT_CERTIFIED, problem_of
+from hyperpush.verbs.costs import Costs
+
+if TYPE_CHECKING:
+    from hyperpush.verbs.call import Call
+
+TERMS = 1e-6  # of the terms of a hypergradient: what is smaller at the start may be rounding
+GROWTH = 1e6  # times the larger of start and data: no fit of the data needs params of that size
+
+
+def judge_ending(call: "Call", status: Status, after: Task, found: BilevelState, certify: bool) -> tuple[Status, Costs]:
+    """The status of a bilevel algorithm that ended at the task `after`, and what judging cost."""
+    method: Algorithm = call.method
+    if ambient().engine is not None:
+        return status, Costs()
+    if (growing := judge_growth(status, call.task, after)) is not None:
+        return growing, Costs()
+    if method.nested:
+        return (_judge_nested(call, status, after, found, certify) if method.steps else status), Costs()
+    if not certify:
+        return status.judged(NOT_CERTIFIED), Costs()
+    if why := _unseen(call, after):
+        return _unknown(status, why), Costs()
+    try:
+        return _judge_single_loop(call, status, after)
+    except Diverged:
+        return _unknown(status, "judging the end left the finite numbers"), Costs()
+    except HyperpushError as error:
+        return _unknown(status, str(error)), Costs()
+
+
+def judge_growth(status: Status, before: Task, after: Task) -> Status | None:
+    """The status *growing* where params or hypers are a million times larger than the start and the data; else None."""
+    if processes.count() > 1:
+        return None
+    for old, new in ((before.params, after.params), (before.hypers, after.hypers)):
+        least = GROWTH * max(_size(old), 1.0)
+        if (size := _size(new)) > least and size > GROWTH * _data_scale(before):
+            return replace(status, converged=False, reason="growing", error=None, failed=max(status.failed, 1))
+    return None
+
+
+def _judge_nested(call: "Call", status: Status, after: Task, found: BilevelState, certify: bool) -> Status:
+    """Judge the reported params as a single estimate, and the gradient by the first and the last step."""
+    certifier = call.certifier(after)
+    early = status.reason == "early-stopping"
+    judged = certifier.judge_estimate(status, certify, found.size, again=early)
+    why = certifier.unseen() or _without_gradient(call.method)
+    if not certify or why or found.ends is None:
+        return replace(judged, stationary_reason=why)
+    first, last = (_host(tree) for tree in (found.ends.first, found.ends.last))
+    agree = bool(call.method.info.fixed_point)
+    return _with_gradient(judged, first, last, agree, _floor(first, agree, found.ends))
+
+
+def _without_gradient(method: Algorithm) -> str:
+    """Reason why the first and the last hypergradient of a nested algorithm do not tell whether it is stationary."""
+    if getattr(method, "stop", None) is not None:
+        return "early stopping reports another step than the last"
+    return "" if getattr(method, "ties", None) is None else "ties add a penalty to the gradient"
+
+
+def _judge_single_loop(call: "Call", status: Status, after: Task) -> tuple[Status, Costs]:
+    """Judge the reported params, then solve at the start and the end and compare the hypergradients there."""
+    own = problem_of(call.method) == "own"
+    point = call.method.info.fixed_point
+    other: OtherPoint = point if point in ("x_L", "x_M") else ""
+    solver = solver_for(call.network, call.engine, after)
+    checker = TreeCG().bind(call.network, call.engine, after)
+    recipe = program_of(EndJudge(solver, checker, other), after.problem)
+    began, costs = _run(call, recipe, call.task, judge=False)
+    first = _host(began.value)
+    size = _length(_mean(first)) if after.common else _rms(first)
+    ended, more = _run(call, recipe, after, judge=not own, look=True, size=size)
+    reported = call.certifier(after).judge_own(size * after.clients) if own else ended.reported.status()
+    status = replace(reported, chosen=status.chosen)
+    return _compare(status, began, ended, after.common, other), costs + more
+
+
+def _compare(status: Status, began: Ending, ended: Ending, agree: bool, other: OtherPoint) -> Status:
+    """The status with the gradient at the end over that at the start, both at solved params."""
+    for where, each in (("start", began), ("end", ended)):
+        for what, report in (("inner problem", each.training), ("hypergradient", each.estimate)):
+            if (known := report.status()).converged is not True:
+                return replace(status, stationary_reason=f"{what} at the {where}: {known.reason}")
+    first, last = _host(began.value), _host(ended.value)
+    ends = Ends(first, last, began.terms, began.estimate.error)
+    status = _with_gradient(status, first, last, agree, _floor(first, agree, ends))
+    if other and status.stationary is False:
+        vanishes = _length(_mean(_host(ended.other))) <= STATIONARY * len(began.terms) * _length(_mean(first))
+        status = replace(status, stationary_reason=f"it is at {other}" if vanishes else "")
+    return status
+
+
+def _with_gradient(status: Status, first: PyTree, last: PyTree, agree: bool, floor: float) -> Status:
+    """The status with `gradient` and `stationary`. Where the first is below `floor` it may be rounding."""
+    sizes = [_length(_mean(each)) if agree else _rms(each) for each in (first, last)]
+    if sizes[0] <= floor:
+        return replace(status, stationary_reason="the start was stationary up to rounding")
+    gradient = sizes[1] / sizes[0]
+    return replace(status, gradient=gradient, stationary=gradient <= STATIONARY)
+
+
+def _floor(first: PyTree, agree: bool, ends: Ends) -> float:
+    """A size of the first gradient below which it may be rounding, or the error of the estimates in it."""
+    terms = float(np.sqrt(np.mean(np.square(np.asarray(ends.terms, np.float64)))))
+    error = max(float(np.max(np.asarray(ends.error))), 0.0) if agree else 0.0
+    return max(TERMS * terms, error * _rms(first))
+
+
+def _run(
+    call: "Call", recipe: Any, task: Task, judge: bool, look: bool = False, size: float = 0.0
+) -> tuple[Ending, Costs]:
+    """What the program finds at the point of a task."""
+    kind = jnp.result_type(*jax.tree.leaves(task.params))
+    start, known = (np.full(task.clients, each, kind) for each in (call.start_size or 0.0, size))
+    asked = (np.full(task.clients, each) for each in (judge, look))
+    states = Given(task.params, task.hypers, *map(jnp.asarray, (start, known, *asked)))
+    step = task.point.step if task.point is not None and task.point.network == call.network else 0
+    with surround():
+        run = call.engine.run(recipe, call.network, states, task.data, call.key, step=step)
+    return run.states, Costs.of(run, task)
+
+
+def _unseen(call: "Call", after: Task) -> str:
+    """Reason why the end cannot be judged; empty where it can."""
+    if call.method.hides:
+        return "its messages carry noise, and judging would send clean ones"
+    if after.joint:
+        return "an outer cost of all clients together"
+    if getattr(call.method, "personal", ()):
+        return "hypers of which some are shared and some personal"
+    return call.certifier(after).unseen() or call.engine.no_tree
+
+
+def _unknown(status: Status, why: str) -> Status:
+    judged = status.judged(Status(None, f"params not checked: {why}"))
+    return replace(judged, stationary_reason=why)
+
+
+def _host(tree: PyTree) -> list[np.ndarray]:
+    """The leaves on the host, clients on axis 0, in float64."""
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+
+
+def _mean(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [leaf.mean(axis=0) for leaf in leaves]
+
+
+def _length(leaves: Sequence[np.ndarray]) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(leaf)) for leaf in leaves)))
+
+
+def _rms(leaves: Sequence[np.ndarray]) -> float:
+    """The root mean square of the clients' norms."""
+    return _length(leaves) / float(np.sqrt(max(len(leaves[0]), 1))) if leaves else 0.0
+
+
+def _size(tree: PyTree) -> float:
+    """The largest absolute entry."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return max((float(np.max(np.abs(leaf))) for leaf in leaves if leaf.size), default=0.0)
+
+
+def _data_scale(task: Task) -> float:
+    """The largest absolute number of the training data; 1 on a private task."""
+    if task.privacy is not None:
+        return 1.0
+    leaves = jax.tree.leaves(task.data.train)
+    return _size([leaf for leaf in leaves if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)])
