@@ -20,7 +20,13 @@ import hyperpush as hp
 from hyperpush.base.errors import InvalidInput
 from hyperpush.influence import Influence, agreement
 
-LABELS = {"heart": "classes", "exam": "numbers", "contraception": "classes", "chile": "classes", "randhie": "classes"}
+LABELS: dict[str, Any] = {
+    "heart": "classes",
+    "exam": "numbers",
+    "contraception": "classes",
+    "chile": "classes",
+    "randhie": "classes",
+}
 WAYS = ("first order", "newton", "retrain")
 FEWEST = 20  # records of a party that is kept: fewer leave no record for validation
 COLUMNS = ("table", "way", "parties", "params", "R² others", "R² sites", "right signs", "rounds", "floats", "CPU s")
@@ -88,7 +94,7 @@ def read(name: str) -> hp.tables.Tables:
     path = Path(folder or "") / "multisite" / f"{name}.csv"
     if not folder or not path.exists():
         raise InvalidInput("HYPERPUSH_DATA", folder, f"a folder with multisite/{name}.csv")
-    frame = pandas.read_csv(path)
+    frame: Any = pandas.read_csv(path)
     kept = frame[frame.groupby("party")["label"].transform("count") >= FEWEST]
     parties = {str(party): own.drop(columns="party") for party, own in kept.groupby("party", sort=False)}
     return hp.tables.read(parties, label="label", kind=LABELS[name])

@@ -320,5 +320,5 @@ def test_a_task_does_not_change():
     with pytest.raises(hp.InvalidInput, match=r"task\.penlty: got None; allowed: a new task: tasks do not change"):
         task.penlty = None
     with pytest.raises(hp.InvalidInput, match=r"task\.hypers: got 9\.0"):
-        task.hypers = 9.0
+        task.hypers = 9.0  # pyright: ignore[reportAttributeAccessIssue]
     assert copy.deepcopy(task).names == task.replace(common=True).names == task.names
