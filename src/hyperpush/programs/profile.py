@@ -69,7 +69,7 @@ class Sending(eqx.Module):
 class Profile:
     """One client's messages and work in each pass through the body of each loop of a program.
 
-    Its nodes have no functions, so they do not depend on the numbers that the program was built from.
+    Its nodes lack their functions, so they do not depend on the numbers that the program was built from.
     """
 
     sendings: tuple[Sending, ...]
