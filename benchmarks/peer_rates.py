@@ -96,12 +96,13 @@ def block(peers: int, rounds: int, secure: bool) -> None:
 
     def party(number: int) -> None:
         name = names[number]
-        files = (folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key") if secure else (None,) * 3
 
         def progress(session: Any) -> None:
             session.on_begin = lambda: begun.setdefault(number, (time.perf_counter(), time.process_time()))
 
-        options = {"tls": secure, "patience": 300.0, "on_start": progress}
+        options: dict[str, Any] = {"tls": secure, "patience": 300.0, "on_start": progress}
+        # By place, because older code names them otherwise.
+        files: Any = [folder / each for each in ("ca.pem", f"{name}.pem", f"{name}.key")] if secure else [None] * 3
         engine = hp.Peers(name, addresses, *files, **options)
         method, network = hp.SGP(steps=rounds, step_size=0.5), hp.networks.FullyConnected(peers)
         ready.wait()

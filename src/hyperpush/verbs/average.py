@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
 from hyperpush.base.checks import check_nonnegative, check_positive, no_type_check
 from hyperpush.base.errors import InvalidInput
@@ -70,7 +70,7 @@ def average(
     network: Network,
     *,
     key: PRNGKeyArray | int,
-    weights: Sequence[float] | Float[Array, " n"] | None = None,
+    weights: Sequence[float] | Float[ArrayLike, " n"] | None = None,
     tolerance: float | None = None,
     engine: Engine = Simulate(),
 ) -> Mean:
