@@ -11,9 +11,9 @@ from hyperpush.audits.verdicts import Tests
 
 
 def name_harmful(rounds: Rounds, first: Tests, names: Sequence[str], level: float) -> tuple[list[Named], np.ndarray]:
-    """Name the leaver that hurts most, leave it out, audit the rest again, until nobody hurts or two are left.
+    """Name the leaver that hurts most, leave it out and audit the rest again, until none hurts or two are left.
 
-    A wrong party's own records feel an honest party leave, so honest parties look harmful until it is left out.
+    A party with wrong labels gains when an honest party leaves, so honest parties look harmful until it is left out.
 
     Returns:
         A row per named party, and 1 for each party that still counts.

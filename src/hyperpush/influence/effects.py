@@ -71,8 +71,7 @@ class Effects(Result):
         return self.baseline + self.by_site
 
     def task_of(self, group: int) -> Task:
-        """Return the task at the params without a group, for the next verb; at first order, the params with all
-        clients."""
+        """Return the task at the params without a group; at first order, at the params with all clients."""
         if self.params is None:
             return self.task
         return self.task.at(params=jax.tree.map(lambda leaf: leaf[group], self.params))

@@ -289,7 +289,7 @@ def _way(parties: Any, task: Task, method: HypergradientEstimator, engine: Engin
 def _party_effects(
     task: Task, method: HypergradientEstimator, network: Network, how: str | None, judged: Status, **options: Any
 ) -> Effects | None:
-    """Return the effects of each party by a Newton step or retraining; None if not asked for or for one party."""
+    """Return the effects of each party by a Newton step or retraining; None if unwanted or for one party."""
     if how is None or task.clients < 2:
         return None
     weights = [without(task, clients=[client]) for client in range(task.clients)]
