@@ -1,1 +1,1 @@
-"""What `hyperpush peer`, `swarm` and `certificates` do: one process per party, next to its own data."""
+"""Implementation of `hyperpush peer`, `swarm` and `certificates`: one process per party, next to its own data."""

@@ -1,6 +1,6 @@
 """A private certificate authority and certificates that name a peer, for trials.
 
-Keep `ca.key` secret and away from the peers: whoever holds it can admit new ones. With an authority of your own, issue
+Keep `ca.key` secret and away from the peers: its holder can admit new peers. With an authority of your own, issue
 certificates whose common name is the peer's name and whose alternative names hold the address that it listens on.
 """
 
@@ -33,7 +33,7 @@ class Issued(NamedTuple):
 
 
 def make_authority(folder: Path, days: int = DAYS, name: str = "hyperpush trial authority") -> Issued:
-    """A new private authority: `ca.pem`, which everybody may have, and `ca.key`, which nobody else may."""
+    """Make a new private authority: `ca.pem`, to hand out to all peers, and `ca.key`, to keep secret."""
     key = ec.generate_private_key(ec.SECP256R1())
     built = _start(_subject(name), _subject(name), key.public_key(), days, "key_cert_sign", "crl_sign").add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
@@ -44,9 +44,9 @@ def make_authority(folder: Path, days: int = DAYS, name: str = "hyperpush trial 
 def make_certificate(
     folder: Path, name: str, hosts: Sequence[str] = ("127.0.0.1", "localhost"), days: int = DAYS
 ) -> Issued:
-    """A certificate for the peer `name`, which listens on `hosts`, signed by the authority in `folder`.
+    """Make a certificate for the peer `name`, which listens on `hosts`, signed by the authority in `folder`.
 
-    A number of `days` that is not positive makes one that has expired.
+    With `days` of 0 or less the certificate has already expired.
     """
     check_name("names", name)
     signer, signing_key = _load(folder)
@@ -61,7 +61,7 @@ def make_certificate(
 
 
 def make(folder: Path, names: Iterable[str], hosts: Sequence[str], days: int = DAYS) -> list[Issued]:
-    """An authority in `folder`, unless there is one, and a certificate for each of `names`; nothing is overwritten."""
+    """Make an authority in `folder`, unless it has one, and a certificate for each of `names`. Overwrite nothing."""
     names = [check_name("names", name) for name in names]
     if not names or len(set(names)) < len(names):
         raise InvalidInput("names", names, "one or more different names")
@@ -96,7 +96,7 @@ def _alternative(host: str) -> Any:
 
 
 def _start(subject: Any, issuer: Any, public_key: Any, days: int, *uses: str) -> Any:
-    """A certificate that says whose it is, for how long, and what its key is for."""
+    """Start building a certificate: its subject, its issuer, its validity and the uses of its key."""
     # A day of slack for clocks that disagree.
     end = datetime.now(UTC) + timedelta(days=days) - timedelta(seconds=0 if days > 0 else 60)
     start = min(datetime.now(UTC), end) - timedelta(days=1)

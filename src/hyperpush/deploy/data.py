@@ -14,10 +14,10 @@ from hyperpush.runs.models import leaf_name
 
 
 def read_own_data(given: str, base: Path, name: str, like: dict[str, Any]) -> dict[str, Any]:
-    """A party's examples by data set, in the shape of the task's: from an .npz file, or from `module:function(name)`.
+    """Return a party's examples by data set, in the task's structure, from an .npz file or `module:function(name)`.
 
-    Arrays of a file are called as the leaves are: `train/0`, …. Only the first axis, the examples, may be of another
-    length than in the task.
+    Arrays of a file have the names of the leaves: `train/0`, …. Only the first axis (the examples) may differ in
+    length from the task's.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     names, field = [leaf_name(where) for where, _ in leaves], f"peers.{name}.data"
@@ -32,14 +32,14 @@ def read_own_data(given: str, base: Path, name: str, like: dict[str, Any]) -> di
 
 
 def _call_loader(field: str, given: str, name: str) -> dict[str, np.ndarray]:
-    """The arrays that the party's own function returns."""
+    """Return the arrays that the party's own function returns."""
     function = load_function(field, given)
     try:
         found = jax.tree_util.tree_flatten_with_path(function(name))[0]
         return {leaf_name(where): np.asarray(leaf) for where, leaf in found}
     except HyperpushError:
         raise
-    except Exception as error:  # the function is the user's: whatever it raises, say so
+    except Exception as error:  # the user's function may raise anything; report it
         said = f"{given}, which fails with {type(error).__name__}: {error}"
         raise InvalidInput(field, said, "a function of the party's name that returns its examples") from error
 
@@ -53,7 +53,7 @@ def _read_arrays(field: str, path: Path, names: list[str]) -> dict[str, np.ndarr
 
 
 def _check(field: str, array: np.ndarray, like: Any) -> np.ndarray:
-    """One array of a party's examples, in the type of the task's."""
+    """Return one array of a party's examples in the task's dtype. Refuse one of another shape, or not of numbers."""
     if array.ndim != like.ndim or array.shape[1:] != like.shape[1:]:
         raise InvalidInput(field, array.shape, f"examples of shape {like.shape[1:]}")
     if array.dtype.kind not in "biuf":

@@ -1,4 +1,4 @@
-"""A party's folder: its own alone, of one process at a time, with an account of what was released of its data."""
+"""A party's folder: private, used by one process at a time, with an account of releases of the party's data."""
 
 import json
 import os
@@ -19,12 +19,12 @@ LOCK, RELEASES = ".lock", "releases.json"
 
 @contextmanager
 def own_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[None]:
-    """Make a folder that nobody else may look into, if it is missing, and hold its lock; files in it are private, too.
+    """Make a folder private to its owner, if missing, and hold its lock. Files written meanwhile are private, too.
 
     Args:
         path: The folder.
-        field: What an error calls it.
-        keep_mode: Whether it holds other files than those of a party, so that its permissions are left alone.
+        field: Name of the folder in errors.
+        keep_mode: True leaves the folder's permissions alone, because it also holds files that are not the party's.
     """
     with private_files():
         try:
@@ -38,7 +38,7 @@ def own_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[None
             lock.acquire()
         except Timeout:
             raise InUse(f"{field}: another process works in {path}; end it first, or take another folder") from None
-        except (OSError, NotImplementedError) as error:  # some network file systems have no locks
+        except (OSError, NotImplementedError) as error:  # some network file systems lack locks
             raise HyperpushError(f"{path} cannot be locked: {error}; use a folder on another disk") from None
         try:
             yield
@@ -48,7 +48,7 @@ def own_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[None
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Let files and folders that are made meanwhile be one's own alone; a process has one mask, of its main thread."""
+    """Make new files and folders private in the block. Only the main thread may do so: a process has a single mask."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -60,12 +60,12 @@ def private_files() -> Iterator[None]:
 
 
 def released_before(folder: Path, start: str) -> list[Budget]:
-    """What was released of a party's data at earlier fresh starts than this one."""
+    """Return the budgets of all fresh starts of a party except `start`."""
     return [Budget.from_table(each["budget"]) for each in _read(folder / RELEASES) if each["start"] != start]
 
 
 def note_release(folder: Path, start: str, budget: Budget) -> None:
-    """Write down what a start releases at most, before anything is sent; once for a start that is resumed."""
+    """Write down the most that a start releases, before anything is sent. A resumed start is noted only once."""
     entries = _read(folder / RELEASES)
     if any(each["start"] == start for each in entries):
         return

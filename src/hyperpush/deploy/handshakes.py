@@ -1,9 +1,9 @@
 """Count the TLS handshakes that Zenoh refuses: the one place that replaces a file descriptor of the process.
 
-Zenoh tells nobody that it has refused a handshake, except for its log. Its Python package (1.10) offers no callback for
-the log, and writes it to file descriptor 1. So, in a process that hosts one party, that descriptor becomes a pipe. The
-lines about refused handshakes are counted by reason, and all others are passed on to where it led before. The reasons
-are Zenoh's words: one that is not known counts as a bad handshake.
+Zenoh reports a refused handshake only in its log. Its Python package (1.10) offers no callback for the log, and writes
+it to file descriptor 1. So, in a process that hosts one party, that descriptor becomes a pipe. Lines about refused
+handshakes are counted by reason. All others are passed on to the descriptor's former target. The reasons are found by
+Zenoh's wording: an unknown one counts as a bad handshake.
 """
 
 import os
@@ -26,7 +26,7 @@ BAD = "bad-handshake"
 
 
 def reason(line: str) -> str | None:
-    """Why a handshake was refused, if that is what a line of Zenoh's log says."""
+    """Return the reason for a refused handshake; None if a line of Zenoh's log is about something else."""
     if "zenoh_link_tls" not in line or "WARN" not in line:
         return None
     return next((name for words, name in _REASONS if words in line), BAD)
@@ -34,7 +34,7 @@ def reason(line: str) -> str | None:
 
 @cache  # once per process
 def count_handshakes() -> Counter[str]:
-    """Start Zenoh's log and count what it refuses from now on, for the rest of the process."""
+    """Start Zenoh's log and count refused handshakes from now on, for the rest of the process."""
     counts = Counter[str]()
     sys.stdout.flush()
     real = os.dup(1)
@@ -53,6 +53,6 @@ def count_handshakes() -> Counter[str]:
                     counts[found] += 1
 
     threading.Thread(target=watch, name="handshakes", daemon=True).start()
-    os.environ.pop("RUST_LOG", None)  # it would win over what is asked for here
+    os.environ.pop("RUST_LOG", None)  # it would take precedence over the filter below
     zenoh.init_log_from_env_or("off,zenoh_link_tls=warn")
     return counts

@@ -1,7 +1,7 @@
 """The configuration of a run among peers.
 
-All parties hold the same file but for paths and addresses, which are everybody's own affair. What they have to agree on
-(the run, its mode, the names in their order, the spec) goes into a digest that peers compare before they start.
+All parties hold the same file, except for paths and addresses, which may differ per party. A digest, which peers
+compare before they start, covers the rest: the session, its mode, private draws, the names in order, and the spec.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from hyperpush.spec.experiment import SpecConfig
 from hyperpush.spec.objects import task_function
 
 CHECKPOINT, SECRET = "checkpoint.safetensors", "secret.key"  # files of a party
-# The options of `Peers` that are the same for all parties; those of one party stand in its own table or follow from it.
+# The options of `Peers` that all parties share; all others are in a party's own table or follow from it.
 SHARED = (
     "session",
     "mode",
@@ -39,7 +39,7 @@ SHARED = (
 
 
 class Party(Config):
-    """One party: where it is, and where its own files are."""
+    """One party: its address and its own files."""
 
     address: str | None = option(None, "host:port that it listens on; left out: it only dials.")
     data: str | None = option(None, ".npz file or module:function; left out: the task's own.")
@@ -57,7 +57,7 @@ class Deployment(Config):
     peers: dict[str, Party] = option({}, "The parties by name, in the order of their clients.")
 
     def check(self) -> None:
-        """Fill in the defaults of the engine; refuse names of parties that keys of messages cannot hold."""
+        """Fill in the engine's defaults. Refuse names that message keys cannot hold, and faults in synchronous mode."""
         described = shared_options()
         defaults = {name: each.default for name, each in described.items()}
         object.__setattr__(self, "engine", {**defaults, **self.engine})
@@ -68,17 +68,20 @@ class Deployment(Config):
             raise InvalidInput("deploy.faults", self.engine["faults"], "none, or mode = 'asynchronous'")
 
     def with_engine(self, **changes: Any) -> "Deployment":
-        """The same with other options of the engine."""
+        """Return this deployment with some options of the engine changed."""
         return replace(self, engine={**self.engine, **changes})
 
 
 def shared_options() -> Mapping[str, Option]:
-    """The options of `Peers` that `[deploy]` takes."""
+    """Return the options of `Peers` that `[deploy]` takes."""
     return {name: each for name, each in options_of(Peers).items() if name in SHARED}
 
 
 def read(path: Path, overrides: Sequence[str] = (), count: int | None = None) -> Deployment:
-    """A deployment from a TOML file: a spec with `[deploy]` and `[peers.NAME]`; a swarm of `count` makes the peers."""
+    """Return the deployment in a TOML file: a spec with `[deploy]` and `[peers.NAME]`.
+
+    Without `[peers.NAME]`, `count` is the number of peers that a swarm will make; None: unknown.
+    """
     values = read_toml(path)
     if not is_spec(values):
         raise InvalidInput("task", values.get("task"), "a table [task]: whatever `hyperpush run` runs can be deployed")
@@ -97,7 +100,7 @@ def read(path: Path, overrides: Sequence[str] = (), count: int | None = None) ->
 
 
 def read_engine(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of `Peers` that a table `[deploy]` gives, read and checked by their annotations."""
+    """Return the options of `Peers` in a table `[deploy]`, read and checked by their annotations."""
     described, found = shared_options(), {}
     for name, given in table.items():
         if name not in described:
@@ -108,14 +111,14 @@ def read_engine(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_draws(config: Deployment, private: bool) -> None:
-    """Refuse a private task whose noise everybody could draw again."""
+    """Refuse a private task whose noise all parties could draw again."""
     if private and not config.private_draws:
-        allowed = "true for a private task: whoever knows the key can take the noise off again"
+        allowed = "true for a private task: a party that knows the key can draw the noise again and subtract it"
         raise InvalidInput("deploy.private_draws", False, allowed)
 
 
 def digest(config: Deployment) -> bytes:
-    """What peers compare before they start."""
+    """Return the digest of the shared configuration, which peers compare before they start."""
     agreed = {
         "session": config.engine["session"],
         "mode": config.engine["mode"],
@@ -127,12 +130,12 @@ def digest(config: Deployment) -> bytes:
 
 
 def folder_of(config: Deployment, name: str, base: Path) -> Path:
-    """Where a party's results go."""
+    """Return the folder of a party's results."""
     return base / (config.peers[name].out or name)
 
 
 def engine_of(config: Deployment, name: str, base: Path, private: bool) -> Peers:
-    """The engine that the tables describe for one party; paths are relative to `base`."""
+    """Return the engine that the tables describe for one party; paths are relative to `base`."""
     own, out = config.peers[name], folder_of(config, name, base)
 
     def file(path: str | None) -> Path | None:

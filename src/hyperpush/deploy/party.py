@@ -35,14 +35,21 @@ from hyperpush.verbs.budget import Budget, budget
 from hyperpush.verbs.results import History, Result
 from hyperpush.verbs.saving import summarize, write_arrays
 
-DELTA = 1e-5  # δ at which a result says what Gaussian noise costs
+DELTA = 1e-5  # δ at which results report the ε of Gaussian noise
 
 
 def own_spec(config: Deployment, name: str, base: Path, spec: Spec | None = None) -> Spec:
-    """What this party runs: the spec of all, which may have been read before, on its own data and start."""
+    """Return the shared spec with this party's own data and start.
+
+    Args:
+        config: The deployment.
+        name: This party.
+        base: Folder that paths are relative to.
+        spec: The shared spec, if it has been read already; None reads it.
+    """
     spec, names = spec or objects.read(config.spec.tables()), list(config.peers)
     if spec.task.clients != len(names):
-        raise InvalidInput("task.clients", spec.task.clients, f"{len(names)}, as many as peers")
+        raise InvalidInput("task.clients", spec.task.clients, f"{len(names)}, the number of peers")
     known = spec.task.names
     if any(peer != client and peer in known for peer, client in zip(names, known, strict=True)):
         raise InvalidInput("peers", ", ".join(names), f"the order of the task's clients, {', '.join(known)}")
@@ -56,22 +63,22 @@ def own_spec(config: Deployment, name: str, base: Path, spec: Spec | None = None
 
 
 class Rehearsed(Exception):
-    """A run got to its first program: all that is checked before has passed."""
+    """Raised when a rehearsed run reaches its first program: all earlier checks have passed."""
 
 
 class Rehearsal(Peers):
-    """Takes the place of a party's engine before anything is sent: all is checked, and nothing runs."""
+    """Stand-in for a party's engine that makes all checks, then stops before anything runs or is sent."""
 
     def run(self, program: Node | ProgramRecipe, network: Network, *args: Any, **options: Any) -> RunResult:
-        """Refuse what cannot run, and end."""
+        """Refuse a program that cannot run here, or raise `Rehearsed`."""
         self.connect(as_recipe(program).program(), network)
         raise Rehearsed
 
 
 def rehearse(spec: Spec, engine: Peers) -> None:
-    """Refuse what the verbs and the engine would refuse, before anything is written or sent."""
+    """Refuse a spec that the verbs or the engine would refuse, before anything is written or sent."""
     if spec.trainer is not None and getattr(spec.method, "trains", False):
-        allowed = f"nothing: {type(spec.method).__name__} trains itself"
+        allowed = f"no [train] table: {type(spec.method).__name__} trains by itself"
         raise InvalidInput("train", type(spec.trainer).__name__, allowed)
     for each in (spec, as_one_program(spec)):
         with suppress(Rehearsed), dotted_keys(engine.party):
@@ -79,7 +86,7 @@ def rehearse(spec: Spec, engine: Peers) -> None:
 
 
 def prepare(config: Deployment, name: str, base: Path, of_all: Spec | None = None) -> tuple[Spec, Peers]:
-    """What a party runs, and where; refuses what cannot run."""
+    """Return a party's spec and its engine. Refuse a spec that cannot run."""
     spec = own_spec(config, name, base, of_all)
     engine = engine_of(config, name, base, spec.task.privacy is not None)
     rehearse(spec, engine)
@@ -87,14 +94,14 @@ def prepare(config: Deployment, name: str, base: Path, of_all: Spec | None = Non
 
 
 def as_one_program(spec: Spec) -> Spec:
-    """The spec with its training as part of its method, so that there is one program to run."""
+    """Return the spec with its training as part of its method, so that there is one program to run."""
     if spec.trainer is None:
         return spec
     return replace(spec, trainer=None, method=TrainFirst(spec.trainer, spec.method))
 
 
 def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Be the party `name`: run the spec with the others, write the own model; returns the result."""
+    """Run the spec as the party `name`, write the party's own model, and return the summary of its result."""
     if name not in config.peers:
         raise unknown("--name", name, config.peers)
     out = folder_of(config, name, base)
@@ -102,7 +109,7 @@ def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[
     if (out / RESULT).exists():
         if left_over.load() is None:
             raise InvalidInput(f"peers.{name}.out", str(out), "a folder without the result of an earlier run")
-        left_over.remove()  # killed when all was written
+        left_over.remove()  # the process was killed after it had written the result
         return json.loads((out / RESULT).read_text(encoding="utf-8"))
     with set_up_jax(config.spec.precision):
         spec, engine = prepare(config, name, base)
@@ -112,7 +119,7 @@ def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[
 
 
 def _run_in(out: Path, config: Deployment, spec: Spec, engine: Peers, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run a party's spec in its folder."""
+    """Run a party's spec in its folder and return the summary."""
     spec = as_one_program(spec)
     began = time.monotonic()
     watch = Watch(config, engine.party, out, say, _budget_of(spec), summarize=_privacy_of_starts)
@@ -124,19 +131,19 @@ def _run_in(out: Path, config: Deployment, spec: Spec, engine: Peers, say: Calla
                 say(f"{engine.party}: {result.status}")
             summary |= _write_result(out, engine.party, result, watch.before)
             write_atomically(out / CONFIG, to_toml("spec", config.spec))
-        # Last: it says that all is there.
+        # Last, because this file marks the folder as complete.
         write_atomically(out / RESULT, (to_json(summary) + "\n"))
         Checkpoint(out / CHECKPOINT, digest(config)).remove()
     return summary
 
 
 def _budget_of(spec: Spec) -> Budget | None:
-    """What a run of a private spec releases at most."""
+    """Return the most that a run of a private spec releases; None for other specs."""
     return None if spec.task.privacy is None else budget(spec.task, spec.method, spec.network)
 
 
 def _run(spec: Spec, engine: Peers, watch: Watch) -> Result | None:
-    """The result; None if this party has left."""
+    """Return the result; None if this party has left."""
     try:
         found = spec.run(engine=replace(engine, on_start=watch.start))
     except Left:
@@ -151,7 +158,7 @@ def _run(spec: Spec, engine: Peers, watch: Watch) -> Result | None:
 
 
 def _summary(config: Deployment, name: str, result: Result | None, watch: Watch) -> dict[str, Any]:
-    """The costs of a run for a party, and its view of the others."""
+    """Return the costs of a run for a party, and its view of the others."""
     session = watch.session
     assert session is not None
     seen = watch.look()
@@ -172,7 +179,7 @@ def _summary(config: Deployment, name: str, result: Result | None, watch: Watch)
 
 
 def _write_result(out: Path, name: str, result: Result, before: Sequence[Budget] = ()) -> dict[str, Any]:
-    """A party's own models and history, as every run folder has them; what its summary says of them."""
+    """Write a party's models and history in the layout of run folders, and return their part of the summary."""
     write_arrays(out, result)
     found = summarize(result)
     history = getattr(result, "history", None)
@@ -188,12 +195,12 @@ def _write_result(out: Path, name: str, result: Result, before: Sequence[Budget]
 
 
 def _privacy_of_starts(starts: Sequence[Budget]) -> dict[str, Any]:
-    """What several starts of a party released together, and their number."""
+    """Return the joint privacy costs of several starts of a party, and the number of starts."""
     return _privacy_summary(sum(starts[:-1], starts[-1])) | {"starts": len(starts)}
 
 
 def _privacy_summary(budget: Budget) -> dict[str, Any]:
-    """What was released of a party's data, and what it costs: pure ε of Laplace noise, else that at `DELTA`."""
+    """Return the number of releases of a party's data, and their cost: pure ε for Laplace noise, else ε at `DELTA`."""
     pure = all(isinstance(part.mechanism, Laplace) for part in budget.parts)
     epsilon, delta = (budget.epsilon(), 0.0) if pure else (budget.epsilon(DELTA), DELTA)
     return {"epsilon": epsilon, "delta": delta, "releases": dict(budget.releases), "assumes": budget.assumes}

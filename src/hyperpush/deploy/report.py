@@ -1,4 +1,4 @@
-"""A party's status file in words, and the wish that it leaves."""
+"""Print a party's status in words, and ask a party to leave."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from hyperpush.runs.events import read_events
 
 
 def read_status(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder of a party and its last status, from the folder or the file."""
+    """Return the folder of a party and its last status, given the folder or the status file."""
     file = path / STATUS if path.is_dir() else path
     try:
         events = read_events(file)
@@ -40,7 +40,7 @@ def is_running(folder: Path) -> bool:
 
 
 def ask_to_leave(path: Path) -> str:
-    """Have a running party hand over its mass and end; the line to show."""
+    """Ask a running party to hand over its mass and end. Return the line to show."""
     folder, seen = read_status(path)
     if not is_running(folder):
         raise InvalidInput("folder", str(path), "the folder of a party that is running")
@@ -55,7 +55,7 @@ def ask_to_leave(path: Path) -> str:
 
 
 def describe(path: Path) -> list[str]:
-    """A party's status in words, a line for each fact."""
+    """Return a party's status in words, one line per fact."""
     folder, seen = read_status(path)
     lines = [_head(seen, is_running(folder)), *_own(seen)]
     width = max((len(name) for name in seen["links"]), default=0)
@@ -97,7 +97,7 @@ def _neighbor(name: str, link: Mapping[str, Any], seen: Mapping[str, Any]) -> st
 
 
 def _refused(seen: Mapping[str, Any]) -> list[str]:
-    """Refusals by reason; those of a member by its name stand in its line."""
+    """Return the line of refusals by reason that no neighbor's line shows."""
     total = {**seen["rejected"]}
     for reason, count in seen["rejected_by_transport"].items():
         total[reason] = total.get(reason, 0) + count

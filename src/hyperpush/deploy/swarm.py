@@ -1,4 +1,4 @@
-"""Many parties on this machine, for trials: processes on loopback, faults by seed, and a table of who is where."""
+"""Trials of many parties on this machine: processes on loopback, seeded faults, and a table of their progress."""
 
 import json
 import multiprocessing
@@ -33,29 +33,29 @@ PRELOADED = ["hyperpush.verbs.solve", "hyperpush.engines.peers", "hyperpush.engi
 
 @dataclass(frozen=True)
 class Kill:
-    """A peer that is killed (SIGKILL) when it gets to a round, and perhaps started again."""
+    """A planned SIGKILL of a peer when it reaches a round, and an optional restart."""
 
     name: str
     round: int
-    again_after: float | None = None  # seconds; None: never
+    again_after: float | None = None  # seconds until the restart; None: no restart
 
 
 @final
 @dataclass
 class Processes:
-    """A process for each of several parties: `target(name, *arguments)`, each with a folder under `base`.
+    """One process per party, which runs `target(name, *arguments)` with a folder under `base`.
 
-    The processes are forked from one that has imported JAX already; they share nothing else.
+    The processes are forked from one that has already imported JAX. They share nothing else.
     """
 
     base: Path
     target: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     running: dict[str, Any] = field(default_factory=dict)
-    ends: dict[str, int] = field(default_factory=dict)  # exit codes; −9 for the killed
+    ends: dict[str, int] = field(default_factory=dict)  # exit codes by name; −9 for a killed process
 
     def start(self, name: str) -> None:
-        """Start a party, again if it has ended."""
+        """Start a party, or restart one that has ended."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         process = context.Process(target=self.target, args=(name, *self.arguments), name=name, daemon=True)
@@ -64,33 +64,33 @@ class Processes:
         self.ends.pop(name, None)
 
     def reap(self) -> None:
-        """Note who has ended."""
+        """Note the exit codes of processes that have ended."""
         for name, process in list(self.running.items()):
             if process.exitcode is not None:
                 self.ends[name] = process.exitcode
                 del self.running[name]
 
     def kill(self, name: str) -> None:
-        """SIGKILL, as a power cut would."""
+        """Kill a party with SIGKILL, to simulate a power cut."""
         if name in self.running:
             self.running[name].kill()
             self.running[name].join(10)
             self.reap()
 
     def stop(self) -> None:
-        """End all that is left."""
+        """Kill all processes that still run."""
         for name in list(self.running):
             self.kill(name)
 
     def status(self, name: str) -> dict[str, Any]:
-        """What a party says of itself."""
+        """Return the last event in a party's status file; empty if it has written none."""
         try:
             return read_events(self.base / name / STATUS)[-1]
         except (OSError, IndexError):
             return {}
 
     def run(self, names: list[str], kills: list[Kill], seconds: float, show: Show | None = None) -> None:
-        """Start all and wait until all have ended, killing and restarting on the way; at most so many seconds."""
+        """Start all parties, kill and restart some of them, and wait until all have ended, for at most `seconds`."""
         until, again = time.monotonic() + seconds, list[tuple[float, str]]()
         try:
             for name in names:
@@ -115,7 +115,7 @@ class Processes:
             self.stop()
 
     def _kill_all(self, kills: list[Kill]) -> list[tuple[float, str]]:
-        """Kill those who run; when to start whom again."""
+        """Kill parties that are still running. Return the time and name of each restart."""
         again = []
         for kill in [kill for kill in kills if kill.name in self.running]:
             self.kill(kill.name)
@@ -125,13 +125,13 @@ class Processes:
 
 
 def peer_names(task: Task) -> list[str]:
-    """The names of a task's clients where peers can be called so; for numbers and other names `peer-0` and so on."""
+    """Return the names of a task's clients if they are valid for peers, else (as for numbers) `peer-0`, `peer-1`, …."""
     fit = all(NAME.fullmatch(name) and not name.isdecimal() for name in task.names)
     return list(task.names) if fit else [f"peer-{number}" for number in range(task.clients)]
 
 
 def on_loopback(config: Deployment, names: list[str], base: Path, secure: bool = True) -> Deployment:
-    """The configuration for peers on loopback, with ports and certificates of their own."""
+    """Return the configuration for peers on loopback, with a port and a certificate for each."""
     if config.peers:
         raise InvalidInput("peers", list(config.peers), "none: a swarm makes its own")
     ports = free_ports(len(names))
@@ -152,7 +152,7 @@ def on_loopback(config: Deployment, names: list[str], base: Path, secure: bool =
 
 
 def run_one(name: str, config: Deployment) -> None:
-    """A party in a process of a swarm."""
+    """Run one party in its process of a swarm."""
     try:
         run_peer(config, name, say=lambda line: print(line, file=sys.stderr, flush=True))
     except HyperpushError as error:
@@ -161,7 +161,7 @@ def run_one(name: str, config: Deployment) -> None:
 
 
 def schedule(names: list[str], kill: int, restart: int, rounds: int, seed: int, pause: float = 0.5) -> list[Kill]:
-    """`kill` different peers at random rounds before `rounds`, the first `restart` of them started again."""
+    """Schedule kills of `kill` different peers at random rounds below `rounds`; the first `restart` of them restart."""
     random = np.random.default_rng([seed, 7])
     victims = random.permutation(names)[:kill].tolist()
     when = random.integers(1, max(rounds, 2), kill).tolist()
@@ -183,7 +183,7 @@ def swarm(
     seconds: float = 3600.0,
     show: Show | None = None,
 ) -> dict[str, Any]:
-    """Run `count` parties to their end; what each of them found."""
+    """Run `count` parties to their end. Return the result and the exit code of each."""
     if count < 2:
         raise InvalidInput("-n", count, "2 or more")
     if not 0 <= restart <= kill < count:
@@ -203,7 +203,7 @@ def swarm(
             prepare(plain, name, Path(), spec)
     base.mkdir(parents=True, exist_ok=True)
     made = on_loopback(config, names, base, secure)
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::RuntimeWarning")  # JAX warns of forks, which come before it starts
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::RuntimeWarning")  # JAX warns of forks; here they precede its start
     kills = schedule(names, kill, restart, kill_before, config.engine["fault_seed"])
     processes = Processes(base, run_one, (made,))
     processes.run(names, kills, seconds, show)
@@ -225,12 +225,15 @@ def doubts(result: Mapping[str, Any]) -> list[str]:
 
 
 def default_folder(out: Path | None) -> Path:
-    """Where a swarm's files go: `out`, by default a new folder under `runs/`."""
+    """Return the folder of a swarm's files: `out`, by default a new folder under `runs/`."""
     return out or Path("runs", f"swarm-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
 
 
 def rows(seen: Mapping[str, dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """A line for each peer: when another saw it last, round, lag behind the foremost, kilobytes, rejected messages."""
+    """Return one table row per peer, in the order of `COLUMNS`.
+
+    "seen" is the time since any other peer last heard of it; "lag" is the number of rounds behind the foremost peer.
+    """
     foremost = max((each.get("round", 0) for each in seen.values()), default=0)
     lines = []
     for name, own in seen.items():

@@ -1,4 +1,4 @@
-"""Training and an estimate after it as one program: parties walk one, so that one checkpoint and one end serve both."""
+"""Training, then an estimate, as one program, so that a party needs one checkpoint and one ending for both."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,14 +17,14 @@ from hyperpush.task.task import Task
 
 
 class TrainFirst(HypergradientEstimator):
-    """The estimator, at the params that the inner solver finds."""
+    """A hypergradient estimator that first trains, and estimates at the params that the inner solver finds."""
 
     inner: InnerSolver
     hypergradient: HypergradientEstimator
 
     @property
     def info(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What the estimator says of itself."""
+        """The estimator's own `info`."""
         return self.hypergradient.info
 
     def parts(self) -> Iterator[Method]:

@@ -1,4 +1,4 @@
-"""What a person sees of a running party: its status file, lines about the others, warnings, and how it is stopped."""
+"""User interface of a running party: status file, lines about other parties, warnings, and signals that stop it."""
 
 import os
 import signal
@@ -19,14 +19,14 @@ from hyperpush.engines.transport.zenoh.neighbors import shown_time
 from hyperpush.runs.events import event, write_events
 from hyperpush.verbs.budget import Budget
 
-STATUS, LEAVE = "status.json", "leave"  # files of a party: its view; a wish that it leaves
+STATUS, LEAVE = "status.json", "leave"  # files of a party: its view of the run; a request to leave
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Seconds before its end in which a certificate is warned of: longer than most runs, and time to get a new one.
+# Warn if a certificate ends within this many seconds: longer than most runs, and enough to get a new one.
 SOON = 24 * 3600
 
 
 class StatusFile(threading.Thread):
-    """Writes the latest `state` event to a file, a few times a second; a turn that fails is missed."""
+    """Thread that writes the latest `state` event to a file, a few times a second, and skips a write that fails."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class StatusFile(threading.Thread):
             self.also()
 
     def write(self) -> None:
-        """Write it now."""
-        with suppress(OSError, RuntimeError):  # no file left to open; a count that changed meanwhile
+        """Write the file now."""
+        with suppress(OSError, RuntimeError):  # no free file descriptor; a dict that changed during iteration
             write_events(self.path, [event("state", self.look())], durable=False)
 
     def end(self) -> None:
-        """Write it for the last time."""
+        """Write the file for the last time, and end the thread."""
         self._end.set()
         self.join(5)
         self.also()
@@ -58,15 +58,15 @@ class StatusFile(threading.Thread):
 
 
 class Watch:
-    """Shows a party's running session, and ends it when it is told to.
+    """Display of a party's running session, which also ends it on request.
 
     Args:
         config: The run.
         name: This party.
-        out: Its folder.
-        say: Takes lines for a person.
-        costs: What this start releases at most, if the task is private.
-        summarize: The ε of several starts, for the status file.
+        out: The party's folder.
+        say: Function that shows a line to the user.
+        costs: The most that this start releases; None for a task that is not private.
+        summarize: Function from the budgets of several starts to their joint privacy costs, for the status file.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class Watch:
         summarize: Callable[[Sequence[Budget]], dict[str, Any]] = lambda starts: {},
     ):
         self.config, self.name, self.say, self.out, self.costs = config, name, say, out, costs
-        self.before: list[Budget] = []  # what earlier fresh starts in this folder have released
+        self.before: list[Budget] = []  # releases of earlier fresh starts in this folder
         self.session: PeerSession | None = None
         self.handshakes = count_handshakes()
-        self.ended = ""  # why it ended
+        self.ended = ""  # reason for the end of the run; empty while it runs
         self._summarize = summarize
         self.private: dict[str, Any] | None = None  # ε of this start and of those before
         self._warned: set[str] = set()
         self._file = StatusFile(out / STATUS, self.look, also=self._attend)
 
     def start(self, session: PeerSession) -> None:
-        """The engine's `on_start`."""
+        """Show and watch a session that has just started: the engine's `on_start`."""
         self.session = session
         session.transport.waits.handshakes = lambda: dict(self.handshakes)
         secure = "mutual TLS" if self.config.engine["authority"] else "no certificate: loopback only"
@@ -98,11 +98,11 @@ class Watch:
             self.say(f"{self.name}: continues from step {session.resumed_at}")
         if self.costs is not None:
             self._account(session, self.costs)
-        (self.out / LEAVE).unlink(missing_ok=True)  # a wish of an earlier time
+        (self.out / LEAVE).unlink(missing_ok=True)  # a request from an earlier run
         self._file.start()
 
     def _account(self, session: PeerSession, costs: Budget) -> None:
-        """Have the releases of this start written down once all are there, and say that earlier ones count, too."""
+        """Note the releases of this start once all parties are present, and say that earlier starts count, too."""
         self.before = released_before(self.out, session.start)
         self.private = self._summarize([*self.before, costs])
         session.on_begin = lambda: note_release(self.out, session.start, costs)
@@ -112,7 +112,7 @@ class Watch:
             )
 
     def look(self) -> dict[str, Any]:
-        """The contents of the status file."""
+        """Return the contents of the status file."""
         assert self.session is not None
         seen = self.session.status()
         seen["rejected_by_transport"] = seen["rejected_by_transport"] | dict(self.handshakes)
@@ -121,7 +121,7 @@ class Watch:
         return {**about, **seen, **private, "peers": len(self.config.peers)}
 
     def _attend(self) -> None:
-        """Say what has changed, warn of certificates, and leave if that is wished for."""
+        """Report changes, warn of certificates that end soon, and leave if requested."""
         session = self.session
         assert session is not None
         for line in session.news():
@@ -132,7 +132,7 @@ class Watch:
             with suppress(OSError):
                 (self.out / LEAVE).unlink()
             self.say(f"{self.name}: leaves, and hands over its mass")
-            with suppress(HyperpushError):  # in step nobody can; `hyperpush leave` says so
+            with suppress(HyperpushError):  # synchronous parties cannot leave; `hyperpush leave` says so
                 session.leave()
 
     def _warn_of_certificates(self, session: PeerSession) -> None:
@@ -145,13 +145,13 @@ class Watch:
                 self.say(f"{self.name}: warning: {name}'s certificate {when}; its links end with it")
 
     def end(self, why: str = "") -> None:
-        """The run has ended."""
+        """Note that the run has ended, for the reason `why`; empty: it is done."""
         self.ended = why or "done"
         if self.session is not None:
             self._file.end()
 
     def stop(self, number: int) -> None:
-        """Stop because of a signal, at the next message; the second signal does not wait for that."""
+        """Stop at the next message because of a signal. A second signal stops at once."""
         name = signal.Signals(number).name
         if self.session is None or self.ended == "stopping":
             when = "before it began" if self.session is None else "at once"
@@ -171,7 +171,7 @@ class Watch:
 
 @contextmanager
 def on_signals(act: Callable[[int], None]) -> Iterator[None]:
-    """Do this when the process is told to end, instead of ending it; only a main thread can."""
+    """Call `act` on SIGTERM and SIGINT in the block, instead of ending the process; only a main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""What every engine is: a frozen module whose fields are its options, and one method that runs a program."""
+"""Base class of engines: a frozen module whose fields are its options, with one method that runs a program."""
 
 import abc
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,29 +35,29 @@ class Request(NamedTuple):
 
 
 class Engine(eqx.Module):
-    """Hosts clients and interprets programs. Every engine draws the same random numbers from the same key.
+    """Host of clients that interprets programs. Every engine draws the same random numbers from the same key.
 
-    A new one defines `execute`.
+    A new engine defines `execute`.
     """
 
-    hosts_one: ClassVar[bool] = False  # whether it hosts one client: then states, data and results have no client axis
+    hosts_one: ClassVar[bool] = False  # True: one client, so states, data and results lack a client axis
 
     @property
     def lossy(self) -> Faults | None:
-        """What its links do to messages; None: nothing."""
+        """Faults of the links; None if they are reliable."""
         return getattr(self, "faults", None)
 
     @property
     def no_tree(self) -> str:
-        """Where clients cannot average along a tree: what they are, to say why. Empty where they can."""
+        """Kind of clients that cannot average along a tree, as named in messages. Empty if they can."""
         return ""
 
     def without_faults(self) -> "Engine":
-        """The same engine on links that lose nothing."""
+        """Return the same engine with reliable links."""
         return self if self.lossy is None else replace(self, faults=None)
 
     def check_task(self, task: Any) -> None:
-        """Refuse a task that this engine cannot host; those that host all clients take any that is not one party's."""
+        """Refuse a task that this engine cannot host. The default refuses none."""
 
     def run(
         self,
@@ -74,19 +74,19 @@ class Engine(eqx.Module):
     ) -> RunResult:
         """Run a program for all clients.
 
-        A `ProgramRecipe` is built inside what is compiled, so that a new number in its parts compiles nothing.
-        A finished program is compiled for every one that is made.
+        A `ProgramRecipe` is built inside the compiled function, so a new number in its parts compiles nothing.
+        Each new finished program is compiled.
 
         Args:
-            program: What one client does.
-            network: Who hears whom. It also says how many clients there are.
-            states: What every client starts from, clients on axis 0.
+            program: The program of one client.
+            network: The links between clients, and the number of clients.
+            states: Every client's initial state, clients on axis 0.
             data: Every client's private data, clients on axis 0.
             key: Decides every draw: the program's, the network's and the faults'.
-            step: Network time at the start; `RunResult.step` of the run before continues it.
+            step: Network time at the start; to continue a run, give its `RunResult.step`.
             record: By name of a loop, a `Recorder` or a function of one client's state and context.
-            every: Rows are recorded after every so many iterations.
-            progress: Called between chunks with a loop's name, the iterations done and those at most.
+            every: Number of iterations between recorded rows, 1 or more.
+            progress: Called between chunks with a loop's name, the iterations done and their maximum.
         """
         given = (as_recipe(program), network, states, data, key, self.lossy)
         engine = ambient().engine or self
@@ -94,32 +94,32 @@ class Engine(eqx.Module):
 
     @abc.abstractmethod
     def execute(self, request: Request) -> RunResult:
-        """What `run` does."""
+        """Run a request: the implementation of `run`."""
 
     def check_faults(self, faults: object) -> None:
-        """Refuse what is not `Faults`."""
+        """Raise InvalidInput unless `faults` is `Faults` or None."""
         if not isinstance(faults, Faults | None):
             raise InvalidInput(f"{type(self).__name__}.faults", faults, "hp.Faults(…), or None for reliable links")
 
     def check_batch(self, clients: object) -> None:
-        """Refuse what is not a number of clients."""
+        """Raise InvalidInput unless `clients` is an integer of 1 or more, or None."""
         if clients is not None:
             check_integer(f"{type(self).__name__}.clients_per_batch", clients, minimum=1)
 
     def check_deadline(self, seconds: object) -> None:
-        """Refuse what is not a duration."""
+        """Raise InvalidInput unless `seconds` is positive."""
         check_positive(f"{type(self).__name__}.deadline", seconds)
 
 
 class Ambient(NamedTuple):
-    """What surrounds calls of engines without being passed on.
+    """Engine and hooks that apply to all calls of engines in a block, without being passed on.
 
-    It is for code that starts runs inside of which others call verbs, such as the command line. Everything else passes
-    engines and hooks as arguments.
+    It serves code such as the command line, which starts user code that calls verbs. All other code passes engines and
+    hooks as arguments.
     """
 
-    engine: Engine | None = None  # answers in place of the compiled engine that is called
-    hooks: tuple[RunHook, ...] = ()  # of every run of a compiled engine
+    engine: Engine | None = None  # runs requests in place of the compiled engine that is called
+    hooks: tuple[RunHook, ...] = ()  # hooks of every run of a compiled engine
 
 
 _NOTHING = Ambient()
@@ -127,13 +127,13 @@ _ambient: ContextVar[Ambient] = ContextVar("ambient", default=_NOTHING)
 
 
 def ambient() -> Ambient:
-    """What surrounds the caller."""
+    """Return the engine and hooks of the enclosing `surround`."""
     return _ambient.get()
 
 
 @contextmanager
 def surround(engine: Engine | None = None, hooks: Sequence[RunHook] = ()) -> Iterator[None]:
-    """Surround the block with this, and with nothing else."""
+    """Apply `engine` and `hooks` in the block, in place of those of enclosing blocks."""
     before = _ambient.set(Ambient(engine, tuple(hooks)))
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a network does to messages: it loses, repeats, delays and so reorders them."""
+"""Faults of a network: lost, repeated, delayed and so reordered messages."""
 
 from typing import Annotated, final
 
@@ -20,7 +20,7 @@ class Faults(Configured):
     Args:
         loss: Probability that a copy of a message is lost, from 0 (never) to below 1.
         duplicate: Probability that there is a second copy, from 0 to 1.
-        delay: How many rounds late a copy arrives at most; 0, …, `delay` are equally likely.
+        delay: Largest number of rounds that a copy is late; 0, …, `delay` are equally likely.
 
     Example:
         >>> import hyperpush as hp
@@ -39,12 +39,12 @@ class Faults(Configured):
     def fates(
         self, key: PRNGKeyArray, step: Integer[ArrayLike, ""], sender: Integer[ArrayLike, ""], clients: int
     ) -> tuple[Bool[Array, "clients 2"], Int[Array, "clients 2"]]:
-        """Which of the two copies of the message from `sender` to each client at `step` arrive, and how late.
+        """Return the copies of a message that arrive, and their delays in rounds, for each receiver.
 
-        A function of (key, step, sender) alone, with or without `jit` and `vmap`. A second copy that does not exist
-        does not arrive.
+        The message is that of `sender` at `step`. Its fates depend on (key, step, sender) alone, with or without `jit`
+        and `vmap`. A second copy that does not exist counts as one that does not arrive.
         """
-        # One hash per number, all at once: it compiles several times faster than draws from keys of their own.
+        # One vectorized hash for all numbers compiles several times faster than draws from separate keys.
         index = jnp.asarray(sender, jnp.uint32) * clients * 5 + jnp.arange(clients * 5, dtype=jnp.uint32)
         drawn = words(key, step, index.reshape(clients, 5))
         uniform = (drawn[:, :3] >> 8).astype(jnp.float32) * jnp.float32(2**-24)

@@ -1,4 +1,4 @@
-"""One key decides a run: the program's draws, the network's realization and the injected faults."""
+"""Keys derived from the key of a run: for the program's draws, the network's realization and the faults."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ def faults_key(key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def as_bits(leaf: Any) -> Any:
-    """A random key as the integers that it is made of; any other array, or the shape of one, as it is."""
+    """Return the integers that a random key is made of; return any other array (or its shape) unchanged."""
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) else jax.eval_shape(jax.random.key_data, leaf)
 
 
 def from_bits(bits: Array, dtype: Any) -> Array:
-    """The array of a type that `as_bits` has turned into these integers."""
+    """Undo `as_bits`: return the array of type `dtype`."""
     if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return bits
     return jax.random.wrap_key_data(bits, impl=str(jax.random.key_impl(jnp.zeros((), dtype))))

@@ -1,4 +1,4 @@
-"""One party's client on a real network: an engine that hosts it alone, next to its own data."""
+"""Engine for one party's client on a real network, next to its own data."""
 
 import json
 import re
@@ -47,51 +47,53 @@ if TYPE_CHECKING:
 
 Mode = Literal["synchronous", "asynchronous"]
 DIGEST_BYTES = 32
-LIMIT = 256 << 20  # bytes of a message at most
-MESSAGE_OVERHEAD = 4096  # bytes of its header and of padding, with room to spare
+LIMIT = 256 << 20  # largest size of a message in bytes
+MESSAGE_OVERHEAD = 4096  # bytes of header and padding, with a margin
 
 
 class Peers(Engine, Configured):
-    """Runs one party's client and talks to the processes of the others, over mutual TLS: nobody is in between.
+    """Engine that runs one party's client and exchanges messages with the other parties directly, over mutual TLS.
 
     Every party calls the same verb with the same method, network and key, on its own task:
 
         engine = hp.Peers("hospital-3", addresses, authority="ca.pem", certificate="h3.pem", private_key="h3.key")
         hp.solve(task.for_client("hospital-3", data), method, network, key=0, engine=engine)
 
-    Use it when data must stay where they are. To try a method out use `hp.Simulate`, and for the code path of peers
-    without a network `hp.Threads`. Parties are trusted for the values they send: nothing detects false ones.
-    `hyperpush peer` runs it from a TOML file, `hyperpush swarm` runs all parties on one machine.
+    Use it when data must not leave their party. To try out a method use `hp.Simulate`, and for the code path of peers
+    without a network `hp.Threads`. Parties are trusted for the values that they send: plausible false values are not
+    detected. `hyperpush peer` runs it from a TOML file, `hyperpush swarm` runs all parties on one machine.
 
-    Results have no client axis: `params` are this party's own. They chain: pass `trained.task` to the next verb. Calls
-    of different programs do not disturb each other. If the same call follows itself, give each a `session` of its own.
+    Results lack a client axis: `params` are this party's own. To chain verbs, pass `trained.task` to the next one.
+    Calls of different programs do not disturb each other. Give repeated calls of one program different `session` names.
 
     Args:
-        party: Who this party is: the name of its client, as in `task.for_client(name)`.
-        addresses: All parties in the order of their clients, each with its `host:port`. None: it listens to nobody and
-            dials all its neighbors, which is enough behind a NAT. Of two that listen both dial.
-        authority: The PEM file of the authority that signs certificates. None, as for the two below: with `tls=False`.
+        party: Name of this party's client, as in `task.for_client(name)`.
+        addresses: All parties in the order of their clients, each with its `host:port`. A party with None does not
+            listen, but dials all its neighbors, which is enough behind a NAT. If two parties listen, both dial.
+        authority: The PEM file of the authority that signs certificates. It and the next two are None only with
+            `tls=False`.
         certificate: The PEM file of this party's certificate, whose common name is `party`.
         private_key: The PEM file of the certificate's private key.
-        tls: False: no certificates, for trials among loopback addresses; others are refused.
-        session: The name of the run, part of every message's key. Runs of different names do not hear each other.
-        mode: "synchronous": in step, so that results are the simulator's. "asynchronous": everybody at its own pace,
-            which survives losses and crashes, for programs that send only what is conserved (`SGP`, `TrackedHGP`).
-        patience: Seconds to wait for somebody before it is an error. Longer than a restart of a party takes.
-        close_after: Seconds after which, asynchronously, a party that has vanished is removed.
-        longest_wait: Seconds to wait for one message at most, asynchronously. Deadlines adapt below it.
+        tls: False: run without certificates, for trials among loopback addresses; other addresses are refused.
+        session: Name of the run, part of every message's key. Runs of different names do not hear each other.
+        mode: "synchronous": rounds in lockstep, with the simulator's results. "asynchronous": each party at its own
+            pace. It survives losses and crashes, for programs that send only conserved quantities (such as `SGP` and
+            `TrackedHGP`).
+        patience: Seconds to wait for a party before the run ends with an error. Choose longer than a restart takes.
+        close_after: Seconds after which a party that has vanished is removed; asynchronous mode only.
+        longest_wait: Upper bound, in seconds, of the adaptive deadlines for one message; asynchronous mode only.
         checkpoint: A file to continue from after a crash. None: a party that crashes cannot come back.
-        checkpoint_every: Exchanges between two checkpoints; 0: none. Asynchronously every exchange is saved.
-        keep_checkpoint: Whether the file stays when the run has ended, for a caller that still has to save the result.
-        secret: A file with 32 secret bytes, written if missing, that this party's own draws come from: mini-batches and
-            noise. None: they follow from `key=`, which all parties know. A private task requires it.
-        repeats: Whether the run may start anew when somebody is removed. A private task requires False: what ε
-            pays for once cannot be sent again.
-        faults: Faults on top of the network, for trials in asynchronous mode. None: none.
-        fault_seed: Decides which messages they hit.
+        checkpoint_every: Number of exchanges between checkpoints; 0: none. Asynchronous mode saves every exchange.
+        keep_checkpoint: True keeps the file after the run, for a caller that still has to save the result.
+        secret: A file with 32 secret bytes, written if missing. This party's mini-batches and noise are drawn from it.
+            None: they follow from `key=`, which all parties know. A private task requires a file.
+        repeats: True lets the run start anew after the removal of a party. A private task requires False, because ε
+            covers each release only once.
+        faults: Injected faults on top of the network's, for trials in asynchronous mode. None: no injected faults.
+        fault_seed: Seed of the injected faults, 0 or more.
         digest: 32 bytes that all parties compare before they start. None: made of the program's messages, loops and
-            numbers, the network and the key. The code of all functions is compared besides.
-        on_start: Called with the running `PeerSession`, to watch it, to leave or to stop.
+            numbers, the network and the key. The code of all functions is compared in either case.
+        on_start: Called with the running `PeerSession`, through which a caller can watch, leave or stop the run.
 
     Raises:
         InvalidInput: An option is out of range; the extra `peers` is not installed; or the task is another party's.
@@ -143,7 +145,7 @@ class Peers(Engine, Configured):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether everybody goes at its own pace."""
+        """True if each party goes at its own pace."""
         return self.mode == "asynchronous"
 
     @property
@@ -155,21 +157,21 @@ class Peers(Engine, Configured):
         return "asynchronous peers" if self.asynchronous else ""
 
     def check_task(self, task: "Task") -> None:
-        """Refuse a task of all clients or of another party, and a private one that would not be."""
+        """Refuse a task of all clients or of another party, and options under which a private task would leak."""
         if task.owner is None or task.names[task.owner] != self.party or task.names != tuple(self.addresses):
             whose = "all clients'" if task.owner is None else f"{task.names[task.owner]}'s, of {', '.join(task.names)}"
             parties = ", ".join(self.addresses)
             allowed = f"task.for_client({self.party!r}, data) of a task with these parties as names: {parties}"
             raise InvalidInput("task", whose, allowed)
         if task.privacy is not None and self.secret is None:
-            allowed = "a file, for a private task: whoever knows the key can draw the noise again and take it off"
+            allowed = "a file, for a private task: a party that knows the key can draw the noise again and subtract it"
             raise InvalidInput("Peers.secret", None, allowed)
         if task.privacy is not None and self.repeats:
-            allowed = "False, for a private task: what ε pays for once cannot be sent again with other noise"
+            allowed = "False, for a private task: ε does not cover sending the same again with other noise"
             raise InvalidInput("Peers.repeats", True, allowed)
 
     def _origin(self, recipe: ProgramRecipe, states: PyTree, data: PyTree, code: bytes) -> Origin:
-        """Digests of what this party begins with; a missing secret is made, unless there is a checkpoint."""
+        """Return digests of this party's inputs. Make a missing secret, unless there is a checkpoint."""
         given = arrays_digest(data), arrays_digest(states), problem_digest(code, recipe.parts)
         if self.secret is None:
             return Origin(*given)
@@ -177,7 +179,7 @@ class Peers(Engine, Configured):
         return Origin(*given, secret_digest(read_secret(Path(self.secret), resumes)))
 
     def connect(self, program: Node, network: Network) -> "Connection":
-        """The addresses that this party dials; refuses what cannot run, before anything is written or sent."""
+        """Return this party's links, address and identity. Refuse, before any writing or sending, what cannot run."""
         from hyperpush.engines.transport.zenoh.session import settings
 
         if self.asynchronous:
@@ -194,13 +196,13 @@ class Peers(Engine, Configured):
         return made
 
     def _address_to_dial(self, other: str) -> Address | None:
-        """The address of a neighbor if it has one: of two that listen, both dial.
+        """Return the address of a neighbor; None if it does not listen. If both listen, both dial.
 
-        A party that returns is then heard at once, though strangers may keep its neighbor from taking its call.
+        A party that returns is then heard at once, even if strangers keep its neighbor from accepting its call.
         """
         there, here = self.addresses[other], self.addresses[self.party]
         if there is None and here is None:
-            allowed = f"host:port, or one for {self.party}: one of both must listen"
+            allowed = f"host:port, or an address for {self.party}: at least one of the two must listen"
             raise InvalidInput(f"Peers.addresses.{other}", None, allowed)
         return None if there is None else Address.parse(f"Peers.addresses.{other}", there)
 
@@ -216,8 +218,8 @@ class Peers(Engine, Configured):
         return Identity(*(Path(str(path)) for path in given.values())).check(self.party)
 
     def execute(self, request: Request) -> RunResult:
-        """Run this party's client; states, data and results are its own, without a client axis."""
-        # Only here, and in `connect`: without the extra, all else of the library works.
+        """Run this party's client. States, data and results are its own, without a client axis."""
+        # Imported only here and in `connect`: the rest of the library works without the extra `peers`.
         from hyperpush.engines.transport.zenoh.transport import Zenoh
 
         recipe, network, key, step = request.recipe, request.network, request.key, request.step
@@ -225,7 +227,7 @@ class Peers(Engine, Configured):
         connection, session, digest = self.connect(recipe.program(), network), self.session, self.digest
         if digest is None:
             structure, numbers = _description(recipe, network, states, data, key, step)
-            session = f"{session}-{_hash(structure, 4).hex()}"  # the next verb's messages are not this one's
+            session = f"{session}-{_hash(structure, 4).hex()}"  # separates messages of successive verbs
             digest = _hash([structure, numbers, self.mode, list(self.addresses), self.secret is not None], DIGEST_BYTES)
         code = code_digest(recipe, states, data, network.clients)
         origin = self._origin(recipe, states, data, code)
@@ -285,8 +287,8 @@ class Peers(Engine, Configured):
 
 
 def longest_message(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> int:
-    """Bytes of the longest message of a program, as float64 that running sums are made of; of a server's at most."""
-    if contains(recipe.program(), lambda node: isinstance(node, Server)):  # its answers may be of any length
+    """Return an upper bound on the bytes of a program's messages, whose running sums are float64."""
+    if contains(recipe.program(), lambda node: isinstance(node, Server)):  # a server's answers may have any length
         return LIMIT
     found = profile(spelled_out(recipe), state, data, clients)
     trees = [jax.tree.leaves((place.message, place.answer)) for place in found.sendings]
@@ -295,15 +297,15 @@ def longest_message(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients:
 
 
 def refused_by_name(names: list[str], refused: Mapping[int, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Refused messages by the name of their sender and by reason."""
+    """Return counts of refused messages by the name of their sender and by reason."""
     return {names[sender]: dict(reasons) for sender, reasons in sorted(refused.items())}
 
 
 class Connection(NamedTuple):
-    """How a party reaches the others."""
+    """Links of a party to the others."""
 
     client: int
-    links: Mapping[str, Address | None]  # its neighbors, with the address of each that it dials
+    links: Mapping[str, Address | None]  # neighbors by name, with the address to dial; None: the neighbor dials
     listen: Address | None
     identity: "Identity | None"
 
@@ -311,19 +313,19 @@ class Connection(NamedTuple):
 @final
 @dataclass
 class PeerSession:
-    """A party's running client: to watch it, to have it leave, or to stop it."""
+    """Handle on a party's running client, through which a caller can watch, leave or stop the run."""
 
     transport: "Zenoh"
     peer: Peer
-    resumed_at: int | None  # the step of the checkpoint that it continues from
-    start: str  # what tells this fresh start of the party from all others; the same when it is resumed
-    begun: bool = False  # whether all have said hello
-    on_begin: Callable[[], None] | None = None  # called when they have, before anything is sent
-    leaves: bool = False  # whether it was asked to
-    position: Mapping[str, Any] | None = None  # loop, step and total, as events name them
+    resumed_at: int | None  # step of the checkpoint from which it continues; None: a fresh start
+    start: str  # identifier of this fresh start of the party, kept when it is resumed
+    begun: bool = False  # True once all parties have said hello
+    on_begin: Callable[[], None] | None = None  # called then, before anything is sent
+    leaves: bool = False  # True once it was asked to leave
+    position: Mapping[str, Any] | None = None  # loop, step and total, under the keys of events
 
     def begin(self) -> None:
-        """All have said hello."""
+        """Note that all parties have said hello, and call `on_begin`."""
         self.begun = True
         if self.on_begin is not None:
             self.on_begin()
@@ -334,15 +336,15 @@ class PeerSession:
         self.peer.leave()
 
     def stop(self, error: HyperpushError) -> None:
-        """End the run with an error; with a checkpoint it can be started again."""
+        """End the run with an error. With a checkpoint it can be resumed."""
         self.transport.stop(error)
 
     def news(self) -> list[str]:
-        """Lines about parties that were lost, found or refused since the last call."""
+        """Return lines about parties that were lost, found, removed or refused since the last call."""
         return self.transport.news()
 
     def watch(self, progress: Progress | None) -> Progress:
-        """A progress that is noted here, too."""
+        """Return a progress function that also notes the position here."""
 
         def show(name: str, done: int, total: int) -> None:
             self.position = {"loop": name, "step": done, "total": total}
@@ -352,7 +354,7 @@ class PeerSession:
         return show
 
     def status(self) -> dict[str, Any]:
-        """Progress of the client, and its view of the others."""
+        """Return the progress of the client, and its view of the others."""
         counts, links = self.peer.counts, self.transport.status()
         return {
             "round": counts.rounds,
@@ -370,14 +372,17 @@ class PeerSession:
 
 
 def needs_server(program: Node) -> bool:
-    """Whether somebody has to gather everybody's messages."""
+    """True if one peer has to gather the messages of all."""
     return contains(
         program, lambda node: isinstance(node, Server) or (isinstance(node, Average) and node.by == "exact")
     )
 
 
 def neighbors(network: Network, client: int, everyone: bool = False) -> list[int]:
-    """Whom a client ever talks to or hears; with `everyone`, which a server needs, also the server or all."""
+    """Return the clients with a link to or from `client` at any step.
+
+    With `everyone`, which a server requires, the server is linked to all clients, and they to it.
+    """
     possible = network.possible()
     linked = np.asarray((possible + possible.T).todense())[client] > 0
     if everyone:
@@ -389,13 +394,13 @@ def neighbors(network: Network, client: int, everyone: bool = False) -> list[int
 def _description(
     recipe: ProgramRecipe, network: Network, state: PyTree, data: PyTree, key: PRNGKeyArray, step: int
 ) -> tuple[list[Any], list[Any]]:
-    """What a program sends and repeats, and the numbers that all parties must have the same."""
+    """Return a program's messages and loops, and the numbers on which all parties must agree."""
     found = profile(recipe, state, data, network.clients)
     sent = [(place.path, repr(place.message)) for place in found.sendings]
     loops = [(path, loop.name, loop.at_most) for path, _, loop in found.loops]
     numbers = [float(leaf) for leaf in jax.tree.leaves(recipe) if is_number(leaf)]
     arrays = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(network) if eqx.is_array_like(leaf)]
-    shown = re.sub(" at 0x[0-9a-f]+", "", repr(network))  # where a function is differs from process to process
+    shown = re.sub(" at 0x[0-9a-f]+", "", repr(network))  # addresses of functions differ between processes
     return [sent, loops, step], [numbers, shown, arrays, np.asarray(jax.random.key_data(key)).tolist()]
 
 

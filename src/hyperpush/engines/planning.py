@@ -1,7 +1,6 @@
-"""What a run would take, before anything of it runs: an engine that answers calls instead of running them.
+"""Estimates of the costs of an experiment: an engine that profiles calls instead of running them.
 
-Each call is profiled and answered with ones of the right shape. What an experiment does between the calls it does for
-real.
+Each call is profiled and answered with ones of the right shape. Code between the calls really runs.
 """
 
 from collections.abc import Callable
@@ -27,15 +26,15 @@ LARGE = 1 << 24  # bytes
 
 @final
 class Planner(Engine):
-    """Answers every call of an engine with ones, and notes what it would have taken on so many processes."""
+    """Engine that answers every call with ones, and notes the costs that it would have on `processes` processes."""
 
     processes: int = eqx.field(static=True, default=1)
-    # One row for each call, at most: loops that clients agree to end may end earlier. `parameters` are the numbers in
-    # one client's state, where it is largest; a client sends `floats`.
+    # One row per call, of upper bounds: loops that clients agree to end may end earlier. `parameters` is the largest
+    # number of values in one client's state during the call; `floats` is the number that a client sends.
     pieces: list[dict[str, Any]] = eqx.field(static=True, default_factory=list)
 
     def active(self) -> AbstractContextManager[None]:
-        """It answers in place of the compiled engines in the block."""
+        """Return a context in which this planner replaces the compiled engines."""
         return surround(engine=self)
 
     def execute(self, request: Request) -> RunResult:
@@ -75,24 +74,24 @@ class Planner(Engine):
         )
 
     def held(self, largest: int, clients: int, states: PyTree, data: PyTree) -> float:
-        """Bytes that a process holds: states, which loops hold twice, and data."""
+        """Return the bytes that a process holds: states, which loops hold twice, and data."""
         held = 2 * largest + bytes_of(data)
         if self.processes == 1:
             return held
-        # Besides its own clients' part, a process holds what the experiment made for all and what it is handed.
+        # Besides its own clients' part, a process holds the states and data of all clients, and gathered results.
         block, handed = -(-clients // self.processes), largest if largest <= processes.GATHERED else 0
         return held * block / clients + bytes_of((states, data)) + handed
 
 
 def planned_rows(found: Profile, name: str, recorder: Recorder, every: int) -> int:
-    """How many rows are recorded of the loops of a name."""
+    """Return the number of rows that are recorded of the loops of a name."""
     passes = found.passes()
     loops = [(passes[around], loop.at_most) for _, around, loop in found.loops if loop.name == name]
     return sum(entered * (at_most // every + recorder.entry) for entered, at_most in loops)
 
 
 def ones(shapes: PyTree) -> PyTree:
-    """Arrays of these shapes that are not zero, so that ratios of them exist; large ones take no memory."""
+    """Return arrays of ones (so that ratios of them exist). Large arrays take no memory."""
 
     def one(leaf: Any) -> Any:
         if bytes_of(leaf) > LARGE and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -103,18 +102,18 @@ def ones(shapes: PyTree) -> PyTree:
 
 
 def plan(run: Callable[[Callable[[Any], None]], Any], processes: int) -> dict[str, Any]:
-    """The calls of engines that `run` makes, what they take together, and every ε that it reports.
+    """Return the engine calls that `run` makes, their total costs, and every ε that it reports.
 
-    `run(note)` may call `note` with records on the way.
+    `run(note)` may call `note` with intermediate records.
     """
     planner, stopped = Planner(processes), None
     epsilon: dict[str, float] = {}
     with planner.active():
         try:
             find_epsilon(run(lambda values: find_epsilon(values, epsilon)), epsilon)
-        except Exception as error:  # what it makes of ones may make no sense
+        except Exception as error:  # code of the experiment may fail on results that are all ones
             if isinstance(error, InvalidInput) and not planner.pieces:
-                raise  # nothing has been made of anything yet
+                raise  # no call has been answered with ones yet: the input itself is invalid
             stopped = f"{type(error).__name__}: {error}".splitlines()[0]
     pieces = planner.pieces
     return {
@@ -129,7 +128,7 @@ def plan(run: Callable[[Callable[[Any], None]], Any], processes: int) -> dict[st
 
 
 def find_epsilon(values: Any, found: dict[str, float], where: str = "") -> None:
-    """Look for ε in a record or a result; of several of one name the largest counts."""
+    """Collect every ε in a record or a result; keep the largest of each name."""
     if isinstance(values, dict):
         for name, value in values.items():
             find_epsilon(value, found, str(name))

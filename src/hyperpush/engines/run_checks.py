@@ -1,4 +1,4 @@
-"""Checks of what a run is given, for all engines."""
+"""Checks of the arguments of a run, for all engines."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,9 +13,9 @@ from hyperpush.programs import Average, Exchange, Node, Repeat, Server, contains
 
 
 def check_repairable(program: Node, faulty: bool, trees: bool = False) -> None:
-    """Refuse programs that would be silently wrong, or never end, where messages get lost.
+    """Refuse programs that would be silently wrong, or never end, on links that lose messages.
 
-    With `trees`, averages along a tree are not: the engine sends their messages again.
+    With `trees`, averages along a tree are allowed, because the engine sends their messages again.
     """
 
     if not faulty:
@@ -28,12 +28,12 @@ def check_repairable(program: Node, faulty: bool, trees: bool = False) -> None:
     }
     for what, test in fragile.items():
         if contains(program, test):
-            allowed = f"reliable links, which {what} require; SGP and TrackedHGP do without"
+            allowed = f"reliable links, which {what} require; SGP and TrackedHGP tolerate lost messages"
             raise InvalidInput("faults", "links that lose messages", allowed)
 
 
 def check_recording(recorders: Mapping[str, Recorder], every: int, program: Node) -> None:
-    """Refuse to record a loop that is not there."""
+    """Refuse to record a loop that the program lacks."""
     check_integer("every", every, minimum=1)
     names: set[str] = set()
     contains(program, lambda node: isinstance(node, Repeat) and bool(names.add(node.name)))
@@ -43,7 +43,7 @@ def check_recording(recorders: Mapping[str, Recorder], every: int, program: Node
 
 
 def check_clients(name: str, tree: PyTree, clients: int) -> None:
-    """Refuse arrays that do not have so many clients on axis 0."""
+    """Raise InvalidInput unless all arrays have `clients` rows on axis 0."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         shape = jnp.shape(leaf)
         if not shape or shape[0] != clients:
@@ -51,7 +51,7 @@ def check_clients(name: str, tree: PyTree, clients: int) -> None:
 
 
 def check_conserved(program: Node) -> None:
-    """Refuse, where every peer goes at its own pace, programs whose messages must come in time."""
+    """Refuse programs whose messages must arrive in time: asynchronous peers cannot run them."""
     check_repairable(program, True)
     if contains(program, lambda node: isinstance(node, Exchange) and not node.conserved):
         raise InvalidInput(

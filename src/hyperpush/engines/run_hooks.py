@@ -1,6 +1,6 @@
-"""What sees a run of a compiled engine between its chunks: progress, checkpoints, divergence.
+"""Hooks called between the chunks of a compiled run: progress, checkpoints, divergence.
 
-Hooks never change numbers. They may say where a run continues, and where a chunk ends at the latest.
+Hooks never change numbers. They may set the point where a run continues, and bound the length of a chunk.
 """
 
 from collections.abc import Callable
@@ -14,65 +14,65 @@ from hyperpush.programs import Path
 
 SMALLER = "A smaller step size may help."
 
-Trail = tuple[tuple[Path, int], ...]  # the loops that the host is in, outermost first, and the iterations done
+Trail = tuple[tuple[Path, int], ...]  # the loops entered on the host, outermost first, each with its iterations done
 
 
 class Cursor(NamedTuple):
-    """Where a run is."""
+    """Position of a run."""
 
     trail: Trail
-    name: str  # of the innermost loop
+    name: str  # name of the innermost loop
     done: int
-    total: int  # iterations at most
+    total: int  # maximum number of iterations
     iterations: int  # since the last boundary of this loop
-    rounds: int  # exchanges since the last boundary; iterations where nothing is exchanged
+    rounds: int  # exchanges since the last boundary; iterations if the loop exchanges nothing
 
 
 class Snapshot(NamedTuple):
-    """All that is needed to continue: arrays by name, as the profile knows the structure at every path."""
+    """All arrays needed to continue a run, by name; the profile knows the structure at every path."""
 
     trail: Trail  # (): the run has ended, and this is its result
-    arrays: dict[str, Any]  # "rows": clients on axis 0; "history": on axis 1; "whole" and "clock" have no such axis
-    clients: int  # rows beyond them are padding
+    arrays: dict[str, Any]  # "rows": clients on axis 0; "history": on axis 1; "whole" and "clock": no client axis
+    clients: int  # number of clients; rows beyond it are padding
     extra: dict[str, int]  # work that the profile could not foresee
 
 
 class Replay(NamedTuple):
     """The last chunk again, from its start."""
 
-    finite_after: Callable[[int], bool]  # whether all numbers are finite after so many iterations of the loop
-    walk: Callable[[int], None]  # step through one iteration by the host: a loop inside that diverges raises
+    finite_after: Callable[[int], bool]  # True if all numbers are finite after the given number of iterations
+    walk: Callable[[int], None]  # repeat one iteration on the host; an inner loop that diverges raises
 
 
 class RunHook:
-    """Sees a run, a `HostLoop` (which imports this module), and does nothing: the base of what does."""
+    """Base class of hooks, which does nothing. `run` is a `HostLoop`, whose module imports this one."""
 
     def start(self, run: Any) -> Snapshot | None:
-        """Called before a run; a snapshot says where it continues."""
+        """Called before a run. Return the snapshot from which it continues, or None to start anew."""
 
     def room(self, done: int, stop: int) -> int:
-        """Where the next chunk of a loop ends at the latest."""
+        """Return the last iteration at which the next chunk of a loop may end."""
         return stop
 
     def rows(self, loop: str, iterations: list[int], records: PyTree) -> None:
-        """Rows that were just recorded, after so many iterations."""
+        """Called with rows that were just recorded, after these `iterations`."""
 
     def boundary(self, cursor: Cursor, snapshot: Callable[[], Snapshot | None]) -> None:
         """Called after every chunk.
 
-        `snapshot()` may be called at any time. It gives None where the run cannot continue from here: a later chunk
+        `snapshot()` may be called at any time. It returns None if the run cannot continue from here: a later chunk
         has overwritten the states, or a server in plain Python has changed their structure.
         """
 
     def diverged(self, cursor: Cursor, replay: Replay | None) -> None:
-        """Called when not all numbers are finite after a chunk, which can be replayed unless it was overwritten."""
+        """Called if numbers are not finite after a chunk; `replay` is None if its states were overwritten."""
 
     def finish(self, run: Any, snapshot: Callable[[], Snapshot | None]) -> None:
         """Called after a run with its result."""
 
 
 class ProgressHook(RunHook):
-    """Tells a function how far a loop is, and shows rows to a `Listener`."""
+    """Hook that reports progress to a function, and rows to a `Listener`."""
 
     def __init__(self, progress: Progress):
         self.progress = progress
@@ -86,12 +86,12 @@ class ProgressHook(RunHook):
 
 
 class Divergence(RunHook):
-    """Ends a run whose numbers are no longer finite, and names the loop and the first such round."""
+    """Hook that ends a diverged run, and names the loop and the first round without finite numbers."""
 
     def diverged(self, cursor: Cursor, replay: Replay | None) -> None:
         good, bad = cursor.done - cursor.iterations, cursor.done
         if replay is None:
-            raise Diverged(cursor.name, bad, f"Or some rounds before, after {good}. {SMALLER}")
+            raise Diverged(cursor.name, bad, f"It may have diverged earlier, after round {good}. {SMALLER}")
         while bad - good > 1:
             middle = (good + bad) // 2
             good, bad = (middle, bad) if replay.finite_after(middle) else (good, middle)

@@ -1,8 +1,8 @@
 """A block of clients per device: for more clients or larger models than one device holds.
 
-The interpreter of `Simulate`, inside `shard_map` over a mesh with the single axis `clients`; messages cross devices, of
-one process or of several, by XLA collectives. Clients that do not divide evenly are padded with ones that talk to
-nobody.
+It is the interpreter of `Simulate`, inside `shard_map` over a mesh with the single axis `clients`. Messages cross
+devices, of one process or of several, by XLA collectives. If clients do not divide evenly, clients without links are
+added as padding.
 """
 
 from typing import Any
@@ -22,23 +22,23 @@ def _as_tuple(devices: Any) -> Any:
 
 
 def _are_devices(given: Any) -> bool:
-    """Whether these are devices, at least one, each once."""
+    """True if these are different devices, at least one."""
     return bool(given) and all(isinstance(each, jax.Device) for each in given) and len(set(given)) == len(given)
 
 
 class Shard(CompiledEngine):
     """A block of clients per device, with the devices of all processes by default.
 
-    Use it when states or data do not fit one device, or when a client's computation is long against its messages.
+    Use it if states or data do not fit one device, or if clients compute for much longer than they communicate.
     Otherwise `Simulate` is faster. Results agree with it to rounding.
 
     Args:
-        devices: Which devices. A number takes the first of `jax.devices()`; None takes all.
-        clients_per_batch: How many clients a device computes at a time, 1 or more; None computes all of its block.
-        compile_fully: Whether XLA spends its full effort on every run, as in `hp.Simulate`.
+        devices: The devices to use. A number takes the first of `jax.devices()`; None takes all.
+        clients_per_batch: Number of clients that a device computes at a time, 1 or more. None computes its whole block.
+        compile_fully: True lets XLA spend its full effort on every run, as in `hp.Simulate`.
 
     Raises:
-        InvalidInput: There are fewer devices, or an option is out of range.
+        InvalidInput: There are too few devices, or an option is out of range.
 
     Example:
         >>> import hyperpush as hp

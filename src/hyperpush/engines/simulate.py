@@ -28,13 +28,12 @@ class Simulate(CompiledEngine):
     In a run of several processes the clients are spread over them (as by `Shard`), unless links are faulty.
 
     Args:
-        clients_per_batch: How many clients are computed at a time, 1 or more. None computes all at once, which is
+        clients_per_batch: Number of clients that are computed at a time, 1 or more. None computes all at once, which is
             fastest; 1 takes the least memory, for large models.
-        faults: What the links do to messages. None: nothing is lost, repeated or late.
-        compile_fully: Whether XLA spends its full effort on every run. False: runs that are estimated to take some
-            milliseconds are compiled with fewer optimizations, which saves a fifth to a half of first calls. Their
-            later calls take up to twice as long, and results differ by rounding. Set it where such a run is repeated a
-            thousand times.
+        faults: Faults of the links. None: reliable links.
+        compile_fully: True lets XLA spend its full effort on every run. False compiles runs of an estimated few
+            milliseconds with fewer optimizations, which saves a fifth to a half of first calls. Their later calls
+            take up to twice as long, and results differ by rounding. Set it if such a run is repeated a thousand times.
 
     Raises:
         InvalidInput: An option is out of range.
@@ -75,23 +74,23 @@ def evaluate(
 ) -> tuple[PyTree, dict[str, PyTree]]:
     """Run a program as one pure function, to be jitted, and vmapped over keys, states or numbers.
 
-    Use `Simulate().run` instead where nothing is transformed: it counts costs and checks that numbers are finite.
-    Only loops that stand in no other loop can be recorded.
+    Without such a transformation use `Simulate().run`: it counts costs and checks that numbers are finite.
+    Only outermost loops can be recorded.
 
     Args:
-        program: What one client does.
-        network: Who hears whom.
-        states: What every client starts from, clients on axis 0.
+        program: The program of one client.
+        network: The links between clients.
+        states: Every client's initial state, clients on axis 0.
         data: Every client's private data, clients on axis 0.
         key: Decides every draw.
         step: Network time at the start.
         record: By name of a loop, a `Recorder` or a function of one client's state and context.
-        every: Rows are recorded after every so many iterations, 1 or more.
-        clients_per_batch: How many clients are computed at a time; None: all at once.
-        faults: What the links do to messages; None: nothing.
+        every: Number of iterations between recorded rows, 1 or more.
+        clients_per_batch: Number of clients that are computed at a time, 1 or more; None: all at once.
+        faults: Faults of the links; None: reliable links.
 
     Returns:
-        All clients' final states, and by name of a loop its records, leaves [rows, clients, …].
+        All clients' final states, and records by name of the loop, leaves [rows, clients, …].
 
     Example:
         >>> import jax, jax.numpy as jnp, hyperpush as hp

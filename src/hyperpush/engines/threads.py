@@ -22,11 +22,11 @@ from hyperpush.programs import Node, ProgramRecipe
 
 
 class Threads(Engine):
-    """Every client as a peer in a thread of its own, on a network in memory: what real peers do, without a network.
+    """Every client as a peer in its own thread, on a network in memory: the code path of real peers, for tests.
 
     Args:
-        faults: What the links do to messages. None: nothing is lost, repeated or late.
-        deadline: Seconds that a peer waits for a message before the run ends with an error.
+        faults: Faults of the links. None: reliable links.
+        deadline: Seconds, above 0, that a peer waits for a message before the run ends with an error.
     """
 
     faults: Faults | None = None
@@ -41,7 +41,7 @@ class Threads(Engine):
         return "" if self.faults is None else "peers that lose messages"
 
     def execute(self, request: Request) -> RunResult:
-        """One peer per client, each in a thread."""
+        """Run a request with one peer per client, each in a thread."""
         network, key = request.network, request.key
         hub = MemoryTransport(network.clients, self.faults, keys.faults_key(key), self.deadline)
         peers = [
@@ -62,12 +62,12 @@ def run_peers(
     every: int = 1,
     progress: Progress | None = None,
 ) -> RunResult:
-    """A thread for each of the peers, who talk through `hub`."""
+    """Run the peers, each in a thread, with messages through `hub`. Return the result of all clients."""
     check_clients("states", states, len(peers))
     check_clients("data", data, len(peers))
     results: list[RunResult | None] = [None] * len(peers)
     failures: list[BaseException] = []
-    wide = jax.config.read("jax_enable_x64")  # a thread does not inherit what was switched on for a block only
+    wide = jax.config.read("jax_enable_x64")  # a thread does not inherit a setting that holds in a `with` block only
 
     def work(peer: Peer) -> None:
         try:
@@ -90,7 +90,7 @@ def run_peers(
 
 
 def _all_clients(results: list[RunResult]) -> RunResult:
-    """What a run leaves behind, of the results of its clients."""
+    """Combine the results of all clients into one."""
     one = results[0]
     rows = {name: np.mean([each.clocks[name].floats for each in results], axis=0) for name in one.clocks}
     return replace(

@@ -36,24 +36,24 @@ class Totals(eqx.Module):
         )
 
     def restart(self) -> "Totals":
-        """As at the start."""
+        """Return totals reset to their initial values."""
         zero = jax.tree.map(jnp.zeros_like, self)
         return replace(
             zero, taken_step=zero.taken_step - 1, past_step=zero.past_step - 1, due=jnp.full_like(self.due, NEVER)
         )
 
     def in_flight(self) -> PyTree:
-        """Σ_links (σ − ρ): what has been sent and not yet taken in."""
+        """Return Σ_links (σ − ρ): the sum of all that was sent and not yet received."""
         return jax.tree.map(lambda sums, taken: jnp.sum(difference(sums, taken), axis=(0, 1)), self.sums, self.taken)
 
 
 def difference(a: Array, b: Array) -> Array:
-    """a − b of sums (high, low)."""
+    """Return a − b of sums (high, low)."""
     return (a[0] - b[0]) + (a[1] - b[1])
 
 
 def two_sum(sums: Array, x: Array) -> Array:
-    """(high, low) + x without losing what does not fit into `high` (Knuth's two-sum)."""
+    """Return (high, low) + x, with the rounding error of `high` added to `low` (Knuth's two-sum)."""
     high, low = sums
     total = high + x
     rest = total - high
