@@ -55,13 +55,13 @@ class Measured(eqx.Module):
 
 
 @no_type_check
-def recorder(task: Task, metrics: Metrics | None, rows: int = 0) -> Recorder:
-    """What to record of a loop of a task: costs unless the task is private, metrics, and hypers in so many rows."""
+def recorder(task: Task, metrics: Metrics | None, rows: int = 0, last: int = 0) -> Recorder:
+    """Record costs unless the task is private, metrics, and hypers in so many rows; iteration `last` has a row."""
     wanted = checked_metrics(task, metrics)
     numbers = rows * sum(leaf.size for leaf in jax.tree.leaves(task.hypers))
     cost = task.privacy is None and not task.joint
     reads = what_is_read([metric for *_, metric in wanted])
-    return Recorder(Measured(task.problem, wanted, cost, 0 < numbers <= HYPERS, reads), entry=True)
+    return Recorder(Measured(task.problem, wanted, cost, 0 < numbers <= HYPERS, reads), entry=True, last=last)
 
 
 def checked_metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ...]:
@@ -88,13 +88,14 @@ def checked_metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ..
 
 
 def rows_apart(steps: int) -> int:
-    """Steps between two rows such that the last step has one, and that there are about `ROWS` of them at most."""
+    """Return the steps between two rows, for about `ROWS` of them at most: a divisor of the steps, if there is one."""
     if steps <= ROWS:
         return 1
-    return next((every for every in range(-(-steps // ROWS), steps // 20 + 1) if steps % every == 0), 1)
+    least = -(-steps // ROWS)
+    return next((every for every in range(least, steps // 20 + 1) if steps % every == 0), least)
 
 
-def finite_history(run: Rows, loop: str, every: int) -> History | None:
+def finite_history(run: Rows, loop: str, recorder: Recorder, every: int) -> History | None:
     """The rows of a loop before the first that is not finite; None where nothing was recorded."""
     if loop not in run.history:
         return None
@@ -104,10 +105,10 @@ def finite_history(run: Rows, loop: str, every: int) -> History | None:
     rows = {loop: jax.tree.map(lambda leaf: np.asarray(leaf)[:good], run.history[loop])}
     clock = run.clocks[loop]
     clocks = {loop: replace(clock, step=clock.step[:good], floats=clock.floats[:good])}
-    return history_of(Rows(rows, clocks), loop, every)
+    return history_of(Rows(rows, clocks), loop, recorder, every)
 
 
-def history_of(run: RunResult | Rows, loop: str, every: int) -> History:
+def history_of(run: RunResult | Rows, loop: str, recorder: Recorder, every: int) -> History:
     """The rows that were recorded of a loop."""
     rows, clock = run.history.get(loop), run.clocks.get(loop)
     if rows is None or clock is None:
@@ -121,7 +122,7 @@ def history_of(run: RunResult | Rows, loop: str, every: int) -> History:
     if norm is not None and len(norm):
         norm[0] = np.nan  # no hypergradient led to the start
     return History(
-        every * np.arange(len(clock.step)),
+        np.array([recorder.iteration(row, every) for row in range(len(clock.step))], np.int64),
         clock.rounds,
         clock.floats,
         on_host(rows["cost"]) if "cost" in rows else None,
