@@ -86,7 +86,7 @@ class HostLoop:
             return self.run_program(carry, key)
         except Diverged as error:
             clients = self.context.network.clients
-            clocks = self.history.row_clocks(carry.clock, clients, int(carry.clock.step))
+            clocks = self.history.row_clocks(carry.clock, clients, carry.clock.now())
             error.rows = Rows(self.history.result(clients), clocks)
             raise
 
@@ -94,11 +94,11 @@ class HostLoop:
         """Run the whole program: compile a short one as a whole, and walk others."""
         carry = strong(carry)
         self.structure = Structure(self.context, self.profile, carry, self.recorders)
-        self.key, self.step, after = key, int(carry.clock.step), None
+        self.key, self.step, after = key, carry.clock.now(), None
         found = [snapshot for hook in self.hooks if (snapshot := hook.start(self)) is not None]
         if found:
             self.target, self.saved = found[0].trail, restore(self.structure, found[0], self.history)
-            self.extra, self.step = Work(found[0].extra), int(self.saved[0].clock.step)
+            self.extra, self.step = Work(found[0].extra), self.saved[0].clock.now()
             after = None if self.target else self.saved[0]
         elif self.is_short():
             after = self.compile_whole(carry, key)
@@ -131,10 +131,10 @@ class HostLoop:
             return None
         after = check_clock(strong(result.carry))
         for name, recorder in self.recorders.items():
-            rows = int(result.reached[name]) // self.every + recorder.entry
+            rows = recorder.count(int(result.reached[name]), self.every)
             records = jax.tree.map(lambda buffer, rows=rows: first(buffer, rows), result.records[name])
             clocks = np.asarray(processes.gather(result.clocks[name]))[:rows]
-            iterations = [(row + (not recorder.entry)) * self.every for row in range(rows)]
+            iterations = [recorder.iteration(row + (not recorder.entry), self.every) for row in range(rows)]
             self.note(name, records, clocks, iterations)
         return after
 
@@ -221,7 +221,7 @@ class HostLoop:
             self.trail = (*self.trail, (visit.path, i))
             carry = self.walk(inside, carry)
             self.trail = self.trail[:-1]
-            if recorder is not None and (i + 1) % self.every == 0:
+            if recorder is not None and recorder.due(i + 1, self.every):
                 self.record(visit, recorder, inside._replace(path=visit.path), carry, i + 1)
             self.boundary(visit, i + 1, 1, carry)
         return carry
@@ -303,10 +303,11 @@ class HostLoop:
 
     def keep_records(self, visit: Visit, result: ChunkResult, first_row: int) -> None:
         """Add the rows of a chunk to the history."""
-        rows = range(first_row, int(result.reached) // self.every + 1)
+        recorder = self.recorders[visit.node.name]
+        rows = range(first_row, recorder.count(int(result.reached), self.every) + (not recorder.entry))
         records = jax.tree.map(lambda buffer: first(buffer, len(rows)), result.records)
         clocks = np.asarray(processes.gather(result.clocks))[: len(rows)]
-        self.note(visit.node.name, records, clocks, [row * self.every for row in rows])
+        self.note(visit.node.name, records, clocks, [recorder.iteration(row, self.every) for row in rows])
 
     def note(self, name: str, records: PyTree, clocks: np.ndarray, iterations: list[int]) -> None:
         """Add rows to the history of a loop, and pass them to the hooks."""
@@ -316,7 +317,7 @@ class HostLoop:
 
     def boundary(self, visit: Visit, done: int, iterations: int, carry: Carry) -> None:
         """Call the hooks between two chunks with the progress of the run; they may end it."""
-        trail, before, self.step = (*self.trail, (visit.path, done)), self.step, int(carry.clock.step)
+        trail, before, self.step = (*self.trail, (visit.path, done)), self.step, carry.clock.now()
         rounds = max(iterations, self.step - before)
         cursor = Cursor(trail, visit.node.name, done, visit.node.at_most, iterations, rounds)
         snapshot = self.snapshot(trail, carry)
