@@ -63,7 +63,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper and what it has."""
+    """A paper and its items."""
 
     letter: str
     title: str

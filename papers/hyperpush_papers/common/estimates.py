@@ -25,7 +25,7 @@ def run_recorded(
     record: Recorders,
     faults: Faults | None = None,
 ) -> RunResult:
-    """The records by loop, with their clocks: what had been sent at every record."""
+    """Return the records by loop, with their clocks: the messages sent so far."""
     program, states = _prepare(task, method, network)
     return Simulate(faults=faults).run(program, network, states, task.data, key, record=record)
 
@@ -37,7 +37,7 @@ def records(
 
     What diverges is NaN or infinite from there on.
     """
-    own = task.at(point=task.point)  # what a task computes in a function that is traced must not outlive it
+    own = task.at(point=task.point)  # values computed from a task in a traced function must not outlive it
     program, states = _prepare(own, method, network)
     return evaluate(program, network, states, own.data, key, record=record)[1]
 

@@ -1,4 +1,4 @@
-"""Methods built from options that many share: each takes those that it has."""
+"""Methods built from shared options: each takes the options that it supports."""
 
 import inspect
 from collections.abc import Mapping

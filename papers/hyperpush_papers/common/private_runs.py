@@ -56,7 +56,7 @@ def run_privately(
 
 
 def private_key(config: Comparison, name: str, quiet: bool = False) -> PRNGKeyArray:
-    """The key of a method's private run: no two runs have the same noise, and none shares draws with `compare`."""
+    """The key of a method's private run: runs differ in their noise and share no draws with `compare`."""
     key = jax.random.fold_in(jax.random.key(config.seed), zlib.crc32(b"quiet" if quiet else b"private"))
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 

@@ -24,7 +24,7 @@ def report(
     references: Mapping[str, Row],
     metrics: Sequence[str],
 ) -> Row:
-    """Run privately what can be, show everything, and return it: rows, references, private rows, curves."""
+    """Run methods privately, show and return everything: rows, references, private rows, curves."""
     private = run_privately(config, run, network, found, *benchmarks)
     rows, curves = [each.row for each in found], [each.curve for each in found if each.curve is not None]
     table(run, f"{name} on {data}", rows)

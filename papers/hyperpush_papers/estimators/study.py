@@ -1,4 +1,4 @@
-"""All curves, and what each network takes to come within 1e-4 and 1e-6."""
+"""All curves, and the costs on each network for errors of 1e-4 and 1e-6."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -58,7 +58,7 @@ def run(config: Estimators, run: StudyRun) -> dict[str, Any]:
 
 
 class Comparison:
-    """One problem at its inner solution, and what estimators make of it."""
+    """One problem at its inner solution, and the estimators' results on it."""
 
     def __init__(self, config: Estimators, clients: int, width: int):
         made = hp.tasks.logistic(clients, config.seed, examples=config.examples, features=width - 1, rate=config.hyper)
@@ -169,7 +169,7 @@ class Comparison:
         norm = float(np.linalg.norm(truth))
         errors = np.linalg.norm((np.asarray(values, np.float64) - truth).reshape(len(rounds), -1), axis=1) / norm
         finite = np.isfinite(errors) & (errors < 1e6)
-        end = len(errors) if finite.all() else int(np.argmin(finite))  # what diverges is cut there
+        end = len(errors) if finite.all() else int(np.argmin(finite))  # diverged curves are cut there
         return {
             "method": method,
             "network": network.name,
@@ -192,7 +192,7 @@ class Comparison:
         faults: hp.Faults | None = None,
         task: hp.Task | None = None,
     ) -> Row:
-        """The curve of an estimator whose loops are recorded; what came before them is counted, too."""
+        """Return the curve of an estimator with recorded loops; earlier costs are counted, too."""
         names = (loops,) if isinstance(loops, str) else loops
         found = run_recorded(task or self.task, estimator, network, self.key, dict.fromkeys(names, reader), faults)
         ran = [name for name in names if name in found.clocks]
@@ -242,7 +242,7 @@ class Comparison:
 
 
 def orders_until(curve: Row, error: float) -> int:
-    """Records up to the first below `error`, that one included; all of them if there is none."""
+    """Return records up to and including the first below `error`; all if none is below."""
     errors = curve["relative_error"]
     return min(len(errors), 1 + next((place for place, found in enumerate(errors) if found <= error), len(errors)))
 

@@ -1,4 +1,4 @@
-"""Predict what removing examples changes, retrain without them, compare; then groups, clients and wrong labels."""
+"""Predict the effect of removing examples, retrain without them, compare; then groups, clients and wrong labels."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ def run(config: InfluenceStudy, run: StudyRun) -> dict[str, Any]:
 
 
 def task_of(config: InfluenceStudy) -> tuple[Task, str]:
-    """The task before training, and what its data are."""
+    """Return the task before training, and a description of its data."""
     if config.model == "logistic":
         made = hp.tasks.logistic(config.clients, config.seed, examples=config.examples, rate=config.l2)
         return made, f"synthetic, {config.examples} examples per client"
@@ -281,7 +281,7 @@ def _newton(trained: Trained, weights: Weights) -> float | None:
 
 
 def _write_rankings(run: StudyRun, found: Influence) -> None:
-    """Every client's own ranking: rank 1 hurts everyone most."""
+    """Return every client's own ranking: rank 1 hurts all clients most."""
     for client, scores in enumerate(found.examples):
         ranks = np.argsort(found.ranking(client)) + 1
         lines = [f"{number},{score:.9g},{rank}" for number, (score, rank) in enumerate(zip(scores, ranks, strict=True))]

@@ -43,7 +43,7 @@ class Drawn(NamedTuple):
 
 
 def run(config: Meta, run: StudyRun) -> dict[str, Any]:
-    """Compare all methods, then run privately what can be."""
+    """Compare all methods, then repeat those that support privacy with noise."""
     network = hp.network(config.network, config.clients, config.seed)
     method_names(config, network)  # refuses before data are loaded
     drawn = draw_images(config)
@@ -56,7 +56,7 @@ def run(config: Meta, run: StudyRun) -> dict[str, Any]:
 
 
 def draw_images(config: Meta) -> Drawn:
-    """Split images, classes and combinations of classes so that new tasks share none with training."""
+    """Split images, classes and combinations of classes so that new tasks and training are disjoint."""
     name = config.data
     if name == "auto":
         name = "cifar10" if available("cifar10") else "digits"

@@ -1,1 +1,1 @@
-"""Personal models over a network: recipes, baselines, and what cooperation adds."""
+"""Personal models over a network: recipes, baselines, and the gain by cooperation."""

@@ -1,4 +1,4 @@
-"""Personal models over a network: recipes, baselines, and what cooperation adds (docs/guides/personalize.md)."""
+"""Personal models over a network: recipes, baselines, and the gain by cooperation (docs/guides/personalize.md)."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
@@ -52,7 +52,7 @@ class Numbers(Config):
 
 
 class Setting(Numbers):
-    """The numbers of one comparison, none of them left out.
+    """The numbers of one comparison, all of them given.
 
     `examples` None: all there are. `again` None: `steps` from the start after each outer step.
     """
@@ -75,7 +75,7 @@ class Setting(Numbers):
 
 
 class Personalize(Numbers):
-    """Options of the comparison of personal models; what is 0 or left out is the size's."""
+    """Options of the comparison of personal models; 0 or a missing option takes the value of `size`."""
 
     data: Literal["digits", "emnist", "cifar10", "cifar100", "shakespeare"] = option(
         "digits", "Data set; all but digits are read from HYPERPUSH_DATA."

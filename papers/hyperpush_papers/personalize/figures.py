@@ -54,7 +54,7 @@ def draw_weights(run: StudyRun, made: Scenario, details: list[dict[str, Any]]) -
 
 
 def learned_weights(detail: dict[str, Any]) -> Iterator[tuple[str, str, list[list[float]]]]:
-    """The weights that a method has learned: by which recipe, of what, and the values by client."""
+    """The weights that a method has learned: recipe, meaning, and values by client."""
     for part, own in detail["weights"].items():
         for of, values in own.items():
             yield part, of, values

@@ -1,4 +1,4 @@
-"""Every method by its name: what it trains, and on which networks it can run."""
+"""Every method by its name, with its training and the networks that it supports."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ class Fitted(NamedTuple):
 
 
 PULLS = 4  # pFedMe's local rounds
-PLAIN = {  # whether several models are trained, whether everyone is alone
+PLAIN = {  # (True for several models, True for training alone)
     "local": (False, True),
     "sgp": (False, False),
     "local-mtl": (True, True),
@@ -136,7 +136,7 @@ def falling_rate(rate: float, steps: int, at: tuple[float, float]) -> Schedule:
 
 
 class Fitting:
-    """Fits methods to one scenario on one network; what several of them start from is trained once."""
+    """Fits methods to one scenario on one network; shared starting models are trained once."""
 
     def __init__(
         self, scenario: Scenario, network: Network, setting: Setting, key: PRNGKeyArray, at_a_time: int | None = 1
@@ -203,7 +203,7 @@ class Fitting:
         return self.fit_product(name, hp.hypergradients.DirectGradient() if direct else estimator)
 
     def fit_product(self, name: str, estimator: HypergradientEstimator) -> Fitted:
-        """The outer loop; what was best on the validation examples is kept."""
+        """Run the outer loop; keep the best step on the validation examples."""
         setting, product, moves = self.setting, product_of(name, self.setting), is_product(name)
         alone = PLAIN.get(name, (False, False))[1]
         task, rounds, floats = self.start(product, alone)

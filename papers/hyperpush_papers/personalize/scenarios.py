@@ -111,7 +111,7 @@ def _deal_plays(clients: int, generator: Generator, examples: int | None, large:
 
 
 def _deal(name: str, clients: int, generator: Generator, examples: int | None) -> tuple[Dataset, partition.Owned]:
-    """Random examples of a data set, and who owns which."""
+    """Random examples of a data set, and their owners."""
     data = sources.load(name)
     if examples is not None and examples > len(data.labels):
         raise InvalidInput("examples", examples, f"at most {len(data.labels)}, all there are")

@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 def check(config: Personalize) -> None:
-    """Refuse what can be refused before data are read."""
+    """Refuse invalid options before data are read."""
     for field in ("methods", "pushes"):
         values = getattr(config, field)
         if len(set(values)) < len(values):
@@ -143,7 +143,8 @@ def choose_methods(config: Personalize, run: StudyRun) -> Comparison:
 
 
 def compare(comparison: Comparison, first: Scenario) -> tuple[list[Row], list[Row]]:
-    """Rows of all seeds and details of the first; what diverges with some seed is skipped, if others are left."""
+    """Return rows of all seeds and details of the first; a method that diverges with a seed is skipped if others
+    remain."""
     config, run, setting, chosen, skipped = comparison
     rows: list[Row] = []
     details: list[Row] = []
@@ -174,7 +175,7 @@ def compare(comparison: Comparison, first: Scenario) -> tuple[list[Row], list[Ro
 
 
 def fit_method(fitting: Fitting, name: str, pushes: int, labels: Row) -> tuple[Row, Row, Fitted]:
-    """The row of a method, what else is known of it, and the personal models."""
+    """Return the row of a method, its details, and the personal models."""
     made, began = fitting.scenario, perf_counter()
     fitted = fitting.fit(name, estimator_of(fitting.setting, pushes, methods.kind(fitting.network)))
     models, at_a_time = (

@@ -73,7 +73,7 @@ def account(method: LDPDSBO, network: Network) -> Accountant:
 
 
 def budgets(config: Private, falling: LDPDSBO, constant: LDPDSBO, network: Network) -> dict[str, Any]:
-    """ε of the largest client by round, in the limit, for what the attack sees, and with noise that does not fall."""
+    """Return the largest client's ε: by round, in the limit, for the attacked messages, and with constant noise."""
     own, early = account(falling, network), np.unique(np.geomspace(1, config.rounds, 40).astype(int))
     spent = np.asarray(own.epsilon_by_round(config.rounds)).max(-1)
     return {

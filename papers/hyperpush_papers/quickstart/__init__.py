@@ -1,1 +1,1 @@
-"""The first run: the gain of personal models for twenty clients."""
+"""The first run: harmful parties among twenty, and the gain of dropping them."""

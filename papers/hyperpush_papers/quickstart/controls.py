@@ -115,7 +115,7 @@ class Trainer:
         return np.asarray(find_labels(model, jnp.asarray(inputs))) == labels
 
     def filters(self, shared: PyTree, trusted: PyTree) -> list[tuple[Choice, PyTree]]:
-        """Drop what a model contradicts, train again, and so on; and drop whole parties."""
+        """Drop records that a model contradicts, train again, and repeat; also drop whole parties."""
         mostly = np.mean(self.agrees(trusted), axis=1, keepdims=True) > 0.5
         models, kept = [shared, trusted], []
         for _ in range(report.ROUNDS):  # the third training is the same every time: it fills the program

@@ -1,4 +1,4 @@
-"""The picture of the first run: the worst records, weights, predictions against retraining, and what is won."""
+"""The picture of the first run: the worst records, weights, predictions against retraining, and the gain."""
 
 import matplotlib
 import numpy as np

@@ -79,7 +79,7 @@ def beaten(row: Row) -> bool:
 
 
 def sentence(compared: list[Row], removals: list[Row], measured: bool = True) -> str:
-    """Describe the gain, the controls that were not beaten, and those that do as well.
+    """Describe the gain, the controls that were not beaten, and equally good controls.
 
     `measured` says whether the results of ten seeds are those of this task.
     """

@@ -1,4 +1,4 @@
-"""Predict what leaving out each record and party would do, learn weights, drop, and compare with every control."""
+"""Predict the effect of leaving out each record and party, learn weights, drop, and compare with every control."""
 
 import textwrap
 from dataclasses import dataclass
@@ -124,7 +124,7 @@ class Story:
         return hp.solve(make_task(self.parties, self.seed, weights), method, self.network, key=self.seed)
 
     def learned(self, solutions: dict[str, hp.Solution]) -> list[Choice]:
-        """Keep what has a weight of ½ or more."""
+        """Keep parties or records with a weight of ½ or more."""
         return [
             Choice(
                 report.LEARNED[name],
@@ -153,7 +153,7 @@ class Story:
 def _by_estimate(
     name: str, group: str, found: influence.Influence, training: int, kept: np.ndarray | None = None
 ) -> Choice:
-    """Keep what the estimate does not say hurts."""
+    """Keep everything that does not hurt by the estimate."""
     kept = found.clients[:, None] >= 0 if kept is None else kept
     return Choice(name, group, kept, 1, training + found.costs.floats, str(found.status))
 

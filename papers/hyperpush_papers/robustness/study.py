@@ -1,4 +1,4 @@
-"""Every estimator on every family and network: right or wrong, and whether the status says so."""
+"""Every estimator on every family and network: right or wrong, and flagged or not by the status."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -26,7 +26,7 @@ CELLS = "cells"
 
 
 class CellResult(NamedTuple):
-    """End of a cell: its row, or the reason why there is none."""
+    """End of a cell: its row, or the reason for its absence."""
 
     cell: Cell
     state: Literal["done", "n/a", "diverged", "failed"]
@@ -58,7 +58,7 @@ def folder_of(plan: Plan, out: Path | None) -> Path:
 
 
 def run(plan: Plan, folder: Path, console: Console) -> list[Finished]:
-    """Tune every method, choose, and run what was chosen with the reported seeds."""
+    """Tune every method, choose, and run the choice with the reported seeds."""
     new = not folder.exists()
     _check_folder(plan, folder)
     try:
@@ -88,12 +88,12 @@ def _run_method(plan: Plan, folder: Path, method: Choice, console: Console) -> F
     if chosen is not None:
         cells = [plan.cell("reported", method, plan.points[chosen], seed) for seed in plan.seeds]
         results += _run_cells(plan, folder, cells, console)
-    jax.clear_caches()  # the next method has programs of its own
+    jax.clear_caches()  # the next method has other programs
     return Finished(method, results, chosen)
 
 
 def _run_cells(plan: Plan, folder: Path, cells: list[Cell], console: Console) -> list[CellResult]:
-    """Run cells, or read those that were run before, with a line for each; end where one cannot run."""
+    """Run cells, or read finished ones, with a line for each; end at a cell that cannot run."""
     results: list[CellResult] = []
     for place, cell in enumerate(cells, start=1):
         began = perf_counter()
@@ -112,7 +112,7 @@ def _run_cells(plan: Plan, folder: Path, cells: list[Cell], console: Console) ->
 
 
 def scores_of(plan: Plan, tuning: list[CellResult]) -> list[list[float | None]]:
-    """Validation scores by point and tuning seed; None where a run has none."""
+    """Return validation scores by point and tuning seed; None for runs without one."""
 
     def score(point: Choice, seed: int) -> float | None:
         own = [each for each in tuning if each.cell.point is point and each.cell.seed == seed]

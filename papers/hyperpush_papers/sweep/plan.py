@@ -98,7 +98,7 @@ def load(source: str, overrides: Sequence[str], known: Mapping[str, Experiment])
 
 
 def plan(experiment: Experiment, config: Config) -> Plan:
-    """Every run that a sweep may need, or an error that names what is wrong."""
+    """Return every run that a sweep may need; raise an error that names the mistake."""
     values = as_table(config)
     asked = read_config(Sweep, values.pop("sweep"), "sweep")
     seed_option = "key" if "key" in values and "seed" not in values else "seed"
@@ -148,7 +148,7 @@ def _compare(experiment: Experiment, asked: Sweep, values: dict[str, Any]) -> di
 
 
 def _rule(experiment: Experiment, asked: Sweep) -> SweepRule:
-    """The scores: what is asked for, else what the experiment declares."""
+    """Return the requested scores, else those that the experiment declares."""
     declared = experiment.tuning or SweepRule("", ())
     validation = asked.validation or declared.validation
     test, better = asked.test or declared.test, asked.better or ("lower" if validation == "cost" else declared.better)

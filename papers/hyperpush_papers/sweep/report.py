@@ -27,7 +27,7 @@ def sweep(plan: Plan, out: Path | None = None, console: Console | None = None) -
 
 
 def result_of(plan: Plan, found: list[Finished]) -> dict[str, Any]:
-    """A row for every method and reported seed, a summary and the tuning scores of every method, and what failed."""
+    """Return a row for every method and reported seed, a summary and tuning scores of every method, and failures."""
     rows, tuning = [], []
     for one in found:
         label, setting = one.method.label, None if one.chosen is None else plan.points[one.chosen].options

@@ -1,4 +1,4 @@
-"""Choosing on validation scores, and what can be said of scores over seeds."""
+"""Choice on validation scores, and statistics of scores over seeds."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -8,7 +8,7 @@ from scipy.stats import t
 
 
 class Interval(NamedTuple):
-    """The mean of n values, and an interval for the mean of what they were drawn from; n = 1 gives none."""
+    """The mean of n values, and an interval for the mean of their distribution; without it for n = 1."""
 
     mean: float
     sd: float | None  # with n − 1

@@ -1,4 +1,4 @@
-"""Parties in clusters that a graph tells, some of whom label by a convention of their own."""
+"""Parties in clusters given by a graph; some of them label by another convention."""
 
 from typing import NamedTuple
 
@@ -21,15 +21,15 @@ Examples = tuple[Float[np.ndarray, "n m side side"], Int[np.ndarray, "n m"]]
 class Parties(NamedTuple):
     """Examples of all parties."""
 
-    train: Examples  # with the labels that they came with
+    train: Examples  # with their original labels
     trusted: Examples
     test: Examples
-    wrong: Bool[np.ndarray, "n m"]  # which training labels are wrong
+    wrong: Bool[np.ndarray, "n m"]  # True for wrong training labels
     model: MLP
 
     @property
     def clusters(self) -> list[tuple[int, int]]:
-        """The graph: a link between any two parties of one cluster."""
+        """Return the graph: a link between any two parties of one cluster."""
         n = len(self.wrong)
         return [(u, v) for u in range(n) for v in range(u + 1, n) if (v - u) % CLUSTERS == 0]
 

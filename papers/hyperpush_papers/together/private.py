@@ -25,7 +25,7 @@ RATE = 8.0  # of SGP: rows have norm 1, so that curvature is small
 HGP_STEP = 1.5
 RATES = {"mtl": 0.5, "trust": 1.0}  # of Adam
 BOUNDS: Any = {"clip": 2.0, "curvature": 0.1, "coupling": 0.1}  # chosen on seeds that are not reported
-OWN_MODEL = 2.0  # a party starts with a share of 0.88 of its cluster's model, as the graph tells
+OWN_MODEL = 2.0  # a party starts with a share of 0.88 of its cluster's model; the graph shows the cluster
 
 
 class Trust(Recipe):
@@ -70,7 +70,7 @@ class PriceOfPrivacy:
         return Parties(train, trusted, test, found.wrong, MLP(SIDE**2, 10))
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The joined run and one model, without noise and for every ε; clipping alone; everyone alone, silent."""
+        """The joined run and one model, without noise and for every ε; clipping alone; training alone."""
         inner = hp.SGP(self.steps * (self.outer_steps + 1), RATE)
         for place, epsilon in enumerate((None, *self.epsilons)):
             noise = "no noise" if epsilon is None else f"ε ≤ {epsilon:g}"

@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 
 def run(config: Together, run: StudyRun) -> dict[str, Any]:
-    """All steps with all seeds; a table of every step, and what each control costs or wins."""
+    """Run all steps with all seeds; return a table of every step, and the lead over each control."""
     wanted = STEPS[: STEPS.index(config.until) + 1]
     if "private" in wanted and not available(DATA):
         run.console.print(f"private: left out, because {DATA} is not in the folder that HYPERPUSH_DATA names")
@@ -169,7 +169,7 @@ class Story:
                 yield {"step": step, "method": name, "seed": self.seed, **row}
 
     def train_step(self) -> dict[str, Row]:
-        """One model of all examples; everyone alone, the trusted ones only, the right labels only."""
+        """One model of all examples; training alone; the trusted examples only; the right labels only."""
         trusted = self.task(1, self.parties.trusted)
         return {
             "one model": self.judge(self.train(self.task(1)), 1),
@@ -234,7 +234,7 @@ class Story:
         return np.stack(made)
 
     def continue_step(self) -> dict[str, Row]:
-        """Drop, take the trusted examples into training, and continue; what is dropped differs."""
+        """Drop in different ways, take the trusted examples into training, and continue."""
         weights, scored = np.asarray(self.together.hypers["clean"]), np.stack(self.influence.examples)
         contradicted = self.own_losses > np.quantile(self.own_losses, 1 - np.mean(scored < 0))
         leaving = drop(np.broadcast_to((self.influence.totals < 0)[:, None], scored.shape))
@@ -285,7 +285,7 @@ class Story:
         return inputs, labels
 
     def private_step(self) -> dict[str, Row]:
-        """The joined run and one model for every ε, on parties with thousands of records; and everyone alone."""
+        """The joined run and one model for every ε, on parties with thousands of records; and training alone."""
         asked = self.config
         return dict(PriceOfPrivacy(self.seed, asked.epsilons, asked.loss, asked.mislabel).rows())
 
@@ -325,7 +325,7 @@ def _row(found: Result | None, suspicion: np.ndarray | None, wrong: Bool[np.ndar
 
 
 def compare(rows: list[Row]) -> list[Row]:
-    """By step and method: means over seeds, and how far the step's main method is ahead, with its standard error.
+    """Return by step and method means over seeds, and the lead of the step's main method with its standard error.
 
     Accuracy counts; in the step "score" the AUC of wrong labels does. Rows without a judging status lack the count of
     runs that did not converge.

@@ -20,7 +20,7 @@ PerSensor = Float[np.ndarray, "sensors examples"]
 
 
 class Examples(NamedTuple):
-    """Of all sensors in some days: what to forecast from, what came, and when."""
+    """Inputs, targets and times of all sensors in some days."""
 
     inputs: Float[np.ndarray, "sensors examples features"]  # in units of each sensor's own spread
     targets: PerSensor

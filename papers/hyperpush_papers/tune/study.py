@@ -40,7 +40,7 @@ class Examples(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A task with what is needed to judge it."""
+    """A task with the data to judge it."""
 
     common: Benchmark
     personal: Benchmark | None
@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
 
 
 def run(config: Tune, run: StudyRun) -> dict[str, Any]:
-    """Compare all methods, then run privately what can be."""
+    """Compare all methods, then repeat those that support privacy with noise."""
     network = hp.network(config.network, config.clients, config.seed)
     method_names(config, network)  # refuses before data are loaded
     data = read_examples(config)
@@ -149,7 +149,7 @@ def prepare_rates(config: Tune, data: Examples) -> Prepared:
 
 
 def prepare_weights(config: Tune, data: Examples) -> Prepared:
-    """A weight for every example or every class; the references train on everything and on what is clean."""
+    """A weight for every example or every class; the references train on all and on clean examples."""
     n, m = data.train.labels.shape
     into = range(data.classes) if config.task == "cleaning" else range(0, data.classes, THIRD)
     given, wrong = corrupt_labels(np.asarray(data.train.labels), config.corrupted, into, config.seed)
@@ -186,7 +186,7 @@ def prepare_weights(config: Tune, data: Examples) -> Prepared:
 
 
 def own_weights(hypers: Array, wrong: Bool[np.ndarray, "clients m"]) -> Float[np.ndarray, "clients m"]:
-    """Each client's weights of its own examples; it may hold those of all clients' examples."""
+    """Return each client's weights of its own examples, also if its hyper holds the weights of all clients."""
     n, m = wrong.shape
     return np.asarray(hypers).reshape(n, -1, m)[range(n), range(n) if hypers.shape[1] > m else 0]
 

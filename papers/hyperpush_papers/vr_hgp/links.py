@@ -23,7 +23,7 @@ AFTER: Any = {"variant": "gradient-after"}
 
 
 def paper_networks(clients: int, seed: int, mixing: str) -> list[tuple[Network, type[ObservingSolver]]]:
-    """The four kinds of network of the papers, with what trains on them: gossip where links stay and run both ways."""
+    """Return the papers' four kinds of network with their inner solvers: gossip on constant undirected links."""
     made = hp.networks
     return [
         (made.FullyConnected(clients), hp.SGP),

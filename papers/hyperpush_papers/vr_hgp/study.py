@@ -87,7 +87,7 @@ def run(config: VRStudy, run: StudyRun) -> dict[str, Any]:
 
 
 def two_digits(config: VRStudy) -> tuple[hp.Task, dict[str, Any]]:
-    """Logistic regression between two digits on each image's mean gray and a constant, and what was drawn for it."""
+    """Logistic regression between two digits on each image's mean gray and a constant, and its random draws."""
     name = config.data if config.data != "auto" else "mnist" if available("mnist", "train") else "digits"
     found, generator = load(name, "all" if name == "digits" else "train"), np.random.default_rng(config.seed)
     pair = generator.choice(10, 2, replace=False)
@@ -109,7 +109,7 @@ def two_digits(config: VRStudy) -> tuple[hp.Task, dict[str, Any]]:
 
 
 def estimates_of(config: VRStudy, task: hp.Task, network: Network) -> Callable[[float, float, Array], Array]:
-    """A function of (α, β, keys): what VR-HGP has after every round, [runs, rounds, numbers of all clients]."""
+    """Return a function of (α, β, keys): VR-HGP's estimates by round, [runs, rounds, numbers of all clients]."""
 
     @jax.jit
     def estimates(alpha, beta, keys):

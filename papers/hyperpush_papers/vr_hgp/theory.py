@@ -75,7 +75,7 @@ class Linear(NamedTuple):
     """The iteration of VR-HGP at a point, with gradient-after SGP, full batches and independent links."""
 
     push: Float[np.ndarray, "n n"]  # p̄_{i→j}
-    heard: Float[np.ndarray, "n n"]  # what i gives a message from j when it arrives: p̄_{i→j}/δ̄_{j→i}
+    heard: Float[np.ndarray, "n n"]  # i's weight of a message from j: p̄_{i→j}/δ̄_{j→i}
     spread: Float[np.ndarray, "n n n n"]  # [i, k, j, l]: covariance of these weights for j → i and l → k
     bend: Float[np.ndarray, "nd nd"]  # −γH_i/ω_i, block by block
     down: Float[np.ndarray, "nh nd"]  # B̄: −γB_i

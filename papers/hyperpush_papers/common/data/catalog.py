@@ -1,4 +1,4 @@
-"""The data sets, where their files lie, and which are there."""
+"""The data sets, with the folders and the presence of their files."""
 
 import tomllib
 from pathlib import Path

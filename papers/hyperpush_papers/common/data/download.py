@@ -16,7 +16,7 @@ from hyperpush_papers.common.data.catalog import KNOWN
 
 
 def get(name: str, to: Path | None = None) -> list[Path]:
-    """Put a data set's files where `sources.load` finds them, in `to` or what HYPERPUSH_DATA names; gives their paths.
+    """Put a data set's files where `sources.load` finds them, in `to` or in HYPERPUSH_DATA; return their paths.
 
     Files that are there and right are kept. All others are fetched and checked aside: all of them arrive, or none.
     """
@@ -54,7 +54,7 @@ def _fetch(name: str, address: str, checksum: str, wanted: Sequence[str], into: 
     """A file, or the wanted files of an archive, whatever folder they are in there."""
     try:
         path = Path(pooch.retrieve(address, checksum, _file(address), into))
-    except Exception as error:  # pooch lets through what its transports raise
+    except Exception as error:  # pooch passes on errors of its transports
         raise InvalidInput("data", name, f"a download that can be completed: {address} ({error})") from None
     if not _is_archive(path):
         return

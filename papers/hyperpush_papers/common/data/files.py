@@ -18,7 +18,7 @@ _MAGIC = {1: 0x801, 3: 0x803}  # IDX: bytes, in this number of dimensions
 
 
 def folder() -> Path | None:
-    """The folder that the environment names; None if it names none."""
+    """Return the folder that the environment names; None without one."""
     named = os.environ.get(FOLDER)
     if not named:
         return None
@@ -57,7 +57,7 @@ def unpack(path: Path) -> bytes:
 
 
 def file_error(path: Path, allowed: str, found: str = "") -> InvalidInput:
-    """The error for a file whose content is not what it should be."""
+    """Return the error for a file with unexpected content."""
     return InvalidInput(FOLDER, f"{path}: {found}" if found else str(path), allowed)
 
 

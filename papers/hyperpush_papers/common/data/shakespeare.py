@@ -1,4 +1,4 @@
-"""Shakespeare's plays by speaking role: predict the next character of what a role says.
+"""Shakespeare's plays by speaking role: predict the next character of a role's speech.
 
 Plays are read from `shakespeare/plays/*.txt` in the folder that HYPERPUSH_DATA names. A line of them is a name, a tab
 and what is said; lines that start with a tab continue it; stage directions are in brackets.
@@ -60,12 +60,12 @@ def _of_play(path: Path) -> list[Role]:
         raise files.file_error(path, f"text in UTF-8 ({error.reason})") from None
     said: dict[str, list[str]] = {}
     speaker, title, before = None, None, ""
-    started = False  # who is who comes before the first act
+    started = False  # the list of roles comes before the first act
     for line in _DIRECTIONS.sub("", text).splitlines():
         if not line.strip():
             continue
         title = title or line.strip()
-        # A bar marks what two roles say together; it goes to the one named last.
+        # A bar marks a speech of two roles together; it goes to the role named last.
         words = line.partition("\t")[2].strip("| \t")
         if _HEADING.match(line):
             started = started or line.startswith("ACT")

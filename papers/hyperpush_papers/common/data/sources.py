@@ -24,7 +24,7 @@ class Dataset(NamedTuple):
     inputs: Shaped[np.ndarray, "m ..."]  # float32: images in [0, 1], features; text: numbers of characters
     labels: Int64[np.ndarray, " m"]
     classes: int
-    note: str = ""  # which part of what was published this is
+    note: str = ""  # the part of the published data
     coarse: Int64[np.ndarray, " m"] | None = None  # labels of groups of classes, where there are any
 
     def rows(self, chosen: Shaped[np.ndarray, " k"]) -> "Dataset":
