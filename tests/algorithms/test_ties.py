@@ -194,7 +194,7 @@ def test_what_is_no_graph_is_refused():
         Ties(np.eye(40), 1.0)  # type: ignore
     with pytest.raises(hp.InvalidInput, match=r"Ties\.entries: got \(\); allowed: names"):
         Ties([(0, 1)], 1.0, entries=())
-    with pytest.raises(hp.InvalidInput, match=r"ties\.entries: got \('x',\); allowed: None, as"):
+    with pytest.raises(hp.InvalidInput, match=r"ties\.entries: got \('x',\); allowed: None, because"):
         Ties([(0, 1)], 1.0, entries=("x",)).among(quadratic(N, 1))
     assert Ties([(np.int64(0), np.int32(1), np.float32(0.5))], 1.0) == Ties([(0, 1, 0.5)], 1.0)
     with pytest.raises(hp.InvalidInput, match=r"CDBO\.ties.*PDBO"):

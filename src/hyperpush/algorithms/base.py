@@ -1,8 +1,10 @@
 """Bilevel algorithms that move params and hypers together, behind one interface.
 
-With outer consensus and unlike clients they end at different points (mathematics.md): x_G, the minimizer of the mean
-outer cost at the common inner solution; x_L, where the mean of the clients' own hypergradients at their own inner
-solutions is zero; x_M, the same with each client's own Hessian at the common inner solution.
+With outer consensus and unlike clients, they end at different points (mathematics.md):
+
+- x_G minimizes the mean outer cost at the common inner solution.
+- x_L is the zero of the clients' mean own hypergradient at their own inner solutions.
+- x_M is the same with each client's own Hessian at the common inner solution.
 """
 
 from collections.abc import Callable
@@ -31,8 +33,8 @@ class Ends(eqx.Module):
     Args:
         first: v_i of the first step.
         last: v_i of the last step.
-        terms: Size of the two terms of the first; 0 where the estimator does not tell.
-        error: Largest estimated relative error of the first; below 0 where it is not known.
+        terms: Size of the two terms of the first; 0 if the estimator does not report it.
+        error: Largest estimated relative error of the first; below 0 if unknown.
     """
 
     first: PyTree
@@ -42,13 +44,13 @@ class Ends(eqx.Module):
 
 
 class BilevelState(eqx.Module):
-    """What a client starts from and ends with: its params (inner) and its hyper (outer).
+    """Start and end state of a client: its params (inner) and its hyper (outer).
 
     Args:
         params: x_i.
         hyper: λ_i.
-        links: What the client knows of its links; None if no estimator asks.
-        best_step: With early stopping, the step that params and hyper belong to.
+        links: Link estimates of the client; None if no estimator needs them.
+        best_step: Step of params and hyper, with early stopping; None without.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,8 +61,8 @@ class BilevelState(eqx.Module):
 
     params: PyTree
     hyper: PyTree
-    links: LinkEstimates | None = None  # what the client knows of its links, for estimators that reverse them
-    best_step: Int[Array, "*clients"] | None = None  # with early stopping, the step that params and hyper belong to
+    links: LinkEstimates | None = None  # for estimators that reverse links
+    best_step: Int[Array, "*clients"] | None = None  # step of params and hyper, with early stopping
     report: Report | None = None  # of the inner solves and estimates so far
     size: Float[Array, "*clients"] | None = None  # ‖v_i‖ at the first outer step
     judge: Bool[Array, "*clients"] | None = None  # True or None: judge params on the way
@@ -68,13 +70,13 @@ class BilevelState(eqx.Module):
 
 
 class _HasSteps:
-    """A plain class: in a module this would be a field, and so the first argument of every algorithm."""
+    """Plain class for the type of `steps`: in a module it would be the first argument of every algorithm."""
 
     steps: int
 
 
 class Algorithm(Method, _HasSteps):
-    """A bilevel algorithm: it moves params and hypers together.
+    """A bilevel algorithm, which moves params and hypers together.
 
     Its program works on `BilevelState` states, and its loop is called `LOOP`. The states inside that loop have the
     fields `params` and `hyper`. Clients' data are `Data`.
@@ -90,16 +92,19 @@ class Algorithm(Method, _HasSteps):
 
     @property
     def loop(self) -> str:
-        """The name of its main loop."""
+        """Name of the main loop."""
         return LOOP
 
     @property
     def hides(self) -> bool:
-        """Whether it adds noise to messages itself, so that nothing else may be sent of the data."""
+        """True if it adds noise to its messages; then no other message may depend on the data."""
         return False
 
     def iterate(self, iteration: Node, enter: Callable[[BilevelState, Context], Any], *before: Node) -> Node:
-        """`before`, then `steps` times `iteration`, on states with `params` and `hyper` that `enter` makes."""
+        """Return a program: `before`, then `steps` times `iteration`, on the states that `enter` makes.
+
+        These states need the fields `params` and `hyper`.
+        """
         loop = Repeat(iteration, self.steps, name=LOOP)
         return Scope(
             Sequence(*before, loop) if before else loop,
@@ -109,27 +114,27 @@ class Algorithm(Method, _HasSteps):
 
 
 class TwoLevelDescent(Algorithm):
-    """An algorithm that descends on both levels, with a step size for each."""
+    """Algorithm that descends on both levels, with one step size per level."""
 
     steps: Whole = eqx.field(static=True)
     outer_step_size: Rate = eqx.field(converter=as_number)
     inner_step_size: Rate = eqx.field(converter=as_number)
 
     def rates(self, step: Int[Array, ""]) -> tuple[Any, Any]:
-        """The outer and the inner step size at a step."""
+        """Return the outer and the inner step size at a step."""
         return step_size_at(self.outer_step_size, step), step_size_at(self.inner_step_size, step)
 
 
 def descend(point: T, gradient: PyTree, step_size: object) -> T:
-    """point − step_size·gradient, in the point's types."""
+    """Return point − step_size·gradient, in the types of `point`."""
     return jax.tree.map(lambda p, g: (p - step_size * g).astype(p.dtype), point, gradient)
 
 
 def move_towards(point: T, goal: PyTree, share: object) -> T:
-    """point + share·(goal − point), in the point's types."""
+    """Return point + share·(goal − point), in the types of `point`."""
     return jax.tree.map(lambda p, g: (p + share * (g - p)).astype(p.dtype), point, goal)
 
 
 def track(mean: T, new: PyTree, old: PyTree) -> T:
-    """The estimate of the clients' mean gradient after the own one changed from `old` to `new`."""
+    """Return the estimate of the mean gradient after the client's own gradient changed from `old` to `new`."""
     return jax.tree.map(lambda m, new, old: m + new - old, mean, new, old)

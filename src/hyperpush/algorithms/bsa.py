@@ -1,4 +1,4 @@
-"""BSA: bilevel stochastic approximation on one machine, the reference of all others."""
+"""BSA: bilevel stochastic approximation on one machine, the reference for all other algorithms."""
 
 import math
 from dataclasses import replace
@@ -33,8 +33,8 @@ class BSA(PooledDescent):
 
     α is the outer and β the inner step size. A schedule of α counts k; one of β counts t from 0 in every iteration.
 
-    **Use it** as the reference of what a network could reach: it needs exact averages. **Avoid it** where a server is
-    too expensive: iteration k takes t_k + 2 averages and those of the inverse.
+    **Use it** as the reference for methods on networks: it takes exact averages. **Avoid it** where a server is too
+    expensive: iteration k takes t_k + 2 averages, and the inverse takes more.
 
     Departures from the paper:
 
@@ -42,14 +42,14 @@ class BSA(PooledDescent):
     2. The hypers are not projected to a set.
 
     Args:
-        steps: Outer iterations. With 0 everybody gets the mean start.
+        steps: Outer iterations. With 0 every client gets the mean of the starts.
         outer_step_size: α, above 0; a number or a schedule. Halve it if the run diverges.
         inner_step_size: β, above 0; a number or a schedule. Constant steps need β < 2/λ_max(H).
         inner_steps: Inner steps of the first iteration, at least 1.
-        growth: Exponent from 0 to 1; 0 takes `inner_steps` in every iteration, the paper takes ½. It shapes the
-            program: a new value compiles anew.
-        inverse: How H⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
-        batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
+        growth: Exponent from 0 to 1. 0 takes `inner_steps` in every iteration; the paper takes ½. A new value
+            recompiles the program.
+        inverse: Method that applies H⁻¹: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
+        batch_size: Examples per estimate, drawn anew each time; None uses all. A number needs `inverse=Neumann(…)`.
         restart: Start the inner steps of every iteration from the first params instead of the last ones.
 
     Raises:
@@ -93,7 +93,7 @@ class BSA(PooledDescent):
 
         solve = Repeat(self.descend_inner(problem), self.inner_steps)
         if self.growth > 0:
-            most = math.ceil(self.inner_steps * self.steps**self.growth) + 1  # rounded alike or one more
+            most = math.ceil(self.inner_steps * self.steps**self.growth) + 1  # + 1 against rounding
             solve = Repeat(solve.body, most, times=times)
         improve = Sequence(self.hypergradient(problem), self.descend_outer())
         start = average_fields("params", "hyper", "first")

@@ -18,55 +18,55 @@ from hyperpush.task.problem import Problem
 
 
 class AgreedHypers(eqx.Module):
-    """A client's part of the hypers that all agree on."""
+    """A client's push-sum state of the common hypers."""
 
     z: PyTree
     mass: Float[Array, ""]  # ω
-    tracker: PyTree  # y; None if nothing is tracked
-    last: PyTree  # the gradient that y took in last; None if nothing is tracked
+    tracker: PyTree  # y; None without tracking
+    last: PyTree  # gradient last added to y; None without tracking
 
     def per_mass(self, tree: PyTree) -> PyTree:
-        """tree / ω, in the tree's types."""
+        """Return tree / ω, in the types of `tree`."""
         return jax.tree.map(lambda leaf: (leaf / self.mass).astype(leaf.dtype), tree)
 
 
 class CDBO(PDBO):
-    """Consensus bilevel optimization: all clients agree on one hyper that lowers everybody's cost.
+    """Consensus bilevel optimization: all clients agree on one hyper that minimizes the mean outer cost.
 
-    As `PDBO`, and after each step the hypers λ_i = z_i/ω_i are pushed `pushes` times so that they agree. With g_i whose
-    mean is dF̄/dλ for a common λ, `update` the outer optimizer's (−rate·g for SGD) and the push-sum weights P:
+    It is `PDBO` with `pushes` rounds of push-sum after each step, so that the hypers λ_i = z_i/ω_i agree. The mean of
+    g_i is dF̄/dλ for a common λ, `update` is the outer optimizer's (−rate·g for SGD), and P holds the push-sum weights:
 
         tracked:      y_i ← y_i + g_i − (g_i before);  z ← P(z + ω·update(y/ω)),  ω ← Pω,  y ← Py
         not tracked:  z ← P(z + update(g)),  ω ← Pω
 
-    Tracking is Push-DIGing (Nedić, Olshevsky and Shi, arXiv:1607.03218): it gives every client the mean gradient, so
+    Tracking is Push-DIGing (Nedić, Olshevsky and Shi, arXiv:1607.03218). It gives every client the mean gradient, so
     hypers reach a stationary point of F̄ with any optimizer at any rate that converges. With `averaging="tree"` every
-    step takes exact means along a tree instead, λ ← mean(λ) + update(mean(g)): all clients hold the same hyper.
+    step takes exact means along a tree instead, λ ← mean(λ) + update(mean(g)), and all clients hold the same hyper.
 
-    **Use it** where one hyper has to suit all, on directed or changing networks. The task needs `common=True`. **Avoid
-    it** where hypers may differ (`PDBO`), or if every client trains alone (`CDBOLocal`).
+    **Use it** where one hyper must suit all clients, on directed or changing networks. The task needs `common=True`.
+    **Avoid it** where hypers may differ (`PDBO`), or if every client trains alone (`CDBOLocal`).
 
     Departures from "Personalized decentralized bilevel optimization over stochastic and directed networks", which
     proposes SGP on the outer level:
 
-    1. `tracked` and `averaging="tree"` are not in the paper. Without tracking half is sent, but a constant rate leaves
-       an error of its order between unlike clients. Optimizers that are not linear in the gradient, such as Adam, end
-       elsewhere.
+    1. `tracked` and `averaging="tree"` are not in the paper. Without tracking, messages are half as large. But a
+       constant rate then leaves an error of order rate between unlike clients, and optimizers that are not linear in
+       the gradient, such as Adam, end elsewhere.
 
     Args:
         inner: The inner solver, as in `PDBO`.
         hypergradient: The estimator, as in `PDBO`.
-        outer: What moves the hyper, as in `PDBO`.
+        outer: Optimizer of the hyper, as in `PDBO`.
         steps: Steps of the hyper, 0 or more. With 0 only the inner problem is solved.
-        restart: Train from the start before every step, or continue.
+        restart: True trains from the start before every step; False continues; None decides as in `PDBO`.
         stop: Early stopping, as in `PDBO`; None takes all steps.
-        remember: Let the estimator continue from what it found in the step before, as in `PDBO`.
-        pushes: Rounds of push-sum per step, at least 1. More let the clients' hypers agree better.
-        tracked: Whether clients track the mean hypergradient.
-        averaging: `"push"`, or `"tree"` among members that trust each other, which ignores `pushes` and `tracked`.
+        remember: True lets the estimator continue from its last solution, as in `PDBO`.
+        pushes: Rounds of push-sum per step, at least 1. With more, the clients' hypers agree better.
+        tracked: True if clients track the mean hypergradient.
+        averaging: `"push"`, or `"tree"` for clients that trust each other. `"tree"` ignores `pushes` and `tracked`.
 
     Raises:
-        InvalidInput: An option is out of range, or the pair of solver and estimator lowers nobody's cost.
+        InvalidInput: An option is out of range, or solver and estimator do not fit together.
 
     Example:
         Clients pull a common x = λ to 1, 2 and 6; their mean cost is least at λ = 3.
@@ -106,7 +106,7 @@ class CDBO(PDBO):
         return AgreedHypers(hyper, jnp.ones(()), zeros, zeros)
 
     def move(self, outer: optax.GradientTransformation, problem: Problem) -> Node:
-        # Estimates of d_{λ_i} F̄ add up to the derivative by a common λ, those of the own cost average to it.
+        # The derivative by a common λ is the sum of the estimates of d_{λ_i} F̄, or the mean of those of own costs.
         adds_up = self.hypergradient.info.target == "global"
 
         def own_gradient(state: OuterState, ctx: Context) -> PyTree:

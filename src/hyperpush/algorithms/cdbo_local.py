@@ -1,4 +1,4 @@
-"""CDBO-Local: CDBO whose inner problems are everybody's own."""
+"""CDBO-Local: CDBO with one inner problem per client."""
 
 from typing import ClassVar
 
@@ -10,28 +10,27 @@ from hyperpush.methods.base import MethodInfo
 
 
 class CDBOLocal(CDBO):
-    """CDBO whose inner problems are everybody's own: one hyper that is best on average for clients that train alone.
+    """CDBO with one inner problem per client: one hyper that is best on average for clients that train alone.
 
-    It is `CDBO` with x_i*(λ) = argmin f_i(x, λ) in place of the shared solution:
+    Client i's own solution x_i*(λ) = argmin f_i(x, λ) replaces the shared one:
 
         min_λ (1/n) Σ_i F_i(x_i*(λ), λ)
 
-    "Personalized decentralized bilevel optimization over stochastic and directed networks" compares with it.
+    It is a baseline in "Personalized decentralized bilevel optimization over stochastic and directed networks".
 
-    **Use it** with `inner=hp.LocalSGD(…)` and `hypergradient=hp.hypergradients.LocalGradient()`: nothing of the inner
-    problem is sent. **Avoid it** where clients should share params: it ends at x_L.
+    **Use it** with `inner=hp.LocalSGD(…)` and `hypergradient=hp.hypergradients.LocalGradient()`: params are
+    never sent. **Avoid it** where clients should share params: it ends at x_L.
 
     Args:
-        inner: An inner solver that sends nothing: `hp.LocalSGD(…)`. It has no default, as none solves alone without a
-            step size.
+        inner: An inner solver without messages: `hp.LocalSGD(…)`. It lacks a default, because it needs a step size.
         hypergradient: `hp.hypergradients.LocalGradient(…)`.
-        outer: What moves the hyper, as in `PDBO`.
+        outer: Optimizer of the hyper, as in `PDBO`.
         steps: Steps of the hyper, 0 or more. With 0 only the inner problems are solved.
-        restart: Train from the start before every step, or continue.
+        restart: True trains from the start before every step; False continues; None decides as in `PDBO`.
         stop: Early stopping, as in `PDBO`; None takes all steps.
-        remember: Let the estimator continue from what it found in the step before, as in `PDBO`.
-        pushes: Rounds of push-sum per step, at least 1. More let the clients' hypers agree better.
-        tracked: Whether clients track the mean hypergradient, as in `CDBO`.
+        remember: True lets the estimator continue from its last solution, as in `PDBO`.
+        pushes: Rounds of push-sum per step, at least 1. With more, the clients' hypers agree better.
+        tracked: True if clients track the mean hypergradient, as in `CDBO`.
 
     Raises:
         InvalidInput: An option is out of range, or `inner` is a solver with messages.
@@ -72,4 +71,4 @@ class CDBOLocal(CDBO):
 
     def __check_init__(self):
         if self.inner.info.network != "none":
-            raise InvalidInput("CDBOLocal.inner", type(self.inner).__name__, "LocalSGD(…): everybody trains alone")
+            raise InvalidInput("CDBOLocal.inner", type(self.inner).__name__, "LocalSGD(…): each client trains alone")

@@ -1,4 +1,4 @@
-"""DSBO-JHIP: the product of Jacobian and inverse Hessian as a matrix that clients find together."""
+"""DSBO-JHIP: clients compute the product of Jacobian and inverse Hessian together, as a matrix."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -17,25 +17,26 @@ from hyperpush.task.problem import Problem
 
 
 class DSBOJHIP(ProductTracking):
-    """Decentralized bilevel optimization by a Jacobian–Hessian-inverse product: clients find it as a matrix.
+    """Decentralized bilevel optimization by a Jacobian–Hessian-inverse product, computed as a matrix.
 
-    Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost, H_i = ∂²_yy g_i,
-    J_i = ∂²_xy g_i and W doubly stochastic. Z ≈ J̄ H̄⁻¹ comes by gradient tracking (Chen, Huang and Ma,
+    Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost. H_i = ∂²_yy g_i,
+    J_i = ∂²_xy g_i, and W is doubly stochastic. Gradient tracking finds Z ≈ J̄ H̄⁻¹ (Chen, Huang and Ma,
     arXiv:2206.05670):
 
         inner_steps ×    y ← Wy − β ∂_y g_i(x, y)
         product_steps ×  Z⁺ = WZ − γD,  D⁺ = WD + G_i(Z⁺) − G_i(Z),  G_i(Z) = Z H_i − J_i
         then             x ← Wx − α(∂_x f_i − Z ∂_y f_i)
 
-    D starts from the own G_i(Z) in every iteration; Z continues from where it was.
+    D starts from the client's own G_i(Z) in every iteration; Z continues from its last value.
 
-    **Use it** on small models. **Avoid it** on others: it sends matrices of params × hypers; `MADSBO` ends at the same
-    point with vectors. Constant steps leave an error of their order between unlike clients; `tracked` leaves none.
+    **Use it** on small models. **Avoid it** on larger ones: it sends matrices of params × hypers, while `MADSBO` ends
+    at the same point with vectors. Constant steps leave an error of their order between unlike clients, which
+    `tracked` removes.
 
     Departures from the paper:
 
-    1. `tracked` is not in the paper: y and x follow trackers of their mean gradients too, all in the form
-       v ← W(v − γd). No tracker starts anew, so that one round of each per iteration suffices.
+    1. `tracked` is not in the paper: y and x also follow trackers of their mean gradients, all in the form
+       v ← W(v − γd). Trackers are never restarted, so one round of each per iteration suffices.
 
     Args:
         steps: Iterations. With 0 nothing moves.
@@ -44,8 +45,8 @@ class DSBOJHIP(ProductTracking):
         product_step_size: γ, above 0; a number or a schedule by iteration, with the same limit as β.
         inner_steps: Rounds on y per iteration, at least 1.
         product_steps: Rounds on Z per iteration, at least 1.
-        tracked: Follow the mean gradients of y and x, too.
-        batch_size: Examples per estimate; each one has a mini-batch of its own. None uses all.
+        tracked: True tracks the mean gradients of y and x, too.
+        batch_size: Examples per estimate; each draws its own mini-batch. None uses all.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -67,7 +68,7 @@ class DSBOJHIP(ProductTracking):
         target="client",
         sends="params, hypers, and twice a matrix of params × hypers",
         paper="Chen, Huang and Ma, Decentralized bilevel optimization, arXiv:2206.05670",
-        note="own outer cost at the common inner solution; hypers that agree follow the mean of all",
+        note="own outer cost at the common inner solution; common hypers follow the mean of all clients",
         matrices=True,
     )
 

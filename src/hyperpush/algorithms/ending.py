@@ -1,4 +1,4 @@
-"""Judge the point where an algorithm starts or ends: its params as they are, and the hypergradient at solved params."""
+"""Judge the start or end point of an algorithm: its params as they are, and the hypergradient at solved params."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -20,20 +20,20 @@ from hyperpush.solving.common import choose
 from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
-# The points of the papers other than x_G, the minimizer of the mean outer cost (algorithms/base.py).
+# End points of the papers other than x_G, the minimizer of the mean outer cost (algorithms/base.py).
 OtherPoint = Literal["", "x_L", "x_M"]
 
 
 class Given(eqx.Module):
-    """A point to judge, as one client holds it.
+    """One client's part of a point to judge.
 
     Args:
         params: x_i.
         hyper: λ_i.
         start: ‖params before training‖.
-        size: ‖v‖ at the start of the run, that of the mean where hypers agree; 0: not known.
-        judge: True judges the params as they are before solving; False only solves and estimates.
-        look: True looks at the other point of the papers, too.
+        size: ‖v‖ at the start of the run, of the mean v if hypers are common; 0 if unknown.
+        judge: True judges the params as they are before solving. False only solves and estimates.
+        look: True also computes the gradient for x_L or x_M.
     """
 
     params: PyTree
@@ -45,17 +45,17 @@ class Given(eqx.Module):
 
 
 class Ending(eqx.Module):
-    """What a client knows of a point, with the fields of `Given`.
+    """A client's state while a point is judged, with the fields of `Given`.
 
     Args:
-        params: x_i as reported, then params that solve the inner problem for λ_i.
+        params: x_i as given, later params that solve the inner problem for λ_i.
         solved: True once `params` are solved.
-        reported: Report on the params as they were.
+        reported: Report on the params as given.
         training: Report of the inner solver.
         estimate: Report of the estimate at solved params.
         value: v_i at solved params.
         terms: Size of the two terms of v_i.
-        other: Client i's part of the gradient that vanishes at x_L or x_M; zeros where nobody asks.
+        other: Client i's part of the gradient that vanishes at x_L or x_M; zeros without `look`.
     """
 
     params: PyTree
@@ -76,9 +76,9 @@ class Ending(eqx.Module):
 class EndJudge(eqx.Module):
     """The program that judges a point: from states `Given` to `Ending`.
 
-    It solves the inner problem from the params that it is given, and estimates the hypergradient there with TreeCG.
-    Before, where `state.judge` is set, TreeCG judges the params as they are. Both estimates are one loop body, so that
-    one program is compiled for the start and the end of a run.
+    It solves the inner problem from the given params and estimates the hypergradient there with TreeCG. Where
+    `state.judge` is set, TreeCG first judges the params as they are. Both estimates share one loop body, so one
+    compiled program serves the start and the end of a run.
     """
 
     solver: InnerSolver
@@ -139,7 +139,7 @@ class EndJudge(eqx.Module):
 
 
 def solver_for(network: Any, engine: Any, task: Any) -> InnerSolver:
-    """The inner solver with which a point is solved before its hypergradient is judged."""
+    """Return the inner solver that solves a point before its hypergradient is judged."""
     return AutomaticInner().bind(network, engine, task)
 
 

@@ -1,4 +1,4 @@
-"""FedBiO: local steps on both levels, hypers averaged by a server now and then."""
+"""FedBiO: local steps on both levels; a server averages the hypers at intervals."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -27,16 +27,16 @@ class LocalState(eqx.Module):
 
 
 class FedBiO(ImplicitDescent):
-    """Federated bilevel optimization: local steps on both levels, hypers averaged now and then.
+    """Federated bilevel optimization: local steps on both levels, hypers averaged at intervals.
 
-    Each client has params y_i of its own; the hypers x_i become common. With its inner cost g_i and its own
+    Each client has its own params y_i; the hypers x_i become common. With its inner cost g_i and its own
     hypergradient h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i (Li, Huang and Huang, arXiv:2205.01608):
 
         repeat `local_steps` times:
             x_i ← x_i − α h_i(x_i, y_i),   y_i ← y_i − β ∂_y g_i(x_i, y_i)
         x_i ← mean of all x_k
 
-    **Use it** where every client has an inner problem of its own and rounds are expensive. **Avoid it** where the inner
+    **Use it** where every client has its own inner problem and rounds are expensive. **Avoid it** where the inner
     solution must be common: it ends at x_L, not at the minimizer of the mean outer cost. Several local steps at a
     constant α leave an error of order α between unlike clients.
 
@@ -49,8 +49,8 @@ class FedBiO(ImplicitDescent):
         outer_step_size: α, above 0; a number or a schedule by local steps taken. Start well below β.
         inner_step_size: β, above 0; a number or a schedule by local steps taken. Constant steps need β < 2/λ_max(H_i).
         local_steps: Steps between two averages, at least 1.
-        inverse: How H_i⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
-        batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
+        inverse: Method that applies H_i⁻¹: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
+        batch_size: Examples per estimate, drawn anew each time; None uses all. A number needs `inverse=Neumann(…)`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -79,11 +79,11 @@ class FedBiO(ImplicitDescent):
     local_steps: Count = eqx.field(static=True, default=1)
 
     def renew(self, problem: Problem, state: LocalState, new: Point, ctx: Context) -> tuple[PyTree, PyTree]:
-        """(ν, ω) after the step to the point `new`."""
+        """Return (ν, ω) after the step to the point `new`."""
         return self.own_gradients(problem, new, ctx)
 
     def average_estimates(self) -> Node:
-        """What else is averaged whenever the hypers are."""
+        """Return the node that averages further estimates whenever hypers are averaged."""
         return Sequence()
 
     def program(self, problem: Problem) -> Node:

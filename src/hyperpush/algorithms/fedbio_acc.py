@@ -1,4 +1,4 @@
-"""FedBiOAcc: FedBiO with estimates that are corrected instead of computed anew."""
+"""FedBiOAcc: FedBiO with corrected estimates instead of new ones."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -19,13 +19,13 @@ from hyperpush.task.problem import Problem
 class FedBiOAcc(FedBiO):
     """FedBiO with momentum-based variance reduction on both levels.
 
-    Estimates ν of the own hypergradient h_i and ω of ∂_y g_i are corrected instead of computed anew (Li, Huang and
-    Huang, arXiv:2205.01608). At the new point (x⁺, y⁺), both points on the same batch:
+    Estimates ν of the client's own hypergradient h_i and ω of ∂_y g_i are corrected instead of computed anew (Li, Huang
+    and Huang, arXiv:2205.01608). At the new point (x⁺, y⁺), with both points on the same batch:
 
         x_i ← x_i − αν_i,   y_i ← y_i − βω_i
         ν⁺ = h_i(x⁺, y⁺) + (1 − c)(ν − h_i(x, y)),   ω alike with ∂_y g_i
 
-    After `local_steps` of them x_i and ν_i become the means of all.
+    After `local_steps` such steps, x_i and ν_i become the means over all clients.
 
     **Use it** instead of `FedBiO` with mini-batches. **Avoid it** with all examples, where it only adds work.
 
@@ -38,10 +38,10 @@ class FedBiOAcc(FedBiO):
         outer_step_size: α, above 0; a number or a schedule by local steps taken. Start well below β.
         inner_step_size: β, above 0; a number or a schedule by local steps taken. Constant steps need β < 2/λ_max(H_i).
         local_steps: Steps between two averages, at least 1.
-        inverse: How H_i⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
-        batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
-        forget: c, above 0 and at most 1; a number or a schedule by local steps taken. 1 forgets all: `FedBiO`. The
-            paper lets c fall like α².
+        inverse: Method that applies H_i⁻¹: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
+        batch_size: Examples per estimate, drawn anew each time; None uses all. A number needs `inverse=Neumann(…)`.
+        forget: c, above 0 and at most 1; a number or a schedule by local steps taken. 1 keeps no old estimate, as in
+            `FedBiO`. The paper lets c fall like α².
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

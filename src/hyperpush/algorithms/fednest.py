@@ -1,4 +1,4 @@
-"""FedNest: rounds of corrected local steps on both levels, around a server."""
+"""FedNest: rounds of corrected local steps on both levels, with a server."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,9 +33,9 @@ def corrected_steps(
     steps: int,
     key: PRNGKeyArray,
 ) -> PyTree:
-    """z ← z − rate·(g_i(z) − g_i(start) + pull), `steps` times from `start`, both gradients on the same batch.
+    """Repeat z ← z − rate·(g_i(z) − g_i(start) + pull) `steps` times from `start`, both gradients on the same batch.
 
-    `pull` is the mean gradient at the start, so that clients do not drift to minima of their own.
+    `pull` is the mean gradient at the start, so clients do not drift to their own minima.
     """
 
     def step(number, z):
@@ -46,34 +46,34 @@ def corrected_steps(
 
 
 class FedNest(PooledDescent):
-    """Federated nested optimization: rounds of corrected local steps on both levels, around a server.
+    """Federated nested optimization: rounds of corrected local steps on both levels, with a server.
 
-    All clients share the params y and the hypers x; g_i is a client's inner and F_i its outer cost. An iteration is
-    `inner_rounds` rounds on y, the hypergradient h̄ at (x, y) with averaged products, and one round on x (Tarzanagh,
-    Li, Thrampoulidis and Oymak, arXiv:2205.02215):
+    All clients share the params y and the hypers x; g_i is a client's inner and F_i its outer cost. An iteration has
+    three parts: `inner_rounds` rounds on y, the hypergradient h̄ at (x, y) with averaged products, and one round on x
+    (Tarzanagh, Li, Thrampoulidis and Oymak, arXiv:2205.02215):
 
         y_i ← y_i − β(∂_y g_i(x, y_i) − ∂_y g_i(x, y) + mean_k ∂_y g_k(x, y))
         x_i ← x_i − α(∂_xF_i(x_i, y) − ∂_xF_i(x, y) + h̄)
 
-    A round on y is `inner_steps` such steps from the common y, then the mean of all y_i; one on x is `outer_steps`.
-    The mean of ∂_y g_k takes all examples; all other derivatives take mini-batches.
+    A round on y takes `inner_steps` such steps from the common y, then the mean of all y_i. A round on x takes
+    `outer_steps`. The mean of ∂_y g_k takes all examples; all other derivatives take mini-batches.
 
     **Use it** where rounds with the server are expensive and clients are unlike: the correction keeps local steps from
-    drifting to minima of their own. **Avoid it** without a server: every round takes exact averages.
+    drifting to the clients' own minima. **Avoid it** without a server: every round takes exact averages.
 
     Departures from the paper:
 
     1. `inverse` is conjugate gradients on all examples by default. The paper draws a random `Neumann`.
 
     Args:
-        steps: Iterations. With 0 everybody gets the mean start.
+        steps: Iterations. With 0 every client gets the mean of the starts.
         outer_step_size: α, above 0; a number or a schedule by iteration. Halve it if the run diverges.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
         inner_rounds: Rounds with the server on y per iteration, at least 1.
         inner_steps: Local steps per round on y, at least 1.
         outer_steps: Local steps per round on x, at least 1.
-        inverse: How H⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
-        batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
+        inverse: Method that applies H⁻¹: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
+        batch_size: Examples per estimate, drawn anew each time; None uses all. A number needs `inverse=Neumann(…)`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

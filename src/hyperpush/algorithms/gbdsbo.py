@@ -22,53 +22,53 @@ from hyperpush.task.problem import Problem
 
 
 class Parts(eqx.Module):
-    """What the hypergradient of the mean is put together from."""
+    """Derivatives that make up the hypergradient of the mean outer cost."""
 
     outer: Float[Array, " h"]  # s: ∂_x f
     pull: Float[Array, " d"]  # h: ∂_y f
     jacobian: Float[Array, "h d"]  # U: ∂²_xy g
     hessians: Float[Array, "b d d"]  # V: ∂²_yy g, from independent examples
-    slope: PyTree  # ∂_y g; None where it is not sent
+    slope: PyTree  # ∂_y g; None in messages without it
 
 
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    means: Parts  # as far as the client knows them
+    means: Parts  # the client's estimates
     own: Parts
 
 
 class GBDSBO(TwoLevelDescent):
     """Gossip-based decentralized stochastic bilevel optimization: gradients, Jacobians and Hessians by gossip.
 
-    Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost, W doubly stochastic.
-    Everybody keeps estimates (s, h, U, V) of the mean derivatives (Yang, Zhang and Wang, arXiv:2206.10870):
+    Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost; W is doubly stochastic.
+    Each client keeps estimates (s, h, U, V) of the mean derivatives (Yang, Zhang and Wang, arXiv:2206.10870):
 
         x⁺ = Wx − α(s − U V⁻¹ h),   y⁺ = Wy − γ ∂_y g_i
         (s, h, U, V)⁺ = (1 − β)W(s, h, U, V) + β(∂_x f_i, ∂_y f_i, ∂²_xy g_i, ∂²_yy g_i)(x⁺, y⁺)
 
-    **Use it** on small models, as the reference of methods that send vectors only. **Avoid it** on others: it sends
-    d×d numbers per round. Constant steps and β leave an error of their order between unlike clients; `tracked` leaves
-    none.
+    **Use it** on small models, as the reference for methods that send vectors only. **Avoid it** on larger ones: it
+    sends d×d numbers per round. Constant steps and β leave an error of their order between unlike clients, which
+    `tracked` removes.
 
     Departures from the paper:
 
-    1. V⁻¹h is solved for. With `estimates` and `curvature` it is the paper's series.
+    1. V⁻¹h is the solution of a linear system. With `estimates` and `curvature` it is the paper's series.
     2. `tracked` is not in the paper: (s, h, U, V) and ∂_y g follow the clients' mean,
-       m⁺ = Wm + m_i(x⁺, y⁺) − m_i(x, y). Then y descends along the last, and both steps come before mixing,
-       v⁺ = W(v − …), which bears larger steps.
+       m⁺ = Wm + m_i(x⁺, y⁺) − m_i(x, y). Then y descends along the tracked ∂_y g. Both steps come before mixing,
+       v⁺ = W(v − …), which allows larger steps.
 
     Args:
         steps: Iterations, one round of gossip each.
         outer_step_size: α, above 0; a number or a schedule by iteration. Start well below γ.
         inner_step_size: γ, above 0; a number or a schedule by iteration. Constant steps need γ < 2/λ_max(V).
-        averaging: β, above 0; a number or a schedule by iteration. 1 keeps nothing of old estimates. Unused if
+        averaging: β, above 0; a number or a schedule by iteration. 1 keeps no old estimate. Unused if
             `tracked`.
         estimates: b, independent averages V_l of the Hessian for (1/L) Σ_{k≤b} Π_{l≤k} (I − V_l/L) h. The series is
             unbiased with mini-batches, at b times the Hessians. None solves directly.
         curvature: L of the series, above all eigenvalues of V; None solves directly.
-        tracked: Follow the means of all derivatives by gradient tracking.
-        batch_size: Examples per estimate; each one has a mini-batch of its own. None uses all.
+        tracked: True follows the means of all derivatives by gradient tracking.
+        batch_size: Examples per estimate; each draws its own mini-batch. None uses all.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -105,7 +105,7 @@ class GBDSBO(TwoLevelDescent):
     def __check_init__(self):
         if (self.estimates is None) != (self.curvature is None):
             given = (self.estimates, self.curvature)
-            raise InvalidInput("GBDSBO.estimates and curvature", given, "both for the series, none to solve directly")
+            raise InvalidInput("GBDSBO.estimates and curvature", given, "both for the series, or neither of them")
 
     def program(self, problem: Problem) -> Node:
         def parts(params: PyTree, hyper: PyTree, ctx: Context) -> Parts:
@@ -127,7 +127,7 @@ class GBDSBO(TwoLevelDescent):
             return _State(state.params, state.hyper, own, own)
 
         def step(state: _State, params: PyTree, hyper: PyTree, ctx: Context) -> tuple[PyTree, PyTree]:
-            """A step from (params, hyper), along what the client knows."""
+            """Return (params, hyper) after a step along the client's estimates."""
             means, (outer_rate, inner_rate) = state.means, self.rates(ctx.round)
             along = means.outer - means.jacobian @ self._apply_inverse(means.hessians, means.pull)
             slope = means.slope if self.tracked else state.own.slope
@@ -136,7 +136,7 @@ class GBDSBO(TwoLevelDescent):
         def send(state: _State, ctx: Context) -> PyTree:
             if self.tracked:
                 return *step(state, state.params, state.hyper, ctx), state.means
-            # What is not averaged stays at home.
+            # Without tracking, ∂_y g is not averaged, so it is not sent.
             return state.params, state.hyper, replace(state.means, slope=None)
 
         def receive(state: _State, inbox: Inbox, ctx: Context) -> _State:

@@ -1,4 +1,4 @@
-"""INTERACT: gradient tracking on the outer level, every client's inner problem its own."""
+"""INTERACT: gradient tracking on the outer level, one inner problem per client."""
 
 from typing import ClassVar
 
@@ -22,9 +22,9 @@ class _State(eqx.Module):
 
 
 class INTERACT(TwoLevelDescent):
-    """Inner gradient descent, outer gradient tracking: every client's inner problem is its own.
+    """Inner gradient descent and outer gradient tracking, with one inner problem per client.
 
-    Each client has params y_i of its own; the hypers x_i become common by gossip with doubly stochastic W. With its
+    Each client has its own params y_i; the hypers x_i become common by gossip with doubly stochastic W. With its
     inner cost g_i and its own hypergradient h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i (Liu et al., arXiv:2207.13283):
 
         x⁺ = Wx − αu,   y⁺ = y − β ∂_y g_i(x, y),   u⁺ = Wu + h_i(x⁺, y⁺) − h_i(x, y)
@@ -41,7 +41,7 @@ class INTERACT(TwoLevelDescent):
         outer_step_size: α, above 0; a number or a schedule by iteration. Start well below β and halve it if the run
             diverges.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
-        inner_steps: Steps of conjugate gradients for h_i, at least 1. As many as params suffice.
+        inner_steps: Steps of conjugate gradients for h_i, at least 1. The number of params suffices.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

@@ -1,4 +1,4 @@
-"""Ways to apply the inverse of the inner Hessian, and what a client estimates with them by itself."""
+"""Ways to apply the inverse of the inner Hessian, and a client's own hypergradient estimates with them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,12 +26,12 @@ Point = tuple[PyTree, PyTree]  # (params, hyper)
 class ConjugateGradients(Configured):
     """H⁻¹b by at most `steps` of conjugate gradients, on all examples (Hestenes and Stiefel 1952).
 
-    **Use it** unless examples are drawn. **Avoid it** with mini-batches, which it refuses: the inverse of a batch's
-    Hessian is biased.
+    **Use it** on full data sets. **Avoid it** with mini-batches, which it refuses: the inverse of a batch's Hessian is
+    biased.
 
     Args:
-        steps: At least 1. As many as params are exact but for rounding; √(condition number of H) suffice for a good
-            answer.
+        steps: At least 1. With the number of params the result is exact up to rounding. About √(condition number of
+            H) steps give a good result.
 
     Raises:
         InvalidInput: `steps` is below 1.
@@ -48,17 +48,17 @@ class ConjugateGradients(Configured):
 class Neumann(Configured):
     """H⁻¹b ≈ η Σ_{m < terms} (I − ηH)^m b.
 
-    With `random` one term stands for all of them: terms·η Π_{m ≤ p} (I − ηH_m) b, p uniform from 0 to terms − 1. Its
-    mean is the same (Ghadimi and Wang, arXiv:1802.02246). Every factor takes a batch of its own, so that mini-batches
-    add no bias.
+    With `random`, one random term replaces the sum: terms·η Π_{m ≤ p} (I − ηH_m) b, p uniform from 0 to terms − 1. Its
+    mean is the same (Ghadimi and Wang, arXiv:1802.02246). Every factor draws its own batch, so mini-batches add no
+    bias.
 
-    **Use it** with mini-batches. **Avoid it** on all examples, where `ConjugateGradients` needs fewer products. The cut
-    leaves an error of about (1 − ηλ_min)^terms.
+    **Use it** with mini-batches. **Avoid it** on all examples, where `ConjugateGradients` needs fewer products.
+    Truncation leaves an error of about (1 − ηλ_min)^terms.
 
     Args:
         terms: Terms of the series, at least 1.
         step_size: η, above 0 and below 2/λ_max(H); 1/λ_max(H) is a safe choice.
-        random: Take one random term instead of all: cheaper, with more noise.
+        random: True takes one random term instead of all, which is cheaper and noisier.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -75,17 +75,17 @@ class Neumann(Configured):
     random: bool = eqx.field(static=True, default=True)
 
     def with_all_terms(self) -> "Neumann":
-        """The same series without chance."""
+        """Return the same series with `random=False`."""
         return Neumann(self.terms, self.step_size, random=False)
 
     def total(self, last: PyTree, added: PyTree) -> PyTree:
-        """The estimate of H⁻¹b from the last term reached and the sum of all of them."""
+        """Return the estimate of H⁻¹b from the last computed term and the sum of all terms."""
         if self.random:
             return optax.tree.scale(self.terms * self.step_size, last)
         return optax.tree.scale(self.step_size, added)
 
     def solve(self, product: Callable[[PyTree, PRNGKeyArray], PyTree], right: PyTree, key: PRNGKeyArray) -> PyTree:
-        """H⁻¹b for b = `right`, where `product(vector, key)` is H·vector on a batch drawn with the key."""
+        """Return H⁻¹b for b = `right`, where `product(vector, key)` is H·vector on a batch drawn with the key."""
         length, key = jax.random.split(key)
         last = jax.random.randint(length, (), 0, self.terms)
 
@@ -103,7 +103,7 @@ Inverse = ConjugateGradients | Neumann
 
 
 class ImplicitDescent(TwoLevelDescent):
-    """Descent on both levels that applies the inverse of an inner Hessian."""
+    """Base of algorithms that descend on both levels and apply the inverse of an inner Hessian."""
 
     inverse: Inverse = eqx.field(default=ConjugateGradients(), kw_only=True)
     batch_size: OptionalCount = eqx.field(static=True, default=None, kw_only=True)
@@ -114,11 +114,11 @@ class ImplicitDescent(TwoLevelDescent):
             raise InvalidInput(f"{type(self).__name__}.batch_size", self.batch_size, allowed)
 
     def inner_gradient(self, problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
-        """∂_y g_i on a mini-batch."""
+        """Return ∂_y g_i on a mini-batch."""
         return problem.inner_gradient(params, hyper, minibatch(ctx.data.train, self.batch_size, ctx.key))
 
     def own_hypergradient(self, problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
-        """h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i of one client at any point; each derivative takes a batch of its own."""
+        """Return h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i of one client; each derivative draws its own batch."""
         data, inverse = ctx.data, self.inverse
         if isinstance(inverse, ConjugateGradients):
             batches = full_batch(data.train), full_batch(data.outer)
@@ -134,19 +134,19 @@ class ImplicitDescent(TwoLevelDescent):
         return optax.tree.sub(along_x, back)
 
     def own_gradients(self, problem: Problem, point: Point, ctx: Context) -> tuple[PyTree, PyTree]:
-        """Independent estimates of h_i and ∂_y g_i; the same key gives the same batches at another point."""
+        """Return independent estimates of h_i and ∂_y g_i; the same key gives the same batches at another point."""
         above, below = (replace(ctx, key=key) for key in jax.random.split(ctx.key))
         return self.own_hypergradient(problem, *point, above), self.inner_gradient(problem, *point, below)
 
 
 def correct(estimate: Callable[[PyTree], PyTree], kept: PyTree, new: PyTree, old: PyTree, forget: Any = 0.0) -> PyTree:
-    """e(new) + (1 − forget)(kept − e(old)), with the estimates e of both points on the same batch.
+    """Return e(new) + (1 − forget)(kept − e(old)), with the estimates e of both points on the same batch.
 
     Its noise is that of the difference, which vanishes with the step. STORM (Cutkosky and Orabona, arXiv:1905.10018)
-    forgets a little each time; SPIDER (Fang, Li, Lin and Zhang, arXiv:1807.01695) nothing, and starts anew every so
-    often. `forget` is one number, or one for each part of what is kept.
+    forgets a little each time. SPIDER (Fang, Li, Lin and Zhang, arXiv:1807.01695) forgets nothing and restarts
+    periodically. `forget` is one number, or one per part of `kept`.
     """
-    # Side by side, so that what does not depend on the point, like a batch, is made once.
+    # vmap over both points computes values that do not depend on the point, such as the batch, once.
     both = jax.vmap(estimate)(jax.tree.map(lambda a, b: jnp.stack([a, b]), new, old))
 
     def correct_part(share: Any, kept: PyTree, both: PyTree) -> PyTree:

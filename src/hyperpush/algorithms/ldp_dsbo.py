@@ -33,24 +33,24 @@ class _State(eqx.Module):
 
 
 def _as_powers(given: Any) -> Any:
-    """One schedule for all variables, or one for each in their order; a number stands for a constant one."""
+    """Return one schedule for all variables, or one per variable in order; a number becomes a constant schedule."""
     if isinstance(given, Mapping):
         return _in_order("LDPDSBO.step_sizes", {name: _as_powers(each) for name, each in given.items()}, Power)
     return Power(check_positive("LDPDSBO.step_sizes", given)) if is_number(given) or is_jax_number(given) else given
 
 
 def _as_mechanisms(given: Any) -> Any:
-    """One mechanism for all variables, or one for each in their order."""
+    """Return one mechanism for all variables, or one per variable in order."""
     return _in_order("LDPDSBO.noise", given, (Laplace, Gaussian)) if isinstance(given, Mapping) else given
 
 
 def _in_order(field: str, given: Mapping[str, Any], kind: type | tuple[type, ...]) -> tuple[Any, ...]:
-    # A tuple: methods are hashed, and mappings cannot be.
+    # A tuple, because methods are hashed and mappings are not hashable.
     return tuple(map(by_variable(field, given, VARIABLES, kind).__getitem__, VARIABLES))
 
 
 def _by_name(values: Any) -> dict[str, Any]:
-    """The value of each variable."""
+    """Return the value of each variable by name."""
     each = values if isinstance(values, tuple) else (values,) * len(VARIABLES)
     return dict(zip(VARIABLES, each, strict=True))
 
@@ -59,35 +59,35 @@ class LDPDSBO(Algorithm):
     """Locally differentially private decentralized stochastic bilevel optimization: one loop, noise on every message.
 
     Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost, w the gossip weights.
-    z ≈ H̄⁻¹ ∂_y f̄, y and x descend together; what is sent of them carries fresh noise ζ, ϑ, χ (Chen and Wang,
-    ICML 2024):
+    z ≈ H̄⁻¹ ∂_y f̄, y and x descend together; their messages carry fresh noise ζ, ϑ, χ (Chen and Wang, ICML 2024):
 
         y_i += Σ_j w_ij (y_j + ζ_j − y_i) − λ_y ∂_y g_i
         z_i += Σ_j w_ij (z_j + ϑ_j − z_i) − λ_z (∂²_yy g_i z_i − ∂_y f_i)          then projected to ‖z‖ ≤ R
         x_i += Σ_j w_ij (x_j + χ_j − x_i) − λ_x (∂_x f_i − ∂²_xy g_i z_i)
 
-    A client's own values enter clean, others' as they arrived. Derivatives are taken at the own values before.
+    A client's own values enter without noise, the others' as they arrived. Derivatives are taken at the client's values
+    before the round.
 
     **Use it** where messages must be private and examples come as a stream: with λ ~ t^−v, noise ~ t^−ς and
-    v/2 < ς < v it converges at a finite budget. **Avoid it** on a data set that is reused: its ε grows without end. On
-    a task of `task.private(…)`, which adds noise itself, take `noise=None`.
+    v/2 < ς < v it converges at a finite budget. **Avoid it** on a reused data set, where ε grows without bound. On a
+    task of `task.private(…)`, which adds noise itself, use `noise=None`.
 
     Departures from the paper:
 
-    1. Derivatives of single examples are clipped (`constants`), so that the budget holds without assumptions.
-    2. `use` allows samples that are used once, and a data set that is reused. The paper takes running averages.
+    1. Derivatives of single examples are clipped (`constants`), so the budget holds without assumptions.
+    2. `use` also allows samples that are used once, and a reused data set. The paper takes running averages.
 
     Args:
         steps: Iterations, one round of gossip each. With 0 nothing moves.
-        step_sizes: λ: a number, `hp.schedule("power", scale, exponent)`, or a mapping with one of them for each of "x",
-            "y", "z".
+        step_sizes: λ: a number, `hp.schedule("power", scale, exponent)`, or a mapping with one of these for each of
+            "x", "y", "z".
         noise: `Laplace(…)` or `Gaussian(…)`, or a mapping with one for each of "x", "y", "z"; None sends clean values.
-        constants: Clipping bounds of single examples, and R; None does not clip, for runs without noise.
-        use: Which examples a round takes. `"running averages"`: all that have come so far; work grows with the round.
-            `"once"`: only its own, the next `examples` of the stream. `"reused"`: the whole data set. The first two
-            need streams of `steps` × `examples` rows, of training and outer examples alike.
-        examples: Examples that come per round, at least 1.
-        checked: Refuse step sizes and noise that do not converge at a finite budget.
+        constants: Clipping bounds of single examples, and R. None does not clip; only for runs without noise.
+        use: Examples of a round. `"running averages"`: all that have arrived so far; work grows with the round.
+            `"once"`: only the next `examples` rows of the stream. `"reused"`: the whole data set. The first two need
+            streams of `steps` × `examples` rows, for training and outer examples alike.
+        examples: Examples that arrive per round, at least 1.
+        checked: True refuses step sizes and noise that do not converge at a finite budget.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -129,10 +129,10 @@ class LDPDSBO(Algorithm):
         if self.noise is None:
             return
         if self.constants is None:
-            raise InvalidInput("LDPDSBO.constants", None, "Constants: noise hides nothing of what is not clipped")
+            raise InvalidInput("LDPDSBO.constants", None, "Constants(…): noise protects only clipped derivatives")
         step_sizes, noise = _by_name(self.step_sizes), _by_name(self.noise)
         powers = *step_sizes.values(), *(each.scale for each in noise.values())
-        if self.checked and all(is_number(each.exponent) for each in powers):  # what is traced was checked before
+        if self.checked and all(is_number(each.exponent) for each in powers):  # traced numbers were checked before
             check_schedules(step_sizes, noise, self.use)
 
     @property
@@ -140,11 +140,11 @@ class LDPDSBO(Algorithm):
         return self.noise is not None
 
     def check_task(self, task: Any) -> None:
-        """Refuse noise of its own on a task whose gradients and products get noise already."""
+        """Refuse `noise` on a private task, whose gradients and products already get noise."""
         super().check_task(task)
         if self.noise is not None and task.privacy is not None:
             allowed = "noise=None on a task of task.private(…), which clips and adds noise itself; or the plain task"
-            raise InvalidInput("LDPDSBO.noise", "noise of its own on a private task", allowed)
+            raise InvalidInput("LDPDSBO.noise", "noise on a private task", allowed)
 
     def program(self, problem: Problem) -> Node:
         inner_bounds = outer_bounds = None
@@ -194,7 +194,10 @@ class LDPDSBO(Algorithm):
         bounds: tuple[Number, ...] | None,
         ctx: Context,
     ) -> tuple[PyTree, ...]:
-        """The mean of `function` over the examples of a round, of each clipped to one bound per result if there are."""
+        """Return the mean of `function` over the examples of a round.
+
+        Each example's results are clipped to `bounds`, one per result; None does not clip.
+        """
         batch, mask = full_batch(data), None
         if self.use != "reused":
             padded = isinstance(data, Ragged)
@@ -217,12 +220,12 @@ class LDPDSBO(Algorithm):
         return mean_of(jax.vmap(each)(rows), real if mask is None else mask)
 
     def accountant(self, network: Network, params: PyTree, hypers: PyTree, rows: int | None = None) -> Accountant:
-        """What the clients' privacy costs on this network.
+        """Return the accountant of the clients' privacy on this network.
 
-        `params` and `hypers` have the clients on axis 0. `rows` is how many a client reuses, at least.
+        `params` and `hypers` have the clients on axis 0. `rows` is the smallest number of rows that a client reuses.
         """
         if self.noise is None or self.constants is None:
-            raise InvalidInput("LDPDSBO.noise", None, "a mechanism: without noise there is no privacy")
+            raise InvalidInput("LDPDSBO.noise", None, "a mechanism: a run without noise is not private")
         others = np.zeros(network.clients)  # always a valid bound
         if not network.varying:
             others = 1 - np.diag(np.asarray(matrix(network, jax.random.key(0), 0, "gossip"), np.float64))

@@ -19,24 +19,24 @@ from hyperpush.task.problem import Problem
 class MADSBO(ProductTracking):
     """Moving-average decentralized stochastic bilevel optimization: only vectors are sent.
 
-    Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost, H_i = ∂²_yy g_i,
-    J_i = ∂²_xy g_i and W doubly stochastic. z ≈ H̄⁻¹ ∂_y f̄ comes by gradient tracking (Chen, Huang, Ma and
+    Clients share the hypers x and the params y; f_i is a client's outer and g_i its inner cost. H_i = ∂²_yy g_i,
+    J_i = ∂²_xy g_i, and W is doubly stochastic. Gradient tracking finds z ≈ H̄⁻¹ ∂_y f̄ (Chen, Huang, Ma and
     Balasubramanian, arXiv:2210.12839):
 
         inner_steps ×    y ← Wy − β ∂_y g_i(x, y)
         product_steps ×  z⁺ = Wz − γd,  d⁺ = Wd + s_i(z⁺) − s_i(z),  s_i(z) = H_i z − ∂_y f_i
         then             r ← (1 − θ)r + θ(∂_x f_i − J_i z),  x ← Wx − αr
 
-    d starts from the own s_i(z) in every iteration; z continues from where it was.
+    d starts from the client's own s_i(z) in every iteration; z continues from its last value.
 
-    **Use it** with `tracked=True` on undirected networks of unlike clients who share hypers: it ends at the minimizer
-    of the mean outer cost. **Avoid it** on directed networks, and with constant steps untracked: they leave an error of
-    their order between unlike clients.
+    **Use it** with `tracked=True` on undirected networks of unlike clients that share hypers: it ends at the
+    minimizer of the mean outer cost. **Avoid it** on directed networks, and with constant steps without `tracked`,
+    which leave an error of their order between unlike clients.
 
     Departures from the paper:
 
-    1. `tracked` is not in the paper: y and x follow trackers of their mean gradients too, all in the form
-       v ← W(v − γd). No tracker starts anew, so that one round of each per iteration suffices.
+    1. `tracked` is not in the paper: y and x also follow trackers of their mean gradients, all in the form
+       v ← W(v − γd). Trackers are never restarted, so one round of each per iteration suffices.
 
     Args:
         steps: Iterations. With 0 nothing moves.
@@ -45,9 +45,9 @@ class MADSBO(ProductTracking):
         product_step_size: γ, above 0; a number or a schedule by iteration, with the same limit as β.
         inner_steps: Rounds on y per iteration, at least 1.
         product_steps: Rounds on z per iteration, at least 1.
-        tracked: Follow the mean gradients of y and x, too.
-        batch_size: Examples per estimate; each one has a mini-batch of its own. None uses all.
-        averaging: θ, above 0; a number or a schedule by iteration. 1 keeps nothing of old directions.
+        tracked: True tracks the mean gradients of y and x, too.
+        batch_size: Examples per estimate; each draws its own mini-batch. None uses all.
+        averaging: θ, above 0; a number or a schedule by iteration. 1 keeps no old direction.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

@@ -11,7 +11,7 @@ from hyperpush.task.problem import Problem
 def second_derivatives(
     problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree
 ) -> tuple[Float[Array, "d d"], Float[Array, "h d"]]:
-    """(∂²_xx f, ∂²_λx f), by a product with every unit vector."""
+    """Return (∂²_xx f, ∂²_λx f), by a product with every unit vector."""
     flat, back = ravel_pytree(params)
 
     def products(unit: Float[Array, " d"]) -> tuple[Float[Array, " d"], Float[Array, " h"]]:
@@ -25,6 +25,6 @@ def second_derivatives(
 def flat_outer_gradients(
     problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree
 ) -> tuple[Float[Array, " d"], Float[Array, " h"]]:
-    """(∂_x F, ∂_λ F) as vectors."""
+    """Return (∂_x F, ∂_λ F) as vectors."""
     along_x, along_hyper = problem.outer_gradients(params, hyper, batch)
     return ravel_pytree(along_x)[0], ravel_pytree(along_hyper)[0]

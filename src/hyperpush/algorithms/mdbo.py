@@ -27,8 +27,9 @@ class _State(eqx.Module):
 class MDBO(ImplicitDescent):
     """Momentum and gradient tracking on both levels.
 
-    Clients share the hypers x and the params y. With its inner cost g_i and h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i through
-    its own Hessian, a client keeps moving averages a, b and trackers s, r (Gao, Gu and Thai, arXiv:2206.15025):
+    Clients share the hypers x and the params y. A client's own Hessian H_i of its inner cost g_i gives
+    h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i. It keeps moving averages a, b and trackers s, r (Gao, Gu and Thai,
+    arXiv:2206.15025):
 
         x⁺ = x + η(Wx − β₁s − x),          y⁺ = y + η(Wy − β₂r − y)
         a⁺ = (1 − α₁η)a + α₁η h_i(x⁺, y⁺),  b⁺ = (1 − α₂η)b + α₂η ∂_y g_i(x⁺, y⁺)
@@ -45,11 +46,11 @@ class MDBO(ImplicitDescent):
         steps: Iterations, one round of gossip each. With 0 nothing moves.
         outer_step_size: β₁, above 0; a number or a schedule by iteration. Start well below β₂.
         inner_step_size: β₂, above 0; a number or a schedule by iteration. Constant steps need β₂ < 2/λ_max(H_i).
-        step_scale: η, above 0; a number or a schedule by iteration. 1 moves all the way.
+        step_scale: η, above 0; a number or a schedule by iteration. 1 takes full steps.
         outer_momentum: α₁, above 0 with α₁η ≤ 1. α₁η = 1 keeps no momentum.
         inner_momentum: α₂, above 0 with α₂η ≤ 1. α₂η = 1 keeps no momentum.
-        inverse: How H_i⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
-        batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
+        inverse: Method that applies H_i⁻¹: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
+        batch_size: Examples per estimate, drawn anew each time; None uses all. A number needs `inverse=Neumann(…)`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -76,7 +77,7 @@ class MDBO(ImplicitDescent):
         fixed_point="x_M",
         example={"steps": 3, "outer_step_size": 0.05, "inner_step_size": 0.1, "step_scale": 0.7},
     )
-    power: ClassVar[int] = 1  # an old estimate is forgotten at α·η^power
+    power: ClassVar[int] = 1  # an old estimate has weight 1 − α·η^power
 
     step_scale: Rate = eqx.field(converter=as_number, default=1.0)
     outer_momentum: Positive = eqx.field(converter=as_number, default=1.0)
@@ -85,7 +86,7 @@ class MDBO(ImplicitDescent):
     def __check_init__(self):
         eta = first_number(self.step_scale)
         for option, alpha in (("outer_momentum", self.outer_momentum), ("inner_momentum", self.inner_momentum)):
-            # What is traced was checked before tracing.
+            # Traced numbers were checked before tracing.
             if eta is not None and isinstance(alpha, float) and alpha * eta**self.power > 1:
                 scale = "step_scale" if self.power == 1 else f"step_scale^{self.power}"
                 raise InvalidInput(
@@ -95,7 +96,7 @@ class MDBO(ImplicitDescent):
     def renew(
         self, estimate: Callable[[Point], PyTree], kept: PyTree, new: Point, old: Point, shares: tuple[Any, Any]
     ) -> tuple[PyTree, PyTree]:
-        """(a, b) at the point `new`; `estimate(point)` gives estimates on one and the same batch."""
+        """Return (a, b) at the point `new`; every call of `estimate(point)` uses the same batch."""
         above, below = map(move_towards, kept, estimate(new), shares)
         return above, below
 

@@ -1,4 +1,4 @@
-"""PDBO: bilevel optimization in nested loops, with hypers of each client's own."""
+"""PDBO: bilevel optimization in nested loops, with personal hypers for each client."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,58 +34,58 @@ from hyperpush.task.problem import Problem
 class OuterState(eqx.Module):
     """A client between two steps of its hyper."""
 
-    first: PyTree  # where every inner solve starts from, unless it continues
+    first: PyTree  # start of every inner solve, unless it continues
     params: PyTree
     hyper: PyTree
-    hypergradient: PyTree  # the last one
+    hypergradient: PyTree  # last estimate
     optimizer: optax.OptState
-    links: LinkEstimates | None  # what is known of the links, for estimators that reverse them
-    memory: PyTree  # the estimator's, from one outer step to the next
-    trained: PyTree  # the inner solver's; None if it restarts
+    links: LinkEstimates | None  # for estimators that reverse links
+    memory: PyTree  # of the estimator, kept between outer steps
+    trained: PyTree  # memory of the inner solver; None if it restarts
     shared: PyTree  # the client's part of the consensus; None without
-    neighbors: Neighbors | None  # what is known of the others' hypers; None without ties
-    watch: StoppingState | None  # of the metric; None without early stopping
+    neighbors: Neighbors | None  # last received hypers of the others; None without ties
+    watch: StoppingState | None  # None without early stopping
     report: Report  # of all estimates so far
-    size: Float[Array, ""]  # ‖v_i‖ of the first step; of an estimator that judges params, their rms if it passed
+    size: Float[Array, ""]  # ‖v_i‖ of the first step; with an estimator that judges params, their rms if it passed
     start: Float[Array, ""]  # ‖params before training‖
     judge: Bool[Array, ""]  # True: judge params on the way
     ends: Ends  # the first and the last hypergradient so far
 
 
 class PDBO(Algorithm):
-    """Personalized decentralized bilevel optimization: everybody tunes hypers of its own for everybody's good.
+    """Personalized decentralized bilevel optimization: personal hypers that minimize the mean outer cost.
 
-    Before every step the inner problem is solved; then client i moves its own hypers along its hypergradient
-    (Terashita and Hara, arXiv:2210.02129):
+    Before every step the inner problem is solved. Then client i moves its own hypers along its hypergradient (Terashita
+    and Hara, arXiv:2210.02129):
 
         x ≈ x*(λ);   λ_i ← λ_i + update(d F̄ / dλ_i)
 
-    **Use it** where hypers are personal and an inner solve is affordable. **Avoid it** if all have to agree on one
-    hyper: take `CDBO`.
+    **Use it** where hypers are personal and an inner solve is affordable. **Avoid it** if all clients must agree on one
+    hyper: use `CDBO`.
 
     Departures from the paper:
 
-    1. Any inner solver, estimator and optimizer can be combined, unless together they lower nobody's cost.
-    2. An estimator may continue from what it found in the step before (`remember`).
-    3. Hypers of neighbors on a graph may be tied (`ties`). The history's cost is without that penalty.
+    1. Any inner solver, estimator and optimizer can be combined, if the estimator fits the inner problem.
+    2. An estimator may continue from its last solution (`remember`).
+    3. Hypers of neighbors on a graph may be tied (`ties`). The cost in the history excludes that penalty.
 
     Args:
-        inner: The inner solver: `hp.AutomaticInner()` solves the problem without a setting; `hp.SGP(steps=600,
-            step_size=0.1)` and others of fixed length stop near the solution.
+        inner: The inner solver. `hp.AutomaticInner()` solves the problem without settings. Solvers of fixed length,
+            such as `hp.SGP(steps=600, step_size=0.1)`, stop near the solution.
         hypergradient: The estimator: `hp.Automatic()`, or another such as `hp.HGP(steps=20, pushes=10, step_size=0.2)`.
-        outer: The rule that moves the hypers: `hp.optimizer("adam", learning_rate=0.1)`, or an Optax transformation.
-            Keep an Optax object between calls: a new one compiles anew.
+        outer: The optimizer of the hypers: `hp.optimizer("adam", learning_rate=0.1)`, or an Optax transformation.
+            Keep an Optax object between calls: a new one causes a recompilation.
         steps: Steps of the hypers, 0 or more. With 0 only the inner problem is solved.
-        restart: Train from the start before every step (True), or continue from the params reached (False). None
-            continues with solvers that go on until the problem is solved, and restarts with those of fixed length.
+        restart: True trains from the start before every step. False continues from the last params. None continues with
+            solvers that run until the problem is solved, and restarts with solvers of fixed length.
         stop: `hp.EarlyStopping(…)` ends the loop on a metric and returns the best step; None takes all steps.
-        remember: Let the estimator, and an inner solver that does not restart, continue from what they found in the
-            step before, if they can. Off where messages get lost: part of what they remember would still be under way.
-        ties: `hp.algorithms.Ties(graph, strength)` adds a penalty Σ a_uv‖λ_u − λ_v‖² over neighbors, who tell each
-            other their hypers once per step; None ties nobody.
+        remember: True lets the estimator, and an inner solver that does not restart, continue from their last solutions
+            if they can. Ignored on lossy links, where part of that state would still be in transit.
+        ties: `hp.algorithms.Ties(graph, strength)` adds a penalty Σ a_uv‖λ_u − λ_v‖² over neighbors, which send
+            each other their hypers once per step. None: no ties.
 
     Raises:
-        InvalidInput: An option is out of range, or the pair of solver and estimator lowers nobody's cost.
+        InvalidInput: An option is out of range, or solver and estimator do not fit together.
 
     Example:
         Three clients share x = mean(λ + a), and each pulls x to its own target: λ ends where the mean of x is 2.
@@ -130,15 +130,15 @@ class PDBO(Algorithm):
     ties: Ties | None = eqx.field(default=None, kw_only=True)
 
     def __check_init__(self):
-        """Refuse a solver and an estimator that together lower nobody's cost."""
+        """Refuse an estimator that does not fit the inner solver, `restart` or `ties`."""
         solver, estimator = type(self.inner).__name__, type(self.hypergradient).__name__
         field, given = f"{type(self).__name__}.hypergradient", f"{estimator} after {solver}"
         target, alone = self.hypergradient.info.target, self.inner.info.network == "none"
         if target == "local" and not alone:
-            allowed = "an estimator of everybody's cost such as HGP, or inner=LocalSGD(…): the own inner problem's "
-            raise InvalidInput(field, given, allowed + "derivative is not that of the shared one")
+            allowed = "an estimator of the mean outer cost such as HGP, or inner=LocalSGD(…): "
+            raise InvalidInput(field, given, allowed + "own derivatives ignore the shared inner problem")
         if target in ("global", "client") and alone:
-            allowed = "LocalGradient(): without a shared inner problem there is no derivative of its solution"
+            allowed = "LocalGradient(): other estimators differentiate the solution of a shared inner problem"
             raise InvalidInput(field, given, allowed)
         if self.hypergradient.trains and self.restart is False:
             allowed = f"True: {estimator} differentiates training from the start"
@@ -157,7 +157,7 @@ class PDBO(Algorithm):
 
     @property
     def restarts(self) -> bool:
-        """Whether every inner solve starts from the params at the start."""
+        """True if every inner solve starts from the initial params."""
         return self.restart if self.restart is not None else self.hypergradient.trains or not self.inner.solves
 
     def choice(self, engine: Any, task: Any, network: Any = None) -> str:
@@ -167,7 +167,7 @@ class PDBO(Algorithm):
         lossy = engine is not None and engine.lossy is not None
         if self.stop is not None and lossy:
             given = "early stopping on links that lose messages"
-            raise InvalidInput(f"{type(self).__name__}.stop", given, "reliable links, as clients vote on it; or None")
+            raise InvalidInput(f"{type(self).__name__}.stop", given, "reliable links, for votes on the end; or None")
         stop = None if self.stop is None else replace(self.stop, agreement=network.flood_rounds())
         inner, estimator = self.hypergradient.after(self.inner)
         parts = {"inner": inner.bind(network, engine, task), "hypergradient": estimator.bind(network, engine, task)}
@@ -186,11 +186,11 @@ class PDBO(Algorithm):
             self.stop.check_task(f"{type(self).__name__}.stop", task)
 
     def start_consensus(self, hyper: PyTree) -> PyTree:
-        """A client's part of the consensus on hypers at the beginning; None if they need not agree."""
+        """Return a client's initial part of the consensus on hypers; None if hypers need not agree."""
         return None
 
     def move(self, outer: optax.GradientTransformation, problem: Problem) -> Node:
-        """How hypers move along the hypergradient."""
+        """Return the node that moves hypers along the hypergradient."""
         ties = self.ties
 
         def improve(state: OuterState, ctx: Context) -> OuterState:
@@ -271,13 +271,13 @@ class PDBO(Algorithm):
 
 
 def _no_ends(hyper: PyTree, like: Float[Array, ""]) -> Ends:
-    """Ends before the first step."""
+    """Return the ends before the first step."""
     zeros = optax.tree.zeros_like(hyper)
     return Ends(zeros, zeros, jnp.zeros_like(like), jnp.full_like(like, -1))
 
 
 def _add_end(ends: Ends, found: HypergradientState, ctx: Context) -> Ends:
-    """The ends after another estimate."""
+    """Return the ends after another estimate."""
     known = ends.terms if found.terms is None else found.terms.astype(ends.terms.dtype)
     error = jnp.full_like(ends.error, -1) if found.report is None else found.report.error.astype(ends.error.dtype)
     latest = Ends(found.value, found.value, known, error)

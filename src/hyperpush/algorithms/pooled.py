@@ -1,4 +1,4 @@
-"""What one machine with everybody's data would do, as exact averages: parts of algorithms with a server."""
+"""Parts of algorithms with a server: steps on all clients' data, as exact averages."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from hyperpush.task.problem import Problem
 
 
 def mean(get: Callable[[Any, Context], PyTree], put: Callable[[Any, PyTree, Context], Any]) -> Average:
-    """`put(state, mean over clients of get(state, context), context)`."""
+    """Return an exact average: `put(state, mean over clients of get(state, context), context)`."""
     return Average(
         lambda state, ctx: (get(state, ctx), jnp.ones(())),
         lambda state, average, mass, ctx: put(state, average, ctx),
@@ -30,7 +30,7 @@ def mean(get: Callable[[Any, Context], PyTree], put: Callable[[Any, PyTree, Cont
 
 
 def average_fields(*fields: str) -> Average:
-    """Everybody continues from the mean of these fields."""
+    """Replace these fields of every client by their mean."""
     return mean(
         lambda state, ctx: {field: getattr(state, field) for field in fields},
         lambda state, average, ctx: replace(state, **average),
@@ -38,7 +38,7 @@ def average_fields(*fields: str) -> Average:
 
 
 class PooledState(eqx.Module):
-    """A client whose params and hyper are, or become, everybody's."""
+    """A client whose params and hyper are, or become, common to all clients."""
 
     params: PyTree
     hyper: PyTree
@@ -46,21 +46,21 @@ class PooledState(eqx.Module):
 
 
 class PooledDescent(ImplicitDescent):
-    """Descent along exact means, on states with `params`, `hyper` and `value`."""
+    """Base of algorithms that descend along exact means, on states with `params`, `hyper` and `value`."""
 
     def descend_inner(self, problem: Problem) -> Average:
-        """params ← params − β·mean of ∂_y g_i, where β is that of the iteration of the loop around."""
+        """Return the node params ← params − β·mean of ∂_y g_i, with β at the round of the enclosing loop."""
         return mean(
             lambda state, ctx: self.inner_gradient(problem, state.params, state.hyper, ctx),
             lambda state, slope, ctx: replace(state, params=descend(state.params, slope, self.rates(ctx.round)[1])),
         )
 
     def hypergradient(self, problem: Problem) -> Node:
-        """`value` ← the client's part of the hypergradient."""
+        """Return the node `value` ← the client's part of the hypergradient."""
         return pooled_hypergradient(problem, self.inverse, self.batch_size)
 
     def descend_outer(self) -> Average:
-        """hyper ← hyper − α·mean of `value`."""
+        """Return the node hyper ← hyper − α·mean of `value`."""
         return mean(
             lambda state, ctx: state.value,
             lambda state, value, ctx: replace(state, hyper=descend(state.hyper, value, self.rates(ctx.round)[0])),
@@ -68,15 +68,16 @@ class PooledDescent(ImplicitDescent):
 
 
 def pooled_hypergradient(problem: Problem, inverse: Inverse, batch_size: int | None) -> Node:
-    """`value` ← ∂_λF_i − B_i H̄⁻¹ mean_k ∂_xF_k, H̄ the mean of all Hessians: its mean is dF̄/dλ for one λ.
+    """Return the node `value` ← ∂_λF_i − B_i H̄⁻¹ mean_k ∂_xF_k, with the mean H̄ of all Hessians.
 
-    A server draws the length of a random series, so that all take the same term.
+    The mean of `value` is dF̄/dλ for a common λ. A server draws the length of a random series, so all clients take the
+    same term.
     """
     if isinstance(inverse, ConjugateGradients):
         return Scope(
             ImplicitCG(inverse.steps).program(problem),
             lambda state, ctx: HypergradientState(state.params, state.hyper, state.value),
-            # An estimator's are the parts of a sum, d_{λ_i}F̄.
+            # The estimator returns the parts d_{λ_i}F̄ of a sum.
             lambda state, found, ctx: replace(state, value=optax.tree.scale(ctx.clients, found.value)),
         )
     return _by_series(problem, inverse, batch_size)

@@ -1,4 +1,4 @@
-"""What DSBO-JHIP and MA-DSBO share: in every iteration some rounds on y, some on a product, one on x."""
+"""Common part of DSBO-JHIP and MA-DSBO: each iteration has rounds on y, rounds on a product and one round on x."""
 
 import abc
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class ProductState(eqx.Module):
     hyper: PyTree  # x
     solution: PyTree  # of the linear system, a vector z or a matrix Z
     direction: PyTree  # r, along which x descends
-    iteration: Int[Array, ""]  # of the outermost loop, for schedules
+    iteration: Int[Array, ""]  # iteration of the outermost loop, for schedules
     solution_tracker: Tracker
     inner_tracker: Tracker | None
     outer_tracker: Tracker | None
@@ -49,13 +49,13 @@ def descent(
     tracker: str | None = None,
     diffuse: bool = False,
 ) -> Exchange:
-    """One round in which the field `value` of the state descends; v is what it holds.
+    """Return one round of descent on the field `value` of the state; v is its content.
 
         without a tracker   v ← Wv − γg(v)
-        with                v⁺ = Wv − γd,  d⁺ = Wd + g(v⁺) − g(v);     `diffuse`: v⁺ = W(v − γd), which bears larger γ
+        with                v⁺ = Wv − γd,  d⁺ = Wd + g(v⁺) − g(v);     `diffuse`: v⁺ = W(v − γd), which allows larger γ
 
-    g is the client's own gradient; with mini-batches g(v) is the one that d took in before. `tracker` names the field
-    that holds d.
+    g is the client's own gradient; with mini-batches g(v) is the gradient that d last included. `tracker` names the
+    field that holds d.
     """
 
     def step(at: PyTree, along: PyTree, state: ProductState) -> PyTree:
@@ -81,10 +81,10 @@ def descent(
 
 
 class ProductTracking(TwoLevelDescent):
-    """y by gossip; the solution of a linear system by gradient tracking; r ← (1 − θ)r + θu and x ← Wx − αr.
+    """Gossip on y, gradient tracking on a linear system, then r ← (1 − θ)r + θu and x ← Wx − αr.
 
-    With `tracked` y and x follow trackers of their mean gradients as well, all in the form v ← W(v − γd), and no
-    tracker starts anew.
+    With `tracked`, y and x also follow trackers of their mean gradients, all in the form v ← W(v − γd). Then trackers
+    are never restarted.
     """
 
     product_step_size: Rate = eqx.field(converter=as_number)
@@ -95,18 +95,18 @@ class ProductTracking(TwoLevelDescent):
 
     @abc.abstractmethod
     def zero_solution(self, params: PyTree, hyper: PyTree) -> PyTree:
-        """Zeros of the solution's shape."""
+        """Return zeros of the solution's shape."""
 
     @abc.abstractmethod
     def residual(self, problem: Problem, state: ProductState, ctx: Context) -> PyTree:
-        """The client's part of the linear system's residual."""
+        """Return the client's part of the linear system's residual."""
 
     @abc.abstractmethod
     def hypergradient(self, problem: Problem, state: ProductState, ctx: Context) -> PyTree:
-        """u, the client's part of the hypergradient."""
+        """Return u, the client's part of the hypergradient."""
 
     def new_share(self, iteration: Int[Array, ""]) -> object:
-        """θ: what part of r is new."""
+        """Return θ, the weight of the new hypergradient in r."""
         return 1
 
     def program(self, problem: Problem) -> Node:

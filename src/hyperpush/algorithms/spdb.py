@@ -1,4 +1,4 @@
-"""SPDB: primal and dual steps on the outer level, every client's inner problem its own."""
+"""SPDB: primal and dual steps on the outer level, one inner problem per client."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -27,8 +27,8 @@ class _State(eqx.Module):
 class SPDB(ImplicitDescent):
     """Stochastic primal-dual bilevel optimization: hypers agree through a dual variable.
 
-    Each client has params y_i of its own; the hypers x_i become common. With its inner cost g_i, its own hypergradient
-    h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i and L = I − W, the Laplacian of the gossip weights (Lu et al. 2022):
+    Each client has its own params y_i; the hypers x_i become common. Its inner cost is g_i and its own
+    hypergradient h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i; L = I − W is the Laplacian of the gossip weights (Lu et al. 2022):
 
         y⁺ = y − β ∂_y g_i(x, y),   x⁺ = x − α(h_i(x, y⁺) + d + ρLx),   d⁺ = d + ρLx⁺
 
@@ -43,11 +43,11 @@ class SPDB(ImplicitDescent):
 
     Args:
         steps: Iterations, one round of gossip each. With 0 nothing moves.
-        outer_step_size: α, above 0; a number or a schedule by iteration. It must be below about 1/ρ.
+        outer_step_size: α, above 0; a number or a schedule by iteration. Keep it below about 1/ρ.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
         penalty: ρ, above 0. Larger values make hypers agree sooner and need a smaller α.
-        inverse: How H_i⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
-        batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
+        inverse: Method that applies H_i⁻¹: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
+        batch_size: Examples per estimate, drawn anew each time; None uses all. A number needs `inverse=Neumann(…)`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -85,7 +85,7 @@ class SPDB(ImplicitDescent):
             params = descend(state.params, slope, inner_rate)
             own = self.own_hypergradient(problem, params, state.hyper, above)
             apart = jax.tree.map(lambda x, mixed: self.penalty * (x - mixed), state.hyper, inbox.mix(state.hyper))
-            # One message serves both: this is ρLx⁺ of the iteration before, of which the first has none.
+            # One message serves both steps: `apart` is ρLx⁺ of the previous iteration, which the first lacks.
             dual = jax.tree.map(lambda d, a: jnp.where(ctx.round > 0, d + a, d), state.dual, apart)
             along = jax.tree.map(lambda h, d, a: h + d + a, own, dual, apart)
             return _State(params, descend(state.hyper, along, outer_rate), dual)

@@ -1,4 +1,4 @@
-"""End the outer loop when a metric no longer improves, and return to where it was best."""
+"""End the outer loop when a metric no longer improves, and return the best step."""
 
 import warnings
 from collections.abc import Callable
@@ -21,19 +21,19 @@ from hyperpush.task.problem import Problem
 
 
 def _as_range(given: Any) -> Any:
-    """Numbers as floats in a pair; what is no pair stays, to be refused."""
+    """Return a pair with floats; other values stay and are refused later."""
     return tuple(map(as_number, given)) if isinstance(given, tuple | list) else given
 
 
 class StoppingState(eqx.Module):
-    """What a client has seen of the metric."""
+    """A client's record of the metric."""
 
-    own: Float[Array, ""]  # its own, where it stands
-    mean: Float[Array, ""]  # everybody's, the same number at all clients
-    step: Int[Array, ""]  # the outer steps taken; −1: not measured yet
+    own: Float[Array, ""]  # the client's own current metric
+    mean: Float[Array, ""]  # mean over clients, equal at all of them
+    step: Int[Array, ""]  # outer steps taken; −1: not measured yet
     best_mean: Float[Array, ""]
     best_step: Int[Array, ""]
-    params: PyTree  # where the mean was best
+    params: PyTree  # at the best step, like hyper
     hyper: PyTree
 
     @staticmethod
@@ -45,27 +45,27 @@ class StoppingState(eqx.Module):
 class EarlyStopping(Configured):
     """Stop once the clients' mean metric has not improved for `patience` outer steps, and return the best step.
 
-    Clients average the metric by push-sum and take the largest of their averages, so that all judge by the same
-    number. They then vote on ending, so links must be reliable. What is averaged is counted among the costs.
+    Clients average the metric by push-sum and take the largest of their averages, so all judge by the same number. Then
+    they vote on ending, so links must be reliable. These messages count as costs.
 
-    On a private task every client's metric is a release: the mean of N examples' values within `bounds`, which one of
-    them moves by at most (high − low)/N, plus noise in units of that. It costs as much as any other release, once for
-    each step and once for the start. All that follows, the best step and the vote, is made of releases.
+    On a private task every client's metric is a release: the mean over N examples within `bounds`, plus noise. One
+    example moves that mean by at most (high − low)/N, which is the unit of the noise. Each step and the start cost one
+    release. The best step and the vote use only released values.
 
-    **Use it** as `stop=` of `PDBO` or `CDBO` with a set that neither level fits. With `patience=steps + 1` it never
-    stops, and returns the best of all steps. **Avoid it** where messages get lost.
+    **Use it** as `stop=` of `PDBO` or `CDBO` with a data set that neither level fits. With `patience=steps + 1` it
+    takes all steps and returns the best one. **Avoid it** on lossy links.
 
     Args:
-        metric: `metric(params, hyper, batch)`, one client's: one value per example or a scalar. `"cost"` is the
+        metric: `metric(params, hyper, batch)` returns one client's value per example, or a scalar. `"cost"` is the
             outer cost without its penalty.
-        on: The data set to measure on. One that neither level fits shows overfitting; the one that the outer level
-            fits is allowed and warned of; `"test"` is refused.
+        on: Name of the data set to measure on. A set that neither level fits shows overfitting. A set that a level fits
+            causes a warning; `"test"` is refused.
         patience: Outer steps without a better mean before the end, at least 1. Noisy metrics need more.
-        mode: Whether `"min"` or `"max"` is better.
-        pushes: Rounds of push-sum per measurement, at least 1; more where the network mixes badly.
-        weighted: Whether clients count by their number of examples, instead of all alike.
-        bounds: (low, high), low < high: each example's metric is clipped to it. Required on a private task, where noise
-            grows with high − low; (0, 1) fits accuracy, which it does not change. None clips nothing.
+        mode: `"min"` if smaller values are better, `"max"` if larger ones are.
+        pushes: Rounds of push-sum per measurement, at least 1. Slowly mixing networks need more.
+        weighted: True weights clients by their number of examples; False weights them equally.
+        bounds: (low, high) with low < high, for clipping each example's metric. Required on a private task, where the
+            noise grows with high − low. (0, 1) suits accuracy and leaves it unchanged. None does not clip.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -83,14 +83,14 @@ class EarlyStopping(Configured):
     pushes: Count = eqx.field(static=True, default=30)
     weighted: bool = eqx.field(static=True, default=False)
     bounds: tuple[float, float] | None = eqx.field(default=None, converter=_as_range)
-    agreement: int = eqx.field(static=True, default=0)  # rounds in which a maximum reaches everyone; the verb knows
+    agreement: int = eqx.field(static=True, default=0)  # rounds for a maximum to reach all clients; set by `bind`
 
     def __check_init__(self):
         if self.bounds is not None and all(map(is_number, self.bounds)) and not self.bounds[0] < self.bounds[1]:
             raise InvalidInput("EarlyStopping.bounds", self.bounds, "(low, high) with low < high, such as (0, 1)")
 
     def check_task(self, field: str, task: Any) -> None:
-        """Refuse a data set that is not there or must not be chosen on; warn of the one that is fitted."""
+        """Refuse a data set that is missing or must not decide; warn of one that is fitted."""
         check_choice(f"{field}.on", self.on, task)
         if task.privacy is not None and self.bounds is None:
             allowed = "(low, high) on a private task, such as (0, 1) for accuracy: noise hides a metric within bounds"
@@ -99,7 +99,7 @@ class EarlyStopping(Configured):
             task.check_metric(f"{field}.metric", self.metric, self.on)
 
     def program(self, problem: Problem) -> Node:
-        """Measure, average, agree and judge, on states with `params`, `hyper` and a `watch`."""
+        """Return the node that measures, averages, agrees and judges, on states with `params`, `hyper` and `watch`."""
         metric = problem.outer if self.metric == "cost" else self.metric
 
         def look(state: Any, **seen: Array) -> Any:
@@ -132,12 +132,12 @@ class EarlyStopping(Configured):
         return Sequence(Local(measure), average, Repeat(agree, self.agreement, name="agreement"), Local(judge))
 
     def has_ended(self, watch: StoppingState) -> Bool[Array, ""]:
-        """Whether the client's patience is at an end."""
+        """Return True if the client's patience is exhausted."""
         return watch.step - watch.best_step >= self.patience
 
 
 def check_choice(field: str, on: object, task: Any) -> None:
-    """Refuse to choose on a data set that is not there or must not decide anything; warn of the one that is fitted."""
+    """Refuse to choose on a data set that is missing or must not decide; warn of one that is fitted."""
     if on not in task.data.sets:
         raise unknown(field, on, task.data.sets)
     if on == "test":

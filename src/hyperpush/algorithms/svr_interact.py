@@ -1,4 +1,4 @@
-"""SVR-INTERACT: INTERACT on mini-batches, with estimates that are corrected instead of computed anew."""
+"""SVR-INTERACT: INTERACT on mini-batches, with corrected estimates instead of new ones."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -24,14 +24,14 @@ class _State(eqx.Module):
 
 
 class SVRINTERACT(ImplicitDescent):
-    """INTERACT on mini-batches, with estimates that are corrected instead of computed anew.
+    """INTERACT on mini-batches, with corrected estimates instead of new ones.
 
-    With estimates p of the own hypergradient h_i and v of ∂_y g_i (Liu et al., arXiv:2207.13283):
+    With estimates p of the client's own hypergradient h_i and v of ∂_y g_i (Liu et al., arXiv:2207.13283):
 
         x⁺ = Wx − αu,   y⁺ = y − βv,   u⁺ = Wu + p⁺ − p
 
-    In every `period`-th iteration p and v take all examples; else p⁺ = p + h_i(x⁺, y⁺) − h_i(x, y), v alike, both
-    points on the same batch. Params are the client's own, hypers become common.
+    In every `period`-th iteration p and v take all examples. In the others p⁺ = p + h_i(x⁺, y⁺) − h_i(x, y), v alike,
+    both points on the same batch. Params are the client's own; hypers become common.
 
     **Use it** instead of `INTERACT` where clients have many examples. **Avoid it** where the inner solution must be
     common: it ends at x_L.
@@ -44,10 +44,10 @@ class SVRINTERACT(ImplicitDescent):
         steps: Iterations, one round of gossip each. With 0 nothing moves.
         outer_step_size: α, above 0; a number or a schedule by iteration. Start well below β.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H_i).
-        period: Iterations between two estimates on all examples, at least 1; 1 takes all each time. √N suits N
+        period: Iterations between two estimates on all examples, at least 1. 1 takes all each time; √N suits N
             examples.
-        inverse: How H_i⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
-        batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
+        inverse: Method that applies H_i⁻¹: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
+        batch_size: Examples per estimate, drawn anew each time; None uses all. A number needs `inverse=Neumann(…)`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

@@ -1,4 +1,4 @@
-"""Ties: a graph among the parties whose neighbors should have hypers that are alike."""
+"""Ties: a graph of the parties whose neighbors should have similar hypers."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,9 +21,9 @@ from hyperpush.task.problem import Problem
 
 
 def as_links(given: Any) -> Any:
-    """The converter of a graph to tuples: a networkx graph's node alone is a link of weight 0 to itself, to be checked.
+    """Convert a graph to tuples. An isolated networkx node becomes a link of weight 0 to itself, so that it is checked.
 
-    NumPy's numbers become Python's; what is no graph and no list stays.
+    NumPy numbers become Python numbers. Values other than graphs and lists stay.
     """
     if isinstance(given, nx.Graph) and not given.is_directed():
         alone = ((node, node, 0.0) for node in nx.isolates(given))
@@ -35,39 +35,39 @@ def as_links(given: Any) -> Any:
 
 
 class Neighbors(eqx.Module):
-    """What a client last heard of the others' hypers."""
+    """The other clients' hypers, as a client last received them."""
 
-    hypers: PyTree  # by sender, on axis 0; zeros of whom it never heard
-    known: Bool[Array, " n"]  # whom it heard at all
+    hypers: PyTree  # by sender, on axis 0; zeros before the first message
+    known: Bool[Array, " n"]  # True for senders with at least one message
 
 
 class Ties(Configured):
-    """A graph among the parties: neighbors pay for hypers that differ.
+    """A graph of the parties with a penalty on differences between neighbors' hypers.
 
         F̄(λ) + Σ_{u<v} a_uv ‖λ_u − λ_v‖²,    a_uv = strength · weight of the link between u and v
 
-    So 2 Σ_v a_uv (λ_u − λ_v) is added to client u's hypergradient, with λ_v as u last heard it. Every outer step,
-    clients send their hypers once over the network's live links. Where a neighbor is not heard, the value from before
-    counts; before the first, the tie counts nothing. So PDBO rests only where the whole penalty's gradient and the
-    hypergradient add up to zero, however seldom links are up.
+    So 2 Σ_v a_uv (λ_u − λ_v) is added to client u's hypergradient, with the λ_v that u last received. In every outer
+    step clients send their hypers once over the network's live links. Without a new message the last value counts;
+    before the first message the tie has no effect. So PDBO stops moving only where the hypergradient and the gradient
+    of the whole penalty add up to zero, even if links are rarely up.
 
-    **Use it** as `ties=` of `PDBO` where it is known who resembles whom, and clients have too few examples to fit
-    hypers alone. **Avoid it** where hypers are secret: whoever the network reaches hears them, neighbor or not. Every
-    client keeps a copy of the tied hypers of all.
+    **Use it** as `ties=` of `PDBO` if similar clients are known, and clients have too few examples to fit hypers alone.
+    **Avoid it** where hypers are secret: all clients within the network's reach receive them, neighbor or not. Every
+    client keeps a copy of all tied hypers.
 
-    Outer penalties cannot be learned as hypers: their strengths would go to zero. Choose one by a holdout set:
-    `hp.tune(…, over={"ties.strength": [0.0, 0.01, 0.1]}, on="holdout")`. Another strength compiles nothing.
+    The strength cannot be learned as a hyper: it would go to zero. Choose it on a holdout set:
+    `hp.tune(…, over={"ties.strength": [0.0, 0.01, 0.1]}, on="holdout")`. A new strength needs no recompilation.
 
     Args:
-        graph: Who is whose neighbor: links `[("north", "south"), ("south", "east", 0.5)]` by names or numbers, with
-            weights if they are not 1; an undirected networkx graph of names or numbers; or `hp.networks.Graph`, which
-            may change from step to step. A party that knows only its own neighbors gives its own links. The network
-            must be able to carry messages both ways along every link.
-        strength: Of all ties, 0 or more. With 0 clients are free, and still send. F̄ is a mean: its derivative by one
-            client's hypers falls like 1/n, and so does a useful strength. With estimators of the own cost, such as
-            `LocalGradient`, it counts against F_i: there n times the strength has the same effect.
-        entries: Names of the tied entries of the hypers, such as `("mtl",)`. None ties all but those with one number
-            per training example, which mean nothing to others.
+        graph: Links between neighbors. Give `[("north", "south"), ("south", "east", 0.5)]` by names or numbers, with
+            weights other than 1; or an undirected networkx graph of names or numbers; or an `hp.networks.Graph`,
+            which may change from step to step. A party that knows only its own neighbors gives its own links. The
+            network must be able to carry messages both ways along every link.
+        strength: Factor of all ties, 0 or more. With 0 the ties have no effect, but messages are still sent. F̄ is a
+            mean, so its derivative by one client's hypers falls like 1/n, and so does a useful strength. Estimators
+            of the client's own cost F_i, such as `LocalGradient`, need n times the strength for the same effect.
+        entries: Names of the tied entries of the hypers, such as `("mtl",)`. None ties all except those with one number
+            per training example, which mean nothing to other clients.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -100,7 +100,7 @@ class Ties(Configured):
         if self.entries == ():
             raise InvalidInput("Ties.entries", (), "names of entries of the hypers, or None")
         if isinstance(self.graph, nx.Graph):
-            raise InvalidInput("Ties.graph", "a directed graph", "an undirected one: a tie has no direction")
+            raise InvalidInput("Ties.graph", "a directed graph", "an undirected one, because ties are undirected")
         for link in () if isinstance(self.graph, Graph) else self.graph:
             fits = len(link) in (2, 3) and all(isinstance(end, str | int) for end in link[:2])
             if not fits or not all(isinstance(w, int | float) and 0 <= w < np.inf for w in link[2:]):
@@ -108,10 +108,10 @@ class Ties(Configured):
                 raise InvalidInput("Ties.graph", link, allowed)
 
     def among(self, task: Any) -> "Ties":
-        """The same with the graph of a task's parties; refuses a graph of others, and entries that are not there."""
+        """Return the ties with the graph of a task's parties; refuse unknown parties and entries."""
         names = None if self.entries is None else set(self.entries)
         if names and not isinstance(task.hypers, dict):
-            raise InvalidInput("ties.entries", self.entries, "None, as the task's hypers are no dict")
+            raise InvalidInput("ties.entries", self.entries, "None, because the task's hypers are not a dict")
         for name in names or ():
             if name not in task.hypers:
                 raise unknown("ties.entries", name, task.hypers)
@@ -119,14 +119,14 @@ class Ties(Configured):
         wanted = jax.tree.leaves(self.select(task.hypers, ()))
         if not tied or (names and len(tied) < len(wanted)):
             given = sorted(names) if names else "hypers with one number per training example"
-            raise InvalidInput("ties.entries", given, "entries that mean the same to all parties, not to one example")
+            raise InvalidInput("ties.entries", given, "entries that do not belong to single examples")
         return replace(self, graph=self._graph_of(task))
 
     def _graph_of(self, task: Any) -> Graph:
         if isinstance(self.graph, Graph):
             if self.graph.clients != task.clients:
                 given = f"a graph of {self.graph.clients} parties"
-                raise InvalidInput("ties.graph", given, f"one of {task.clients}, as the task has")
+                raise InvalidInput("ties.graph", given, f"one of {task.clients} parties, as in the task")
             return self.graph
         weights = np.full((task.clients, task.clients), np.nan, np.float32)
         for one, other, *weight in self.graph:
@@ -141,16 +141,16 @@ class Ties(Configured):
         return Graph(np.nan_to_num(weights))
 
     def check_network(self, network: Network, task: Any) -> None:
-        """Refuse links of the graph that no message can ever take both ways."""
+        """Refuse links of the graph that the network can never carry both ways."""
         possible = network.possible().toarray() > 0
         apart = np.argwhere(np.triu(self.among(task).matrix.weights.any(0) & ~(possible & possible.T)))
         if len(apart):
             one, other = (task.names[client] for client in apart[0])
             given = f"a link {one!r} – {other!r}, which {network.name} does not carry both ways"
-            raise InvalidInput("ties.graph", given, "links over which the network lets both send to each other")
+            raise InvalidInput("ties.graph", given, "links that the network carries in both directions")
 
     def select(self, hyper: PyTree, by_example: tuple[bool, ...]) -> PyTree:
-        """The tied leaves of hypers; None in place of the others."""
+        """Return the tied leaves of hypers, with None in place of the others."""
         leaves, structure = jax.tree_util.tree_flatten_with_path(hyper)
         alone = by_example or (False,) * len(leaves)
         named = [self.entries is None or getattr(path[0], "key", None) in self.entries for path, _ in leaves]
@@ -159,18 +159,18 @@ class Ties(Configured):
 
     @property
     def matrix(self) -> Graph:
-        """The graph by the parties' numbers."""
+        """Graph by the numbers of the parties."""
         if not isinstance(self.graph, Graph):
             raise InvalidInput("ties.graph", "links by name", "hp.networks.Graph(…), or a network= to run on")
         return self.graph
 
     def start(self, hyper: PyTree, problem: Problem) -> Neighbors:
-        """A client that heard nobody yet."""
+        """Return the state before the first message."""
         n, tied = self.matrix.clients, self.select(hyper, problem.by_example)
         return Neighbors(jax.tree.map(lambda leaf: jnp.zeros((n, *leaf.shape), leaf.dtype), tied), jnp.zeros(n, bool))
 
     def exchange(self, problem: Problem) -> Node:
-        """One round on states with `hyper` and `neighbors`: tell everybody the tied hypers, and remember theirs."""
+        """Return one round on states with `hyper` and `neighbors`: send the tied hypers and store the received ones."""
 
         def receive(state: Any, inbox: Inbox, ctx: Context) -> Any:
             heard, before = inbox.heard, state.neighbors
@@ -188,7 +188,7 @@ class Ties(Configured):
         return Exchange(send, receive, weights="ones", reduce="stack", observe=True)
 
     def add_pull(self, gradient: PyTree, state: Any, problem: Problem, ctx: Context) -> PyTree:
-        """The gradient plus 2 Σ_v a_uv (λ_u − λ_v) of the client u, over all v that it has heard of."""
+        """Return the gradient plus 2 Σ_v a_uv (λ_u − λ_v) of client u, over all v with a received message."""
         weights = 2 * self.strength * self.matrix.at(ctx.round)[0][ctx.client] * state.neighbors.known
 
         def pull(slope: Array, own: Array, others: Array | None) -> Array:

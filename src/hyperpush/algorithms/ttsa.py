@@ -1,4 +1,4 @@
-"""TTSA: one inner and one outer step at a time on one machine, at two time scales."""
+"""TTSA: alternating inner and outer steps on one machine, at two time scales."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -31,11 +31,11 @@ class TTSA(PooledDescent):
     2. The hypers are not projected to a set.
 
     Args:
-        steps: Iterations. With 0 everybody gets the mean start.
+        steps: Iterations. With 0 every client gets the mean of the starts.
         outer_step_size: α, above 0; a number or a schedule by iteration. It should fall faster than β.
         inner_step_size: β, above 0; a number or a schedule by iteration. Constant steps need β < 2/λ_max(H).
-        inverse: How H⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
-        batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
+        inverse: Method that applies H⁻¹: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
+        batch_size: Examples per estimate, drawn anew each time; None uses all. A number needs `inverse=Neumann(…)`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

@@ -12,12 +12,12 @@ from hyperpush.algorithms.mdbo import MDBO
 class VRDBO(MDBO):
     """MDBO with estimates of lower variance.
 
-    The estimates are corrected instead of averaged, both points on the same batch (Gao, Gu and Thai,
+    Estimates are corrected instead of averaged, with both points on the same batch (Gao, Gu and Thai,
     arXiv:2206.15025):
 
         a⁺ = h_i(x⁺, y⁺) + (1 − α₁η²)(a − h_i(x, y)),   b⁺ alike with ∂_y g_i and α₂
 
-    All else is that of `MDBO`, its fixed point x_M included.
+    The rest is `MDBO`, including its fixed point x_M.
 
     **Use it** instead of `MDBO` with small batches. **Avoid it** with all examples, where it only adds work.
 
@@ -29,11 +29,11 @@ class VRDBO(MDBO):
         steps: Iterations, one round of gossip each. With 0 nothing moves.
         outer_step_size: β₁, above 0; a number or a schedule by iteration. Start well below β₂.
         inner_step_size: β₂, above 0; a number or a schedule by iteration. Constant steps need β₂ < 2/λ_max(H_i).
-        step_scale: η, above 0; a number or a schedule by iteration. 1 moves all the way.
-        outer_momentum: α₁, above 0 with α₁η² ≤ 1. α₁η² = 1 forgets all before.
-        inner_momentum: α₂, above 0 with α₂η² ≤ 1. α₂η² = 1 forgets all before.
-        inverse: How H_i⁻¹ is applied: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
-        batch_size: Examples per estimate, drawn anew each time; None uses all. Numbers need `inverse=Neumann(…)`.
+        step_scale: η, above 0; a number or a schedule by iteration. 1 takes full steps.
+        outer_momentum: α₁, above 0 with α₁η² ≤ 1. α₁η² = 1 keeps no old estimate.
+        inner_momentum: α₂, above 0 with α₂η² ≤ 1. α₂η² = 1 keeps no old estimate.
+        inverse: Method that applies H_i⁻¹: `ConjugateGradients(steps)` or `Neumann(terms, step_size)`.
+        batch_size: Examples per estimate, drawn anew each time; None uses all. A number needs `inverse=Neumann(…)`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

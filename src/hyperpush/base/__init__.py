@@ -1,1 +1,1 @@
-"""What every other room may use: errors, status, options and their ranges, schedules, files, settings, processes."""
+"""Base for all other packages: errors, status, options and their ranges, schedules, files, settings, processes."""

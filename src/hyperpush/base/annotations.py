@@ -1,7 +1,7 @@
-"""Options described by their annotations: the one reader of Python's arguments, TOML, `-s` and `show`. Imports no JAX.
+"""Options described by their annotations: one reader for Python arguments, TOML, `-s` and `show`. Imports no JAX.
 
-An annotation holds the type and the range, the assignment the default, and the line of help is in `option` or under
-`Args:` of the docstring.
+An annotation holds the type and the range, and the assignment the default. The help is in `option` or under `Args:` of
+the docstring.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.imports import load_function
 from hyperpush.base.limits import Range
 
-NONE = "none"  # TOML has no null
+NONE = "none"  # TOML lacks null
 HELP = "help"  # key of a field's metadata
 Tables = Callable[[tuple[Any, ...], Mapping[str, Any], str], Any]  # reads a nested table; gets the types allowed
 
@@ -47,7 +47,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Before:
-    """A conversion, in an annotation, of what a file holds."""
+    """A conversion, in an annotation, of a value from a file."""
 
     convert: Callable[[Any], Any]
 
@@ -70,13 +70,13 @@ def split(annotation: Any) -> Split:
 
 @cache
 def members_of(kind: Any) -> tuple[Any, ...]:
-    """The members of a union; any other type alone."""
+    """Return the members of a union, or a tuple of any other type alone."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 @cache
 def options_of(make: Any) -> Mapping[str, Option]:
-    """The options of a class or function by name, in the order of its parameters."""
+    """Return the options of a class or function by name, in the order of its parameters."""
     documented = documented_options(inspect.cleandoc(make.__doc__ or ""))
     cls: Any = make
     fields = {each.name: each for each in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
@@ -96,18 +96,18 @@ def _metadata(fields: Mapping[str, dataclasses.Field], name: str) -> Mapping[str
 
 
 def _hints(make: Any) -> dict[str, Any]:
-    """The annotations of a class's fields, of its own `__init__`, or of a function."""
+    """Return the annotations of a class's fields and of its `__init__`, or of a function."""
     if not isinstance(make, type):
-        return inspect.get_annotations(make, eval_str=True)  # type hints would leave out what checks itself
+        return inspect.get_annotations(make, eval_str=True)  # get_type_hints is empty under no_type_check
     by_field = get_type_hints(make, include_extras=True) if dataclasses.is_dataclass(make) else {}
-    # A generated `__init__` belongs to the module of the class, its annotations to those of the classes above it.
+    # A generated `__init__` belongs to the module of the class, but its annotations to the modules of base classes.
     names = {key: each for cls in reversed(make.__mro__) for key, each in vars(sys.modules[cls.__module__]).items()}
     own = get_type_hints(make.__init__, names, include_extras=True)
     return by_field | {name: hint for name, hint in own.items() if hint is not Any}
 
 
 def documented_options(text: str) -> dict[str, list[str]]:
-    """The lines of each option under `Args:` of a docstring."""
+    """Return the lines of each option under `Args:` of a docstring."""
     found: dict[str, list[str]] = {}
     inside, name = False, ""
     for line in text.splitlines():
@@ -124,7 +124,7 @@ def documented_options(text: str) -> dict[str, list[str]]:
 
 
 def construct(make: Callable[..., Any], values: Mapping[str, Any], field: str, tables: Tables) -> Any:
-    """Make an object of a table of a file; errors name the dotted key, and `tables` reads tables within it."""
+    """Make an object from a table of a file; errors name the dotted key, and `tables` reads nested tables."""
     check_names(make, values, field)
     options = options_of(make)
     read = {
@@ -141,7 +141,7 @@ def construct(make: Callable[..., Any], values: Mapping[str, Any], field: str, t
 
 
 def check_names(make: Callable[..., Any], values: Mapping[str, Any], field: str) -> None:
-    """Refuse names of options that there are not, with the nearest one, and the lack of one without a default."""
+    """Refuse unknown options, suggesting the nearest name, and missing options without a default."""
     if field:
         check_arguments(field, inspect.signature(make), (), values)
         return
@@ -151,12 +151,12 @@ def check_names(make: Callable[..., Any], values: Mapping[str, Any], field: str)
 
 
 def dotted(field: str, name: str) -> str:
-    """The key of an option in the table of a key."""
+    """Return the dotted key of an option in the table `field`."""
     return f"{field}.{name}" if field else name
 
 
 def read_option(annotation: Any, given: Any, field: str, tables: Tables) -> Any:
-    """A value of a file as the option takes it: lists become tuples, tables objects, `"none"` None."""
+    """Convert a value of a file for its option: lists become tuples, tables objects, `"none"` None."""
     kind, metadata = split(annotation)
     members = [split(each) for each in members_of(kind)]
     for each in (*metadata, *(extra for member in members for extra in member.metadata)):
@@ -195,11 +195,11 @@ def is_callable(hint: Any) -> bool:
 
 
 def check_option(label: str, annotation: Any, given: Any) -> None:
-    """Raise InvalidInput, which says what is right, unless a value is of an annotation's type and in its range."""
+    """Raise InvalidInput, which names the allowed values, unless a value has an annotation's type and range."""
     kind, checks = split(annotation)
     members = [split(each) for each in members_of(kind)]
     fitting = next((each for each in members if _fits(each.kind, given)), None)
-    if fitting is None:  # a list of the right length has an element that is not right
+    if fitting is None:  # perhaps a list of the right length with a wrong element
         fitting = next((each for each in members if _is_list_for(each.kind, given)), None)
     if fitting is None:
         raise _refusal(label, tuple(each.kind for each in members), given)
@@ -225,7 +225,7 @@ def _refusal(label: str, allowed: tuple[Any, ...], given: Any) -> InvalidInput:
 
 
 def _fits(annotation: Any, given: Any) -> bool:
-    """Report if a value is of a type; annotations that are not known fit all."""
+    """Report if a value is of a type; unknown annotations fit all values."""
     kind = split(annotation).kind
     if len(members_of(kind)) > 1:
         return any(_fits(each, given) for each in members_of(kind))
@@ -247,38 +247,38 @@ def _fits(annotation: Any, given: Any) -> bool:
 
 
 def _is_list_for(kind: Any, given: Any) -> bool:
-    """Report if a value is a list or tuple of the length that a tuple's annotation has."""
+    """Report if a value is a list or tuple with the length of a tuple's annotation."""
     if get_origin(kind) is not tuple or not isinstance(given, tuple | list):
         return False
     return len(_elements(kind, given)) == len(given)
 
 
 def _elements(kind: Any, given: Any) -> tuple[Any, ...]:
-    """The annotations of the elements of a tuple."""
+    """Return the annotations of the elements of a tuple."""
     parts = get_args(kind)
     return (parts[0],) * len(given) if len(parts) == 2 and parts[1] is Ellipsis else parts
 
 
 def _parts(kind: Any, given: Any) -> Iterator[tuple[Any, Any]]:
-    """The elements of a list, each with its annotation."""
+    """Return the elements of a list, each with its annotation."""
     return zip(_elements(kind, given), given, strict=True)
 
 
 def _is_instance(given: Any, kind: type) -> bool:
     try:
         return isinstance(given, kind)
-    except TypeError:  # a protocol that is not for checking at run time
+    except TypeError:  # a protocol that cannot be checked at run time
         return True
 
 
 def _is_scalar_array(annotation: Any) -> bool:
-    # By its looks: this module must not import JAX, or the command line would wait for it.
+    # By attributes: this module must not import JAX, or the command line would wait for it.
     kind = getattr(annotation, "array_type", None)
     return getattr(annotation, "dim_str", None) == "" and getattr(kind, "__module__", "").startswith("jax")
 
 
 def describe(annotation: Any) -> str:
-    """An annotation in words."""
+    """Return an annotation in words."""
     kind = split(annotation).kind
     known = {None: "None", type(None): "None", int: "a whole number", bool: "true or false", str: "a text"}
     known |= {tuple: "a tuple", list: "a list", dict: "a table"}

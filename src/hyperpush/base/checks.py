@@ -1,6 +1,6 @@
 """Checks of options, each naming the field it refuses.
 
-Numbers that JAX holds (traced, abstract or concrete) pass: they were checked when they were Python's.
+Numbers that JAX holds (traced, abstract or concrete) pass: they were checked as Python numbers.
 """
 
 import importlib
@@ -17,22 +17,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 if TYPE_CHECKING:
 
     def no_type_check(function: F) -> F:
-        """Mark a function that checks its own arguments: tests do not check them before it, type checkers still do."""
+        """Mark a function that checks its arguments: tests do not check them before it, type checkers still do."""
         return function
 else:
     from typing import no_type_check as no_type_check
 
 
 def is_number(given: object) -> TypeGuard[int | float | np.number]:
-    """Whether it is a number whose value Python or NumPy knows."""
+    """True for a number whose value Python or NumPy knows."""
     if isinstance(given, np.ndarray):
         return given.ndim == 0 and given.dtype.kind in "fiu"
     return isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
 
 
 def is_jax_number(given: object) -> bool:
-    """Whether it is a number that JAX holds, or the shape of one."""
-    # By its looks: this module must not import JAX, or the command line would wait for it.
+    """True for a number that JAX holds, or the shape of one."""
+    # By attributes: this module must not import JAX, or the command line would wait for it.
     jax_like = hasattr(given, "dtype") and not isinstance(given, np.ndarray | np.generic)
     return jax_like and getattr(given, "shape", None) == ()
 
@@ -46,7 +46,7 @@ def check_integer(
 def check_integer(
     field: str, given: object, minimum: int, maximum: int | None = None, *, optional: bool = False
 ) -> int | None:
-    """A whole number in a range; None passes if it is `optional`."""
+    """Return a whole number in a range, else raise InvalidInput; None passes if `optional`."""
     if given is None and optional:
         return None
     if isinstance(given, int | np.integer) and not isinstance(given, bool):
@@ -58,12 +58,12 @@ def check_integer(
 
 
 def check_probability(field: str, given: object) -> Any:
-    """A number in [0, 1]."""
+    """Return a number in [0, 1], else raise InvalidInput."""
     return check_number(field, given, lambda number: 0 <= number <= 1, "a number from 0 to 1")
 
 
 def check_probability_range(field: str, given: object) -> tuple[float, float]:
-    """A pair low ≤ high of numbers in [0, 1]; one number stands for a pair of equal ones."""
+    """Return a pair low ≤ high of numbers in [0, 1], else raise InvalidInput; one number gives a pair of equal ones."""
     if not isinstance(given, tuple | list):
         only = check_probability(field, given)
         return only, only
@@ -75,7 +75,7 @@ def check_probability_range(field: str, given: object) -> tuple[float, float]:
 
 
 def check_positive(field: str, given: object, *, optional: bool = False) -> Any:
-    """A finite number above 0; None passes if it is `optional`."""
+    """Return a finite number above 0, else raise InvalidInput; None passes if `optional`."""
     if given is None and optional:
         return None
     allowed = "a finite number above 0" + (", or None" if optional else "")
@@ -83,19 +83,19 @@ def check_positive(field: str, given: object, *, optional: bool = False) -> Any:
 
 
 def check_nonnegative(field: str, given: object) -> Any:
-    """A finite number from 0 on."""
+    """Return a finite number of 0 or more, else raise InvalidInput."""
     return check_number(field, given, lambda number: 0 <= number < float("inf"), "a finite number, 0 or more")
 
 
 def check_boolean(field: str, given: object) -> bool:
-    """True or False."""
+    """Return True or False, else raise InvalidInput."""
     if isinstance(given, bool):
         return given
     raise InvalidInput(field, given, "true or false")
 
 
 def require(module: str, extra: str) -> Any:
-    """A module that an extra of this package installs, imported now; one line that names the extra if it is missing."""
+    """Import a module that an extra of this package installs; raise InvalidInput with the extra if it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -109,7 +109,7 @@ def require(module: str, extra: str) -> Any:
 def check_arguments(
     label: str, signature: inspect.Signature, args: tuple[Any, ...] = (), options: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuse options that a signature does not have, with the nearest name, and options that it lacks."""
+    """Refuse options that are not in a signature, suggesting the nearest name, and missing options."""
     options = options or {}
     for option in options:
         if option not in signature.parameters:
@@ -128,7 +128,7 @@ def check_arguments(
 
 
 def check_number(field: str, given: object, holds: Callable[[float], bool], allowed: str) -> Any:
-    """Return a number as a float if `holds` of it, which is false for nan; numbers that JAX holds pass as they are."""
+    """Return a number as a float if `holds` is true of it (false for NaN); numbers of JAX pass as they are."""
     if is_jax_number(given):
         return given
     if is_number(given):

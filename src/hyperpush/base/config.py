@@ -1,4 +1,4 @@
-"""Options that are no method's, as frozen dataclasses: those of studies, TOML files and deployments. Imports no JAX."""
+"""Options of studies, TOML files and deployments, as frozen dataclasses. Imports no JAX."""
 
 import copy
 import inspect
@@ -21,7 +21,7 @@ C = TypeVar("C", bound="Config")
 
 
 def option(default: Any = MISSING, help: str = "") -> Any:
-    """A field of a `Config`: its default and one line on its effect."""
+    """Return a field of a `Config`, from its default and a line on its effect."""
     if isinstance(default, dict):
         return field(default_factory=lambda: copy.deepcopy(default), metadata={HELP: help})
     return field(default=default, metadata={HELP: help})
@@ -30,10 +30,10 @@ def option(default: Any = MISSING, help: str = "") -> Any:
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Base of options: unknown names and values outside of their annotations are refused; lists become tuples.
+    """Base of options: refuses unknown names and values outside of their annotations; lists become tuples.
 
     A subclass is a frozen dataclass without a decorator. It may have a `check` of options that depend on each other.
-    `given` are the names that were passed.
+    `given` holds the names that were passed.
     """
 
     given: ClassVar[frozenset[str]]
@@ -42,7 +42,7 @@ class Config:
         dataclass(frozen=True, kw_only=True)(cls)
 
     def __new__(cls, **given: Any):
-        """Refuse unknown names, and note which options were given."""
+        """Refuse unknown names, and note the given options."""
         check_arguments(cls.__name__, inspect.signature(cls), (), given)
         made = super().__new__(cls)
         object.__setattr__(made, "given", frozenset(given))
@@ -60,11 +60,11 @@ class Config:
         return _remake, (type(self), {each.name: getattr(self, each.name) for each in fields(self)})
 
     def check(self) -> None:
-        """Refuse options that do not fit each other; InvalidInput names the field alone."""
+        """Refuse options that do not fit each other; its InvalidInput names the field without the class."""
 
     @classmethod
     def usage(cls) -> str:
-        """A table of these options, for errors."""
+        """Return a description of a table of these options, for errors."""
         return f"a table with {', '.join(each.name for each in fields(cls))}"
 
 
@@ -73,7 +73,7 @@ def _remake(kind: type[C], options: dict[str, Any]) -> C:
 
 
 def read_tables(allowed: tuple[Any, ...], given: Mapping[str, Any], field: str) -> Any:
-    """A nested table: other options, or a mapping to them; one of free options stays as it is."""
+    """Read a nested table: other options, or a mapping to them; a table of free options stays as it is."""
     for each in allowed:
         if isinstance(each, type) and issubclass(each, Config):
             return read_config(each, given, field)
@@ -84,16 +84,16 @@ def read_tables(allowed: tuple[Any, ...], given: Mapping[str, Any], field: str) 
 
 
 def read_config(kind: type[C], values: Mapping[str, Any], field: str = "") -> C:
-    """The options that a table of a file gives.
+    """Read options from a table of a file.
 
     Raises:
-        InvalidInput: It names the dotted key, what was given and what is allowed.
+        InvalidInput: The table is invalid; the message names the dotted key, the given value and the allowed ones.
     """
     return construct(kind, values, field, read_tables)
 
 
 def as_table(config: Config) -> dict[str, Any]:
-    """The table that gives these options again."""
+    """Return the table from which these options can be read again."""
     found: dict[str, Any] = {}
     for name, each in options_of(type(config)).items():
         value = getattr(config, name)
@@ -105,7 +105,7 @@ def as_table(config: Config) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as TOML has it."""
+    """Return a value in a form that TOML can hold."""
     if isinstance(value, Config):
         return as_table(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Errors a user can act on: each names the field, what was given and what is allowed."""
+"""Errors that a user can act on: each names the field, the given value and the allowed ones."""
 
 import difflib
 import textwrap
@@ -9,7 +9,7 @@ from hyperpush.base.status import Status
 
 
 class HyperpushError(Exception):
-    """Base of every error that hyperpush raises on purpose; the command line ends with its `exit_code`.
+    """Base of all deliberate errors of hyperpush; the command line ends with its `exit_code`.
 
     Example:
         >>> import hyperpush as hp
@@ -21,19 +21,19 @@ class HyperpushError(Exception):
 
 
 class Absent(HyperpushError):
-    """Somebody is not there who is needed, or this party came too late."""
+    """A required party is missing, or this party came too late."""
 
     exit_code = 4
 
 
 class Refused(HyperpushError):
-    """A member sent what cannot be true, so that the run cannot go on."""
+    """A member sent a message that cannot be true, so the run cannot continue."""
 
     exit_code = 5
 
 
 class InUse(HyperpushError):
-    """Another process works in a folder."""
+    """The folder is in use by another process."""
 
     exit_code = 6
 
@@ -42,7 +42,7 @@ class Stopped(HyperpushError):
     """A signal has ended the process, after its checkpoint.
 
     Args:
-        message: What was stopped, and how to continue.
+        message: The stopped command, and the way to continue.
         signal: The number of the signal.
     """
 
@@ -59,9 +59,9 @@ class InvalidInput(HyperpushError, ValueError):
     """A configuration, argument or data value that cannot be used.
 
     Args:
-        field: What is wrong, by its dotted name such as `SGP.step_size`.
-        given: What it is.
-        allowed: What would be right, in words.
+        field: Dotted name of the invalid field, such as `SGP.step_size`.
+        given: The given value.
+        allowed: The allowed values, in words.
 
     Example:
         >>> import hyperpush as hp
@@ -87,11 +87,11 @@ class Diverged(HyperpushError, ArithmeticError):
 
     Args:
         where: The method.
-        round: Its round.
-        advice: What to try.
+        round: The round of the method.
+        advice: A sentence on what to try.
 
     Attributes:
-        history: Rows before the divergence, as `Solution.history`; None where the run recorded none.
+        history: Rows before the divergence, as `Solution.history`; None if the run recorded none.
 
     Example:
         >>> import hyperpush as hp
@@ -110,12 +110,12 @@ class Diverged(HyperpushError, ArithmeticError):
         self.round = round
         self.advice = advice
         self.status = Status(converged=False, reason="diverged", failed=1)
-        self.rows: Any = None  # recorded by the engine before it
+        self.rows: Any = None  # recorded by the engine before the divergence
         self.history: Any = None
         super().__init__(f"{where} diverged (NaN or infinity) in round {round}. {advice}")
 
     def named(self, method: str, advice: str | None = None) -> "Diverged":
-        """The same error of this method, if the loop is only a part of it: methods' names are capitalized."""
+        """Return the same error of this method if it names only a loop, whose name is not capitalized."""
         where = self.where if self.where[:1].isupper() else method
         named = Diverged(where, self.round, self.advice if advice is None else advice)
         named.rows, named.history = self.rows, self.history
@@ -123,7 +123,7 @@ class Diverged(HyperpushError, ArithmeticError):
 
 
 class NotConverged(HyperpushError):
-    """A result that did not converge, raised by verbs that were called with `throw=True`.
+    """A result that did not converge, raised by verbs with `throw=True`.
 
     Args:
         result: The result; it is kept in the error.
@@ -144,7 +144,7 @@ class NotConverged(HyperpushError):
 
 
 def unknown(field: str, given: object, known: Iterable[str]) -> InvalidInput:
-    """The error for a name that does not exist, suggesting the nearest one."""
+    """Return the error for a name that does not exist, suggesting the nearest one."""
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.4) if isinstance(given, str) else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,4 +1,4 @@
-"""What installed distributions add by entry points; nothing of theirs is imported before it is asked for. No JAX.
+"""Extensions that installed distributions add by entry points, imported on first use. No JAX.
 
 | group | a name stands for | found by |
 |---|---|---|
@@ -6,8 +6,8 @@
 | `hyperpush.studies` | an `Experiment` of that name | `hyperpush run`, `list`, `show`, `resume`, `plan` |
 | `hyperpush.commands` | a Typer app | `hyperpush NAME` |
 
-Names of the library itself cannot be replaced. Of two distributions with the same name the first in the alphabet is
-taken.
+Names of the library itself cannot be replaced. If two distributions add the same name, the alphabetically first
+distribution wins.
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -22,7 +22,7 @@ PAPERS = "in a clone of hyperpush, pip install . ./papers adds the papers' studi
 
 
 def extensions(group: str) -> dict[str, EntryPoint]:
-    """What a group has, by name."""
+    """Return the entry points of a group by name."""
     found: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=group), key=lambda each: (each.name, distribution(each))):
         found.setdefault(point.name, point)
@@ -30,15 +30,16 @@ def extensions(group: str) -> dict[str, EntryPoint]:
 
 
 def load_extension(point: EntryPoint, kind: type) -> Any:
-    """The object that an entry point names.
+    """Load the object of an entry point.
 
     Raises:
-        HyperpushError: Its module does not import, or the object is of another kind; one line says whose it is.
+        HyperpushError: Its module does not import, or the object is of another kind. The message names the
+            distribution.
     """
     whose = f"{point.name} of {distribution(point)} ({point.group}, {point.value})"
     try:
         found = point.load()
-    except Exception as error:  # whatever a module of somebody else's raises
+    except Exception as error:  # modules of other distributions may raise anything
         raise HyperpushError(f"{whose} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(found, kind):
         raise HyperpushError(f"{whose} cannot be used: it is of class {type(found).__name__}, not {kind.__name__}")
@@ -46,12 +47,12 @@ def load_extension(point: EntryPoint, kind: type) -> Any:
 
 
 def distribution(point: EntryPoint) -> str:
-    """The name and version of the distribution that an entry point belongs to."""
+    """Return the name and version of an entry point's distribution."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
 
 
 def extension_files() -> list[Path]:
-    """The Python files of every package that an entry point names; nothing is imported."""
+    """Return the Python files of all packages with entry points, without imports."""
     roots = {point.value.partition(":")[0].partition(".")[0] for group in GROUPS for point in entry_points(group=group)}
     files: list[Path] = []
     for root in sorted(roots):
@@ -64,5 +65,5 @@ def extension_files() -> list[Path]:
 
 
 def has_papers() -> bool:
-    """Whether the papers' package is installed."""
+    """True if the papers' package is installed."""
     return any(point.dist and point.dist.name == "hyperpush-papers" for point in entry_points(group=STUDIES))

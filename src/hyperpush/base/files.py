@@ -1,20 +1,20 @@
-"""Files that are there as a whole or not at all."""
+"""Files that are written as a whole or not at all."""
 
 import os
 from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes | str, durable: bool = True, mode: int = 0o666) -> None:
-    """Write a file so that others find the old contents or the new ones, never a part.
+    """Write a file so that readers find the old contents or the new ones, never a part.
 
     Args:
         path: The file.
         data: Its contents.
-        durable: Whether this holds after a power cut, too; without it, writing does not wait for the disk.
+        durable: True if this must hold after a power cut, too; False does not wait for the disk.
         mode: Its permissions, less the process's mask.
 
     Raises:
-        OSError: It could not be written; the old file is as it was.
+        OSError: The file could not be written; the old one is unchanged.
     """
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Digest of a function or object, the same in every process: its code, its numbers and what it refers to."""
+"""Digest of a function or object, the same in every process: its code, its numbers and the objects it refers to."""
 
 import functools
 import hashlib
@@ -13,20 +13,20 @@ from typing import Any
 import jax
 import numpy as np
 
-LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "equinox", "hyperpush")  # whose functions are known by their names
-DEEP = 40  # objects within objects that are looked into
-LARGE, SAMPLE = 1 << 20, 4096  # bytes from which on a quick look samples an array, and how many of its numbers
+LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "equinox", "hyperpush")  # their functions are known by name
+DEEP = 40  # levels of nested objects in a digest
+LARGE, SAMPLE = 1 << 20, 4096  # least bytes of an array that a quick digest samples, and numbers per sample
 
 
 def fingerprint(given: object, quick: bool = False) -> str:
-    """A name and a digest: the same for the same code and the same numbers, in any process.
+    """Return a name and a digest: the same for the same code and the same numbers, in any process.
 
-    Code includes what it reads: globals, closures, defaults, and the attributes that it names.
+    Code includes the values it reads: globals, closures, defaults, and the attributes that it names.
 
     Args:
         given: A function or an object.
-        quick: Sample each array of a megabyte or more, and take its address. The digest then holds for this process
-            alone.
+        quick: True samples each array of a megabyte or more and adds its address. Such a digest is valid only in this
+            process.
     """
     look = _Look(quick)
     look.add(given, DEEP)
@@ -35,11 +35,11 @@ def fingerprint(given: object, quick: bool = False) -> str:
 
 
 class _Look:
-    """A digest in the making. An object that was looked into once is named by its number from then on."""
+    """A digest in the making. A repeated object is named by its number at first sight."""
 
     def __init__(self, quick: bool):
         self.digest, self.quick = hashlib.blake2b(digest_size=8), quick
-        self.seen: dict[int, tuple[int, object]] = {}  # holds the objects, so that no number is used twice
+        self.seen: dict[int, tuple[int, object]] = {}  # keeps the objects alive, so that ids are not reused
 
     def add(self, given: object, deep: int) -> None:
         if isinstance(given, bool | int | float | complex | str | bytes | None):
@@ -66,7 +66,7 @@ class _Look:
 
 
 def _parts(given: object) -> list[Any]:
-    """What an object is made of."""
+    """Return the parts of an object."""
     if isinstance(given, types.CodeType):
         return [given.co_code, given.co_names, given.co_freevars, list(given.co_consts)]
     if isinstance(given, types.ModuleType):
@@ -87,7 +87,7 @@ def _parts(given: object) -> list[Any]:
 
 
 def _values(given: object) -> list[Any]:
-    """The parts of a container, or the code and attributes of another object."""
+    """Return the parts of a container, or the code and attributes of another object."""
     if isinstance(given, Mapping):
         return [part for key in sorted(given, key=str) for part in (str(key), given[key])]
     if isinstance(given, tuple | list | deque):
@@ -96,7 +96,7 @@ def _values(given: object) -> list[Any]:
         return sorted(given, key=repr)
     own = dict(sorted(getattr(given, "__dict__", {}).items()))
     slots = [name for each in type(given).__mro__ for name in _slots(each) if hasattr(given, name)]
-    wrapped = getattr(given, "__wrapped__", None)  # of a function that was compiled or cached
+    wrapped = getattr(given, "__wrapped__", None)  # the function inside a compiled or cached one
     return [*_called(type(given)), own, [(name, getattr(given, name)) for name in slots], wrapped]
 
 
@@ -107,7 +107,7 @@ def _slots(cls: type) -> list[str]:
 
 
 def _called(cls: type) -> list[Any]:
-    """The code of `__call__`, and the attributes of the class that it names."""
+    """Return the code of `__call__`, and the attributes of the class that this code names."""
     call = next((vars(each)["__call__"] for each in cls.__mro__ if "__call__" in vars(each)), None)
     return [call, _attributes(cls, set(_names(call.__code__)))] if isinstance(call, types.FunctionType) else []
 
@@ -123,7 +123,7 @@ def _function_parts(function: types.FunctionType) -> list[Any]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """The names of globals and attributes in code, and in the functions that it defines."""
+    """Yield the names of globals and attributes in code, and in the functions that it defines."""
     yield from code.co_names
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
@@ -131,7 +131,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _attributes(given: object, names: set[str]) -> dict[str, Any]:
-    """The attributes with these names of a module or class, or of an object's class; none of installed packages."""
+    """Return these attributes of a module, a class, or an object's class; none for installed packages."""
     if isinstance(given, types.ModuleType):
         own = {} if _is_installed(given.__name__) else vars(given)
         return {name: own[name] for name in sorted(names & set(own))}
@@ -143,7 +143,7 @@ def _attributes(given: object, names: set[str]) -> dict[str, Any]:
 
 
 def _is_installed(module: str | None) -> bool:
-    """True for Python's own modules, the libraries and what pip installed: these stay as they are during a process."""
+    """True for modules of Python, of the libraries and of installed packages, which do not change during a process."""
     if _is_known(module):
         return True
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""

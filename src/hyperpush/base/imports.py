@@ -1,4 +1,4 @@
-"""Users' own objects by name: `module:Class` and `module:function`, also from files beside theirs. Imports no JAX."""
+"""Users' objects by name: `module:Class` and `module:function`, also from files beside a spec. Imports no JAX."""
 
 import importlib
 import sys
@@ -11,17 +11,17 @@ from hyperpush.base.errors import InvalidInput, unknown
 
 
 def allow_imports_from(folder: Path) -> None:
-    """Let modules of a folder be named: those beside a file, and those in the current directory."""
+    """Allow imports of modules in a folder, such as that of a spec, and in the current directory."""
     for each in (str(folder), str(Path.cwd())):
         if each not in sys.path:
             sys.path.insert(0, each)
 
 
 def import_object(field: str, name: Any, kind: str) -> tuple[ModuleType, Any]:
-    """The module that `module:Name` names, and what is called so in it; None if nothing is.
+    """Return the module of `module:Name`, and its attribute `Name` or None.
 
     Raises:
-        InvalidInput: The name has another form, or the module does not import; the message says why.
+        InvalidInput: The name has another form, or the module does not import; the message has the reason.
     """
     if not isinstance(name, str) or ":" not in name:
         raise InvalidInput(field, name, f"module:{kind}")
@@ -29,14 +29,14 @@ def import_object(field: str, name: Any, kind: str) -> tuple[ModuleType, Any]:
     allow_imports_from(Path.cwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a module of the user's raises
+    except Exception as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {error}"
         raise InvalidInput(field, name, f"module:{kind} of a module that imports ({reason})") from error
     return module, getattr(module, attribute, None)
 
 
 def load_function(field: str, name: Any) -> Callable[..., Any]:
-    """The function that `module:function` names."""
+    """Return the function that `module:function` names."""
     module, found = import_object(field, name, "function")
     if callable(found):
         return found
@@ -45,5 +45,5 @@ def load_function(field: str, name: Any) -> Callable[..., Any]:
 
 
 def plain_name(name: str) -> str:
-    """A name without case, dashes and underscores."""
+    """Return a name in lower case, without dashes and underscores."""
     return name.lower().replace("-", "").replace("_", "")

@@ -1,4 +1,4 @@
-"""Ranges that annotations of options name: in words for `show`, and as a check. Imports no JAX."""
+"""Ranges in annotations of options: words for `show`, and a check. Imports no JAX."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ class Range:
     def __call__(self, field: str, given: Any) -> None:
         self.check(field, given)
 
-    def __repr__(self) -> str:  # what `help` shows of an option: Annotated[int, 1 or more]
+    def __repr__(self) -> str:  # shown by `help`: Annotated[int, 1 or more]
         return self.words
 
 
 def whole(minimum: int, maximum: int | None = None) -> Range:
-    """Whole numbers from `minimum` to `maximum`, both included."""
+    """Return the range of whole numbers from `minimum` to `maximum`, both included."""
     words = f"{minimum} or more" if maximum is None else f"{minimum} to {maximum}"
     return Range(words, partial(check_integer, minimum=minimum, maximum=maximum))
 
 
 def interval(low: float, high: float | None = None, *, outside: str = "") -> Range:
-    """Finite numbers from `low` to `high`; `outside` names the ends that do not belong to it: low, high, both."""
+    """Return the range of finite numbers from `low` to `high`; `outside` names the excluded ends: low, high, both."""
     above, below = outside in ("low", "both"), outside in ("high", "both")
     start = f"above {low:g}" if above else f"{low:g} or more" if high is None else f"from {low:g}"
     end = "" if high is None else f" and below {high:g}" if above and below else f" to {'below ' * below}{high:g}"

@@ -10,5 +10,5 @@ Number = float | Float[Array, ""]
 
 
 def as_number(given: Any) -> Any:
-    """The converter of fields that are numbers: whole ones become floats; what is traced, or no number, stays."""
+    """Convert a field that is a number to a float; traced numbers and other values stay as they are."""
     return float(given) if is_number(given) else given

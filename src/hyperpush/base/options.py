@@ -1,4 +1,4 @@
-"""Frozen modules whose fields are options, checked against their annotations before one is made."""
+"""Frozen modules whose fields are options, checked against their annotations before construction."""
 
 import dataclasses
 import inspect
@@ -15,12 +15,12 @@ C = TypeVar("C", bound="Configured")
 
 
 class Configured(eqx.Module):
-    """A frozen module whose fields are options, checked against their annotations before it is made."""
+    """A frozen module whose fields are options, checked against their annotations before construction."""
 
-    sample: ClassVar[str] = ""  # how to make one of an abstract kind, for errors
+    sample: ClassVar[str] = ""  # example of a concrete subclass, for errors
 
     def __new__(cls, *args: Any, **options: Any):
-        # Not in __check_init__: type checkers that wrap __init__ would answer first, in words of their own.
+        # Not in __check_init__: type checkers that wrap __init__ would raise first, with other messages.
         check_arguments(cls.label(), _signature(cls), args, options)
         described = options_of(cls)
         for name, given in _signature(cls).bind_partial(*args, **options).arguments.items():
@@ -28,34 +28,34 @@ class Configured(eqx.Module):
         return super().__new__(cls)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies and pickles: `__new__` would ask for the options, which are set again below.
+        # For copies and pickles: `__new__` would require the options, so `_restore` sets the fields instead.
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         return _restore, (type(self), fields)
 
     @classmethod
     def label(cls) -> str:
-        """What errors call it: the part before the option's name."""
+        """Return its name in errors: the part before the option's name."""
         return cls.__name__
 
     @classmethod
     def usage(cls) -> str:
-        """How to make one, for errors: `HGP(steps=…, pushes=…, step_size=…)`."""
+        """Return an example of a call, for errors: `HGP(steps=…, pushes=…, step_size=…)`."""
         if cls.sample and inspect.isabstract(cls):
             return cls.sample
         needed = [each.name for each in dataclasses.fields(cls) if each.init and _has_no_default(each)]
         return f"{cls.__name__}({', '.join(f'{name}=…' for name in needed)})"
 
     def options(self) -> dict[str, Any]:
-        """Its options by name."""
+        """Return its options by name."""
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.init}
 
     def with_options(self: C, **changes: Any) -> C:
-        """The same with other options."""
+        """Return a copy with other options."""
         return dataclasses.replace(self, **changes)
 
 
 def _restore(cls: type[C], fields: Mapping[str, Any]) -> C:
-    """An object with these fields, which another one of its class has passed the checks with."""
+    """Return an object with these fields, which were checked when the original was made."""
     made = object.__new__(cls)
     for name, value in fields.items():
         object.__setattr__(made, name, value)

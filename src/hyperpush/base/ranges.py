@@ -1,4 +1,4 @@
-"""Ranges of numbers that JAX may hold, for options of methods: `Configured` checks them when an object is made.
+"""Ranges of numbers that JAX may hold, for options of methods; `Configured` checks them at construction.
 
 A range is part of an annotation's metadata. Type checkers see the plain type.
 """

@@ -1,6 +1,6 @@
 """Step sizes that change by step, as values: they can be compared, hashed and written to TOML.
 
-Their numbers can be traced. Optax's own schedules branch on their numbers in Python, so the formulas stand here.
+Their numbers can be traced. Optax's schedules branch on their numbers in Python, so this module has the formulas.
 """
 
 import abc
@@ -35,7 +35,7 @@ class Schedule(Configured):
 
     @abc.abstractmethod
     def __call__(self, step: Any) -> Any:
-        """The number at a step: a Python, NumPy or JAX one, or an array of them."""
+        """Return the number at a step: a Python, NumPy or JAX number, or an array of them."""
 
 
 class Milestones(Schedule):
@@ -85,7 +85,7 @@ class _Ramp(Schedule):
 
     @abc.abstractmethod
     def remains(self, part: Any) -> Any:
-        """How much of `value` − `final` is left after a part of the steps: from 1 to 0."""
+        """Return the share of `value` − `final` that is left after a part of the steps: from 1 to 0."""
 
 
 class LinearDecay(_Ramp):
@@ -118,7 +118,7 @@ class Power(Schedule):
         return self.scale / (step + 1) ** self.exponent
 
     def times(self, factor: Number) -> "Power":
-        """The same schedule, `factor` times as large."""
+        """Return the same schedule, `factor` times as large."""
         return Power(self.scale * check_positive("factor", factor), self.exponent)
 
 
@@ -128,7 +128,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def schedule(name: str, *args: Any, **options: Any) -> Schedule:
-    """A number for each step t = 0, 1, …, as a value that can be compared and written to TOML.
+    """Make a schedule: a number for each step t = 0, 1, …, that can be compared and written to TOML.
 
     | name | options | number at step t |
     |---|---|---|
@@ -138,15 +138,17 @@ def schedule(name: str, *args: Any, **options: Any) -> Schedule:
     | `"cosine"` | value, steps, final=0 | along half a wave from value to final |
     | `"power"` | scale, exponent=0 | scale/(t + 1)^exponent |
 
-    A number stands for a constant one, and any function of t for others; a function cannot be written to TOML.
+    Options that take a schedule also take a number, for a constant, or any function of t. A function cannot be written
+    to TOML.
 
     Args:
-        name: One of the table's.
+        name: A name in the table.
         args: The options in the order of the table.
-        options: The options by name. Numbers are traced: a new one compiles nothing. `at`, `steps`, `every` are not.
+        options: The options by name. Numbers are traced: a new one does not compile anew. `at`, `steps` and `every`
+            are not traced.
 
     Raises:
-        InvalidInput: There is no such schedule or option, or the option is out of range.
+        InvalidInput: The schedule or the option does not exist, or the option is out of range.
 
     Example:
         >>> import hyperpush as hp
@@ -162,7 +164,7 @@ def schedule(name: str, *args: Any, **options: Any) -> Schedule:
 
 
 def check_step_size(field: str, given: object) -> None:
-    """Refuse what is neither a schedule, nor a function of the step, nor a finite number above 0."""
+    """Raise InvalidInput unless it is a schedule, a function of the step, or a finite number above 0."""
     if not callable(given):
         check_positive(field, given)
     elif not isinstance(given, Schedule):
@@ -172,10 +174,10 @@ def check_step_size(field: str, given: object) -> None:
 def _check_function(field: str, given: Callable[[Any], Any]) -> None:
     try:
         first = given(0)
-        if isinstance(first, Tracer):  # a number of an enclosing jit or vmap has no value yet
+        if isinstance(first, Tracer):  # a number of an enclosing jit or vmap, without a value yet
             return
         first = np.asarray(first, float)
-    except Exception as error:  # it is the user's: whatever it raises, say so
+    except Exception as error:  # a user's function may raise anything
         said = f"a function that fails with {type(error).__name__}: {error}"
         raise InvalidInput(field, said, "a function of the step, counted from 0") from error
     if first.shape or not np.isfinite(first) or first < 0:
@@ -183,13 +185,13 @@ def _check_function(field: str, given: Callable[[Any], Any]) -> None:
 
 
 def step_size_at(step_size: StepSize, step: Any) -> Any:
-    """The step size at a step, counted from 0."""
+    """Return the step size at a step, counted from 0."""
     return step_size(step) if callable(step_size) else step_size
 
 
 def first_number(step_size: StepSize) -> float | None:
-    """The step size at step 0, the largest of a schedule that falls; None where it is traced and thus not known."""
-    with jax.ensure_compile_time_eval():  # a method may be made where something else is traced
+    """Return the step size at step 0, the largest of a falling schedule; None if it is traced and thus unknown."""
+    with jax.ensure_compile_time_eval():  # a method may be made while something else is traced
         number = step_size_at(step_size, 0)
         try:
             return float(number)
@@ -198,7 +200,7 @@ def first_number(step_size: StepSize) -> float | None:
 
 
 def check_share(field: str, given: StepSize) -> None:
-    """Refuse a number, or a schedule that starts, at 0 or below or above 1."""
+    """Raise InvalidInput unless a number, or the start of a schedule, is above 0 and at most 1."""
     check_step_size(field, given)
     first = first_number(given)
     if first is not None and first > 1:

@@ -9,16 +9,16 @@ from enum import IntEnum
 from typing import Any
 
 # Limits of the rule by which params count as solving the inner problem (guides/status.md).
-UNSOLVED = 0.1  # of the params: a longer Newton step shows nothing about the solution
-CHANGED = 0.03  # of a hypergradient: what it may change when it is made again after the Newton step
-EXACT = 1e-6  # Newton step and disagreement, of the params: an estimate there is not made again
-NEAR = 2e-4  # the same for later outer steps, and for what training calls solved
+UNSOLVED = 0.1  # times the params: a longer Newton step says nothing about the solution
+CHANGED = 0.03  # relative change that a hypergradient may show if it is estimated again after the Newton step
+EXACT = 1e-6  # Newton step and disagreement, relative to the params: below, an estimate is not repeated
+NEAR = 2e-4  # the same limit for later outer steps, and for training to count as solved
 AROUND = 0.02  # the same: up to here training may be good enough, which a hypergradient will check
-STATIONARY = 1e-2  # of the hypergradient at the start: a smaller one at the end means a stationary point
+STATIONARY = 1e-2  # times the hypergradient at the start: a smaller one at the end means a stationary point
 
 
 class Reason(IntEnum):
-    """Why a method ended, from the best to the worst: of several, the largest is the status of all."""
+    """Reason for the end of a method, from best to worst: of several results the largest counts."""
 
     TOLERANCE = 0
     FIXED_LENGTH = 1
@@ -51,29 +51,27 @@ EXPLAINED = {
 
 @dataclass(frozen=True)
 class Status:
-    """Whether to believe a result.
+    """Trust in a result: right, wrong or unknown, and the reason.
 
     Attributes:
         converged: True or False; None for methods of fixed length, which do not measure it.
-        reason: Why it ended: `"tolerance"`, `"limit"` (of steps), `"inaccurate"` (rounding allows no better),
+        reason: Reason for the end: `"tolerance"`, `"limit"` (of steps), `"inaccurate"` (rounding allows no better),
             `"stalled"`, `"ill-posed"` (a singular or indefinite Hessian), `"unsolved"` (the params do not solve the
             inner problem), `"growing"`, `"early-stopping"` or `"fixed-length"`.
         residual: The length of a Newton step from the clients' mean params, in units of these params; the largest of
             several. None if it is not known.
         disagreement: The root mean square of the distances of the clients' params from their mean, in the same units.
-        moved: What the Newton step changes of the hypergradient, relative to it. None where the params are so close to
-            solved that it was not asked, or where it is not known.
-        error: An estimate of the result's relative error, usually too large; None where there is none, as at params
+        moved: Relative change of the hypergradient by the Newton step. None if the params are so close to solved that
+            it was not measured, or if it is not known.
+        error: An estimate of the result's relative error, usually too large. None if there is none, such as at params
             that do not solve the inner problem.
-        runs: How many inner solves and estimates it speaks of.
-        failed: How many of them did not converge, at the client where most did not; 0 of several where only the
-            residual at the end is too large.
+        runs: Number of inner solves and estimates in this status.
+        failed: Largest number of failed runs at any client; 0 of several runs if only the final residual is too large.
         chosen: The solver that `hp.AutomaticInner` took, the estimator that `hp.Automatic` took, and the reasons; empty
-            where there was nothing to choose.
-        singular: Answer to a singular Hessian: `"refuse"`, `"minimum-norm"` or `"damping"`; None where there is no
-            such choice.
-        gradient: Of `hp.solve`, the size of the hypergradient at the end over that at the start, both at solved params.
-            For hypers that agree it is that of the mean, for personal ones the root mean square. None: not known.
+            if there was nothing to choose.
+        singular: Answer to a singular Hessian: `"refuse"`, `"minimum-norm"` or `"damping"`; None without such a choice.
+        gradient: Size of the hypergradient at the end of `hp.solve` over that at the start, both at solved params. For
+            hypers that agree it is that of the mean, for personal ones the root mean square. None: not known.
         stationary: True where `gradient` is at most 0.01, and False above. None where it is not known.
         stationary_reason: Reason why `stationary` is None, or the other point of the papers (x_L or x_M) where an
             algorithm ended that is not stationary. Empty where there is nothing to add.
@@ -113,7 +111,7 @@ class Status:
         return [*said, f"It is {self._stationarity()}."] if self.stationary is False else said
 
     def _stationarity(self) -> str:
-        """The gradient at the end, in words; empty where it is not known."""
+        """Return the gradient at the end, in words; empty if it is not known."""
         if self.stationary is None:
             return ""
         ended = f", {self.stationary_reason}" if self.stationary_reason else ""
@@ -137,7 +135,7 @@ class Status:
         return f"! not converged ({', '.join(facts)})"
 
     def refusing(self, refused: Mapping[str, Mapping[str, int]]) -> "Status":
-        """The status of a result among members whose messages were refused, by name and reason."""
+        """Return the status of a result with refused messages, counted by member and reason."""
         if not refused:
             return self
         counts = {
@@ -148,7 +146,7 @@ class Status:
         return replace(self, converged=False, reason=reason, refused=told)
 
     def _distances(self) -> list[str]:
-        """How far the params are from solving the inner problem, in words."""
+        """Return the distance of the params from the inner solution, in words."""
         if self.residual == math.inf:
             return ["the mean params are zero and should not be"]
         facts = []
@@ -166,7 +164,7 @@ class Status:
 
     @staticmethod
     def of_all(statuses: "Sequence[Status]") -> "Status":
-        """The status of several results: that of the first that did not converge, with the numbers of all."""
+        """Return the status of several results: that of the first one that did not converge, with all numbers."""
         if len(statuses) == 1:
             return statuses[0]
         order = (False, None, True)
@@ -182,20 +180,20 @@ class Status:
         )
 
     def judged(self, by: "Status") -> "Status":
-        """The status of a result at params that were judged so: the worse of both, never better than its own."""
+        """Return the status of a result at params with status `by`: the worse of both, never better than its own."""
         known = {name: _largest([self, by], name) for name in ("residual", "disagreement", "moved")}
         if self.converged is False or by.converged:
             return replace(self, **known)
         if by.converged is None:
             return replace(self, converged=None, reason=by.reason, **known)
-        # The error is that of the linear system, not of a derivative of the solution. Of several estimates, these are
-        # the params after the last.
+        # The error is that of the linear system, not of a derivative of the solution. With several estimates, the
+        # judged params are those after the last.
         failed = self.failed if self.runs > 1 else 1
         return replace(self, converged=False, reason=by.reason, error=None, failed=failed, **known)
 
 
 def _largest(statuses: "Sequence[Status]", name: str) -> float | None:
-    """The largest of a number that some statuses know."""
+    """Return the largest known value of a field, or None."""
     known: list[float] = [getattr(each, name) for each in statuses if getattr(each, name) is not None]
     return max(known, default=None)
 
@@ -205,7 +203,7 @@ _seen: ContextVar[list[Status] | None] = ContextVar("seen", default=None)
 
 @contextmanager
 def gather_statuses() -> Iterator[list[Status]]:
-    """The statuses of all results that verbs return inside."""
+    """Collect the statuses of all results that verbs return in the block."""
     seen: list[Status] = []
     before = _seen.set(seen)
     try:
@@ -215,6 +213,6 @@ def gather_statuses() -> Iterator[list[Status]]:
 
 
 def note_status(status: Status) -> None:
-    """Hand a status to whoever gathers them around this call."""
+    """Add a status to the enclosing `gather_statuses`, if there is one."""
     if (seen := _seen.get()) is not None:
         seen.append(status)

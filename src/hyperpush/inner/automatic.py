@@ -1,4 +1,4 @@
-"""The inner solver that data, privacy, trust and the engine ask for."""
+"""The inner solver chosen from data, privacy, trust and engine."""
 
 from typing import Any, ClassVar
 
@@ -17,31 +17,31 @@ from hyperpush.programs import Node
 from hyperpush.solving.choice import situation
 from hyperpush.task.problem import Problem
 
-ROUNDS = 1000  # where nobody can vote on an end, so that all are taken
+ROUNDS = 1000  # all are taken where clients cannot vote on an end
 
 
 class AutomaticInner(InnerSolver):
-    """The inner solver that data, privacy, trust and the engine ask for. The status says which it was, and why.
+    """Choice of the inner solver from data, privacy, trust and engine. The status names the choice and the reason.
 
-    | where | it takes |
+    | where | chosen solver |
     |---|---|
-    | all examples, members that trust each other | `TreeNewton`; where messages get lost, it sends them again |
+    | all examples, members that trust each other | `TreeNewton`; it resends messages that get lost |
     | random links that are seldom up, such as those of `KOut` | `TrackedSGP`, where waiting in a tree would take more |
-    | members that distrust each other (`trust=False`) | `TrackedSGP`: nobody forwards another's sum |
-    | asynchronous peers, peers that lose messages | `TrackedSGP` with 1,000 rounds: nobody waits for a tree or a vote |
+    | members that distrust each other (`trust=False`) | `TrackedSGP`: members do not forward each other's sums |
+    | asynchronous peers, peers that lose messages | `TrackedSGP` with 1,000 rounds: no waiting for a tree or a vote |
     | mini-batches, private tasks | `SGP`, which stops near the solution: it needs a `step_size` |
 
-    The rule is that of `hp.Automatic`. **Use it** unless you compare solvers; nested algorithms do by default.
+    `hp.Automatic` follows the same rule. **Use it** unless you compare solvers. Nested algorithms use it by default.
 
     Args:
         batch_size: Training examples per mini-batch; None uses all.
-        tolerance: The largest distance to the solution to accept, relative to it, above 0; None: the solver's own.
-            None with mini-batches and on private tasks, whose distance is not measured on the way.
-        trust: Whether members trust each other with their vectors. In a tree, who forwards sees its children's vectors
-            and can falsify a sum.
+        tolerance: The largest accepted distance to the solution, relative to it, above 0; None takes the solver's
+            default. Leave it None with mini-batches and on private tasks: `SGP` does not measure the distance.
+        trust: True if members trust each other with their vectors. In a tree, a member that forwards sees its
+            children's vectors and can falsify a sum.
         steps: Steps of `SGP`, 0 or more; other solvers ignore it.
-        step_size: Of `SGP`: a number, or `hp.schedule(…)`, with which it comes closer; other solvers ignore it. Take
-            one below 2 / λ_max of the Hessians.
+        step_size: Step size of `SGP`: a number, or `hp.schedule(…)`, which ends closer to the solution. Take one below
+            2 / λ_max of the Hessians. Other solvers ignore it.
 
     Raises:
         InvalidInput: An option is out of range, or `SGP` has no `step_size`.
@@ -57,7 +57,7 @@ class AutomaticInner(InnerSolver):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="any",
         target="inner",
-        sends="what the solver that it takes sends",
+        sends="the messages of the chosen solver",
         paper="here",
         private=True,
         lossy=True,
@@ -105,7 +105,7 @@ class AutomaticInner(InnerSolver):
     def _choose(
         self, private: bool, engine: Any = None, network: Any = None, task: Any = None
     ) -> tuple[InnerSolver, str]:
-        """The solver for such data on an engine, and the reason."""
+        """Return the solver for these data on an engine, and the reason."""
         kind, why, votes = situation(private, self.batch_size, self.trust, engine, network, task)
         if kind == "tree":
             return TreeNewton(tolerance=self.tolerance), why

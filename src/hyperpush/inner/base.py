@@ -1,4 +1,4 @@
-"""What every inner solver does between messages: a client's own optimizer on its own examples."""
+"""Base classes of inner solvers, and local training between messages: a client's optimizer on its examples."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,11 +26,11 @@ from hyperpush.task.problem import Problem
 S = TypeVar("S", bound="InnerSolver")
 Observing = TypeVar("Observing", bound="ObservingSolver")
 CONSTANT = "constant steps stop near the solution"
-_MANY = 256  # from here on, n² numbers about links are kept only where they are asked for
+_MANY = 256  # clients from which the n² numbers about links are kept only on request
 
 
 def see_links(links: LinkEstimates | None, inbox: Inbox, mass: Float[Array, ""], ctx: Context) -> LinkEstimates | None:
-    """Add what a client sees of its links in one round; None where nobody asks for it."""
+    """Add a client's observations of its links in one round; None without link estimates."""
     if links is None:
         return None
     assert inbox.sent is not None  # the exchange observes
@@ -40,14 +40,14 @@ def see_links(links: LinkEstimates | None, inbox: Inbox, mass: Float[Array, ""],
 
 
 class InnerState(eqx.Module):
-    """A client's side of the inner problem: its parameters, its hyperparameters, and what it saw of the network.
+    """A client's side of the inner problem: its parameters, its hyperparameters, and its estimates of its links.
 
     Args:
         params: x_i.
         hyper: λ_i.
-        links: What it saw; None if it did not look.
-        report: What it knows of the result; None after solvers of fixed length.
-        memory: What the solver keeps for the next outer step; None if it keeps nothing.
+        links: Estimates of the client's links; None if it does not observe them.
+        report: Convergence report of the solver; None after solvers of fixed length.
+        memory: State that the solver keeps for the next outer step; None if it keeps nothing.
 
     Example:
         >>> import jax.numpy as jnp
@@ -83,12 +83,12 @@ class InnerSolver(Method):
 
     @property
     def weights(self) -> Literal["push", "gossip"]:
-        """The weights with which it mixes params; those of an exact mean are "push" where all hear all."""
+        """The weights with which it mixes params; "push" for an exact mean, as on a fully connected network."""
         return "gossip" if getattr(self, "averaging", None) == "gossip" else "push"
 
     @property
     def iteration(self) -> dict[str, Any]:
-        """What estimators that go back through its steps have to know of them; None: there is no such thing."""
+        """Facts that estimators use to go back through its steps: weights, variant and step size; None if unknown."""
         return {"weights": self.weights}
 
     def observing(self: S, wanted: bool) -> S:
@@ -97,12 +97,12 @@ class InnerSolver(Method):
 
     @property
     def caveat(self) -> str:
-        """Why its params are not quite the solution, in words for its status; empty if they may be."""
+        """Reason for its status why its params are not quite the solution; empty if they may be."""
         return ""
 
     @property
     def solves(self) -> bool:
-        """Whether it goes on until the inner problem is solved, so that it may start from any point."""
+        """True if it runs until the inner problem is solved, so that it may start from any point."""
         return False
 
     def memory(self, params: PyTree, hyper: PyTree) -> Any:
@@ -115,7 +115,7 @@ class InnerSolver(Method):
 
 
 class GradientSolver(InnerSolver):
-    """An inner solver whose clients descend along their own gradients."""
+    """An inner solver in which each client descends along its gradient."""
 
     steps: Whole = eqx.field(static=True)
     step_size: StepSize | None = eqx.field(converter=as_number, default=None)
@@ -152,7 +152,7 @@ class ObservingSolver(GradientSolver):
         return replace(self, observe=wanted)
 
     def first_links(self, ctx: Context) -> LinkEstimates | None:
-        """What a client has seen before it trains; None if it does not look."""
+        """Return the link estimates before training, without observations; None if clients do not observe links."""
         return LinkEstimates.none(ctx.clients) if self.observe else None
 
 
@@ -171,7 +171,7 @@ class Learner(eqx.Module):
     def step(
         self, problem: Problem, transform: optax.GradientTransformation, batch: PyTree, start: PyTree = None
     ) -> "Learner":
-        """One step of the optimizer on a batch: the own params, or others to start from, plus the update."""
+        """Take one optimizer step on a batch, from the client's params or from `start`."""
         gradient = problem.inner_gradient(self.params, self.hyper, batch)
         updates, memory = transform.update(gradient, self.memory, self.params)
         return self.at(optax.apply_updates(self.params if start is None else start, updates), memory)
@@ -182,7 +182,7 @@ def solver_program(
     transform: optax.GradientTransformation,
     links: Callable[[Context], LinkEstimates | None] = lambda ctx: None,
 ) -> Node:
-    """A loop on `Learner` states as a program on `InnerState` states; `links` is what they have seen before."""
+    """Turn a loop on `Learner` states into a program on `InnerState` states; `links` makes their link estimates."""
     return Scope(
         loop,
         enter=lambda trained, ctx: Learner(trained.params, trained.hyper, transform.init(trained.params), links(ctx)),
@@ -200,8 +200,8 @@ def epoch(
 ) -> Learner:
     """One pass over a client's examples in shuffled mini-batches.
 
-    Clients with fewer examples have fewer batches: the rest is padding that changes nothing. Without padding
-    information (data that are not `Ragged`) an incomplete last batch is left out; shuffling makes up for it.
+    Clients with fewer examples have fewer batches; the remaining ones are padding and change nothing. Data that are
+    not `Ragged` lack padding information: an incomplete last batch is left out, and shuffling makes up for it.
     """
     total = capacity(examples)
     if size is None or size >= total:

@@ -16,7 +16,7 @@ from hyperpush.task.problem import Problem
 
 
 class DSGD(ObservingSolver):
-    """Decentralized SGD: in every round a gradient step and a mean with the neighbors.
+    """Decentralized SGD: each round is a gradient step and a weighted mean with the neighbors.
 
     With the doubly stochastic weights W of the round's links (Lian et al., arXiv:1705.09056):
 
@@ -24,7 +24,7 @@ class DSGD(ObservingSolver):
         gradient-after:  x ← Wx − η ∇f(x)
 
     **It stops near the solution**: with a constant η clients end about η away from the common solution, and from each
-    other, and the status says so. A falling η comes closer (`hp.schedule(…)`). `TreeNewton` and `TrackedSGP` get there.
+    other, and the status says so. A falling η comes closer (`hp.schedule(…)`). `TreeNewton` and `TrackedSGP` solve it.
 
     **Use it** on undirected networks. **Avoid it** elsewhere: it refuses directed networks, which `SGP` can use.
 
@@ -33,7 +33,7 @@ class DSGD(ObservingSolver):
         step_size: η: a number, or `hp.schedule(…)` by step. Take one below 2 / λ_max of the Hessians.
         variant: `"gradient-first"` or `"gradient-after"`.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
-        observe: Whether clients keep what they see of their links, as in `SGP`.
+        observe: True if clients keep estimates of their links, as in `SGP`.
         optimizer: Instead of `step_size`: `hp.optimizer(…)`, or any Optax transformation.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Federated averaging (FedAvg): local epochs, then the mean of everybody's params at a server."""
+"""Federated averaging (FedAvg): local epochs, then the mean of all clients' params at a server."""
 
 from typing import ClassVar, Literal
 
@@ -19,20 +19,20 @@ Averaging = Literal["server", "tree", "gossip"]
 
 
 class FedAvg(GradientSolver):
-    """Federated averaging: local epochs of SGD, then the mean of everybody's params.
+    """Federated averaging: local epochs of SGD, then the mean of all clients' params.
 
-    In each of `steps` rounds client i starts from the mean, takes `epochs` passes over its examples, and a server
+    In each of `steps` rounds client i starts from the mean and takes `epochs` passes over its examples. A server
     averages the results, weighted by the sizes N_i of the clients' data (McMahan et al., arXiv:1602.05629):
 
         x_i = SGD from x on f_i,   x ← Σ_i N_i x_i / Σ_i N_i
 
-    **It stops near the solution** with several steps between averages and a constant η: unlike clients pull the result
-    away from the common solution. With one step on all examples it gets there as slowly as gradient descent. The
-    status says how far it came. `TreeNewton` solves without a setting.
+    **It stops near the solution** with several steps between averages and a constant η: clients with different data
+    pull the result away from the common solution. With one step on all examples it converges as slowly as gradient
+    descent. The status says how far it came. `TreeNewton` solves without a setting.
 
     **Use it** if there is a server. Without one, `averaging="tree"` gives the same numbers on any network among members
-    that trust each other. With one epoch of all examples that is gradient descent on the mean cost: it has no bias such
-    as `SGP` has. **Avoid it** where members distrust each other, or where links are too rare for a tree.
+    that trust each other. With one epoch of all examples that is gradient descent on the mean cost, without the bias of
+    `SGP`. **Avoid it** where members distrust each other, or where links are too rare for a tree.
 
     Departures from the paper:
 
@@ -42,7 +42,7 @@ class FedAvg(GradientSolver):
     Args:
         steps: Rounds of local training and averaging; 0 returns the params as they are.
         step_size: η: a number, or `hp.schedule(…)`, which counts mini-batches.
-        epochs: Passes over the own examples per round, at least 1.
+        epochs: Passes over a client's examples per round, at least 1.
         batch_size: Training examples per mini-batch; None takes one step with all of them per epoch.
         weighted: Weight clients by the size of their data; False weights all alike.
         averaging: `"server"`; `"tree"`: the same mean along a tree of the network's own links; or `"gossip"` on
@@ -108,21 +108,18 @@ def local_epochs(
 
 
 def size(ctx: Context, weighted: bool) -> Float[Array, ""]:
-    """How much a client counts in an average: its number of examples, or 1."""
+    """Return a client's weight in an average: its number of examples, or 1."""
     return jnp.asarray(count(ctx.data.train) if weighted else 1, jnp.zeros(()).dtype)
 
 
 def mean_by_size(sizes: Float[Array, " n"], values: PyTree) -> PyTree:
-    """Everyone's answer: the mean of all values (clients on axis 0), weighted by size."""
+    """Return to every client the mean of all values (clients on axis 0), weighted by size."""
     shares = sizes / jnp.sum(sizes)
     return jax.tree.map(lambda v: jnp.broadcast_to(jnp.tensordot(shares, v, 1), v.shape), values)
 
 
 def average_params(by: Averaging, weighted: bool) -> Node:
-    """All clients' params become their mean, at a server or along a tree, or mix with their neighbors' (gossip).
-
-    It runs on `Learner` states.
-    """
+    """Return a program on `Learner` states that averages params at a server or along a tree, or by gossip."""
     if by == "gossip":
         return Exchange(
             send=lambda state, ctx: state.params,

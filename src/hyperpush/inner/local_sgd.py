@@ -13,14 +13,14 @@ from hyperpush.task.problem import Problem
 
 
 class LocalSGD(GradientSolver):
-    """Each client's own SGD on its own inner cost; nothing is sent (Robbins and Monro 1951).
+    """SGD of each client on its own inner cost; nothing is sent (Robbins and Monro 1951).
 
         x_i ← x_i − η ∇f_i(x_i)
 
-    **It stops near each client's own solution**: as gradient descent on all examples it gets there slowly, and with
+    **It stops near each client's own solution**: on all examples it converges slowly, as gradient descent. With
     mini-batches and a constant η it ends about η away.
 
-    **Use it** as the baseline without cooperation, and for methods whose params are every client's own. **Avoid it**
+    **Use it** as the baseline without cooperation, and for methods with separate params for each client. **Avoid it**
     where clients should share params: each ends at the solution of its own cost.
 
     Args:
@@ -51,7 +51,7 @@ class LocalSGD(GradientSolver):
         target="inner",
         sends="nothing",
         paper="Robbins and Monro, A stochastic approximation method",
-        note="the own inner cost alone",
+        note="each client's inner cost alone",
         lossy=True,
         example={"steps": 20, "step_size": 0.1},
     )

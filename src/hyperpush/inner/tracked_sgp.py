@@ -34,17 +34,17 @@ from hyperpush.solving.tracked import (
 )
 from hyperpush.task.problem import Problem
 
-KEPT = 10  # changes that accelerate steps where averages are nearly exact; among pushes more than one seldom helps
-FORGET = 0.8  # share of the curvatures seen before that counts after a step: costs are not quadratic
+KEPT = 10  # changes that accelerate steps where averages are nearly exact; with plain pushes more than one seldom helps
+FORGET = 0.8  # factor per step by which earlier curvatures lose weight: costs are not quadratic
 
 
 class Plan(NamedTuple):
     """The rounds of a step on a network.
 
     Args:
-        pushes: Their number; None: clients find it.
+        pushes: Number of rounds; None: clients find it.
         mixing: a, b and c of each round; None: plain pushes.
-        votes: Whether clients vote on an end.
+        votes: True if clients vote on an end.
     """
 
     pushes: int | None = None
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 class _State(Tracked):
     """A client in the middle of training."""
 
-    start: PyTree  # the params at the start, for their form
+    start: PyTree  # the params at the start, for their structure
     hyper: PyTree
     longest: Float[Array, ""]  # ‖q‖ of all steps so far
     before: PyTree  # the message before the last round; None where rounds are plain pushes
@@ -66,17 +66,17 @@ class _State(Tracked):
 
 
 class TrackedSGP(InnerSolver):
-    """Tracked gradient push: it solves the inner problem over push-sum, without a tree and without a setting.
+    """Tracked gradient push: solves the inner problem over push-sum, without a tree and without a setting.
 
     With g_i = ∇f_i(p_i), y = g(p) at the start and P the push-sum weights of the links
     (after Push-DIGing: Nedić, Olshevsky and Shi, arXiv:1607.03218):
 
         p⁺ = q + Δ,  z ← P(z + ωΔ),  ω ← Pω,  y ← P(y + g(p⁺) − g(p)),  q = z/ω
 
-    Its only fixed point is where the mean gradient is zero and all clients agree, whatever the displacements Δ. They
-    are gradient steps along y/ω by the inverse of the clients' mean largest curvature, accelerated by the last changes
-    of q and y/ω (Anderson 1965). Where y/ω has grown a hundredfold, a client goes back and takes plain shorter steps.
-    All that is pushed is conserved, so lost messages do no harm. The distance to the solution is estimated as
+    At its only fixed point the mean gradient is zero and all clients agree, for any displacements Δ. These are gradient
+    steps along y/ω by the inverse of the clients' mean largest curvature, accelerated by the last changes of q and y/ω
+    (Anderson 1965). A client whose y/ω has grown a hundredfold goes back and takes shorter, plain steps. All pushed
+    values are conserved, so lost messages do no harm. The distance to the solution is estimated as
 
         ‖q − x*‖ ≲ (‖y/ω‖ + rounding)/θ + ‖q − p‖,    θ the smallest curvature along recent changes
 
@@ -84,24 +84,24 @@ class TrackedSGP(InnerSolver):
 
     **Use it** where averages along a tree are not possible or not wanted: among members that distrust each other, among
     asynchronous peers, on links that lose messages (`hp.AutomaticInner` does). **Avoid it** where members trust each
-    other: `TreeNewton` takes a fraction of the rounds, at any condition number. This one falls short at condition
-    numbers above about 1e3, on some directed rings with many clients and on some small networks (MLPs), and its status
-    says so. A direction that no gradient has a part in is not seen.
+    other: `TreeNewton` takes a fraction of the rounds, at any condition number. `TrackedSGP` falls short at condition
+    numbers above about 1e3, on some directed rings with many clients and on some small neural networks (MLPs). Its
+    status says so. A direction in which all gradients are zero is not seen.
 
     Departures from Push-DIGing:
-        1. Several rounds per step. On links that change clients find their number together, by a few rounds of scalars.
-           On fixed links that lose nothing, rounds are v ← a·Pv + b·v + c·(v before) with numbers that make them an
-           average, or nearly one: n − 1 rounds on a directed ring, where pushes take about n².
+        1. Several rounds per step. On links that change, clients find their number in a few rounds of scalars. On fixed
+           links without losses, rounds are v ← a·Pv + b·v + c·(v before). The numbers a, b and c make them an average,
+           or nearly one: n − 1 rounds on a directed ring, where pushes take about n².
         2. Accelerated steps, and a way back, as in `TrackedHGP`.
-        3. In `hp.solve` each outer step continues from where the one before stood, with the settings found then.
+        3. In `hp.solve` each outer step continues from the state and the settings of the previous one.
 
     Args:
-        rounds: Rounds of messages at most, at least 1, without those of votes and of the search for settings. At the
-            limit the status says so. Where messages get lost nobody can vote, and all of them are taken.
-        tolerance: The largest distance to the solution to accept, relative to it, above 0. None: 1e-6 in float64, 1e-4
+        rounds: Largest number of rounds of messages, at least 1. Votes and the search for settings are not counted.
+            The status says if the limit is reached. Where messages get lost, clients cannot vote and take all rounds.
+        tolerance: The largest accepted distance to the solution, relative to it, above 0. None: 1e-6 in float64, 1e-4
             in float32.
         batch_size: None: all examples in every step. Mini-batches are refused; `SGP` takes them.
-        plan: The rounds of a step, as they follow from the network. Leave it None.
+        plan: Rounds of a step, found from the network. Leave it None.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -211,7 +211,7 @@ class TrackedSGP(InnerSolver):
         x = ravel_pytree(state.params)[0]
         known = TrackedMemory.none(x) if state.memory is None else state.memory
         gradient = _gradient(problem, state.params, state.hyper, known.aim, ctx)
-        # Trackers continue from where they were: their sum stays that of the gradients, what was mixed stays mixed.
+        # Trackers continue from their last values: they still sum to the gradients, and stay mixed.
         tracker, q = known.tracker + gradient - known.gradient, known.z / known.mass
         back, examples = ravel_pytree(state.params)[1], full_batch(ctx.data.train)
 
@@ -243,7 +243,7 @@ class TrackedSGP(InnerSolver):
         """The state with the distance of q to the solution, and a verdict."""
         assert state.judgment is not None
         assert state.secants is not None
-        # Terms of the own gradient that cancel in it are about as large as its curvature times q.
+        # Terms that cancel in a client's gradient are about as large as its curvature times q.
         judgment = state.judgment.with_terms(state.slope, state.gradient, state.own * state.q)
         rise, (away, seen) = norm(state.slope), replace(state, judgment=judgment).away()
         scale = jnp.maximum(norm(state.q), jnp.sqrt(jnp.finfo(state.q.dtype).eps) * state.longest)
@@ -256,7 +256,7 @@ class TrackedSGP(InnerSolver):
 
 
 def _gradient(problem: Problem, like: PyTree, hyper: PyTree, x: Float[Array, " d"], ctx: Context) -> Array:
-    """A client's own gradient at a point, whose form `like` has."""
+    """Return a client's gradient at x, a vector with the structure of `like`."""
     back = ravel_pytree(like)[1]
     return ravel_pytree(problem.inner_gradient(back(x), hyper, full_batch(ctx.data.train)))[0]
 

@@ -1,4 +1,4 @@
-"""Newton's method on exact averages along a tree, which solves the inner problem and knows how far it has come."""
+"""Newton's method on exact averages along a tree, which solves the inner problem and bounds its error."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -30,35 +30,35 @@ MOST_PRODUCTS = 500  # of one Newton step
 
 
 class NewtonMemory(eqx.Module):
-    """What a client keeps for the next outer step."""
+    """A client's memory for the next outer step."""
 
-    common: Bool[Array, "*clients"]  # whether all hold the same params already
+    common: Bool[Array, "*clients"]  # True if all clients hold the same params already
     smallest: Float[Array, "*clients"]  # eigenvalue of the mean Hessian; 0: not known
 
 
 class TreeNewton(InnerSolver):
-    """Newton's method on exact averages along a tree: it solves the inner problem, without a setting.
+    """Newton's method on exact averages along a tree: solves the inner problem, without a setting.
 
         mean(H_k(x)) p = −mean(∇f_k(x)),    x ← x + p where that lowers the mean cost
 
-    All means are exact: they are gathered along a spanning tree of the network and sent back. Where there are few
-    params, one message has cost, gradient and Hessian. Where there are many, conjugate gradients take one product per
-    average, only as exact as a step needs (Eisenstat and Walker 1996) and inside a trust region (Steihaug 1983). It
-    follows negative curvature down. All clients end with the same params, and solved means
+    All means are exact: they are gathered along a spanning tree of the network and sent back. With few params, one
+    message holds cost, gradient and Hessian. With many, conjugate gradients take one product per average, inside a
+    trust region (Steihaug 1983) and only as exact as a step needs (Eisenstat and Walker 1996). The method follows
+    negative curvature down. All clients end with the same params. The problem counts as solved if
 
         ‖mean g‖/θ ≤ tolerance·‖x‖,    θ the smallest eigenvalue of the mean Hessian
 
     With few params θ is computed. With many it is the smallest Ritz value of a random probe, the same at every client.
 
     **Use it** wherever links repeat and members trust each other: it is the default (`hp.AutomaticInner`). **Avoid it**
-    with mini-batches, on private tasks, and among members that distrust each other: who forwards in the tree sees its
-    children's vectors and can falsify a sum. There take `TrackedSGP` or `SGP`.
+    with mini-batches, on private tasks, and among members that distrust each other: a member that forwards in the tree
+    sees its children's vectors and can falsify a sum. Use `TrackedSGP` or `SGP` instead.
 
     Args:
-        steps: Newton steps at most, at least 1; at the limit the status says so.
-        tolerance: The largest distance to the solution to accept, relative to it, above 0. None: 1e-6 in float64, 1e-4
+        steps: Largest number of Newton steps, at least 1; the status says if it is reached.
+        tolerance: The largest accepted distance to the solution, relative to it, above 0. None: 1e-6 in float64, 1e-4
             in float32.
-        packed: Params up to which the whole Hessian is sent, 0 or more.
+        packed: Largest number of params for which the whole Hessian is sent, 0 or more.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -163,7 +163,7 @@ class TreeNewton(InnerSolver):
         x = ravel_pytree(state.params)[0]
         none, zero, no = jnp.zeros_like(x), jnp.zeros((), x.dtype), jnp.zeros((), bool)
         known = state.memory
-        # Below 0: all hold the same params, as the outer step before left them.
+        # Below 0: all clients hold the same params, left by the previous outer step.
         count = jnp.asarray(0 if known is None else jnp.where(known.common, -1, 0), jnp.int32)
         point: dict[str, Any] = {
             "params": state.params, "hyper": state.hyper, "x": x, "trial": x, "cost": zero, "gradient": none,
@@ -203,7 +203,7 @@ class TreeNewton(InnerSolver):
 
 
 def _expand(problem: Problem, state: Packed, ctx: Context) -> tuple[Any, ...]:
-    """A client's cost, gradient and Hessian at the trial, and what their rounding is measured by."""
+    """Return a client's cost, gradient and Hessian at the trial, and squares that measure their rounding."""
     back = ravel_pytree(state.params)[1]
     cost, gradient, hessian = problem.expansion(back(state.trial), state.hyper, full_batch(ctx.data.train))
     gradient = ravel_pytree(gradient)[0]
@@ -220,6 +220,6 @@ def _look_along(problem: Problem, state: Steps, ctx: Context) -> tuple[Any, ...]
 
 
 def _finite(message: PyTree, tries: Bool[Array, ""]) -> PyTree:
-    """A message that tells all of a trial where the cost is not finite; the first point has to be."""
+    """Replace a message that is not finite by `HUGE`, so that all reject the trial; the first point must be finite."""
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(message)]))
     return jax.tree.map(lambda leaf: jnp.where(finite | ~tries, leaf, HUGE), message)

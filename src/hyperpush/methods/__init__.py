@@ -1,1 +1,1 @@
-"""What inner solvers, estimators and algorithms share: their base class, optimizers, and the registry of names."""
+"""Shared parts of inner solvers, estimators and algorithms: base class, optimizers, and the registry of names."""

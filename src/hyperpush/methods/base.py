@@ -1,8 +1,8 @@
-"""What inner solvers, hypergradient estimators and algorithms have in common: options that are checked, and `info`.
+"""Base of inner solvers, hypergradient estimators and algorithms: checked options, and `info`.
 
-A method is a frozen module whose fields are its options. What shapes its program (lengths, names, switches) is static:
-a new value compiles anew. Numbers are leaves. They are Python floats in the method, so that it can be compared, hashed
-and written to TOML. Engines trace them, so that a new number compiles nothing.
+A method is a frozen module whose fields are its options. Options that shape its program (lengths, names, switches) are
+static: a new value compiles anew. Numbers are leaves. They are Python floats in the method, so that it can be compared,
+hashed and written to TOML. Engines trace them, so a new number does not compile anew.
 """
 
 import abc
@@ -23,24 +23,24 @@ Target = Literal["global", "client", "local", "direct", "inner"]
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What a user should know before choosing a method; printed by `hyperpush list --methods`.
+    """Facts for choosing a method; printed by `hyperpush list --methods`.
 
     Args:
-        network: What its links must be able to do: nothing special (`"any"`), carry messages both ways (`"two-way"`),
-            both ways at once (`"undirected"`), reach a server or an exact average (`"server"`), nothing (`"none"`).
-        target: What it works on: everybody's mean outer cost (`"global"`), the client's own outer cost at the inner
-            solution that all share (`"client"`) or at its own (`"local"`), with fixed params (`"direct"`), or the inner
+        network: Demands on its links: none (`"any"`), messages both ways (`"two-way"`) or both ways at once
+            (`"undirected"`), a server or an exact average (`"server"`), or no links at all (`"none"`).
+        target: The cost that it lowers: the mean outer cost (`"global"`), each client's outer cost at the common inner
+            solution (`"client"`), at its own inner solution (`"local"`) or at fixed params (`"direct"`), or the inner
             cost (`"inner"`).
-        sends: What each client sends.
-        paper: Where it comes from.
-        note: How it departs from its target, or what else its network must do; empty if there is nothing to add.
-        matrices: Whether it forms or sends Jacobians or Hessians.
-        fixed_point: Where a bilevel algorithm with outer consensus ends (see `hyperpush.algorithms.base`).
-        private: Whether it has a form with differential privacy.
-        stable: Whether its options are settled.
-        lossy: Whether it tolerates lost messages.
-        joint: Whether it takes an outer cost of all clients together.
-        example: Options with which it is cheap to try.
+        sends: Messages of each client.
+        paper: Source of the method.
+        note: Departure from its target, or further demands on its network; empty if there is nothing to add.
+        matrices: True if it forms or sends Jacobians or Hessians.
+        fixed_point: End point of a bilevel algorithm with outer consensus (see `hyperpush.algorithms.base`).
+        private: True if it has a form with differential privacy.
+        stable: True if its options are settled.
+        lossy: True if it tolerates lost messages.
+        joint: True if it takes an outer cost of all clients together.
+        example: Options that make it cheap to try.
 
     Example:
         >>> import hyperpush as hp
@@ -65,8 +65,8 @@ class MethodInfo:
 class Method(Configured):
     """An inner solver, a hypergradient estimator or an algorithm.
 
-    A subclass has `info`, fields, a `__check_init__` that checks their ranges, and `program`. Types, choices and
-    nested objects are checked here, by the annotations.
+    A subclass has `info`, fields, a `__check_init__` that checks their ranges, and `program`. The base class checks
+    types, choices and nested objects by the annotations.
 
     Example:
         >>> import hyperpush as hp
@@ -79,32 +79,32 @@ class Method(Configured):
 
     @abc.abstractmethod
     def program(self, problem: Problem) -> Node:
-        """What one client does: a program on the states of this kind of method."""
+        """Return one client's program on the states of this kind of method."""
 
     def parts(self) -> Iterator["Method"]:
-        """The methods that it is made of."""
+        """Yield the methods that it contains."""
         yield from ()
 
     def bind(self: M, network: Any, engine: Any = None, task: Any = None) -> M:
-        """The method as it runs on a network and for a task; an `engine` of None loses no messages."""
+        """Return the method adapted to a network and a task; an `engine` of None loses no messages."""
         return self
 
     def choice(self, engine: Any, task: Any, network: Any = None) -> str:
-        """Return the method that it takes by itself, and the reason; empty if there is nothing to choose."""
+        """Return the method that it chooses, and the reason; empty if there is nothing to choose."""
         return ""
 
     def check_task(self, task: Any) -> None:
-        """Refuse a task that it cannot work on; what all refuse is checked before."""
+        """Refuse a task that the method cannot work on; checks common to all methods come before."""
         if task.joint and not self.info.joint and self.info.target != "inner":
             given = f"{type(task.outer).__name__}, a cost of all clients together"
             allowed = f"a cost of each client's own for {type(self).__name__}; hp.big_fed.BiGFed takes joint costs"
             raise InvalidInput("task.outer", given, allowed)
 
     def check_network(self, network: Any, task: Any) -> None:
-        """Refuse a network that it cannot use for a task, beyond what `info.network` says."""
+        """Refuse a network that the method cannot use for a task, beyond the demands in `info.network`."""
 
     def status(self, states: Any) -> Status:
-        """Whether the result that all clients ended with is to be believed."""
+        """Return the status of the result, from the final states of all clients."""
         return Status()
 
     @classmethod
@@ -115,7 +115,7 @@ class Method(Configured):
 
     @classmethod
     def example(cls: type[M]) -> M:
-        """A cheap one with valid options."""
+        """Return a cheap instance with valid options."""
         from hyperpush.methods.registry import construct  # it imports every method
 
         return construct(cls, dict(cls.info.example), cls.__name__)

@@ -6,16 +6,16 @@ from hyperpush.networks.base import Network
 
 
 def network(name: str, clients: int, default_seed: int = 0, **options: object) -> Network:
-    """The network of a name such as `"random-directed"`, or of `"module:Class"`.
+    """Return the network of a name such as `"random-directed"`, or of `"module:Class"`.
 
     Args:
         name: A registered name; `hyperpush list` shows them. Case and dashes do not matter.
         clients: Number of clients.
-        default_seed: The seed of families that have one, unless `options` give it.
+        default_seed: The seed of families that have one; `seed` in `options` takes precedence.
         options: The options of the family's class.
 
     Raises:
-        InvalidInput: There is no such network or option, or an option is out of range. The message names the key.
+        InvalidInput: The network or an option does not exist, or an option is out of range. The message names the key.
 
     Example:
         >>> import hyperpush as hp

@@ -17,9 +17,9 @@ from hyperpush.base.options import Configured
 from hyperpush.base.schedules import Schedule, StepSize, check_step_size
 
 BY_NAME = "by-name"
-# Numbers whose rounding does no harm. Others stay Python's: optax takes 1 − b2, which a traced b2 would round.
+# Numbers whose rounding does no harm. Others stay Python numbers: optax takes 1 − b2, which a traced b2 would round.
 _TRACED = ("learning_rate", "weight_decay", "momentum")
-# The first two need the cost's value besides its gradient, which a client's step does not have; noise needs a key.
+# A client's step lacks the cost's value, which the first two need, and the key that noise needs.
 _UNSUITED = ("lbfgs", "polyak_sgd", "noisy_sgd", "optimistic_adam")  # the last is deprecated
 
 
@@ -27,7 +27,7 @@ class Optimizer(Configured):
     """An Optax optimizer by name and options; made by `hp.optimizer`."""
 
     name: str = eqx.field(static=True)
-    traced: tuple[str, ...] = eqx.field(static=True)  # names of
+    traced: tuple[str, ...] = eqx.field(static=True)  # names of `numbers`
     numbers: tuple[Any, ...]
     constants: tuple[tuple[str, Any], ...] = eqx.field(static=True)
 
@@ -36,14 +36,14 @@ class Optimizer(Configured):
         return 'hp.optimizer("adam", learning_rate=…)'
 
     def options(self) -> dict[str, Any]:
-        """The options it was made with."""
+        """Return the options that it was made with."""
         return {**dict(zip(self.traced, self.numbers, strict=True)), **dict(self.constants)}
 
     def with_options(self, **changes: Any) -> "Optimizer":
         return optimizer(self.name, **{**self.options(), **changes})
 
     def build(self) -> optax.GradientTransformation:
-        """Optax's transformation."""
+        """Return Optax's transformation."""
         return _optimizers()[self.name](**self.options())
 
 
@@ -52,7 +52,7 @@ class ByName(Optimizer):
 
     @staticmethod
     def of(parts: Mapping[str, Any]) -> "ByName":
-        """The one that moves every entry by its own."""
+        """Return the optimizer that updates each entry by its own part."""
         for name, each in parts.items():
             if not isinstance(each, Optimizer):
                 raise InvalidInput(f"optimizer.{BY_NAME}.{name}", each, f"an optimizer such as {Optimizer.usage()}")
@@ -78,16 +78,16 @@ class ByName(Optimizer):
 
 
 def optimizer(name: str, **options: Any) -> Optimizer:
-    """An Optax optimizer, as a value that can be compared and written to TOML.
+    """Make an Optax optimizer, as a value that can be compared and written to TOML.
 
     Args:
-        name: What Optax calls it: `"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"lion"`, …. `"by-name"` moves every entry
-            of a dict, such as the hypers of several recipes, by the optimizer that is given for it.
-        options: Optax's, by name. `learning_rate` is a number or `hp.schedule(…)`. It, `weight_decay` and `momentum`
-            are traced: a new number compiles nothing.
+        name: Its name in Optax: `"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"lion"`, …. `"by-name"` takes an optimizer
+            for each entry of a dict, such as the hypers of several recipes.
+        options: Options of Optax by name. `learning_rate` is a number or `hp.schedule(…)`. It, `weight_decay` and
+            `momentum` are traced: a new number does not compile anew.
 
     Raises:
-        InvalidInput: Optax has no such optimizer or option, or the option is of the wrong kind.
+        InvalidInput: The optimizer or the option does not exist in Optax, or the option is of the wrong kind.
 
     Example:
         >>> import hyperpush as hp
@@ -120,7 +120,7 @@ def optimizer(name: str, **options: Any) -> Optimizer:
 
 
 def _check_built(label: str, made: Optimizer, constants: dict[str, Any]) -> None:
-    """Refuse options that Optax takes only to fail with in the first step."""
+    """Refuse options that Optax accepts but fails with in the first step."""
     try:
         jax.eval_shape(lambda x: made.build().update(x, made.build().init(x), x), jnp.zeros(()))
     except Exception as error:  # whatever Optax raises
@@ -130,7 +130,7 @@ def _check_built(label: str, made: Optimizer, constants: dict[str, Any]) -> None
 
 @lru_cache(maxsize=1)
 def _optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """Optax's optimizers by name."""
+    """Return Optax's optimizers by name."""
     functions = {name: each for name, each in vars(optax).items() if inspect.isfunction(each)}
     return {
         name: each
@@ -155,14 +155,14 @@ def check_optimizer(name: str, step_size: object, optimizer: object) -> None:
 def build(
     step_size: StepSize | None, optimizer: Optimizer | optax.GradientTransformation | None
 ) -> optax.GradientTransformation:
-    """Plain SGD for a step size; else the optimizer's transformation. Exactly one of both is given."""
+    """Return plain SGD for a step size, else the optimizer's transformation. Exactly one of both is given."""
     if optimizer is None:
-        return optax.sgd(cast(float, step_size))  # a schedule is as good
+        return optax.sgd(cast(float, step_size))  # or a schedule
     return optimizer.build() if isinstance(optimizer, Optimizer) else optimizer
 
 
 def as_transformation(field: str, given: Any) -> optax.GradientTransformation:
-    """An optimizer's transformation; refuses what is neither `hp.optimizer(…)` nor one of Optax's."""
+    """Return an optimizer's transformation; refuse all but `hp.optimizer(…)` and transformations of Optax."""
     if isinstance(given, Optimizer):
         return given.build()
     if isinstance(given, optax.GradientTransformation):

@@ -1,7 +1,7 @@
-"""Methods, networks and recipes by name: found by being there, made from a table of options, and written back to one.
+"""Methods, networks and recipes by name: found automatically, made from tables of options, and written back to them.
 
-A class is registered if it is public and stands in a module of its kind's package, or if a distribution names it in an
-entry point of the group `hyperpush.methods`. No list has to be kept.
+Public classes in the modules of their kind's package are registered without a list. So are classes that a distribution
+names in an entry point of the group `hyperpush.methods`.
 """
 
 import importlib
@@ -27,12 +27,12 @@ from hyperpush.methods.optimizers import BY_NAME, Optimizer, optimizer
 
 @dataclass(frozen=True)
 class _Kind:
-    """Where classes of a kind stand, what they are derived from, and what an error calls one."""
+    """A kind of classes: their package, their base class, and their name in errors."""
 
     package: str
     base: str  # module:Class
     one: str
-    extensible: bool = True  # whether it takes classes of other distributions; those of a base class are of one kind
+    extensible: bool = True  # True for the one kind per base class that takes classes of other distributions
 
 
 KINDS: dict[str, _Kind] = {
@@ -53,7 +53,7 @@ KINDS: dict[str, _Kind] = {
 
 @cache
 def registered(kind: str) -> Mapping[str, type]:
-    """The classes of a kind by name: networks by what they call themselves, others by the name of the class."""
+    """Return the classes of a kind by name: networks by their attribute `name`, others by the class name."""
     if kind not in KINDS:
         raise unknown("kind", kind, KINDS)
     base, package = base_of(kind), importlib.import_module(KINDS[kind].package)
@@ -71,7 +71,7 @@ def registered(kind: str) -> Mapping[str, type]:
 
 @cache
 def extension_classes() -> tuple[Mapping[str, type], Mapping[str, HyperpushError]]:
-    """The classes that other distributions offer by name, and why the others of them cannot be had."""
+    """Return the classes of other distributions by name, and the errors of those that cannot be loaded."""
     found, broken = {}, {}
     for name, point in extensions(METHODS).items():
         try:
@@ -82,17 +82,17 @@ def extension_classes() -> tuple[Mapping[str, type], Mapping[str, HyperpushError
 
 
 def broken() -> Mapping[str, HyperpushError]:
-    """Why classes of other distributions cannot be loaded, by name."""
+    """Return the errors of classes of other distributions that cannot be loaded, by name."""
     return extension_classes()[1]
 
 
 def find(kind: str, name: Any, field: str | None = None) -> type:
-    """The class of a registered name, whatever its case and dashes, or of `module:Class`.
+    """Return the class of a registered name, ignoring case and dashes, or of `module:Class`.
 
     Modules in the current directory can be imported.
 
     Raises:
-        InvalidInput: There is no such name, the module does not import, or the class is not of this kind.
+        InvalidInput: The name does not exist, the module does not import, or the class is not of this kind.
     """
     field = kind if field is None else field
     if not isinstance(name, str):
@@ -108,10 +108,10 @@ def find(kind: str, name: Any, field: str | None = None) -> type:
 
 
 def build(kind: str, table: Any, field: str) -> Any:
-    """The object that a table `{name = …, option = …}` describes; nested tables are nested methods, schedules, ….
+    """Make the object that a table `{name = …, option = …}` describes; nested tables make methods, schedules, ….
 
     Raises:
-        InvalidInput: It names the option by its dotted key, such as `method.inner.step_size`.
+        InvalidInput: The table is invalid. The message has the option's dotted key, such as `method.inner.step_size`.
     """
     options = _as_table(table, field)
     if "name" not in options:
@@ -120,7 +120,7 @@ def build(kind: str, table: Any, field: str) -> Any:
 
 
 def table(given: Any) -> dict[str, Any]:
-    """The table that makes an object again: its name and all options that are not at their defaults.
+    """Return the table from which an object can be made again: its name and all options that are not defaults.
 
     Raises:
         InvalidInput: An option is a Python object that no table can hold, such as a function.
@@ -143,12 +143,12 @@ def table(given: Any) -> dict[str, Any]:
 
 
 def kind_of(given: object) -> str | None:
-    """The kind of a registered method or network; None if it is of none."""
+    """Return the kind of a registered method or network; None if it is not registered."""
     return next((kind for kind in KINDS if type(given) in registered(kind).values()), None)
 
 
 def base_of(kind: str) -> type:
-    """The class that all of a kind are derived from."""
+    """Return the base class of a kind."""
     module, _, name = KINDS[kind].base.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -160,7 +160,7 @@ def _public_classes(module: types.ModuleType) -> Iterator[type]:
 
 
 def _is_offered(each: type) -> bool:
-    """Whether it is a method with `info`, a network that a number of clients suffices to begin, or another thing."""
+    """True for concrete classes that can be used by name: methods need `info`, networks an argument `clients`."""
     if inspect.isabstract(each):
         return False
     if issubclass(each, (base_of("engines"), base_of("hooks"))):
@@ -188,24 +188,24 @@ def _import_class(kind: str, name: str, field: str) -> type:
 
 
 def _as_table(given: Any, field: str) -> dict[str, Any]:
-    """A table, copied."""
+    """Return a copy of a table; refuse anything else."""
     if not isinstance(given, Mapping):
         raise InvalidInput(field, given, "a table with a name and options")
     return dict(given)
 
 
 def construct(make: Callable[..., Any], options: Mapping[str, Any], field: str) -> Any:
-    """Make an object of a table; its errors name the dotted key."""
+    """Make an object from a table; its errors name the dotted key."""
     return annotations.construct(make, options, field, _read_table)
 
 
 def read_value(annotation: Any, given: Any, field: str) -> Any:
-    """A value of a table as an annotation takes it; nested tables become methods, schedules, optimizers or modules."""
+    """Convert a value of a table to an annotation; nested tables become methods, schedules, optimizers or modules."""
     return read_option(annotation, given, field, _read_table)
 
 
 def _read_table(allowed: tuple[Any, ...], given: Mapping[str, Any], field: str) -> Any:
-    """A nested table: a method, a schedule, an optimizer, another module, or a mapping of these."""
+    """Read a nested table as a method, a schedule, an optimizer, another module, or a mapping of these."""
     options = _as_table(given, field)
     mapping = next((each for each in allowed if get_origin(each) in (Mapping, dict)), None)
     if "name" not in options and mapping is not None:
@@ -228,7 +228,7 @@ def _read_table(allowed: tuple[Any, ...], given: Mapping[str, Any], field: str) 
 
 
 def _by_function(make: Callable[..., Any], options: dict[str, Any], field: str, label: str) -> Any:
-    """What `hp.schedule` or `hp.optimizer` makes of a table."""
+    """Make a schedule or an optimizer from a table, by `hp.schedule` or `hp.optimizer`."""
     if "name" not in options:
         raise InvalidInput(f"{field}.name", None, f"the name of the {label}")
     if make is optimizer and isinstance(options.get("learning_rate"), Mapping):

@@ -1,17 +1,17 @@
-"""Exact averages along a tree: everybody's value is summed on the way to the root, and the mean goes back to all.
+"""Exact averages along a tree: all values are summed on the way to the root, and the mean goes back to all clients.
 
-An average costs each client about two messages: one partial sum to its parent, and the mean to its children. Which tree
-that is, and how long it takes, depends on what clients know of the links:
+An average costs each client about two messages: one partial sum to its parent, and the mean to its children. The tree
+and its duration depend on the clients' knowledge of the links:
 
-- **Planned**: links that are a schedule (`network.scheduled`) are known ahead, so the tree is one of the network
-  unfolded in time. A window of T rounds is long enough if, going backward from its end, every client has a link into
-  the tree at some step. Then it sends its partial sum at that step, and the shortest such window is taken. The mean
-  goes back by the first link on which each client can get it.
-- **Waiting**: nobody knows tomorrow's random links. Two trees that never change, of the ways with the shortest expected
-  waiting time Σ 1/frequency to the root and from it (Dijkstra), say who sends to whom. A client waits for all its
-  children, and then for the link to its parent.
+- **Planned**: scheduled links (`network.scheduled`) are known ahead, so the tree is one of the network unfolded in
+  time. A window of T rounds is long enough if, going backward from its end, every client has a link into the tree at
+  some step. The client sends its partial sum at that step. The shortest such window is taken. The mean goes back to
+  each client on the first link that can deliver it.
+- **Waiting**: random links are not known ahead. Two fixed trees hold the parents on the paths of shortest expected
+  waiting time Σ 1/frequency, to the root and from it (Dijkstra). A client waits for all its children, and then for the
+  link to its parent.
 
-The root is client 0: everybody knows the lowest number, so there is nothing to agree on.
+The root is client 0: all clients know the lowest number, so they need not agree on it.
 """
 
 from collections.abc import Callable
@@ -31,21 +31,21 @@ from hyperpush.networks.reach import require_connected
 
 ROOT = 0
 LONGEST = 100_000  # rounds after which an average along a tree gives up
-RARELY = 1e-3  # share of steps at which a link counts as up whose frequency is 0
+RARELY = 1e-3  # smallest frequency assumed for a link
 NEVER = np.iinfo(np.int32).max
-# Which of the links senders[e] → receivers[e] are up at a step, and when what is sent on them now arrives.
+# Maps step, senders and receivers to the state of the links senders[e] → receivers[e] and the arrival of messages.
 Post = Callable[[Int[Array, ""], Int[Array, " n"], Int[Array, " n"]], tuple[Bool[Array, " n"], Int[Array, " n"]]]
 
 
 class Trip(NamedTuple):
     """One average along a tree."""
 
-    rounds: Int[Array, ""]  # that it takes
-    up: Int[Array, " n"]  # to whom each client sends its partial sum; the root: to itself
-    down: Int[Array, " n"]  # from whom it gets the mean
-    messages: Int[Array, " n"]  # that each client sends, where one to several at once counts once
-    links: Int[Array, " n"]  # over which each client sends
-    complete: Bool[Array, ""]  # whether everybody has the mean
+    rounds: Int[Array, ""]  # its duration
+    up: Int[Array, " n"]  # receiver of each client's partial sum; the root's is the root
+    down: Int[Array, " n"]  # sender of the mean to each client
+    messages: Int[Array, " n"]  # messages of each client; one message to several receivers counts once
+    links: Int[Array, " n"]  # links used by the messages of each client
+    complete: Bool[Array, ""]  # True if all clients have the mean
 
 
 class PlannedTree(eqx.Module):
@@ -63,7 +63,7 @@ class PlannedTree(eqx.Module):
         union = scipy.sparse.csr_array((np.ones(len(sender)), (sender, receiver)), shape=(n, n))
         require_connected(f"network {network.name}", union)
         broadcast = _spread(frame, sender, receiver, period, n)
-        # Who can reach the root before a step is found as in a broadcast, with links and time reversed.
+        # A broadcast with links and time reversed finds the clients that can reach the root before a step.
         backward = _spread(period - 1 - frame, receiver, sender, period, n)
         start = np.arange(period)
         window, ends = np.full(period, -1), start.copy()
@@ -78,11 +78,11 @@ class PlannedTree(eqx.Module):
 
     @property
     def planned_rounds(self) -> int:
-        """Rounds to plan for: no average takes more."""
+        """Rounds to plan for: an upper bound for every average."""
         return int(self.rounds.max())
 
     def trip(self, step: Int[Array, ""]) -> Trip:
-        """The average that begins at a step."""
+        """Return the average that begins at a step."""
         phase = step % self.rounds.shape[0]
         tables = (self.rounds, self.up, self.down, self.messages, self.links)
         return Trip(*(jnp.asarray(table)[phase] for table in tables), complete=jnp.ones((), bool))
@@ -91,22 +91,22 @@ class PlannedTree(eqx.Module):
 class WaitingTree(eqx.Module):
     """Trees that never change, on links that come and go.
 
-    What clients know of the links: who can ever talk to whom, and by observation how often. `network.frequencies()`
-    stands for what they observe; a link of which it says nothing counts as up in one of 1,000 steps. To learn it from
-    each other takes a trip of its own, once in a run (`learn`). Everybody's row of n frequencies goes to the root on
-    the way of the fewest links, and the root sends the n parents of both trees back.
+    Clients know the possible links, and observe their frequencies. `network.frequencies()` stands for these
+    observations; the least frequency is one in 1,000 steps. Sharing the observations takes one extra trip in a run
+    (`learn`). Each client's row of n frequencies goes to the root on the path with the fewest links, and the root sends
+    the n parents of both trees back.
     """
 
     up: Int[np.ndarray, " n"]
     down: Int[np.ndarray, " n"]
-    hops: Int[np.ndarray, " n"]  # parents on the ways of the fewest links to the root
-    below: Int[np.ndarray, " n"]  # clients whose way there goes through each client, itself included
-    patience: Int[np.ndarray, ""]  # rounds after which a message is sent again, on links that lose some
-    learns: bool = eqx.field(static=True)  # whether clients have to learn the frequencies first
+    hops: Int[np.ndarray, " n"]  # parents on the paths to the root with the fewest links
+    below: Int[np.ndarray, " n"]  # clients whose path there goes through each client, itself included
+    patience: Int[np.ndarray, ""]  # rounds after which a message is sent again on lossy links
+    learns: bool = eqx.field(static=True)  # True if clients have to learn the frequencies first
 
     def __init__(self, network: Network):
         self.learns = not network.scheduled
-        if (uniform := network.uniform()) is not None:  # no way is shorter than the link itself
+        if (uniform := network.uniform()) is not None:  # the direct link is the shortest path
             n = network.clients
             self.up, self.down, self.hops = (np.full(n, ROOT, np.int32) for _ in range(3))
             self.below = np.where(np.arange(n) == ROOT, n, 1).astype(np.int32)
@@ -124,19 +124,19 @@ class WaitingTree(eqx.Module):
         self.below = np.ones(network.clients, np.int32)
         for client in order[:0:-1]:
             self.below[self.hops[client]] += self.below[client]
-        # Before an answer can be expected, nobody asks again.
+        # Clients do not resend before an answer can be expected.
         self.patience = np.asarray(np.ceil(there.max() + back.max()), np.int32)
 
     @property
     def planned_rounds(self) -> int:
-        """Rounds to plan for: what the longest way there and back takes on average; there is no most."""
+        """Rounds to plan for: the expected length of the longest round trip; there is no upper bound."""
         return int(self.patience)
 
     def trip(self, step: Int[Array, ""], post: Post, lossy: bool, again: Bool[Array, ""] | bool = False) -> Trip:
-        """The average that begins at a step.
+        """Return the average that begins at a step.
 
-        Where links are `lossy`, message k is sent again after every `patience` rounds until k + 1 is heard: that proves
-        that all had k. So the mean of the average before is repeated, too, if this one comes `again` after another.
+        On `lossy` links message k is sent again after every `patience` rounds until k + 1 is heard: that proves that
+        all had k. So the previous mean is repeated, too, if this average comes `again` after another.
         """
         up, down = jnp.asarray(self.up), jnp.asarray(self.down)
         repeat = _Repeat(lossy, jnp.asarray(self.patience), jnp.asarray(again))
@@ -144,7 +144,7 @@ class WaitingTree(eqx.Module):
         return Trip(rounds, up, down, sums + messages, sums + links, complete)
 
     def learn(self, step: Int[Array, ""], post: Post, lossy: bool) -> Trip:
-        """What it takes to learn how often links are up; `messages` and `links` count rows of n numbers."""
+        """Return the trip that learns the frequencies of links; `messages` and `links` count rows of n numbers."""
         up, down = jnp.asarray(self.hops), jnp.asarray(self.down)
         repeat = _Repeat(lossy, jnp.asarray(self.patience), jnp.zeros((), bool))
         sums, messages, links, rounds, complete = _wait(up, down, step, post, repeat)
@@ -156,19 +156,19 @@ Tree = PlannedTree | WaitingTree
 
 
 def tree_of(network: Network, lossy: bool) -> Tree:
-    """The tree of a network. On links that lose messages no plan holds: there clients wait, whatever they know."""
+    """Return the tree of a network. On links that lose messages clients always wait, because plans do not hold."""
     return PlannedTree(network) if network.scheduled and not lossy else WaitingTree(network)
 
 
 def up_between(links: Links, senders: Int[Array, " e"], receivers: Int[Array, " e"]) -> Bool[Array, " e"]:
-    """Which of the links senders[e] → receivers[e] are up, of the links of all clients."""
+    """Return True for each link senders[e] → receivers[e] that is up, from the links of all clients."""
     if links.targets is None:
         return links.alive[senders, receivers]
     return jnp.any(links.alive[senders] & (links.targets[senders] == receivers[:, None]), axis=1)
 
 
 def reliable_post(network: Network, key: PRNGKeyArray) -> Post:
-    """Links on which what is sent arrives in the same round."""
+    """Return links on which messages arrive in the same round."""
 
     def post(step, senders, receivers):
         everyone = network.links(key, step, jnp.arange(network.clients), "ones", padded=False)
@@ -179,32 +179,32 @@ def reliable_post(network: Network, key: PRNGKeyArray) -> Post:
 
 
 class _Repeat(NamedTuple):
-    """When messages are sent again."""
+    """Rule for resending messages."""
 
-    lossy: bool  # whether at all
-    patience: Int[Array, ""]  # after how many rounds
-    again: Bool[Array, ""]  # whether there is a mean from before to repeat
+    lossy: bool  # False: never
+    patience: Int[Array, ""]  # number of rounds to wait
+    again: Bool[Array, ""]  # True if there is an earlier mean to repeat
 
     def due(self, now: Int[Array, ""], last: Int[Array, " n"]) -> Bool[Array, " n"]:
         return (now - last >= self.patience) if self.lossy else jnp.zeros(last.shape, bool)
 
 
 class _Waiting(NamedTuple):
-    """A moment of an average on waiting trees; by client. Steps are `NEVER` before they are known, or −1."""
+    """A moment of an average on waiting trees, by client. Unknown steps are `NEVER` or −1."""
 
     now: Int[Array, ""]
-    summed: Int[Array, " n"]  # when its partial sum arrives at its parent
-    arrived: Int[Array, " n"]  # when the mean arrives here
-    sent: Int[Array, " n"]  # when it last sent its partial sum
-    told: Int[Array, " n"]  # when it was last sent the mean
-    repeated: Int[Array, " n"]  # when it was last sent the one before
+    summed: Int[Array, " n"]  # step at which its partial sum arrives at its parent
+    arrived: Int[Array, " n"]  # step at which the mean arrives here
+    sent: Int[Array, " n"]  # step at which it last sent its partial sum
+    told: Int[Array, " n"]  # step at which it was last sent the mean
+    repeated: Int[Array, " n"]  # step at which it was last sent the previous mean
     counts: Int[Array, "3 n"]  # partial sums sent, messages with a mean, and links that they went over
 
 
 def _wait(
     up: Int[Array, " n"], down: Int[Array, " n"], start: Int[Array, ""], post: Post, repeat: _Repeat
 ) -> tuple[Int[Array, " n"], Int[Array, " n"], Int[Array, " n"], Int[Array, ""], Bool[Array, ""]]:
-    """Partial sums sent, messages with the mean, links that they went over, rounds, and whether all have the mean."""
+    """Return the partial sums sent, messages with a mean, links that these used, rounds, and True if all have it."""
     everyone = jnp.arange(up.shape[0])
     other, none = everyone != ROOT, jnp.zeros(up.shape, bool)
     senders, receivers = jnp.concatenate([everyone, down]), jnp.concatenate([up, everyone])
@@ -239,16 +239,16 @@ def _wait(
 
 
 class _Spread(NamedTuple):
-    """What the root knows, spread from each step of the period on."""
+    """A broadcast from the root, begun at each step of the period."""
 
     rounds: Int[np.ndarray, " period"]
-    source: Int[np.ndarray, "period n"]  # from whom each client gets it
+    source: Int[np.ndarray, "period n"]  # sender to each client
     messages: Int[np.ndarray, "period n"]
     links: Int[np.ndarray, "period n"]
 
 
 def _spread(frame: np.ndarray, sender: np.ndarray, receiver: np.ndarray, period: int, n: int) -> _Spread:
-    """Everybody gets it at the first step at which a holder has a link to it; of several the lowest number sends."""
+    """Send to each client at the first step at which a holder has a link to it; of several the lowest one sends."""
     order = np.lexsort((sender, frame))
     frame, sender, receiver = frame[order], sender[order], receiver[order]
     rounds, source = np.zeros(period, np.int32), np.full((period, n), ROOT, np.int32)
@@ -257,7 +257,7 @@ def _spread(frame: np.ndarray, sender: np.ndarray, receiver: np.ndarray, period:
     holds[:, ROOT] = True
     later = 0
     while not holds.all():
-        begun = (frame - later) % period  # when it began, for those that see this link now
+        begun = (frame - later) % period  # start of the broadcast for which this link is up now
         gets = np.flatnonzero(holds[begun, sender] & ~holds[begun, receiver])
         _, first = np.unique(begun[gets] * n + receiver[gets], return_index=True)
         begun, told, teller = begun[gets[first]], receiver[gets[first]], sender[gets[first]]
@@ -274,7 +274,7 @@ def _links_at(network: Network, step: Int[Array, ""]) -> Links:
 
 
 def _schedule(network: Network) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The links of all steps of a period: step, sender, receiver."""
+    """Return the links of all steps of a period: step, sender, receiver."""
     found = []
     for step in range(network.period()):
         links = _links_at(network, jnp.int32(step))
@@ -286,6 +286,6 @@ def _schedule(network: Network) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _nearest(lengths: scipy.sparse.csr_array) -> tuple[np.ndarray, Int[np.ndarray, " n"]]:
-    """How far all are from the root, and who is before each on the shortest way."""
+    """Return each client's distance from the root, and its predecessor on the shortest path."""
     distances, before = dijkstra(lengths, indices=ROOT, return_predecessors=True)
     return distances, np.where(before < 0, ROOT, before).astype(np.int32)

@@ -1,4 +1,4 @@
-"""The nodes of a program: one client's code, written as what it sends and how it uses what arrives.
+"""The nodes of a program: one client's code, written as messages to send and uses of received messages.
 
 A program is a short tree of nodes. Its leaves are pure functions of one client's state, which is any pytree. Only the
 messages of the nodes cross between clients. Engines host clients and interpret the tree. So an algorithm is written
@@ -44,7 +44,7 @@ LEAF = 1 << 31
 
 
 def leaf_key(key: PRNGKeyArray, role: Role, client: Int[Array, ""] | int) -> PRNGKeyArray:
-    """The key of one client's leaf at a node whose key is `key`."""
+    """Return the key of one client's leaf at a node whose key is `key`."""
     return jax.random.fold_in(jax.random.fold_in(key, LEAF + role), client)
 
 
@@ -436,7 +436,7 @@ def _below(node: Node) -> tuple[Node, ...]:
         known = (node,)
         for child in children(node):
             known += _below(child)
-        object.__setattr__(node, "_below", known)  # no field: neither equality nor JAX sees it
+        object.__setattr__(node, "_below", known)  # not a field, so equality and JAX ignore it
     return known
 
 

@@ -1,19 +1,19 @@
-"""Arithmetic of a traced leaf, counted roughly: enough to tell programs of milliseconds from programs of minutes."""
+"""Rough count of a traced leaf's arithmetic, enough to tell programs of milliseconds from programs of minutes."""
 
 from math import prod
 from typing import Any
 
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
-OPEN_ENDED = 30  # passes that count for a loop that a condition or the clients end: its limit says little
+OPEN_ENDED = 30  # passes assumed for a loop that ends on a condition or a vote: its limit says little
 DRAWN = 250  # operations in the time that drawing a random number takes
 
 _RANDOM = ("random_bits", "random_fold_in", "random_split")
-_FOLDS = ("reduce", "arg", "cum", "sort")  # begins of the names of primitives that cost what they read
+_FOLDS = ("reduce", "arg", "cum", "sort")  # prefixes of primitives whose cost is the size of their inputs
 
 
 def operations(jaxpr: Jaxpr) -> int:
-    """Additions, multiplications and the like in one run of a traced program."""
+    """Return the number of additions, multiplications and similar operations in one run of a traced program."""
     return sum(map(_of, jaxpr.eqns))
 
 

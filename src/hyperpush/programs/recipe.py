@@ -105,7 +105,7 @@ def at(program: Node, path: Path) -> Any:
 
 
 def leaf_of(node: Node, role: Role) -> Callable[..., Any]:
-    """Return the function of a node that has a role."""
+    """Return the function of a node for a role."""
     if isinstance(node, Average):
         return {Role.ENTER: node.get, Role.LEAVE: node.each_answers().put, Role.UNTIL: node.ends}[role]
     return getattr(node, "f" if role == Role.LOCAL else role.name.lower())

@@ -49,7 +49,10 @@ class Report(eqx.Module):
         return Report(self.reason, error, self.runs, self.failed, *known)
 
     def at_params(self, trained: "Report") -> "Report":
-        """The report of estimates at params whose own solve ended so. It fails where these are far from solved."""
+        """Return the report of estimates at params whose inner solve ended with `trained`.
+
+        Params that are far from solved count as failed.
+        """
         near = (trained.error >= 0) & (trained.error <= AROUND)
         unsolved = (trained.failed > 0) & ~near
         reason = jnp.where(unsolved, jnp.maximum(self.reason, Reason.UNSOLVED), self.reason)

@@ -133,7 +133,7 @@ def _stack_average(node: Average) -> Average:
 def _stack_loop(node: Repeat) -> Node:
     """Lift a loop: each run ends by itself, and the loop ends with the last run.
 
-    After it, the runs continue that the enclosing loop has not ended.
+    After it, only runs continue that the enclosing loop has not ended.
     """
     if not node.agreed:
         return replace(node, body=stack(node.body))

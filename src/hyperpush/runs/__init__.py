@@ -1,1 +1,1 @@
-"""Run folders: what they hold, how they are written, resumed and read back."""
+"""Run folders: their content, and how to write, resume and read them."""

@@ -1,19 +1,19 @@
-"""Events: what runs, sweeps, hooks and peers tell, one JSON object per line.
+"""Events of runs, sweeps, hooks and peers, one JSON object per line.
 
-Every event begins with the same fields, those that it has:
+Every event begins with these fields, as far as they apply:
 
 | field | meaning |
 |---|---|
-| `time` | when it was written, in seconds since 1970 (UTC) |
+| `time` | time of writing, in seconds since 1970 (UTC) |
 | `kind` | one of the kinds below |
-| `client` | whose it is, by name or number |
-| `loop` | the loop of the program that it is about |
+| `client` | name or number of the client |
+| `loop` | the loop of the program |
 | `step` | iterations of that loop so far |
 
 | kind | written by | to | further fields |
 |---|---|---|---|
-| `record` | a study or benchmark | `metrics.jsonl` | the study's own |
-| `row` | a spec, a peer, the hook `JSONLines` | `metrics.jsonl`, the hook's file | what was measured, by name |
+| `record` | a study or benchmark | `metrics.jsonl` | fields of the study |
+| `row` | a spec, a peer, the hook `JSONLines` | `metrics.jsonl`, the hook's file | measured values, by name |
 | `cell` | a sweep | `metrics.jsonl` | `phase, method, setting, seed, state, reason, cell`, scores |
 | `state` | a peer | `status.json`, the latest only | `pid, round, total, late, rejected, links`, bytes |
 """
@@ -33,7 +33,7 @@ FIRST = ("time", "kind", "client", "loop", "step")
 
 
 def event(kind: Kind, values: Mapping[str, Any]) -> dict[str, Any]:
-    """An event that happens now, its first fields in their order."""
+    """Return an event with the present time, its first fields in their order."""
     for name in ("time", "kind"):
         if name in values:
             raise InvalidInput(name, values[name], "another name: every event has this field already")
@@ -42,19 +42,19 @@ def event(kind: Kind, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def append_event(path: Path, new: Mapping[str, Any]) -> None:
-    """Add one line to a file, readable by others at once."""
+    """Append one line to a file, readable by other processes at once."""
     line = to_json(new) + "\n"
     with path.open("a", encoding="utf-8") as file:
         file.write(line)
 
 
 def write_events(path: Path, events: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
-    """Let a file hold these events and nothing else; readers find the old ones or the new ones."""
+    """Replace the content of a file by these events; readers find the old ones or the new ones."""
     write_atomically(path, "".join(to_json(each) + "\n" for each in events), durable)
 
 
 def read_events(path: str | Path) -> list[dict[str, Any]]:
-    """The events of a file, without a last line that is still being written or was cut off.
+    """Return the events of a file, without an incomplete last line.
 
     Args:
         path: A file of events, such as `metrics.jsonl` of a run folder.
@@ -74,7 +74,7 @@ def read_events(path: str | Path) -> list[dict[str, Any]]:
 
 
 def to_json(value: object) -> str:
-    """JSON that every reader accepts: arrays become lists, and NaN or infinity is refused by name."""
+    """Return strict JSON: arrays become lists, and NaN or infinity is refused by name."""
     return json.dumps(_plain(value, ""), allow_nan=False)
 
 

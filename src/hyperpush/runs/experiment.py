@@ -1,4 +1,4 @@
-"""What can be run by name: a study or a spec."""
+"""Experiments, which can be run by name: studies and specs."""
 
 import importlib
 from collections.abc import Callable
@@ -14,18 +14,18 @@ EXTRAS = {"matplotlib": "pages"}
 
 @dataclass(frozen=True)
 class SweepRule:
-    """What `hyperpush sweep` has to know: fields of the rows of an experiment's result, and names of its options."""
+    """Rule for `hyperpush sweep`: fields in the rows of an experiment's result, and names of its options."""
 
     validation: str  # the score by which settings are chosen
-    test: tuple[str, ...]  # the scores that are reported, and that nothing is chosen by
+    test: tuple[str, ...]  # the reported scores, which do not affect the choice
     better: Literal["higher", "lower"] = "higher"
-    rates: tuple[str, ...] = ("rate",)  # options that take the values of the default grid, all the same one
-    methods: str | None = "methods"  # the option that lists what is to be compared
+    rates: tuple[str, ...] = ("rate",)  # options that all take the same value of the default grid
+    methods: str | None = "methods"  # the option that lists the methods to compare
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What can be run: its options and the function that turns them into a result.
+    """An experiment: its options and the function that turns them into a result.
 
     `run(config, run)` returns the content of `result.json`: a dict of finite numbers, strings, lists and dicts.
     `check(config)` refuses options that do not fit; `hyperpush sweep` calls it for every run before the first.
@@ -40,7 +40,7 @@ class Experiment:
 
 
 def defer(path: str) -> Callable[..., Any]:
-    """The function `module:name`, imported when it is called: naming it imports no JAX."""
+    """Return the function `module:name`, which is imported when it is called: naming it imports no JAX."""
     module, _, name = path.partition(":")
 
     def call(*arguments: Any) -> Any:
@@ -50,7 +50,7 @@ def defer(path: str) -> Callable[..., Any]:
 
 
 def import_with_extras(module: str) -> ModuleType:
-    """A module that may need packages which only an extra installs; a missing one is one line that names it."""
+    """Import a module that may need packages of an extra; raise InvalidInput with the extra if one is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The folder of a run: of a study, a spec, a verb with `save=`, or a peer, which fills its own without hiding it.
+"""The folder of a run: of a study, a spec, a verb with `save=`, or a peer.
 
 | file | content | of |
 |---|---|---|
@@ -8,12 +8,12 @@
 | `metrics.jsonl` | events, see `hyperpush.runs.events` | studies, specs, peers |
 | `history.safetensors` | cost and metrics by step | verbs, specs, peers |
 | `models/<set>/<owner>.safetensors` | arrays by path, one file per owner | all |
-| `links/<owner>.safetensors` | what an owner saw of its links | verbs, specs, peers |
+| `links/<owner>.safetensors` | an owner's estimates of its links | verbs, specs, peers |
 | `figures/*.png` | figures | studies |
 
 The folder appears when the run has succeeded. Until then its files are in a hidden folder beside it, with
-`checkpoints/` and a lock. A run leaves nothing if it fails before its first checkpoint, if its input is invalid, or if
-it diverges.
+`checkpoints/` and a lock. A run leaves no files if it fails before its first checkpoint, if its input is invalid, or if
+it diverges. Peers write into a visible folder from the start.
 """
 
 import shutil
@@ -41,13 +41,14 @@ CHECKPOINTS, LOCK = "checkpoints", "lock"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run writes.
+    """The folder that a run writes to.
 
-    Of several processes the first writes, except for checkpoints and models, of which each writes its own clients'.
+    Of several processes the first one writes. Checkpoints and models are an exception: each process writes those of its
+    clients.
 
     Attributes:
-        path: The folder that there is in the end.
-        field: What an error calls it.
+        path: The final folder.
+        field: Its name in errors.
     """
 
     path: Path
@@ -55,7 +56,7 @@ class RunFolder:
 
     @property
     def work(self) -> Path:
-        """The hidden folder that is renamed in the end."""
+        """The hidden folder that is renamed at the end."""
         return self.path.with_name(f".{self.path.name}.partial")
 
     def lock(self) -> AbstractContextManager[None]:
@@ -65,30 +66,30 @@ class RunFolder:
         return alone(self.work / LOCK, self.field, self.path, "a folder that no other process is writing")
 
     def open_journal(self, policy: Policy, warn: Callable[[str], None] = lambda text: None) -> Journal:
-        """The checkpoints: what there is to continue from, and what will be."""
+        """Return the journal of checkpoints, with those found in the folder."""
         return Journal(CheckpointFolder(self.work / CHECKPOINTS, warn), policy)
 
     def clear_for_resume(self) -> None:
-        """Remove from an interrupted run all but what it continues from: complete events, and checkpoints."""
+        """Remove everything from an interrupted run except complete events and checkpoints."""
         for name in (MODELS, FIGURES):
             shutil.rmtree(self.work / name, ignore_errors=True)
         if (self.work / METRICS).is_file():
             write_events(self.work / METRICS, read_events(self.work / METRICS))
 
     def complete(self, result: str) -> None:
-        """Write the result and let the folder appear."""
+        """Write the result and rename the hidden folder to the final one."""
         if processes.first_process():
             write_atomically(self.work / RESULT, result)
             if self.path.exists():
                 self.path.rmdir()
-            self.work.rename(self.path)  # what it could continue from is there until the result is
+            self.work.rename(self.path)  # before this, the run can continue from its checkpoints
             shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
             (self.path / LOCK).unlink(missing_ok=True)
 
     def give_up(self, error: BaseException, journal: Journal | None, resumed: bool = False) -> bool:
-        """Save what an interrupted run has reached, or remove it; whether the run can be continued."""
+        """Save the state of an interrupted run, or remove its folder; return True if the run can be continued."""
         final = isinstance(error, InvalidInput | Diverged)  # the same run would end the same way again
-        # Several processes write together, at the end of a chunk; if one has failed, there is no together.
+        # Several processes write together at the end of a chunk, which is impossible after one has failed.
         if journal is not None and not isinstance(error, HyperpushError) and processes.count() == 1:
             try:
                 journal.save()
@@ -101,7 +102,7 @@ class RunFolder:
 
 
 def reserve(name: str, out: Path | None) -> RunFolder:
-    """A new run folder: `out`, by default one under `runs/`."""
+    """Create a new run folder: `out`, by default one under `runs/`."""
     if out is None:
         stem = Path("runs", f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
         candidates: Iterable[Path] = (stem.with_name(f"{stem.name}-{k}") if k else stem for k in count())
@@ -125,7 +126,7 @@ def reserve(name: str, out: Path | None) -> RunFolder:
 
 
 def find_interrupted(folder: Path) -> RunFolder:
-    """The folder of an interrupted run, named by where its result would be or by the hidden one beside it."""
+    """Return the folder of an interrupted run, from the path of its final folder or of the hidden one beside it."""
     folder = folder if folder.name else folder.resolve()
     hidden = folder.name.startswith(".") and folder.name.endswith(".partial")
     found = RunFolder(folder.with_name(folder.name[1 : -len(".partial")]) if hidden else folder)

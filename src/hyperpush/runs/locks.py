@@ -11,13 +11,13 @@ from hyperpush.base.errors import HyperpushError, InvalidInput
 
 @contextmanager
 def alone(lock: Path, field: str, folder: Path, allowed: str) -> Iterator[None]:
-    """Refuse a folder whose lock another live process holds. The lock goes with the process, however it ends."""
+    """Refuse a folder whose lock another live process holds. The lock ends with the process in every case."""
     held = FileLock(lock, blocking=False)
     try:
         held.acquire()
     except Timeout:
         raise InvalidInput(field, str(folder), allowed) from None
-    except (OSError, NotImplementedError) as error:  # some network file systems have no locks
+    except (OSError, NotImplementedError) as error:  # some network file systems lack locks
         raise HyperpushError(f"{lock.parent} cannot be locked: {error}; use a folder on another disk") from None
     try:
         yield

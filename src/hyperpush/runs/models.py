@@ -15,11 +15,11 @@ from safetensors.numpy import load_file, save_file
 from hyperpush.base import processes
 from hyperpush.base.errors import InvalidInput
 
-BY_EXAMPLE = ("hypers", "value")  # which may have a number for each example, of which clients own different numbers
+BY_EXAMPLE = ("hypers", "value")  # sets that may have a number per example: their lengths may differ by client
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """What files call a leaf of a pytree."""
+    """Return the name of a leaf of a pytree in files."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -32,8 +32,8 @@ def save_models(
 ) -> None:
     """Write the arrays of a pytree whose leaves have the client axis first: one file for each client, keyed by path.
 
-    Files are called after `names`, or `client-0`, …. Of arrays that are spread over processes each writes its own
-    clients' rows; of others the `first` writes all. Of arrays in `counts`, a client's file has so many numbers.
+    Files are called after `names`, or `client-0`, …. If arrays are spread over processes, each process writes the rows
+    of its clients; otherwise the process with `first` writes all. `counts` holds the rows to keep of a leaf by client.
     """
     counts = counts or {}
     found = jax.tree_util.tree_flatten_with_path(eqx.filter(stacked, eqx.is_array))[0]
@@ -47,26 +47,26 @@ def save_models(
     spread = any(processes.spread(leaf) for _, leaf in named)
     if not (first or spread):
         return
-    folder.mkdir(parents=True, exist_ok=True)  # a party that was killed meanwhile writes again
+    folder.mkdir(parents=True, exist_ok=True)  # it exists if a killed party writes again
     rows: dict[int, dict[str, np.ndarray]] = {}
     for key, leaf in named:
         each = processes.own_clients(leaf) if processes.spread(leaf) else enumerate(np.asarray(leaf))
         for client, row in each:
             rows.setdefault(client, {})[key] = row[: counts[key][client]] if key in counts else row
     for client, own in rows.items():
-        if len(own) == len(named):  # of arrays that all hold, a process writes the rows of its own clients only
-            # The copy makes rows contiguous, as the format needs; an array also where a client has a scalar.
+        if len(own) == len(named):  # a client of this process: unspread arrays give rows of other clients, too
+            # The copy makes rows contiguous, as the format needs, and scalars arrays.
             name = f"client-{client}" if names is None else names[client]
             save_file({k: np.array(v, order="C") for k, v in own.items()}, folder / owner_file(name))
 
 
 def owner_file(name: str) -> str:
-    """The file of an owner's model; whatever a file system could take for a path is written as %XX."""
+    """Return the file name of an owner's model; characters that could change a path are written as %XX."""
     return f"{quote(name, safe=' +,=@~()').replace('.', '%2E')}.safetensors"
 
 
 def load_models(folder: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """A set of models as arrays by path, owners on axis 0, by `names`, by number or by file."""
+    """Load a set of models as arrays by path, owners on axis 0, in the order of `names`, numbers or files."""
     found = sorted(folder.iterdir())
     if names is None:
         numbered = [folder / f"client-{number}.safetensors" for number in range(len(found))]
@@ -81,7 +81,7 @@ def load_models(folder: Path, names: Sequence[str] | None = None) -> dict[str, n
 
 
 def _stack(folder: Path, rows: list[np.ndarray], by_example: bool) -> np.ndarray:
-    """Owners on axis 0; of hypers, zeros behind those who have fewer numbers than others, as tasks have them."""
+    """Stack owners on axis 0; shorter hypers per example are padded with zeros at the end, as in tasks."""
     same = {row.shape[1:] if by_example and row.ndim else row.shape for row in rows}
     if len(same) > 1:
         raise InvalidInput("models", str(folder), "files of one run, whose arrays have the same shapes")

@@ -1,4 +1,4 @@
-"""This process: JAX as a run wants it, the time it has compiled for, and its memory."""
+"""This process: settings of JAX for a run, time of compilation, and memory."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from hyperpush.base.settings import keep_compiled_code
 
 
 class _CompileTime:
-    """Seconds that JAX has compiled for since the first run of this process."""
+    """Seconds of compilation by JAX since the first run of this process."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -23,7 +23,7 @@ class _CompileTime:
             self.seconds += duration_secs
 
 
-compile_time = cache(_CompileTime)  # one per process: JAX forgets no listener
+compile_time = cache(_CompileTime)  # one per process: JAX keeps every listener
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def set_up_jax(precision: str | None) -> Iterator[None]:
 
 
 def resident_megabytes() -> float:
-    """Memory of this process that is resident; 0 where the system does not tell (not Linux)."""
+    """Return the resident memory of this process; 0 if the system does not report it (not Linux)."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
     except (OSError, ValueError):

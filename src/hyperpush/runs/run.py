@@ -1,4 +1,4 @@
-"""One run of a study, a benchmark or a spec; `hyperpush.runs.folder` says what it leaves."""
+"""One run of a study, a benchmark or a spec; `hyperpush.runs.folder` describes its files."""
 
 import shutil
 import time
@@ -30,38 +30,38 @@ from hyperpush.runs.tables import table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SECONDS_PER_LINE = 30.0  # of progress, where there is no terminal to draw bars on
+SECONDS_PER_LINE = 30.0  # time between lines of progress, which replace bars if there is no terminal
 Finished = tuple[dict[str, Any], "StudyRun"]
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A progress bar to move on."""
+    """A progress bar that the block updates."""
 
     bars: Progress
     task: TaskID
     tell: Callable[[], None]
 
     def advance(self, steps: float = 1) -> None:
-        """Add to what is done."""
+        """Add to the steps done."""
         self.bars.advance(self.task, steps)
         self.tell()
 
     def update(self, completed: float, note: str = "") -> None:
-        """Set how much is done, and a note beside the bar."""
+        """Set the steps done, and a note beside the bar."""
         self.bars.update(self.task, completed=completed, note=note)
         self.tell()
 
 
 class StudyRun:
-    """What an experiment is handed: a place for its records, models and figures, and a way to report progress."""
+    """Interface of a run for its experiment: writes records, models and figures, and reports progress."""
 
     def __init__(self, path: Path, work: Path, console: Console, writes: bool = True):
         self.path = path
         self.console = console if writes else Console(quiet=True)
         self.figures: list[Path] = []
         self.work = work
-        self.writes = writes  # of several processes one does
+        self.writes = writes  # True in one of several processes
         self._bars = Progress(
             *Progress.get_default_columns(),
             TextColumn("{task.fields[note]}"),
@@ -73,17 +73,17 @@ class StudyRun:
         self._last_line = time.monotonic()
         if writes:
             (work / METRICS).touch()
-            # A run that continues records again what it had recorded: those lines are there already.
+            # A resumed run records its earlier events again: their lines exist already.
             self._recorded = len(read_events(work / METRICS))
 
     def record(self, **values: Any) -> None:
-        """Append one event to the metrics, with fields of the experiment's own."""
+        """Append one event with the experiment's fields to the metrics."""
         self.append("record", values)
 
     def append(self, kind: Kind, values: Mapping[str, Any]) -> None:
         """Append one event of some kind to the metrics."""
         new = event(kind, values)
-        to_json(new)  # refuses what is not finite, also where nothing is written
+        to_json(new)  # refuses numbers that are not finite, also in processes that do not write
         if not self.writes:
             return
         if self._recorded > 0:
@@ -92,7 +92,7 @@ class StudyRun:
             append_event(self.work / METRICS, new)
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Show how far the loop is that an engine is in, the time left of it, memory and compilation."""
+        """Show the progress of an engine's present loop, the time left, memory and compilation."""
         compiled = compile_time().seconds
         note = f"{done:,} of {total:,} rounds, {resident_megabytes():,.0f} MB, compiled {compiled:.0f} s"
         shown = next((task for task in self._bars.tasks if task.id == self._phase), None)
@@ -107,7 +107,7 @@ class StudyRun:
 
     @contextmanager
     def progress(self, label: str, total: float) -> Iterator[Bar]:
-        """A progress bar while the block runs; blocks may be nested."""
+        """Show a progress bar while the block runs; blocks may be nested."""
         task = self._bars.add_task(label, total=total, note="")
         self._bars.start()
         try:
@@ -119,13 +119,13 @@ class StudyRun:
                 self.quiet()
 
     def quiet(self) -> None:
-        """Take all bars away."""
+        """Remove all bars."""
         for left in self._bars.task_ids:
             self._bars.remove_task(left)
         self._bars.stop()
 
     def _print_line(self) -> None:
-        """Off a terminal, all bars as a line now and then."""
+        """Print all bars as a line now and then, if there is no terminal."""
         if not self._bars.disable or time.monotonic() - self._last_line < SECONDS_PER_LINE:
             return
         self._last_line = time.monotonic()
@@ -142,14 +142,14 @@ class StudyRun:
         self.console.print(table(title, columns, rows))
 
     def tell(self, status: Status) -> Status:
-        """Show the status of all results of the run if some of them are not to be believed."""
+        """Show the status of all results of the run if some did not converge."""
         if status.converged is False:
             self.console.print(f"of all results: {status}", soft_wrap=True, highlight=False, markup=False)
         return status
 
     def figure(self, name: str, figure: "Figure") -> Path:
-        """Save a matplotlib figure; returns the path it has when the run is done."""
-        inside = Path(FIGURES, f"{name.replace(':', '-')}.png")  # of module:Class, which Windows does not take
+        """Save a matplotlib figure; return its path in the final folder."""
+        inside = Path(FIGURES, f"{name.replace(':', '-')}.png")  # Windows refuses the colon of module:Class
         if self.writes:
             (self.work / inside).parent.mkdir(exist_ok=True)
             figure.savefig(self.work / inside, format="png")
@@ -157,7 +157,7 @@ class StudyRun:
         return self.path / inside
 
     def write(self, name: str, text: str) -> None:
-        """Save a text file of the experiment's own, such as a table, under a name in the run folder."""
+        """Save a text file of the experiment, such as a table, under a name in the run folder."""
         path = self.work / name
         if self.writes:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,10 +177,10 @@ def start(
     console: Console | None = None,
     checkpoints: Policy | None = None,
 ) -> Finished:
-    """Run an experiment into the folder `out`, by default a new one under `runs/`; returns its result and the run.
+    """Run an experiment into the folder `out`, by default a new one under `runs/`; return its result and the run.
 
     `options` is the content of `config.toml`, from which `carry_on` reads the same options again. With `checkpoints`
-    it can continue an interrupted run.
+    an interrupted run can be continued.
     """
     first = processes.first_process()
     folder = RunFolder(Path(processes.gather_texts(str(reserve(experiment.name, out).path) if first else "")[0]))
@@ -200,9 +200,9 @@ def carry_on(
     console: Console | None = None,
     checkpoints: Policy | None = None,
 ) -> Finished:
-    """Continue an interrupted run; `folder` is where its result would be, or the hidden one beside it.
+    """Continue an interrupted run; `folder` is its final folder or the hidden one beside it.
 
-    `read` makes the experiment and its options of `config.toml`.
+    `read` makes the experiment and its options from `config.toml`.
     """
     found = find_interrupted(folder)
     with found.lock():
@@ -213,7 +213,7 @@ def carry_on(
 
 
 def plan_run(experiment: Experiment, config: Any, processes: int = 1) -> dict[str, Any]:
-    """What a run would take, by `hyperpush.engines.planning`; no files are written."""
+    """Return the predicted cost of a run, from `hyperpush.engines.planning`, without writing files."""
 
     def run(note: Callable[[Any], None]) -> Any:
         made = StudyRun(Path(), Path(), Console(quiet=True), writes=False)
@@ -250,7 +250,7 @@ def _perform(
                 if seen and "status" not in result:
                     result["status"] = run.tell(Status.of_all(seen)).as_json()
             finally:
-                run.quiet()  # bars go when the experiment ends, however it does
+                run.quiet()  # remove the bars after success and after errors
         processes.barrier("all models are written")
         folder.complete(to_json(result) + "\n")
     except BaseException as error:
@@ -262,7 +262,7 @@ def _perform(
 
 
 def _explain(error: BaseException, work: Path) -> None:
-    """Say in a sentence what the system or another process did to a run."""
+    """Replace errors from the system or from another process by one sentence."""
     if isinstance(error, OSError) and error.filename and Path(error.filename).is_relative_to(work):
         raise HyperpushError(f"{error.filename} could not be written: {error.strerror}") from error
     if processes.count() == 1:

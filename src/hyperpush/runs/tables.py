@@ -7,7 +7,7 @@ from rich.table import Table
 
 
 def cell(value: object) -> str:
-    """One value as text: floats to four digits, a dash where there is none."""
+    """Return one value as text: floats to four digits, None as a dash."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -16,7 +16,7 @@ def cell(value: object) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A Rich table; columns that hold only numbers are aligned to the right."""
+    """Return a Rich table; columns that hold only numbers are aligned to the right."""
     rows = list(rows)
     made = Table(title=title, title_justify="left", title_style="bold")
     for place, column in enumerate(columns):

@@ -1,1 +1,1 @@
-"""What inner solvers and estimators share: conjugate gradients with Ritz values, and steps by tracked gradients."""
+"""Shared parts of inner solvers and estimators: conjugate gradients with Ritz values, and tracked gradient steps."""

@@ -1,4 +1,4 @@
-"""The one rule by which automatic solvers and estimators choose: data, privacy, trust and the engine decide."""
+"""The common rule by which automatic solvers and estimators choose: from data, privacy, trust and the engine."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -10,25 +10,25 @@ from hyperpush.task.task import client_shapes
 
 
 class Situation(NamedTuple):
-    """A kind of situation, and the words in which a status names it."""
+    """A kind of situation, and its description in a status."""
 
     kind: Literal["private", "mini-batches", "no tree", "tree"]
     why: str
-    votes: bool  # False where messages get lost: nobody can vote on an end
+    votes: bool  # False where messages get lost: clients cannot vote on an end
 
 
 def situation(
     private: bool, batch_size: int | None, trust: bool, engine: Any, network: Any = None, task: Any = None
 ) -> Situation:
-    """The situation of a method.
+    """Return the situation of a method.
 
     Args:
-        private: Whether gradients get noise.
+        private: True if gradients get noise.
         batch_size: Examples per mini-batch; None: all.
-        trust: Whether members may see each other's sums.
-        engine: Where clients run; None: where no message gets lost.
-        network: Whose links a tree would wait for; None: it is not looked at.
-        task: The task, for the size of its params; None: the network is not looked at.
+        trust: True if members may see each other's sums.
+        engine: The engine that runs the clients; None: one that loses no messages.
+        network: The network whose links a tree would wait for; None: the links are not examined.
+        task: The task, for the size of its params; None: the links are not examined.
     """
     no_tree, votes = ("", True) if engine is None else (engine.no_tree, engine.lossy is None)
     if private:
@@ -45,7 +45,7 @@ def situation(
 
 
 def join_choices(choices: Sequence[str]) -> str:
-    """The choices of several parts, each "name: reason" or empty, as one; a reason that all share is said once."""
+    """Join the choices of several parts, each "name: reason" or empty; a reason that all share is stated once."""
     made = [each.partition(": ") for each in choices if each]
     if len({why for _, _, why in made}) == 1:
         return f"{' and '.join(name for name, _, _ in made)}: {made[0][2]}"

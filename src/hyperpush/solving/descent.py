@@ -16,7 +16,7 @@ class Descent(eqx.Module):
 
     @staticmethod
     def start(residual: Float[Array, " d"], room: int) -> "Descent":
-        """Before the first step; Ritz values are known of the first `room` steps."""
+        """Return the state before the first step, with room for the Ritz values of `room` steps."""
         return Descent(residual, residual, Tridiagonal.start(room, residual.dtype))
 
     @property
@@ -29,7 +29,7 @@ class Descent(eqx.Module):
         return (self.direction @ image) / jnp.where(squared > 0, squared, 1)
 
     def advance(self, image: Float[Array, " d"]) -> tuple["Descent", Float[Array, ""]]:
-        """After a step, and its length α; `image` is the direction's."""
+        """Return the state after a step, and the step's length α; `image` is H times the direction."""
         squared, slope = self.residual @ self.residual, self.direction @ image
         length = squared / jnp.where(slope > 0, slope, 1)
         residual = self.residual - length * image

@@ -1,4 +1,4 @@
-"""The verdict of a client that tracks gradients: how good its result is, and whether more steps would help."""
+"""The verdict of a client that tracks gradients: the error of its result, and the use of more steps."""
 
 from dataclasses import replace
 
@@ -10,26 +10,26 @@ from hyperpush.base.status import Reason
 from hyperpush.solving.secants import Secants
 
 PATIENCE = 200  # steps without a smaller tracked gradient: no more progress
-ROUNDING = 4  # times the rounding of the largest terms: what is left of a tracked gradient of zero
-FLAT = 10  # steps in a row through which the tracked gradient stays the same: the Hessian is singular
-FINEST = 1e3  # times rounding: no smaller relative error is asked for
-SOUND = 1e4  # times rounding: a relative error that is right where rounding allows no better
-ENOUGH = 4  # steps that make a share
-FALLING = 0.42  # share of all clients' changes that go along negative curvature: the mean Hessian has some
+ROUNDING = 4  # times the rounding of the largest terms: size that rounding can give a tracked gradient of zero
+FLAT = 10  # steps in a row with the same tracked gradient: the Hessian is singular
+FINEST = 1e3  # times rounding: the smallest relative error that is required
+SOUND = 1e4  # times rounding: the largest relative error accepted where rounding or a stall ends the progress
+ENOUGH = 4  # steps needed to measure a share
+FALLING = 0.42  # share of changes with negative curvature above which the mean Hessian counts as indefinite
 
 
 class Judgment(eqx.Module):
     """A client's estimates of its errors so far, and its verdict."""
 
     jacobian_norm: Float[Array, ""]  # ‖B_i‖; 0 on a private task, and for an inner problem
-    high: Float[Array, ""]  # the largest of all terms so far, whose rounding stays
-    error: Float[Array, ""]  # of the result, relative; on a private task of q. Below 0: not known
+    high: Float[Array, ""]  # size of the largest term so far: its rounding error remains
+    error: Float[Array, ""]  # relative error of the result, on a private task that of q; below 0: not known
     reason: Int[Array, ""]
-    ended: Bool[Array, ""]  # whether more steps would bring nothing
+    ended: Bool[Array, ""]  # True if more steps would not help
     curvature_signs: (
         Float[Array, "2"] | None
-    )  # of all clients' changes: how many too many fell, and the sum of their curvatures
-    precision: float = eqx.field(static=True)  # the power of the rounding unit to which products are right
+    )  # of all clients' changes: excess of negative curvatures over the share `FALLING`, and the sum of the curvatures
+    precision: float = eqx.field(static=True)  # accuracy of products, as a power of the rounding unit
     memory: float = eqx.field(
         static=True
     )  # share of `curvature_signs` that the next step keeps: 1 where the Hessian is constant
@@ -49,15 +49,15 @@ class Judgment(eqx.Module):
 
     @property
     def floor(self) -> Float[Array, ""]:
-        """The size that rounding may leave of a tracked gradient of zero."""
+        """The size that rounding can give a tracked gradient of zero."""
         return ROUNDING * jnp.finfo(self.high.dtype).eps ** self.precision * self.high
 
     def with_terms(self, *terms: Float[Array, " d"]) -> "Judgment":
-        """After these terms were added up."""
+        """Return the judgment after these terms were added up."""
         return replace(self, high=jnp.max(jnp.stack([self.high, *map(jnp.linalg.norm, terms)])))
 
     def after_step(self, slope: Float[Array, " d"], product: Float[Array, " d"], secants: Secants | None) -> "Judgment":
-        """With the terms of a step, and the curvature that it saw."""
+        """Return the judgment with the terms of a step and the curvature along it."""
         judgment = self.with_terms(slope, product)
         if self.curvature_signs is None or secants is None:
             return judgment
@@ -73,7 +73,7 @@ class Judgment(eqx.Module):
         step: Int[Array, ""],
         tolerance: float | Float[Array, ""],
     ) -> "Judgment":
-        """The verdict at this error and this size of the tracked gradient."""
+        """Return the verdict at this error and this size of the tracked gradient."""
         eps = jnp.finfo(rise.dtype).eps
         limited, stalled = rise <= self.floor, secants.since >= PATIENCE
         right = (error <= jnp.maximum(tolerance, FINEST * eps)) | ((limited | stalled) & (error <= SOUND * eps))
@@ -87,10 +87,10 @@ class Judgment(eqx.Module):
         return replace(self, error=error, reason=reason, ended=ended)
 
     def _is_falling(self, step: Int[Array, ""]) -> Bool[Array, ""]:
-        """True if the clients came here along negative curvature: to a saddle, where accelerated steps can end.
+        """Return True if clients came along negative curvature, as to a saddle, where accelerated steps can end.
 
-        Mixing turns the signs of single changes and clients, so all count them together. The sum of the curvatures sees
-        few changes along a large negative one.
+        Mixing turns the signs of single changes at single clients, so the counts are summed over all. The sum of the
+        curvatures also reveals a few changes along a large negative one.
         """
         if self.curvature_signs is None:
             return jnp.zeros((), bool)

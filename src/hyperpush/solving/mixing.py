@@ -1,8 +1,8 @@
-"""Mixing on links that never change: polynomials of their weights that average in far fewer rounds than pushes do.
+"""Mixing on links that never change: polynomials of their weights that average in far fewer rounds than pushes.
 
 One round is v ← a·Pv + b·v + c·(v before), with a + b + c = 1, so that sums over clients stay. Products of such rounds
-are polynomials p(P) with p(1) = 1. Where their roots are the other eigenvalues of P, p(P) is the exact average: after
-n − 1 rounds on a directed ring, where pushes need about n² (finite-time consensus: Sundaram and Hadjicostis 2007).
+are polynomials p(P) with p(1) = 1. If their roots are the other eigenvalues of P, p(P) is the exact average. On a
+directed ring this takes n − 1 rounds and pushes about n² (finite-time consensus: Sundaram and Hadjicostis 2007).
 """
 
 from functools import lru_cache
@@ -13,25 +13,25 @@ from jaxtyping import Complex, Float
 
 from hyperpush.solving.settings import MOST_PUSHES, SHRINK
 
-MOST_CLIENTS = 300  # whose eigenvalues take a fraction of a second
-SHARP = 0.02  # root mean square of what is left of differences between clients, where rounds are few enough
-GROWTH = 100.0  # of intermediate numbers, at most: rounding grows as they do
-DIGITS = 9  # to which eigenvalues are rounded, so that all clients take the same ones in the same order
+MOST_CLIENTS = 300  # limit for which eigenvalues take a fraction of a second
+SHARP = 0.02  # root mean square to which the rounds must shrink differences between clients
+GROWTH = 100.0  # largest growth of intermediate numbers: rounding grows with it
+DIGITS = 9  # eigenvalues are rounded to this, so that all clients take the same ones in the same order
 
 Round = tuple[float, float, float]  # a, b and c
 
 
 def fast_rounds(network: Any, most: int) -> tuple[Round, ...] | None:
-    """At most so many rounds after which clients hardly differ; None where there are none, or links change."""
+    """Return at most `most` rounds after which clients hardly differ; None if there are none or links change."""
     if network.varying or network.clients > MOST_CLIENTS:
         return None
     return _fast_rounds(np.packbits(network.possible().toarray()).tobytes(), network.clients, most)
 
 
 def pushes_on_lossy_links(network: Any) -> int:
-    """Pushes per step where clients cannot find their number together: twice what mean weights need.
+    """Return the pushes per step where clients cannot search for them: twice the number for mean weights.
 
-    No more than a number needs to reach everybody, and as many in large networks.
+    The number is at most that of rounds in which a value reaches all clients; large networks take this limit.
     """
     most = min(network.flood_rounds(), MOST_PUSHES)
     if network.clients > MOST_CLIENTS:
@@ -65,7 +65,7 @@ def _fast_rounds(links: bytes, clients: int, most: int) -> tuple[Round, ...] | N
 
 
 def _factors(weights: Float[np.ndarray, "n n"]) -> list[list[Round]]:
-    """The rounds of each root, or pair of roots, in an order in which products stay small (Leja 1957)."""
+    """Return the rounds of each root, or pair of roots, in an order in which products stay small (Leja 1957)."""
     roots = _other_eigenvalues(weights)
     sizes = np.zeros(len(roots))  # log₁₀ |p(root)|
     factors = []
@@ -90,13 +90,13 @@ def _round(a: float, b: float) -> Round:
 
 
 def _other_eigenvalues(weights: Float[np.ndarray, "n n"]) -> Complex[np.ndarray, " m"]:
-    """Distinct eigenvalues but 1, one of each conjugate pair."""
+    """Return the distinct eigenvalues except 1, one of each conjugate pair."""
     found = np.round(np.linalg.eigvals(weights).astype(complex), DIGITS)
     return np.asarray(sorted({each for each in found.tolist() if each.imag >= 0 and each != 1}, key=str))
 
 
 def _differences(left: Float[np.ndarray, "n n"]) -> float:
-    """The root mean square of what this product leaves of differences; infinite where it leaves no mass."""
+    """Return the root mean square of the differences after this product; infinite if a client is left without mass."""
     masses = left.sum(1, keepdims=True)
     if masses.min() <= 0:
         return np.inf

@@ -16,27 +16,27 @@ from hyperpush.solving.descent import Descent
 from hyperpush.solving.iterate import HUGE, RUNNING, Point
 from hyperpush.solving.settings import norm
 
-# What all average: the gradient at the trial, a product with a direction of the Newton system, or of the probe.
+# Phases, by the averaged vector: the gradient at the trial, a product for the Newton system, or one for the probe.
 TRIAL, SYSTEM, PROBE = range(3)
-LOOSE = 0.5  # of the gradient, that a first Newton step may leave
-HIDDEN = 0.1  # times the part of the probe along one direction: its Ritz values have found all of them then
-CAUTION = 1.3  # the smallest eigenvalue may have fallen by so much since it was found
+LOOSE = 0.5  # share of the gradient that a first Newton step may leave as residual
+HIDDEN = 0.1  # times the probe's part along one direction: below this residual no eigenvector can still be hidden
+CAUTION = 1.3  # factor by which the smallest eigenvalue may have fallen since it was found
 
 
 class Steps(Point):
-    """A point, and how far the next Newton step from it has come."""
+    """A point, and the progress of the next Newton step from it."""
 
     probe: Float[Array, " d"]  # random, the same at every client
     phase: Int[Array, ""]
     descent: Descent  # of the Newton system or of the probe
-    unit: Float[Array, ""]  # size of the gradient at x, in which step and image count
+    unit: Float[Array, ""]  # size of the gradient at x, the unit of step and image
     step: Float[Array, " d"]
     image: Float[Array, " d"]  # H times the step
-    bounded: Bool[Array, ""]  # whether the step ends at the edge of the region
+    bounded: Bool[Array, ""]  # True if the step ends at the edge of the region
     region: Float[Array, ""]
     forcing: Float[Array, ""]
-    smallest: Float[Array, ""]  # eigenvalue of the mean Hessian, as far as the last steps saw it; 0: not yet
-    probed: Float[Array, ""]  # the same by a probe; 0: not yet
+    smallest: Float[Array, ""]  # eigenvalue of the mean Hessian, from the last steps; 0: not known
+    probed: Float[Array, ""]  # the same from a probe; 0: not known
     largest: Float[Array, ""]  # curvature of the clients' Hessians, root mean square
 
     @property
@@ -45,17 +45,17 @@ class Steps(Point):
 
     @property
     def known(self) -> Float[Array, ""]:
-        """The smallest eigenvalue to reckon with; 0: not known."""
+        """The smallest eigenvalue found; 0: not known."""
         both = jnp.minimum(self.smallest, self.probed)
         return jnp.where((self.smallest > 0) & (self.probed > 0), both, jnp.maximum(self.smallest, self.probed))
 
     @property
     def floor(self) -> Float[Array, ""]:
-        """Curvatures below are zero."""
+        """Smaller curvatures count as zero."""
         return ROUNDING * jnp.finfo(self.x.dtype).eps * self.largest
 
     def look(self, means: tuple[Any, ...], tolerance: Any, limit: int) -> "Steps":
-        """After what the phase asks for has been averaged."""
+        """Return the state after the means of its phase have arrived."""
         cost, vector, squares = means
         size = norm(self.direction)
         spread = jnp.sqrt(squares) / jnp.where(size > 0, size, 1)
@@ -70,7 +70,7 @@ class Steps(Point):
     def _compare(
         self, cost: Array, gradient: Float[Array, " d"], rms: Float[Array, ""], tolerance: Any, limit: int
     ) -> "Steps":
-        """The trial or the point before, whichever is better, and what comes next."""
+        """Keep the trial or the previous point, whichever is better, and prepare the next phase."""
         fresh, step = self.count <= 0, self.unit * self.step
         predicted = -self.unit * (self.gradient @ self.step + 0.5 * self.unit * self.step @ self.image)
         gained = self.gain(cost, gradient, predicted)
@@ -103,12 +103,12 @@ class Steps(Point):
         return after._judge(tolerance)
 
     def _judge(self, tolerance: Any) -> "Steps":
-        """Solved, as far as is known: the probe has to agree. Otherwise another Newton step."""
+        """Start a probe if the point seems solved; otherwise end, or start another Newton step."""
         still = self.rise <= self.noise
         error = self.away(self.known)
         close = still | ((self.known > 0) & (error <= tolerance))
         known = replace(self, error=jnp.where(self.known > 0, error, -1))
-        # Where a probe has been sent in this solve or the one before, its eigenvalue serves again.
+        # The eigenvalue of a probe in this solve or the one before is used again.
         return choose(close & (self.probed <= 0), known._start_probe(), known._end_or_step(close, tolerance))
 
     def _end_or_step(self, close: Bool[Array, ""], tolerance: Any) -> "Steps":
@@ -134,7 +134,7 @@ class Steps(Point):
     # ------------------------------------------------------------- Newton step
 
     def _descend(self, image: Float[Array, " d"], tolerance: Any) -> "Steps":
-        """A step of conjugate gradients; to the edge of the region where it leads out, or curves down."""
+        """Take a step of conjugate gradients; it ends at the region's edge if it leads out or curvature is negative."""
         direction, curvature = self.direction, self.descent.curvature(image)
         nonconvex = curvature <= self.floor
         first = jnp.maximum(norm(self.x), 1) / jnp.where(self.unit > 0, self.unit, 1)
@@ -168,7 +168,7 @@ class Steps(Point):
         return replace(self, phase=jnp.asarray(PROBE, jnp.int32), descent=descent)
 
     def _probe(self, image: Float[Array, " d"], tolerance: Any) -> "Steps":
-        """A step of conjugate gradients on the probe, until no direction can hide from it."""
+        """Take a step of conjugate gradients on the probe; end once no eigenvector can still be hidden."""
         curvature, room = self.descent.curvature(image), self.descent.ritz.pivots.size
         flat, nonconvex = jnp.abs(curvature) <= self.floor, curvature < -self.floor
         descent, _ = self.descent.advance(image)
@@ -183,7 +183,7 @@ class Steps(Point):
         return choose(nonconvex, self._escape(image), choose(flat, ill_posed, after))
 
     def _escape(self, image: Float[Array, " d"]) -> "Steps":
-        """A trial along a direction of negative curvature, found by the probe at a point without slope."""
+        """Try a direction of negative curvature, found by the probe at a point without slope."""
         direction, size = self.direction, norm(self.direction)
         uphill = jnp.where(self.gradient @ direction > 0, -1, 1)
         length = jnp.minimum(self.region, 0.1 * jnp.maximum(norm(self.x), 1)) * uphill / jnp.where(size > 0, size, 1)
@@ -201,7 +201,7 @@ class Steps(Point):
 
 
 def to_edge(step: Float[Array, " d"], direction: Float[Array, " d"], edge: Float[Array, ""]) -> Float[Array, ""]:
-    """How far along a direction the edge of the region is, from a step inside."""
+    """Return the distance along a direction from a step inside the region to its edge."""
     squared, along, rest = direction @ direction, step @ direction, jnp.maximum(edge**2 - step @ step, 0)
     root = jnp.sqrt(along**2 + squared * rest)
     return (root - along) / jnp.where(squared > 0, squared, 1)

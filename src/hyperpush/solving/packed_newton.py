@@ -1,4 +1,4 @@
-"""Newton's method where one message has the cost, the gradient and the whole Hessian."""
+"""Newton's method in which one message holds the cost, the gradient and the whole Hessian."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,11 +18,11 @@ class Packed(Point):
     values: Float[Array, " d"]
     vectors: Float[Array, "d d"]
     damping: Float[Array, ""]
-    predicted: Float[Array, ""]  # how much lower the cost should be at the trial
-    floor: Float[Array, ""]  # curvatures below are zero
+    predicted: Float[Array, ""]  # expected decrease of the cost at the trial
+    floor: Float[Array, ""]  # smaller curvatures count as zero
 
     def look(self, means: tuple[Any, ...], tolerance: Any, limit: int) -> "Packed":
-        """After the cost, gradient and Hessian at the trial have been averaged."""
+        """Return the state after the means of cost, gradient and Hessian at the trial have arrived."""
         cost, gradient, upper, squares, spread = means
         rounding, fresh = jnp.finfo(gradient.dtype).eps, self.count <= 0
         noise = 2 * rounding * jnp.sqrt(squares)
@@ -49,7 +49,7 @@ class Packed(Point):
         return replace(after, count=jnp.maximum(self.count, 0) + 1)._conclude(tolerance, limit)
 
     def _conclude(self, tolerance: Any, limit: int) -> "Packed":
-        """With the next trial, the error here, and a reason to end if there is one."""
+        """Set the next trial, the error here, and a reason to end if there is one."""
         smallest, most = self.values[0], jnp.max(jnp.abs(self.values))
         error, still = self.away(smallest), self.rise <= self.noise
         solved = (smallest > self.floor) & (error <= tolerance)
@@ -62,7 +62,7 @@ class Packed(Point):
         curved = jnp.maximum(jnp.abs(self.values), jnp.maximum(self.damping, self.floor))
         along = self.vectors.T @ self.gradient
         weights = -along / jnp.where(curved > 0, curved, 1)
-        # Off a saddle the gradient does not lead: the direction of the most negative curvature does.
+        # The gradient does not lead off a saddle; the direction of the most negative curvature does.
         leap = -jnp.where(along[0] >= 0, 1, -1) * 0.1 * jnp.maximum(norm(self.x), 1) / (1 + self.rejected)
         saddle = (smallest < -self.floor) & (jnp.abs(weights[0]) < jnp.abs(leap)) & (self.damping == 0)
         weights = weights.at[0].set(jnp.where(saddle, leap, weights[0]))
@@ -77,11 +77,11 @@ class Packed(Point):
 
 
 def pack(hessian: Float[Array, "d d"]) -> Float[Array, " p"]:
-    """The upper triangle of a symmetric matrix."""
+    """Return the upper triangle of a symmetric matrix."""
     return hessian[jnp.triu_indices(hessian.shape[0])]
 
 
 def unpack(upper: Float[Array, " p"], size: int) -> Float[Array, "d d"]:
-    """The symmetric matrix with this upper triangle."""
+    """Return the symmetric matrix with this upper triangle."""
     half = jnp.zeros((size, size), upper.dtype).at[jnp.triu_indices(size)].set(upper)
     return half + jnp.triu(half, 1).T

@@ -1,8 +1,8 @@
-"""The smallest eigenvalue that conjugate gradients have seen so far.
+"""The smallest Ritz value of conjugate gradients so far.
 
-Conjugate gradients with step lengths α_k and ratios β_k factor the tridiagonal matrix of Lanczos as T = L D Lᵀ with
-D = diag(1/α_k) and L unit bidiagonal with L_{k+1,k} = √β_k. The eigenvalues of T (Ritz values) close in on those of the
-matrix from inside.
+Conjugate gradients with step lengths α_k and ratios β_k factor the tridiagonal matrix of Lanczos as T = L D Lᵀ. Here
+D = diag(1/α_k), and L is unit bidiagonal with L_{k+1,k} = √β_k. The eigenvalues of T (Ritz values) approach those of
+the matrix from inside.
 """
 
 from dataclasses import replace
@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-SHIFTS = 32  # of one sweep, a power of two: three narrow sixteen orders of magnitude down to a tenth of a percent
+SHIFTS = 32  # per sweep, a power of two: three sweeps narrow sixteen orders of magnitude to a tenth of a percent
 SWEEPS = 3
 
 
 class Tridiagonal(eqx.Module):
-    """T, as far as it is known: room for a fixed number of steps."""
+    """The known part of T, with room for a fixed number of steps."""
 
     pivots: Float[Array, " k"]  # 1/α
     ratios: Float[Array, " k"]  # β
     count: Int[Array, ""]
-    least: Float[Array, ""]  # of T's diagonal: the smallest eigenvalue is not larger
+    least: Float[Array, ""]  # smallest entry of T's diagonal: an upper bound of the smallest eigenvalue
     most: Float[Array, ""]  # a bound of the largest eigenvalue (Gershgorin)
 
     @staticmethod
@@ -31,7 +31,7 @@ class Tridiagonal(eqx.Module):
         return Tridiagonal(zeros, zeros, jnp.zeros((), jnp.int32), zero, zero)
 
     def append(self, length: Float[Array, ""], ratio: Float[Array, ""]) -> "Tridiagonal":
-        """After a step of this length α and ratio β."""
+        """Return T after a step of this length α and ratio β."""
         k, pivot = self.count, 1 / length
         last = jnp.where(k > 0, self.ratios[k - 1] * self.pivots[k - 1], 0)  # β/α of the step before
         beside = jnp.where(k > 0, jnp.sqrt(self.ratios[k - 1]) * self.pivots[k - 1], 0)
@@ -46,7 +46,7 @@ class Tridiagonal(eqx.Module):
         )
 
     def smallest(self, floor: Float[Array, ""]) -> Float[Array, ""]:
-        """Its smallest eigenvalue, from below by at most a tenth of a percent; `floor` if it is not above that."""
+        """Return its smallest eigenvalue, too small by at most a tenth of a percent; at least `floor`."""
         least = jnp.finfo(floor.dtype).eps ** 2 * self.most  # keeps the quotient of the bounds finite
         low = jnp.maximum(floor, least)
         high = jnp.maximum(self.least, low)
@@ -60,7 +60,7 @@ class Tridiagonal(eqx.Module):
         return jax.lax.fori_loop(0, SWEEPS, narrow, (low, high))[0]
 
     def _has_below(self, shifts: Float[Array, " s"]) -> Array:
-        """Whether T − shift·I has a negative pivot, by the stationary qd transform (Parlett and Dhillon 2000).
+        """True where T − shift·I has a negative pivot, by the stationary qd transform (Parlett and Dhillon 2000).
 
         It works on the factors: T itself has lost the small eigenvalues to rounding.
         """
@@ -77,7 +77,7 @@ class Tridiagonal(eqx.Module):
 
 
 def _between(low: Float[Array, ""], high: Float[Array, ""]) -> Float[Array, " s"]:
-    """`SHIFTS` + 1 numbers from low to high, in equal ratios; a power would compile for long."""
+    """Return `SHIFTS` + 1 numbers from low to high in equal ratios, without a power, which compiles slowly."""
     place, factor, bit = jnp.arange(SHIFTS + 1), high / low, SHIFTS
     numbers = jnp.full(SHIFTS + 1, low)
     while bit:

@@ -1,31 +1,31 @@
-"""The last changes of a point and of the gradient there: a client's steps are accelerated by them, and judged."""
+"""The last changes of a point and of the gradient there, which accelerate and judge a client's steps."""
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-WORSE = 100  # times the smallest tracked gradient so far: a client that has seen that goes back and takes plain steps
+WORSE = 100  # times the smallest tracked gradient so far: above it a client goes back and takes plain steps
 PATIENCE = 100  # steps without a smaller tracked gradient before plain ones are taken
-REACH = 10  # times the last changes, that a step may go along them
-WINDOW = 20  # changes whose smallest curvature is remembered, and as many before: older ones were badly mixed
+REACH = 10  # times the last changes: longest step along them
+WINDOW = 20  # changes per remembered smallest curvature, of which two are kept: older changes were badly mixed
 
 
 class Secants(eqx.Module):
-    """The last k points and tracked gradients of a client, and what their changes say of the mean Hessian.
+    """The last k points and tracked gradients of a client, and the curvatures of the mean cost along their changes.
 
-    Changes are taken between neighbors: all that is held are 2k vectors.
+    Changes are differences of neighbors, so 2k vectors are enough.
     """
 
     points: Float[Array, "k d"]  # q, the latest first
     slopes: Float[Array, "k d"]  # the tracked gradient there
-    mixing_ratios: Float[Array, " k"]  # what part of each change was mixing
-    pace: Float[Array, ""]  # 1 for accelerated steps; below that, plain ones of this part of the step size
+    mixing_ratios: Float[Array, " k"]  # part of each change due to mixing
+    pace: Float[Array, ""]  # 1 for accelerated steps; below 1: plain steps with this share of the step size
     least: Float[Array, ""]  # size of the smallest tracked gradient at this pace
     since: Int[Array, ""]  # steps since then
-    smallest: Float[Array, ""]  # curvature along the last changes, fewer than `WINDOW`; 0: none yet
-    earlier: Float[Array, ""]  # and along those before; 0: none
-    age: Int[Array, ""]  # how many changes `smallest` speaks of
-    flat: Int[Array, ""]  # through how many steps in a row the tracked gradient has hardly changed
+    smallest: Float[Array, ""]  # curvature along the last changes, at most `WINDOW`; 0: none yet
+    earlier: Float[Array, ""]  # curvature along the `WINDOW` changes before; 0: none
+    age: Int[Array, ""]  # number of changes in `smallest`
+    flat: Int[Array, ""]  # number of steps in a row with hardly any change of the tracked gradient
     latest: Float[Array, ""]  # curvature along the latest change, with its sign; 0: not known
 
     @staticmethod
@@ -46,11 +46,11 @@ class Secants(eqx.Module):
         floor: Float[Array, ""],
         step: Int[Array, ""],
     ) -> tuple["Secants", Float[Array, " d"]]:
-        """The next displacement from here, and the secants after it. `aim` is where q was before it was mixed.
+        """Return the secants after this point, and the next displacement. `aim` is q before it was mixed.
 
         Changes of the tracked gradient below `floor` are rounding.
         """
-        known = step > 1  # the first tracked gradient that is not the own one alone belongs to step 1
+        known = step > 1  # until step 1 the tracked gradient is the client's gradient alone
         rise, mixing, size = jnp.linalg.norm(slope), jnp.linalg.norm(q - aim), jnp.linalg.norm(q - self.points[0])
         mixing_ratio = jnp.where(mixing < 1e3 * size, mixing / jnp.where(size > 0, size, 1), 1e3)
         mixing_ratios = jnp.where(known, jnp.roll(self.mixing_ratios, 1).at[0].set(mixing_ratio), 0)
@@ -60,9 +60,9 @@ class Secants(eqx.Module):
         record = known & (rise > 0) & ((rise < self.least) | slower)
         pace = jnp.where(slower, jnp.where(accelerates, 0.5, self.pace / 4), self.pace)
         accelerated = self._accelerate(q, slope, jnp.max(mixing_ratios), step_size, known)
-        # Combinations that a client alone finds best can be bad for all, such as where its own Hessian is zero. As all
-        # that was mixed is worse then, everyone sees it within a step or so. A displacement leads back, and not a copy
-        # of the state before: so what is pushed stays conserved, whoever goes back and when.
+        # The best combination for one client can be bad for all, such as where its own Hessian is zero. Mixed values
+        # are worse then, so all clients see it within a step or so. A displacement leads back, not a copy of the
+        # earlier state. So pushed values stay conserved, whichever clients go back and whenever they do.
         plain = jnp.where(worse, self.points[0] - q, -pace * step_size * slope)
         turn, sound = jnp.linalg.norm(slope - self.slopes[0]) + floor, self._is_sound(slope, floor)
         flat = turn * step_size <= jnp.sqrt(jnp.finfo(q.dtype).eps) * size
@@ -86,7 +86,7 @@ class Secants(eqx.Module):
     def _accelerate(
         self, q: Array, slope: Array, mixing_ratio: Array, step_size: Array, known: Array
     ) -> Float[Array, " d"]:
-        """From where the tracked gradient is smallest among the combinations of the last changes (Anderson 1965)."""
+        """Return a step from the combination of the last changes with the smallest gradient (Anderson 1965)."""
         moves = jnp.where(known, _changes(q, self.points), 0)
         turns = jnp.where(known, _changes(slope, self.slopes), 0)
         weights = smallest(turns, slope, mixing_ratio)
@@ -96,7 +96,7 @@ class Secants(eqx.Module):
         return -share * along - step_size * (slope - share * (weights @ turns))
 
     def curvature(self, q: Float[Array, " d"], slope: Float[Array, " d"], floor: Float[Array, ""]) -> Float[Array, ""]:
-        """The smallest curvature of the mean cost along recent changes, the one to (q, slope) included; 0: not known.
+        """Return the smallest curvature along recent changes, including the one to (q, slope); 0: not known.
 
         Steps that converge slowly go along the directions of small curvature, so these are seen.
         """
@@ -104,18 +104,18 @@ class Secants(eqx.Module):
 
     @property
     def remembered(self) -> Float[Array, ""]:
-        """The smallest curvature of all changes that are remembered; 0: not known."""
+        """The smallest curvature of all remembered changes; 0: not known."""
         return _least(self.smallest, self.earlier)
 
     def _latest(self, q: Float[Array, " d"], slope: Float[Array, " d"], floor: Float[Array, ""]) -> Float[Array, ""]:
-        """The curvature along the change to (q, slope); what it is at most where rounding has spoiled the change."""
+        """Return the curvature along the change to (q, slope); an upper bound if rounding has spoiled the change."""
         size = jnp.linalg.norm(q - self.points[0])
         spoiled = jnp.where(self._is_sound(slope, floor), 0, floor) / jnp.where(size > 0, size, 1)
         most = jnp.sqrt(jnp.finfo(size.dtype).max)
         return jnp.where(size > 0, jnp.clip(jnp.abs(self._curvature_to(q, slope)) + spoiled, 1 / most, most), 0)
 
     def _curvature_to(self, q: Float[Array, " d"], slope: Float[Array, " d"]) -> Float[Array, ""]:
-        """The curvature along the change to (q, slope), with its sign."""
+        """Return the curvature along the change to (q, slope), with its sign."""
         move, size = q - self.points[0], jnp.linalg.norm(q - self.points[0])
         most, safe = jnp.sqrt(jnp.finfo(size.dtype).max), jnp.where(size > 0, size, 1)
         return jnp.clip(move @ (slope - self.slopes[0]) / safe / safe, -most, most)
@@ -127,7 +127,7 @@ class Secants(eqx.Module):
 def smallest(
     turns: Float[Array, "k d"], slope: Float[Array, " d"], mixing_ratio: Float[Array, ""]
 ) -> Float[Array, " k"]:
-    """The w that makes ‖slope − w·turns‖ smallest, regularized as much as the turns are in doubt; 0 for zero turns."""
+    """Return the w that minimizes ‖slope − w·turns‖, regularized by the share of mixing; 0 for zero turns."""
     sizes = jnp.linalg.norm(turns, axis=1)
     scale = jnp.where(sizes > 0, 1 / jnp.where(sizes > 0, sizes, 1), 0)
     unit = turns * scale[:, None]
@@ -137,15 +137,15 @@ def smallest(
 
 
 def _changes(latest: Float[Array, " d"], rows: Float[Array, "k d"]) -> Float[Array, "k d"]:
-    """Differences between neighbors, from the latest on back."""
+    """Return the differences between neighbors, the latest first."""
     return jnp.concatenate([latest[None], rows[:-1]]) - rows
 
 
 def _newest(rows: Float[Array, "k d"], row: Float[Array, " d"], known: Bool[Array, ""]) -> Float[Array, "k d"]:
-    """With the row in front of the others; alone where these are not known."""
+    """Put the row before the others; it replaces all of them if these are not known."""
     return jnp.where(known, jnp.concatenate([row[None], rows[:-1]]), row)
 
 
 def _least(one: Float[Array, ""], two: Float[Array, ""]) -> Float[Array, ""]:
-    """The smaller of two, where 0 is not known."""
+    """Return the minimum of two positive numbers; 0 means unknown."""
     return jnp.where((one > 0) & (two > 0), jnp.minimum(one, two), jnp.maximum(one, two))

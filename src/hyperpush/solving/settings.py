@@ -1,4 +1,4 @@
-"""Settings that clients find together before they solve: how many pushes mix well, and how curved their costs are.
+"""Settings that clients find together before they solve: the number of pushes that mix well, and curvatures.
 
 Both travel as scalars, which cost next to nothing beside vectors of the size of the params.
 """
@@ -15,10 +15,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from hyperpush.programs import Context, Exchange, Inbox, Local, Node, Repeat, Scope, Sequence
 
-MOST_PUSHES = 8192  # so many leaves still fit a compiled chunk
+MOST_PUSHES = 8192  # largest number of leaves that fits a compiled chunk
 PROBES = 4
-SHRINK = 3.0  # by how much the differences between clients must fall
-GROWTH = 1.5  # from one vote to the next, so that votes are few
+SHRINK = 3.0  # factor by which the differences between clients must fall
+GROWTH = 1.5  # growth of the rounds from one vote to the next, so that votes are few
 
 
 class _Probe(eqx.Module):
@@ -30,12 +30,12 @@ class _Probe(eqx.Module):
 
 
 def learn_settings(pushes: int | None) -> Node:
-    """A program that sets `pushes` (unless given) and `curvature` of a state that has them.
+    """Return a program that sets `pushes` (unless given) and `curvature` of a state with these fields.
 
     Every client starts from random numbers whose mean over the clients is 0, drawn from a table that all can compute.
-    They push them until at each client the root mean square is below 1/`SHRINK` of what it was, on which they vote
-    after 1, 2, 3, 5, 8, … rounds; the number of rounds is the result. The curvatures are averaged beside. A state whose
-    `pushes` is known already keeps it and sends nothing.
+    Clients push them until at each client their root mean square is at most 1/`SHRINK` of that at the start. They vote
+    on this after 1, 2, 3, 5, 8, … rounds; the number of rounds is the result. The curvatures are averaged meanwhile. A
+    state whose `pushes` is known already keeps it and sends nothing.
     """
 
     def enter(state: Any, ctx: Context) -> _Probe:
@@ -75,7 +75,7 @@ def learn_settings(pushes: int | None) -> Node:
 def largest_curvature(
     product: Callable[[Float[Array, " d"]], Float[Array, " d"]], like: Float[Array, " d"], key: PRNGKeyArray
 ) -> Float[Array, ""]:
-    """About the largest |eigenvalue| of a symmetric matrix, from below, by ten products with it (power iteration)."""
+    """Estimate the largest |eigenvalue| of a symmetric matrix, from below, by ten products (power iteration)."""
 
     def once(_, held):
         vector, _ = held
@@ -93,7 +93,7 @@ def largest_stretch(
     like: Float[Array, " d"],
     key: PRNGKeyArray,
 ) -> Float[Array, ""]:
-    """About the norm of a linear map, by ten products with it and its transpose; a tenth is added for safety."""
+    """Estimate the norm of a linear map by ten products with it and its transpose, plus a tenth for safety."""
 
     def unit(tree: PyTree) -> tuple[PyTree, Float[Array, ""]]:
         size = norm(tree)
@@ -108,7 +108,7 @@ def largest_stretch(
 
 
 def norm(tree: PyTree) -> Float[Array, ""]:
-    """The Euclidean norm, also where squares would underflow or overflow."""
+    """Return the Euclidean norm, also where squares would underflow or overflow."""
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(tree)]))
     scale = jnp.where(largest > 0, largest, 1)
     return scale * jnp.asarray(optax.tree.norm(jax.tree.map(lambda leaf: leaf / scale.astype(leaf.dtype), tree)))

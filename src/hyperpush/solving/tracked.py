@@ -1,10 +1,10 @@
-"""Gradient tracking over push-sum, as inner solvers and estimators share it.
+"""Gradient tracking over push-sum, shared by inner solvers and estimators.
 
 With g_i a client's gradient at its aim p, P the push-sum weights of the links, and y = g(p) at the start:
 
     p⁺ = q + Δ,  z ← P(z + ωΔ),  ω ← Pω,  y ← P(y + g(p⁺) − g(p)),  q = z/ω
 
-All that is pushed is conserved. So the only fixed point is where the mean gradient is zero, whatever the Δ are.
+All pushed values are conserved. So at the only fixed point the mean gradient is zero, for any Δ.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ from hyperpush.solving.settings import MOST_PUSHES, norm
 
 CHECK = 5  # steps between two votes on ending
 KNOWN = 0.1  # largest relative error of q at which an error of the result is believed
-CAUTION = 1.3  # the smallest curvature may have fallen by so much since the outer step before
+CAUTION = 1.3  # factor by which the smallest curvature may have fallen since the previous outer step
 T = TypeVar("T", bound="Tracked")
 
 
 class TrackedMemory(eqx.Module):
-    """A client's part of the tracking that the next outer step continues from, and the settings that were found."""
+    """A client's tracking state, from which the next outer step continues, and the settings found."""
 
     z: Float[Array, "*clients d"]
     mass: Float[Array, "*clients"]
@@ -35,19 +35,19 @@ class TrackedMemory(eqx.Module):
     gradient: Float[Array, "*clients d"]
     tracker: Float[Array, "*clients d"]
     pushes: Int[Array, "*clients"]  # 0: not known yet
-    curvature: Float[Array, "*clients"]  # mean of the clients' largest curvatures, as far as this client learned it
-    own: Float[Array, "*clients"]  # its own then
-    smallest: Float[Array, "*clients"]  # curvature of the mean cost that it saw; 0: none yet
+    curvature: Float[Array, "*clients"]  # this client's estimate of the mean of the clients' largest curvatures
+    own: Float[Array, "*clients"]  # largest curvature of this client at that time
+    smallest: Float[Array, "*clients"]  # smallest curvature of the mean cost seen so far; 0: none yet
 
     @staticmethod
     def none(vector: Float[Array, " d"]) -> "TrackedMemory":
-        """Nothing yet, of a client that stands at a vector."""
+        """Return the memory of a client at a vector, before any tracking."""
         zero, one = jnp.zeros((), vector.dtype), jnp.ones((), vector.dtype)
         nothing = jnp.zeros_like(vector)
         return TrackedMemory(vector, one, vector, nothing, nothing, jnp.zeros((), jnp.int32), zero, zero, zero)
 
     def expected(self, own: Float[Array, ""]) -> Float[Array, ""]:
-        """The mean of the clients' largest curvatures, corrected by the change of the `own` one; the own at first."""
+        """Return the mean of the clients' largest curvatures, scaled by the change of `own`; at first `own`."""
         earlier = self.curvature * own / jnp.where(self.own > 0, self.own, 1)
         return jnp.where(self.pushes > 0, earlier, own)
 
@@ -57,8 +57,8 @@ class Tracked(eqx.Module):
 
     z: Float[Array, " d"]
     mass: Float[Array, ""]  # ω
-    aim: Float[Array, " d"]  # p: where the own step led, before the others' were mixed in
-    gradient: Float[Array, " d"]  # g_i there, without a part that is the same everywhere
+    aim: Float[Array, " d"]  # p: end of the client's step, before mixing
+    gradient: Float[Array, " d"]  # g_i there, without a part that is the same at all points
     tracker: Float[Array, " d"]  # y
     secants: Secants | None  # None: plain steps without votes
     count: Int[Array, ""]
@@ -77,7 +77,7 @@ class Tracked(eqx.Module):
         return self.tracker / self.mass
 
     def displacement(self, given: Any, accelerates: bool) -> tuple[Secants | None, Float[Array, " d"]]:
-        """Δ for a `given` step size (None: by the curvature), and what the next one needs to know."""
+        """Return the secants for the next step, and Δ for a `given` step size (None: from the curvature)."""
         plain = 0.5 / self.curvature if given is None else jnp.asarray(given)
         step_size = 2 * plain if given is None else plain
         if self.secants is None:
@@ -89,7 +89,7 @@ class Tracked(eqx.Module):
     def moved(
         self: T, change: Float[Array, " d"], aim: Float[Array, " d"], gradient: Array, secants: Secants | None
     ) -> T:
-        """The client after its own step, whose gradient at the new aim this is."""
+        """Return the client after its own step; `gradient` is that at the new aim."""
         return replace(
             self,
             z=self.z + self.mass * change,
@@ -102,9 +102,9 @@ class Tracked(eqx.Module):
         )
 
     def away(self) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-        """The distance of q to the solution, and whether it can be believed.
+        """Return the distance of q to the solution, and True if it can be believed.
 
-        Where even q is not known, apparent curvature may be what clients disagree on.
+        If q itself is uncertain, apparent curvature may come from disagreement of the clients.
         """
         assert self.judgment is not None
         assert self.secants is not None
@@ -115,25 +115,25 @@ class Tracked(eqx.Module):
         return away, seen
 
     def remember(self, gradient: Float[Array, " d"], smallest: Float[Array, ""]) -> TrackedMemory:
-        """Everything that the next outer step continues from; `gradient` is all of g_i at the aim."""
+        """Return the memory for the next outer step; `gradient` is the full g_i at the aim."""
         stood = self.z, self.mass, self.aim, gradient, self.tracker
         return TrackedMemory(*stood, self.pushes, self.curvature, self.own, smallest)
 
 
 def send(state: Tracked, ctx: Context) -> PyTree:
-    """A client's message: three shares, and what all clients together see of negative curvature."""
+    """Return a client's message: shares of z, ω and y, and its share of the counts of negative curvature."""
     return state.z, state.mass, state.tracker, state.judgment and state.judgment.curvature_signs
 
 
 def take(state: T, mixed: PyTree) -> T:
-    """The state with mixed shares."""
+    """Return the state with mixed shares."""
     z, mass, tracker, signs = mixed
     judgment = state.judgment and replace(state.judgment, curvature_signs=signs)
     return replace(state, z=z, mass=mass, tracker=tracker, judgment=judgment)
 
 
 def repeat_pushes(pushes: int | None) -> Repeat:
-    """As many pushes as a step takes: given, or found by the clients."""
+    """Return the pushes of a step; their number is given, or found by the clients."""
     push = Exchange(send, _receive, conserved=True)
     if pushes is not None:
         return Repeat(push, pushes, name="pushes")
@@ -143,7 +143,7 @@ def repeat_pushes(pushes: int | None) -> Repeat:
 def repeat_until_judged(
     body: Node, judge: Node, steps: int, name: str, ended: Callable[[Any, Context], Bool[Array, ""]]
 ) -> Repeat:
-    """Steps at most, rounded up to a multiple of five, until all clients agree to end."""
+    """Repeat until all clients agree to end, at most for `steps`, rounded up to a multiple of five."""
     some = Sequence(Repeat(body, CHECK, name="steps"), judge)
     return Repeat(some, -(-steps // CHECK), until=ended, name=name)
 

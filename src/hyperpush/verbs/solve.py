@@ -41,25 +41,25 @@ def solve(
     throw: bool = False,
     certify: bool = True,
 ) -> Solution:
-    """Lower everybody's mean outer cost with a bilevel algorithm.
+    """Lower the mean outer cost of all clients with a bilevel algorithm.
 
     Args:
-        task: One client's costs and start, and all clients' data. `common=True` asks for hypers that agree.
+        task: One client's costs and start, and all clients' data. `common=True` asks for one common hyper.
         method: The algorithm, such as `hp.PDBO(…)` or `hp.algorithms.MDBO(…)`.
-        network: Who can send to whom, and when.
+        network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key, as in `hp.train`.
-        metrics: What to measure in every row of the history, as in `hp.train`.
-        every: Steps between two rows, at least 1; None chooses a divisor of the steps, for about 200 rows at most. The
-            last step has a row only if `every` divides the steps.
-        engine: Where the clients run, as in `hp.train`.
+        metrics: Measurements in every row of the history, as in `hp.train`.
+        every: Steps between two rows, at least 1; None chooses for about 200 rows at most, and the last step has a row.
+            With a number the last step has a row only if `every` divides the steps.
+        engine: The engine that runs the clients, as in `hp.train`.
         hooks: Observers, as in `hp.train`.
-        seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
-            same class, with a leading seed axis on every array, and has `mean` and `spread`.
+        seeds: Keys of several runs: a number of keys to split from `key`, or a list of keys. None: one run. The result
+            is of the same class, with a leading seed axis on every array, and has `mean` and `spread`.
         save: A folder to keep the run in. The same call again resumes it or returns its result.
         throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
         certify: Judge the end. Nested algorithms are judged at their first and last step, as in `hp.hypergradient`.
             After other algorithms the inner problem is solved from the start and from the end, and TreeCG compares the
-            hypergradients there; `costs` includes it. False judges nothing.
+            hypergradients there; `costs` includes it. False skips this.
 
     Returns:
         A `Solution` with `params`, `hypers`, `history`, `status` and `costs`. Row t of the history holds the params
@@ -71,7 +71,7 @@ def solve(
         NotConverged: With `throw=True`, the status says that the result did not converge.
 
     Example:
-        Client i's rate exp(λ_i) is too high at the start: the mean of the training data is right for everybody.
+        Client i's rate exp(λ_i) is too high at the start: the mean of the training data is right for all clients.
 
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
@@ -92,20 +92,22 @@ def solve(
     check_common(task, method)
     check_first_costs(task)
     steps = method.steps
+    last = steps if every is None else 0
     every = rows_apart(steps) if every is None else check_integer("every", every, minimum=1)
+    recorded = recorder(task, metrics, rows=steps // every + 1, last=last)
     links = known_links(call.adapted, network, last_point(task, network), task)
     counter = filled(client_axis(task), steps, np.int32)
     judge = filled(client_axis(task), certify, bool) if method.nested else None
     run = call.run(
         BilevelState(task.params, task.hypers, links, counter, Report.none(client_axis(task)), judge=judge),
-        {LOOP: recorder(task, metrics, rows=steps // every + 1)},
+        {LOOP: recorded},
         every,
     )
     found: BilevelState = run.states
     seen = found.links if links is not None else None
     after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
-    params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
+    params, history = task.problem.whole(found.params), history_of(run, LOOP, recorded, every)
     status, more = judge_ending(call, call.status(run), after, found, certify)
     personal = getattr(method, "personal", ())
     return Solution(after, with_hint(status, task), costs + more, params, found.hyper, history, best, personal).check(

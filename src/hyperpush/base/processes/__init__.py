@@ -1,6 +1,6 @@
-"""One run in several processes, on one machine or on many: who takes part, and arrays that are spread over them.
+"""One run in several processes, on one machine or on many: the members, and arrays that are spread over them.
 
-Every process runs the same program. An array that is spread has each client's rows in the process that hosts it.
+Every process runs the same program. A spread array keeps each client's rows in the process that hosts the client.
 """
 
 import os
@@ -19,22 +19,22 @@ from hyperpush.base.errors import InvalidInput
 
 AXIS = "clients"
 
-# Results of up to so many bytes are handed to every process, so that each continues with them as if it were alone.
+# Largest size in bytes of results that are copied to every process, so that each continues as if it were alone.
 GATHERED = 1 << 28
 
 
 def count() -> int:
-    """How many processes take part."""
+    """Return the number of processes."""
     return jax.process_count()
 
 
 def first_process() -> bool:
-    """Whether this is the process that writes results."""
+    """True for the process that writes results."""
     return jax.process_index() == 0
 
 
 def join(coordinator: str | None, processes: int | None, index: int | None) -> None:
-    """Take part in a run of several processes; what is None is found in the environment, as JAX detects it."""
+    """Join a run of several processes; JAX finds values that are None in the environment."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         # By default the coordinator would listen on every interface of its machine.
@@ -56,7 +56,7 @@ def barrier(name: str) -> None:
 
 
 def gather_texts(text: str) -> list[str]:
-    """What every process says, in their order."""
+    """Return the texts of all processes, in their order."""
     if count() == 1:
         return [text]
     data = text.encode()
@@ -66,30 +66,30 @@ def gather_texts(text: str) -> list[str]:
 
 
 def agree(first: bool, anyone: bool) -> tuple[bool, bool]:
-    """What the first process says to the first question, and whether anyone says yes to the second."""
+    """Return `first` of the first process, and True if `anyone` is true in any process."""
     said = gather_texts(f"{first:d}{anyone:d}")
     return said[0][0] == "1", any(each[1] == "1" for each in said)
 
 
 def mesh() -> Mesh:
-    """All devices of all processes in a row."""
+    """Return all devices of all processes in a row."""
     return Mesh(np.asarray(jax.devices()), (AXIS,))
 
 
 def spread(leaf: object) -> bool:
-    """Whether an array is spread over processes, so that none sees all of it."""
+    """True for an array that is spread over processes, so that none sees all of it."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
 def visible(leaf: Any) -> np.ndarray:
-    """What this process sees of an array: all of it, or its own clients' rows."""
+    """Return the part of an array in this process: all of it, or its own clients' rows."""
     if not spread(leaf):
         return np.asarray(leaf)
     return np.concatenate([np.asarray(shard.data) for shard in leaf.addressable_shards])
 
 
 def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """An array that every process holds, spread: each keeps its own part."""
+    """Spread an array that every process holds: each keeps its own part."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         impl = str(jax.random.key_impl(leaf))
         return jax.random.wrap_key_data(put(jax.random.key_data(leaf), sharding), impl=impl)
@@ -100,7 +100,7 @@ def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def gather(tree: PyTree) -> PyTree:
-    """Arrays that are spread, handed to every process, unless all of them are larger than `GATHERED` together."""
+    """Copy spread arrays to every process, unless they are larger than `GATHERED` in total."""
     if count() == 1:  # nothing is spread
         return tree
     if sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if spread(leaf)) > GATHERED:
@@ -119,7 +119,7 @@ def gather(tree: PyTree) -> PyTree:
 
 
 def own_clients(leaf: jax.Array) -> list[tuple[int, np.ndarray]]:
-    """The clients whose rows of a spread array are in this process, each with its row."""
+    """Return the clients whose rows of a spread array are in this process, each with its row."""
     return [
         (number, row)
         for shard in leaf.addressable_shards
@@ -129,7 +129,7 @@ def own_clients(leaf: jax.Array) -> list[tuple[int, np.ndarray]]:
 
 
 def whole(name: str, leaf: Any) -> Any:
-    """An array that this process sees all of, or the error that says what to do."""
+    """Return an array if this process sees all of it, else raise InvalidInput with advice."""
     if spread(leaf):
         given = f"{leaf.nbytes >> 20} MB in several processes"
         allowed = f"at most {GATHERED >> 20} MB, a number of clients that the devices divide, or processes.visible"
@@ -138,9 +138,9 @@ def whole(name: str, leaf: Any) -> Any:
 
 
 def stack(make: Callable[[int], PyTree], clients: int) -> PyTree:
-    """`make(client)` for every client, stacked on axis 0; each process makes those of its own clients only.
+    """Stack `make(client)` of all clients on axis 0; each process makes only those of its own clients.
 
-    For data and params that are too large for one process. The number of devices has to divide the clients.
+    Use it for data and params that are too large for one process. The number of devices has to divide that of clients.
     """
 
     def block(first: int, end: int) -> PyTree:
@@ -151,7 +151,7 @@ def stack(make: Callable[[int], PyTree], clients: int) -> PyTree:
 
 
 def stack_blocks(make: Callable[[int, int], PyTree], clients: int) -> PyTree:
-    """The same of `make(first, end)`, which stacks the clients from `first` to `end` − 1."""
+    """Do the same with `make(first, end)`, which stacks the clients from `first` to `end` − 1."""
     devices = jax.device_count()
     if clients % devices:
         raise InvalidInput("clients", clients, f"a multiple of the {devices} devices that they are spread over")
@@ -170,9 +170,9 @@ def stack_blocks(make: Callable[[int, int], PyTree], clients: int) -> PyTree:
 
 
 def by_client(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
-    """f(*trees), compiled, where f takes clients on axis 0 and returns them there.
+    """Return f(*trees), compiled, where f takes clients on axis 0 and returns them there.
 
-    If some arrays are spread, every process computes its own clients' part, and small results are handed to all.
+    If some arrays are spread, every process computes its own clients' part, and small results are copied to all.
     """
     if not any(spread(leaf) for leaf in jax.tree.leaves(trees)):
         return jax.jit(f)(*trees)

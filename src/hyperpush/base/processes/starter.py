@@ -1,4 +1,4 @@
-"""Start the processes of a run on this machine and watch them: what ends one ends all."""
+"""Start the processes of a run on this machine and watch them: if one ends, all end."""
 
 import os
 import signal
@@ -13,15 +13,15 @@ from typing import IO, Any
 
 from hyperpush.base.errors import HyperpushError, InvalidInput
 
-PATIENCE = 10.0  # seconds that the others have to end by themselves when one has died
-PARENT = "HYPERPUSH_PARENT"  # the process that started this one
+PATIENCE = 10.0  # seconds for the others to end by themselves after one has failed
+PARENT = "HYPERPUSH_PARENT"  # environment variable with the id of the process that started this one
 Child = subprocess.Popen[Any]
 
 
 def start(arguments: Sequence[str], processes: int, function: str = "hyperpush.cli.app:main") -> int:
-    """Run `hyperpush *arguments` in so many processes; the exit code of the first, whose output is shown.
+    """Run `hyperpush *arguments` in several processes, and return the exit code; only the first one's output is shown.
 
-    `function` is what each calls, a `module:name` that reads the arguments from `sys.argv`.
+    Each process calls `function`, a `module:name` that reads the arguments from `sys.argv`.
     """
     if processes < 1:
         raise InvalidInput("--processes", processes, "1 or more")
@@ -38,7 +38,7 @@ def start(arguments: Sequence[str], processes: int, function: str = "hyperpush.c
     with tempfile.TemporaryFile("w+") as said:
         try:
             for index in range(processes):
-                # In a session of its own: a signal from the terminal comes through the starter, once.
+                # A separate session: a signal from the terminal arrives once, through the starter.
                 quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": said} if index else {}
                 own = {"env": {**os.environ, PARENT: str(os.getpid())}, "start_new_session": True}
                 options = {"stdin": subprocess.DEVNULL, **own, **quiet}
@@ -57,9 +57,11 @@ def start(arguments: Sequence[str], processes: int, function: str = "hyperpush.c
 
 
 def _watch(children: Sequence[Child], said: IO[str]) -> int:
-    """The exit code of all, or of the first process if it has said what went wrong; else the error that names who died
-    first, which the others often follow at once."""
-    ended: list[int] = []  # in the order in which they did
+    """Return 0, or the exit code of the first process if it has printed the reason.
+
+    Otherwise raise an error that names the process that failed first: the others often follow at once.
+    """
+    ended: list[int] = []  # in order of time
 
     def wait(index: int) -> None:
         children[index].wait()
@@ -77,7 +79,7 @@ def _watch(children: Sequence[Child], said: IO[str]) -> int:
         return 0
     first, code = children[0].returncode, children[failed].returncode
     if first in (2, 128 + signal.SIGINT, 128 + signal.SIGTERM) and code > 0:
-        return first  # it has said why
+        return first  # it has printed the reason
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     said.seek(0)
     errors = [line.strip().removeprefix("error: ") for line in said if line.startswith("error: ")]
@@ -90,7 +92,7 @@ def _first_failure(children: Sequence[Child], ended: Sequence[int]) -> int | Non
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on."""
+    """Return free ports of the loopback interface."""
     held = [socket.socket() for _ in range(count)]
     try:
         for each in held:
@@ -102,7 +104,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _pin(pid: int, index: int, processes: int) -> None:
-    """Give a process its share of the cores, so that they do not get in each other's way."""
+    """Pin a process to its share of the cores, so that processes do not disturb each other."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         if processes <= len(cores):
@@ -110,7 +112,7 @@ def _pin(pid: int, index: int, processes: int) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it is gone."""
+    """End this process when its parent process has ended."""
     parent = os.environ.get(PARENT)
     if parent is None:
         return

@@ -1,4 +1,4 @@
-"""A run of a compiled engine, from what it is given to its result."""
+"""A run of a compiled engine, from the request to the result."""
 
 import abc
 from typing import Any
@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from hyperpush.base import processes
-from hyperpush.base.arrays import filled
 from hyperpush.base.errors import InvalidInput
 from hyperpush.engines import keys
 from hyperpush.engines.base import Engine, Request
@@ -20,6 +19,7 @@ from hyperpush.engines.compiled.hostloop import HostLoop
 from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
 from hyperpush.engines.compiled.placement import Placement, Sharded, SingleDevice
 from hyperpush.engines.compiled.routes import routes
+from hyperpush.engines.compiled.tally import Tally
 from hyperpush.engines.result import RunResult
 from hyperpush.engines.run_checks import check_clients, check_repairable
 from hyperpush.engines.totals import Totals
@@ -30,17 +30,17 @@ from hyperpush.programs.profile import LEARNING
 
 
 class CompiledEngine(Engine):
-    """Runs programs as XLA loops over stacked clients."""
+    """Engine that runs programs as XLA loops over stacked clients."""
 
     clients_per_batch: eqx.AbstractVar[int | None]
     compile_fully: eqx.AbstractVar[bool]
 
     @abc.abstractmethod
     def devices_of_run(self) -> Mesh | None:
-        """The devices over which clients are spread; None: all are on the default one."""
+        """Return the devices over which clients are spread; None puts all on the default device."""
 
     def execute(self, request: Request) -> RunResult:
-        """See `Engine.run`."""
+        """Run a request, see `Engine.run`."""
         network, key, mesh = request.network, request.key, self.devices_of_run()
         program = request.recipe.program()
         found, carry, options = prepare(request, program)
@@ -56,9 +56,9 @@ class CompiledEngine(Engine):
 
 
 def prepare(request: Request, program: Node) -> tuple[Profile, Carry, dict[str, Any]]:
-    """What a program does, the carry it starts with, and what a context has to know of it.
+    """Return the profile of a program, its initial carry, and options of its context.
 
-    That is the rounds of an `agreement`, and the `tree` for averages along one, which stand at `tree_places`.
+    The options are the rounds of an `agreement`, and the `tree` for averages along a tree, with their `tree_places`.
     """
     recipe, network, states, data, _, faults, *_ = request
     check_clients("states", states, network.clients)
@@ -70,24 +70,24 @@ def prepare(request: Request, program: Node) -> tuple[Profile, Carry, dict[str, 
         conserved = [s for s in found.sendings if getattr(s.node, "conserved", False)]
         totals = {s.path: Totals.start(s.message, network.clients, faults.delay) for s in conserved}
     by_tree = tuple(sending.path for sending in found.sendings if sending.by_tree)
-    with jax.ensure_compile_time_eval():  # it is planned on the host, also where a pure evaluation is traced
+    with jax.ensure_compile_time_eval():  # planned on the host, also while a pure evaluation is traced
         tree = tree_of(network, faults is not None) if by_tree else None
     learning = [LEARNING] if isinstance(tree, WaitingTree) and tree.learns else []
     places = (*(sending.path for sending in found.sendings), *learning)
     clock = Clock.start([body for body, _, loop in found.loops if loop.agreed], places, request.step)
-    sent = {path: filled(network.clients, 0, np.int32) for path in places}
+    sent = {path: Tally.start(network.clients) for path in places}
     agreement = network.flood_rounds() if any(loop.votes for _, _, loop in found.loops) else 1
     options = {"agreement": agreement, "tree": tree, "tree_places": by_tree}
     return found, Carry(states, clock, totals, sent), options
 
 
 def placement_on(network: Network, mesh: Mesh | None, states: PyTree) -> Placement:
-    """Where the clients are."""
+    """Return the placement of the clients."""
     if mesh is None:
         return SingleDevice(network.clients)
     placement = Sharded(network.clients, mesh.size, routes(network, mesh.size, -(-network.clients // mesh.size)))
     if placement.has_padding and processes.count() > 1 and bytes_of(states) > processes.GATHERED:
-        # Before hours are spent on results that nobody can have.
+        # Refused before hours are spent on results that cannot be returned.
         given = f"{network.clients}, with {bytes_of(states) >> 20} MB of states"
         allowed = f"a multiple of the {mesh.size} devices, over which the results stay spread"
         raise InvalidInput("clients", given, allowed)
@@ -98,21 +98,22 @@ def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
     """Collect a run's results on the host."""
     context, found = loop.context, loop.profile
     n, clock = context.network.clients, carry.clock
-    agreed = {body: int(times) for body, times in clock.passes.items()}
+    agreed = {body: int(times.numbers()) for body, times in clock.passes.items()}
     width, sent = {sending.path: sending.bytes for sending in found.sendings}, np.zeros(n, np.int64)
     width[LEARNING] = n * jnp.zeros(()).dtype.itemsize
     for path, count in processes.gather(carry.sent).items():
-        sent += width[path] * np.asarray(count)[:n].astype(np.int64)
+        sent += width[path] * count.numbers()[:n]
+    exchanges = {path: count.numbers() for path, count in clock.exchanges.items()}
     return RunResult(
         states=jax.tree.map(
             lambda v: v if v.shape[0] == n else processes.whole("clients", v)[:n], processes.gather(carry.states)
         ),
-        step=int(clock.step),
-        rounds=int(clock.step) - step,
-        floats=int(found.floats(clock.exchanges, n)),
+        step=clock.now(),
+        rounds=clock.now() - step,
+        floats=int(found.floats(exchanges, n)),
         work=found.total(agreed) + loop.extra,
         history=loop.history.result(n),
-        late=int(clock.late),
+        late=int(clock.late.numbers()),
         totals=carry.totals,
         clocks=loop.history.row_clocks(clock, n, step),
         bytes=sent,

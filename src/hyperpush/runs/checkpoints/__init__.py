@@ -1,13 +1,13 @@
-"""Interrupted runs that continue: what is kept on disk (`store`), and what of a run (`journal`)."""
+"""Interrupted runs that continue: checkpoints on disk (`store`), and the kept parts of a run (`journal`)."""
 
 from dataclasses import dataclass
 
-MINUTES, KEEP = 2.0, 3  # unless somebody asks for others
+MINUTES, KEEP = 2.0, 3  # defaults
 
 
 @dataclass(frozen=True)
 class Policy:
-    """When to write checkpoints, and how many to keep."""
+    """Rule for checkpoints: the time or rounds between them, and the number to keep."""
 
     minutes: float | None = MINUTES
     rounds: int | None = None  # exchanges, or iterations of loops without any

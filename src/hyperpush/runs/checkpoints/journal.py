@@ -1,8 +1,8 @@
-"""What of a run is kept, and when: a hook of every run of a compiled engine.
+"""Journal of a run: a hook of compiled engines that saves results and states.
 
 A run of an experiment is a sequence of pieces: each call of a compiled engine is one. Finished pieces keep their
-result, the piece under way its state between two compiled chunks. A run that is started again does everything else
-anew, which gives the same numbers, reads finished pieces back, and continues with the interrupted one.
+result, and the piece under way its state between two compiled chunks. A resumed run reads finished pieces back and
+continues the interrupted one. It repeats everything else, with the same numbers.
 """
 
 import signal
@@ -27,8 +27,8 @@ from hyperpush.engines.run_hooks import Cursor, Replay, RunHook, Snapshot
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.store import CheckpointFolder, ClientRows, Kind, Saved
 
-_BUFFERED = 1 << 28  # bytes of finished results that wait in memory for the next checkpoint, at most
-_AXES = {"rows": 0, "history": 1}  # where the arrays of a snapshot have the clients, by the first word of their names
+_BUFFERED = 1 << 28  # largest size in bytes of finished results that wait in memory for the next checkpoint
+_AXES = {"rows": 0, "history": 1}  # client axis of the arrays of a snapshot, by the first word of their names
 
 
 class _Piece(NamedTuple):
@@ -36,7 +36,7 @@ class _Piece(NamedTuple):
 
     number: int
     digest: str
-    finished: bool  # before this start: its result is on disk
+    finished: bool  # True if its result was on disk at this start
 
 
 class _Entry(NamedTuple):
@@ -64,7 +64,7 @@ class Journal(RunHook):
         self.policy = policy
         self.rounds = 0  # since the last checkpoint
         self.asked: int | None = None  # the signal to stop
-        self.busy = False  # a signal waits: a piece is under way, whose state can be kept at its next boundary
+        self.busy = False  # True while a piece is under way: a signal waits until its next boundary saves the state
         self._latest: Callable[[], _Entry | None] = lambda: None
         self._pending: list[_Entry] = []
         self._open: list[_Piece] = []  # under way; the last is the innermost
@@ -76,7 +76,7 @@ class Journal(RunHook):
     # ------------------------------------------------------------------------- a hook
 
     def start(self, run: HostLoop) -> Snapshot | None:
-        """Where the next piece continues, if it is the same as in the interrupted run."""
+        """Return the snapshot from which the next piece continues, if the interrupted run had the same piece."""
         number, self._begun, self.busy = self._begun, self._begun + 1, True
         digest, own = digest_of(run), f"{number} "
         entries = ((saved, entry) for saved in self._found for entry in saved.facts["entries"])
@@ -108,16 +108,16 @@ class Journal(RunHook):
 
     def finish(self, run: HostLoop, snapshot: Callable[[], Snapshot | None]) -> None:
         piece, self._latest = self._open.pop(), lambda: None
-        # Without a result, as a server in plain Python may make it, the piece is computed again after a cut.
+        # A piece without a snapshot, such as of a server in plain Python, is computed again after an interruption.
         if not piece.finished and (found := snapshot()) is not None:
             self._pending.append(_Entry(piece, found))
         self._pause()
         self.busy = bool(self._open)
 
-    # ------------------------------------------------------------------------- when to write
+    # ------------------------------------------------------------------------- time to write
 
     def _pause(self) -> None:
-        """Write what has been reached if it is time to, and end if asked to."""
+        """Write a checkpoint if one is due, and end if a signal has arrived."""
         minutes, rounds = self.policy.minutes, self.policy.rounds
         waiting = sum(leaf.nbytes for entry in self._pending for leaf in entry.snapshot.arrays.values())
         late = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
@@ -125,11 +125,11 @@ class Journal(RunHook):
         due, stop = processes.agree(due, self.asked is not None)
         if due or stop:
             self.save()
-        if stop or (self.asked is not None and processes.count() == 1):  # or asked while it was written
+        if stop or (self.asked is not None and processes.count() == 1):  # a signal may arrive while it was written
             self._leave()
 
     def save(self) -> None:
-        """Write what has been reached; a signal waits."""
+        """Write the finished results and the latest state; signals wait."""
         before, self.busy = self.busy, True
         try:
             if self._pending:
@@ -152,15 +152,15 @@ class Journal(RunHook):
     # ------------------------------------------------------------------------- signals
 
     def _leave(self) -> None:
-        """End as the signal asked for."""
+        """End the process as the signal requests."""
         self.busy = False
-        if self.asked == signal.SIGTERM:  # it stays: what is raised in a callback of the garbage collector is lost
+        if self.asked == signal.SIGTERM:  # `asked` stays set: errors in callbacks of the garbage collector are lost
             sys.exit(128 + signal.SIGTERM)
         raise KeyboardInterrupt
 
     @contextmanager
     def active(self, *others: RunHook) -> Iterator[None]:
-        """A hook, with others, of everything that compiled engines run in the block."""
+        """Hook this journal, and others, into all runs of compiled engines in the block."""
         handlers = {}
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -174,13 +174,13 @@ class Journal(RunHook):
 
     def _ask(self, number: int, frame: object) -> None:
         again, self.asked = self.asked is not None, number
-        # Processes stop together, at the end of a chunk, and so does one that a piece keeps busy; twice means at once.
+        # Several processes, or one with a piece under way, stop at the end of a chunk; a second signal stops at once.
         if again or not (self.busy or processes.count() > 1):
             self._leave()
 
 
 def digest_of(run: HostLoop) -> str:
-    """What tells a piece from another: a digest of its program and shapes, and one of all clients' data."""
+    """Return the identity of a piece: a digest of its program and shapes, and one of all clients' data."""
     start, context, found = run.structure.start, run.context, run.profile
     loops = [(loop.name, loop.at_most) for _, _, loop in found.loops]
     nodes = [(sending.path, type(sending.node).__name__) for sending in found.sendings]
@@ -194,7 +194,7 @@ def digest_of(run: HostLoop) -> str:
 
 
 def values_digest(tree: PyTree, clients: int) -> str:
-    """A digest of the bytes of all clients' rows, the same on any number of processes."""
+    """Return a digest of the bytes of all clients' rows, the same on any number of processes."""
     own = everywhere = 0
     for place, leaf in enumerate(jax.tree.leaves(tree)):
         bits = as_bits(leaf)
@@ -206,7 +206,7 @@ def values_digest(tree: PyTree, clients: int) -> str:
 
 
 def _sum_of_rows(place: int, rows: Iterable[tuple[int, Any]], clients: int) -> int:
-    # A sum, so that each process can add up its own clients' rows; those beyond the last client are padding.
+    # A sum, so that each process can add up its own clients' rows; rows beyond the last client are padding.
     total = 0
     for client, row in rows:
         if client < clients:

@@ -1,9 +1,9 @@
-"""Checkpoints on disk, each of them whole and as it was written, or not used.
+"""Checkpoints on disk; incomplete and damaged ones are not used.
 
     000012-state-0of2.<BLAKE2b digest of the file>.safetensors
 
-Each process writes the rows of its own clients into a file of its own. The header holds the facts. A file gets its name
-when all of it is on disk, and a checkpoint counts when all of its files are there.
+Each process writes the rows of its clients into one file. The header holds the facts. A file gets its name when all of
+it is on disk, and a checkpoint counts when all of its files exist.
 """
 
 import json
@@ -31,7 +31,7 @@ _NAME = re.compile(r"((\d{6})-(result|state))-(\d+)of(\d+)\.([0-9a-f]+)\.safeten
 
 
 class ClientRows(NamedTuple):
-    """An array to be saved; of the axis that has the clients only the first `clients`, without padding."""
+    """An array to be saved; along its client axis only the first `clients` rows, without padding."""
 
     array: Any
     axis: int | None = None
@@ -45,7 +45,7 @@ class ClientRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """An array of a checkpoint. Processes read the rows that they need."""
+    """An array of a checkpoint; each process reads the rows that it needs."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Stored:
     blocks: dict[int, Path] = field(default_factory=dict)  # files, by the first row of the block in them
 
     def read(self, first: int = 0, end: int | None = None) -> np.ndarray:
-        """Clients `first` to `end` − 1, by default all."""
+        """Return the rows of clients `first` to `end` − 1, by default all."""
         if 0 in self.shape:
             return np.zeros(self.shape, self.dtype)
         parts = []
@@ -79,7 +79,7 @@ class Saved(NamedTuple):
     facts: dict[str, Any]
 
     def load(self) -> dict[str, Stored]:
-        """Its arrays, by name; random keys as the integers that they are made of."""
+        """Return its arrays by name; random keys as their integers."""
         found = {
             name: Stored(name, tuple(shape), jnp.dtype(dtype), axis)
             for name, (shape, dtype, axis) in self.facts["arrays"].items()
@@ -92,7 +92,7 @@ class Saved(NamedTuple):
         return found
 
     def remove(self) -> None:
-        """Forget it."""
+        """Delete its files."""
         for file in self.files if processes.first_process() else ():
             file.unlink(missing_ok=True)
 
@@ -107,7 +107,7 @@ class CheckpointFolder:
         self._next = 0
 
     def save(self, kind: Kind, arrays: Mapping[str, ClientRows], facts: dict[str, Any]) -> Saved:
-        """Write a checkpoint; what goes wrong leaves the others as they are."""
+        """Write a checkpoint; a failure leaves the others unchanged."""
         number, self._next = self._next, self._next + 1
         bits = {name: rows._replace(array=as_bits(rows.array)) for name, rows in arrays.items()}
         listed = {name: (rows.shape, str(rows.array.dtype), rows.axis) for name, rows in bits.items()}
@@ -128,7 +128,7 @@ class CheckpointFolder:
         return Saved(number, kind, files, {**facts, "arrays": listed})
 
     def find(self) -> list[Saved]:
-        """Those that are as they were written, newest first; what was cut off while it was written is removed."""
+        """Return the intact checkpoints, newest first; incomplete ones are removed, damaged ones set aside."""
         parts: dict[str, list[re.Match[str]]] = {}
         for file in sorted(self.folder.glob("*")):
             if match := _NAME.fullmatch(file.name):
@@ -152,7 +152,7 @@ class CheckpointFolder:
         return found
 
     def _reject(self, name: str, files: tuple[Path, ...], wrong: list[str]) -> None:
-        """Say that a checkpoint is damaged and put it aside."""
+        """Warn that a checkpoint is damaged, and set it aside."""
         instead = "what it held is computed again" if name.endswith("result") else "the one before it is used"
         cause = f"{wrong[0]} holds other bytes than were written" if wrong else "so another process says"
         self.warn(f"checkpoint {name} is damaged ({cause}); {instead}")
@@ -174,7 +174,7 @@ def _write(file: Path, arrays: Mapping[str, ClientRows], header: dict[str, str])
 
 
 def _own_blocks(rows: ClientRows) -> Iterator[tuple[int, np.ndarray]]:
-    """The blocks of an array that this process writes, each with its first row."""
+    """Yield the blocks of an array that this process writes, each with its first row."""
     array, axis, count = rows
     blocks = [(0, array)] if processes.first_process() else []
     if processes.spread(array):
