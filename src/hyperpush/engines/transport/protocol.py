@@ -30,7 +30,7 @@ class Transport(Protocol):
         An asynchronous transport returns all arrived messages, also of later rounds.
 
         The call waits for the message of each `expected` sender for `step`. A wait ends when the message has arrived
-        or is known to be lost, or when the transport's deadline has passed. With `expected` empty there is no wait.
+        or is known to be lost, or when the transport's deadline has passed. Empty `expected` means no waiting.
         """
         ...
 
