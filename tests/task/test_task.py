@@ -1,6 +1,7 @@
 """A task takes one client's costs and start and all clients' data, and says at once what does not fit."""
 
 import copy
+import tracemalloc
 
 import equinox as eqx
 import jax
@@ -10,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import hyperpush as hp
+from hyperpush.data import batches
 from hyperpush.data.batches import full_batch, ragged
 from hyperpush.verbs.checks import check_batch_size
 
@@ -276,6 +278,31 @@ def test_what_does_not_fit_is_named(changes, message):
 def test_a_network_of_other_clients_is_refused():
     with pytest.raises(hp.InvalidInput, match=r"network: got 'FullyConnected of 5 clients'.*4 clients"):
         hp.hypergradient(make(), hp.HGP(2, 1, 1.0), hp.networks.FullyConnected(5), key=0)
+
+
+def test_ragged_copies_examples_once():
+    """The examples of many clients are copied into one array of the size of the result, and into nothing else."""
+    clients = [np.full((1 + number % 5, 50), number, np.float32) for number in range(2000)]
+    ragged(clients[:5])
+    tracemalloc.start()
+    made = ragged(clients)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.5 * made.examples.nbytes
+    np.testing.assert_array_equal(made.counts, [len(client) for client in clients])
+    np.testing.assert_array_equal(made.examples.sum((1, 2)), [client.sum() for client in clients])
+
+
+def test_ragged_looks_at_all_counts_once(monkeypatch):
+    looks = []
+    monkeypatch.setattr(batches, "max", lambda counts: looks.append(len(counts)) or np.max(counts), raising=False)
+    ragged([np.ones(1 + number % 3) for number in range(30)])
+    assert sum(looks) <= 30
+
+
+def test_ragged_keeps_the_type_that_holds_all_clients():
+    made = ragged([np.arange(3), np.array([0.5])])
+    assert made.examples.tolist() == [[0.0, 1.0, 2.0], [0.5, 0.0, 0.0]]
 
 
 def test_ragged_refuses_what_it_cannot_stack():

@@ -171,19 +171,25 @@ def ragged(clients: Sequence[PyTree], field: str = "data") -> Ragged:
     if not clients:
         raise InvalidInput(field, clients, "at least one client's examples")
     first, structure = jax.tree.flatten(clients[0])
-    leaves = []
+    leaves, shapes = [], [np.shape(leaf)[1:] for leaf in first]
     for number, client in enumerate(clients):
-        if jax.tree.structure(client) != structure:
-            raise InvalidInput(f"{field} of client {number}", jax.tree.structure(client), f"the structure {structure}")
-        leaves.append([np.asarray(leaf) for leaf in jax.tree.leaves(client)])
-        _check_own(f"{field} of client {number}", leaves[-1], [np.shape(leaf)[1:] for leaf in first])
-    counts = [len(own[0]) for own in leaves]
-
-    def pad(part: np.ndarray) -> np.ndarray:
-        return np.pad(part, [(0, max(counts) - len(part)), *[(0, 0)] * (part.ndim - 1)])
-
-    stacked = [jnp.asarray(np.stack([pad(part) for part in parts])) for parts in zip(*leaves, strict=True)]
+        own, found = jax.tree.flatten(client)
+        if found != structure:
+            raise InvalidInput(f"{field} of client {number}", found, f"the structure {structure}")
+        leaves.append([np.asarray(leaf) for leaf in own])
+        _check_own(f"{field} of client {number}", leaves[-1], shapes)
+    counts = np.array([len(own[0]) for own in leaves])
+    stacked = [jnp.asarray(_stack_padded(parts, int(counts.max()))) for parts in zip(*leaves, strict=True)]
     return Ragged(structure.unflatten(stacked), jnp.asarray(counts))
+
+
+def _stack_padded(parts: Sequence[np.ndarray], most: int) -> np.ndarray:
+    """Copy arrays into the rows of one array, padded with zeros to `most` examples each."""
+    dtype = np.result_type(*{part.dtype for part in parts})
+    stacked = np.zeros((len(parts), most, *parts[0].shape[1:]), dtype)
+    for row, part in zip(stacked, parts, strict=True):
+        row[: len(part)] = part
+    return stacked
 
 
 def _check_own(where: str, leaves: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]]) -> None:

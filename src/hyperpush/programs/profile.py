@@ -97,10 +97,11 @@ class Profile:
     def floats(self, exchanges: Mapping[Path, Any], clients: int) -> Any:
         """Return the numbers sent per client, from the exchanges at each place; along trees, the mean over clients."""
         # Each client sends once in an exchange; along a tree the messages of all clients are counted together.
-        width = {sending.path: sending.floats * (1 if sending.by_tree else clients) for sending in self.sendings}
-        width[LEARNING] = clients
-        total = sum(width[path] * np.asarray(count, np.int64) for path, count in exchanges.items())
-        return np.rint(np.asarray(total) / clients).astype(np.int64)
+        along = {sending.path: sending.floats for sending in self.sendings if sending.by_tree} | {LEARNING: clients}
+        each = {sending.path: sending.floats for sending in self.sendings if not sending.by_tree}
+        shared, rest = np.divmod(_weighted(exchanges, along), clients)
+        floats = _weighted(exchanges, each) + shared
+        return floats + ((2 * rest > clients) | ((2 * rest == clients) & (floats % 2 == 1)))  # halves to even
 
     def total(self, agreed: Mapping[Path, int]) -> Work:
         """Return the gradients and products computed."""
@@ -108,6 +109,11 @@ class Profile:
         for body, work in self.work.items():
             total.update({kind: passes[body] * count for kind, count in work.items()})
         return total
+
+
+def _weighted(counts: Mapping[Path, Any], widths: Mapping[Path, int]) -> np.ndarray:
+    """Return the sum of the counts at some places times their widths, as 64-bit integers."""
+    return np.asarray(sum(widths[path] * np.asarray(counts[path], np.int64) for path in widths if path in counts), int)
 
 
 def profile(program: Node | ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> Profile:

@@ -1,4 +1,4 @@
-"""The verbs (train, hypergradient, solve, tune, check), their results, and what is kept of them."""
+"""The verbs (train, hypergradient, solve, tune, check), their results, and run folders."""
 
 import lazy_loader
 

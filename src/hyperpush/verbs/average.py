@@ -1,4 +1,4 @@
-"""Average numbers of all clients exactly, so that everybody holds the same answer."""
+"""Average numbers of all clients exactly, so that all clients hold the same answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class Mean(Pictured):
 
     Attributes:
         value: The mean, in the form of one client's values.
-        status: Whether rounding left the mean exact enough.
-        costs: What each client sent.
+        status: The verdict: converged if the rounding error is within the tolerance.
+        costs: Rounds, and the numbers and bytes that each client sent.
 
     Example:
         >>> import jax.numpy as jnp
@@ -57,11 +57,11 @@ class Mean(Pictured):
 
 
 class _Share(eqx.Module):
-    """What one client holds: its values and weight; afterwards the mean."""
+    """State of one client: its values and weight; afterwards the mean."""
 
     value: PyTree
     weight: Float[Array, "*clients"]
-    size: Float[Array, "*clients"]  # the weighted mean of ‖values‖: what rounding is relative to
+    size: Float[Array, "*clients"]  # weighted ‖values‖; its mean scales the rounding error
 
 
 @no_type_check
@@ -77,23 +77,26 @@ def average(
     """Average numbers over all clients: Σ w_i v_i / Σ w_i, the same to the last bit at every client.
 
     Messages are summed along a spanning tree of the network, and the mean is sent back. **Use it** for means, counts
-    and scales that everybody needs. **Avoid it** where a client must not see what its children in the tree have.
+    and scales that all clients need. **Avoid it** where a client must not see the sums of its children in the tree.
 
     Args:
-        values: Any pytree of numbers with clients on axis 0. With `hp.Peers(…)` the party's own, without that axis.
-        network: Who can send to whom, and when.
-        key: An integer or a JAX key; it decides random links.
-        weights: One number per client, 0 or more, not all 0. None: all count alike. With `hp.Peers(…)` one number.
-        tolerance: The largest rounding error to accept, relative to the mean, above 0. None: what the number format
-            allows, 1e-4 in float32 and 1e-10 in float64.
-        engine: Where the clients run. It must be able to average along a tree: no `hp.Threads` with lost messages.
+        values: Any pytree of numbers with clients on axis 0. With `hp.Peers(…)` the
+            party's numbers, without that axis.
+        network: The network: its links, and the rounds in which they are up.
+        key: An integer or a JAX key; it determines random links.
+        weights: One number per client, 0 or more, not all 0. None: equal weights. With `hp.Peers(…)` one
+            number.
+        tolerance: The largest rounding error to accept, relative to the mean, above 0. None: 1e-4 in float32, 1e-10 in
+            float64.
+        engine: The engine that runs the clients. It must be able to average along a tree; `hp.Threads` with lost
+            messages cannot.
 
     Returns:
-        A `Mean` with `value`, `status` and `costs`. The status does not converge where values cancel so far that
-        rounding exceeds the tolerance.
+        A `Mean` with `value`, `status` and `costs`. The status does not converge if values cancel so much that
+        the rounding error exceeds the tolerance.
 
     Raises:
-        InvalidInput: Something does not fit; the message names it and what would be right.
+        InvalidInput: An argument is invalid; the message names it and the allowed values.
 
     Example:
         >>> import jax.numpy as jnp
@@ -127,7 +130,7 @@ def _program() -> Node:
 
 
 def _shares(values: PyTree, weights: Any, clients: int, alone: bool) -> _Share:
-    """The checked start of every client."""
+    """Return every client's first state, checked."""
     shape = () if alone else (clients,)
     for path, leaf in jax.tree_util.tree_leaves_with_path(values):
         if np.shape(leaf)[: len(shape)] != shape or np.asarray(leaf).dtype.kind not in "fiub":

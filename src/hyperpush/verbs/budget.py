@@ -1,4 +1,4 @@
-"""What a private run costs, and the noise at which it costs no more than it may, counted from the program's trace."""
+"""Privacy cost of a run, counted from the program's trace, and the noise that keeps it within a budget."""
 
 import math
 from collections import Counter
@@ -38,9 +38,10 @@ from hyperpush.task.task import Task, client_shapes
 
 @dataclass(frozen=True)
 class LeafReleases:
-    """What one leaf of a program releases: `count` of `often` releases in each pass, numbered from 0 in each run.
+    """Releases of one leaf of a program on one data set: `count` of the leaf's `often` releases in each pass.
 
-    `passes` of them are a run of the innermost loop around it.
+    A run of the innermost loop around the leaf has `passes` passes, and the loop runs `runs` times. Releases are
+    numbered from 0 in each run.
     """
 
     on: DataSet
@@ -55,14 +56,14 @@ class LeafReleases:
 
 
 class Spending(eqx.Module):
-    """What one leaf of a program releases of one data set, and with which noise."""
+    """Releases of one leaf of a program on one data set, and their noise."""
 
     mechanism: Mechanism
     releases: LeafReleases = eqx.field(static=True)
 
     @property
     def losses(self) -> np.ndarray:
-        """1/noise of every release. Which of a leaf's releases are this data set's is not known: the dearest are."""
+        """1/noise of every release. The trace does not tell a leaf's releases apart, so the costliest count."""
         leaf = self.releases
         numbers = np.arange(leaf.passes * leaf.often)
         every = np.broadcast_to(1 / self.mechanism.scale(numbers), numbers.shape).reshape(leaf.passes, leaf.often)
@@ -71,13 +72,13 @@ class Spending(eqx.Module):
 
 
 class Budget(eqx.Module):
-    """What is released of each client's data at most, and what it costs; `hp.budget` makes it.
+    """Upper bound on the releases of each client's data, and their privacy cost; `hp.budget` makes it.
 
-    Release t costs 1/noise(t), and all compose: pure ε adds up, ε at δ is composed by dp-accounting. It is the cost
-    with ideal real-valued noise: see `assumes`. Results hold the budget of the runs that led to them (`.privacy`).
+    Release t costs 1/noise(t), and all compose: pure ε adds up, ε at δ is composed by dp-accounting. The cost holds
+    for ideal real-valued noise: see `assumes`. Results hold the budget of the runs that led to them (`.privacy`).
 
     Args:
-        parts: What the leaves of the programs release.
+        parts: Releases of the programs' leaves.
 
     Example:
         >>> import jax.numpy as jnp
@@ -95,7 +96,7 @@ class Budget(eqx.Module):
 
     @property
     def releases(self) -> Mapping[DataSet, int]:
-        """How many releases there are of each data set."""
+        """Number of releases by data set."""
         total: Counter[DataSet] = Counter()
         for part in self.parts:
             total[part.releases.on] += part.releases.total
@@ -105,38 +106,37 @@ class Budget(eqx.Module):
         """ε, the same for all clients: pure, or that of (ε, δ).
 
         Args:
-            delta: δ, in (0, 1); None asks for pure ε, which Laplace noise alone has.
-            by: How Laplace releases compose with δ, as in `Accountant.epsilon`.
-            on: The data set whose examples are hidden. None hides whoever is in several of them, with one example in
-                each.
+            delta: δ, in (0, 1); None asks for pure ε, which exists for Laplace noise only.
+            by: The rule that composes Laplace releases at δ, as in `Accountant.epsilon`.
+            on: The data set whose examples are hidden. None hides a person with one example in every data set.
 
         Raises:
-            InvalidInput: There is no such data set, δ is out of range, or Gaussian noise has no pure ε.
+            InvalidInput: The data set is unknown, δ is out of range, or pure ε is asked for Gaussian noise.
         """
         if on is not None and on not in self.releases:
             raise unknown("on", on, self.releases)
         laplace, gaussian = self._losses(Laplace, on), self._losses(Gaussian, on)
         if delta is None and gaussian.size:
-            raise InvalidInput("delta", None, "a number in (0, 1): Gaussian noise has no pure ε")
+            raise InvalidInput("delta", None, "a number in (0, 1): pure ε does not exist for Gaussian noise")
         if delta is None:
             return float(laplace.sum())
         return compose(laplace, float(np.sqrt(np.sum(gaussian**2))), delta, by)
 
     def factor(self, epsilon: float, delta: float | None = None) -> float:
-        """The least factor by which all noise must be multiplied for the run to cost at most `epsilon`."""
+        """Return the least factor by which all noise must be multiplied for the run to cost at most `epsilon`."""
         check_positive("epsilon", epsilon)
         return least_factor(lambda factor: self.times(factor).epsilon(delta, "rdp"), epsilon, exact=delta is None)
 
     def times(self, factor: float) -> "Budget":
-        """The same releases with `factor` times as much noise."""
+        """Return the same releases with `factor` times as much noise."""
         return Budget(tuple(replace(part, mechanism=part.mechanism.times(factor)) for part in self.parts))
 
     def __add__(self, other: "Budget") -> "Budget":
-        """Both, one after the other on the same data."""
+        """Return the budget of both, one after the other on the same data."""
         return Budget(self.parts + other.parts)
 
     def to_table(self) -> list[dict[str, Any]]:
-        """All of it as JSON can hold it."""
+        """Return the budget as data for JSON."""
         return [
             {
                 "noise": type(part.mechanism).__name__,
@@ -149,7 +149,7 @@ class Budget(eqx.Module):
 
     @staticmethod
     def from_table(table: Sequence[Mapping[str, Any]]) -> "Budget":
-        """The budget that `to_table` has written."""
+        """Return the budget that `to_table` has written."""
         kinds = {"Laplace": Laplace, "Gaussian": Gaussian}
         return Budget(
             tuple(
@@ -169,18 +169,18 @@ class Budget(eqx.Module):
 
 @no_type_check
 def budget(task: Task, method: Method, network: Any = None) -> Budget:
-    """What one run of a method on a private task costs at most, before it runs.
+    """Return the largest privacy cost of one run of a method on a private task, before it runs.
 
     Args:
         task: A private task: `task.private(…)`.
         method: An inner solver, an estimator or an algorithm.
-        network: For methods whose length depends on it.
+        network: The network, for methods whose length depends on it; None for other methods.
 
     Returns:
-        A `Budget`: loops that clients may end early count as long as they may run.
+        A `Budget`. Loops that clients may end early count at their full length.
 
     Raises:
-        InvalidInput: The task is not private, or the method lets data out other than through releases.
+        InvalidInput: The task is not private, or the method sends data without noise.
 
     Example:
         >>> import jax.numpy as jnp
@@ -201,20 +201,20 @@ def budget(task: Task, method: Method, network: Any = None) -> Budget:
 
 @no_type_check
 def within_budget(epsilon: float, delta: float | None, task: Task, method: Method, network: Any = None) -> Task:
-    """The private task with its noise multiplied by one factor, so that a run of the method costs at most `epsilon`.
+    """Scale the noise of a private task by one factor, so that a run of the method costs at most `epsilon`.
 
     Args:
         epsilon: ε, above 0.
-        delta: δ, in (0, 1); None asks for pure ε, which Laplace noise alone has.
-        task: A private task: `task.private(…)`. Its noise says which mechanism, and how it falls.
+        delta: δ, in (0, 1); None asks for pure ε, which exists for Laplace noise only.
+        task: A private task: `task.private(…)`. Its noise sets the mechanism and the decay.
         method: As in `budget`.
         network: As in `budget`.
 
     Returns:
-        The same task with other noise. What this ε assumes is in `Budget.assumes`.
+        The same task with other noise. `Budget.assumes` states the assumptions behind ε.
 
     Raises:
-        InvalidInput: As in `budget`; or no noise reaches this ε.
+        InvalidInput: As in `budget`, or this ε is out of reach at any noise.
 
     Example:
         >>> import jax.numpy as jnp
@@ -232,15 +232,15 @@ def within_budget(epsilon: float, delta: float | None, task: Task, method: Metho
 
 
 def check_method(method: Any) -> None:
-    """Refuse what no task can be private with, before anything is traced."""
+    """Raise InvalidInput unless `method` is a Method, before anything is traced."""
     if not isinstance(method, Method):
         raise InvalidInput("method", method, "an object such as hp.SGP(steps=…, step_size=…) or hp.PDBO(…)")
 
 
 def releases(task: Task, method: Method, state: PyTree) -> tuple[LeafReleases, ...]:
-    """What a method releases of a private task's data; refuses one that lets data through besides.
+    """Return a method's releases of a private task's data; refuse a method that sends data without noise.
 
-    `state` is what one client starts from (arrays or shapes). What was found is remembered by structure and shapes.
+    `state` is one client's first state (arrays or shapes). Results are cached by structure and shapes.
     """
     recipe = program_of(method, task.problem)
     shapes = jax.eval_shape(lambda *trees: trees, state, client_shapes(task, task.data))
@@ -259,24 +259,24 @@ def _releases(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool)
 def program_releases(
     program: Node | ProgramRecipe, state: PyTree, data: PyTree, clients: int
 ) -> tuple[tuple[LeafReleases, ...], list[tuple[str, Any]]]:
-    """The releases of a program's leaves at most, and the arrays that they close over with the place of each.
+    """Return an upper bound on the releases of a program's leaves, and the arrays that leaves close over, by place.
 
-    Leaves of a private problem's program check themselves when they are traced. Loops of an agreed length count as long
-    as they may run.
+    Leaves of a private problem's program check themselves when they are traced. Loops whose length clients agree on
+    count at their full length.
     """
     found: list[tuple[Path, Work]] = []
     constants: list[tuple[str, Any]] = []
 
     def visit(path: Path, role: Role, f: Callable[..., Any], jaxpr: ClosedJaxpr | None, shapes: PyTree) -> None:
-        if jaxpr is None:  # it receives what a host computes, so there is nothing to check before it has run
+        if jaxpr is None:  # its input is computed on the host, so only its type can be checked before it runs
             refuse_leaks(f, {"": Held.MIXED})
             return
-        # A loop asks whether to end after each pass, so that is in its body.
+        # A loop tests its end after each pass, so the test belongs to its body.
         found.append(((*path, 0) if role is Role.UNTIL else path, count_releases(jaxpr.jaxpr)))
         constants.extend((place(f), value) for value in jaxpr.consts)
 
     profile = visit_leaves(program, state, data, clients, visit)
-    passes: dict[Path, tuple[int, int]] = {(): (1, 1)}  # of a body: in one run of its loop, and runs
+    passes: dict[Path, tuple[int, int]] = {(): (1, 1)}  # by body: (passes in one run of its loop, runs of the loop)
     for body, around, loop in profile.loops:
         passes[body] = loop.at_most, math.prod(passes[around])
     made = []
@@ -289,17 +289,17 @@ def program_releases(
 def refuse_copies(task: Task, held: Iterable[tuple[str, Any]]) -> None:
     """Refuse arrays that a method, a cost or a penalty holds beside its arguments if they hold examples of the task.
 
-    Whatever is computed of them has no noise. Only equal rows are found: a mean of examples is a number like any other.
+    Results computed from such arrays lack noise. Only equal rows are found; a mean of examples goes unnoticed.
     """
     arrays = [(where, np.asarray(each)) for where, each in held if eqx.is_array(each) and not isinstance(each, Tracer)]
     for leaf in jax.tree.leaves(task.data):
-        # Of single numbers only all of a client's together are telling.
+        # Single numbers match by chance: compare all numbers of a client together.
         row = leaf.shape[2 if task.owner is None else 1 :] or leaf.shape[-1:]
         alike = [(where, each) for where, each in arrays if each.shape[each.ndim - len(row) :] == row]
         if not alike or leaf.dtype.kind != "f" or not getattr(leaf, "is_fully_addressable", True):
             continue
         rows = np.asarray(leaf).reshape(-1, math.prod(row))
-        # A constant row may be anything, and so may one of zeros and ones.
+        # Constant rows and rows of zeros and ones may match by chance.
         telling = (np.ptp(rows, axis=1) > 0) & ~np.isin(rows, (0, 1)).all(axis=1)
         examples = {each.tobytes() for each in rows[telling]}
         for where, each in alike:
@@ -309,7 +309,7 @@ def refuse_copies(task: Task, held: Iterable[tuple[str, Any]]) -> None:
 
 
 def first_state(task: Task, method: Method) -> PyTree:
-    """The shapes of what one client starts a method from."""
+    """Return the shapes of one client's first state for a method."""
 
     def start(params: PyTree, hyper: PyTree) -> PyTree:
         links = None if find_recurrent(method) is None else LinkEstimates.none(task.clients)

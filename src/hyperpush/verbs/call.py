@@ -54,16 +54,16 @@ class Call:
         return self.method.bind(self.network, self.engine, self.task)
 
     def status(self, run: RunResult) -> Status:
-        """The method's status of the states that it ended with, the chosen estimator, and refused members."""
+        """Return the method's status at its final states, with the chosen estimator and refused members."""
         found = replace(
             self.adapted.status(run.states), chosen=self.method.choice(self.engine, self.task, self.network)
         )
         return found.refusing(run.refused)
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
-        """The call with `seeds=`, several runs as one result; or with `save=`, a run that is kept in a folder.
+        """Run the call with `seeds=` as one result of several runs, or with `save=` as a run kept in a folder.
 
-        `own` are the options of the verb that tell a call from another one; engine and hooks change no numbers.
+        `own` holds the options that identify the call; engine and hooks do not change its numbers.
         """
 
         def run(key: PRNGKeyArray, folder: Path | None = None) -> Any:
@@ -89,7 +89,7 @@ class Call:
         step: int = 0,
         recipe: ProgramRecipe | None = None,
     ) -> RunResult:
-        """Run the method, or a recipe made of it, from these states; hooks see the rows that are recorded."""
+        """Run the method, or a recipe made from it, from these states; hooks see the recorded rows."""
         listener, adapted = listen(self.hooks), self.adapted
         recipe = program_of(adapted, self.task.problem) if recipe is None else recipe
         if isinstance(self.method, HypergradientEstimator):
@@ -111,7 +111,7 @@ class Call:
         return run
 
     def _advice(self) -> str | None:
-        """Advice after a divergence whose cause is in the task; None where none was found."""
+        """Return advice after a divergence caused by the task; None if no such cause was found."""
         if found := large_column(self.task):
             return f"{found[0].upper()}{found[1:]}. Or take a smaller step size."
         if isinstance(self.method, HypergradientEstimator) and self.certifier(self.task).is_ill_posed():
@@ -119,7 +119,7 @@ class Call:
         return None
 
     def after(self, run: RunResult, links: LinkEstimates | None, **at: Any) -> tuple[Task, Costs]:
-        """The task at the point that a run reached, with what was released of its data, and what the run cost."""
+        """Return the task at the point that a run reached, with the releases of its data, and the run's costs."""
         solver = next((part for part in (self.method, *self.method.parts()) if isinstance(part, InnerSolver)), None)
         before = last_point(self.task, self.network) if solver is None else None
         trained = solver.iteration if solver is not None else {} if before is None else before.iteration
@@ -128,7 +128,7 @@ class Call:
 
     @cached_property
     def start_size(self) -> float | None:
-        """The size of the params before the first training; None where nobody may know it."""
+        """The size of the params before the first training; None on private tasks and with several processes."""
         if self.task.point is not None and self.task.point.start is not None:
             return self.task.point.start
         if self.task.privacy is not None or processes.count() > 1:
@@ -137,7 +137,7 @@ class Call:
         return float(np.sqrt(sum(squares) / (1 if self.task.owner is not None else self.task.clients)))
 
     def certifier(self, task: Task) -> Certifier:
-        """What judges the params of a task that this call has led to."""
+        """Return the certifier of the params of `task`, to which this call has led."""
         return Certifier(task, self.method, self.adapted, self.network, self.engine, self.key)
 
     def _spend(self, after: Task) -> Task:
@@ -148,14 +148,14 @@ class Call:
 
 
 def run_keys(key: PRNGKeyArray, seeds: Any) -> list[PRNGKeyArray]:
-    """A key for each of several runs."""
+    """Return a key for each of several runs."""
     if isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds):
         return [check_key(each) for each in seeds]
     return list(jax.random.split(key, check_integer("seeds", seeds, minimum=1)))
 
 
 def after_all(task: Task, runs: Sequence[Result]) -> Task:
-    """The task with what several runs released of its data, one after the other."""
+    """Return the task with the releases of several runs, one after the other."""
     if task.privacy is None:
         return task
     before = Budget() if task.spent is None else task.spent
@@ -163,10 +163,10 @@ def after_all(task: Task, runs: Sequence[Result]) -> Task:
 
 
 def client_axis(task: Task) -> tuple[int, ...]:
-    """The leading axis of what all clients have one number of; one party's task has none."""
+    """Return the shape of an array with one number per client; () for one party's task."""
     return (task.clients,) if task.owner is None else ()
 
 
 def last_point(task: Task, network: Network) -> LastPoint | None:
-    """Where the last run on this network left off; what another network left is of no use."""
+    """Return the end point of the last run on this network; None if the last run used another network."""
     return task.point if task.point is not None and task.point.network == network else None

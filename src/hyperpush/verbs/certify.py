@@ -29,23 +29,23 @@ from hyperpush.solving.judgment import FINEST
 from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task
 
-PRODUCTS = 200  # of the Newton step after training, where no estimate has seen the Hessian
-DIFFERENT = 3  # times what two estimates claim, or what was asked for: one of them is wrong
+PRODUCTS = 200  # limit of the Newton step after training, when no estimate has used the Hessian
+DIFFERENT = 3  # two estimates that differ by more than this multiple of their claimed errors disagree
 CLOSE = "near the solution: a hypergradient will check it"
 NOT_CERTIFIED = Status(None, "not certified")
 
 
 @dataclass(frozen=True)
 class Certifier:
-    """What judges the params of one call of a verb, with the task as it is after the call.
+    """Judge of the params of one call of a verb, with the task after the call.
 
     Args:
-        task: At the params and hypers to judge.
+        task: The task at the params and hypers to judge.
         given: The method as it was passed to the verb.
         adapted: The method as it ran.
-        network: Of the call; no message is sent on it.
-        engine: Of the call.
-        key: Of the call.
+        network: The network of the call; judging sends no messages on it.
+        engine: The engine of the call.
+        key: The key of the call.
     """
 
     task: Task
@@ -63,11 +63,11 @@ class Certifier:
         again: bool = False,
         value: PyTree = None,
     ) -> Status:
-        """The status of an estimate at these params, or of a solution that ends here.
+        """Return the status of an estimate at these params, or of a solution that ends here.
 
-        `sizes` are the clients' ‖v_i‖ at the first outer step; None for a single estimate. `again` asks also after an
-        estimator that judges itself, whose last estimate was made elsewhere. `value` is the estimate, if it was made
-        here: one that claims to be right is compared with that of TreeCG.
+        `sizes` are the clients' ‖v_i‖ at the first outer step; None for a single estimate. `again` judges
+        even after an estimator that judges itself, because its last estimate was made elsewhere. `value` is the
+        estimate if it was made here: if its status converged, it is compared with the estimate of TreeCG.
         """
         kind = problem_of(self.given)
         if ambient().engine is not None or not kind:
@@ -90,7 +90,7 @@ class Certifier:
         return judged if value is None or not judged.converged else self._compared(judged, value, found)
 
     def _compared(self, status: Status, value: PyTree, found: HypergradientState) -> Status:
-        """The status of an estimate that claims to be right, beside TreeCG's at the same params."""
+        """Return the status of a converged estimate after comparing it with TreeCG's at the same params."""
         known, terms = _status(found).error or 0.0, np.asarray(found.terms, np.float64)
         kind = jnp.result_type(*jax.tree.leaves(self.task.params))
         scale = max(_distance_of(found.value), float(np.sqrt(jnp.finfo(kind).eps * np.mean(terms**2))))
@@ -102,7 +102,7 @@ class Certifier:
         return replace(status, converged=False, reason="inaccurate", error=off, failed=1)
 
     def judge_params(self, status: Status, certify: bool = True) -> Status:
-        """The status of params after training: how far they are from solving the inner problem."""
+        """Return the status of params after training, by their distance from solving the inner problem."""
         kind = problem_of(self.given)
         if ambient().engine is not None or not kind:
             return status
@@ -128,20 +128,20 @@ class Certifier:
         return status.judged(found)
 
     def _with_caveat(self, reason: str) -> str:
-        """The reason, and why the solver's params are not quite the solution."""
+        """Return the reason with the solver's caveat, which explains a remaining bias of its params."""
         caveat = getattr(self.adapted, "caveat", "")
         return f"{reason}; {caveat}" if caveat else reason
 
     def judge_own(self, size: float = 0.0) -> Status:
-        """The status of params that are to solve each client's own inner problem.
+        """Return the status of params that should solve each client's own inner problem.
 
-        `size` is that of the hypergradient at the first outer step; 0 where there was none.
+        `size` is the size of the hypergradient at the first outer step; 0 without an outer step.
         """
         found = self._run(_judge_own, OwnJudge(self.task.common), size=jnp.full(self.task.clients, size))
         return _status(found)
 
     def is_ill_posed(self) -> bool:
-        """Whether TreeCG finds the mean Hessian singular or indefinite at these params; False where it cannot look."""
+        """True if TreeCG finds the mean Hessian singular or indefinite at these params; False if it cannot run."""
         if ambient().engine is not None or problem_of(self.given) != "shared" or self.unseen():
             return False
         try:
@@ -150,7 +150,7 @@ class Certifier:
             return False
 
     def unseen(self) -> str:
-        """Reason why no machine can look at all clients' params; empty where one can."""
+        """Reason why one machine cannot see all clients' params; empty if one can."""
         if self.task.privacy is not None:
             return "private data"
         if self.engine.hosts_one:
@@ -170,10 +170,10 @@ class Certifier:
 
 
 def estimate_recipe(given: Method, adapted: Method, task: Task, engine: Engine) -> ProgramRecipe:
-    """The recipe of an estimator's program, `adapted` to its network from what was `given`.
+    """Return the recipe of an estimator's program; `adapted` is the `given` method bound to its network.
 
-    Among peers, where nobody sees all clients, they average along a tree how far their params are apart. They do not if
-    they are asynchronous, have private data or distrust each other.
+    Peers see one client each, so they average the disagreement of their params along a tree. They skip it if they are
+    asynchronous, have private data or distrust each other.
     """
     if engine.hosts_one and not engine.no_tree and _trust(given) and problem_of(given) == "shared":
         return ProgramRecipe(_compared, (adapted, task.problem))
@@ -181,7 +181,7 @@ def estimate_recipe(given: Method, adapted: Method, task: Task, engine: Engine) 
 
 
 def start_of(task: Task) -> Array | None:
-    """The norm of each client's params before training; None if nobody knows."""
+    """Return the norm of each client's params before training; None if it is unknown."""
     if task.point is None or task.point.start is None:
         return None
     size = jnp.asarray(task.point.start, jnp.result_type(*jax.tree.leaves(task.params)))
@@ -215,7 +215,7 @@ def _status(found: HypergradientState) -> Status:
 
 
 def _distance_of(one: PyTree, other: PyTree = None) -> float:
-    """The root mean square over clients of what two estimates differ by; of one estimate if there is no other."""
+    """Return the root mean square over clients of the difference of two estimates, or of one estimate."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(one)]
     others = [0.0] * len(leaves) if other is None else [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(other)]
     squares = sum(float(np.sum(np.square(a - b))) for a, b in zip(leaves, others, strict=True))
@@ -231,7 +231,7 @@ def _trust(method: Method) -> bool:
 
 
 def problem_of(method: Method) -> Literal["", "shared", "own"]:
-    """The inner problem that a method's result depends on: the shared one, each client's own, or none."""
+    """Return the inner problem that a method's result depends on: the shared one, each client's own, or none."""
     parts = _parts(method)
     solver = next((part for part in parts if isinstance(part, InnerSolver)), None)
     estimator = next((part for part in parts if isinstance(part, HypergradientEstimator)), None)
@@ -244,6 +244,6 @@ def problem_of(method: Method) -> Literal["", "shared", "own"]:
 
 
 def _with_products(method: Method, problem: Problem) -> Problem:
-    """The problem with products as the method takes them: of differences where costs have no second derivatives."""
+    """Return the problem with the method's products: differences of gradients if it asks for them."""
     differ = any(getattr(part, "products", "exact") == "difference" for part in _parts(method))
     return DifferenceProblem.of(problem) if differ else problem

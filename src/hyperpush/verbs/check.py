@@ -1,4 +1,4 @@
-"""Whether an estimate can be trusted on a task: compared with finite differences of the solved problem."""
+"""Check of an estimate on a task against finite differences of the solved problem."""
 
 import math
 from typing import Literal
@@ -24,9 +24,9 @@ from hyperpush.verbs.checks import check_call
 from hyperpush.verbs.hypergradient import hypergradient
 from hyperpush.verbs.results import Estimate
 
-LENGTH = 1e-3  # of a finite difference, relative to the hypers
+LENGTH = 1e-3  # length of a finite difference, relative to the hypers
 SOLVED = 1e-6  # distance from the solution, relative to its size, at which the inner problem counts as solved
-ROUNDS, STARTS = 256, 5  # for watching the averaging error
+ROUNDS, STARTS = 256, 5  # rounds and random starts that measure the averaging error
 
 
 @no_type_check
@@ -41,30 +41,30 @@ def check(
     newton_steps: int = 50,
     engine: Engine = Simulate(),
 ) -> Check:
-    """Solve the inner problem on one machine and compare an estimate there with what it should be.
+    """Solve the inner problem on one machine and compare an estimate there with its target.
 
     The inner problem is minimized from the mean of the task's params by a trust-region Newton method in float64, with
-    products only. The estimate is compared with central differences of the mean outer cost along random unit directions
-    of all clients' hypers, the inner problem solved anew at each end, and with the closed form. Differences notice
-    derivatives that are wrong, the closed form notices every component.
+    products only. The estimate is compared with the closed form and with central differences of the mean outer cost.
+    These follow random unit directions of all clients' hypers, with the inner problem solved anew at each end.
+    Differences reveal wrong derivatives; the closed form checks every component.
 
-    Estimators with another target are compared with that target. `"local"` takes each client's own inner problem,
-    `"direct"` leaves params as they are. For `"client"`, each direction moves the hypers of one client, and the slope
+    Estimators with another target are compared with that target. `"local"` solves each client's own inner problem,
+    `"direct"` holds params fixed. For `"client"`, each direction moves the hypers of one client, and the slope
     is that of its own outer cost.
 
-    **Use it** before you trust an estimator on a new kind of task, on a small instance of it. **Avoid it** where data
+    **Use it** on a small instance of a new kind of task, before you trust an estimator on it. **Avoid it** where data
     must stay with their owners: one machine sees all of them.
 
     Args:
         task: One client's costs and start, and all clients' data. The inner problem must be convex.
         method: The estimator to check.
-        network: Who can send to whom, and when.
+        network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key.
-        directions: Finite differences to take, at least 1. Three are enough to notice wrong derivatives.
+        directions: Number of finite differences, at least 1. Three are enough to reveal wrong derivatives.
         tolerance: Largest relative error with which the check passes, above 0.
-        newton_steps: Newton steps at most, at least 1. Raise it where the report says that the inner problem could not
-            be solved.
-        engine: Where the clients of the estimate run.
+        newton_steps: Largest number of Newton steps, at least 1. Raise it if the report says that the inner
+            problem could not be solved.
+        engine: The engine that runs the estimate's clients.
 
     Returns:
         A `Check`; `print` shows its report.
@@ -123,7 +123,7 @@ def check(
         tolerance=tolerance,
         estimate=estimate,
         solution=solution,
-        # A Newton step can lead to a saddle, too: curvatures must not be negative, but for rounding.
+        # A Newton step can lead to a saddle, too: curvatures must not be negative, up to rounding.
         solved=missing <= SOLVED and smallest >= -1e-9 * largest,
         gradient_norm=found.gradient_norm,
         newton_step=missing,
@@ -152,9 +152,9 @@ def check(
 def _estimate_at(
     solution: PyTree, task: Task, method: HypergradientEstimator, network: Network, key: PRNGKeyArray, engine: Engine
 ) -> Estimate | None:
-    """The estimate at the inner solution, or where it trained itself; None if it, or the solution, is not finite.
+    """Return the estimate at the inner solution, or where it trained itself; None if anything is not finite.
 
-    Nobody has trained on the network, so that nobody has seen its links: its true means serve.
+    No training on this network has measured its links, so its true means serve.
     """
     if isinstance(method, Recurrent):
         method = method.with_options(links="means")
@@ -168,7 +168,7 @@ def _estimate_at(
 
 
 def _farthest(rows: PyTree, others: PyTree) -> float:
-    """The largest distance between a client's params in one and in the other."""
+    """Return the largest distance between a client's params in `rows` and in `others`."""
     squares = jax.tree.map(lambda a, b: np.sum((a - b).reshape(len(a), -1) ** 2, axis=1), rows, others)
     return math.sqrt(np.max(np.sum(jax.tree.leaves(squares), axis=0)))
 
@@ -176,7 +176,7 @@ def _farthest(rows: PyTree, others: PyTree) -> float:
 def _directions(
     key: PRNGKeyArray, hypers: PyTree, count: int, target: Target
 ) -> tuple[PyTree, Float[np.ndarray, "d n"]]:
-    """Random unit directions of the hypers, and how the clients' outer costs count in the slope along each."""
+    """Return random unit directions of the hypers, and the clients' weights in the slope along each."""
     leaves, structure = jax.tree.flatten(hypers)
     n = leaves[0].shape[0]
     weights = np.full((count, n), 1 / n if target == "global" else 1.0)
@@ -199,13 +199,13 @@ def _value(held: tuple[Float[Array, " starts"], Float[Array, ""]], ctx: Context)
 
 
 def _tenfold(network: Network, averaging: str, key: PRNGKeyArray) -> float | None:
-    """Rounds in which the distance from the mean falls tenfold, for random numbers; the median of a few starts."""
+    """Return the rounds in which random numbers get ten times closer to their mean; the median of a few starts."""
     n, program = network.clients, ProgramRecipe(_averaging, ("gossip" if averaging == "gossip" else "push",))
     values = jax.random.normal(key, (n, STARTS))
     outcome = Simulate().run(program, network, (values, jnp.ones(n)), jnp.zeros((n, 1)), key, record={"loop": _value})
     course = np.concatenate([np.asarray(values)[None], np.asarray(outcome.history["loop"])])
     errors = np.linalg.norm(course - course[0].mean(axis=0), axis=1)
-    decades = np.log10(errors[0] / np.maximum(errors, 1e-6 * errors[0]))  # beyond that, rounding is near
+    decades = np.log10(errors[0] / np.maximum(errors, 1e-6 * errors[0]))  # below that, rounding dominates
     ends = np.argmax(decades == decades.max(axis=0), axis=0)
     digits = np.take_along_axis(decades, ends[None], axis=0)[0]
     return float(np.median(ends / digits)) if np.all(digits > 0.1) else None

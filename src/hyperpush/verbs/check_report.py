@@ -1,4 +1,4 @@
-"""What `hp.check` found, what is wrong with it, and its report of one screen."""
+"""Result of `hp.check`: its numbers, its warnings and its report of one screen."""
 
 import math
 import sys
@@ -14,22 +14,22 @@ from hyperpush.verbs import panels
 from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import Estimate
 
-SERIES = 1e-4  # what the suggested number of steps leaves of HGP's series
+SERIES = 1e-4  # share of HGP's series that the suggested number of steps leaves out
 
 
 @dataclass(frozen=True)
 class Check(Pictured):
-    """An estimate at the solution of the inner problem, what it should be, and what would serve it.
+    """An estimate at the solution of the inner problem, its reference values, and suggested settings.
 
     Attributes:
         estimator: The estimator that was checked.
         network: The network's name.
-        tolerance: Largest relative error with which it passes.
+        tolerance: Largest relative error of an estimate that passes.
         estimate: The estimate at the solution; None if it diverged.
-        solution: The params where it was taken, clients on axis 0.
-        solved: Whether these, and those at the ends of the differences, are minima.
+        solution: The params of the estimate, clients on axis 0.
+        solved: True if the solution and the params at the ends of the differences are minima.
         gradient_norm: Norm of the inner gradient at the solution.
-        newton_step: Length of a Newton step from there or from an end of the differences, the longest, relative to
+        newton_step: Length of the longest Newton step from the solution or from an end of the differences, relative to
             the size of the params.
         given_gradient_norm: Norm of the inner gradient at the mean of the given params.
         given_distance: Largest distance of a client's given params from the solution.
@@ -38,17 +38,17 @@ class Check(Pictured):
         directions: Directions of the hypers, leaves [directions, clients, …].
         length: h of the finite differences.
         differences: Slopes of the solved problem along the directions.
-        uncertainties: Changes of these from h to h/2.
+        uncertainties: Changes of these slopes from h to h/2.
         predictions: The estimate's slopes.
-        reference: What the estimate should be: the closed form, by conjugate gradients.
-        residual: Largest relative residual of these.
+        reference: The closed form of the target, by conjugate gradients.
+        residual: Largest relative residual of these conjugate gradients.
         reference_error: Relative ℓ2 distance of the estimate from the reference.
-        largest: Largest eigenvalue of the Hessian that the target inverts: the mean one, or the clients' own.
-        smallest: The smallest one.
-        tenfold: Rounds in which the network's averaging error falls tenfold; None if it does not.
+        largest: Largest eigenvalue of the Hessian that the target inverts: the mean Hessian, or the clients' own.
+        smallest: Its smallest eigenvalue.
+        tenfold: Rounds in which the network's averaging error falls tenfold; None if it does not fall.
         own_smallest: Smallest eigenvalue of any client's own Hessian at the solution.
         sensitivity: Largest change of the solution per change of the hypers along the directions, |dx|/|dλ|.
-        window: Rounds after which whatever anyone sends has reached all (repeated connection).
+        window: Rounds in which a message from any client reaches all others (repeated connection).
     """
 
     estimator: HypergradientEstimator
@@ -80,7 +80,7 @@ class Check(Pictured):
 
     @property
     def condition(self) -> float:
-        """λ_max/λ_min of the Hessian; infinite where it is not positive definite."""
+        """λ_max/λ_min of the Hessian; infinite if it is not positive definite."""
         return self.largest / self.smallest if self.smallest > 0 else math.inf
 
     @property
@@ -90,7 +90,7 @@ class Check(Pictured):
 
     @property
     def passed(self) -> bool:
-        """Whether the inner problem is solved and the estimate within `tolerance` of differences and reference."""
+        """True if the inner problem is solved and the estimate within `tolerance` of differences and reference."""
         return self.solved and self.difference_error <= self.tolerance and self.reference_error <= self.tolerance
 
     @property
@@ -100,19 +100,19 @@ class Check(Pictured):
 
     @property
     def suggested_steps(self) -> int | None:
-        """log(1e-4)/log(1 − λ_min/λ_max): what HGP needs with that step size; None if it does not converge."""
+        """log(1e-4)/log(1 − λ_min/λ_max): HGP's steps with that step size; None if it does not converge."""
         return None if self.suggested_step_size is None else self._steps(self.suggested_step_size, SERIES)
 
     def _steps(self, step_size: float, left: float) -> int | None:
-        """Terms of Σ_m (I − ηH)^m after which `left` of it is missing."""
+        """Number of terms of Σ_m (I − ηH)^m after which the share `left` is missing."""
         shrink = max(abs(1 - step_size * self.smallest), abs(1 - step_size * self.largest))
-        if not shrink < 1:  # nor for nan
+        if not shrink < 1:  # also if shrink is NaN
             return None
         return 1 if shrink <= left else math.ceil(math.log(left) / math.log(shrink))
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons why the estimate, or this check, may be wrong; what the estimate's status says comes first."""
+        """Reasons why the estimate, or this check, may be wrong; those of the estimate's status come first."""
         said = [] if self.estimate is None else self.estimate.warnings
         said += self._warnings_of_the_problem()
         return said + self._warnings_of_the_estimate() + self._warnings_of_the_check() if self.solved else said

@@ -1,4 +1,4 @@
-"""Checks of what a verb is called with: anything of the wrong kind is refused in one line that says what is right."""
+"""Checks of a verb's arguments. A wrong argument is refused in one line that names the allowed values."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from hyperpush.verbs.budget import budget
 
 
 def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engine: Any = Simulate()) -> PRNGKeyArray:
-    """Refuse arguments of the wrong kind, and those that do not fit each other; returns the key."""
+    """Refuse arguments of the wrong kind or that do not fit each other; return the key."""
     keep_compiled_code()
     check_task(task)
     check_method(method, kind)
@@ -31,12 +31,12 @@ def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engin
     for part in (method, *method.parts()):
         check_batch_size(part, task)
     if task.privacy is not None:
-        budget(task, method.bind(network, engine, task))  # refuses what lets data out
+        budget(task, method.bind(network, engine, task))  # refuses methods that send data without noise
     return check_key(key)
 
 
 def check_hypers(task: Task) -> None:
-    """Refuse a task that has nothing to differentiate by."""
+    """Refuse a task whose costs and penalties do not depend on the hypers."""
     if not task.uses_hypers and not task.joint:
         given = "hypers that no cost or penalty contains"
         raise InvalidInput("task.hypers", given, "an inner cost, outer cost or penalty that depends on its hyper")
@@ -51,14 +51,14 @@ def check_common(task: Task, method: Method) -> None:
         return
     fits = [name for name, each in registered("algorithms").items() if bool(each.info.fixed_point) == task.common]
     name = type(method).__name__
-    what = "makes all hypers agree" if agree else "gives every client hypers of its own"
+    what = "makes all hypers agree" if agree else "gives every client its own hypers"
     ask = "hp.Task(…, common=True)" if agree else "common=False"
     raise InvalidInput("task.common", task.common, f"{ask} for {name}, which {what}; or one of {', '.join(fits)}")
 
 
 def check_task(given: Any) -> Task:
-    """Refuse what is no task, and tasks whose arrays are being traced."""
-    if isinstance(getattr(given, "task", None), Task):  # a result, or a run that was loaded
+    """Raise InvalidInput unless `given` is a Task with concrete arrays."""
+    if isinstance(getattr(given, "task", None), Task):  # a result or a loaded run
         allowed = f"its task: .{'result.' * hasattr(given, 'result')}task is the task at the point reached"
         raise InvalidInput("task", f"a {type(given).__name__}", allowed)
     if not isinstance(given, Task):
@@ -66,7 +66,7 @@ def check_task(given: Any) -> Task:
             "task", _describe(given), "hp.Task(…) as the first argument: verb(task, method, network, key=…)"
         )
     if given.is_multi_seed:
-        allowed = "the task of one run: a result of several seeds leads to no one point"
+        allowed = "the task of one run: a result of several seeds lacks a single end point"
         raise InvalidInput("task", "the task of several seeds", allowed)
     leaves = jax.tree.leaves((given._params, given._hypers, [each.given for each in given._sets.values()]))
     if any(isinstance(leaf, Tracer) for leaf in leaves):
@@ -76,7 +76,7 @@ def check_task(given: Any) -> Task:
 
 
 def check_method(given: Any, kind: type[Method]) -> None:
-    """Refuse what is no method of this kind, and say which verb takes it or how it is made."""
+    """Refuse anything but a method of this kind; name the verb that takes it, or show how to construct one."""
     if isinstance(given, kind):
         return
     label = {"InnerSolver": "an inner solver", "HypergradientEstimator": "a hypergradient estimator"}
@@ -91,7 +91,7 @@ def check_method(given: Any, kind: type[Method]) -> None:
 
 
 def check_engine(given: Any, task: Task) -> None:
-    """Refuse what is no engine, and one that hosts all clients for one party's task."""
+    """Refuse anything but an engine, and an engine of all clients for one party's task."""
     check_engine_kind(given)
     if task.owner is not None and not given.hosts_one:
         name = task.names[task.owner]
@@ -107,7 +107,7 @@ def check_engine_kind(given: Any) -> None:
 
 
 def check_batch_size(method: Method, task: Task) -> None:
-    """Refuse mini-batches of more examples than any client has. Who has fewer than others gives all."""
+    """Refuse mini-batches of more examples than any client has. Clients with fewer examples use all of them."""
     size = getattr(method, "batch_size", None)
     most = rows(task.train, one=False) if task.owner is None else task.most_examples
     if isinstance(size, int) and most is not None and size > most:
@@ -116,7 +116,7 @@ def check_batch_size(method: Method, task: Task) -> None:
 
 
 def check_key(given: Any) -> PRNGKeyArray:
-    """A JAX key, from itself or from a whole number."""
+    """Return a JAX key from a key or a whole number."""
     if isinstance(given, int | np.integer) and not isinstance(given, bool) and 0 <= given < 2**32:
         return jax.random.key(int(given))
     if isinstance(given, jax.Array) and jnp.issubdtype(given.dtype, jax.dtypes.prng_key) and given.shape == ():
@@ -127,7 +127,7 @@ def check_key(given: Any) -> PRNGKeyArray:
 
 
 def check_network(given: Any, task: Task, method: Method) -> None:
-    """Refuse what is no network, one of another size, and one that the method cannot use."""
+    """Refuse anything but a network of the task's size that the method can use."""
     check_network_kind(given)
     if given.clients != task.clients:
         allowed = f"a network of {task.clients} clients, as the task has"
@@ -148,7 +148,7 @@ def check_network_kind(given: Any) -> None:
 
 
 def check_links(method: Method, network: Network) -> None:
-    """Refuse a network that a method cannot use, with the reason and the methods of its kind that would work."""
+    """Refuse a network that a method cannot use, with the reason and the methods of its kind that work there."""
     kind = method.info.network
     fits = {"two-way": network.two_way(), "undirected": not network.directed}
     if not fits.get(kind, True):
@@ -164,7 +164,7 @@ def check_links(method: Method, network: Network) -> None:
 
 
 def _describe(given: Any) -> Any:
-    """A thing as an error shows it: arrays and long things by their type."""
+    """Return an argument as errors show it: arrays and long values by their type."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
     text = repr(given)

@@ -1,4 +1,4 @@
-"""What a result cost."""
+"""Communication and computation of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,17 +12,17 @@ from hyperpush.task.task import Task
 
 @dataclass(frozen=True)
 class Costs:
-    """What each client sent and computed.
+    """Communication and computation of each client.
 
     Attributes:
         rounds: Rounds of communication.
         floats: Numbers that each client sent. A message to several receivers counts once.
-        bytes: Bytes that a client sent over its links, the mean over clients.
-        largest_bytes: The same for the client that sent most.
+        bytes: Bytes that a client sent over its links, averaged over clients.
+        largest_bytes: Bytes of the client that sent most.
         gradients: Gradients of the inner and the outer cost.
         hessian_products: Products with ∂²_xx f.
         jacobian_products: Products with ∂²_λx f.
-        accesses: By data set, how many of these gradients and products used it.
+        accesses: Number of these gradients and products by data set.
 
     Example:
         >>> import hyperpush as hp
@@ -43,7 +43,7 @@ class Costs:
 
     @classmethod
     def of(cls, run: RunResult, task: Task | None = None) -> "Costs":
-        """The costs of a run, with accesses to the data sets of a task if there is one."""
+        """Return the costs of a run; with a task also the accesses to its data sets."""
         used = {} if task is None else {name: run.work[accesses(name)] for name in task.data.sets}
         return cls(
             run.rounds,

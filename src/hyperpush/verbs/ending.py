@@ -1,4 +1,4 @@
-"""Judge where a bilevel algorithm ended: right params, the gradient there, growth, and other points of the papers."""
+"""Judge the end of a bilevel algorithm: params, gradient, growth, and other fixed points from the papers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,12 +24,12 @@ from hyperpush.verbs.costs import Costs
 if TYPE_CHECKING:
     from hyperpush.verbs.call import Call
 
-TERMS = 1e-6  # of the terms of a hypergradient: what is smaller at the start may be rounding
-GROWTH = 1e6  # times the larger of start and data: no fit of the data needs params of that size
+TERMS = 1e-6  # share of a hypergradient's terms; a smaller gradient at the start may be rounding
+GROWTH = 1e6  # multiple of the larger of start and data; larger params count as growing
 
 
 def judge_ending(call: "Call", status: Status, after: Task, found: BilevelState, certify: bool) -> tuple[Status, Costs]:
-    """The status of a bilevel algorithm that ended at the task `after`, and what judging cost."""
+    """Return the status of a bilevel algorithm that ended at the task `after`, and the costs of judging."""
     method: Algorithm = call.method
     if ambient().engine is not None:
         return status, Costs()
@@ -50,7 +50,7 @@ def judge_ending(call: "Call", status: Status, after: Task, found: BilevelState,
 
 
 def judge_growth(status: Status, before: Task, after: Task) -> Status | None:
-    """The status *growing* where params or hypers are a million times larger than the start and the data; else None."""
+    """Return the status *growing* if params or hypers are a million times larger than start and data; else None."""
     if processes.count() > 1:
         return None
     for old, new in ((before.params, after.params), (before.hypers, after.hypers)):
@@ -74,7 +74,7 @@ def _judge_nested(call: "Call", status: Status, after: Task, found: BilevelState
 
 
 def _without_gradient(method: Algorithm) -> str:
-    """Reason why the first and the last hypergradient of a nested algorithm do not tell whether it is stationary."""
+    """Return the reason why a nested algorithm's first and last hypergradients cannot show stationarity."""
     if getattr(method, "stop", None) is not None:
         return "early stopping reports another step than the last"
     return "" if getattr(method, "ties", None) is None else "ties add a penalty to the gradient"
@@ -98,7 +98,7 @@ def _judge_single_loop(call: "Call", status: Status, after: Task) -> tuple[Statu
 
 
 def _compare(status: Status, began: Ending, ended: Ending, agree: bool, other: OtherPoint) -> Status:
-    """The status with the gradient at the end over that at the start, both at solved params."""
+    """Return the status with the ratio of the gradients at end and start, both at solved params."""
     for where, each in (("start", began), ("end", ended)):
         for what, report in (("inner problem", each.training), ("hypergradient", each.estimate)):
             if (known := report.status()).converged is not True:
@@ -113,7 +113,7 @@ def _compare(status: Status, began: Ending, ended: Ending, agree: bool, other: O
 
 
 def _with_gradient(status: Status, first: PyTree, last: PyTree, agree: bool, floor: float) -> Status:
-    """The status with `gradient` and `stationary`. Where the first is below `floor` it may be rounding."""
+    """Return the status with `gradient` and `stationary`. A first gradient below `floor` may be rounding."""
     sizes = [_length(_mean(each)) if agree else _rms(each) for each in (first, last)]
     if sizes[0] <= floor:
         return replace(status, stationary_reason="the start was stationary up to rounding")
@@ -122,7 +122,7 @@ def _with_gradient(status: Status, first: PyTree, last: PyTree, agree: bool, flo
 
 
 def _floor(first: PyTree, agree: bool, ends: Ends) -> float:
-    """A size of the first gradient below which it may be rounding, or the error of the estimates in it."""
+    """Return the size below which the first gradient may be rounding or the error of its estimates."""
     terms = float(np.sqrt(np.mean(np.square(np.asarray(ends.terms, np.float64)))))
     error = max(float(np.max(np.asarray(ends.error))), 0.0) if agree else 0.0
     return max(TERMS * terms, error * _rms(first))
@@ -131,7 +131,7 @@ def _floor(first: PyTree, agree: bool, ends: Ends) -> float:
 def _run(
     call: "Call", recipe: Any, task: Task, judge: bool, look: bool = False, size: float = 0.0
 ) -> tuple[Ending, Costs]:
-    """What the program finds at the point of a task."""
+    """Run the program at the point of a task; return its end and costs."""
     kind = jnp.result_type(*jax.tree.leaves(task.params))
     start, known = (np.full(task.clients, each, kind) for each in (call.start_size or 0.0, size))
     asked = (np.full(task.clients, each) for each in (judge, look))
@@ -143,7 +143,7 @@ def _run(
 
 
 def _unseen(call: "Call", after: Task) -> str:
-    """Reason why the end cannot be judged; empty where it can."""
+    """Return the reason why the end cannot be judged; empty if it can."""
     if call.method.hides:
         return "its messages carry noise, and judging would send clean ones"
     if after.joint:
@@ -159,7 +159,7 @@ def _unknown(status: Status, why: str) -> Status:
 
 
 def _host(tree: PyTree) -> list[np.ndarray]:
-    """The leaves on the host, clients on axis 0, in float64."""
+    """Return the leaves on the host, clients on axis 0, in float64."""
     return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
 
 
@@ -172,18 +172,18 @@ def _length(leaves: Sequence[np.ndarray]) -> float:
 
 
 def _rms(leaves: Sequence[np.ndarray]) -> float:
-    """The root mean square of the clients' norms."""
+    """Return the root mean square of the clients' norms."""
     return _length(leaves) / float(np.sqrt(max(len(leaves[0]), 1))) if leaves else 0.0
 
 
 def _size(tree: PyTree) -> float:
-    """The largest absolute entry."""
+    """Return the largest absolute entry."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     return max((float(np.max(np.abs(leaf))) for leaf in leaves if leaf.size), default=0.0)
 
 
 def _data_scale(task: Task) -> float:
-    """The largest absolute number of the training data; 1 on a private task."""
+    """Return the largest absolute number of the training data; 1 on a private task."""
     if task.privacy is not None:
         return 1.0
     leaves = jax.tree.leaves(task.data.train)

@@ -119,7 +119,7 @@ def draw_panel(axes: Axes, panel: Panel, titled: bool = True) -> None:
 
 
 def _size(panel: Panel) -> tuple[float, float]:
-    """Width and height of a panel in inches: what has many rows is taller, what has many bars is wider."""
+    """Width and height of a panel in inches: taller with many rows, wider with many bars."""
     if panel.kind == "heat":
         return WIDTH + 1, min(9.0, max(HEIGHT, 1.2 + 0.3 * len(panel.numbers["rows"])))
     if panel.kind == "shares":
@@ -277,7 +277,7 @@ def error_curves(
         high = max(high, np.max(mean + spread, initial=-np.inf))
     axes.set_yscale("log", nonpositive="clip")
     if np.isfinite(low) and np.isfinite(high):
-        # A band that reaches zero has no bottom on a logarithmic axis; the means set the view.
+        # A band down to zero is unbounded on a logarithmic axis; the means set the view.
         axes.set_ylim(low / 2, high * 2)
     if log_x:
         axes.set_xscale("log")

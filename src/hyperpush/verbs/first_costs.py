@@ -22,8 +22,8 @@ HINT = "finite losses (do labels start at 1? is a logarithm or a division taken 
 def check_first_costs(task: Task) -> None:
     """Refuse NaN or infinite losses at the task's params; name the first client and example.
 
-    A NaN loss often has a finite gradient, so that training would go on and end somewhere else. Private tasks are not
-    looked at, as the message would tell of an example. One forward pass over all data.
+    A NaN loss often has a finite gradient, so training would continue and end at a wrong point. Private tasks are not
+    checked, because the message would reveal an example. The check takes one forward pass over all data.
     """
     if task.privacy is not None or processes.count() > 1 or ambient().engine is not None:
         return
@@ -37,7 +37,7 @@ def check_first_costs(task: Task) -> None:
 
 
 def _look(given: tuple[Any, ...], donated: PyTree) -> dict[str, tuple[Array, Array]]:
-    """By cost: where clients' losses are not finite [clients, examples], and whether it is one scalar per client."""
+    """Return by cost a mask of losses that are not finite [clients, examples], and True for scalar losses."""
     problem, params, hypers, data = given
 
     def of_client(own: tuple[PyTree, ...]) -> dict[str, tuple[Array, Array]]:

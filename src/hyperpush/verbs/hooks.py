@@ -1,6 +1,6 @@
 """Hooks: observers of a run. They are called between compiled chunks and cannot change its numbers.
 
-Subclass `Hook` and override what is of interest; pass objects to a verb as `hooks=[…]`.
+Subclass `Hook` and override the methods you need; pass objects to a verb as `hooks=[…]`.
 """
 
 import logging
@@ -24,7 +24,7 @@ LOG = logging.getLogger("hyperpush")
 
 
 class Hook:
-    """An observer that does nothing: the base of all hooks. Override what is of interest.
+    """An observer that does nothing: the base of all hooks. Override the methods you need.
 
     Example:
         >>> import jax.numpy as jnp
@@ -40,25 +40,25 @@ class Hook:
     """
 
     def advance(self, loop: str, done: int, total: int) -> None:
-        """Called whenever a loop that the host sees has advanced.
+        """Observe the progress of a loop that runs on the host.
 
         Args:
-            loop: Its name.
+            loop: Name of the loop.
             done: Iterations so far.
-            total: Iterations at most.
+            total: Largest number of iterations.
         """
 
     def row(self, loop: str, step: int, values: Mapping[str, Any]) -> None:
-        """Called for every row of the history, in order.
+        """Observe a row of the history; rows come in order.
 
         Args:
-            loop: The name of the loop that is recorded.
-            step: Iterations after which the row was made; 0: before the first.
-            values: What was measured, by name, clients on axis 0.
+            loop: Name of the recorded loop.
+            step: Iterations before the row; 0: the start.
+            values: Measurements by name, clients on axis 0.
         """
 
     def finish(self) -> None:
-        """Called after the last round."""
+        """Observe the end of the run."""
 
 
 class Listeners:
@@ -79,7 +79,7 @@ class Listeners:
             hook.advance(loop, done, total)
 
     def rows(self, loop: str, iterations: list[int], records: Any) -> None:
-        """Tell rows as they come; of several processes, every one gets the rows of all clients."""
+        """Pass new rows to the hooks; each of several processes gets the rows of all clients."""
         records = processes.gather(records)
         self.told[loop] += len(iterations)
         for place, step in enumerate(iterations):
@@ -88,7 +88,7 @@ class Listeners:
                 hook.row(loop, step, row)
 
     def finish(self, history: Mapping[str, Any], every: int = 1) -> None:
-        """Tell the rows of engines that have them only at the end, and that the run is over."""
+        """Pass on rows that the engine returns only at the end, then finish all hooks."""
         for loop, records in history.items():
             count, told = len(jax.tree.leaves(records)[0]) if jax.tree.leaves(records) else 0, self.told[loop]
             rest = jax.tree.map(lambda leaf, told=told: leaf[told:], records)
@@ -98,15 +98,15 @@ class Listeners:
 
 
 def listen(hooks: Sequence[Any]) -> Listeners | None:
-    """What an engine calls between chunks; None if nobody listens."""
+    """Return the listeners that an engine calls between chunks; None without hooks."""
     return None if isinstance(hooks, Sequence) and not hooks else Listeners(hooks)
 
 
 class Progress(Hook):
-    """Tells a function how far a run is.
+    """Reports the progress of a run to a function.
 
     Args:
-        tell: Called as `tell(loop, done, total)` between compiled chunks. What it raises ends the run.
+        tell: Function called as `tell(loop, done, total)` between compiled chunks. An exception ends the run.
     """
 
     def __init__(self, tell: Callable[[str, int, int], None]):
@@ -121,10 +121,10 @@ class Progress(Hook):
 class Bar(Hook):
     """Shows a bar on stderr while a verb runs: steps done, the latest mean cost, and the time left.
 
-    The bar is drawn on terminals alone. Elsewhere it prints nothing; take `Log` or `JSONLines` there.
+    The bar is drawn on terminals only. Elsewhere it prints nothing; use `Log` or `JSONLines` there.
 
     Args:
-        console: The Rich console to draw on; None: stderr.
+        console: The Rich console to draw on; None uses stderr.
 
     Example:
         >>> import hyperpush as hp
@@ -159,7 +159,7 @@ class Bar(Hook):
 
 
 def cost_note(values: Mapping[str, Any]) -> str:
-    """The mean cost of a row of the history as a bar shows it; empty without a cost."""
+    """Return the mean cost of a row as text for a bar; empty without a cost."""
     cost = means(values).get("cost")
     return "" if cost is None else f", cost {cost:.4g}"
 
@@ -175,7 +175,7 @@ class JSONLines(Hook):
     """Appends every row's means over clients to a file, as events of kind `row` (`hyperpush.runs.events`).
 
     Args:
-        path: The file. It is made if it is not there.
+        path: The file. A missing file is created.
 
     Example:
         >>> import tempfile
@@ -200,7 +200,7 @@ class JSONLines(Hook):
 
 
 def means(values: Mapping[str, Any]) -> dict[str, float]:
-    """Means over clients of what is one number per client."""
+    """Return the mean over clients of every measurement with one number per client."""
     flat = {**values.get("metrics", {}), **{name: value for name, value in values.items() if name != "metrics"}}
     found = {name: np.asarray(value, np.float64) for name, value in flat.items() if hasattr(value, "shape")}
     return {name: float(value.mean()) for name, value in found.items() if value.ndim <= 1}

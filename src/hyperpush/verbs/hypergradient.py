@@ -45,7 +45,7 @@ def hypergradient(
     throw: bool = False,
     certify: bool = True,
 ) -> Estimate:
-    """Estimate how each client's own hypers move the mean outer cost.
+    """Estimate the gradient of the mean outer cost by each client's own hypers.
 
     Client i receives d F̄ / dλ_i for F̄ = (1/n) Σ_s F_s(x*(λ), λ_s), where x*(λ) is the inner solution that all clients
     share. Nothing is trained here: the derivative is taken at `task.params`, so solve the inner problem first
@@ -53,25 +53,25 @@ def hypergradient(
 
     Args:
         task: One client's costs and start, and all clients' data.
-        method: The estimator. `method.info` says which network it needs and what it estimates.
-        network: Who can send to whom, and when.
+        method: The estimator. `method.info` names its network and its target.
+        network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key, as in `hp.train`.
-        links: What clients know of their links, for estimators that reverse them. None: what they saw when the task was
-            trained on this network, or the network's true means if the estimator has `links="means"`.
+        links: The clients' estimates of their links, for estimators that reverse them. None takes the estimates from
+            training on this network, or the network's true means if the estimator has `links="means"`.
         record: By loop, a function of (state, context) of one client whose results go into `history`.
-        engine: Where the clients run, as in `hp.train`.
+        engine: The engine that runs the clients, as in `hp.train`.
         hooks: Observers, as in `hp.train`.
-        seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
-            same class, with a leading seed axis on every array, and has `mean` and `spread`.
+        seeds: Keys of several runs: a number of keys to split from `key`, or a list of keys. None: one run. The result
+            is of the same class, with a leading seed axis on every array, and has `mean` and `spread`.
         save: A folder to keep the run in. The same call again resumes it or returns its result.
         throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
-        certify: Whether to judge the params: a Newton step and a second estimate there show how far the first is off.
-            It about doubles the cost of `TreeCG`; beside other estimators it is computed on one machine, uncounted.
+        certify: True judges the params: a Newton step and a second estimate there show the error of the first. This
+            about doubles the cost of `TreeCG`; for other estimators one machine computes it, uncounted.
 
     Returns:
-        An `Estimate` with `value`, `status` and `costs`. The status says whether the estimate is to be believed:
-        `residual` and `disagreement` tell how far the task's params are from solving the inner problem, `moved` what
-        solving it would change of the value (`hp.Status`).
+        An `Estimate` with `value`, `status` and `costs`. The status judges the estimate. `residual` and `disagreement`
+        measure the distance of the task's params from solving the inner problem. `moved` estimates the change of the
+        value if it were solved (`hp.Status`).
 
     Raises:
         InvalidInput: The method does not fit the task or network; methods that do are listed.
@@ -116,7 +116,7 @@ def hypergradient(
 
 
 def _private_records(task: Task, record: Recorders | None) -> Recorders | None:
-    """What to record; on a private task, refused where it lets data through."""
+    """Return the recorders; on a private task, refuse those that pass data on without noise."""
     if record is None or task.privacy is None:
         return record
     return {name: Recorder(without_data(each.f), each.entry) for name, each in recorders_of(record).items()}

@@ -24,7 +24,7 @@ class Panel:
     Attributes:
         title: The heading.
         kind: `"text"`, `"table"`, `"lines"`, `"bars"`, `"heat"`, `"shares"`, `"network"` or `"image"`.
-        numbers: Its content as JSON can hold it: lists, strings and finite numbers; None where a number is missing.
+        numbers: The content as data for JSON: lists, strings and finite numbers; None for missing numbers.
         note: A sentence below it.
     """
 
@@ -38,17 +38,17 @@ class Panel:
             raise unknown(f"panel {self.title!r}.kind", self.kind, get_args(Kind))
 
     def to_dict(self) -> dict[str, Any]:
-        """The panel as JSON can hold it."""
+        """Return the panel as data for JSON."""
         return asdict(self)
 
 
 class Pictured:
-    """Base of what can be drawn and put on a page: define `panels()`."""
+    """Base of objects that can be drawn and put on a page: define `panels()`."""
 
     def panels(self) -> list[Panel]:
-        """The result's pictures, tables and sentences: each with a title, a kind and its numbers.
+        """Return the result's pictures, tables and sentences, each with a title, a kind and its numbers.
 
-        `hp.report` places them on a page, `plot()` draws those that are pictures.
+        `hp.report` places them on a page; `plot()` draws the pictures.
         """
         raise NotImplementedError
 
@@ -59,13 +59,13 @@ class Pictured:
             A matplotlib figure. Notebooks show it; `figure.savefig("picture.png")` writes it.
 
         Raises:
-            InvalidInput: The extra `pages` is not installed, or the result has no pictures.
+            InvalidInput: The extra `pages` is not installed, or the result lacks pictures.
         """
         return drawing().draw(self.panels())
 
 
 def drawing() -> Any:
-    """The module that draws, imported now; one line that names the extra if matplotlib is missing."""
+    """Import and return the module that draws; name the extra if matplotlib is missing."""
     require("matplotlib", EXTRA)
     from hyperpush.verbs import figures
 
@@ -191,7 +191,7 @@ def image(title: str, path: Path, *, note: str = "") -> Panel:
 
 
 def plain(value: Any) -> Any:
-    """Numbers, arrays and sequences as JSON can hold them: lists, and None for what is not finite."""
+    """Return numbers, arrays and sequences as data for JSON: lists, with None for numbers that are not finite."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):

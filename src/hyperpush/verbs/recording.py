@@ -1,4 +1,4 @@
-"""What is measured on the way of a run, and the history that it becomes."""
+"""Measurements during a run, and the history made from them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,18 +22,18 @@ from hyperpush.task.task import Task
 from hyperpush.verbs.results import RESERVED, History
 
 Metrics = Mapping[str, Cost | tuple[str, Cost]]
-ROWS = 200  # rows of a history, about, if nobody says how many
-HYPERS = 10_000_000  # numbers of all clients' hypers over all rows that a history holds
+ROWS = 200  # approximate default number of rows of a history
+HYPERS = 10_000_000  # limit of a history's hypers: numbers of all clients in all rows
 
 
 class Measured(eqx.Module):
-    """What is measured of one client after a step: its outer cost, its metrics, its hypers."""
+    """Measurements of one client after a step: its outer cost, its metrics, its hypers."""
 
     problem: Problem
     metrics: tuple[tuple[str, str, Cost], ...]  # (name, data set, metric)
     cost: bool = eqx.field(static=True)
     hypers: bool = eqx.field(static=True)
-    reads: str = eqx.field(static=True)  # a digest of what the metrics read: compiled code belongs to it
+    reads: str = eqx.field(static=True)  # digest of values that the metrics read and compiled code contains
 
     def __call__(self, state: Any, ctx: Context) -> dict[str, Any]:
         at = state.params, state.hyper
@@ -56,7 +56,7 @@ class Measured(eqx.Module):
 
 @no_type_check
 def recorder(task: Task, metrics: Metrics | None, rows: int = 0) -> Recorder:
-    """What to record of a loop of a task: costs unless the task is private, metrics, and hypers in so many rows."""
+    """Return the recorder of a loop: costs unless the task is private, metrics, and hypers if `rows` of them fit."""
     wanted = checked_metrics(task, metrics)
     numbers = rows * sum(leaf.size for leaf in jax.tree.leaves(task.hypers))
     cost = task.privacy is None and not task.joint
@@ -65,7 +65,7 @@ def recorder(task: Task, metrics: Metrics | None, rows: int = 0) -> Recorder:
 
 
 def checked_metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ...]:
-    """Metrics as (name, data set, function); refuses what is none, and any on a private task."""
+    """Return metrics as (name, data set, function); refuse invalid metrics, and all metrics on a private task."""
     if metrics is None:
         return ()
     if not isinstance(metrics, Mapping):
@@ -79,7 +79,7 @@ def checked_metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ..
         if not callable(metric) or not isinstance(on, str):
             raise InvalidInput(f"metrics.{name}", given, 'a function of (params, hyper, batch), or ("test", function)')
         if task.privacy is not None:
-            allowed = "no metrics on a private task: what they measure would leave a client without noise; a metric to "
+            allowed = "no metrics on a private task: their values would leave a client without noise; a metric to "
             allowed += "choose the step by is released with stop=hp.EarlyStopping(metric, on=…, patience=…, bounds=…)"
             raise InvalidInput(f"metrics.{name}", "a metric", allowed)
         task.check_metric(f"metrics.{name}", cast(Cost, metric), on)
@@ -88,14 +88,14 @@ def checked_metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ..
 
 
 def rows_apart(steps: int) -> int:
-    """Steps between two rows such that the last step has one, and that there are about `ROWS` of them at most."""
+    """Return the steps between rows, so that the last step has a row and there are about `ROWS` rows at most."""
     if steps <= ROWS:
         return 1
     return next((every for every in range(-(-steps // ROWS), steps // 20 + 1) if steps % every == 0), 1)
 
 
 def finite_history(run: Rows, loop: str, every: int) -> History | None:
-    """The rows of a loop before the first that is not finite; None where nothing was recorded."""
+    """Return a loop's rows before the first that is not finite; None if the loop was not recorded."""
     if loop not in run.history:
         return None
     leaves = jax.tree.leaves(run.history[loop])
@@ -108,18 +108,18 @@ def finite_history(run: Rows, loop: str, every: int) -> History | None:
 
 
 def history_of(run: RunResult | Rows, loop: str, every: int) -> History:
-    """The rows that were recorded of a loop."""
+    """Return the recorded rows of a loop."""
     rows, clock = run.history.get(loop), run.clocks.get(loop)
     if rows is None or clock is None:
         none = np.zeros(0, np.int64)
         return History(none, none, none)
 
     def on_host(values: Float[Array, "..."]) -> np.ndarray:
-        return np.array(values, np.float64)  # a copy: what JAX holds cannot be written
+        return np.array(values, np.float64)  # a copy, because JAX arrays are read-only
 
     norm = on_host(rows["norm"]) if "norm" in rows else None
     if norm is not None and len(norm):
-        norm[0] = np.nan  # no hypergradient led to the start
+        norm[0] = np.nan  # the start does not have a hypergradient
     return History(
         every * np.arange(len(clock.step)),
         clock.rounds,

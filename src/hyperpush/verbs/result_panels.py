@@ -15,7 +15,7 @@ from hyperpush.verbs import panels
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.panels import Panel
 
-SMALL = 64  # clients up to which random links are weighed by how often they are up, and drawn at all
+SMALL = 64  # clients up to which networks are drawn, with random links weighted by their frequency
 ENTRIES = 64  # numbers of one client's hypers up to which each is shown
 UNITS = {
     "rounds": "rounds of communication",
@@ -29,13 +29,13 @@ UNITS = {
 
 
 def status_panel(status: Status) -> Panel:
-    """The status as sentences: the verdict, the cause, and the numbers behind it."""
+    """Return the status as sentences: the verdict, the cause, and the numbers behind it."""
     tone: Any = {True: "good", False: "bad", None: "plain"}[status.converged]
     return panels.text("Status", *status_words(status), tone=tone)
 
 
 def status_words(status: Status) -> list[str]:
-    """Sentences that say if the result can be relied on, and why."""
+    """Return sentences on the reliability of the result, with reasons."""
     if status.converged:
         said = ["The result converged: the method met its tolerance."]
         if status.reason == "early-stopping":
@@ -53,19 +53,19 @@ def status_words(status: Status) -> list[str]:
     said += [sentence.format(value) for sentence, value in facts.items() if value is not None]
     if status.runs > 1:
         some = f"{status.failed} of {status.runs} solves and estimates did not converge."
-        said.append(some if status.failed else f"It speaks of {status.runs} solves and estimates.")
+        said.append(some if status.failed else f"It covers {status.runs} solves and estimates.")
     return [*said, f"Estimator: {status.chosen}."] if status.chosen else said
 
 
 def costs_panel(costs: Costs) -> Panel:
-    """Every count of the costs with its meaning."""
+    """Return every count of the costs with its meaning."""
     rows = [[UNITS[each.name], getattr(costs, each.name)] for each in fields(costs) if each.name in UNITS]
     rows += [[f"of these, on the data set {name!r}", count] for name, count in costs.accesses.items()]
     return panels.table("Costs", ("quantity", "count"), [row for row in rows if row[1]])
 
 
 def privacy_panel(budget: Any) -> list[Panel]:
-    """What a private run released; empty for a task that is not private."""
+    """Return the panel of a private run's releases; empty for a task that is not private."""
     return [] if budget is None else [panels.text("Privacy", f"{str(budget).capitalize()}.", budget.assumes)]
 
 
@@ -97,16 +97,16 @@ def spans_decade(values: np.ndarray) -> bool:
 
 
 def _band(values: np.ndarray | None) -> tuple[Any, Any]:
-    """The least and the largest value in every row, for values [rows, clients] of several clients."""
+    """Return the least and the largest value in every row of [rows, clients]; None for a single client."""
     if values is None or values.ndim != 2 or values.shape[1] < 2:
         return None, None
     return {"mean over clients": values.min(axis=1)}, {"mean over clients": values.max(axis=1)}
 
 
 def by_client(title: str, names: Sequence[str], tree: PyTree) -> list[Panel]:
-    """One panel per leaf of what each client has of its own, clients on axis 0.
+    """Return one panel per leaf of a tree with clients on axis 0.
 
-    Single numbers become bars, up to 64 numbers a heat map, more a table of ranges.
+    Single numbers become bars, up to 64 numbers a heat map, and more numbers a table of ranges.
     """
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -133,7 +133,7 @@ def leaf_panel(title: str, names: Sequence[str], values: np.ndarray) -> Panel:
 
 
 def network_panel(network: Network, names: Sequence[str]) -> Panel:
-    """The network drawn, its links weighed by how often they are up; in words above 64 clients."""
+    """Return the network drawn, with links weighted by their frequency; above 64 clients a sentence."""
     kind = type(network).__name__
     title = f"Network: {kind}"
     if network.clients > SMALL:

@@ -1,4 +1,4 @@
-"""What every verb returns: values, whether to believe them, and what they cost."""
+"""Results of the verbs: values, their reliability and their costs."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -37,17 +37,17 @@ class Own(NamedTuple):
 class History:
     """One row for the start and one for every `every`-th step; clients on axis 1.
 
-    Row t holds the params that were trained for the hypers of row t, whatever the algorithm.
+    With every algorithm, row t holds the params that were trained for the hypers of row t.
 
     Attributes:
         steps: The step of each row; 0 is the start.
         rounds: Rounds of communication so far.
-        floats: Numbers that each client had sent by then.
-        recorded_cost: What `cost` holds, or None where there is none to show.
+        floats: Numbers that each client has sent so far.
+        recorded_cost: The values of `cost`; None for private runs and joint outer costs.
         metrics: Each client's own metrics, by name.
-        hypers: Each client's hypers; None if they would take too much room.
+        hypers: Each client's hypers; None if they would take too much memory.
         hypergradient_norm: The size of the hypergradient that led here; None for algorithms without one.
-        watched: The mean metric by which early stopping judged, the same at all clients; None without it.
+        watched: The mean metric that early stopping used, the same at all clients; None without early stopping.
     """
 
     steps: Int[np.ndarray, " rows"]
@@ -64,14 +64,14 @@ class History:
 
     @property
     def cost(self) -> Float[np.ndarray, "..."]:
-        """Each client's outer cost F_i in every row. Private runs and joint outer costs have none."""
+        """Each client's outer cost F_i in every row; an error for private runs and joint outer costs."""
         if self.recorded_cost is None:
             allowed = "a run whose outer cost is each client's own, on a task that is not private"
             raise InvalidInput("history.cost", "a history without costs", allowed)
         return self.recorded_cost
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The rows as a table: means over clients."""
+        """Return the rows as a table of means over clients."""
         found: dict[str, Any] = {"step": self.steps, "rounds": self.rounds, "floats": self.floats}
         own = {"hypergradient_norm": self.hypergradient_norm, "watched": self.watched}
         more = {"cost": self.recorded_cost, **self.metrics, **own}
@@ -81,11 +81,11 @@ class History:
         return found
 
     def to_pandas(self) -> Any:
-        """The rows as a data frame: one row per step, means over clients."""
+        """Return the rows as a data frame: one row per step, means over clients."""
         return table(self.columns())
 
     def panels(self) -> list[Panel]:
-        """Cost and metrics by step as lines."""
+        """Return cost and metrics by step as lines."""
         spread = dict(self.metrics) if self.recorded_cost is None else {**self.metrics, "cost": self.recorded_cost}
         return shown.history_panels(self.columns(), spread)
 
@@ -94,7 +94,7 @@ class History:
 
 
 def table(columns: Mapping[str, Sequence[Any] | np.ndarray]) -> Any:
-    """A pandas data frame."""
+    """Return a pandas data frame."""
     try:
         pandas = import_module("pandas")
     except ImportError:
@@ -107,10 +107,10 @@ class Result(Pictured):
     """Base of the results of all verbs.
 
     Attributes:
-        task: The task at the point reached: pass it on to the next verb.
-        status: Whether to believe the result, and why.
-        costs: What each client sent and computed.
-        seeds: How many runs it holds, on a leading axis of every array; 0: one run, without that axis.
+        task: The task at the point reached, for the next verb.
+        status: The verdict on the result, with its reason.
+        costs: Communication and computation of each client.
+        seeds: Number of runs, on a leading axis of every array; 0: one run, without that axis.
     """
 
     task: Task
@@ -125,12 +125,12 @@ class Result(Pictured):
 
     @property
     def mean(self: AnyResult) -> AnyResult:
-        """The mean over seeds, in the same class. No verb continues from it: its `task` is that of all seeds."""
+        """The mean over seeds, in the same class. Verbs refuse its `task`, which belongs to several runs."""
         return self._over_axis(np.mean)
 
     @property
     def spread(self: AnyResult) -> AnyResult:
-        """The standard deviation over seeds, in the same class; of one run 0."""
+        """The standard deviation over seeds, in the same class; 0 for one seed."""
         return self._over_axis(np.std)
 
     def _over_axis(self: AnyResult, reduce: Any) -> AnyResult:
@@ -143,21 +143,21 @@ class Result(Pictured):
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the result, as the status gives them; empty where there are none."""
+        """Reasons to doubt the result, from its status; empty without any."""
         return self.status.warnings
 
     @property
     def privacy(self) -> Any:
-        """Of a private task: what this and the runs before released of each data set, and what it costs (`Budget`)."""
+        """The `Budget` of this run and the runs before it on a private task; None if the task is not private."""
         return self.task.spent
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Whose the rows of every array are."""
+        """Names of the clients, in the order of the rows of every array."""
         return self.task.names if self.task.owner is None else (self.task.names[self.task.owner],)
 
     def facts(self) -> list[str]:
-        """What `repr` says besides status and costs."""
+        """Return the facts that `repr` shows besides status and costs."""
         count = self.task.clients
         said = [f"{self.seeds} seeds"] if self.seeds else []
         said.append(f"{count} clients" if self.task.owner is None else f"client {self.names[0]!r}")
@@ -166,7 +166,7 @@ class Result(Pictured):
         return said if self.privacy is None else [*said, str(self.privacy)]
 
     def __repr__(self) -> str:
-        # No arrays: the line has to fit on a screen for a million params, too.
+        # Without arrays, so that the line fits on a screen for a million params, too.
         said = [", ".join(self.facts()), str(self.costs)]
         said = [*said, str(self.status)] if self.status.converged is False else [said[0], str(self.status), said[1]]
         return f"{type(self).__name__}({'; '.join(said)})"
@@ -182,7 +182,7 @@ class Result(Pictured):
         return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
 
     def panels(self) -> list[Panel]:
-        """Status in words, costs, what the verb found, and the network drawn.
+        """Return status in words, costs, the verb's values, and the network drawn.
 
         Returns:
             Panels, each with a title, a kind and its numbers. A result of several seeds shows means over seeds.
@@ -201,16 +201,16 @@ class Result(Pictured):
         return [*about, *found.own_panels(), *drawn]
 
     def own_panels(self) -> list[Panel]:
-        """Panels of this class of results; `panels` puts them between the costs and the network."""
+        """Return the panels of this class of results; `panels` puts them between the costs and the network."""
         return []
 
     def by_client(self, title: str, tree: PyTree) -> list[Panel]:
-        """Panels of what each client has of its own, by name."""
+        """Return panels of a tree with one entry per client, by name."""
         stacked = tree if self.task.owner is None else jax.tree.map(lambda leaf: leaf[None], tree)
         return shown.by_client(title, self.names, stacked)
 
     def check(self: AnyResult, throw: bool) -> AnyResult:
-        """The result itself; raises `NotConverged` if asked to and it did not converge."""
+        """Return the result; with `throw`, raise `NotConverged` if it did not converge."""
         if not self.seeds:
             note_status(self.status)
         if throw and self.status.converged is False:
@@ -220,11 +220,11 @@ class Result(Pictured):
 
 @dataclass(frozen=True, repr=False)
 class Training(Result):
-    """Where training ended.
+    """The end of training.
 
     Attributes:
         params: Every client's params, clients on axis 0.
-        history: Metrics by step, if some were asked for.
+        history: Metrics by step; None without metrics and `every`.
 
     Example:
         >>> import hyperpush as hp
@@ -247,11 +247,11 @@ class Training(Result):
 
     @property
     def links(self) -> LinkEstimates | None:
-        """What clients saw of their links; None if they did not look. Estimators find it in `task`."""
+        """The clients' estimates of their links; None if the method makes none. Estimators read them from `task`."""
         return None if self.task.point is None else self.task.point.links
 
     def client(self, name: str | int) -> Own:
-        """One client's params and hypers, by its name or number."""
+        """Return one client's params and hypers, by its name or number."""
         return own(self.task, name, self.params, self.task.hypers, (self._clients, 0))
 
 
@@ -261,7 +261,7 @@ class Estimate(Result):
 
     Attributes:
         value: Each client's d F̄ / dλ_i: a pytree like `task.hypers`, with clients on axis 0.
-        history: What was recorded, by loop; empty without `record`.
+        history: Recorded values by loop; empty without `record`.
 
     Example:
         >>> import hyperpush as hp
@@ -284,14 +284,14 @@ class Estimate(Result):
 
 @dataclass(frozen=True, repr=False)
 class Solution(Result):
-    """Where a bilevel algorithm ended.
+    """The end of a bilevel algorithm.
 
     Attributes:
-        params: Every client's params, clients on axis 0: the inner solution for `hypers`, as far as it was reached.
-        hypers: Every client's hypers, clients on axis 0; with early stopping those of the best step.
+        params: Every client's params, clients on axis 0: the approximate inner solution for `hypers`.
+        hypers: Every client's hypers, clients on axis 0; with early stopping, the hypers of the best step.
         history: Cost, metrics, rounds and floats by step.
         best_step: The number of steps that lead to `hypers`.
-        personal: Names of entries of the hypers that stayed everybody's own in a task with `common=True`.
+        personal: Names of entries of the hypers that stayed personal in a task with `common=True`.
 
     Example:
         >>> import hyperpush as hp
@@ -310,7 +310,7 @@ class Solution(Result):
 
     @property
     def hyper(self) -> PyTree:
-        """The one hyper that all agreed on, for `common=True`: the mean over clients, without what is `personal`."""
+        """The common hyper for `common=True`: the mean over clients, without `personal` entries."""
         if not self.task.common:
             raise InvalidInput("hyper", "a task without common=True", "`hypers`: every client has its own")
         own, tree = self.personal, self.hypers
@@ -318,7 +318,7 @@ class Solution(Result):
         return tree if self.task.owner is not None else jax.tree.map(lambda h: jnp.mean(h, axis=self._clients), tree)
 
     def client(self, name: str | int) -> Own:
-        """One client's params and hypers, by its name or number."""
+        """Return one client's params and hypers, by its name or number."""
         return own(self.task, name, self.params, self.hypers, (self._clients, self._clients))
 
     def own_panels(self) -> list[Panel]:
@@ -338,7 +338,7 @@ class Solution(Result):
 
 
 def own(task: Task, name: str | int, params: PyTree, hypers: PyTree, axes: tuple[int, int] = (0, 0)) -> Own:
-    """One client's part of stacked params and hypers, whose clients are on these axes."""
+    """Return one client's part of stacked params and hypers, with clients on these axes."""
     number = task.client(name)
     if task.owner is not None:
         if number != task.owner:
@@ -353,7 +353,7 @@ def own(task: Task, name: str | int, params: PyTree, hypers: PyTree, axes: tuple
 
 
 def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
-    """Several runs as one result, with a leading seed axis on every array; the worst status, the largest costs."""
+    """Return several runs as one result with a leading seed axis, the worst status and the largest costs."""
     first, status = results[0], Status.of_all([each.status for each in results])
     numbers = [each.name for each in fields(Costs) if each.name != "accesses"]
     largest = {name: max(getattr(each.costs, name) for each in results) for name in numbers}
@@ -369,7 +369,7 @@ def over_seeds(task: Task, results: Sequence[AnyResult]) -> AnyResult:
 
 
 def _arrays(result: Result) -> list[str]:
-    """The fields of a result that hold arrays."""
+    """Return the fields of a result that hold arrays."""
     others = ("task", "status", "costs", "seeds", "best_step", "personal")
     return [each.name for each in fields(result) if each.name not in others]
 

@@ -1,4 +1,4 @@
-"""Run a program that is no method's, checked and counted like the verbs."""
+"""Run a program outside of a method, checked and counted like the verbs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ class Ran:
     """The end of a program.
 
     Attributes:
-        states: The final states, with clients on axis 0; with `hp.Peers(…)` the party's own, without that axis.
+        states: The final states, with clients on axis 0; with `hp.Peers(…)` the party's state, without that axis.
         costs: Rounds, and the floats and bytes that each client sent.
 
     Example:
@@ -50,16 +50,16 @@ def run(
 ) -> Ran:
     """Run a program for all clients, and count its messages.
 
-    **Use it** for computations among clients that are no method: means, spectra, statistics. **Avoid it** on data that
-    are private: nothing adds noise, and nothing counts what is released.
+    **Use it** for computations among clients without a method: means, spectra, statistics. **Avoid it** on private
+    data: it neither adds noise nor counts releases.
 
     Args:
         program: A program of `hp.programs`.
         data: Each client's data, with clients on axis 0, as `ctx.data` shows them; `{}` for none.
-        network: Who can send to whom, and when.
-        key: An integer or a JAX key; it decides draws and random links.
-        states: Each client's first state, with clients on axis 0; with `hp.Peers(…)` the party's own.
-        engine: Where the clients run.
+        network: The network: its links, and the rounds in which they are up.
+        key: An integer or a JAX key; it determines draws and random links.
+        states: Each client's first state, with clients on axis 0; with `hp.Peers(…)` the party's.
+        engine: The engine that runs the clients.
 
     Returns:
         A `Ran` with `states` and `costs`.

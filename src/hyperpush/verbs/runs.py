@@ -23,12 +23,12 @@ from hyperpush.verbs.results import Result
 
 @dataclass(frozen=True, repr=False)
 class Trainings(Result):
-    """Where several trainings ended that shared every message.
+    """The end of several trainings that shared every message.
 
     Attributes:
         params: The params of each run: runs on axis 0, clients on axis 1.
-        errors: How far each run is from its solution, relative; None where that is not known.
-        statuses: Whether to believe each run. `status` speaks of all.
+        errors: Relative distance of each run from its solution; None if it is unknown.
+        statuses: The verdict on each run. `status` covers all runs.
         hypers: The hypers of each run, on axis 0.
 
     Example:
@@ -48,7 +48,7 @@ class Trainings(Result):
         return len(self.statuses)
 
     def task_of(self, run: int) -> Task:
-        """The task at the hypers and params of one run, for the next verb."""
+        """Return the task at the hypers and params of one run, for the next verb."""
         params, hypers = (jax.tree.map(lambda leaf: leaf[run], tree) for tree in (self.params, self.hypers))
         return self.task.at(params=params, hypers=hypers)
 
@@ -63,14 +63,14 @@ class Trainings(Result):
 
 
 def check_alone(**options: Any) -> None:
-    """Refuse options that several runs at once do not have."""
+    """Refuse options that several runs at once do not support."""
     for name, given in options.items():
         if given is not None:
-            raise InvalidInput(name, given, "None beside runs=, whose runs have no history and no seeds of their own")
+            raise InvalidInput(name, given, "None beside runs=, which supports neither a history nor seeds per run")
 
 
 def train_runs(call: Call, runs: Sequence[Any], throw: bool) -> Trainings:
-    """All runs from the task's params, as one."""
+    """Train all runs from the task's params, as one."""
     task = call.task
     hypers = stack_hypers(task, runs)
     if task.privacy is not None:
@@ -94,7 +94,7 @@ def train_runs(call: Call, runs: Sequence[Any], throw: bool) -> Trainings:
 
 
 def stack_hypers(task: Task, runs: Sequence[Any]) -> PyTree:
-    """The hypers of all runs, on axis 0; refuses those that are not like the task's."""
+    """Return the hypers of all runs, on axis 0; refuse hypers of another form than the task's."""
     if isinstance(runs, str) or not isinstance(runs, Sequence) or not len(runs):
         raise InvalidInput("runs", type(runs).__name__, "a list of hypers, one for each run")
     shapes = [jax.tree.map(jnp.shape, each) for each in (task.hypers, *runs)]

@@ -1,4 +1,4 @@
-"""Reading run folders, and the files of models in them; `hyperpush.runs.folder` says what a folder holds."""
+"""Readers of run folders and of the models in them; `hyperpush.runs.folder` lists the content of a folder."""
 
 import json
 import tomllib
@@ -29,20 +29,20 @@ from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import Estimate, History, Result, Solution, Training
 from hyperpush.verbs.task_digests import check_same_task
 
-FORMAT = 1  # of the folder of a verb
-SETS = ("params", "hypers", "value")  # of models, that a verb's result has
+FORMAT = 1  # version of the format of a verb's folder
+SETS = ("params", "hypers", "value")  # sets of models in a verb's result
 CLASSES: dict[str, type[Result]] = {"Training": Training, "Estimate": Estimate, "Solution": Solution}
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Run(Pictured):
-    """A finished run: what was asked for, its result, its events and its models. `hp.load` makes it.
+    """A finished run: its arguments, its result, its events and its models. `hp.load` makes it.
 
     Attributes:
         path: Its folder.
-        about: What `result.json` says.
-        task: The task that a verb's run was loaded with; None: its arrays come by name.
+        about: The content of `result.json`.
+        task: The task that a verb's run was loaded with; None: arrays come by name.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class Run(Pictured):
 
     @property
     def call(self) -> dict[str, Any]:
-        """What was called, of a verb's run; else empty."""
+        """The call of a verb's run; else empty."""
         return _parse(self.path, CALL, json.loads) if (self.path / CALL).is_file() else {}
 
     @cached_property
@@ -61,7 +61,7 @@ class Run(Pictured):
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
-        """What the run has told, in order; none of a verb's run."""
+        """The events of the run, in order; empty for a verb's run."""
         return read_events(self.path / METRICS) if (self.path / METRICS).is_file() else []
 
     @property
@@ -71,17 +71,17 @@ class Run(Pictured):
 
     @property
     def status(self) -> Status:
-        """How a verb's or a spec's run ended."""
+        """The status of a verb's or a spec's run."""
         return Status(**self._part("status"))
 
     @property
     def costs(self) -> Costs:
-        """What a verb's or a spec's run cost."""
+        """The costs of a verb's or a spec's run."""
         return Costs(**self._part("costs"))
 
     def _part(self, name: str) -> dict[str, Any]:
         if name not in self.about:
-            raise InvalidInput("run", str(self.path), f"the run of a verb or a spec: a study has no {name}")
+            raise InvalidInput("run", str(self.path), f"the run of a verb or a spec: a study lacks {name}")
         return self.about[name]
 
     @property
@@ -91,7 +91,7 @@ class Run(Pictured):
         return {each.name: self.models(each.name) for each in sorted(folder.iterdir())} if folder.is_dir() else {}
 
     def models(self, name: str) -> PyTree:
-        """One saved set of models: nested dicts by path, whose arrays have the client axis first."""
+        """Return one saved set of models: nested dicts by path, whose arrays have the client axis first."""
         arrays = self.arrays(name)
         if set(arrays) == {""}:
             return arrays[""]
@@ -105,14 +105,14 @@ class Run(Pictured):
         return tree
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
-        """One saved set of models: all owners' arrays by their path, owners on axis 0."""
+        """Return one saved set of models: all owners' arrays by their path, owners on axis 0."""
         if not (self.path / MODELS / name).is_dir():
             raise unknown("models", name, (each.name for each in (self.path / MODELS).glob("*")))
         return load_models(self.path / MODELS / name, self.about.get("names"))
 
     @cached_property
     def result(self) -> Any:
-        """What the verb returned, in the task's pytrees; without a task a verb's arrays by name, else `result.json`."""
+        """The verb's result in the task's pytrees; without a task its arrays by name; for a study `result.json`."""
         present = [name for name in SETS if (self.path / MODELS / name).is_dir()]
         if self.task is None:
             return {name: self.arrays(name) for name in present} if self.call else dict(self.about)
@@ -132,7 +132,7 @@ class Run(Pictured):
         return Solution(*shared, params, trees["hypers"], history, self.about["best_step"], personal)
 
     def _point(self) -> LastPoint | None:
-        """What the run left for the next one on its network; None if the network cannot be made again."""
+        """Return the end point for the next run on this network; None if the network cannot be rebuilt."""
         about = dict(self.about.get("point", {}))
         network = about.pop("network", None)
         if not isinstance(network, Mapping):
@@ -146,7 +146,7 @@ class Run(Pictured):
 
     @property
     def history(self) -> History | None:
-        """Cost and metrics by step, of a verb's run."""
+        """Cost and metrics by step of a verb's run; None without them."""
         if not (self.path / HISTORY).is_file():
             return None
         found = load_arrays(self.path / HISTORY)
@@ -154,7 +154,7 @@ class Run(Pictured):
         return History(**found, metrics=metrics)
 
     def panels(self) -> list[Panel]:
-        """Status, costs, history, hypers by client and network of a saved run; the rows and figures of a study."""
+        """Return status, costs, history, hypers by client and network of a saved run, or a study's rows and figures."""
         if self.task is not None:
             return self.result.panels()
         found: list[Panel] = []
@@ -176,7 +176,7 @@ class Run(Pictured):
         return found
 
     def _tree(self, name: str, task: Task) -> PyTree:
-        """A set of models as a pytree of the task's structure."""
+        """Return a set of models as a pytree of the task's structure."""
         like = {"params": task.params, "hypers": task.hypers, "value": task.hypers}[name]
         found = self.arrays(name)
         leaves, structure = jax.tree_util.tree_flatten_with_path(like)
@@ -191,7 +191,7 @@ class Run(Pictured):
 
 
 def _rows_panel(rows: Any) -> list[Panel]:
-    """The rows of a study's result as a table of their numbers and words."""
+    """Return the rows of a study's result as a table of their numbers and words."""
     rows = [each for each in rows or [] if isinstance(each, Mapping)]
     names = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, str | int | float))
     cells = [
@@ -201,20 +201,20 @@ def _rows_panel(rows: Any) -> list[Panel]:
 
 
 def load(run: str | Path, task: Task | None = None, *, changed: Sequence[str] = ()) -> Run:
-    """Read a run folder: `.result` is what the verb returned, in the task's pytrees, or what the study found.
+    """Read a run folder: `.result` is the verb's result in the task's pytrees, or the study's result.
 
     Args:
         run: The folder that `save=`, `hyperpush run` or `hyperpush peer` has made.
-        task: The task that it was run with, a peer's own one of a peer, for results in its pytrees. Without it arrays
-            come by name. Costs and data must be those of the run.
-        changed: Names of what differs on purpose, to continue from the run's point on cleaned data or with another
+        task: The task of the run (for a peer, the peer's own task); results come in its pytrees. Its costs and data
+            must equal those of the run. None: arrays come by name.
+        changed: Names of parts that differ on purpose, to continue from the run's point on cleaned data or with another
             loss: `"train"`, `"validation"` and other data sets, `"inner"`, `"outer"`, `"penalty"`,
             `"outer_penalty"`, and `"params"` or `"hypers"` where the run did not save them. The result's `status`
-            still speaks of the old ones.
+            still describes the old parts.
 
     Raises:
-        InvalidInput: It is no run folder, one of another format version, or of another task, whose differences are
-            named.
+        InvalidInput: The folder is not a run folder, or it has another format version or another task; the message
+            names the differences.
 
     Example:
         >>> import tempfile
@@ -251,7 +251,7 @@ def load(run: str | Path, task: Task | None = None, *, changed: Sequence[str] = 
 
 
 def _check_names(task: Task, path: Path, about: Mapping[str, Any]) -> None:
-    """Refuse a task of other clients, or of the same in another order: models are handed out by it."""
+    """Refuse a task with other clients or another order of them, because models are assigned by order."""
     own = task.names if task.owner is None else (task.names[task.owner],)
     saved = about.get("names", own)
     if tuple(saved) != tuple(own):

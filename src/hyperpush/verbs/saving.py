@@ -1,4 +1,4 @@
-"""Verbs with `save=`: the same call resumes or returns, another one is refused."""
+"""Verbs with `save=`: the same call resumes the run or returns its result; another call is refused."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ R = TypeVar("R", bound=Result)
 def describe(
     verb: str, task: Task, method: Method, network: Network, key: PRNGKeyArray, **options: Any
 ) -> dict[str, Any]:
-    """What tells a call from another one, as JSON."""
+    """Return the data that identify a call, as JSON."""
     parts = {"inner": task.inner, "outer": task.outer, "penalty": task.penalty, "outer_penalty": task.outer_penalty}
     rows = task.clients if task.owner is None else 1
     arrays = (task.params, task.hypers, task.data.sets)
@@ -61,12 +61,12 @@ def describe(
 def _table_or_fingerprint(given: Method | Network) -> dict[str, Any] | str:
     try:
         return registry.table(given)
-    except InvalidInput:  # it holds functions or objects of other libraries
+    except InvalidInput:  # functions or objects of other libraries
         return fingerprint(given)
 
 
 def keep(save: str | Path, call: Mapping[str, Any], task: Task, compute: Callable[[], R]) -> R:
-    """The result of a call that is kept in a folder: loaded, resumed or computed."""
+    """Return the result of a call that is kept in a folder: loaded, resumed or computed."""
     if not isinstance(save, str | Path):
         raise InvalidInput("save", save, "the name of a folder")
     folder = RunFolder(Path(save), "save")
@@ -100,7 +100,7 @@ def keep(save: str | Path, call: Mapping[str, Any], task: Task, compute: Callabl
 
 
 def _refuse_other(path: Path, file: Path, call: Mapping[str, Any]) -> None:
-    """Refuse a folder of another call, naming the first thing that differs."""
+    """Refuse a folder of another call; name the first difference."""
     before = json.loads(file.read_text(encoding="utf-8"))
     check_format("save", path, before)
     name, was, now = _difference("", before, dict(call))
@@ -110,7 +110,7 @@ def _refuse_other(path: Path, file: Path, call: Mapping[str, Any]) -> None:
 
 
 def _difference(name: str, was: object, now: object) -> tuple[str, object, object]:
-    """The first thing that differs, by its dotted name; an empty name if nothing does."""
+    """Return the first difference with its dotted name; an empty name if the two are equal."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in {**was, **now}:
             found = _difference(f"{name}.{key}" if name else key, was.get(key), now.get(key))
@@ -126,7 +126,7 @@ def _short(value: object) -> str:
 
 
 def summarize(result: Result) -> dict[str, Any]:
-    """The content of `result.json`: all of a result but its arrays."""
+    """Return the content of `result.json`: all of a result but its arrays."""
     about = {"format": FORMAT, "class": type(result).__name__, "names": list(result.names), "version": __version__}
     about["task"] = digests_of(result.task, [name for name in SETS if hasattr(result, name)])
     about |= {"costs": asdict(result.costs), "status": result.status.as_json(), "alone": result.task.owner is not None}
@@ -149,7 +149,7 @@ def save_result(run: StudyRun, result: Result) -> None:
 
 
 def write_arrays(folder: Path, result: Result, writes: bool = True) -> None:
-    """A result's models, one file per owner, and its history; of several processes the one that `writes` does."""
+    """Write a result's models, one file per owner, and its history; only processes with `writes` write."""
     point, counts = result.task.point, _count_rows(result.task)
     trees = {folder / MODELS / name: getattr(result, name, None) for name in SETS}
     for path, tree in {**trees, folder / LINKS: None if point is None else point.links}.items():
@@ -168,10 +168,10 @@ def write_arrays(folder: Path, result: Result, writes: bool = True) -> None:
 
 
 def _count_rows(task: Task) -> dict[str, Sequence[int]]:
-    """By name of a leaf of the hypers with a number for each example: how many each client has, where they differ."""
+    """Return each client's number of examples by name of a per-example leaf of the hypers; empty if all are equal."""
     train = task.data.train
     counts = sets.example_counts(train).tolist() if any(task.by_example) and isinstance(train, Ragged) else []
-    if task.owner is not None or len(counts) != task.clients:  # of several processes none sees all counts
+    if task.owner is not None or len(counts) != task.clients:  # each of several processes sees some counts only
         return {}
     leaves = jax.tree_util.tree_leaves_with_path(task.hypers)
     return {leaf_name(path): counts for (path, _), rows in zip(leaves, task.by_example, strict=True) if rows}

@@ -1,4 +1,4 @@
-"""Name a column of the training data that is much larger than the others, where training ended far from a solution."""
+"""Name a column of the training data that is much larger than the others, if training ended far from a solution."""
 
 from dataclasses import replace
 
@@ -11,20 +11,20 @@ from hyperpush.base.status import Status
 from hyperpush.data.batches import Numbered, Ragged
 from hyperpush.task.task import Task
 
-# Curvature grows with the square of a column, so that its square decides the condition number.
-LARGER = 1e6  # times the median mean square of the other columns
+# Curvature grows with the square of a column, so the largest square determines the condition number.
+LARGER = 1e6  # multiple of the median mean square of the other columns
 FAR = ("unsolved", "limit", "stalled", "inaccurate", "ill-posed", "growing", "diverged")
 
 
 def with_hint(status: Status, task: Task) -> Status:
-    """The status, and where the result is far from a solution the column that may be to blame."""
+    """Return the status; if the result is far from a solution, with the column that may have caused it."""
     if status.converged is not False or status.reason not in FAR or not (found := large_column(task)):
         return status
     return replace(status, hint=found)
 
 
 def large_column(task: Task) -> str:
-    """Sentence on the column of the training data that is largest, if it is much larger than the others; else empty."""
+    """Return a sentence on the largest column of the training data if it is much larger than the others; else empty."""
     if task.privacy is not None or processes.count() > 1:
         return ""
     examples = task.data.train

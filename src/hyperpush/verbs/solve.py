@@ -41,25 +41,25 @@ def solve(
     throw: bool = False,
     certify: bool = True,
 ) -> Solution:
-    """Lower everybody's mean outer cost with a bilevel algorithm.
+    """Lower the mean outer cost of all clients with a bilevel algorithm.
 
     Args:
-        task: One client's costs and start, and all clients' data. `common=True` asks for hypers that agree.
+        task: One client's costs and start, and all clients' data. `common=True` asks for one common hyper.
         method: The algorithm, such as `hp.PDBO(…)` or `hp.algorithms.MDBO(…)`.
-        network: Who can send to whom, and when.
+        network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key, as in `hp.train`.
-        metrics: What to measure in every row of the history, as in `hp.train`.
+        metrics: Measurements in every row of the history, as in `hp.train`.
         every: Steps between two rows, at least 1; None chooses a divisor of the steps, for about 200 rows at most. The
             last step has a row only if `every` divides the steps.
-        engine: Where the clients run, as in `hp.train`.
+        engine: The engine that runs the clients, as in `hp.train`.
         hooks: Observers, as in `hp.train`.
-        seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
-            same class, with a leading seed axis on every array, and has `mean` and `spread`.
+        seeds: Keys of several runs: a number of keys to split from `key`, or a list of keys. None: one run. The result
+            is of the same class, with a leading seed axis on every array, and has `mean` and `spread`.
         save: A folder to keep the run in. The same call again resumes it or returns its result.
         throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
         certify: Judge the end. Nested algorithms are judged at their first and last step, as in `hp.hypergradient`.
             After other algorithms the inner problem is solved from the start and from the end, and TreeCG compares the
-            hypergradients there; `costs` includes it. False judges nothing.
+            hypergradients there; `costs` includes it. False skips this.
 
     Returns:
         A `Solution` with `params`, `hypers`, `history`, `status` and `costs`. Row t of the history holds the params
@@ -71,7 +71,7 @@ def solve(
         NotConverged: With `throw=True`, the status says that the result did not converge.
 
     Example:
-        Client i's rate exp(λ_i) is too high at the start: the mean of the training data is right for everybody.
+        Client i's rate exp(λ_i) is too high at the start: the mean of the training data is right for all clients.
 
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp

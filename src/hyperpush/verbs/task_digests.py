@@ -1,4 +1,4 @@
-"""Digests of a task's costs and data, kept with a run so that it is not continued on other ones unnoticed."""
+"""Digests of a task's costs and data, kept with a run to detect its continuation on another task."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ COSTS = ("inner", "outer", "penalty", "outer_penalty")
 
 
 def digests_of(task: Task, saved: Sequence[str] = ()) -> dict[str, str]:
-    """A digest of each cost, data set and start of a task, by name.
+    """Return a digest of each cost, data set and start of a task, by name.
 
-    Starts in `saved` are left out, as they are read back from files. Data of private tasks have none: a digest has no
-    noise. Numbers count as float32, so that a run in float64 is recognized in float32.
+    Starts in `saved` are left out, because they are read back from files. Data of private tasks are left out, because
+    a digest lacks noise. Numbers count as float32, so that a run in float64 is recognized in float32.
     """
     found = {name: fingerprint(part) for name in COSTS if (part := getattr(task, name)) is not None}
     parts = {name: getattr(task, name) for name in ("params", "hypers") if name not in saved}
@@ -31,7 +31,7 @@ def digests_of(task: Task, saved: Sequence[str] = ()) -> dict[str, str]:
 
 
 def _plain(tree: PyTree, alone: bool) -> PyTree:
-    """A tree in 32 bits with the clients on axis 0."""
+    """Return a tree in 32 bits with clients on axis 0."""
     if alone:
         tree = jax.tree.map(lambda leaf: leaf[None], tree)
     kinds = {np.dtype(np.float64): jnp.float32, np.dtype(np.int64): jnp.int32}
@@ -50,5 +50,5 @@ def check_same_task(path: Path, kept: Mapping[str, str], task: Task, changed: Se
     different = [name for name in {**kept, **now} if kept.get(name) != now.get(name) and name not in changed]
     if different:
         names = ", ".join(different)
-        allowed = f"the task of {path}; changed={different!r} continues from it with others on purpose"
+        allowed = f"the task of {path}; changed={different!r} continues from it with other parts on purpose"
         raise InvalidInput("task", f"a task with other {names}", allowed)

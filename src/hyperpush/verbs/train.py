@@ -47,30 +47,31 @@ def train(
     Args:
         task: One client's costs and start, and all clients' data.
         method: The inner solver, such as `hp.SGP(steps=600, step_size=0.1)`.
-        network: Who can send to whom, and when. Its size must be the task's number of clients.
-        key: An integer or a JAX key. Decides random links and mini-batches: the same key gives the same result.
-        metrics: What to measure on the way: `{"accuracy": f}` on the data that the outer level fits, or
+        network: The network: its links, and the rounds in which they are up. It has as many clients as the task.
+        key: An integer or a JAX key. It determines random links and mini-batches: the same key gives the same
+            result.
+        metrics: Functions to measure during training: `{"accuracy": f}` on the data of the outer level, or
             `{"accuracy": ("test", f)}`; `f(params, hyper, batch)` gives one value per example or a scalar.
-        every: Steps between two rows of the history, at least 1. Without metrics there is no history unless it is
-            given. The last step has a row only if `every` divides the steps.
-        engine: Where the clients run: `hp.Simulate()`, `hp.Shard()`, `hp.Threads()` or `hp.Peers(…)`. Results agree
-            between engines up to rounding.
+        every: Steps between two rows of the history, at least 1. The default 1 applies with metrics only; without
+            both, `history` is None. The last step has a row only if `every` divides the steps.
+        engine: The engine that runs the clients: `hp.Simulate()`, `hp.Shard()`, `hp.Threads()` or `hp.Peers(…)`.
+            Results agree between engines up to rounding.
         hooks: Observers (`hp.hooks.Hook`) called between compiled chunks; they cannot change the result.
-        seeds: Run several times, with keys made from `key` (a number of them) or with these keys. The result is of the
-            same class, with a leading seed axis on every array, and has `mean` and `spread`.
-        runs: The hypers of several problems that share the data, one set for each, in the form of `task.hypers`: they
-            are solved side by side and share every message. For solvers on exact averages, such as `hp.TreeNewton()`.
+        seeds: Keys of several runs: a number of keys to split from `key`, or a list of keys. None: one run. The result
+            is of the same class, with a leading seed axis on every array, and has `mean` and `spread`.
+        runs: The hypers of several problems on the same data, each in the form of `task.hypers`. All problems are
+            solved side by side and share every message. For solvers on exact averages, such as `hp.TreeNewton()`.
             Weights of records and parties are hypers of `hp.influence.with_weights(task)`. Returns `Trainings`.
         save: A folder to keep the run in. The same call again resumes it or returns its result.
         throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
-        certify: Whether to find out how far the params are from solved. It takes up to 200 products beside the run.
+        certify: True measures the distance of the params from the solution, with up to 200 products beside the run.
 
     Returns:
-        A `Training`; its `task` is the same task at the params reached, for `hp.hypergradient` and others. With `runs=`
-        `Trainings`.
+        A `Training`; its `task` is the same task at the params reached, for `hp.hypergradient` and others. With
+        `runs=`, `Trainings`.
 
     Raises:
-        InvalidInput: Something does not fit; the message names it and what would be right.
+        InvalidInput: An argument is invalid; the message names it and the allowed values.
         Diverged: A number became NaN or infinite; the message names the method and the round.
         NotConverged: With `throw=True`, the status says that the result did not converge.
 
@@ -108,7 +109,7 @@ def train(
 
 
 def check_params(method: InnerSolver, found: Any, wanted: Any) -> None:
-    """Refuse params of another shape than the task's, of which no verb could say whether they solve it."""
+    """Refuse params of another shape than the task's, which verbs cannot judge."""
     got, allowed = (jax.tree.map(jnp.shape, tree) for tree in (found, wanted))
     if jax.tree.structure(found) != jax.tree.structure(wanted) or got != allowed:
         raise InvalidInput(

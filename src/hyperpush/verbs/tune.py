@@ -1,4 +1,4 @@
-"""The verb `tune`: try many numbers of a method in one compiled program, and choose on data that nothing fits."""
+"""The verb `tune`: try many settings of a method in one compiled program, and choose on held-out data."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from hyperpush.verbs.checks import check_call
 from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import table
 
-LARGE = 50_000_000  # numbers of all clients' params that are computed side by side; beyond, one after the other
+LARGE = 50_000_000  # limit of all clients' params that are computed side by side; further settings wait
 
 
 class TriedSetting(NamedTuple):
@@ -43,18 +43,18 @@ class TriedSetting(NamedTuple):
     values: Mapping[str, Any]
     score: float  # mean over clients and seeds; NaN if it diverged
     by_seed: Float[np.ndarray, " seeds"]
-    status: Status  # of the estimates of all its runs
+    status: Status  # of the estimates in all runs of the setting
 
 
 @dataclass(frozen=True)
 class Tuning(Pictured):
-    """What was tried, and what was best.
+    """The settings that were tried, and the best of them.
 
     Attributes:
         best: The method with the values of the best row.
         rows: Every setting with its score, in the order of the grid.
         on: The data set that the scores were measured on.
-        mode: Whether `"min"` or `"max"` is better.
+        mode: `"min"` if lower scores are better, `"max"` if higher ones are.
     """
 
     best: Method
@@ -69,18 +69,18 @@ class Tuning(Pictured):
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the best setting, as the status of its runs gives them; empty where there are none."""
+        """Reasons to doubt the best setting, from the status of its runs; empty without any."""
         return self.best_row.status.warnings
 
     def to_pandas(self) -> Any:
-        """One row per setting."""
+        """Return a data frame with one row per setting."""
         names = self.rows[0].values
         columns = {name: [row.values[name] for row in self.rows] for name in names}
         converged = [row.status.converged for row in self.rows]
         return table({**columns, "score": [row.score for row in self.rows], "converged": converged})
 
     def panels(self) -> list[Panel]:
-        """The best setting, and the score of each setting as bars and in a table."""
+        """Return the best setting, and the score of each setting as bars and in a table."""
         labels = [", ".join(f"{name} {value}" for name, value in row.values.items()) for row in self.rows]
         better = "lower" if self.mode == "min" else "higher"
         best = f"Best of {len(self.rows)} settings: {labels[self.rows.index(self.best_row)]}."
@@ -89,7 +89,7 @@ class Tuning(Pictured):
         rows = [[*map(str, row.values.values()), row.score, str(row.status)] for row in self.rows]
         return [
             panels.text("Choice", best, f"A {better} score is better."),
-            panels.bars(title, labels, {"score": scores}, marks=marks, note="Settings that diverged have no bar."),
+            panels.bars(title, labels, {"score": scores}, marks=marks, note="Settings that diverged lack a bar."),
             panels.table("Settings", (*self.rows[0].values, "score", "status"), rows),
         ]
 
@@ -115,32 +115,31 @@ def tune(
     seeds: int | Sequence[int] = 1,
     engine: Simulate = Simulate(),
 ) -> Tuning:
-    """Try a method with every combination of some options, and choose the one that is best on a data set.
+    """Try a method with every combination of some options, and choose the best on a data set.
 
     Settings that differ in numbers only (step sizes, learning rates, L2 rates) run side by side in one compiled
     program; lengths, batch sizes and other structure compile once each. Every setting sees the same random draws.
 
-    **Use it** for numbers that no gradient reaches, such as step sizes. **Avoid it** for many hyperparameters: a grid
-    grows with their number as a power, and a bilevel method takes them as `hypers`.
+    **Use it** for options without a gradient, such as step sizes. **Avoid it** for many hyperparameters: a grid grows
+    exponentially with their number, while a bilevel method takes them as `hypers`.
 
     Args:
         task: One client's costs and start, and all clients' data.
-        method: The inner solver or algorithm whose options vary.
-        network: Who can send to whom, and when.
+        method: The inner solver or algorithm to tune.
+        network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key.
-        over: By dotted option, the values to try: `{"inner.step_size": [0.05, 0.1], "outer.learning_rate": [0.1]}`.
-        on: The data set to choose on. It should be one that neither level fits, such as `"holdout"`; `"test"` is
-            refused.
-        metric: `metric(params, hyper, batch)`; the outer cost without its penalty if left out.
-        mode: Whether `"min"` or `"max"` is better.
-        seeds: Runs per setting: how many, with keys made from `key`, or the keys of each. Scores are means.
-        engine: `hp.Simulate(…)`, with the faults of the links if they have some.
+        over: The values to try, by dotted option: `{"inner.step_size": [0.05, 0.1], "outer.learning_rate": [0.1]}`.
+        on: The data set to choose on. Take one that neither level uses, such as `"holdout"`; `"test"` is refused.
+        metric: A function `metric(params, hyper, batch)`; None takes the outer cost without its penalty.
+        mode: `"min"` chooses the lowest score, `"max"` the highest.
+        seeds: Runs per setting: a number, with keys made from `key`, or a list of keys. Scores are means over them.
+        engine: `hp.Simulate(…)`, with faults of the links if wanted.
 
     Returns:
         A `Tuning` with `best`, `rows` and `to_pandas()`.
 
     Raises:
-        InvalidInput: An option does not exist, a value is out of range, the data set must not decide, or every setting
+        InvalidInput: An option does not exist, a value is out of range, the data set is refused, or every setting
             diverged.
 
     Example:
@@ -162,7 +161,9 @@ def tune(
     if mode not in ("min", "max"):
         raise InvalidInput("mode", mode, "'min' or 'max'")
     if task.privacy is not None:
-        raise InvalidInput("task", "a private task", "a task without privacy: choosing on data tells of them")
+        raise InvalidInput(
+            "task", "a private task", "a task without privacy: choosing on data reveals something of them"
+        )
     if metric is not None:
         task.check_metric("metric", metric, on)
     settings = _grid(method, over)
@@ -186,7 +187,7 @@ def _best(rows: Sequence[TriedSetting], mode: str) -> TriedSetting:
 
 
 def _grid(method: Method, over: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], Method]]:
-    """Every combination of values, and the method with it."""
+    """Return every combination of values, with its method."""
     if not isinstance(over, Mapping) or not over:
         raise InvalidInput("over", over, 'a dict such as {"step_size": [0.1, 0.2]}')
     for name, values in over.items():
@@ -204,7 +205,7 @@ def _grid(method: Method, over: Mapping[str, Sequence[Any]]) -> list[tuple[dict[
 
 
 def with_option(method: Any, name: str, value: Any, field: str) -> Any:
-    """The same method with another value of a dotted option."""
+    """Return the method with another value of a dotted option."""
     first, _, rest = name.partition(".")
     options = method.options() if isinstance(method, Configured) else {}
     if first not in options:
@@ -217,7 +218,7 @@ def with_option(method: Any, name: str, value: Any, field: str) -> Any:
 def _scores(
     methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array, engine: Simulate
 ) -> list[tuple[Float[np.ndarray, " seeds"], Status]]:
-    """Every method's score for every key, and its status; methods of one structure in one compiled program."""
+    """Return every method's score for every key, and its status; methods of equal structure share a program."""
     recipes = [program_of(each.bind(network, engine, task), task.problem).traceable() for each in methods]
     numbers, rest = zip(*(eqx.partition(recipe, eqx.is_array) for recipe in recipes), strict=True)
     groups: dict[Any, list[int]] = {}
@@ -239,7 +240,7 @@ def _scores(
 
 
 class _Known:
-    """A network that is no argument of what is compiled: its tree is planned on the host."""
+    """Static wrapper for jit: the network's tree is planned on the host."""
 
     def __init__(self, network: Network):
         self.network = network
@@ -264,7 +265,7 @@ def _run_group(
     at_once: int,
     engine: Simulate,
 ) -> tuple[Float[Array, "settings seeds"], Report | None]:
-    """The mean metric over clients of every setting (`stacked` holds their numbers) with every key, and reports."""
+    """Return the mean metric over clients of every setting in `stacked` with every key, and reports."""
 
     def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None]:
         recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], stacked), rest)

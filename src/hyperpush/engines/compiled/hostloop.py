@@ -86,7 +86,7 @@ class HostLoop:
             return self.run_program(carry, key)
         except Diverged as error:
             clients = self.context.network.clients
-            clocks = self.history.row_clocks(carry.clock, clients, int(carry.clock.step))
+            clocks = self.history.row_clocks(carry.clock, clients, carry.clock.now())
             error.rows = Rows(self.history.result(clients), clocks)
             raise
 
@@ -94,11 +94,11 @@ class HostLoop:
         """The whole program: a short one compiled as a whole, others walked."""
         carry = strong(carry)
         self.structure = Structure(self.context, self.profile, carry, self.recorders)
-        self.key, self.step, after = key, int(carry.clock.step), None
+        self.key, self.step, after = key, carry.clock.now(), None
         found = [snapshot for hook in self.hooks if (snapshot := hook.start(self)) is not None]
         if found:
             self.target, self.saved = found[0].trail, restore(self.structure, found[0], self.history)
-            self.extra, self.step = Work(found[0].extra), int(self.saved[0].clock.step)
+            self.extra, self.step = Work(found[0].extra), self.saved[0].clock.now()
             after = None if self.target else self.saved[0]
         elif self.is_short():
             after = self.compile_whole(carry, key)
@@ -316,7 +316,7 @@ class HostLoop:
 
     def boundary(self, visit: Visit, done: int, iterations: int, carry: Carry) -> None:
         """Between two chunks: hooks see how far the run is, and may end it."""
-        trail, before, self.step = (*self.trail, (visit.path, done)), self.step, int(carry.clock.step)
+        trail, before, self.step = (*self.trail, (visit.path, done)), self.step, carry.clock.now()
         rounds = max(iterations, self.step - before)
         cursor = Cursor(trail, visit.node.name, done, visit.node.at_most, iterations, rounds)
         snapshot = self.snapshot(trail, carry)

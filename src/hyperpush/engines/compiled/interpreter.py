@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree, UInt32
 
 from hyperpush.base.arrays import filled
 from hyperpush.engines.compiled import lossy
@@ -19,6 +19,7 @@ from hyperpush.engines.compiled.composition import compose_rounds, composes, cou
 from hyperpush.engines.compiled.context import RunContext
 from hyperpush.engines.compiled.map_clients import map_clients
 from hyperpush.engines.compiled.placement import along, weight_rows
+from hyperpush.engines.compiled.tally import Tally
 from hyperpush.engines.result import Recorder
 from hyperpush.engines.totals import Totals
 from hyperpush.networks import Links, Weights
@@ -41,40 +42,50 @@ from hyperpush.programs.profile import LEARNING
 
 
 class Clock(eqx.Module):
-    """Network time and what has happened."""
+    """Network time, and counts of past events."""
 
-    step: Int[Array, ""]  # every exchange takes one step of network time
-    passes: dict[Path, Int[Array, ""]]  # how often the bodies of loops of an agreed length have run
-    exchanges: dict[Path, Int[Array, ""]]  # by the place that sends; along a tree, messages of all clients together
-    late: Int[Array, ""]  # messages that came too late and were dropped
+    time: Tally  # every exchange takes one step of network time
+    passes: dict[Path, Tally]  # passes through the bodies of loops of an agreed length
+    exchanges: dict[Path, Tally]  # by the place that sends; along a tree, messages of all clients together
+    late: Tally  # messages that came too late and were dropped
     split: Bool[Array, ""]  # clients disagreed about ending a loop
     stuck: Bool[Array, ""]  # an average along a tree did not reach everybody
 
     @staticmethod
     def start(bodies: Iterable[Path], places: Iterable[Path], step: int) -> "Clock":
-        zero, no = filled((), 0, jnp.int32), filled((), False, bool)
+        """A clock at a step of network time, with nothing counted."""
+        zero, no = Tally.start(), filled((), False, bool)
         passes, exchanges = dict.fromkeys(bodies, zero), dict.fromkeys(places, zero)
-        return Clock(filled((), step, jnp.int32), passes, exchanges, zero, no, no)
+        return Clock(Tally.start(value=step), passes, exchanges, zero, no, no)
+
+    @property
+    def step(self) -> Int[Array, ""]:
+        """The step of network time as networks see it: 32 bits, which repeat after 2³² steps."""
+        return self.time.signed()
+
+    def now(self) -> int:
+        """Return the step of network time on the host."""
+        return int(self.time.numbers())
 
     def advance(self, path: Path, rounds: Any = 1, late: Any = 0) -> "Clock":
         """After so many exchanges of the place at a path."""
-        exchanges = {**self.exchanges, path: self.exchanges[path] + rounds}
-        return replace(self, step=self.step + rounds, exchanges=exchanges, late=self.late + late)
+        exchanges = {**self.exchanges, path: self.exchanges[path].plus(rounds)}
+        return replace(self, time=self.time.plus(rounds), exchanges=exchanges, late=self.late.plus(late))
 
     def disagree(self, split: Bool[Array, ""]) -> "Clock":
         return replace(self, split=self.split | split)
 
-    def row(self) -> Int[Array, " columns"]:
-        """The step, then the exchanges by the order of their paths: what is noted beside a record."""
-        return jnp.stack(jax.tree.leaves((self.step, self.exchanges)))
+    def row(self) -> UInt32[Array, " words"]:
+        """The time, then the exchanges by the order of their paths: noted beside a record, two words each."""
+        return jnp.stack(jax.tree.leaves((self.time, self.exchanges)))
 
     def add_passes(self, body: Path, times: Any) -> "Clock":
-        return replace(self, passes={**self.passes, body: self.passes[body] + times})
+        return replace(self, passes={**self.passes, body: self.passes[body].plus(times)})
 
     def after_trip(self, path: Path, trip: Trip) -> "Clock":
         """After a trip along a tree."""
-        total = self.exchanges[path] + jnp.sum(trip.messages, dtype=jnp.int32)
-        after = replace(self, step=self.step + trip.rounds, stuck=self.stuck | ~trip.complete)
+        total = self.exchanges[path].plus_sum(trip.messages)
+        after = replace(self, time=self.time.plus(trip.rounds), stuck=self.stuck | ~trip.complete)
         return replace(after, exchanges={**self.exchanges, path: total})
 
 
@@ -84,11 +95,11 @@ class Carry(eqx.Module):
     states: State
     clock: Clock
     totals: dict[Path, Totals]  # running sums of the links, only on a faulty network
-    sent: dict[Path, Any]  # messages that each client has put on a link, by the place that sends: integers [b]
+    sent: dict[Path, Tally]  # messages that each client has put on a link, by the place that sends: [b]
 
     def count_messages(self, path: Path, messages: Any) -> "Carry":
         """After so many more messages of each client."""
-        return replace(self, sent={**self.sent, path: self.sent[path] + messages})
+        return replace(self, sent={**self.sent, path: self.sent[path].plus(messages)})
 
 
 def with_states(carry: Carry, states: State) -> Carry:
@@ -349,10 +360,10 @@ class Interpreter(RunContext):
                 own = self.count_trip(LEARNING, own, tree.learn(own.clock.step, post, lossy))
                 return own.clock, own.sent[LEARNING]
 
-            known = before[0].exchanges[LEARNING] > 0
+            known = before[0].exchanges[LEARNING].positive()
             clock, sent = jax.lax.cond(known, lambda before: before, learn, before)
             carry = replace(carry, clock=clock, sent={**carry.sent, LEARNING: sent})
-        again = sum(carry.clock.exchanges[place] for place in self.tree_places) > 0
+        again = sum(carry.clock.exchanges[place].positive() for place in self.tree_places) > 0
         return self.count_trip(path, carry, tree.trip(carry.clock.step, post, lossy, again))
 
     def count_trip(self, path: Path, carry: Carry, trip: Trip) -> Carry:

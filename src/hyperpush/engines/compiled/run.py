@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from hyperpush.base import processes
-from hyperpush.base.arrays import filled
 from hyperpush.base.errors import InvalidInput
 from hyperpush.engines import keys
 from hyperpush.engines.base import Engine, Request
@@ -20,6 +19,7 @@ from hyperpush.engines.compiled.hostloop import HostLoop
 from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
 from hyperpush.engines.compiled.placement import Placement, Sharded, SingleDevice
 from hyperpush.engines.compiled.routes import routes
+from hyperpush.engines.compiled.tally import Tally
 from hyperpush.engines.result import RunResult
 from hyperpush.engines.run_checks import check_clients, check_repairable
 from hyperpush.engines.totals import Totals
@@ -75,7 +75,7 @@ def prepare(request: Request, program: Node) -> tuple[Profile, Carry, dict[str, 
     learning = [LEARNING] if isinstance(tree, WaitingTree) and tree.learns else []
     places = (*(sending.path for sending in found.sendings), *learning)
     clock = Clock.start([body for body, _, loop in found.loops if loop.agreed], places, request.step)
-    sent = {path: filled(network.clients, 0, np.int32) for path in places}
+    sent = {path: Tally.start(network.clients) for path in places}
     agreement = network.flood_rounds() if any(loop.votes for _, _, loop in found.loops) else 1
     options = {"agreement": agreement, "tree": tree, "tree_places": by_tree}
     return found, Carry(states, clock, totals, sent), options
@@ -98,21 +98,22 @@ def conclude(loop: HostLoop, carry: Carry, step: int) -> RunResult:
     """Collect a run's results on the host."""
     context, found = loop.context, loop.profile
     n, clock = context.network.clients, carry.clock
-    agreed = {body: int(times) for body, times in clock.passes.items()}
+    agreed = {body: int(times.numbers()) for body, times in clock.passes.items()}
     width, sent = {sending.path: sending.bytes for sending in found.sendings}, np.zeros(n, np.int64)
     width[LEARNING] = n * jnp.zeros(()).dtype.itemsize
     for path, count in processes.gather(carry.sent).items():
-        sent += width[path] * np.asarray(count)[:n].astype(np.int64)
+        sent += width[path] * count.numbers()[:n]
+    exchanges = {path: count.numbers() for path, count in clock.exchanges.items()}
     return RunResult(
         states=jax.tree.map(
             lambda v: v if v.shape[0] == n else processes.whole("clients", v)[:n], processes.gather(carry.states)
         ),
-        step=int(clock.step),
-        rounds=int(clock.step) - step,
-        floats=int(found.floats(clock.exchanges, n)),
+        step=clock.now(),
+        rounds=clock.now() - step,
+        floats=int(found.floats(exchanges, n)),
         work=found.total(agreed) + loop.extra,
         history=loop.history.result(n),
-        late=int(clock.late),
+        late=int(clock.late.numbers()),
         totals=carry.totals,
         clocks=loop.history.row_clocks(clock, n, step),
         bytes=sent,

@@ -14,6 +14,7 @@ from hyperpush.base import processes
 from hyperpush.base.errors import HyperpushError
 from hyperpush.engines import keys
 from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
+from hyperpush.engines.compiled.tally import Tally, from_words
 from hyperpush.engines.result import Recorder, RowClock, record_shapes
 from hyperpush.engines.run_hooks import Snapshot, Trail
 from hyperpush.programs import Profile, State, one_client
@@ -58,7 +59,8 @@ class RecordedRows:
 
     def row_clocks(self, end: Clock, clients: int, started: int) -> dict[str, RowClock]:
         """When all rows were made; `end` is the clock at the end of the run."""
-        rows = {name: np.concatenate(parts).astype(np.int64) for name, parts in self.clocks.items() if parts}
+        noted = {name: np.concatenate(parts) for name, parts in self.clocks.items() if parts}
+        rows = {name: from_words(words[:, ::2], words[:, 1::2]) for name, words in noted.items()}
         found = {}
         for name, each in rows.items():
             exchanges = dict(zip(sorted(end.exchanges), each[:, 1:].T, strict=True))
@@ -79,7 +81,7 @@ class Structure:
     def of_client(self, trail: Trail) -> tuple[State, list[State], PyTree]:
         """One client's state, those outside of the scopes around it, and the messages that it has sent."""
         path, found = trail[-1][0] if trail else (), self.profile
-        sent = dict.fromkeys(self.start.sent, jax.ShapeDtypeStruct((), jnp.int32))
+        sent = dict.fromkeys(self.start.sent, jax.eval_shape(Tally.start))
         return (found.states[path] if trail else found.result), found.held(path), sent
 
 
