@@ -66,8 +66,8 @@ class Task:
         outer_on: The data set that the outer level fits; None: `"validation"`.
         common: True if all clients must agree on one hyper.
         weights: `"clients"`: all clients have equal weight. `"examples"`: all examples have equal weight. Then the mean
-            losses of client i are multiplied by n·N_i/ΣN_k, with N_i the examples of `train` for the inner cost and of
-            the outer level's data set for the outer one. Penalties are not multiplied. All counts must be known, so
+            losses of client i are multiplied by n·N_i/ΣN_k. N_i counts the examples of `train` for the inner cost, and
+            of the outer level's data set for the outer one. Penalties are not multiplied. All counts must be known, so
             real parties take `"clients"`.
         names: The clients' names in results, files and figures; None: their numbers.
 
