@@ -1,6 +1,6 @@
 """Five hospitals train one model. One codes its labels the other way round; eight records of another are wrong.
 
-The audit finds both, and no record leaves its hospital. Run it with `make demo`; `--seed 0` deals other records out.
+The audit finds both, and no record leaves its hospital. Run it with `make demo`; `--seed 1` deals other records out.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def learn_weights(task, seed):
 def main():
     """Deal records out, audit, compare models, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="which records go where")
+    parser.add_argument("--seed", type=int, default=0, help="which records go where")
     parser.add_argument("--page", default="hospitals.html", help="the audit's page")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
@@ -105,7 +105,8 @@ def main():
     named = [each.party for each in audit.named]
     worst = [each for each in audit.records if each.party == "B"][:PLANTED]
     task, predict = pose(train, checked, given.seed)
-    removals = [((), ()), (named, ()), (named, [each.line for each in worst]), (["D"], wrong)]
+    lines, others = [each.line for each in worst], [name for name in named if name != "B"]
+    removals = [((), ()), (named, ()), (others, lines), (["D"], wrong)]
     models = train_without(task, removals, given.seed)
     together, dropped, cleaned, best = map(predict, np.asarray(models.params)[:, 0])
     learned = learn_weights(task, given.seed)
@@ -113,7 +114,7 @@ def main():
         "alone": fit_alone(train),
         "together": together,
         f"together, without {', '.join(named) or 'nobody'}, which the audit names": dropped,
-        "  and without B's eight worst records": cleaned,
+        f"together, without {', '.join(others) or 'nobody'} and B's eight worst records": cleaned,
         "together, with weights learned by hypergradients": predict(np.asarray(learned.params)[0]),
         "if one knew which labels are wrong": best,
     }
@@ -127,10 +128,7 @@ def main():
     weights = 2 * jax.nn.sigmoid(learned.hypers)
     print("Learned weights:", ", ".join(f"{name} {own:.2f}" for name, own in zip(train, weights, strict=True)))
     planted = sum(each.line in wrong for each in worst)
-    scored = (
-        f"B's eight worst records ({planted} of them were planted)" if worst else "B is named: no scores of its records"
-    )
-    print(f"\n{scored}")
+    print(f"\nB's eight worst records ({planted} of them were planted)")
     for each in worst:
         print(f"  row {each.line:3}  {each.says}")
     print(f"\naudit: {audit.status}; {audit.costs}\nweights: {learned.status}; {learned.costs}")

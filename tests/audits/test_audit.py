@@ -182,27 +182,36 @@ def test_after_naming_the_rest_is_audited_as_if_the_party_were_not_there():
         assert records[place] == len(gains)
 
 
-def test_record_effects_are_the_derivative_of_the_others_training_loss():
-    tables = given()
+@pytest.mark.parametrize("flip", [(), (1,)])
+def test_record_effects_are_the_derivative_of_the_others_training_loss(flip):
+    """Records of a named party are scored at the model of the round that named it, which it took part in."""
+    tables = given(flip=flip)
     found = hp.audit(tables, folds=FOLDS, l2=L2, records=True)
-    filled = np.concatenate(tables.inputs)
-    mean = np.nanmean(filled, axis=0)
-    rows = StandardScaler().fit_transform(np.where(np.isnan(filled), mean, filled))
-    labels, owner = np.concatenate(tables.labels), np.repeat(range(4), tables.counts)
+    owner = np.repeat(range(4), tables.counts)
+    assert [row.party for row in found.named] == [NAMES[party] for party in flip]
 
-    def others_loss(weights, party):
+    def others_loss(weights, party, kept):
+        filled = np.concatenate(tables.inputs)[kept]
+        rows = StandardScaler().fit_transform(np.where(np.isnan(filled), np.nanmean(filled, axis=0), filled))
+        labels = np.concatenate(tables.labels)[kept]
         model = LogisticRegression(C=1 / (len(rows) * L2), tol=1e-14, max_iter=10_000, solver="newton-cholesky")
-        model.fit(rows, labels, weights)
-        return -model.predict_log_proba(rows)[np.arange(len(rows)), labels][owner != party].sum()
+        model.fit(rows, labels, weights[kept])
+        losses = -model.predict_log_proba(rows)[np.arange(len(rows)), labels]
+        return losses[owner[kept] != party].sum()
 
-    for row in (found.records[0], found.records[-1]):
-        party = NAMES.index(row.party)
-        place = int(np.nonzero(owner == party)[0][row.line])
-        up, down = np.ones(len(rows)), np.ones(len(rows))
-        up[place], down[place] = 1.01, 0.99
-        slope = (others_loss(down, party) - others_loss(up, party)) / 0.02
-        np.testing.assert_allclose(row.gain, slope, rtol=1e-3)
-    assert found.records[0].gain < 0 < found.records[-1].gain
+    rounds = [[row for row in found.records if row.round == number] for number in range(1 + len(flip))]
+    for number, scored in enumerate(rounds):
+        kept = ~np.isin(owner, flip) if number == 0 else np.ones(len(owner), bool)
+        for row in (scored[0], scored[-1]):
+            party = NAMES.index(row.party)
+            assert (party in flip) == (number == 1)
+            place = int(np.nonzero(owner == party)[0][row.line])
+            up, down = np.ones(len(owner)), np.ones(len(owner))
+            up[place], down[place] = 1.01, 0.99
+            slope = (others_loss(down, party, kept) - others_loss(up, party, kept)) / 0.02
+            np.testing.assert_allclose(row.gain, slope, rtol=1e-3)
+        assert scored[0].gain < scored[-1].gain
+    assert found.records[0].gain < 0
     assert "would fall" in found.records[0].says
 
 

@@ -223,3 +223,19 @@ def test_whether_hypers_agree_is_the_tasks_to_say():
         hp.solve(task, hp.algorithms.MDBO(2, 0.1, 0.1), NETWORK, key=0)
     with pytest.raises(hp.InvalidInput, match=r"task\.common: got True.*common=False for PDBO.*or one of .*CDBO.*MDBO"):
         hp.solve(task.replace(common=True), hp.PDBO(SGP, HGP, outer, steps=1), NETWORK, key=0)
+
+
+def test_a_history_of_a_prime_number_of_steps_is_no_longer_than_others():
+    steps, seen = 1009, []
+
+    class Watch(hp.hooks.Hook):
+        def row(self, loop, step, values):
+            seen.append(step)
+
+    task, method = quadratic(CLIENTS, 7, common=True), hp.algorithms.MDBO(steps, 0.05, 0.01)
+    found: Any = hp.solve(task, method, NETWORK, key=0, certify=False, hooks=[Watch()])
+    assert 20 < len(found.history) <= 202
+    assert found.history.steps.tolist() == seen == sorted(set(seen))
+    assert (seen[0], seen[-1]) == (0, steps)
+    assert found.history.rounds[-1] == found.costs.rounds
+    np.testing.assert_array_equal(found.history.hypers[-1], found.hypers)

@@ -10,13 +10,10 @@ from hyperpush.audits.rounds import Rounds
 from hyperpush.audits.verdicts import Tests
 
 
-def name_harmful(rounds: Rounds, first: Tests, names: Sequence[str], level: float) -> tuple[list[Named], np.ndarray]:
-    """Name the leaver that hurts most, leave it out, audit the rest again, until nobody hurts or two are left.
+def name_harmful(rounds: Rounds, first: Tests, names: Sequence[str], level: float) -> list[Named]:
+    """Name the leaver that hurts most, leave it out and audit the rest again, until none hurts or two are left.
 
     A wrong party's own records feel an honest party leave, so honest parties look harmful until it is left out.
-
-    Returns:
-        A row per named party, and 1 for each party that still counts.
     """
     left, counts, tests, named = list(rounds.parties), np.zeros(rounds.clients), first, []
     counts[left] = 1
@@ -30,4 +27,4 @@ def name_harmful(rounds: Rounds, first: Tests, names: Sequence[str], level: floa
         counts[left.pop(worst)] = 0
         if len(left) > 2:
             tests, _ = judge_leavers(rounds, rounds.again(counts), left, level)
-    return named, counts
+    return named

@@ -23,7 +23,7 @@ from hyperpush.audits.program import (
     train_runs,
     trains,
 )
-from hyperpush.audits.result import Record
+from hyperpush.audits.result import Named, Record
 from hyperpush.audits.rounds import SOLVER, Rounds
 from hyperpush.audits.splits import ALL, Records
 from hyperpush.base.errors import InvalidInput
@@ -63,16 +63,32 @@ def score_records(rounds: Rounds, counts: np.ndarray) -> np.ndarray:
     return np.asarray(rounds.execute(recipe, plan).gains)
 
 
-def record_rows(tables: Tables, rounds: Rounds, counts: np.ndarray) -> tuple[Record, ...]:
-    """All records of the parties that count, the most harmful first."""
-    gains, rows = score_records(rounds, counts), []
-    for party in np.nonzero(counts)[0]:
+def record_rows(tables: Tables, rounds: Rounds, named: list[Named]) -> tuple[Record, ...]:
+    """Return all records: of the parties not named, then of each named party, each time the most harmful first.
+
+    Records of the parties not named are scored at the model of these parties. Records of a named party are scored at
+    the model of the round that named it, so that it can see which of its records did the harm.
+    """
+    counts, rows = np.zeros(rounds.clients), []
+    counts[list(rounds.parties)] = 1
+    for row in named:
+        place = tables.names.index(row.party)
+        rows += _rows_of(tables, score_records(rounds, counts), counts, [place], row.round)
+        counts[place] = 0
+    left = [int(place) for place in np.nonzero(counts)[0]]
+    return (*_rows_of(tables, score_records(rounds, counts), counts, left, 0), *rows)
+
+
+def _rows_of(tables: Tables, gains: np.ndarray, counts: np.ndarray, parties: list[int], round: int) -> list[Record]:
+    """Return the records of some parties, the most harmful first."""
+    rows = []
+    for party in parties:
         others = int(counts @ tables.counts) - tables.counts[party]
         for line, gain in zip(tables.lines[party], gains[party], strict=False):
             way = "rise" if gain > 0 else "fall"
             says = f"Without it the loss over the others' {others:,} records would {way} by {abs(gain):.3g} in all."
-            rows.append(Record(tables.names[party], tables.sources[party], int(line), float(gain), says))
-    return tuple(sorted(rows, key=lambda row: row.gain))
+            rows.append(Record(tables.names[party], tables.sources[party], int(line), float(gain), says, round))
+    return sorted(rows, key=lambda row: row.gain)
 
 
 def _program(audit: Round, problem: Problem) -> Node:

@@ -112,8 +112,9 @@ class Record:
         party: The owner; only this party learns the row.
         file: Its file, or the party.
         line: The line in the file; without a file the row, from 0.
-        gain: The change of the others' summed loss without it; positive: the record helps.
+        gain: Change of the others' summed loss without it; positive: the record helps.
         says: The same in words.
+        round: 0, or the round in which its party was named; then the model is that of this round.
     """
 
     party: str
@@ -121,6 +122,7 @@ class Record:
     line: int
     gain: float
     says: str
+    round: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,7 +134,8 @@ class AuditResult(Pictured):
         without: A row per leaver.
         cells: A row per leaver and other party.
         named: Harmful parties, named one at a time.
-        records: Records of the parties not named, the most harmful first; empty unless asked for.
+        records: Records of the parties not named, then of each named party, the most harmful first. Empty unless
+            asked for.
         warnings: Reasons for caution, one sentence each.
         costs: Messages and computations of each party, on average.
         pooled_bytes: Bytes of all rows sent once to a server.

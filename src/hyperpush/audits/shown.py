@@ -127,7 +127,9 @@ def _records(found: "AuditResult") -> list[Panel]:
         worst = [row for row in found.records if row.party == party and row.gain < 0][:WORST]
         rows = [[row.file, row.line, row.gain, row.says] for row in worst]
         title = f"Records of {party} that hurt the others most"
-        note = "First order, at the model of all parties not named; no test. Only this party would see the table."
+        named = any(row.round for row in worst)
+        model = "the round that named this party" if named else "all parties not named"
+        note = f"First order, at the model of {model}; no test. Only this party would see the table."
         made.append(panels.table(title, ("file", "line", "gain", "in words"), rows, note=note))
     return made
 

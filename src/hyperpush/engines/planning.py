@@ -87,7 +87,7 @@ def planned_rows(found: Profile, name: str, recorder: Recorder, every: int) -> i
     """Return the number of rows that are recorded of the loops of a name."""
     passes = found.passes()
     loops = [(passes[around], loop.at_most) for _, around, loop in found.loops if loop.name == name]
-    return sum(entered * (at_most // every + recorder.entry) for entered, at_most in loops)
+    return sum(entered * recorder.count(at_most, every) for entered, at_most in loops)
 
 
 def ones(shapes: PyTree) -> PyTree:

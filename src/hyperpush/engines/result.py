@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, final, runtime_checkable
+from typing import Any, NamedTuple, Protocol, final, runtime_checkable
 
 import equinox as eqx
 import numpy as np
@@ -20,11 +20,26 @@ RecordFunction = Callable[[State, Context], PyTree]
 class Recorder(eqx.Module):
     """Record of a loop: `f(state, context)` of every client, after every `every`-th iteration.
 
-    `entry=True` adds a first row, of the state on entering the loop, before its first iteration.
+    `entry=True` adds a first row, of the state on entering the loop, before its first iteration. `last` is an iteration
+    that gets a row even if `every` does not divide it, the last one with a row; 0: none does.
     """
 
     f: RecordFunction
     entry: bool = eqx.field(static=True, default=False)
+    last: int = eqx.field(static=True, default=0)
+
+    def due(self, done: Any, every: int) -> Any:
+        """Return True if there is a row after so many iterations."""
+        due = done % every == 0
+        return due | (done == self.last) if self.last % every else due
+
+    def count(self, done: int, every: int) -> int:
+        """Return the number of rows after so many iterations."""
+        return done // every + self.entry + (0 < self.last <= done and self.last % every > 0)
+
+    def iteration(self, row: int, every: int) -> int:
+        """Return the number of iterations before a row; row 0 is that of the entry."""
+        return min(row * every, self.last) if self.last else row * every
 
 
 Record = Recorder | RecordFunction  # a bare function is `Recorder(f)`

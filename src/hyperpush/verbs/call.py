@@ -16,7 +16,7 @@ from hyperpush.base.errors import Diverged, InvalidInput
 from hyperpush.base.fingerprint import fingerprint
 from hyperpush.base.status import Status
 from hyperpush.engines.base import Engine
-from hyperpush.engines.result import Recorders, RunResult
+from hyperpush.engines.result import Recorders, RunResult, recorders_of
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.inner.base import InnerSolver
 from hyperpush.networks import Network
@@ -94,20 +94,22 @@ class Call:
         recipe = program_of(adapted, self.task.problem) if recipe is None else recipe
         if isinstance(self.method, HypergradientEstimator):
             recipe = estimate_recipe(self.method, adapted, self.task, self.engine)
-        options = {"step": step, "record": record, "every": every, "progress": listener}
+        recorders = recorders_of(record)
+        options = {"step": step, "record": recorders, "every": every, "progress": listener}
         try:
             run = self.engine.run(recipe, self.network, states, self.task.data, self.key, **options)
         except Diverged as error:
             named = error.named(type(adapted).__name__, self._advice())
             loop = getattr(adapted, "loop", None)
-            named.history = None if loop is None or named.rows is None else finite_history(named.rows, loop, every)
+            if loop in recorders and named.rows is not None:
+                named.history = finite_history(named.rows, loop, recorders[loop], every)
             raise named from error.__cause__
         except CONCRETE as error:
             given = "a branch in Python on a number that changes without compiling"
             allowed = "jnp.where or jax.lax.cond, or a field with eqx.field(static=True), which compiles per value"
             raise InvalidInput(type(adapted).__name__, given, allowed) from error
         if listener is not None:
-            listener.finish(run.history, every)
+            listener.finish(run.history, recorders, every)
         return run
 
     def _advice(self) -> str | None:

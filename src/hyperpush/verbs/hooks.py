@@ -17,6 +17,7 @@ from rich.progress import TextColumn
 
 from hyperpush.base import processes
 from hyperpush.base.errors import InvalidInput
+from hyperpush.engines.result import Recorder
 from hyperpush.runs.events import append_event, event
 from hyperpush.runs.events import read_events as read_events
 
@@ -87,12 +88,12 @@ class Listeners:
             for hook in self.hooks:
                 hook.row(loop, step, row)
 
-    def finish(self, history: Mapping[str, Any], every: int = 1) -> None:
+    def finish(self, history: Mapping[str, Any], recorders: Mapping[str, Recorder], every: int = 1) -> None:
         """Pass on rows that the engine returns only at the end, then finish all hooks."""
         for loop, records in history.items():
             count, told = len(jax.tree.leaves(records)[0]) if jax.tree.leaves(records) else 0, self.told[loop]
             rest = jax.tree.map(lambda leaf, told=told: leaf[told:], records)
-            self.rows(loop, [every * number for number in range(told, count)], rest)
+            self.rows(loop, [recorders[loop].iteration(number, every) for number in range(told, count)], rest)
         for hook in self.hooks:
             hook.finish()
 

@@ -55,13 +55,16 @@ class Measured(eqx.Module):
 
 
 @no_type_check
-def recorder(task: Task, metrics: Metrics | None, rows: int = 0) -> Recorder:
-    """Return the recorder of a loop: costs unless the task is private, metrics, and hypers if `rows` of them fit."""
+def recorder(task: Task, metrics: Metrics | None, rows: int = 0, last: int = 0) -> Recorder:
+    """Return the recorder of a loop: costs unless the task is private, metrics, and hypers if `rows` of them fit.
+
+    Iteration `last` has a row even if it is not due; 0: no such iteration.
+    """
     wanted = checked_metrics(task, metrics)
     numbers = rows * sum(leaf.size for leaf in jax.tree.leaves(task.hypers))
     cost = task.privacy is None and not task.joint
     reads = what_is_read([metric for *_, metric in wanted])
-    return Recorder(Measured(task.problem, wanted, cost, 0 < numbers <= HYPERS, reads), entry=True)
+    return Recorder(Measured(task.problem, wanted, cost, 0 < numbers <= HYPERS, reads), entry=True, last=last)
 
 
 def checked_metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ...]:
@@ -88,13 +91,14 @@ def checked_metrics(task: Task, metrics: Any) -> tuple[tuple[str, str, Cost], ..
 
 
 def rows_apart(steps: int) -> int:
-    """Return the steps between rows, so that the last step has a row and there are about `ROWS` rows at most."""
+    """Return the steps between two rows, for about `ROWS` of them at most: a divisor of the steps, if there is one."""
     if steps <= ROWS:
         return 1
-    return next((every for every in range(-(-steps // ROWS), steps // 20 + 1) if steps % every == 0), 1)
+    least = -(-steps // ROWS)
+    return next((every for every in range(least, steps // 20 + 1) if steps % every == 0), least)
 
 
-def finite_history(run: Rows, loop: str, every: int) -> History | None:
+def finite_history(run: Rows, loop: str, recorder: Recorder, every: int) -> History | None:
     """Return a loop's rows before the first that is not finite; None if the loop was not recorded."""
     if loop not in run.history:
         return None
@@ -104,10 +108,10 @@ def finite_history(run: Rows, loop: str, every: int) -> History | None:
     rows = {loop: jax.tree.map(lambda leaf: np.asarray(leaf)[:good], run.history[loop])}
     clock = run.clocks[loop]
     clocks = {loop: replace(clock, step=clock.step[:good], floats=clock.floats[:good])}
-    return history_of(Rows(rows, clocks), loop, every)
+    return history_of(Rows(rows, clocks), loop, recorder, every)
 
 
-def history_of(run: RunResult | Rows, loop: str, every: int) -> History:
+def history_of(run: RunResult | Rows, loop: str, recorder: Recorder, every: int) -> History:
     """Return the recorded rows of a loop."""
     rows, clock = run.history.get(loop), run.clocks.get(loop)
     if rows is None or clock is None:
@@ -121,7 +125,7 @@ def history_of(run: RunResult | Rows, loop: str, every: int) -> History:
     if norm is not None and len(norm):
         norm[0] = np.nan  # the start does not have a hypergradient
     return History(
-        every * np.arange(len(clock.step)),
+        np.array([recorder.iteration(row, every) for row in range(len(clock.step))], np.int64),
         clock.rounds,
         clock.floats,
         on_host(rows["cost"]) if "cost" in rows else None,

@@ -37,6 +37,8 @@ class Own(NamedTuple):
 class History:
     """One row for the start and one for every `every`-th step; clients on axis 1.
 
+    Where `hp.solve` chooses `every`, the last step has a row, too.
+
     With every algorithm, row t holds the params that were trained for the hypers of row t.
 
     Attributes:

@@ -49,8 +49,8 @@ def solve(
         network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key, as in `hp.train`.
         metrics: Measurements in every row of the history, as in `hp.train`.
-        every: Steps between two rows, at least 1; None chooses a divisor of the steps, for about 200 rows at most. The
-            last step has a row only if `every` divides the steps.
+        every: Steps between two rows, at least 1; None chooses for about 200 rows at most, and the last step has a row.
+            With a number the last step has a row only if `every` divides the steps.
         engine: The engine that runs the clients, as in `hp.train`.
         hooks: Observers, as in `hp.train`.
         seeds: Keys of several runs: a number of keys to split from `key`, or a list of keys. None: one run. The result
@@ -92,20 +92,22 @@ def solve(
     check_common(task, method)
     check_first_costs(task)
     steps = method.steps
+    last = steps if every is None else 0
     every = rows_apart(steps) if every is None else check_integer("every", every, minimum=1)
+    recorded = recorder(task, metrics, rows=steps // every + 1, last=last)
     links = known_links(call.adapted, network, last_point(task, network), task)
     counter = filled(client_axis(task), steps, np.int32)
     judge = filled(client_axis(task), certify, bool) if method.nested else None
     run = call.run(
         BilevelState(task.params, task.hypers, links, counter, Report.none(client_axis(task)), judge=judge),
-        {LOOP: recorder(task, metrics, rows=steps // every + 1)},
+        {LOOP: recorded},
         every,
     )
     found: BilevelState = run.states
     seen = found.links if links is not None else None
     after, costs = call.after(run, seen, params=found.params, hypers=found.hyper)
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
-    params, history = task.problem.whole(found.params), history_of(run, LOOP, every)
+    params, history = task.problem.whole(found.params), history_of(run, LOOP, recorded, every)
     status, more = judge_ending(call, call.status(run), after, found, certify)
     personal = getattr(method, "personal", ())
     return Solution(after, with_hint(status, task), costs + more, params, found.hyper, history, best, personal).check(

@@ -92,15 +92,14 @@ def train(
     if seeds is not None or save is not None:
         return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every, certify=certify)
     check_first_costs(task)
-    recorders = {}
-    if metrics or every is not None:
-        every = check_integer("every", 1 if every is None else every, minimum=1)
-        recorders = {call.adapted.loop: recorder(task, metrics)}
-    run = call.run(InnerState(task.params, task.hypers), recorders, every or 1)
+    recorded = recorder(task, metrics) if metrics or every is not None else None
+    every = check_integer("every", 1 if every is None else every, minimum=1)
+    recorders = {} if recorded is None else {call.adapted.loop: recorded}
+    run = call.run(InnerState(task.params, task.hypers), recorders, every)
     found: InnerState = run.states
     check_params(method, found.params, task.params)
     after, costs = call.after(run, found.links, params=found.params, hypers=found.hyper)  # some solvers set hypers, too
-    history = history_of(run, call.adapted.loop, every or 1) if recorders else None
+    history = None if recorded is None else history_of(run, call.adapted.loop, recorded, every)
     own = call.status(run)
     status = judge_growth(own, task, after)
     if status is None:

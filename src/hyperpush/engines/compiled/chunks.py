@@ -174,7 +174,7 @@ class ChunkSchedule:
 
     @classmethod
     def of(cls, node: Repeat, weight: int, every: int, recorder: Recorder | None) -> "ChunkSchedule":
-        rows = max(node.at_most // every, 1)
+        rows = max(0 if recorder is None else recorder.count(node.at_most, every) - recorder.entry, 1)
         if node.times is not None:  # in one chunk: the number of times is read where the loop starts
             return cls(node, every, recorder, rows, node.at_most)
         length = max(1, min(FIRST_CHUNK, LIGHT // max(weight, 1)))

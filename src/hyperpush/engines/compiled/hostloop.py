@@ -131,10 +131,10 @@ class HostLoop:
             return None
         after = check_clock(strong(result.carry))
         for name, recorder in self.recorders.items():
-            rows = int(result.reached[name]) // self.every + recorder.entry
+            rows = recorder.count(int(result.reached[name]), self.every)
             records = jax.tree.map(lambda buffer, rows=rows: first(buffer, rows), result.records[name])
             clocks = np.asarray(processes.gather(result.clocks[name]))[:rows]
-            iterations = [(row + (not recorder.entry)) * self.every for row in range(rows)]
+            iterations = [recorder.iteration(row + (not recorder.entry), self.every) for row in range(rows)]
             self.note(name, records, clocks, iterations)
         return after
 
@@ -221,7 +221,7 @@ class HostLoop:
             self.trail = (*self.trail, (visit.path, i))
             carry = self.walk(inside, carry)
             self.trail = self.trail[:-1]
-            if recorder is not None and (i + 1) % self.every == 0:
+            if recorder is not None and recorder.due(i + 1, self.every):
                 self.record(visit, recorder, inside._replace(path=visit.path), carry, i + 1)
             self.boundary(visit, i + 1, 1, carry)
         return carry
@@ -303,10 +303,11 @@ class HostLoop:
 
     def keep_records(self, visit: Visit, result: ChunkResult, first_row: int) -> None:
         """Add the rows that a chunk has filled to the history."""
-        rows = range(first_row, int(result.reached) // self.every + 1)
+        recorder = self.recorders[visit.node.name]
+        rows = range(first_row, recorder.count(int(result.reached), self.every) + (not recorder.entry))
         records = jax.tree.map(lambda buffer: first(buffer, len(rows)), result.records)
         clocks = np.asarray(processes.gather(result.clocks))[: len(rows)]
-        self.note(visit.node.name, records, clocks, [row * self.every for row in rows])
+        self.note(visit.node.name, records, clocks, [recorder.iteration(row, self.every) for row in rows])
 
     def note(self, name: str, records: PyTree, clocks: np.ndarray, iterations: list[int]) -> None:
         """Add rows to the history of a loop, and show them."""

@@ -220,8 +220,7 @@ class Interpreter(RunContext):
             if recording is not None:
                 recorder, every, _ = recording
                 row = (i - start) // every + (begins.astype(jnp.int32) if recorder.entry else 0)
-                due = (i + 1) % every == 0
-                records = write_row(records, due, row, lambda: row_of(recorder, inside, carry))
+                records = write_row(records, recorder.due(i + 1, every), row, lambda: row_of(recorder, inside, carry))
             return i + 1, carry, records, done
 
         first = (jnp.asarray(start, jnp.int32), carry, records, jnp.zeros((), bool))

@@ -75,7 +75,7 @@ def all_finite(context: Interpreter, carry: Carry) -> Bool[Array, ""]:
 
 def rows_of(node: Repeat, recorder: Recorder, every: int) -> int:
     """Rows recorded of a loop at most."""
-    return node.at_most // every + recorder.entry
+    return recorder.count(node.at_most, every)
 
 
 def outer_loops(node: Node, names: Mapping[str, Recorder]) -> dict[str, Repeat] | None:

@@ -260,7 +260,7 @@ class Peer:
             ended = node.until is not None and bool(self._apply(now, Role.UNTIL, state))
             if node.votes:
                 ended = self._agree(ended, at.path)
-            if record is not None and (i + 1) % self._every == 0:
+            if record is not None and record.due(i + 1, self._every):
                 where.record(node.name, self._apply(now, Role.RECORD, state, record=record.f))
             if self._progress is not None:
                 self._progress(node.name, frame.times if ended else i + 1, frame.times)
