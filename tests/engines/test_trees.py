@@ -313,7 +313,7 @@ def test_no_tree(monkeypatch):
     with pytest.raises(hp.InvalidInput, match=r"network parted: .* clients 1, 2, 3 cannot be reached"):
         run(Parted(4))
     monkeypatch.setattr(trees, "LONGEST", 40)
-    with pytest.raises(hp.HyperpushError, match="did not reach everybody"):
+    with pytest.raises(hp.HyperpushError, match="did not reach all clients"):
         run(Flaky(5, ends=3))
 
 

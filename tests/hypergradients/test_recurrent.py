@@ -119,7 +119,7 @@ def test_variance_reduction_reduces_variance():
 def test_links_seen_while_training_are_the_default_and_serve_as_well():
     made, network = setting(4), hp.networks.RandomDirected(4)
     method = hp.hypergradients.VRHGP(800, 0.1)
-    with pytest.raises(hp.InvalidInput, match=r'links: got None.*hp\.train first.*VRHGP\(…, links="means"\)'):
+    with pytest.raises(hp.InvalidInput, match=r'links: got None.*run hp\.train.*VRHGP\(…, links="means"\)'):
         hp.hypergradient(made, method, network, key=0)
     trained = hp.train(made, hp.SGP(4000, 0.1), network, key=5)
     known = known_links(method.with_options(links="means"), network, None, made)
@@ -136,7 +136,7 @@ def test_links_seen_while_training_are_the_default_and_serve_as_well():
     own = made.for_client(2)
     with pytest.raises(hp.InvalidInput, match=r"VRHGP\.links: got 'means'; allowed: 'observed'.*own links only"):
         known_links(method.with_options(links="means"), network, None, own)
-    with pytest.raises(hp.InvalidInput, match=r"hp\.train first"):
+    with pytest.raises(hp.InvalidInput, match=r"run hp\.train"):
         known_links(method, hp.networks.Ring(4), None, own)
 
 

@@ -179,7 +179,7 @@ def test_links_seen_on_one_network_are_of_no_use_on_another():
     # On the network where they were seen they are used, and its time goes on.
     again = estimate(trained.task, seen)
     assert again.task.point.step == 25
-    with pytest.raises(hp.InvalidInput, match=r"hp\.train first"):
+    with pytest.raises(hp.InvalidInput, match=r"run hp\.train"):
         estimate(trained.task.at(params=trained.params), seen)
 
 

@@ -17,28 +17,28 @@ from hyperpush.task.private_problem import Noise
 from hyperpush.task.problem import Problem
 
 PRIVATE_STEPS = 10  # every step of a private run is a release
-STEPS = 200  # where nobody can vote on an end
+STEPS = 200  # where clients cannot vote on an end
 
 
 class Automatic(HypergradientEstimator):
-    """The best estimator that data, privacy, trust and the engine allow. The status says which it was, and why.
+    """The best estimator that data, privacy, trust and the engine allow. The status names it and the reason.
 
-    | where | it takes |
+    | situation | choice |
     |---|---|
-    | all examples, members that trust each other | `TreeCG`; where messages get lost, it sends them again |
-    | random links that are seldom up, such as those of `KOut` | `TrackedHGP`, where waiting in a tree would take more |
+    | all examples, members that trust each other | `TreeCG`; it resends lost messages |
+    | random links that are seldom up, such as those of `KOut` | `TrackedHGP`, if waiting in a tree would take longer |
     | mini-batches | `TrackedHGP` with a step size found before |
-    | a private task | `TrackedHGP` with the step size that the bound of curvature and the penalty allow, ten steps |
-    | members that distrust each other (`trust=False`) | `TrackedHGP`: nobody forwards another's sum |
-    | asynchronous peers | `TrackedHGP` with 200 steps: nobody waits for a tree or a vote |
+    | a private task | `TrackedHGP` with ten steps of a size that the bound of curvature and the penalty allow |
+    | members that distrust each other (`trust=False`) | `TrackedHGP`: no member forwards another's sum |
+    | asynchronous peers | `TrackedHGP` with 200 steps, without waiting for a tree or a vote |
 
     **Use it** unless you compare estimators.
 
     Args:
         batch_size: Training examples per mini-batch; None uses all.
-        tolerance: The largest relative error of any client's result to accept, above 0; None: the estimator's own.
-        trust: Whether members trust each other with their vectors. In a tree, who forwards sees its children's vectors
-            and can falsify a sum.
+        tolerance: Largest accepted relative error of any client's result, above 0; None: the estimator's default.
+        trust: True if members trust each other with their vectors. In a tree, a parent sees its children's vectors and
+            can falsify a sum.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -53,7 +53,7 @@ class Automatic(HypergradientEstimator):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="any",
         target="global",
-        sends="what the estimator that it takes sends",
+        sends="what the chosen estimator sends",
         paper="here",
         private=True,
         lossy=True,

@@ -1,4 +1,4 @@
-"""Each client's own outer cost at the solution that all share."""
+"""Hypergradients of each client's own outer cost at the shared inner solution."""
 
 from typing import ClassVar
 
@@ -13,15 +13,15 @@ from hyperpush.task.problem import Problem
 
 
 class ClientGradient(Implicit):
-    """Each client's derivative of its own outer cost at the inner solution that all share.
+    """Derivative of each client's own outer cost at the shared inner solution.
 
         d F_i(x*(λ), λ_i) / dλ_i = ∂_λ F_i − B_i (Σ_k H_k)⁻¹ ∂_x F_i
 
-    There is one linear system per client, and everybody's Hessian is part of each. Once all know all right-hand sides,
-    every step of conjugate gradients averages the products of each Hessian with n directions exactly. The target is
-    that of Chen, Huang and Ma, arXiv:2206.05670.
+    There is one linear system per client, with the sum of all Hessians. First all clients learn all right-hand sides.
+    Then every step of conjugate gradients takes exact means of the products with n directions. The target is that of
+    Chen, Huang and Ma, arXiv:2206.05670.
 
-    **Use it** for clients that care for themselves alone, on a shared model. **Avoid it** with many clients: it sends
+    **Use it** if clients minimize only their own costs on a shared model. **Avoid it** with many clients: it sends
     n·d numbers per step.
 
     Departures from the paper:
@@ -29,12 +29,12 @@ class ClientGradient(Implicit):
            by decentralized steps with gossip.
 
     Args:
-        steps: Iterations at most, at least 1. But for rounding as many as there are different eigenvalues suffice.
+        steps: Limit of iterations, at least 1. Up to rounding, the number of distinct eigenvalues suffices.
         damping: Added to the diagonal of the mean Hessian, 0 or more. Above 0 it makes a singular Hessian positive
             definite, and biases the result.
-        singular: What to do with a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
-            leaves out directions without curvature; it is not converged if the outer gradient has a part there.
-            `"damping"` takes `damping`, which must be above 0 then.
+        singular: Treatment of a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
+            leaves out directions without curvature; the result is not converged if the outer gradient has a part
+            there. `"damping"` needs a `damping` above 0.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -49,7 +49,7 @@ class ClientGradient(Implicit):
     info: ClassVar[MethodInfo] = MethodInfo(
         network="server",
         target="client",
-        sends="n + 1 vectors of the size of the params, and as many numbers, per step",
+        sends="n + 1 vectors of the size of the params, and n + 1 numbers, per step",
         paper="Chen, Huang and Ma, Decentralized bilevel optimization",
         example={"steps": 10},
     )
@@ -57,7 +57,7 @@ class ClientGradient(Implicit):
     def program(self, problem: Problem) -> Node:
         def start(state: HypergradientState, ctx: Context) -> Solving:
             own, _ = ravel_pytree(outer_gradients(problem, state, ctx)[0])
-            # The mean over clients is everyone's (1/n)∂_xF_i, as Σ_k H_k is n times the mean Hessian.
+            # The mean over clients is (1/n)∂_xF_i of each client, as Σ_k H_k is n times the mean Hessian.
             rights = jnp.zeros((ctx.clients, own.size), own.dtype).at[ctx.client].set(own)
             return start_solving(problem, self, state, rights, ctx)
 

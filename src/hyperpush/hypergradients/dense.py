@@ -19,15 +19,15 @@ from hyperpush.task.problem import Problem
 
 
 class Dense(SystemSolver):
-    """The closed form of the hypergradient: explicit Hessians, and one linear system that is solved directly.
+    """The closed form of the hypergradient: explicit Hessians, and a direct solution of one linear system.
 
         d F̄ / dλ_i = (1/n) ∂_λ F_i − B_i (Σ_k H_k)⁻¹ (1/n) Σ_j ∂_x F_j
 
     Every client forms its d×d Hessian at its own params and sends it once (Pedregosa, arXiv:1602.02355).
 
-    **Use it** on small problems, to compare with. **Avoid it** elsewhere: it keeps and sends d² numbers.
+    **Use it** as a reference on small problems. **Avoid it** elsewhere: it keeps and sends d² numbers.
 
-    The eigenvalues of the mean Hessian tell whether the system is singular or indefinite, and how large the error is.
+    The eigenvalues of the mean Hessian show a singular or indefinite system, and give the size of the error.
 
     Departures from the paper:
         1. The system is solved directly, not by conjugate gradients.
@@ -35,9 +35,9 @@ class Dense(SystemSolver):
     Args:
         damping: Added to the diagonal of the mean Hessian, 0 or more. Above 0 it makes a singular Hessian positive
             definite, and biases the result.
-        singular: What to do with a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
-            leaves out directions without curvature; it is not converged if the outer gradient has a part there.
-            `"damping"` takes `damping`, which must be above 0 then.
+        singular: Treatment of a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
+            leaves out directions without curvature; the result is not converged if the outer gradient has a part
+            there. `"damping"` needs a `damping` above 0.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -89,10 +89,10 @@ class Dense(SystemSolver):
 def _solve(
     hessian: Float[Array, "d d"], source: Float[Array, " d"], scale: Float[Array, ""], ignores_flat: bool
 ) -> tuple[Float[Array, " d"], Float[Array, ""], Bool[Array, ""]]:
-    """The solution without directions of no curvature, an estimate of its error, and whether that is not the answer.
+    """Return the solution outside of flat directions, an estimate of its error, and True if the system is ill-posed.
 
-    Rounding turns an eigenvalue below `floor` into any other below it; `scale` is the clients' norms', which may be far
-    above their mean's.
+    Rounding cannot tell eigenvalues below `floor` apart. `scale` is the root mean square of the norms of the clients'
+    Hessians, which may be far above the norm of their mean.
     """
     values, vectors = jnp.linalg.eigh((hessian + hessian.T) / 2)
     rounding = jnp.finfo(source.dtype).eps

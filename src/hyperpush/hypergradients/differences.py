@@ -1,4 +1,4 @@
-"""Products with second derivatives from differences of gradients, for costs that have no second derivatives."""
+"""Products with second derivatives from differences of gradients, for costs without second derivatives."""
 
 from dataclasses import fields
 
@@ -14,8 +14,8 @@ from hyperpush.task.problem import Problem
 class DifferenceProblem(Problem):
     """A problem whose products are central differences of inner gradients along the vector.
 
-    A difference is right to about ε^(2/3) of the gradient at best, ε the rounding unit: 4e-11 in float64, 2e-5 in
-    float32. It costs two gradients.
+    With rounding unit ε, the smallest error of a difference is about ε^(2/3) of the gradient: 4e-11 in float64, 2e-5 in
+    float32. A difference costs two gradients.
     """
 
     @staticmethod
@@ -40,7 +40,7 @@ class DifferenceProblem(Problem):
 
 
 def transposed_product(problem: Problem, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
-    """∂²_xλ f · vector, for a vector like the hyper."""
+    """Return ∂²_xλ f · vector, for a vector of the hyper's shape."""
     if isinstance(problem, DifferenceProblem):
         return problem.transposed_product(params, hyper, batch, vector)
     gradient = jax.grad(problem.inner_cost)
@@ -49,9 +49,9 @@ def transposed_product(problem: Problem, params: PyTree, hyper: PyTree, batch: P
 
 
 def _difference(gradient, point: PyTree, vector: PyTree) -> PyTree:
-    """(gradient(point + h·vector) − gradient(point − h·vector)) / 2h."""
+    """Return (gradient(point + h·vector) − gradient(point − h·vector)) / 2h."""
     size = jnp.asarray(optax.tree.norm(vector))
-    # The cube root of rounding balances what is cut off the series and what cancels.
+    # The cube root of rounding balances the truncation error and the cancellation.
     step = jnp.cbrt(jnp.finfo(size.dtype).eps) * (1 + optax.tree.norm(point)) / jnp.where(size > 0, size, 1)
     ahead, behind = (
         gradient(jax.tree.map(lambda x, v, s=sign: (x + s * step * v).astype(x.dtype), point, vector))

@@ -1,4 +1,4 @@
-"""The gradient of the own outer cost by the own hypers, with fixed params."""
+"""Gradients of each client's outer cost by its own hypers, at fixed params."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -11,9 +11,9 @@ from hyperpush.task.problem import Problem
 
 
 class DirectGradient(HypergradientEstimator):
-    """∂_λ F_i alone: how the own hypers change the own outer cost while the params stay as they are.
+    """The gradient ∂_λ F_i alone: derivative of a client's outer cost by its own hypers, at fixed params.
 
-    The baseline "PDBO (local)" of "Cooperative personalized bilevel optimization over random directed networks".
+    It is the baseline "PDBO (local)" of "Cooperative personalized bilevel optimization over random directed networks".
 
     **Use it** as the baseline that ignores the inner problem. **Avoid it** where the outer cost does not contain the
     hypers: it is zero there, and such a task is refused.

@@ -11,14 +11,14 @@ from hyperpush.task.problem import Problem
 
 
 class DirectedRB(Recurrent):
-    """Directed recurrent backpropagation: back through the steps of SGP, along links that run against its own.
+    """Directed recurrent backpropagation: back through the steps of SGP, along reversed links.
 
     From u = c_x and v = c_λ, `steps` times
 
         v ← v + B u,   u ← A u
 
-    with the maps A and B of `recurrent.py`: the series of the fixed point of SGP's expected step. It estimates the
-    truncated series without bias, with noise from the links that does not fall with `steps`. Several papers call it HGP
+    with the maps A and B of `recurrent.py`: the series of the fixed point of SGP's expected step. The estimate of the
+    truncated series is unbiased, but more `steps` do not reduce its noise from the links. Several papers call it HGP
     ("Personalized decentralized bilevel optimization over stochastic and directed networks", "Cooperative personalized
     bilevel optimization over random directed networks").
 
@@ -27,25 +27,25 @@ class DirectedRB(Recurrent):
     the common solution.
 
     Departures from the papers:
-        1. Both variants of SGP are covered; the papers have one each.
-        2. ω is its time average over training. The papers take its last value.
-        3. On a private task u is known to others, so that B_i is applied once in the end: steps + 1 releases.
+        1. Both variants of SGP are covered; each paper has one of them.
+        2. ω is averaged over the training. The papers take its last value.
+        3. On a private task other clients know u, so B_i is applied only once at the end: steps + 1 releases.
 
     Args:
         steps: Terms of the series. With 0 the result is (1/n) ∂_λ F_i. The series converges at the pace of SGP: take
-            about as many steps as training took.
-        step_size: γ, above 0. The step of SGP is what is differentiated, so γ is its rate at its last step. None: that
-            rate, from the constant or schedule of the `SGP` or `DSGD` that trained; another one is then refused. A
-            number is needed where the task is not known to be trained.
-        variant: `"gradient-first"` or `"gradient-after"`. None: that of the solver that trained, if the task or the
-            algorithm tells, else `"gradient-first"`. Algorithms refuse another one than theirs.
+            about the number of training steps.
+        step_size: γ, above 0: the rate of SGP at its last step, because that step is differentiated. None takes it from
+            the constant or schedule of the `SGP` or `DSGD` that trained; a different number is then refused. A number
+            is needed if neither the task nor the algorithm tells which solver trained.
+        variant: `"gradient-first"` or `"gradient-after"`. None takes the variant of the solver that trained, or
+            `"gradient-first"` if that is unknown. Algorithms refuse a variant other than their solver's.
         batch_size: Training examples per mini-batch, drawn anew in each step, at least 1; None uses all.
-        links: What is known of the links. `"observed"`: what clients saw while they trained; on a network that never
-            changes one round shows it. `"means"`: the network's true means, which no party can see, for comparisons.
-        weights: With which training mixed params: `"push"` or `"gossip"`. None: those of the solver that trained, if
-            the task or the algorithm tells, else `"push"`.
-        independent_batches: Take one round and mini-batch for u and another for v. Sharing them adds no bias, as v
-            takes u from before its update.
+        links: Source of the link estimates. `"observed"`: the clients' observations during training; on a static
+            network one round suffices. `"means"`: the network's true means, for comparisons; no party can see them.
+        weights: Mixing weights of the training: `"push"` or `"gossip"`. None takes those of the solver that trained,
+            or `"push"` if that is unknown.
+        independent_batches: True takes one round and mini-batch for u and another for v. Sharing them adds no bias,
+            because v uses u before its update.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

@@ -1,4 +1,4 @@
-"""How far the params of peers are apart: what they can find out where nobody sees all of them."""
+"""Measure the disagreement of the peers' params, where no peer sees all of them."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,13 +18,13 @@ from hyperpush.solving.settings import norm
 
 class _State(eqx.Module):
     params: PyTree
-    away: Float[Array, ""]  # ‖x_i − x̄‖ in units of ‖x̄‖, and then its root mean square
+    away: Float[Array, ""]  # ‖x_i − x̄‖ in units of ‖x̄‖, later its root mean square
 
 
 def append_disagreement(program: Node) -> Node:
-    """An estimator's program, and two averages along a tree that tell how far the clients' params are apart.
+    """Append two averages along a tree that measure the disagreement of the clients' params.
 
-    Params that are further apart than 0.02 of their mean solve nothing. Those that are close may be far from solved.
+    Params that differ by more than 0.02 of their mean are unsolved. Params that agree may still be far from solved.
     """
 
     def enter(state: HypergradientState, ctx: Context) -> _State:

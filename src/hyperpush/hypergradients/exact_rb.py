@@ -13,8 +13,8 @@ from hyperpush.task.problem import Problem
 class ExactRB(Recurrent):
     """Exact recurrent backpropagation: `DirectedRB` with the true weights of SGP's links.
 
-    What i hears from j counts as much as i sends to j. Where every live link runs both ways at once these weights are
-    known, and need no estimates (algorithm 3 of "Personalized decentralized bilevel optimization over stochastic and
+    Client i weights j's message by the weight that it sends to j with. If every live link runs both ways at once, these
+    weights need no estimates (algorithm 3 of "Personalized decentralized bilevel optimization over stochastic and
     directed networks").
 
     **Use it** on undirected networks instead of `DirectedRB`. **Avoid it** elsewhere: it refuses directed networks.
@@ -24,17 +24,17 @@ class ExactRB(Recurrent):
 
     Args:
         steps: Terms of the series. With 0 the result is (1/n) ∂_λ F_i. The series converges at the pace of SGP: take
-            about as many steps as training took.
-        step_size: γ, above 0. The step of SGP is what is differentiated, so γ is its rate at its last step. None: that
-            rate, from the constant or schedule of the `SGP` or `DSGD` that trained; another one is then refused. A
-            number is needed where the task is not known to be trained.
-        variant: `"gradient-first"` or `"gradient-after"`. None: that of the solver that trained, if the task or the
-            algorithm tells, else `"gradient-first"`. Algorithms refuse another one than theirs.
+            about the number of training steps.
+        step_size: γ, above 0: the rate of SGP at its last step, because that step is differentiated. None takes it from
+            the constant or schedule of the `SGP` or `DSGD` that trained; a different number is then refused. A number
+            is needed if neither the task nor the algorithm tells which solver trained.
+        variant: `"gradient-first"` or `"gradient-after"`. None takes the variant of the solver that trained, or
+            `"gradient-first"` if that is unknown. Algorithms refuse a variant other than their solver's.
         batch_size: Training examples per mini-batch, drawn anew in each step, at least 1; None uses all.
-        links: What is known of the links. `"observed"`: what clients saw while they trained; on a network that never
-            changes one round shows it. `"means"`: the network's true means, which no party can see, for comparisons.
-        weights: With which training mixed params: `"push"` or `"gossip"`. None: those of the solver that trained, if
-            the task or the algorithm tells, else `"push"`.
+        links: Source of the link estimates. `"observed"`: the clients' observations during training; on a static
+            network one round suffices. `"means"`: the network's true means, for comparisons; no party can see them.
+        weights: Mixing weights of the training: `"push"` or `"gossip"`. None takes those of the solver that trained,
+            or `"push"` if that is unknown.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

@@ -36,8 +36,8 @@ class _State(eqx.Module):
 class HGP(HypergradientEstimator):
     """Hypergradient push: a Neumann series whose terms are averaged by push-sum.
 
-    Estimates d F̄ / dλ_i, how each client's own hyperparameters move the mean outer cost F̄, at params x that solve the
-    inner problem. With H_k = ∂²_xx f_k and B_i = ∂²_λx f_i:
+    It estimates d F̄ / dλ_i, the derivative of the mean outer cost F̄ by each client's own hyperparameters, at params x
+    that solve the inner problem. With H_k = ∂²_xx f_k and B_i = ∂²_λx f_i:
 
         d F̄ / dλ_i = (1/n) ∂_λ F_i − B_i (Σ_k H_k)⁻¹ (1/n) Σ_j ∂_x F_j
 
@@ -50,32 +50,32 @@ class HGP(HypergradientEstimator):
             u_i ← û_i − η H_i û_i
         return v_i
 
-    The mean Hessian H̄ must be positive definite. Two errors remain. Cutting off the series leaves one that each further
-    step multiplies by about max |1 − ηλ| over the eigenvalues λ of H̄. Averaging with finitely many pushes leaves a
-    bias, which only more pushes reduce.
+    The mean Hessian H̄ must be positive definite. Two errors remain. Each further step multiplies the truncation error
+    of the series by about max |1 − ηλ| over the eigenvalues λ of H̄. Averaging with finitely many pushes leaves a bias,
+    which only more pushes reduce.
 
     **Use it** on directed or changing networks, also with mini-batches. **Avoid it** if messages get lost, or if
-    averaging is slow: a directed ring of 50 clients takes thousands of pushes. `TrackedHGP` has no such bias. Some
+    averaging is slow: a directed ring of 50 clients takes thousands of pushes. `TrackedHGP` avoids this bias. Some
     papers call `DirectedRB` HGP, too.
 
     Departures from the paper:
-        1. Averages can also be gossip's or exact.
+        1. Averages can also be by gossip, or exact.
         2. One mini-batch serves both products of a step, unless `independent_batches` asks for two.
         3. The push-sum weight ω can be carried over between steps (`keep_mass`).
-        4. On a private task the gradients of F and the products H_i û are clipped and noisy. As û is known to others,
-           v is taken in the end, (1/n) ∂_λ F_i − B_i (η Σ û), by one product with all examples: steps + 1 releases.
+        4. On a private task the gradients of F and the products H_i û are clipped and noisy. Other clients know û, so v
+           is computed at the end, (1/n) ∂_λ F_i − B_i (η Σ û), by one product with all examples: steps + 1 releases.
 
     Args:
-        steps: Terms of the series. With 0 the result is the direct gradient (1/n) ∂_λ F_i. About κ·ln(1/ε) reach a
-            relative error ε at condition number κ.
-        pushes: Rounds of averaging per step, at least 1. Double them until the estimate stops changing.
+        steps: Terms of the series. With 0 the result is the direct gradient (1/n) ∂_λ F_i. About κ·ln(1/ε) steps
+            reach a relative error ε at condition number κ.
+        pushes: Rounds of averaging per step, at least 1. Double the number until the estimate stops changing.
         step_size: η. With exact averages any 0 < η < 2 / λ_max(H̄) converges; 1 / λ_max(H̄) is a safe choice, which
             `hp.check` suggests. It is unrelated to the step size of training.
         batch_size: Training examples per mini-batch, drawn anew in each step, at least 1; None uses all.
         averaging: `"push"` (push-sum, any network), `"gossip"` (doubly stochastic weights, undirected networks) or
             `"exact"` (the true mean, as a server would compute it).
-        independent_batches: Draw one mini-batch for B_i û_i and another for H_i û_i. Not for private tasks.
-        keep_mass: Carry the push-sum weight ω over to the next step instead of restarting at 1.
+        independent_batches: True draws one mini-batch for B_i û_i and another for H_i û_i. Refused on private tasks.
+        keep_mass: True carries the push-sum weight ω over to the next step instead of restarting at 1.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -133,7 +133,7 @@ class HGP(HypergradientEstimator):
             return _State(state.params, state.hyper, u, v, q, jnp.ones(()))
 
         def get_term(state: _State, ctx: Context) -> tuple[PyTree, Float[Array, ""]]:
-            # Push-sum starts from u, not from u·ω, even where ω is kept: all ω sum to n, so the result is the plain
+            # Push-sum starts from u, not from u·ω, even if ω is kept: all ω sum to n, so the result is the plain
             # mean. From u·ω it would weight clients unequally.
             return state.u, state.mass
 
@@ -154,7 +154,7 @@ class HGP(HypergradientEstimator):
         return Scope(Repeat(Sequence(average, Local(add_term)), self.steps, name="HGP"), start, finish)
 
     def _products(self, problem: Problem, state: _State, ctx: Context) -> tuple[PyTree, PyTree]:
-        """(H_i û_i, B_i û_i) on mini-batches of this step."""
+        """Return (H_i û_i, B_i û_i) on mini-batches of this step."""
         batch, other = (minibatch(ctx.data.train, self.batch_size, key) for key in jax.random.split(ctx.key))
         at = state.params, state.hyper
         if self.independent_batches:
@@ -164,7 +164,7 @@ class HGP(HypergradientEstimator):
         return problem.products(*at, batch, state.u)
 
     def _private_program(self, problem: Problem, average: Average, start: Any) -> Node:
-        """The series with η Σ û in place of v, so that B_i is applied once; nobody needs the last H_i û."""
+        """Return the series with η Σ û in place of v. B_i is applied once, and the last H_i û is not needed."""
 
         def gather(state: _State, ctx: Context) -> _State:
             return replace(state, q=optax.tree.add_scale(state.q, self.step_size, state.u))

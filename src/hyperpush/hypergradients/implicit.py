@@ -1,7 +1,7 @@
-"""What estimators that solve a linear system by conjugate gradients have in common.
+"""Common parts of estimators that solve a linear system by conjugate gradients.
 
 M. Hestenes and E. Stiefel, "Methods of conjugate gradients for solving linear systems", 1952. The steps are written out
-here, and not taken from a solver library: in `ImplicitCG` each needs an exchange between clients, and elsewhere the
+here instead of taken from a solver library: each step of `ImplicitCG` needs an exchange between clients. Elsewhere the
 products must stay visible in the trace, where they are counted and where a private task adds noise.
 """
 
@@ -34,54 +34,54 @@ class Implicit(SystemSolver):
         check_integer(f"{type(self).__name__}.steps", self.steps, minimum=1)
 
     def start_probe(self, problem: Problem, size: int, dtype: jnp.dtype, ctx: Context) -> "System | None":
-        """A second system for what the first has no part in, unless that does not matter or cannot be seen."""
+        """Return a second system for directions without a part in the first; None if it is not needed or too noisy."""
         if self.ignores_flat or problem.private:
             return None
         return System.start(probe_of(size, dtype, ctx), self.steps)
 
 
 class System(eqx.Module):
-    """A linear system on the way to its solution q, by conjugate gradients.
+    """A linear system during its solution by conjugate gradients, with the iterate q.
 
-    It stays as it is from where it is solved up to rounding, or from where it has met a direction without curvature.
+    It stops changing once it is solved up to rounding, or has met a direction without curvature.
     """
 
     q: Float[Array, "*k d"]
     residual: Float[Array, "*k d"]
     direction: Float[Array, "*k d"]
     ritz: Tridiagonal
-    largest: Float[Array, "*k"]  # curvature of the clients' Hessians seen so far
-    drift: Float[Array, "*k"]  # what rounding may have added to the residual
-    flat: Bool[Array, "*k"]  # whether a direction has no positive curvature
+    largest: Float[Array, "*k"]  # largest curvature of the clients' Hessians so far
+    drift: Float[Array, "*k"]  # possible contribution of rounding to the residual
+    flat: Bool[Array, "*k"]  # True if a direction lacks positive curvature
 
     @staticmethod
     def start(right: Float[Array, " d"], room: int) -> "System":
-        """Before the first of at most `room` steps."""
+        """Return the system before the first of at most `room` steps."""
         zero, rounding = jnp.zeros((), right.dtype), jnp.finfo(right.dtype).eps
         ritz, drift = Tridiagonal.start(room, right.dtype), rounding * jnp.linalg.norm(right)
         return System(jnp.zeros_like(right), right, right, ritz, zero, drift, jnp.zeros((), bool))
 
     @property
     def floor(self) -> Float[Array, "*k"]:
-        """A curvature that rounding cannot tell from zero."""
+        """Largest curvature that rounding cannot tell from zero."""
         return ROUNDING * jnp.finfo(self.largest.dtype).eps * self.largest
 
     @property
     def solved(self) -> Bool[Array, "*k"]:
-        """Whether rounding allows no smaller residual."""
+        """True if rounding prevents a smaller residual."""
         return jnp.linalg.norm(self.residual, axis=-1) <= 2 * self.drift
 
     def smallest(self) -> Float[Array, ""]:
-        """The smallest eigenvalue seen so far, infinite before the first step; the floor if it is not above that."""
+        """Return the smallest eigenvalue so far, at least the floor; infinite before the first step."""
         return jnp.where(self.ritz.count > 0, self.ritz.smallest(self.floor), jnp.inf)
 
     def error(self, smallest: Float[Array, ""]) -> Float[Array, ""]:
-        """About the largest error of q, if no eigenvalue is smaller."""
+        """Return about the largest error of q, if `smallest` is the smallest eigenvalue."""
         error = jnp.linalg.norm(self.residual) + self.drift
         return jnp.where(jnp.isinf(smallest), jnp.where(error > 0, jnp.inf, 0), error / smallest)
 
     def advance(self, image: Float[Array, " d"], spread: Float[Array, ""]) -> "System":
-        """After a step. `image` is the matrix times the direction; `spread` the size of what it was summed up from."""
+        """Return the system after a step. `image` is matrix times direction, `spread` the size of its summands."""
         squared, slope = self.residual @ self.residual, self.direction @ image
         size = jnp.linalg.norm(self.direction)
         system = replace(self, largest=jnp.maximum(self.largest, _ratio(spread, size)))
@@ -103,12 +103,12 @@ class System(eqx.Module):
 
 
 def _ratio(a: Float[Array, ""], b: Float[Array, ""]) -> Float[Array, ""]:
-    """a/b, and 0 where b is 0."""
+    """Return a/b, or 0 where b is 0."""
     return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
 
 
 def judge(system: System, probe: System | None) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-    """An estimate of the error of q, and whether the system is singular or indefinite, as far as both have seen."""
+    """Return the estimated error of q, and True if system or probe shows that the Hessian is singular or indefinite."""
     seen = [each for each in (system, probe) if each is not None]
     smallest = [each.smallest() for each in seen]
     flat = [each.flat | (least <= each.floor) for each, least in zip(seen, smallest, strict=True)]
@@ -124,7 +124,7 @@ def finish_solving(
     ctx: Context,
     tolerance: Number | None = None,
 ) -> HypergradientState:
-    """The estimate `direct` − B_i q, and the report on it."""
+    """Return the state with the estimate `direct` − B_i q and its report."""
     error, flat = judge(system, probe)
     after = subtract_indirect(problem, before, direct, ravel_pytree(before.params)[1](system.q), ctx)
     ended = system.solved | _is_within(system, probe, tolerance)
@@ -133,14 +133,14 @@ def finish_solving(
 
 
 def _is_within(system: System, probe: System | None, tolerance: Number | None) -> Bool[Array, ""]:
-    """Whether the estimated error of q is at most this share of it."""
+    """Return True if the estimated relative error of q is at most `tolerance`."""
     if tolerance is None:
         return jnp.zeros((), bool)
     return judge(system, probe)[0] <= tolerance * jnp.linalg.norm(system.q)
 
 
 class Solving(eqx.Module):
-    """A client while all solve k systems together; the systems are the same at every client once they begin."""
+    """A client's state while all clients solve k systems together; the systems are then equal at every client."""
 
     params: PyTree
     hyper: PyTree
@@ -152,16 +152,16 @@ class Solving(eqx.Module):
         return self.systems.q
 
     def system(self, number: Array | int) -> System:
-        """One of the systems."""
+        """Return one of the systems."""
         return jax.tree.map(lambda leaf: leaf[number], self.systems)
 
 
 def solve_together(problem: Problem, method: Implicit, tolerance: Number | None = None) -> Node:
-    """Solves (mean Hessian + damping·I) q = mean of the right-hand sides, on `Solving` states.
+    """Return a node that solves (mean Hessian + damping·I) q = mean of the right-hand sides, on `Solving` states.
 
-    Averaged are the right-hand sides and, in each step, the products H_i p and their squared norms. Every client
-    continues from there by itself: the vectors, and with them their dot products, are common. With a `tolerance` it
-    ends when the estimated relative errors of all q are below it, or when rounding allows no better.
+    Clients average the right-hand sides and, in each step, the products H_i p and their squared norms. The rest is
+    local, because the vectors and their dot products are common. With a `tolerance`, the loop ends when the estimated
+    relative errors of all q are below it, or when rounding prevents a better result.
     """
 
     def begin(state: Solving, right: Float[Array, "k d"], mass, ctx: Context):
@@ -191,7 +191,7 @@ def solve_together(problem: Problem, method: Implicit, tolerance: Number | None 
 
     share = Average(lambda state, ctx: (state.systems.residual, jnp.ones(())), begin, rounds=1, by="exact")
     step = Average(products, advance, rounds=1, by="exact")
-    # Everything that is looked at is common, so nobody has to vote.
+    # The condition reads only common values, so no vote is needed.
     until = None if tolerance is None else has_ended
     return Sequence(share, Repeat(step, method.steps, until=until, name=type(method).__name__, common=True))
 
@@ -203,6 +203,6 @@ def _start_all(rights: Float[Array, "k d"], room: int) -> System:
 def start_solving(
     problem: Problem, method: Implicit, state: HypergradientState, rights: Float[Array, "k d"], ctx: Context
 ) -> Solving:
-    """A client before all begin to solve, with its own part of the right-hand sides."""
+    """Return a client's state before the solution, with its own part of the right-hand sides."""
     probe = method.start_probe(problem, rights.shape[1], rights.dtype, ctx)
     return Solving(state.params, state.hyper, _start_all(rights, method.steps), probe)

@@ -1,4 +1,4 @@
-"""Implicit differentiation by conjugate gradients whose products are averaged exactly, as a server would."""
+"""Implicit differentiation by conjugate gradients with exact averages of products, as on a server."""
 
 from typing import ClassVar
 
@@ -15,31 +15,31 @@ from hyperpush.task.problem import Problem
 
 
 class ImplicitCG(Implicit):
-    """Implicit differentiation by conjugate gradients whose products are averaged exactly.
+    """Implicit differentiation by conjugate gradients with exact averages of products.
 
         v_i = (1/n) ∂_λ F_i − B_i q,    (Σ_k H_k) q = (1/n) Σ_j ∂_x F_j
 
     The system is solved as on one machine (Pedregosa, arXiv:1602.02355). Each step takes the mean of the clients'
-    products H_k p, each at its own params. A second, random right-hand side goes along, for singular directions that
-    the first has no part in; `singular="minimum-norm"` does without and halves what is sent.
+    products H_k p, each at its own params. A second, random right-hand side reveals singular directions
+    without a part in the first. `singular="minimum-norm"` omits it and halves the messages.
 
-    **Use it** if there is a server. **Avoid it** without one, and with mini-batches, which conjugate gradients do not
+    **Use it** with a server. **Avoid it** without one, and with mini-batches, which conjugate gradients do not
     tolerate.
 
     Departures from the paper:
-        1. The Hessian's products are means over clients; the paper has one machine.
-        2. The tolerance does not shrink over the outer steps by itself.
+        1. The Hessian's products are means over clients; the paper uses one machine.
+        2. The tolerance stays the same in all outer steps; in the paper it shrinks.
 
     Args:
-        steps: Iterations at most, at least 1. But for rounding as many as there are different eigenvalues suffice;
-            √κ·ln(2/ε)/2 reach a relative error ε at condition number κ.
+        steps: Limit of iterations, at least 1. Up to rounding, the number of distinct eigenvalues suffices. About
+            √κ·ln(2/ε)/2 steps reach a relative error ε at condition number κ.
         damping: Added to the diagonal of the mean Hessian, 0 or more. Above 0 it makes a singular Hessian positive
             definite, and biases the result.
-        tolerance: End when the estimated relative error of q is at most this, above 0. None takes all `steps`. The
-            status compares the error of every v_i with twice this; with None, with 1e-5 in float64 and 1e-3 in float32.
-        singular: What to do with a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
-            leaves out directions without curvature; it is not converged if the outer gradient has a part there.
-            `"damping"` takes `damping`, which must be above 0 then.
+        tolerance: Estimated relative error of q at which to end, above 0. None takes all `steps`. The status compares
+            the error of every v_i with twice the tolerance. With None it uses 1e-5 in float64 and 1e-3 in float32.
+        singular: Treatment of a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
+            leaves out directions without curvature; the result is not converged if the outer gradient has a part
+            there. `"damping"` needs a `damping` above 0.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

@@ -1,6 +1,6 @@
 """Iterative differentiation: back through a recorded run of SGP, from its end.
 
-To a small change of z and λ, one step of SGP with its links, step size γ and batch answers by
+One step of SGP with given links, step size γ and batch maps a small change of z and λ to
 
     gradient-first:  dz⁺ = P(dz − γ(H dz/ω + Bᵀdλ))         gradient-after:  dz⁺ = P dz − γ(H dz/ω + Bᵀdλ)
 
@@ -31,20 +31,20 @@ from hyperpush.task.problem import Problem
 
 
 class _Tape(eqx.Module):
-    """What a client keeps of a step, or of all of them."""
+    """A client's record of one step, or of all steps."""
 
     params: PyTree  # x
     mass: Float[Array, "*steps"]  # ω
-    sent: Float[Array, "*steps n"]  # the weights it pushed with, its own at its own place
+    sent: Float[Array, "*steps n"]  # push weights by receiver, with its own weight in its own place
 
 
 class _Run(eqx.Module):
-    """A client in the middle of SGP, or on the way back."""
+    """A client's state during SGP and during the backward pass."""
 
     z: PyTree
     mass: Float[Array, ""]  # ω
     hyper: PyTree
-    key: PRNGKeyArray  # its mini-batches follow from this and the step, so that they can be drawn again
+    key: PRNGKeyArray  # draws the mini-batches, with the step; so they can be redrawn
     tape: _Tape
     u: PyTree
     value: PyTree  # v
@@ -57,8 +57,8 @@ class _Run(eqx.Module):
 class ITDBackward(HypergradientEstimator):
     """Iterative differentiation in backward mode: back through a recorded run of SGP.
 
-    The result is the derivative of F̄(x(T), λ), where x(T) is what `solver`'s T steps make of the given params. Links,
-    weights ω and mini-batches of the run are part of the function. From u = (1/n)∂_xF_i/ω_i, v = (1/n)∂_λF_i, for
+    The result is the derivative of F̄(x(T), λ), where x(T) are the params after the T steps of `solver`. Links, weights
+    ω and mini-batches of the run are part of the function. From u = (1/n)∂_xF_i/ω_i, v = (1/n)∂_λF_i, for
     t = T − 1, …, 0 with m_i = Σ_j P[j, i] u_j, all as they were in step t:
 
         gradient-first:  v ← v − γB_i m_i,  u ← m_i − γ/ω_i H_i m_i
@@ -66,16 +66,15 @@ class ITDBackward(HypergradientEstimator):
 
     (appendix H of "Personalized decentralized bilevel optimization over stochastic and directed networks").
 
-    **Use it** if training is short, or to compare with: it needs neither convexity nor a solved inner problem.
-    **Avoid it** for long runs: each client keeps T(d + n) numbers. In `hp.solve` the run starts where the inner solver
-    has ended.
+    **Use it** for short training or as a reference: it needs neither convexity nor a solved inner problem. **Avoid it**
+    for long runs: each client keeps T(d + n) numbers. In `hp.solve` the run starts from the initial params.
 
     Departures from the paper:
-        1. The links of SGP are gone on the way back, and messages would have to run against them: a server mixes.
+        1. A server mixes, because the links of SGP are gone in the backward pass, where messages run against them.
         2. Both variants of SGP, schedules and mini-batches are covered.
 
     Args:
-        solver: The steps to differentiate: an `SGP` of at least 1 step, with a step size and no optimizer.
+        solver: The steps to differentiate: an `SGP` of at least 1 step, with a step size and without an optimizer.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

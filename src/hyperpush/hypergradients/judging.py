@@ -1,7 +1,7 @@
-"""Whether params solve the inner problem closely enough: the stages after an estimate, on the same averages.
+"""Judge if params solve the inner problem closely enough, in stages after an estimate, on the same averages.
 
-At the clients' mean params x̄, δ = H(x̄)⁻¹ mean g_i(x̄) is the Newton step. The estimate is made again at x̄ − δ, and what
-that changes tells how far the first is off, since both are solved to a known error.
+At the clients' mean params x̄, δ = H(x̄)⁻¹ mean g_i(x̄) is the Newton step. A second estimate is made at x̄ − δ. Both
+estimates have known errors, so their difference measures the error of the first by unsolved params.
 """
 
 from dataclasses import replace
@@ -35,14 +35,14 @@ from hyperpush.solving.descent import Descent
 from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
-SOLVED = 1e-2  # of the mean gradient: no smaller residual of the Newton step is asked for
-LACKING = 0.1  # of the Newton step: the part that it may lack
+SOLVED = 1e-2  # share of the mean gradient to which the residual of the Newton step must fall
+LACKING = 0.1  # largest share of the Newton step that may be missing
 
 
 def begin_stage(problem: Problem, state: TreeState, ctx: Context, first: int, anew: bool) -> TreeState:
-    """What a stage starts from; they are counted by `ctx.round`, from `first`.
+    """Return the start state of a stage; `ctx.round` counts stages from `first`.
 
-    `anew` lets the second estimate start from zero, and not from the first.
+    `anew` starts the second estimate from zero instead of from the first.
     """
 
     def center(state: TreeState) -> TreeState:
@@ -75,12 +75,12 @@ def begin_stage(problem: Problem, state: TreeState, ctx: Context, first: int, an
 
 
 def _given(state: TreeState, vector: Float[Array, " d"]) -> TreeState:
-    """The state that averages this vector next."""
+    """Return the state that averages this vector next."""
     return replace(state, image=vector, squared=norm(vector) ** 2, phase=jnp.int32(GIVEN))
 
 
 def take_center(state: TreeState, mean: Float[Array, " d"]) -> TreeState:
-    """With the mean params x̄ in `x`, and how far the own params are away."""
+    """Return the state with the mean params x̄ in `x` and the distance of the client's own params."""
     assert state.judged is not None
     extent = norm(mean)
     away = over(norm(ravel_pytree(state.params)[0] - mean), extent)
@@ -89,7 +89,7 @@ def take_center(state: TreeState, mean: Float[Array, " d"]) -> TreeState:
 
 
 def take_gradient(state: TreeState, mean: Float[Array, " d"], squared: Array, terms: Any) -> TreeState:
-    """With the mean gradient at x̄, in which the descent towards the Newton step counts."""
+    """Return the state with the mean gradient at x̄, the unit of the descent towards the Newton step."""
     judged, size = state.judged, norm(mean)
     assert judged is not None
     away, values = terms
@@ -105,7 +105,7 @@ def take_gradient(state: TreeState, mean: Float[Array, " d"], squared: Array, te
 
 
 def step_to_solution(state: TreeState, image: Float[Array, " d"], floor: Array) -> TreeState:
-    """With a step of the descent: `x` closes in on δ."""
+    """Return the state after a step of the descent, in which `x` approaches δ."""
     curvature = state.descent.curvature(image)
     descent, length = state.descent.advance(image)
     x = state.x + state.begin * length * state.descent.direction
@@ -117,7 +117,7 @@ def step_to_solution(state: TreeState, image: Float[Array, " d"], floor: Array) 
 
 
 def _judge_step(state: TreeState, flat: Bool[Array, ""]) -> TreeState:
-    """Whether the Newton step is known well enough, and whether it is too long, or too short to matter."""
+    """Return the state with a verdict on the Newton step: unknown yet, too long, or too short to matter."""
     judged, step = state.judged, norm(state.x)
     assert judged is not None
     left = state.begin * state.descent.size
@@ -140,7 +140,7 @@ def _judge_step(state: TreeState, flat: Bool[Array, ""]) -> TreeState:
 
 
 def end_step(state: TreeState, limit: int) -> TreeState:
-    """The end of the stage of the Newton step: judged, unless the estimate has to be made again."""
+    """End the stage of the Newton step. It decides unless a second estimate is needed."""
     late = (state.count >= limit) & (state.phase != ENDED)
     reason = jnp.where(late, Reason.LIMIT, state.reason).astype(jnp.int32)
     phase = jnp.where(late, ENDED, state.phase).astype(jnp.int32)
@@ -149,7 +149,7 @@ def end_step(state: TreeState, limit: int) -> TreeState:
 
 
 def compare(state: TreeState, changed: Float[Array, ""], size: Float[Array, ""]) -> TreeState:
-    """Judged by how much the second estimate, of this size, changes the first."""
+    """Return the state judged by the change from the first to the second estimate, which has this size."""
     judged = state.judged
     assert judged is not None
     moved = over(changed, jnp.maximum(size, state.before))

@@ -1,4 +1,4 @@
-"""The Lanczos method: the ends of a symmetric matrix's spectrum from products with it.
+"""The Lanczos method: both ends of the spectrum of a symmetric matrix, from products with it.
 
 C. Lanczos, "An iteration method for the solution of the eigenvalue problem of linear differential and integral
 operators", 1950, with full reorthogonalization.
@@ -12,7 +12,7 @@ from scipy.linalg import eigvalsh_tridiagonal
 
 
 class Lanczos(eqx.Module):
-    """Orthonormal vectors so far, the next one, and the tridiagonal matrix that they make of the matrix."""
+    """The orthonormal vectors so far, the next one, and the matrix in their basis, which is tridiagonal."""
 
     basis: Float[Array, "*clients k d"]
     vector: Float[Array, "*clients d"]
@@ -21,23 +21,23 @@ class Lanczos(eqx.Module):
 
     @staticmethod
     def start(vector: Float[Array, " d"], steps: int) -> "Lanczos":
-        """Before the first of `steps` steps, from a random vector."""
+        """Return the state before the first of `steps` steps, from a random vector."""
         none = jnp.zeros(steps, vector.dtype)
         return Lanczos(jnp.zeros((steps, vector.size), vector.dtype), vector / jnp.linalg.norm(vector), none, none)
 
     def advance(self, image: Float[Array, " d"], number: Int[Array, ""] | int) -> "Lanczos":
-        """After step `number`, where `image` is the product of the matrix with `vector`."""
+        """Return the state after step `number`; `image` is the product of the matrix with `vector`."""
         basis = self.basis.at[number].set(self.vector)
         vector, size = _rest(image, basis)
         diagonal = self.diagonal.at[number].set(self.vector @ image)
         return Lanczos(basis, vector, diagonal, self.beside.at[number].set(size))
 
     def ends(self) -> tuple[float, float]:
-        """The smallest and the largest eigenvalue, from inside; nan if a product was not finite."""
+        """Return the smallest and the largest eigenvalue, approached from inside; nan if a product was not finite."""
         diagonal, beside = (np.asarray(part, np.float64) for part in (self.diagonal, self.beside))
         if not np.all(np.isfinite(diagonal)):
             return np.nan, np.nan
-        # Where the matrix falls apart, but for rounding, nothing new was found from there on.
+        # Where the tridiagonal matrix splits up to rounding, the later steps found nothing new.
         rounding = 1e-6 if self.diagonal.dtype == jnp.float32 else 1e-10
         small = np.flatnonzero(beside <= rounding * np.max(np.abs(diagonal)))
         steps = small[0] + 1 if len(small) else len(diagonal)
@@ -46,8 +46,8 @@ class Lanczos(eqx.Module):
 
 
 def _rest(vector: Float[Array, " d"], basis: Float[Array, "k d"]) -> tuple[Float[Array, " d"], Float[Array, ""]]:
-    """What is left of a vector outside the basis, of length 1, and the length it had."""
-    for _ in range(2):  # once loses orthogonality to rounding
+    """Return the part of a vector outside of the basis, scaled to length 1, and its length before scaling."""
+    for _ in range(2):  # one pass loses orthogonality to rounding
         vector = vector - (basis @ vector) @ basis
     size = jnp.linalg.norm(vector)
     return vector / jnp.where(size > 0, size, 1), size

@@ -1,4 +1,4 @@
-"""Each client's hypergradient through its own inner problem, as if there were no others."""
+"""Hypergradients of each client through its own inner problem, without the other clients."""
 
 from typing import ClassVar
 
@@ -20,24 +20,24 @@ class LocalGradient(Implicit):
         d F_i(x_i*(λ_i), λ_i) / dλ_i = ∂_λ F_i − B_i H_i⁻¹ ∂_x F_i
 
     The system is solved by conjugate gradients (Pedregosa, arXiv:1602.02355). Nothing is sent. A second, random
-    right-hand side goes along, for singular directions that the first has no part in; `singular="minimum-norm"` does
-    without and halves the products.
+    right-hand side reveals singular directions without a part in the first. `singular="minimum-norm"` omits it and
+    halves the products.
 
     **Use it** with `LocalSGD`: as the baseline without cooperation, or with agreement on the hypers alone (CDBO-Local).
-    **Avoid it** where clients share params: it takes the others' costs for zero.
+    **Avoid it** where clients share params: it ignores the other clients' costs.
 
     Departures from the paper:
         1. The number of steps is fixed, instead of a tolerance that shrinks over the outer steps.
-        2. It ends at a direction of no or negative curvature, and says so.
+        2. It ends at a direction of zero or negative curvature, and the status reports it.
 
     Args:
-        steps: Conjugate-gradient steps, at least 1. But for rounding as many as there are different eigenvalues
-            suffice; further ones change nothing.
+        steps: Conjugate-gradient steps, at least 1. Up to rounding, the number of distinct eigenvalues suffices;
+            further steps change nothing.
         damping: Added to the diagonal of H_i, 0 or more. Above 0 it makes a singular Hessian positive definite, and
             biases the result.
-        singular: What to do with a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
-            leaves out directions without curvature; it is not converged if the outer gradient has a part there.
-            `"damping"` takes `damping`, which must be above 0 then.
+        singular: Treatment of a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
+            leaves out directions without curvature; the result is not converged if the outer gradient has a part
+            there. `"damping"` needs a `damping` above 0.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

@@ -1,4 +1,4 @@
-"""A client's own hypergradient: everything but the point it is taken at is its own."""
+"""A client's own hypergradient at any point, from its own costs and data alone."""
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ from hyperpush.task.problem import Problem
 def own_hypergradient(
     problem: Problem, params: PyTree, hyper: PyTree, inner_batch: PyTree, outer_batch: PyTree, steps: int
 ) -> PyTree:
-    """h_i = ∂_λF_i − B_i H_i⁻¹ ∂_xF_i at any (params, hyper), by `steps` of conjugate gradients.
+    """Return h_i = ∂_λF_i − B_i H_i⁻¹ ∂_xF_i at any (params, hyper), by `steps` of conjugate gradients.
 
-    They end at a direction in which the matrix is not positive.
+    The steps end at a direction without positive curvature.
     """
     along_x, along_hyper = problem.outer_gradients(params, hyper, outer_batch)
     right, back = ravel_pytree(along_x)
@@ -33,7 +33,7 @@ def solve_own(
     steps: int,
     damping: Number = 0.0,
 ) -> list[System]:
-    """Systems with the client's own Hessian and `damping` on its diagonal, after `steps`."""
+    """Return the systems after `steps`, with the client's own Hessian and `damping` on its diagonal."""
     back = ravel_pytree(params)[1]
 
     def advance(system: System) -> System:

@@ -1,9 +1,9 @@
-"""Hypergradients on one machine that sees everyone's data: the truth that decentralized estimates are compared with.
+"""Hypergradients on one machine with all clients' data: the reference for decentralized estimates.
 
     d_{λ_i} F̄ = (1/n)∂_λ F_i − B_i (Σ_k H_k)^{-1} (1/n)Σ_j ∂_x F_j,   H_k = ∂²_xx f_k,  B_i = ∂²_λx f_i
 
-Each client's derivatives are taken at its own params; at the solution of the inner problem these are all the same.
-`dense` and `recurrent` form matrices and serve small problems. `Pooled` takes products only. All of it is float64.
+Each client's derivatives are taken at its own params, which are all equal at the solution of the inner problem. `dense`
+and `recurrent` form matrices and suit small problems. `Pooled` takes products only. All numbers are float64.
 """
 
 from typing import Literal, NamedTuple
@@ -23,15 +23,15 @@ from hyperpush.methods.base import Target
 from hyperpush.networks import Network
 from hyperpush.task.problem import Problem
 
-LANCZOS, NUMBERS = 128, 1 << 26  # products for the ends of the spectrum, and numbers kept for that, at most
-POLISH = 3  # Newton steps after the minimization, which cannot tell costs apart that differ by rounding
+LANCZOS, NUMBERS = 128, 1 << 26  # limits of the products for the spectrum and of the numbers kept
+POLISH = 3  # Newton steps after the minimization, which cannot resolve costs below rounding
 FAR = 1e8  # largest trust region
 
 Vector = Float[np.ndarray, " size"]
 
 
 def dense(problem: Problem, params: PyTree, hypers: PyTree, data: Data) -> PyTree:
-    """The closed form with explicit Hessians, as NumPy arrays."""
+    """Return the closed form with explicit Hessians, as NumPy arrays."""
     hessians, mixed, along_x, along_hyper = derivatives(problem, params, hypers, data)
     q = np.linalg.solve(hessians.sum(0), along_x.mean(0))
     return _as_hypers(along_hyper / len(hessians) - mixed @ q, hypers)
@@ -47,7 +47,7 @@ def recurrent(
     variant: Literal["gradient-first", "gradient-after"],
     weights: Literal["push", "gossip"] = "push",
 ) -> PyTree:
-    """B̄(I − Ā)^{-1}c_x + c_λ: the derivative of the fixed point of SGP's, or DSGD's, expected step (`recurrent.py`)."""
+    """Return B̄(I − Ā)^{-1}c_x + c_λ for the fixed point of the expected step of SGP or DSGD (`recurrent.py`)."""
     hessians, mixed, along_x, along_hyper = derivatives(problem, params, hypers, data)
     (n, d), means = along_x.shape, network.means(weights)
     mass = means.stationary()
@@ -63,7 +63,7 @@ def recurrent(
 
 
 def derivatives(problem: Problem, params: PyTree, hypers: PyTree, data: Data) -> tuple[np.ndarray, ...]:
-    """Every client's H, B, ∂_x F and ∂_λ F as arrays, params and hypers flattened."""
+    """Return every client's H, B, ∂_x F and ∂_λ F as arrays, with flattened params and hypers."""
     with jax.enable_x64(True):
         params, hypers, data = as_float64((params, hypers, data))
         back_x, back_hyper = _unravel(params), _unravel(hypers)
@@ -82,32 +82,32 @@ def derivatives(problem: Problem, params: PyTree, hypers: PyTree, data: Data) ->
 
 
 def minimize(problem: Problem, params: PyTree, hypers: PyTree, data: Data) -> PyTree:
-    """The inner solution that all clients share, from the mean of their params; NumPy arrays, the same at everybody."""
+    """Return the shared inner solution, from the mean of the clients' params; NumPy arrays, equal for all clients."""
     with jax.enable_x64(True):
         params, hypers, data = as_float64((params, hypers, data))
         return jax.tree.map(np.asarray, Pooled(problem, data, False).minimize(params, hypers).params)
 
 
 def as_float64(tree: PyTree) -> PyTree:
-    """The same with all floating-point numbers in float64; to be called where that is enabled."""
+    """Return the tree with all floating-point numbers in float64; call it where float64 is enabled."""
     leaves = jax.tree.map(jnp.asarray, tree)
     return jax.tree.map(lambda a: a.astype(float) if jnp.issubdtype(a.dtype, jnp.floating) else a, leaves)
 
 
 class Minimum(NamedTuple):
-    """Where an inner problem was minimized, and how well."""
+    """A minimum of an inner problem and its quality."""
 
     params: PyTree  # clients on axis 0
     gradient_norm: float
-    first_norm: float  # that of the gradient at the start
-    newton_step: float  # length of a Newton step from here, relative to the size of the params: what is missing
+    first_norm: float  # norm of the gradient at the start
+    newton_step: float  # length of a Newton step from here, relative to the params: the remaining distance
 
 
 class Pooled(eqx.Module):
     """All clients' inner problem as functions of one flat vector, which SciPy's solvers take.
 
-    Clients share one model. If they are `alone`, each has its own, and the vector holds one after the other: its
-    Hessian is made of blocks, the clients' own. Everything is float64, and to be called where that is enabled.
+    Clients share one model. If they are `alone`, each has its own, and the vector concatenates them. Then the Hessian
+    consists of the clients' own blocks. All numbers are float64; call the methods where float64 is enabled.
     """
 
     problem: Problem
@@ -116,20 +116,20 @@ class Pooled(eqx.Module):
 
     @eqx.filter_jit
     def spread(self, vector: Float[Array, " size"], like: PyTree) -> PyTree:
-        """A flat vector as clients' params, on axis 0."""
+        """Return a flat vector as params with clients on axis 0."""
         n = jax.tree.leaves(like)[0].shape[0]
         rows = vector.reshape(n if self.alone else 1, -1)
         return jax.vmap(_unravel(like))(jnp.broadcast_to(rows, (n, rows.shape[1])))
 
     @eqx.filter_jit
     def gather(self, rows: PyTree) -> Float[Array, " size"]:
-        """Clients' vectors as a flat one: their mean, or one after the other."""
+        """Return the clients' vectors as a flat one: their mean, or their concatenation if `alone`."""
         flat = jax.vmap(lambda row: ravel_pytree(row)[0])(rows)
         return flat.ravel() if self.alone else jnp.mean(flat, axis=0)
 
     @eqx.filter_jit
     def of_each(self, name: str, params: PyTree, hypers: PyTree, *more: PyTree, on: str = "train") -> PyTree:
-        """What a method of the problem gives for every client, on all its examples of a data set."""
+        """Return the results of a method of the problem for every client, on all its examples of a data set."""
         method = getattr(self.problem, name)
 
         def one(x: PyTree, hyper: PyTree, own: PyTree, *own_more: PyTree) -> PyTree:
@@ -139,18 +139,18 @@ class Pooled(eqx.Module):
 
     @eqx.filter_jit
     def cost_and_gradient(self, vector: Float[Array, " size"], params: PyTree, hypers: PyTree):
-        """The sum or mean of the inner costs, and its gradient; `params` give the shapes."""
+        """Return the mean of the inner costs (the sum if `alone`) and its gradient; `params` give the shapes."""
         at = self.spread(vector, params), hypers
         costs, gradients = (self.of_each(name, *at) for name in ("inner_cost", "inner_gradient"))
         return (jnp.sum if self.alone else jnp.mean)(costs), self.gather(gradients)
 
     @eqx.filter_jit
     def hessian_product(self, params: PyTree, hypers: PyTree, vector: Float[Array, " size"]) -> Float[Array, " size"]:
-        """The mean of all H_k · vector, or the blocks' products; each H_k at the client's own params."""
+        """Return the mean of all H_k · vector, or the blocks' products; each H_k at the client's own params."""
         return self.gather(self.of_each("hessian_product", params, hypers, self.spread(vector, params)))
 
     def hessian(self, params: PyTree, hypers: PyTree) -> LinearOperator:
-        """The Hessian as SciPy takes it."""
+        """Return the Hessian as a SciPy operator."""
         size = self.gather(params).size
 
         def product(vector: Vector) -> Vector:
@@ -159,7 +159,7 @@ class Pooled(eqx.Module):
         return LinearOperator((size, size), matvec=product, dtype=np.float64)  # pyright: ignore[reportCallIssue]
 
     def minimize(self, params: PyTree, hypers: PyTree, steps: int = 50) -> Minimum:
-        """The minimum, by at most `steps` steps of a trust-region Newton method from the mean of all params."""
+        """Return the minimum, by at most `steps` trust-region Newton steps from the mean of all params."""
 
         def cost(vector: Vector) -> tuple[float, Vector]:
             value, gradient = self.cost_and_gradient(jnp.asarray(vector), params, hypers)
@@ -171,7 +171,7 @@ class Pooled(eqx.Module):
         start = np.asarray(self.gather(params))
         first = float(np.linalg.norm(cost(start)[1]))
         options = {"maxiter": steps, "gtol": 1e-14 * first + 1e-300, "max_trust_radius": FAR}
-        with np.errstate(all="ignore"):  # where there is no minimum, numbers may overflow: the result says so
+        with np.errstate(all="ignore"):  # without a minimum, numbers may overflow; the result shows it
             x = optimize.minimize(
                 cost, start, jac=True, hessp=lambda x, v: hessian_at(x) @ v, method="trust-ncg", options=options
             ).x
@@ -186,9 +186,9 @@ class Pooled(eqx.Module):
         return Minimum(self.spread(jnp.asarray(x), params), float(np.linalg.norm(gradient)), first, float(missing))
 
     def hypergradient(self, target: Target, params: PyTree, hypers: PyTree) -> tuple[PyTree, float]:
-        """What an estimator with this target should find, and the relative residual of the systems solved for it.
+        """Return the true result of an estimator with this target, and the relative residual of its linear systems.
 
-        With `"local"`, clients have to be `alone`.
+        `"local"` requires clients that are `alone`.
         """
         along_x, direct = self.of_each("outer_gradients", params, hypers, on="outer")
         if target == "direct":
@@ -199,7 +199,7 @@ class Pooled(eqx.Module):
         q = [solve(operator, right) for right in rights]
         stacked = jnp.stack(q)
         vectors = jax.vmap(_unravel(params))(stacked) if target == "client" else self.spread(stacked[0], params)
-        # The mean Hessian is the sum's n-th part; of the mean outer cost, everything is.
+        # The mean Hessian is 1/n of the sum. In the mean outer cost, both terms have a factor 1/n.
         direct_share, indirect_share = {"global": (n, n), "client": (1, n), "local": (1, 1)}[target]
         value = jax.tree.map(
             lambda own, product: own / direct_share - product / indirect_share,
@@ -210,9 +210,10 @@ class Pooled(eqx.Module):
         return value, float(np.max(missing))
 
     def spectrum(self, params: PyTree, hypers: PyTree, key: PRNGKeyArray) -> tuple[float, float]:
-        """The smallest and largest eigenvalue of the Hessian, by Lanczos steps.
+        """Return the smallest and largest eigenvalue of the Hessian, by Lanczos steps.
 
-        Exact when there are as many steps as dimensions; otherwise from inside, the largest soon very close.
+        They are exact if the number of steps equals the dimension. Otherwise they are approached from inside, and the
+        largest is close early.
         """
         size = self.gather(params).size
         steps = min(size, LANCZOS, max(2, NUMBERS // size))
@@ -223,16 +224,16 @@ class Pooled(eqx.Module):
 
 
 def solve(operator: LinearOperator, right: Vector) -> Vector:
-    """The solution of a system by conjugate gradients, or how far they came."""
+    """Return the solution of a system by conjugate gradients, or the last iterate at the step limit."""
     return cg(operator, right, rtol=1e-12, maxiter=min(10 * right.size, 2000))[0]
 
 
 def _unravel(rows: PyTree):
-    """Makes a pytree of one client of a flat vector."""
+    """Return the function that turns a flat vector into one client's pytree."""
     return ravel_pytree(jax.tree.map(lambda leaf: leaf[0], rows))[1]
 
 
 def _as_hypers(values: np.ndarray, hypers: PyTree) -> PyTree:
-    """One flat row per client in the shape of the hypers, as NumPy arrays."""
+    """Return one flat row per client in the shape of the hypers, as NumPy arrays."""
     with jax.enable_x64(True):
         return jax.tree.map(np.asarray, jax.vmap(_unravel(as_float64(hypers)))(jnp.asarray(values)))

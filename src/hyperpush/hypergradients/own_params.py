@@ -1,4 +1,4 @@
-"""How far each client's params are from solving its own inner problem, and what that changes of its hypergradient."""
+"""Measure the distance of each client's params to its own inner solution, and its effect on the hypergradient."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,25 +21,25 @@ from hyperpush.programs.report import LARGEST, Report
 from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
-PRODUCTS = 200  # of one Newton step
-NEWTON_STEPS = 10  # from params near the own solution, each squares the distance
+PRODUCTS = 200  # limit for one Newton step
+NEWTON_STEPS = 10  # near the client's own solution each squares the distance
 
 
 class Step(eqx.Module):
     """A client's own Newton step δ_i = H_i⁻¹ g_i."""
 
     length: Float[Array, " d"]
-    lacks: Float[Array, ""]  # about the most that is missing of it
-    flat: Bool[Array, ""]  # a direction has no positive curvature
+    lacks: Float[Array, ""]  # about the largest missing part of it
+    flat: Bool[Array, ""]  # True if a direction lacks positive curvature
 
 
 class _State(eqx.Module):
     params: PyTree
     hyper: PyTree
-    first: Float[Array, ""]  # size of the hypergradient at the first outer step; 0: not known
+    first: Float[Array, ""]  # size of the hypergradient at the first outer step; 0: unknown
     residual: Float[Array, ""]  # ‖δ_i‖/‖x_i‖
     reach: Float[Array, ""]  # ‖δ_i‖ over the larger of ‖x_i‖ and the start
-    short: Bool[Array, ""]  # too few products for δ_i
+    short: Bool[Array, ""]  # True if the products did not suffice for δ_i
     flat: Bool[Array, ""]
     changed: PyTree  # v_i − v_i⁺
     value: PyTree  # v_i⁺
@@ -48,7 +48,7 @@ class _State(eqx.Module):
 
 
 def own_step(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> Step:
-    """Conjugate gradients for the Newton step of the client's own inner cost."""
+    """Return the Newton step of the client's own inner cost, by conjugate gradients."""
     batch = full_batch(ctx.data.train)
     gradient = ravel_pytree(problem.inner_gradient(params, hyper, batch))[0]
     steps = _steps(gradient.size)
@@ -58,7 +58,7 @@ def own_step(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> S
 
 
 def own_solution(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
-    """The minimizer of the client's own inner cost next to these params, by Newton steps."""
+    """Return the minimizer of the client's own inner cost near these params, by Newton steps."""
     vector, back = ravel_pytree(params)
 
     def improve(_: Any, vector: Float[Array, " d"]) -> Float[Array, " d"]:
@@ -68,7 +68,7 @@ def own_solution(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) 
 
 
 def own_value(problem: Problem, params: PyTree, hyper: PyTree, ctx: Context) -> PyTree:
-    """The hypergradient of the client's own outer cost through its own Hessian."""
+    """Return the hypergradient of the client's own outer cost through its own Hessian."""
     batches = full_batch(ctx.data.train), full_batch(ctx.data.outer)
     return own_hypergradient(problem, params, hyper, *batches, _steps(ravel_pytree(params)[0].size))
 
@@ -81,15 +81,15 @@ class OwnJudge(eqx.Module):
     """The rule of `hypergradients.judging` for clients that train alone, with each client's own Hessian.
 
     Args:
-        common: Whether hypers agree, so that the mean hypergradient counts.
-        estimates: Whether to compare hypergradients; False only measures the distance to the own solutions.
+        common: True if hypers are common; then the mean hypergradient is compared.
+        estimates: True compares hypergradients; False only measures the distance to the clients' own solutions.
     """
 
     common: bool = eqx.field(static=True, default=False)
     estimates: bool = eqx.field(static=True, default=True)
 
     def program(self, problem: Problem) -> Node:
-        """A program on `HypergradientState` that sets its report."""
+        """Return a program on `HypergradientState` that sets its report."""
 
         def enter(state: HypergradientState, ctx: Context) -> _State:
             return self._look(problem, state, ctx)
@@ -149,5 +149,5 @@ class OwnJudge(eqx.Module):
 
 
 def _square(number: Float[Array, ""]) -> Float[Array, ""]:
-    """The square, below `LARGEST`."""
+    """Return the square, at most `LARGEST`."""
     return jnp.minimum(number, LARGEST**0.5) ** 2

@@ -1,4 +1,4 @@
-"""Recurrent backpropagation through stochastic gradient push: what the estimators that reverse its links share.
+"""Recurrent backpropagation through stochastic gradient push: common parts of estimators that reverse its links.
 
 SGP's expected step has a fixed point x̄; its derivative by the clients' hypers is B̄(I − Ā)^{-1} c_x + c_λ, where
 
@@ -6,13 +6,13 @@ SGP's expected step has a fixed point x̄; its derivative by the clients' hypers
     gradient-first:  m_i = Σ_j p̄_{i→j} u_j,  (Ā u)_i = m_i − γ/ω_i H_i m_i,  (B̄ u)_i = −γ B_i m_i
 
 with H_i = ∂²_xx f_i, B_i = ∂²_λx f_i, c_x = (1/n)∂_x F_i/ω_i, c_λ = (1/n)∂_λ F_i. Messages must flow against the
-links of SGP: a client weighs what it hears from j with p̄_{i→j}/δ̄_{j→i}, which is p̄_{i→j} on average whenever j can be
-heard at all. The target is O(γ) away from the hypergradient of the exact consensus solution.
+links of SGP. So a client weights a message from j by p̄_{i→j}/δ̄_{j→i}, which is p̄_{i→j} on average if j's messages can
+arrive at all. The target is O(γ) away from the hypergradient of the exact consensus solution.
 
-On a private task B_i is applied once, to what it would have been applied to in all steps, and nobody needs the last
-H_i u: `steps` + 1 releases of DirectedRB, 2·`steps` of VRHGP.
+On a private task B_i is applied once, to the sum of the vectors of all steps, and the last H_i u is not needed. So
+DirectedRB takes `steps` + 1 releases and VRHGP 2·`steps`.
 
-Where training mixed params with doubly stochastic weights instead of pushing them, p̄ are these weights, and ω = 1.
+If training mixed params with doubly stochastic weights instead of pushing them, p̄ are these weights, and ω = 1.
 """
 
 import abc
@@ -50,7 +50,7 @@ Variant = Literal["gradient-first", "gradient-after"]
 
 
 class Backward(eqx.Module):
-    """A client on the way back through SGP."""
+    """A client's state on the way back through SGP."""
 
     params: PyTree
     hyper: PyTree
@@ -58,18 +58,18 @@ class Backward(eqx.Module):
     source: PyTree  # c_x
     direct: PyTree  # c_λ
     u: PyTree
-    value: PyTree  # v; of a private task what B_i is applied to in the end
+    value: PyTree  # v; on a private task the vector that B_i is applied to at the end
 
 
 def _is_close(given: Any, trained: Any) -> bool:
-    """True for step sizes that differ by the rounding of a schedule in float32; traced ones cannot be compared."""
+    """Return True for step sizes that differ by float32 rounding of a schedule, and for traced ones."""
     if isinstance(given, Tracer) or isinstance(trained, Tracer):
         return True
     return math.isclose(float(given), float(trained), rel_tol=1e-5)
 
 
 class Recurrent(HypergradientEstimator):
-    """An estimator that goes `steps` steps back through SGP, whose step size was `step_size` in the end."""
+    """An estimator that goes `steps` steps back through SGP with its final step size `step_size`."""
 
     steps: Whole = eqx.field(static=True)
     step_size: OptionalPositive = eqx.field(converter=as_number, default=None)
@@ -86,7 +86,7 @@ class Recurrent(HypergradientEstimator):
         point = None if task is None else task.point
         known = self
         if point is not None and point.network == network:
-            if "step_size" in point.iteration:  # an SGP; others have no step that could be differentiated
+            if "step_size" in point.iteration:  # an SGP; other solvers lack a step to differentiate
                 self._check_iteration(point.iteration, "the solver that trained the task")
             known = self._after(point.iteration)
         if known.step_size is None:
@@ -95,7 +95,7 @@ class Recurrent(HypergradientEstimator):
         return replace(known, weights=known.weights or "push", variant=known.variant or "gradient-first")
 
     def _check_iteration(self, trained: Mapping[str, Any], solver: str) -> None:
-        """Refuse a step size, variant or weights other than at the end of the training that is differentiated."""
+        """Refuse a step size, variant or weights that differ from the end of the differentiated training."""
         for name, own in trained.items():
             given = getattr(self, name)
             if None in (given, own) or given == own or (name == "step_size" and _is_close(given, own)):
@@ -105,24 +105,24 @@ class Recurrent(HypergradientEstimator):
             raise InvalidInput(f"{type(self).__name__}.{name}", given, allowed)
 
     def _after(self, trained: Mapping[str, Any]) -> "Recurrent":
-        """The same, which takes from what trained what it was not told."""
+        """Return the estimator with missing options taken from the training."""
         return replace(self, **{name: value for name, value in trained.items() if getattr(self, name) is None})
 
     @abc.abstractmethod
     def step(self, problem: Problem, last: bool = False) -> Node:
-        """One step back, on `Backward` states or what `begin` makes of them; the last one need not move u."""
+        """Return one step back, on the states that `begin` returns; the last step need not move u."""
 
     def begin(self, back: Backward) -> PyTree:
-        """The state that steps work on, where the way back starts."""
+        """Return the start state of the steps."""
         return back
 
     def back(self, state: PyTree) -> Backward:
-        """The way back, of a state that steps work on."""
+        """Return the `Backward` part of a state of the steps."""
         return state
 
     def program(self, problem: Problem) -> Node:
         def start(state: HypergradientState, ctx: Context) -> PyTree:
-            assert state.links is not None  # known_links refuses what cannot know them
+            assert state.links is not None  # known_links refuses methods without link estimates
             along_x, along_hyper = outer_gradient_shares(problem, state, ctx)
             mass = state.links.mass
             source = jax.tree.map(lambda g: g / mass, along_x)
@@ -135,16 +135,16 @@ class Recurrent(HypergradientEstimator):
                 return subtract_indirect(problem, before, back.direct, optax.tree.scale(-1, back.value), ctx)
             return replace(before, value=back.direct if problem.private else optax.tree.add(back.value, back.direct))
 
-        private = problem.private and self.steps > 0  # then a product that nobody needs would be released, too
+        private = problem.private and self.steps > 0  # else an unneeded product would be released, too
         loop = Repeat(self.step(problem), self.steps - private, name=type(self).__name__)
         return Scope(Sequence(loop, self.step(problem, last=True)) if private else loop, start, finish)
 
     def maps(
         self, problem: Problem, state: Backward, vector: PyTree, mixed: PyTree, ctx: Context
     ) -> tuple[PyTree, PyTree]:
-        """(A u, B u) of one client for u = `vector`, once the reversed messages have been mixed.
+        """Return (A u, B u) of one client for u = `vector`, after the reversed messages were mixed.
 
-        On a private task B waits: it is linear, and u is known to others, so that one product in the end is enough.
+        On a private task B is postponed: it is linear, and other clients know u, so one product at the end is enough.
         """
         assert self.step_size is not None  # `on` refuses it
         at = vector if self.variant == "gradient-after" else mixed
@@ -164,7 +164,7 @@ class Recurrent(HypergradientEstimator):
         move: bool = True,
         collect: bool = True,
     ) -> Exchange:
-        """A round in which clients hear each other's u. It moves u ← A u, collects v ← v + B u, or does both."""
+        """Return a round that exchanges u. It moves u ← A u, collects v ← v + B u, or does both."""
 
         def receive(state: Backward, inbox: Inbox, ctx: Context) -> Backward:
             onward, added = self.maps(problem, state, state.u, inbox.mix(state.u), ctx)
@@ -175,15 +175,15 @@ class Recurrent(HypergradientEstimator):
 
 
 def find_recurrent(method: Method) -> Recurrent | None:
-    """The estimator that wants to know the links, if a method is one or has one."""
+    """Return the estimator with link estimates in a method; None if it has none."""
     return next((part for part in (method, *method.parts()) if isinstance(part, Recurrent)), None)
 
 
 def known_links(method: Method, network: Network, point: Any, task: Any) -> LinkEstimates | None:
-    """What clients know of their links, for a method as it runs on the network; None if it does not ask.
+    """Return the clients' link estimates for a method on the network; None if it needs none.
 
-    It is what they saw in training, and nothing yet if the method trains itself. A network that never changes shows its
-    links in one round. True means are for those who ask for them, and for no party: it sees its own links only.
+    They come from the training, and are empty if the method trains itself. A static network shows its links in one
+    round. True means are returned only with `links="means"`, and never to a party, which sees only its own links.
     """
     estimator = find_recurrent(method)
     if estimator is None:
@@ -202,11 +202,11 @@ def known_links(method: Method, network: Network, point: Any, task: Any) -> Link
         raise InvalidInput(f"{name}.links", "means", "'observed' for one party's task: a party sees its own links only")
     if estimator.links == "observed" and (network.varying or task.owner is not None):
         allowed = (
-            f"what SGP or DSGD saw of {network.name} in training: hp.train first (with observe=True for many clients), "
-            f'and pass its task on; or links=…; or {name}(…, links="means"), which no party can see'
+            f"link estimates of {network.name} from SGP or DSGD: run hp.train (observe=True for many clients) "
+            f'and use its task; or give links=…; or {name}(…, links="means"), which no party can see'
         )
         raise InvalidInput("links", None, allowed)
-    # Networks of one's own may know their push weights only.
+    # Custom networks may provide push weights only.
     means = network.means("gossip") if estimator.weights == "gossip" else network.means()
     dtype = jnp.zeros(()).dtype
     parts = (means.weights, means.up.T, means.stationary(), np.ones(network.clients))
@@ -214,6 +214,6 @@ def known_links(method: Method, network: Network, point: Any, task: Any) -> Link
 
 
 def reversed_weights(state: Backward, ctx: Context) -> Float[Array, " n"]:
-    """p̃_{j→i} = p̄_{i→j}/δ̄_{j→i} for what is heard from j; the own entry is p̄_{i→i}."""
+    """Return p̃_{j→i} = p̄_{i→j}/δ̄_{j→i} for messages from j; the client's own entry is p̄_{i→i}."""
     links = state.links
     return jnp.where(links.heard > 0, links.sent / jnp.where(links.heard > 0, links.heard, 1), 0)

@@ -1,4 +1,4 @@
-"""What estimators that solve a linear system with a Hessian say about it: singular, indefinite, or how far off."""
+"""Reports of estimators that solve a linear system with a Hessian: singular, indefinite, or the size of the error."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,17 +24,17 @@ Singular = Literal["refuse", "minimum-norm", "damping"]
 
 
 class _HasDamping:
-    """A plain class: in a module this would be a field, and so the first argument of every estimator."""
+    """Plain class for the type of `damping`: in a module it would be the first argument of every estimator."""
 
     damping: Number
 
 
 class SystemSolver(HypergradientEstimator, _HasDamping):
-    """An estimator that solves a linear system with a Hessian, and what it does where that is singular.
+    """An estimator that solves a linear system with a Hessian, which may be singular.
 
-    `"refuse"` returns a value that is marked as ill-posed. `"minimum-norm"` leaves out the directions without
-    curvature; the result is ill-posed if the outer gradient has a part there. `"damping"` adds `damping` to the
-    diagonal; a damping above 0 implies it. A negative curvature is ill-posed in any case.
+    `"refuse"` marks a singular result as ill-posed. `"minimum-norm"` leaves out directions without curvature; the
+    result is ill-posed if the outer gradient has a part there. `"damping"` adds `damping` to the diagonal; a damping
+    above 0 implies it. Negative curvature is always ill-posed.
     """
 
     singular: Singular = eqx.field(static=True, default="refuse", kw_only=True)
@@ -42,7 +42,7 @@ class SystemSolver(HypergradientEstimator, _HasDamping):
     def __check_init__(self):
         name, damping = type(self).__name__, self.damping
         check_nonnegative(f"{name}.damping", damping)
-        if not is_number(damping):  # it was checked when it was Python's
+        if not is_number(damping):  # a traced number was checked before tracing
             return
         if damping == 0 and self.singular == "damping":
             raise InvalidInput(f"{name}.damping", damping, 'a number above 0 for singular="damping"')
@@ -51,7 +51,7 @@ class SystemSolver(HypergradientEstimator, _HasDamping):
 
     @property
     def ignores_flat(self) -> bool:
-        """Whether directions without curvature are left out."""
+        """True if directions without curvature are left out."""
         return self.singular == "minimum-norm"
 
     def status(self, states: HypergradientState) -> Status:
@@ -60,12 +60,12 @@ class SystemSolver(HypergradientEstimator, _HasDamping):
 
 
 def default_tolerance(dtype: Any) -> float:
-    """The largest relative error to accept where nothing is said."""
+    """Return the default of the largest accepted relative error."""
     return 1e-5 if dtype == jnp.float64 else 1e-3
 
 
 def norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) -> Float[Array, ""]:
-    """‖B_i‖ with a margin, by power iteration on B_iᵀB_i."""
+    """Return ‖B_i‖ with a margin, by power iteration on B_iᵀB_i."""
     vector, back = ravel_pytree(state.params)
     examples = full_batch(ctx.data.train)
 
@@ -79,9 +79,9 @@ def norm_of_jacobian(problem: Problem, state: HypergradientState, ctx: Context) 
 
 
 def scale_of(jacobian_norm: Float[Array, ""], direct: PyTree, value: PyTree, q: Float[Array, " d"]) -> Float[Array, ""]:
-    """What the error of v_i = direct − B_i q is measured against, with `jacobian_norm` for ‖B_i‖: the size of v_i.
+    """Return the size of v_i = direct − B_i q as the unit of its error; `jacobian_norm` is ‖B_i‖.
 
-    Where terms cancel beyond half of the digits, it is measured against the terms.
+    If the terms cancel beyond half of the digits, the unit is √ε times the terms, with rounding unit ε.
     """
     return jnp.maximum(norm(value), jnp.sqrt(jnp.finfo(q.dtype).eps) * (norm(direct) + jacobian_norm * norm(q)))
 
@@ -89,7 +89,7 @@ def scale_of(jacobian_norm: Float[Array, ""], direct: PyTree, value: PyTree, q: 
 def relative_error(
     jacobian_norm: Float[Array, ""], scale: Float[Array, ""], away: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """The relative error of v_i where q is off by `away`: ‖B_i‖·away over its scale."""
+    """Return the relative error of v_i for an error `away` of q: ‖B_i‖·away over the scale of v_i."""
     error = jacobian_norm * away
     return jnp.where(scale > 0, jnp.minimum(error / jnp.where(scale > 0, scale, 1), LARGEST), jnp.sign(error) * LARGEST)
 
@@ -106,10 +106,9 @@ def report_error(
     ctx: Context,
     tolerance: Number | None = None,
 ) -> Report:
-    """The report of v_i = direct − B_i q where q is off by about `error`.
+    """Return the report of v_i = direct − B_i q for an error of about `error` in q.
 
-    `ended` says whether the solver came to an end by itself; else it took all steps that it was given. Noise of a
-    private problem leaves nothing to tell.
+    `ended` is False if the solver reached its step limit. On a private problem, noise makes the error unknown.
     """
     if problem.private:
         return Report.of(Reason.FIXED_LENGTH)

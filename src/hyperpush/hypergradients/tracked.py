@@ -34,12 +34,12 @@ from hyperpush.task.problem import Problem
 
 
 class _State(Tracked):
-    """A client in the middle of an estimate; its gradient is H_i times the aim, without the part that stays, c_i."""
+    """A client's state during an estimate; its gradient is H_i times the aim, without the constant part c_i."""
 
     params: PyTree
     hyper: PyTree
-    mean: Float[Array, " d"] | None  # of q over the steps, late ones counting more; None without mini-batches
-    direct: PyTree  # (1/n)∂_λ F_i where clients vote, and as released on a private task; else None
+    mean: Float[Array, " d"] | None  # weighted mean of q, later steps count more; None without mini-batches
+    direct: PyTree  # (1/n)∂_λ F_i if the error is judged, or as released on a private task; else None
 
 
 class TrackedHGP(HypergradientEstimator):
@@ -51,63 +51,64 @@ class TrackedHGP(HypergradientEstimator):
 
         p⁺ = q + Δ,  z ← P(z + ωΔ),  ω ← Pω,  y ← P(y + g(p⁺) − g(p)),  q = z/ω
 
-    with `pushes` rounds for each P. The only fixed point is the solution, whatever the displacements Δ. All that is
-    pushed (z, ω, y) is conserved, so lost messages do no harm.
+    with `pushes` rounds for each P. The only fixed point is the solution, for any rule of the displacements Δ. All
+    pushed values (z, ω, y) are conserved, so lost messages do no harm.
 
-    **The vote.** q − q* is at most ‖y/ω‖/θ, where θ is the smallest eigenvalue of the mean Hessian. A client takes the
-    smallest curvature that it saw along recent changes of q, and adds what mixing still changes, and rounding. So
+    **The vote.** ‖q − q*‖ is at most ‖y/ω‖/θ, where θ is the smallest eigenvalue of the mean Hessian. A client
+    takes for θ the smallest curvature along recent changes of q, and adds terms for unfinished mixing and rounding. So
 
         ‖v_i − v_i*‖/‖v_i‖ ≲ ‖B_i‖/‖v_i‖ · ((‖y/ω‖ + rounding)/θ + ‖q − p‖),
 
-    and the estimate ends where this is below the tolerance at every client, and q itself is known to a tenth. Else its
-    status says why it ended: a limit of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or an inner
-    problem without a minimum (`"ill-posed"`). That is a tracked gradient that stays the same wherever q goes (random
-    links hide it, and it is `"stalled"` there), or a way along negative curvature: every other change, or their sum.
+    The estimate ends when this is below the tolerance at every client, and q itself is known to a tenth. Otherwise the
+    status gives the reason: the limit of steps, no progress (`"stalled"`), rounding (`"inaccurate"`), or an inner
+    problem without a minimum (`"ill-posed"`). Its signs are a tracked gradient that stays constant while q moves, and
+    negative curvature in about half of the changes or in their sum. Random links hide the first sign; then the status
+    is `"stalled"`.
 
-    **Use it** where there is no tree to average along (`TreeCG`): with mini-batches, on private tasks, among members
-    that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: `steps`
-    end before it does, and the status says so. **It does not see** directions in which the outer gradient has no part:
-    a mean Hessian that is singular there passes, and the result is one of many. `hp.check` and `TreeCG` see it by a
-    random probe, which would double what is sent here. It holds six vectors per client beside the params and the outer
-    gradient, and two more for each further change that `acceleration` keeps.
+    **Use it** where averages along a tree (`TreeCG`) are impossible: with mini-batches, on private tasks, among members
+    that distrust each other, and among asynchronous peers. **Avoid it** at condition numbers above about 1e3: it then
+    reaches the limit of `steps`, and the status says so. **It does not see** directions without a part of the outer
+    gradient: a mean Hessian that is singular there passes, and the result is one of many. `hp.check` and `TreeCG`
+    detect this by a random probe, which would double the messages here. It holds six vectors per client besides the
+    params and the outer gradient, and two more for each further change that `acceleration` keeps.
 
     Departures from Push-DIGing:
-        1. Several pushes per step, as many as mix well.
-        2. Δ = −αy/ω is accelerated by the last change of q and y/ω (Anderson 1965): each client alone first goes to
-           where the mean gradient is smallest along it, at most ten times as far as the change.
-        3. Where the tracked gradient has grown a hundredfold, a client goes back to the point before and takes plain
-           steps of half the size; if it grows again, of a quarter of that. All see it within a step or so. The way back
-           is a displacement like any other. A hundred steps without progress lead to plain steps, too.
-        4. The first step moves nothing: before anything is mixed there is no common direction.
-        5. With mini-batches there is no acceleration and no early end. The result is the mean of q over the steps,
+        1. Several pushes per step, enough for good mixing.
+        2. Δ = −αy/ω is accelerated by the last change of q and y/ω (Anderson 1965): each client alone first moves to
+           the point along it with the smallest mean gradient, at most ten times the length of the change.
+        3. If the tracked gradient has grown a hundredfold, a client returns to the point before and takes plain steps
+           of half the size; if it grows again, of a quarter of that. All clients notice it within about one step. The
+           return is a displacement like any other. A hundred steps without progress also lead to plain steps.
+        4. The first step does not move, because clients share a direction only after mixing.
+        5. Mini-batches allow neither acceleration nor an early end. The result is the mean of q over the steps,
            weighted by their number, and its noise falls with `steps`.
-        6. In `hp.solve` each outer step continues from where the one before stood, with the settings found then.
-        7. On a private task each step releases a clipped and noisy H_i(p⁺ − p), and g(p) is the sum of these: as noise
-           is in proportion to ‖p⁺ − p‖, it falls as the steps do. Displacements and votes are made of what was
-           released; the search for pushes uses no data. Every outer step starts anew: steps + 1 releases in each, and a
-           few more where clients vote. They vote on the relative error of q there, as each look at B_i is a release.
+        6. In `hp.solve` each outer step continues from the end of the one before, with the settings found then.
+        7. On a private task each step releases a clipped and noisy H_i(p⁺ − p), and g(p) is the sum of these. The noise
+           is proportional to ‖p⁺ − p‖, so it falls with the steps. Displacements and votes use only released values;
+           the search for pushes uses no data. Every outer step restarts and takes steps + 1 releases, and a few more
+           with votes. These votes are on the relative error of q, because each product with B_i is a release.
 
     Args:
-        steps: Steps at most, rounded up to a multiple of five where clients vote; with 0 the result is the direct
+        steps: Limit of steps, rounded up to a multiple of five if clients vote. With 0 the result is the direct
             gradient (1/n) ∂_λ F_i.
         step_size: α, above 0; below 1 / λ_max of the Hessians is safe. None takes the inverse of the mean of the
-            clients' largest curvatures, and half of that for plain steps. It costs each client ten products and a few
-            rounds of scalars. On a private task it follows from the bound of curvature and the penalty, which cost no
+            clients' largest curvatures, and half of that for plain steps. This costs each client ten products and a few
+            rounds of scalars. On a private task it follows from the bound of curvature and the penalty, without a
             release.
-        pushes: Rounds of push-sum per step, at least 1. None finds how many let differences between clients shrink
-            threefold, at the price of a few rounds of scalars. Where messages get lost, None takes as many as a number
-            needs to reach everybody.
+        pushes: Rounds of push-sum per step, at least 1. None finds the number that shrinks differences between
+            clients threefold, in a few rounds of scalars. On lossy links, None takes the number of rounds in which a
+            value reaches all clients.
         batch_size: Training examples per mini-batch, drawn anew in each step; None uses all.
-        tolerance: The largest relative error of any client's result to accept, above 0; the true error is usually ten
-            times smaller or less. Clients vote every five steps. No less than 1e-4 is asked for in float32 (2e-13 in
-            float64), and ten times that is accepted where rounding allows no better. None takes all `steps`, and
+        tolerance: Largest accepted relative error of any client's result, above 0. The true error is usually at most
+            a tenth of it. Clients vote every five steps. Values below 1e-4 in float32 (2e-13 in float64) count as
+            that, and ten times that is accepted if rounding prevents a better result. None takes all `steps` and
             measures no error.
-        acceleration: How many changes of q and y/ω to use, 0 or more; 0 takes plain steps. More than 1 seldom helps.
-        votes: Whether clients vote on ending. Without votes all `steps` are taken, and the error is estimated at the
-            end. Where messages get lost nobody can vote, and this is False whatever is given.
-        products: `"exact"`, by automatic differentiation, or `"difference"`: products are central differences of inner
-            gradients, for costs without second derivatives. Each costs two gradients, and is right to 1e-5 of its
-            size in float32, 1e-10 in float64. Not on private tasks.
+        acceleration: Number of changes of q and y/ω to use, 0 or more; 0 takes plain steps. More than 1 seldom helps.
+        votes: True if clients vote on ending. False takes all `steps` and estimates the error at the end. On lossy
+            links votes are impossible, and False is used.
+        products: `"exact"`, by automatic differentiation, or `"difference"`, by central differences of inner gradients,
+            for costs without second derivatives. A difference costs two gradients; its relative error is about 1e-5
+            in float32 and 1e-10 in float64. Refused on private tasks.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -162,7 +163,7 @@ class TrackedHGP(HypergradientEstimator):
         return replace(self, votes=False, pushes=self.pushes or min(network.flood_rounds(), MOST_PUSHES))
 
     def memory(self, params: PyTree, hyper: PyTree) -> TrackedMemory:
-        """One client's memory before the first outer step."""
+        """Return one client's memory before the first outer step."""
         return TrackedMemory.none(jnp.zeros_like(ravel_pytree(params)[0]))
 
     def program(self, problem: Problem) -> Node:
@@ -174,7 +175,7 @@ class TrackedHGP(HypergradientEstimator):
 
         def descend(state: _State, ctx: Context) -> _State:
             secants, change = state.displacement(self.step_size, self._accelerates)
-            change = jnp.where(state.count > 0, change, 0)  # before anything is mixed there is no common direction
+            change = jnp.where(state.count > 0, change, 0)  # a common direction requires mixing
             aim, batch = state.q + change, minibatch(ctx.data.train, self.batch_size, ctx.key)
             if problem.private:
                 product = state.gradient + _product(problem.hessian_product, state, batch, aim - state.aim)
@@ -183,7 +184,7 @@ class TrackedHGP(HypergradientEstimator):
             return state.moved(change, aim, product, secants)
 
         def stay(state: _State, ctx: Context) -> _State:
-            """The first step of `descend`, without its product."""
+            """Take the first step of `descend` without its product."""
             return replace(state, count=state.count + 1)
 
         def judge(state: _State, ctx: Context) -> _State:
@@ -195,12 +196,12 @@ class TrackedHGP(HypergradientEstimator):
         mix = [repeat_pushes(self.pushes), *([] if self.batch_size is None else [Local(_add_to_mean)])]
         body, steps = Sequence(Local(descend), *mix), self.steps
         prepare = learn_settings(self.pushes) if self.pushes is None or self.step_size is None else Sequence()
-        if problem.private and steps:  # the first step stays where it is: it needs no product
+        if problem.private and steps:  # the first step does not move, so it needs no product
             prepare, steps = Sequence(prepare, Local(stay), *mix), steps - 1
         return Scope(Sequence(prepare, self._repeat_steps(body, steps, Local(judge))), start, finish)
 
     def _repeat_steps(self, body: Node, steps: int, judge: Node) -> Node:
-        """All steps, or fewer if clients agree to end."""
+        """Return the loop of all steps, or of fewer if clients agree to end."""
 
         def has_ended(state: _State, ctx: Context) -> Bool[Array, ""]:
             assert state.judgment is not None
@@ -219,7 +220,7 @@ class TrackedHGP(HypergradientEstimator):
         source = ravel_pytree(along_x)[0]
         known = self.memory(state.params, state.hyper) if state.memory is None else state.memory
         examples = full_batch(ctx.data.train)
-        # Trackers continue from where they were: their sum stays that of the gradients, what was mixed stays mixed.
+        # Trackers continue from their last values: their sum stays that of the gradients, and mixed values stay mixed.
         anew = state.memory is None or problem.private
         product = jnp.zeros_like(source) if anew else _product(problem.hessian_product, state, examples, known.aim)
         tracker = known.tracker + (product - source) - known.gradient
@@ -257,7 +258,7 @@ class TrackedHGP(HypergradientEstimator):
         if problem.private:
             return Judgment.start(
                 jnp.zeros((), source.dtype), source, precision, curvature_signs=False
-            )  # noise turns all signs
+            )  # noise makes signs meaningless
         examples, back = full_batch(ctx.data.train), ravel_pytree(state.params)[1]
         jacobian_norm = largest_stretch(
             lambda q: problem.jacobian_product(state.params, state.hyper, examples, back(q)),
@@ -268,7 +269,7 @@ class TrackedHGP(HypergradientEstimator):
         return Judgment.start(jacobian_norm, source, precision, curvature_signs=True)
 
     def _judge(self, problem: Problem, state: _State, ctx: Context) -> _State:
-        """The state with the distance of q to the solution, the error of v_i that follows, and a verdict."""
+        """Return the state with the distance of q to the solution, the resulting error of v_i, and a verdict."""
         assert state.judgment is not None
         assert state.secants is not None
         assert self.tolerance is not None
@@ -279,7 +280,7 @@ class TrackedHGP(HypergradientEstimator):
         return replace(state, judgment=judgment.conclude(error, rise, state.secants, state.count, self.tolerance))
 
     def _error_of_result(self, problem: Problem, state: _State, away: Float[Array, ""], ctx: Context) -> Array:
-        """The relative error of v_i if q is so far `away`; that of q on a private task, where B_i costs releases."""
+        """Return the relative error of v_i for an error `away` of q; that of q on a private task, to avoid releases."""
         assert state.judgment is not None
         q, jacobian_norm = state.q, state.judgment.jacobian_norm
         if problem.private:
@@ -298,7 +299,7 @@ class TrackedHGP(HypergradientEstimator):
         if problem.private:
             found = {"pushes": state.pushes, "curvature": state.curvature, "own": state.own}
             memory = before.memory and replace(before.memory, **found)
-            after = replace(before, memory=memory, value=state.direct)  # released with the rest
+            after = replace(before, memory=memory, value=state.direct)  # released at the start
             return subtract_indirect(problem, after, after.value, q, ctx) if self.steps else after
         along_x, direct = outer_gradient_shares(problem, before, ctx)
         after = subtract_indirect(problem, before, direct, q, ctx)
@@ -316,6 +317,6 @@ def _add_to_mean(state: _State, ctx: Context) -> _State:
 def _product(
     multiply: Callable[..., PyTree], at: _State | HypergradientState, batch: PyTree, q: Float[Array, " d"]
 ) -> Float[Array, " d"]:
-    """H_i q, or another product of the problem's."""
+    """Return H_i q, or another product of the problem."""
     unravel = ravel_pytree(at.params)[1]
     return ravel_pytree(multiply(at.params, at.hyper, batch, unravel(q)))[0]

@@ -1,4 +1,4 @@
-"""Conjugate gradients on exact averages along a tree, which know the error of their result."""
+"""Conjugate gradients on exact averages along a tree, with an estimate of the error of their result."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,10 +55,10 @@ from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
 LITTLE_PROGRESS = 0.3  # a cycle that leaves more than this share of the residual has met rounding
-SHRUNK = 1e-3  # of the probe's residual, relative to the condition number: then its Ritz values have settled
-# How far the root is: with the probe, with a stage, or with all.
+SHRUNK = 1e-3  # share of the probe's residual, relative to the condition number, at which its Ritz values have settled
+# Progress that the root reports: probe finished, stage finished, or all finished.
 PROBED, DONE, OVER = 1, 2, 3
-HIDDEN = 1e-3  # times the part of a probe along one direction: what is less of its residual hides none
+HIDDEN = 1e-3  # share of a probe's part along one direction; a smaller residual hides no direction
 
 
 class TreeCG(SystemSolver):
@@ -66,34 +66,34 @@ class TreeCG(SystemSolver):
 
         v_i = (1/n) ∂_λ F_i − B_i x,    mean(H_k) x = mean((1/n) ∂_x F_k)
 
-    All means are exact: they are gathered along a spanning tree of the network and sent back, at most two vectors per
+    All means are exact: they are summed along a spanning tree of the network and sent back, at most two vectors per
     client on average. So plain conjugate gradients apply (Hestenes and Stiefel 1952). Their Ritz values, and those of a
-    second, random right-hand side, bound the smallest eigenvalue θ of the mean Hessian from above, closer and closer.
+    second, random right-hand side, bound the smallest eigenvalue θ of the mean Hessian from above, ever more closely.
     The relative error of every v_i is then about at most
 
         max_i ‖B_i‖/‖v_i‖ · (‖r‖ + rounding)/θ,    r the residual,
 
-    and the method ends where this is below the tolerance, or twice it when the residual is computed anew. Where the
-    terms of v_i cancel beyond half of the digits, the error is relative to the terms. It says so where it cannot get
-    there: a limit of steps, a singular or indefinite Hessian (`"ill-posed"`), or a condition that rounding does not
-    allow (`"inaccurate"`).
+    and the method ends when this is below the tolerance, or below twice the tolerance for a recomputed residual. If the
+    terms of v_i cancel beyond half of the digits, the error is relative to the terms. Otherwise the status gives the
+    reason: the limit of steps, a singular or indefinite Hessian (`"ill-posed"`), or a condition number that is too
+    large for rounding (`"inaccurate"`).
 
     **Use it** wherever links repeat and members trust each other: it is the default (`hp.Automatic`). **Avoid it** with
-    mini-batches, on private tasks, and among members that distrust each other: who forwards in the tree sees its
-    children's vectors and can falsify a sum. There take `TrackedHGP`.
+    mini-batches, on private tasks, and among members that distrust each other: a parent in the tree sees its children's
+    vectors and can falsify a sum. Use `TrackedHGP` there.
 
     Args:
-        steps: Iterations at most, at least 1, of one or two products each; at the limit the status says so. About
-            √κ·ln(2/ε)/2 reach an error ε at condition number κ.
-        tolerance: The largest relative error of any client's result to accept, above 0. None: 1e-5 in float64, 1e-3 in
-            float32; the true error is usually ten times smaller or less.
+        steps: Limit of iterations, at least 1, of one or two products each. The status reports a reached limit. About
+            √κ·ln(2/ε)/2 steps reach an error ε at condition number κ.
+        tolerance: Largest accepted relative error of any client's result, above 0. None: 1e-5 in float64, 1e-3 in
+            float32. The true error is usually at most a tenth of it.
         damping: Added to the diagonal of the mean Hessian, 0 or more. Above 0 it makes a singular Hessian positive
             definite, and biases the result.
-        singular: What to do with a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
-            leaves out directions without curvature; it is not converged if the outer gradient has a part there.
-            `"damping"` takes `damping`, which must be above 0 then.
-        common: Whether hypers agree, so that params are judged by the mean of all v_i. Taken from the task if it has
-            `common=True`.
+        singular: Treatment of a singular Hessian. `"refuse"` marks the result as not converged. `"minimum-norm"`
+            leaves out directions without curvature; the result is not converged if the outer gradient has a part
+            there. `"damping"` needs a `damping` above 0.
+        common: True if hypers are common; then params are judged by the mean of all v_i. Set automatically for a task
+            with `common=True`.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.
@@ -138,7 +138,7 @@ class TreeCG(SystemSolver):
         return replace(self, common=True) if task is not None and task.common else self
 
     def memory(self, params: PyTree, hyper: PyTree) -> TreeMemory | None:
-        if self.ignores_flat:  # the solution of least norm is found from zero alone
+        if self.ignores_flat:  # only a start from zero leads to the solution of least norm
             return None
         vector = ravel_pytree(params)[0]
         return TreeMemory(jnp.zeros_like(vector), jnp.zeros((), vector.dtype))
@@ -147,7 +147,7 @@ class TreeCG(SystemSolver):
         return self.program_on(problem, "tree")
 
     def program_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
-        """The program, with averages along a tree; or exact ones where one machine has all clients."""
+        """Return the program with averages along a tree, or exact ones if one machine has all clients."""
 
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             return self._start(problem, state, ctx)
@@ -161,7 +161,7 @@ class TreeCG(SystemSolver):
         return Scope(Sequence(probing, Local(drop_probe), stages), start, _finish)
 
     def distance_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
-        """A program that finds out how far params are from solved, and nothing else."""
+        """Return a program that only measures how far params are from solved."""
 
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             vector, direct = ravel_pytree(state.params)[0], optax.tree.zeros_like(state.hyper)
@@ -180,7 +180,7 @@ class TreeCG(SystemSolver):
         return Sequence(Local(work), Average(message, advance, rounds=1, by=by, ends=_how_far))
 
     def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
-        """The stages from `first` on: an estimate, and how the params that it was made at are judged."""
+        """Return the stages from `first` on: an estimate, then a judgment of its params."""
 
         def begin(state: TreeState, ctx: Context) -> TreeState:
             return begin_stage(problem, state, ctx, first, self.ignores_flat)
@@ -244,7 +244,7 @@ class TreeCG(SystemSolver):
         )
 
     def _advance(self, state: TreeState, means: tuple[Any, ...], clients: int) -> TreeState:
-        """What every client makes of the averages; but for `along_x` the same at all of them."""
+        """Return the state after the averages; except for `along_x` it is equal at all clients."""
         image, probed, squared, largest, ratios, terms = means
         state = replace(state, count=state.count + 1, ratio=jnp.sqrt(jnp.sqrt(clients * ratios)))
         rounding = jnp.finfo(image.dtype).eps
@@ -273,7 +273,7 @@ class TreeCG(SystemSolver):
         terms: tuple[Array, Array],
         floor: Array,
     ) -> TreeState:
-        """The state after an iteration of any stage, of which `after` is that of an estimate."""
+        """Return the state after an iteration of any stage; `after` is the state after an iteration of an estimate."""
         given, stage = before.phase == GIVEN, before.stage
         undamped = replace(before, expected=jnp.where(jnp.asarray(self.damping) > 0, 0, before.expected))
         gradient = take_gradient(undamped, image, squared, terms)
@@ -298,8 +298,8 @@ class TreeCG(SystemSolver):
         smallest = descent.ritz.smallest(floor)
         settled, singular = descent.size <= SHRUNK * smallest / descent.ritz.most * probe.first, flat
         if self.ignores_flat:
-            # Its part outside the range goes with the first product. That makes parts with little curvature small, so
-            # it goes on to where rounding lets them be told from nothing.
+            # The first product removes its part outside of the range and shrinks parts with little curvature. So it
+            # continues until rounding hides them.
             singular = flat & (curvature < -floor)
             settled = descent.size <= floor / descent.ritz.most * probe.first
         useful = probe.on & ~flat
@@ -315,7 +315,7 @@ class TreeCG(SystemSolver):
         return replace(state, probe=after, smallest=known, reason=reason)
 
     def _check_residual(self, state: TreeState, residual: Float[Array, " d"], floor: Float[Array, ""]) -> TreeState:
-        """The residual computed anew: the end, or the start of another cycle."""
+        """Return the state after the residual was recomputed: the end, or the start of another cycle."""
         residual = residual - self.damping * state.x
         size, first = norm(residual), state.begin == 0
         error = relative_error(state, size + floor, state.smallest)
@@ -336,7 +336,7 @@ class TreeCG(SystemSolver):
         )
 
     def _step(self, state: TreeState, image: Float[Array, " d"], rounding: Float[Array, ""], floor: Any) -> TreeState:
-        """A step along the direction."""
+        """Return the state after a step along the direction."""
         descent, length = state.descent.advance(image)
         singular = state.descent.curvature(image) <= floor
         smallest = smaller(state.smallest, descent.ritz.smallest(floor))
@@ -360,12 +360,12 @@ class TreeCG(SystemSolver):
         return replace(choose(stop, state, after), reason=reason)
 
     def _awaits_probe(self, state: TreeState) -> Bool[Array, ""]:
-        """Whether the probe may still find the Hessian singular.
+        """Return True if the probe may still find the Hessian singular.
 
-        An outer gradient with few of its eigenvectors is dealt with before the others are seen. About 1/√d of the
-        probe is along any of them, and stays in its residual where there is no curvature. The probe is random: at less
-        than a thousandth of that, one of 1,250 hides a direction. Only the first and the last outer step wait, as that
-        would cost the others what they save by starting from the step before.
+        An outer gradient with parts along few eigenvectors is solved before the others appear. About 1/√d of the probe
+        is along any eigenvector, and stays in its residual if the curvature is zero. The probe is random: below a
+        thousandth of that, one probe in 1,250 hides a direction. Only the first and the last outer step wait. In the
+        others, waiting would cost what they save by starting from the step before.
         """
         if state.probe is None or self.ignores_flat:
             return jnp.zeros((), bool)
@@ -392,7 +392,7 @@ def _finish(before: HypergradientState, state: TreeState, ctx: Context) -> Hyper
 
 
 def _first_size(before: HypergradientState, state: TreeState) -> Array | None:
-    """The size that the estimates of later outer steps may be compared with: that of the first if it passed."""
+    """Return the size of the first estimate if it passed, to compare those of later outer steps with."""
     judged = state.judged
     if before.size is None or judged is None:
         return None
@@ -401,7 +401,7 @@ def _first_size(before: HypergradientState, state: TreeState) -> Array | None:
 
 
 def _how_far(state: TreeState, ctx: Context) -> Int[Array, ""]:
-    """How far the iterations are. An estimate that failed, or that nobody asks about, is not judged."""
+    """Return the progress of the iterations. An estimate that failed, or without `certify`, is not judged."""
     probed = jnp.ones((), bool) if state.probe is None else ~state.probe.on
     done = state.phase == ENDED
     failed = (state.stage == FIRST) & ((state.reason != Reason.TOLERANCE) | ~state.certify)
@@ -410,12 +410,12 @@ def _how_far(state: TreeState, ctx: Context) -> Int[Array, ""]:
 
 
 def _is_past(place: int) -> Callable[[TreeState, Context], Bool[Array, ""]]:
-    """Whether the root is so far."""
+    """Return a test that the root has reported this progress."""
     return lambda state, ctx: state.ended >= place
 
 
 def _is_compared(state: TreeState, ctx: Context) -> Int[Array, ""]:
-    """Once where there is a second estimate to compare with."""
+    """Return 1 if a second estimate must be compared, else 0."""
     return ((state.stage == SECOND) & (state.reason == Reason.TOLERANCE)).astype(jnp.int32)
 
 
@@ -425,7 +425,7 @@ def _difference(state: TreeState, ctx: Context) -> tuple[tuple[PyTree, PyTree], 
 
 
 def _compare_means(state: TreeState, means: tuple[PyTree, PyTree], mass: Any, ctx: Context) -> TreeState:
-    """Judged by what the second estimate changes of the mean of all v_i."""
+    """Return the state judged by the change of the mean of all v_i to the second estimate."""
     assert state.judged is not None
     smallest = jnp.sqrt(jnp.finfo(state.x.dtype).eps) * state.judged.size  # of terms that cancel out
     return compare(state, norm(means[0]), jnp.maximum(norm(means[1]), smallest))

@@ -1,4 +1,4 @@
-"""What a client keeps while conjugate gradients run on exact averages, and one iteration of them."""
+"""A client's state for conjugate gradients on exact averages, and one iteration of them."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,43 +17,43 @@ from hyperpush.solving.descent import Descent
 from hyperpush.solving.settings import norm
 from hyperpush.task.problem import Problem
 
-# What a client averages in an iteration: the residual at x, the image of the next direction, or a vector as it is.
+# The vector that a client averages in an iteration: the residual at x, the image of the next direction, or a given one.
 RESIDUAL, DIRECTION, GIVEN, ENDED = range(4)
-# What the iterations are for: the estimate, the mean params, a Newton step there, and the estimate at its end.
+# Purpose of the iterations: the estimate, the mean params, a Newton step there, and the estimate at its end.
 FIRST, CENTER, NEWTON, SECOND, JUDGED = range(5)
-RUNNING = -1  # no reason to end yet
-CAUTION = 1.3  # the smallest eigenvalue may have fallen by so much from one point to the next
+RUNNING = -1  # in place of a reason to end
+CAUTION = 1.3  # factor by which the smallest eigenvalue may have fallen from one point to the next
 
 
 class TreeMemory(eqx.Module):
-    """What a client keeps for the next outer step."""
+    """A client's memory for the next outer step."""
 
     x: Float[Array, "*clients d"]
-    smallest: Float[Array, "*clients"]  # eigenvalue of the mean Hessian seen so far; 0: none yet
+    smallest: Float[Array, "*clients"]  # smallest eigenvalue of the mean Hessian so far; 0: none yet
 
 
 class Probe(eqx.Module):
-    """A second right-hand side, random and common: the directions that the first has no part in are not overlooked."""
+    """A second right-hand side, random and common, that reveals directions without a part in the first."""
 
     descent: Descent
     image: Float[Array, " d"]  # H_i times its direction
     first: Float[Array, ""]  # size of its residual at the start
-    on: Bool[Array, ""]
+    on: Bool[Array, ""]  # True until it has finished
 
 
 class Judged(eqx.Module):
-    """What is known of the params: how far they are from solved, and how much that changes the estimate."""
+    """Quality of the params: their distance from solved, and its effect on the estimate."""
 
     value: PyTree  # v_i, the estimate at x_i
     memory: TreeMemory  # of that estimate
     error: Float[Array, ""]  # of that estimate
     away: Float[Array, ""]  # ‖x_i − x̄‖ in units of ‖x̄‖
     extent: Float[Array, ""]  # ‖x̄‖
-    size: Float[Array, ""]  # mean ‖v_i‖ over the clients, and then rms ‖v_i⁺‖
-    rounding: Float[Array, ""]  # what it may have added to the mean gradient
-    residual: Float[Array, ""]  # ‖δ‖/‖x̄‖; below 0: not known
-    disagreement: Float[Array, ""]  # rms ‖x_i − x̄‖/‖x̄‖; below 0: not known
-    moved: Float[Array, ""]  # rms ‖v_i − v_i⁺‖ over the size of v⁺; below 0: not known
+    size: Float[Array, ""]  # mean ‖v_i‖ over the clients, later rms ‖v_i⁺‖
+    rounding: Float[Array, ""]  # its possible contribution to the mean gradient
+    residual: Float[Array, ""]  # ‖δ‖/‖x̄‖; below 0: unknown
+    disagreement: Float[Array, ""]  # rms ‖x_i − x̄‖/‖x̄‖; below 0: unknown
+    moved: Float[Array, ""]  # rms ‖v_i − v_i⁺‖ over the size of v⁺; below 0: unknown
 
     @staticmethod
     def start(value: PyTree, memory: TreeMemory, error: Float[Array, ""]) -> "Judged":
@@ -68,61 +68,61 @@ class TreeState(eqx.Module):
     direct: PyTree  # (1/n)∂_λ F_i
     jacobian_norm: Float[Array, ""]  # ‖B_i‖
     x: Float[Array, " d"]
-    along_x: PyTree  # B_i x, summed up on the way
+    along_x: PyTree  # B_i x, summed over the steps
     descent: Descent
     probe: Probe | None
-    image: Float[Array, " d"]  # H_i times what `phase` says, or the source less that for the residual
+    image: Float[Array, " d"]  # H_i times `vector`; source minus that for the residual
     squared: Float[Array, ""]  # (‖H_i p‖/‖p‖)² for that p
     along: PyTree  # B_i p
     phase: Int[Array, ""]
     stage: Int[Array, ""]
     reason: Int[Array, ""]
     count: Int[Array, ""]  # iterations of this stage so far
-    ended: Int[Array, ""]  # how far the root of the tree is
-    certify: Bool[Array, ""]  # whether to wait for the probe, and to judge the params
-    expected: Float[Array, ""]  # smallest eigenvalue of the mean Hessian, by the outer step before; 0: not known
-    smallest: Float[Array, ""]  # the same, as far as it was seen now; 0: not yet
-    largest: Float[Array, ""]  # curvature of the clients' Hessians seen so far, in the mean
-    drift: Float[Array, ""]  # what rounding may have added to the residual since it was computed anew
-    begin: Float[Array, ""]  # size of the residual at the start of a cycle, in which the descent counts
-    ratio: Float[Array, ""]  # the relative error of any v_i is at most so many times that of x
-    error: Float[Array, ""]  # of v, relative, as estimated
-    start: Float[Array, ""]  # ‖params before training‖; 0: not known
-    before: Float[Array, ""]  # rms ‖v_i‖ at the first outer step; 0: this is it, or it did not pass
-    skip: Float[Array, ""]  # params so close to solved need no second estimate
+    ended: Int[Array, ""]  # progress that the root of the tree reported
+    certify: Bool[Array, ""]  # True to wait for the probe and to judge the params
+    expected: Float[Array, ""]  # smallest eigenvalue of the mean Hessian, from the outer step before; 0: unknown
+    smallest: Float[Array, ""]  # the same, from this estimate; 0: none yet
+    largest: Float[Array, ""]  # largest mean curvature of the clients' Hessians so far
+    drift: Float[Array, ""]  # possible contribution of rounding to the residual since its last computation
+    begin: Float[Array, ""]  # size of the residual at the start of a cycle, the unit of the descent
+    ratio: Float[Array, ""]  # largest ratio of the relative errors of v_i and of x
+    error: Float[Array, ""]  # estimated relative error of v
+    start: Float[Array, ""]  # ‖params before training‖; 0: unknown
+    before: Float[Array, ""]  # rms ‖v_i‖ at the first outer step; 0 in that step, or if it did not pass
+    skip: Float[Array, ""]  # distance from solved below which params need no second estimate
     judged: Judged | None
-    common: bool = eqx.field(static=True)  # whether hypers agree, so that their mean hypergradient counts
+    common: bool = eqx.field(static=True)  # True if hypers are common; their mean hypergradient is compared
 
     @property
     def vector(self) -> Float[Array, " d"]:
-        """What is multiplied in this iteration."""
+        """Vector to multiply in this iteration."""
         return jnp.where(self.phase == RESIDUAL, self.x, self.descent.direction)
 
     @property
     def value(self) -> PyTree:
-        """v_i by the x found so far."""
+        """Estimate v_i at the current x."""
         return jax.tree.map(jnp.subtract, self.direct, self.along_x)
 
     @property
     def memory(self) -> TreeMemory:
-        """What to keep for the next outer step. A run that saw little of the smallest eigenvalue raises it a little."""
+        """Memory for the next outer step. An eigenvalue that this run did not confirm is raised a little."""
         known = CAUTION * self.expected
         found = jnp.where(self.smallest > 0, smaller(CAUTION * known, self.smallest), known)
         return TreeMemory(self.x, found)
 
     def positive(self, found: Float[Array, ""]) -> Float[Array, ""]:
-        """The smallest eigenvalue by all that is known, above 0."""
+        """Return the smallest known eigenvalue, above 0."""
         return positive(smaller(self.expected, found))
 
 
 def multiply(problem: Problem, state: TreeState, ctx: Context) -> TreeState:
-    """A client's products with what `phase` says, and with the probe's direction."""
+    """Return the state with the client's products with `vector` and with the probe's direction."""
     back, examples = ravel_pytree(state.params)[1], full_batch(ctx.data.train)
     vector = state.vector
     product, along = problem.products(state.params, state.hyper, examples, back(vector))
     image, size = ravel_pytree(product)[0], norm(vector)
     squared = (norm(image) / jnp.where(size > 0, size, 1)) ** 2
-    # What is averaged is made here, where it replaces what was averaged before.
+    # The values to average are made here, where they replace those averaged before.
     image = jnp.where(state.phase == RESIDUAL, state.source - image, image)
     if state.judged is not None:
         given = state.phase == GIVEN
@@ -135,7 +135,7 @@ def multiply(problem: Problem, state: TreeState, ctx: Context) -> TreeState:
 
 
 def message(state: TreeState, ctx: Context) -> tuple[Any, Array]:
-    """What is averaged: products and their size, how sensitive the client's result is, and what judges the params."""
+    """Return the values to average: products and their size, the sensitivity of the result, and terms for judging."""
     largest, probed = state.squared, None
     if state.probe is not None:
         probed, direction = state.probe.image, jnp.linalg.norm(state.probe.descent.direction)
@@ -148,7 +148,7 @@ def message(state: TreeState, ctx: Context) -> tuple[Any, Array]:
 
 
 def _terms(state: TreeState) -> tuple[Array, Array] | None:
-    """What judges the params.
+    """Return the terms that judge the params.
 
     At x̄: the square of ‖x_i − x̄‖ in units of ‖x̄‖, and ‖v_i‖. For the second estimate: the squares of ‖v_i − v_i⁺‖ and
     of ‖v_i⁺‖, in units of the mean ‖v_i‖.
@@ -166,18 +166,18 @@ def _terms(state: TreeState) -> tuple[Array, Array] | None:
 
 
 def _square(number: Float[Array, ""]) -> Float[Array, ""]:
-    """The square, below `LARGEST`."""
+    """Return the square, at most `LARGEST`."""
     return jnp.minimum(number, LARGEST**0.5) ** 2
 
 
 def over(number: Float[Array, ""], size: Float[Array, ""]) -> Float[Array, ""]:
-    """The quotient, at most `LARGEST`; 0 of 0 is 0."""
+    """Return the quotient, at most `LARGEST`; 0/0 is 0."""
     quotient = jnp.minimum(number / jnp.where(size > 0, size, 1), LARGEST)
     return jnp.where(size > 0, quotient, jnp.sign(number) * LARGEST)
 
 
 def relative_error(state: TreeState, residual: Float[Array, ""], smallest: Float[Array, ""]) -> Float[Array, ""]:
-    """The relative error of any v_i, from the residual and the smallest eigenvalue; `ratio` belongs to x."""
+    """Return the largest relative error of the v_i, from the residual and the smallest eigenvalue."""
     away = residual / state.positive(smallest)
     size = norm(state.x)
     error = jnp.minimum(state.ratio * away / jnp.where(size > 0, size, 1), LARGEST)
@@ -185,10 +185,10 @@ def relative_error(state: TreeState, residual: Float[Array, ""], smallest: Float
 
 
 def positive(number: Float[Array, ""]) -> Float[Array, ""]:
-    """The number, or the smallest positive one."""
+    """Return the number, but at least the smallest positive one."""
     return jnp.maximum(number, jnp.finfo(number.dtype).tiny)
 
 
 def smaller(known: Float[Array, ""], found: Float[Array, ""]) -> Float[Array, ""]:
-    """The smaller of two, where 0 is not known."""
+    """Return the smaller of two positive numbers; a `known` of 0 means unknown."""
     return jnp.where(known > 0, jnp.minimum(known, found), found)

@@ -22,13 +22,13 @@ class _State(eqx.Module):
 
 
 class VRHGP(Recurrent):
-    """Variance-reduced hypergradient push: two running estimates of `DirectedRB`'s series, so that early noise fades.
+    """Variance-reduced hypergradient push: two running estimates of the series of `DirectedRB`, so early noise fades.
 
     From v = 0 and u = w = c_x, with the maps A and B of `recurrent.py`, `steps` times
 
         v ← α(v + B u) + (1 − α) B w,   u⁺ = A u,   w ← β(A w + c_x) + (1 − β)(w + u⁺)
 
-    and v + c_λ in the end ("Personalized decentralized bilevel optimization over stochastic and directed networks").
+    and v + c_λ at the end ("Personalized decentralized bilevel optimization over stochastic and directed networks").
 
     **Use it** where the noise of `DirectedRB` is too large: on links that change at random, or with mini-batches.
     **Avoid it** on fixed links with all examples: it sends and computes twice as much for the same result.
@@ -36,24 +36,24 @@ class VRHGP(Recurrent):
     Departures from the paper:
         1. u and w share the links and the mini-batch of a step.
         2. Both variants of SGP are covered.
-        3. On a private task u and w are known to others, so that B_i is applied once in the end: 2·steps releases.
+        3. On a private task other clients know u and w, so B_i is applied only once at the end: 2·steps releases.
 
     Args:
         steps: Terms of the series. With 0 the result is (1/n) ∂_λ F_i. The series converges at the pace of SGP: take
-            about as many steps as training took.
-        step_size: γ, above 0. The step of SGP is what is differentiated, so γ is its rate at its last step. None: that
-            rate, from the constant or schedule of the `SGP` or `DSGD` that trained; another one is then refused. A
-            number is needed where the task is not known to be trained.
-        alpha: α from 0 to 1; 0.9 is the paper's. Smaller values forget early noise sooner. With α = 1 and β = 0 it is
+            about the number of training steps.
+        step_size: γ, above 0: the rate of SGP at its last step, because that step is differentiated. None takes it from
+            the constant or schedule of the `SGP` or `DSGD` that trained; a different number is then refused. A number
+            is needed if neither the task nor the algorithm tells which solver trained.
+        alpha: α from 0 to 1; 0.9 is the paper's. Smaller values forget early noise sooner. α = 1 and β = 0 give
             `DirectedRB`.
         beta: β from 0 to 1; 0.1 is the paper's. Larger values average w over more steps.
-        variant: `"gradient-first"` or `"gradient-after"`. None: that of the solver that trained, if the task or the
-            algorithm tells, else `"gradient-first"`. Algorithms refuse another one than theirs.
+        variant: `"gradient-first"` or `"gradient-after"`. None takes the variant of the solver that trained, or
+            `"gradient-first"` if that is unknown. Algorithms refuse a variant other than their solver's.
         batch_size: Training examples per mini-batch, drawn anew in each step, at least 1; None uses all.
-        links: What is known of the links. `"observed"`: what clients saw while they trained; on a network that never
-            changes one round shows it. `"means"`: the network's true means, which no party can see, for comparisons.
-        weights: With which training mixed params: `"push"` or `"gossip"`. None: those of the solver that trained, if
-            the task or the algorithm tells, else `"push"`.
+        links: Source of the link estimates. `"observed"`: the clients' observations during training; on a static
+            network one round suffices. `"means"`: the network's true means, for comparisons; no party can see them.
+        weights: Mixing weights of the training: `"push"` or `"gossip"`. None takes those of the solver that trained,
+            or `"push"` if that is unknown.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

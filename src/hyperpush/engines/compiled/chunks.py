@@ -1,6 +1,6 @@
-"""What is compiled of a run: some iterations of a loop, or one pass through a node.
+"""The compiled parts of a run: some iterations of a loop, or one pass through a node.
 
-Also which arrays of a large state a chunk may overwrite, and how long chunks are.
+This module also decides which arrays of a large state a chunk may overwrite, and the length of chunks.
 """
 
 from collections import Counter
@@ -24,10 +24,10 @@ from hyperpush.engines.run_hooks import RunHook
 from hyperpush.programs import Path, Repeat, Role, at, leaf_of
 
 FIRST_CHUNK = 16
-LIGHT = 10**8  # leaves times the numbers of all clients' states: what takes about a second
+LIGHT = 10**8  # leaves times the numbers of all clients' states: about a second of work
 CHUNK_SECONDS = 0.5
 RECORDS_PER_CHUNK = 4096
-LARGE = 1 << 28  # bytes of all states from which on it is worth it to overwrite them
+LARGE = 1 << 28  # bytes of all states above which overwriting them pays
 
 
 Span = tuple[Int[Array, ""], Int[Array, ""], Int[Array, ""]]
@@ -35,27 +35,27 @@ Leaf = tuple[Role | None, RecordFunction | None]
 
 
 class PassResult(NamedTuple):
-    """What comes of one pass."""
+    """Result of one pass."""
 
     carry: Carry
-    finite: Bool[Array, ""]  # whether all numbers of all clients are
+    finite: Bool[Array, ""]  # True if all numbers of all clients are finite
 
 
 class ChunkResult(NamedTuple):
-    """What comes of some iterations of a loop."""
+    """Result of some iterations of a loop."""
 
     carry: Carry
     finite: Bool[Array, ""]
-    records: PyTree  # rows that were recorded, in buffers that may have room for more
-    clocks: PyTree  # when each was
+    records: PyTree  # recorded rows, in buffers that may be larger
+    clocks: PyTree  # clock of each row
     reached: Int[Array, ""]  # the next iteration
-    ended: Bool[Array, ""]  # whether all have agreed to end
+    ended: Bool[Array, ""]  # True if all clients agreed to end
 
 
 def run_chunk(
     context: Interpreter, path: Path, recording: Recording | None, carry: Carry, key: PRNGKeyArray, numbers: Span
 ) -> ChunkResult:
-    """Iterations start…stop−1 of a loop on one block of clients; `numbers` are the round around it, start and stop."""
+    """Run iterations start…stop−1 of a loop on one block of clients; `numbers` are the outer round, start and stop."""
     visit = Visit(at(context.recipe.program(), path), key, numbers[0], path)
     after, recorded, reached, ended = context.loop(visit, carry, *numbers[1:], recording)
     records, clocks = (None, None) if recorded is None else recorded
@@ -65,21 +65,21 @@ def run_chunk(
 def run_pass(
     context: Interpreter, path: Path, leaf: Leaf, carry: Carry, key: PRNGKeyArray, round: Int[Array, ""]
 ) -> PassResult:
-    """One pass through a node on one block of clients; with a `leaf`, through that one of it alone.
+    """Run one pass through a node on one block of clients, or through one `leaf` of the node.
 
-    A record is no leaf of a program, and its function is given.
+    A record is not a leaf of a program, so its function is given.
     """
     visit, (role, record) = Visit(at(context.recipe.program(), path), key, round, path), leaf
     if role is None:
         after = context.run(visit, carry)
-    else:  # these two get what came of another node besides the state
+    else:  # these two get another node's result besides the state
         parts = carry.states if role in (Role.LEAVE, Role.RECEIVE) else (carry.states,)
         f = leaf_of(visit.node, role) if record is None else record
         after = with_states(carry, context.apply(f, role, visit, *parts))
     return PassResult(after, all_finite(context, after))
 
 
-# Where what comes besides the carry is: records have the clients on axis 1.
+# Placement of the results besides the carry: records have the clients on axis 1.
 _OTHERS = {
     ChunkResult: (P(), P(None, AXIS), P(), P(), P()),
     PassResult: (P(),),
@@ -89,9 +89,9 @@ _OTHERS = {
 
 @dataclass(frozen=True)
 class _Handed:
-    """Stands for an argument that comes out as it went in: a compiled function would copy it."""
+    """Placeholder for an argument that is returned unchanged, which a compiled function would copy."""
 
-    place: int  # among the leaves of what was given
+    place: int  # among the leaves of the arguments
 
 
 def _call(given: tuple[Any, ...], donated: PyTree) -> Any:
@@ -123,10 +123,10 @@ def _call(given: tuple[Any, ...], donated: PyTree) -> Any:
 def call_compiled(
     function: Callable[..., Any], context: Interpreter, static: tuple[Any, ...], *arguments: Any, donated: PyTree = None
 ) -> Any:
-    """function(context, *static, *arguments), compiled; block by block where there are several devices.
+    """Return function(context, *static, *arguments), compiled; block by block on several devices.
 
-    The first argument is a carry. What it lacks is in `donated`, and is overwritten. What comes out as it went in is
-    the same array, not a copy. A new number in the context's recipe compiles nothing.
+    The first argument is a carry. Its missing arrays are in `donated` and are overwritten. Arguments that are returned
+    unchanged are the same arrays, not copies. A new number in the context's recipe needs no recompilation.
     """
     given = (function, context, static, *arguments)
     arrays = jax.tree.leaves(given)
@@ -135,9 +135,9 @@ def call_compiled(
 
 
 def split_donatable(tree: PyTree, kept: PyTree) -> tuple[PyTree, PyTree]:
-    """The arrays that may not be overwritten, as `kept` or others here share their memory; and those that may.
+    """Return the arrays that share memory with `kept` or others here, and the arrays that may be overwritten.
 
-    Both have the structure of `tree`, with None in place of what is in the other.
+    Both have the structure of `tree`, with None in place of arrays of the other.
     """
     counted = Counter(place for leaf in jax.tree.leaves(tree) for place in _memory(leaf))
     taken = {place for leaf in jax.tree.leaves(kept) for place in _memory(leaf)}
@@ -151,7 +151,7 @@ def split_donatable(tree: PyTree, kept: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def _memory(leaf: Any) -> list[int]:
-    """Where an array lies; nothing for what is not an array or has no elements."""
+    """Return the addresses of an array; empty for other objects and for arrays without elements."""
     if not isinstance(leaf, jax.Array) or leaf.size == 0 or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return []
     return [shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards]
@@ -159,33 +159,33 @@ def _memory(leaf: Any) -> list[int]:
 
 @dataclass
 class ChunkSchedule:
-    """How far the next compiled chunk of a loop goes.
+    """The length of the next compiled chunk of a loop.
 
-    Chunks begin short and double while they are quick: long enough to be cheap to manage, short enough to show
-    progress and to save checkpoints. Where a chunk ends never changes results.
+    Chunks begin short and double while they are quick. They become long enough to be cheap to manage, but stay short
+    enough to show progress and to save checkpoints. Chunk boundaries never change results.
     """
 
     node: Repeat
     every: int  # iterations between two records
     recorder: Recorder | None
-    rows: int  # records that one chunk has room for, besides that of the entry
+    rows: int  # capacity of one chunk in records, besides that of the entry
     length: int  # iterations of the next chunk
     compiling: bool = True  # the next chunk pays for compilation
 
     @classmethod
     def of(cls, node: Repeat, weight: int, every: int, recorder: Recorder | None) -> "ChunkSchedule":
         rows = max(0 if recorder is None else recorder.count(node.at_most, every) - recorder.entry, 1)
-        if node.times is not None:  # in one chunk: the number of times is read where the loop starts
+        if node.times is not None:  # in one chunk, because the number of iterations is read at the start of the loop
             return cls(node, every, recorder, rows, node.at_most)
         length = max(1, min(FIRST_CHUNK, LIGHT // max(weight, 1)))
         return cls(node, every, recorder, min(rows, RECORDS_PER_CHUNK), length, length == FIRST_CHUNK)
 
     def recording(self) -> Recording | None:
-        """What a chunk records."""
+        """Return the recording of a chunk; None without a recorder."""
         return self.recorder and Recording(self.recorder, self.every, self.rows + self.recorder.entry)
 
     def end_of_chunk(self, done: int, hooks: Iterable[RunHook]) -> int:
-        """The iteration before which the next chunk stops."""
+        """Return the iteration before which the next chunk stops."""
         most, every = self.node.at_most, self.every
         stop = min(done + self.length, most)
         if self.node.times is not None:
@@ -194,12 +194,12 @@ class ChunkSchedule:
             stop = hook.room(done, stop)
         if self.recorder is None:
             return stop
-        # The next chunk starts on a whole number of records, and this one's fit into its rows.
+        # The next chunk starts at a multiple of `every`, and the records of this one fit into its rows.
         stop = min(stop, done + self.rows * every)
         return stop if stop == most else min(max(stop // every, done // every + 1) * every, most)
 
     def adapt(self, seconds: float) -> None:
-        """Grow until a chunk is long enough to be cheap to manage. Processes decide alike."""
+        """Double the length until a chunk is cheap to manage. All processes decide alike."""
         if processes.agree(seconds < CHUNK_SECONDS or self.compiling, False)[0]:
             self.length *= 2
         self.compiling = False

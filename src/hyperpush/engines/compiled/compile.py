@@ -1,9 +1,9 @@
-"""Lowering and compiling of the engines' programs: the only place that does either.
+"""Lowering and compilation of the engines' programs; no other module does either.
 
-A compiled program is kept by the structure of what it was called with, and by the shapes of its arrays. Lowering rules
-here apply to the programs of this package alone; JAX's own stay as they are for the rest of the process.
+Compiled programs are cached by the structure of their arguments and the shapes of the arrays. The lowering rules here
+apply only to the programs of this package; JAX's own rules stay unchanged for the rest of the process.
 
-Programs that compute little are compiled with fewer optimizations. `effort.py` says which, from their structure alone:
+Programs with little work are compiled with fewer optimizations. `effort.py` selects them from their structure alone, so
 the same call gives the same bits.
 """
 
@@ -20,8 +20,8 @@ from jaxtyping import PyTree
 
 from hyperpush.engines.compiled import convolutions
 
-# XLA's options by how thoroughly it compiles, and how it differs from "full": "quick" compiles in a third of the time,
-# and its loops run up to eight times as long; "light" compiles in four fifths, and its loops run up to twice as long.
+# XLA's options by level of optimization. Compared with "full", "quick" compiles in a third of the time, and its loops
+# run up to eight times as long. "light" compiles in four fifths of the time, and its loops run up to twice as long.
 Level = Literal["quick", "light", "full"]
 _FEWER_PASSES = {"xla_llvm_disable_expensive_passes": True, "xla_cpu_use_fusion_emitters": False}
 OPTIONS: dict[Level, dict[str, Any] | None] = {
@@ -30,8 +30,8 @@ OPTIONS: dict[Level, dict[str, Any] | None] = {
     "full": None,
 }
 ARRAYS = (jax.Array, np.ndarray, np.generic)
-MOST = 1024  # programs that are kept; the one that was not called for longest goes first
-# What else decides what a trace becomes.
+MOST = 1024  # programs in the cache; the least recently used is dropped first
+# JAX settings that affect a trace.
 SETTINGS = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
@@ -43,7 +43,7 @@ SETTINGS = (
 
 
 class Compiled(NamedTuple):
-    """A compiled program, and what it returns beside arrays."""
+    """A compiled program, and its results other than arrays."""
 
     run: Callable[..., Any]
     static: list[Any]  # one entry, filled by the trace
@@ -51,7 +51,7 @@ class Compiled(NamedTuple):
 
 @dataclass
 class CompileCounts:
-    """Compilations inside a `counting` block, and the lines of StableHLO that XLA was given."""
+    """Compilations inside a `counting` block, and their lines of StableHLO."""
 
     compilations: int = 0
     lines: int = 0
@@ -64,14 +64,14 @@ _counting: list[CompileCounts] = []
 def call(function: Callable[..., PyTree], given: PyTree, donated: PyTree = None, level: Level = "full") -> PyTree:
     """Return `function(given, donated)`, compiled at a level; the arrays of `donated` may be overwritten.
 
-    Arrays and NumPy's numbers are arguments of what is compiled, everything else is structure. What the function
-    returns may hold other things than arrays, if these depend on structure alone.
+    Arrays and NumPy numbers are arguments of the compiled program; everything else is structure. The function may also
+    return other objects than arrays, if these depend on structure alone.
     """
     if getattr(jax.config, "jax_disable_jit"):  # noqa: B009, JAX makes it when it runs
         return function(given, donated)
     leaves, structure = jax.tree.flatten((given, donated))
     arrays = [leaf if isinstance(leaf, ARRAYS) else None for leaf in leaves]
-    # Lists, because generators take ten times as long for so many leaves.
+    # Lists, because generators take ten times as long for many leaves.
     others = tuple([leaf if array is None else None for leaf, array in zip(leaves, arrays, strict=True)])
     kinds = [
         each
@@ -99,7 +99,7 @@ def clear() -> None:
 
 @contextmanager
 def counting() -> Iterator[CompileCounts]:
-    """Count what is compiled in the block."""
+    """Count the compilations in the block."""
     counts = CompileCounts()
     _counting.append(counts)
     try:
@@ -125,7 +125,7 @@ def _compile(
         static[:] = [around]
         return made
 
-    places = [None if array is None else True for array in arrays]  # holds no array
+    places = [None if array is None else True for array in arrays]  # without arrays, so the closure keeps none alive
     traced = [array for array in arrays if array is not None]
     trace = jax.jit(program, donate_argnums=1).trace(traced[:count], traced[count:])
     lowered = convolutions.lower(trace)

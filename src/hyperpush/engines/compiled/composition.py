@@ -1,4 +1,4 @@
-"""Several rounds of an average as one operator: links that do not depend on the values can be multiplied before."""
+"""Compose several rounds of an average into one operator, because links do not depend on the values."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ from hyperpush.networks.mixing import mixing_matrix
 
 
 def composes(network: Network, floats: int) -> bool:
-    """Whether the rounds of an average of so many numbers are composed into one operator.
+    """Return True if the rounds of an average of `floats` numbers are composed into one operator.
 
-    S products of n×n matrices are cheaper than S products with the values only while n is below their width (or so
-    small that nothing but the number of operations counts).
+    S products of n×n matrices are cheaper than S products with the values only if n is below their width. For tiny n
+    only the number of operations matters.
     """
     n = network.clients
     links = jax.eval_shape(lambda: network.links(jax.random.key(0), 0, jnp.arange(n), "ones"))
@@ -23,7 +23,7 @@ def composes(network: Network, floats: int) -> bool:
 def compose_rounds(
     network: Network, key: PRNGKeyArray, step: Int[Array, ""], rounds: int, weights: Weights
 ) -> tuple[Float[Array, "n n"], Int[Array, " n"]]:
-    """The n×n operator of `rounds` steps from `step` on, and the messages that each client sends in them."""
+    """Return the n×n operator of `rounds` steps from `step` on, and the number of messages of each client."""
     n = network.clients
 
     def at(step: Int[Array, ""]) -> tuple[Array, Bool[Array, "n n"]]:
@@ -57,7 +57,7 @@ def count_alive(alive: Bool[Array, "b links"]) -> Int[Array, " b"]:
 
 
 def power(a: Array, exponent: int) -> Array:
-    """aᵏ by repeated squaring."""
+    """Return aᵏ by repeated squaring."""
     if exponent == 1:
         return a
     half = power(a, exponent // 2)

@@ -1,4 +1,4 @@
-"""What every part of a run needs to know, and where its arrays are."""
+"""The common context of all parts of a run, and the placement of its arrays."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +25,7 @@ R = TypeVar("R", bound="RunContext")
 
 
 class RunContext(eqx.Module):
-    """A run: its network, its clients' data, its keys, and where its clients are."""
+    """A run: its network, its clients' data, its keys, and the placement of its clients."""
 
     network: Network
     placement: Placement
@@ -34,9 +34,9 @@ class RunContext(eqx.Module):
     faults_key: PRNGKeyArray
     recipe: ProgramRecipe
     faults: Faults | None = None
-    tree: Tree | None = None  # of programs with averages along one
-    tree_places: tuple[Path, ...] = eqx.field(static=True, default=())  # where these stand
-    agreement: int = eqx.field(static=True, default=1)  # rounds of max-consensus that reach everyone
+    tree: Tree | None = None  # for programs with averages along a tree
+    tree_places: tuple[Path, ...] = eqx.field(static=True, default=())  # paths of these averages
+    agreement: int = eqx.field(static=True, default=1)  # rounds of max-consensus that reach all clients
     batch: int | None = eqx.field(static=True, default=None)  # clients per vectorized batch; None: all at once
     level: Level = eqx.field(static=True, default="full")  # of compiling, see `compile.py`
     mesh: Mesh | None = eqx.field(static=True, default=None)  # None: all clients on one device
@@ -51,13 +51,13 @@ class RunContext(eqx.Module):
         recipe: ProgramRecipe,
         **options,
     ) -> R:
-        """The run of a key, with every client's data where it is hosted. `options` are the other fields."""
+        """Return the run of a key, with each client's data on its device. `options` are the other fields."""
         bare = cls(network, placement, None, key, key, recipe, **options)
         own = bare.replicate((keys.network_key(key), keys.faults_key(key)))
         return replace(bare, data=bare.place(data), network_key=own[0], faults_key=own[1])
 
     def place(self, tree: PyTree) -> PyTree:
-        """Every client's rows where it is hosted, and copies of the last client's for padding."""
+        """Return the rows of each client on its device, with copies of the last client's rows as padding."""
         if self.mesh is None:
             return tree
         by_client, n = NamedSharding(self.mesh, P(AXIS)), self.network.clients
@@ -73,14 +73,14 @@ class RunContext(eqx.Module):
         return jax.tree.map(one, tree)
 
     def replicate(self, tree: PyTree) -> PyTree:
-        """The same arrays on every device."""
+        """Return the same arrays on every device."""
         if self.mesh is None:
             return tree
         everywhere = NamedSharding(self.mesh, P())
         return jax.tree.map(lambda leaf: processes.put(leaf, everywhere), tree)
 
     def assemble(self, shape: tuple[int, ...], axis: int, read: Callable[[int, int], np.ndarray]) -> Array:
-        """The array of this shape whose clients on `axis` from `first` to `end` − 1 are `read(first, end)`."""
+        """Return an array with clients on `axis`; `read(first, end)` returns clients `first` to `end` − 1."""
         n = self.network.clients
         if self.mesh is None:
             return jnp.asarray(read(0, n))

@@ -1,12 +1,13 @@
-"""Convolutions inside loops on the CPU, at the speed that they have outside.
+"""Convolutions inside loops on the CPU, at the speed of convolutions outside of loops.
 
-XLA rewrites convolutions to the order of axes that its fast kernels need, but only those of the entry computation.
-Inside the body of a loop every other order (each gradient by a kernel, all of NCHW) takes a scalar loop, ten to twenty
-times as slow. So programs are lowered with the fast order written out: transpose, convolve, transpose. The rule comes
-after gradients, batches and products were taken, so all of them pass it. Groups are computed one by one, because
-grouped convolutions have no fast kernel either: a batch of clients, each with a kernel of its own, is one of them.
+XLA rewrites convolutions to the order of axes that its fast kernels need, but only in the entry computation. Inside
+the body of a loop, other orders (each gradient by a kernel, all of NCHW) run as scalar loops, ten to twenty times as
+slow. So programs are lowered with the fast order written out: transpose, convolve, transpose. The rule applies after
+differentiation and batching, so it covers gradients, batches and products. Groups are computed one by one, because
+grouped convolutions also lack a fast kernel. A batch of clients with one kernel each is such a convolution.
 
-JAX has no public name for lowering rules of one program. Where its private one has moved, programs are lowered plainly.
+JAX lacks a public name for lowering rules of one program. If its private name has moved, programs are lowered without
+the rule.
 """
 
 from functools import partial
@@ -29,11 +30,11 @@ except (ImportError, AttributeError):
     mlir = PRIMITIVE = PLAIN_RULE = None
     SUPPORTED = False
 
-MOST_GROUPS = 64  # that are computed one by one: more make the program long
+MOST_GROUPS = 64  # limit of groups computed one by one, because more make the program long
 
 
 def lower(trace: Any) -> jax.stages.Lowered:
-    """Lower a traced program; on the CPU with convolutions in the order that is fast inside loops."""
+    """Lower a traced program; on the CPU, use the order of axes that is fast inside loops."""
     if not SUPPORTED or jax.default_backend() != "cpu":
         return trace.lower()
     rules = mlir.LoweringParameters(override_lowering_rules=((PRIMITIVE, _rule),))
@@ -41,7 +42,7 @@ def lower(trace: Any) -> jax.stages.Lowered:
 
 
 def _rule(ctx: Any, lhs: Any, rhs: Any, **options: Any) -> Any:
-    """The lowering rule of a convolution: JAX's own where the order is right already."""
+    """Lower a convolution; use JAX's own rule if the order of axes is already fast."""
     numbers, size = options["dimension_numbers"], len(options["dimension_numbers"].lhs_spec) - 2
     groups = max(options["feature_group_count"], options["batch_group_count"])
     if size == 0 or (tuple(map(tuple, numbers)) == _fast_order(size) and not 1 < groups <= MOST_GROUPS):
@@ -50,7 +51,7 @@ def _rule(ctx: Any, lhs: Any, rhs: Any, **options: Any) -> Any:
 
 
 def _fast_order(size: int) -> tuple[tuple[int, ...], ...]:
-    """Where inputs, kernels and outputs have (batch or output, feature or input, *space): NHWC, HWIO, NHWC."""
+    """Return the axes (batch or output, feature or input, *space) of inputs, kernels and outputs: NHWC, HWIO, NHWC."""
     rows = (0, size + 1, *range(1, size + 1))
     return rows, (size + 1, size, *range(size)), rows
 
@@ -64,7 +65,7 @@ def _convolve(
     batch_group_count: int,
     **options: Any,
 ) -> jax.Array:
-    """The same convolution in the fast order, group by group."""
+    """Compute the same convolution in the fast order, group by group."""
     inputs, kernels, outputs = dimension_numbers
     rows = jnp.transpose(lhs, (inputs[0], *inputs[2:], inputs[1]))
     kernel = jnp.transpose(rhs, (*kernels[2:], kernels[1], kernels[0]))

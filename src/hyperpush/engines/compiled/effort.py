@@ -1,4 +1,4 @@
-"""How much a run computes, estimated from its structure alone: whether it is compiled quickly, and in one piece."""
+"""Estimate the work of a run from its structure alone, to select the compile level and compilation in one piece."""
 
 from functools import lru_cache
 from typing import Any
@@ -11,22 +11,22 @@ from hyperpush.networks import Network
 from hyperpush.programs import Path, Profile, Sending
 from hyperpush.programs.operations import DRAWN, OPEN_ENDED
 
-STARTED = 100_000  # operations in the time that starting one leaf or one exchange takes: about 0.5 µs
-# Operations of a run below which it is compiled quickly, or lightly. One takes about 5 ps on one of two cores, so these
-# are 1.5 and 20 ms (docs/results/benchmarks.md).
+STARTED = 100_000  # operations in the time to start one leaf or one exchange, about 0.5 µs
+# Runs with fewer operations are compiled at level "quick" or "light". An operation takes about 5 ps on one of two
+# cores, so these limits are 1.5 and 20 ms (docs/results/benchmarks.md).
 QUICK = 300_000_000
 LIGHT = 4_000_000_000
-# A run below is compiled in one piece where nothing is watched: a second, which nobody needs to interrupt.
+# A run with fewer operations is compiled in one piece if it is not watched: it takes up to about a second.
 WHOLE = 100_000_000_000
 
 
 def level_of(size: int) -> Level:
-    """How thoroughly a run of so many operations is compiled."""
+    """Return the compile level of a run with `size` operations."""
     return "quick" if size < QUICK else "light" if size < LIGHT else "full"
 
 
 def effort(found: Profile, network: Network) -> int:
-    """Operations of one run for all clients. Loops that clients end count for 30 passes, or for fewer at most."""
+    """Return the operations of one run for all clients. Loops that clients end count as at most 30 passes."""
     passes: dict[Path, int] = {(): 1}
     for body, around, loop in found.loops:
         passes[body] = passes[around] * (min(loop.at_most, OPEN_ENDED) if loop.agreed else loop.at_most)
@@ -37,7 +37,7 @@ def effort(found: Profile, network: Network) -> int:
 
 
 def links_of(network: Network) -> int:
-    """Entries of the arrays that hold the links of all clients."""
+    """Return the size of the arrays that hold the links of all clients."""
     leaves, structure = jax.tree.flatten(network)
     kinds = [(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf for leaf in leaves]
     return _links_of(structure, tuple(kinds))
@@ -52,5 +52,5 @@ def _links_of(structure: Any, kinds: tuple[Any, ...]) -> int:
 
 
 def _rounds(sending: Sending) -> int:
-    """How often links are drawn and messages added up; no vector moves along a tree here."""
+    """Return the number of rounds that draw links and add messages; an average along a tree is one mean here."""
     return 1 if sending.by_tree else sending.messages(1)

@@ -1,7 +1,7 @@
-"""The thin host loop of the compiled engines: it walks the outside of a program and runs its loops in compiled chunks.
+"""The thin host loop of the compiled engines: it walks the outer nodes of a program and runs loops in compiled chunks.
 
 Between chunks it checks that the numbers are finite and calls the hooks of the run. Chunk boundaries never change
-results. A run continues by path: the profile knows the shapes of the state everywhere.
+results. A run resumes at a path, because the profile knows the shapes of the state everywhere.
 """
 
 import time
@@ -53,10 +53,10 @@ from hyperpush.programs import (
 )
 from hyperpush.programs.counting import Work
 
-# A loop body of more leaves than this is entered by the host, so that chunks stay short and progress is seen.
+# The host enters loop bodies with more leaves than this, so chunks stay short and progress is visible.
 LEAVES_PER_CHUNK = 10_000
-SHORT = 2_000  # leaves of a program that is compiled as a whole
-# Leaves times the numbers of all clients' states: what may take minutes. More than that is not left to a single call,
+SHORT = 2_000  # limit of leaves of a program that is compiled as a whole
+# Leaves times the numbers of all clients' states, which may take minutes. Heavier work is not run in a single call,
 # which could be neither watched nor saved.
 HEAVY = 10**10
 
@@ -73,12 +73,12 @@ class HostLoop:
         self.history = RecordedRows(
             profile, {name: [] for name in self.recorders}, {name: [] for name in self.recorders}
         )
-        self.extra = Work()  # of clients with the answers of servers in plain Python
+        self.extra = Work()  # work of clients with the answers of servers in plain Python
         self.answered: dict[Path, Work] = {}
-        self.trail: Trail = ()  # the loops that the host steps through, and their iterations
-        self.held: list[State] = []  # the states outside of each scope that it is in
-        self.target: Trail = ()  # where the run continues; (): here
-        self.saved: tuple[Carry, list[State]] | None = None  # what it continues with
+        self.trail: Trail = ()  # loops that the host steps through, and their iterations
+        self.held: list[State] = []  # states outside of each enclosing scope
+        self.target: Trail = ()  # place where the run resumes; (): here
+        self.saved: tuple[Carry, list[State]] | None = None  # carry and states to resume with
 
     def run(self, carry: Carry, key: PRNGKeyArray) -> Carry:
         """Run the whole program; after a divergence, the error carries the rows recorded so far."""
@@ -91,7 +91,7 @@ class HostLoop:
             raise
 
     def run_program(self, carry: Carry, key: PRNGKeyArray) -> Carry:
-        """The whole program: a short one compiled as a whole, others walked."""
+        """Run the whole program: compile a short one as a whole, and walk others."""
         carry = strong(carry)
         self.structure = Structure(self.context, self.profile, carry, self.recorders)
         self.key, self.step, after = key, carry.clock.now(), None
@@ -102,19 +102,19 @@ class HostLoop:
             after = None if self.target else self.saved[0]
         elif self.is_short():
             after = self.compile_whole(carry, key)
-        if after is None:  # long, cut off, or diverged: walked, it says where
+        if after is None:  # long, resumed, or diverged; the walk finds the place of a divergence
             after = self.walk(Visit(self.program, key), carry)
         for hook in self.hooks:
             hook.finish(self, self.snapshot((), after))
         return after
 
     def is_short(self) -> bool:
-        """Whether one call can run the whole program: nothing is to be seen on the way, and it ends soon."""
+        """Return True if one call can run the whole program: it ends soon, and it needs no observation on the way."""
         if self.watched or contains(self.program, is_host_server):
             return False
         if not self.recorders and work(self.program) <= SHORT and self.weight(self.program, ()) <= HEAVY:
             return True
-        # On lossy links one program rounds worse: TrackedHGP's error was ten times that of its parts.
+        # On lossy links a single program rounds worse: the error of TrackedHGP was ten times that of separate chunks.
         if ambient().hooks or self.effort > WHOLE or self.context.faults is not None:
             return False
         if bytes_of(self.structure.start.states) >= chunks.LARGE:
@@ -125,7 +125,7 @@ class HostLoop:
         )
 
     def compile_whole(self, carry: Carry, key: PRNGKeyArray) -> Carry | None:
-        """The result of the program in one call; None if it diverged."""
+        """Return the result of the program from one call; None if it diverged."""
         result = call_compiled(run_whole, self.context, (dict(self.recorders), self.every), carry, key)
         if not bool(result.finite):
             return None
@@ -139,14 +139,14 @@ class HostLoop:
         return after
 
     def weight(self, node: Node, path: Path) -> int:
-        """What one pass through a node at a path takes: leaves times the numbers of all clients' states."""
+        """Return the work of one pass through a node at a path: leaves times the numbers of all clients' states."""
         numbers = sum([leaf.size for leaf in jax.tree.leaves(self.profile.states[path])])
         return work(node) * numbers * self.context.network.clients
 
     # ------------------------------------------------------------------------- the walk
 
     def walk(self, visit: Visit, carry: Carry) -> Carry:
-        """One pass through a node; what a run that continues has behind it is skipped."""
+        """Run one pass through a node; a resumed run skips its completed part."""
         node = visit.node
         if isinstance(node, Sequence) and has_loop(node):
             first = self.target[-1][0][len(visit.path)] if self.resumes(visit.path) else 0
@@ -165,11 +165,11 @@ class HostLoop:
         return check_clock(after)
 
     def resumes(self, path: Path) -> bool:
-        """Whether the place where the run continues is at this path or below."""
+        """Return True if the run resumes at this path or below."""
         return bool(self.target) and self.target[-1][0][: len(path)] == path
 
     def enter(self, visit: Visit, carry: Carry) -> Carry:
-        """A scope, with a state of its own."""
+        """Run a scope, which has its own state."""
         if self.resumes(visit.path) and self.saved is not None:
             self.held.append(self.saved[1][len(self.held)])
         else:
@@ -181,13 +181,13 @@ class HostLoop:
     def attempt(
         self, visit: Visit, carry: Carry, role: Role | None = None, record: RecordFunction | None = None
     ) -> tuple[Carry, bool]:
-        """The carry after a node, or after one of its leaves, and whether it is finite."""
+        """Return the carry after a node or one of its leaves, and True if it is finite."""
         static = (visit.path, (role, record))
         after, finite = call_compiled(run_pass, self.context, static, carry, visit.key, np.int32(visit.round))
         return strong(after), bool(finite)
 
     def apply(self, role: Role, visit: Visit, carry: Carry, record: RecordFunction | None = None) -> Carry:
-        """The carry after one leaf of a node."""
+        """Return the carry after one leaf of a node."""
         return self.attempt(visit, carry, role, record)[0]
 
     def repeat(self, visit: Visit, carry: Carry) -> Carry:
@@ -201,10 +201,10 @@ class HostLoop:
         return run(visit, carry, done, not resumed)
 
     def needs_host(self, node: Repeat, path: Path) -> bool:
-        """Whether the host has to step through the body itself."""
+        """Return True if the host must step through the body."""
         recorded = contains(node.body, lambda each: isinstance(each, Repeat) and each.name in self.recorders)
         if recorded or contains(node.body, is_host_server):
-            if node.agreed:  # only compiled code can end a loop whose length the clients decide
+            if node.agreed:  # only compiled code can end a loop of a length decided by the clients
                 given = "around a recorded loop or a server in plain Python"
                 raise InvalidInput(f"{node.name}: until or times", given, "a fixed number")
             return True
@@ -212,7 +212,7 @@ class HostLoop:
         return not node.agreed and has_loop(node.body) and long
 
     def iterate(self, visit: Visit, carry: Carry, done: int, fresh: bool) -> Carry:
-        """A loop whose body the host walks itself; `fresh`: it is entered here, not continued."""
+        """Run a loop whose body the host walks; `fresh` is False for a resumed loop."""
         node, recorder = visit.node, self.recorders.get(visit.node.name)
         if recorder is not None and recorder.entry and fresh:
             self.record(visit, recorder, visit._replace(round=0), carry, 0)
@@ -227,7 +227,7 @@ class HostLoop:
         return carry
 
     def run_chunks(self, visit: Visit, carry: Carry, done: int, fresh: bool) -> Carry:
-        """A loop in compiled chunks; `fresh`: it is entered here, not continued."""
+        """Run a loop in compiled chunks; `fresh` is False for a resumed loop."""
         node, recorder = visit.node, self.recorders.get(visit.node.name)
         schedule = ChunkSchedule.of(node, self.weight(node.body, visit.path), self.every, recorder)
         entry, ended = recorder is not None and recorder.entry and fresh, False
@@ -248,7 +248,7 @@ class HostLoop:
     def run_chunk(
         self, visit: Visit, schedule: ChunkSchedule, carry: Carry, start: int, stop: int, first_row: int
     ) -> ChunkResult:
-        """Iterations start…stop−1 in one compiled call."""
+        """Run iterations start…stop−1 in one compiled call."""
         rest, donated = self.split(carry)
         static = (visit.path, schedule.recording())
 
@@ -263,7 +263,7 @@ class HostLoop:
             self.keep_records(visit, result, first_row)
 
         def walk(i: int) -> None:
-            if has_loop(visit.node.body):  # one of them may be to blame
+            if has_loop(visit.node.body):  # an inner loop may have diverged
                 self.hooks = (Divergence(),)
                 self.walk(visit.iteration(i), run(i).carry)
 
@@ -274,14 +274,14 @@ class HostLoop:
         return result
 
     def split(self, carry: Carry) -> tuple[Carry, PyTree]:
-        """A large carry in two parts: what has to stay, and what the next chunk may overwrite; None if it is small."""
+        """Split a large carry into arrays to keep and arrays that the next chunk may overwrite; None if it is small."""
         if bytes_of(carry.states) < chunks.LARGE:
             return carry, None
         rest, donated = chunks.split_donatable(carry, (self.structure.start, self.held, self.context.data))
         return rest, donated if jax.tree.leaves(donated) else None
 
     def serve(self, visit: Visit, carry: Carry) -> Carry:
-        """A server's work in plain Python."""
+        """Run a server in plain Python."""
         node, path, n = visit.node, visit.path, self.context.network.clients
         message = self.apply(Role.SEND, visit, carry).states
         messages = jax.tree.map(lambda v: first(v, n), processes.gather(message))
@@ -293,16 +293,16 @@ class HostLoop:
         self.extra.update(self.answered[path])
         return self.apply(Role.RECEIVE, visit, both)
 
-    # ------------------------------------------------------------------------- what hooks see
+    # ------------------------------------------------------------------------- records and hooks
 
     def record(self, visit: Visit, recorder: Recorder, when: Visit, carry: Carry, iterations: int) -> None:
-        """A row of a loop whose body the host walks, after so many iterations."""
+        """Record a row of a loop whose body the host walks, after a number of iterations."""
         made = self.apply(Role.RECORD, when, carry, recorder.f).states
         clock = np.asarray(processes.gather(carry.clock.row()))[None]
         self.note(visit.node.name, jax.tree.map(lambda v: v[None], made), clock, [iterations])
 
     def keep_records(self, visit: Visit, result: ChunkResult, first_row: int) -> None:
-        """Add the rows that a chunk has filled to the history."""
+        """Add the rows of a chunk to the history."""
         recorder = self.recorders[visit.node.name]
         rows = range(first_row, recorder.count(int(result.reached), self.every) + (not recorder.entry))
         records = jax.tree.map(lambda buffer: first(buffer, len(rows)), result.records)
@@ -310,13 +310,13 @@ class HostLoop:
         self.note(visit.node.name, records, clocks, [recorder.iteration(row, self.every) for row in rows])
 
     def note(self, name: str, records: PyTree, clocks: np.ndarray, iterations: list[int]) -> None:
-        """Add rows to the history of a loop, and show them."""
+        """Add rows to the history of a loop, and pass them to the hooks."""
         self.history.add(name, records, clocks)
         for hook in self.hooks:
             hook.rows(name, iterations, records)
 
     def boundary(self, visit: Visit, done: int, iterations: int, carry: Carry) -> None:
-        """Between two chunks: hooks see how far the run is, and may end it."""
+        """Call the hooks between two chunks with the progress of the run; they may end it."""
         trail, before, self.step = (*self.trail, (visit.path, done)), self.step, carry.clock.now()
         rounds = max(iterations, self.step - before)
         cursor = Cursor(trail, visit.node.name, done, visit.node.at_most, iterations, rounds)
@@ -325,26 +325,26 @@ class HostLoop:
             hook.boundary(cursor, snapshot)
 
     def snapshot(self, trail: Trail, carry: Carry) -> Callable[[], Snapshot | None]:
-        """What takes a snapshot of this moment, now or later."""
+        """Return a function that takes a snapshot of this moment, now or later."""
         return partial(take, self.structure, trail, carry, list(self.held), self.history.copy(), Counter(self.extra))
 
 
 def check_clock(carry: Carry) -> Carry:
-    """The carry, if clients agree about the ends of loops and averages along trees have come to an end."""
+    """Return the carry; raise HyperpushError if clients disagree about a loop's end or an average did not finish."""
     if bool(carry.clock.stuck):
         raise HyperpushError(
-            f"an average along a tree did not reach everybody within {LONGEST:,} rounds: some links are hardly ever up"
+            f"an average along a tree did not reach all clients within {LONGEST:,} rounds: some links are rarely up"
         )
     if bool(carry.clock.split):
         raise HyperpushError(
             "clients disagree about the end of a loop: `times`, or `until` with common=True, differs between them "
-            "(programs.decide.decide_at_root lets one decide), or the network did not carry a vote to everyone in time"
+            "(programs.decide.decide_at_root lets one decide), or a vote did not reach all clients in time"
         )
     return carry
 
 
 def strong(tree: PyTree) -> PyTree:
-    """The same arrays without weak types, which a checkpoint cannot hold."""
+    """Return the same arrays without weak types, which a checkpoint cannot hold."""
     leaves, structure = jax.tree.flatten(tree)
     weak = [place for place, leaf in enumerate(leaves) if getattr(leaf, "weak_type", False)]
     for place in weak:
@@ -353,15 +353,15 @@ def strong(tree: PyTree) -> PyTree:
 
 
 def first(rows: Array, count: int) -> Array:
-    """The first rows; where these are all, nothing is computed."""
+    """Return the first rows; without computation if these are all rows."""
     return rows if rows.shape[0] == count else rows[:count]
 
 
 def is_host_server(node: Node) -> bool:
-    """Whether a node is a server in plain Python."""
+    """Return True if a node is a server in plain Python."""
     return isinstance(node, Server) and node.host
 
 
 def has_loop(node: Node) -> bool:
-    """Whether there is anything in a node that the host may want to see from outside."""
+    """Return True if a node contains a loop or a server in plain Python, which the host may need to enter."""
     return contains(node, lambda each: isinstance(each, Repeat) or is_host_server(each))

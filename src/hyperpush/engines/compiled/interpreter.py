@@ -1,6 +1,6 @@
 """The interpreter of the compiled engines: a program's tree becomes one XLA program over stacked clients.
 
-It sees clients in blocks (`placement.py`): all of them on one device, or one block per device. States, messages and
+It works on blocks of clients (`placement.py`): all clients on one device, or one block per device. States, messages and
 data have the block's clients on axis 0.
 """
 
@@ -46,21 +46,21 @@ class Clock(eqx.Module):
 
     time: Tally  # every exchange takes one step of network time
     passes: dict[Path, Tally]  # passes through the bodies of loops of an agreed length
-    exchanges: dict[Path, Tally]  # by the place that sends; along a tree, messages of all clients together
-    late: Tally  # messages that came too late and were dropped
-    split: Bool[Array, ""]  # clients disagreed about ending a loop
-    stuck: Bool[Array, ""]  # an average along a tree did not reach everybody
+    exchanges: dict[Path, Tally]  # by path of the sending node; along a tree, messages of all clients together
+    late: Tally  # messages that were late and dropped
+    split: Bool[Array, ""]  # True if clients disagreed about ending a loop
+    stuck: Bool[Array, ""]  # True if an average along a tree did not reach all clients
 
     @staticmethod
     def start(bodies: Iterable[Path], places: Iterable[Path], step: int) -> "Clock":
-        """A clock at a step of network time, with nothing counted."""
+        """Return a clock at a step of network time, with all counts 0."""
         zero, no = Tally.start(), filled((), False, bool)
         passes, exchanges = dict.fromkeys(bodies, zero), dict.fromkeys(places, zero)
         return Clock(Tally.start(value=step), passes, exchanges, zero, no, no)
 
     @property
     def step(self) -> Int[Array, ""]:
-        """The step of network time as networks see it: 32 bits, which repeat after 2³² steps."""
+        """Step of network time for networks: 32 bits, which repeat after 2³² steps."""
         return self.time.signed()
 
     def now(self) -> int:
@@ -68,7 +68,7 @@ class Clock(eqx.Module):
         return int(self.time.numbers())
 
     def advance(self, path: Path, rounds: Any = 1, late: Any = 0) -> "Clock":
-        """After so many exchanges of the place at a path."""
+        """Return the clock after `rounds` exchanges of the node at a path."""
         exchanges = {**self.exchanges, path: self.exchanges[path].plus(rounds)}
         return replace(self, time=self.time.plus(rounds), exchanges=exchanges, late=self.late.plus(late))
 
@@ -76,14 +76,14 @@ class Clock(eqx.Module):
         return replace(self, split=self.split | split)
 
     def row(self) -> UInt32[Array, " words"]:
-        """The time, then the exchanges by the order of their paths: noted beside a record, two words each."""
+        """Return the time, then the exchanges in the order of their paths, two words each; noted with each record."""
         return jnp.stack(jax.tree.leaves((self.time, self.exchanges)))
 
     def add_passes(self, body: Path, times: Any) -> "Clock":
         return replace(self, passes={**self.passes, body: self.passes[body].plus(times)})
 
     def after_trip(self, path: Path, trip: Trip) -> "Clock":
-        """After a trip along a tree."""
+        """Return the clock after a trip along a tree."""
         total = self.exchanges[path].plus_sum(trip.messages)
         after = replace(self, time=self.time.plus(trip.rounds), stuck=self.stuck | ~trip.complete)
         return replace(after, exchanges={**self.exchanges, path: total})
@@ -94,11 +94,11 @@ class Carry(eqx.Module):
 
     states: State
     clock: Clock
-    totals: dict[Path, Totals]  # running sums of the links, only on a faulty network
-    sent: dict[Path, Tally]  # messages that each client has put on a link, by the place that sends: [b]
+    totals: dict[Path, Totals]  # running sums of the links; only on a faulty network
+    sent: dict[Path, Tally]  # messages that each client put on links, by path of the sending node: [b]
 
     def count_messages(self, path: Path, messages: Any) -> "Carry":
-        """After so many more messages of each client."""
+        """Return the carry after `messages` more messages of each client."""
         return replace(self, sent={**self.sent, path: self.sent[path].plus(messages)})
 
 
@@ -107,13 +107,13 @@ def with_states(carry: Carry, states: State) -> Carry:
 
 
 def restart_below(carry: Carry, states: State, path: Path) -> Carry:
-    """A new state for what is below `path`: what is still under way there belongs to the old one and is dropped."""
+    """Return the carry with a new state below `path`; drop messages in transit there, which belong to the old state."""
     totals = {place: old.restart() if place[: len(path)] == path else old for place, old in carry.totals.items()}
     return replace(carry, states=states, totals=totals)
 
 
 class Visit(NamedTuple):
-    """A node on the way of a run; `round` is the iteration of the innermost loop around it."""
+    """A node during a run; `round` is the iteration of the innermost enclosing loop."""
 
     node: Any
     key: PRNGKeyArray
@@ -121,21 +121,21 @@ class Visit(NamedTuple):
     path: Path = ()
 
     def child(self, place: int) -> "Visit":
-        """A node of a sequence."""
+        """Return the visit of a node of a sequence."""
         key = self.key if self.node.keeps_key(place) else jax.random.fold_in(self.key, place)
         return Visit(self.node.nodes[place], key, self.round, (*self.path, place))
 
     def inside(self) -> "Visit":
-        """The body of a scope."""
+        """Return the visit of the body of a scope."""
         return Visit(self.node.body, self.key, self.round, (*self.path, 0))
 
     def iteration(self, i: Any) -> "Visit":
-        """The body of a loop."""
+        """Return the visit of the body of a loop."""
         return Visit(self.node.body, jax.random.fold_in(self.key, i), i, (*self.path, 0))
 
 
 class Recording(NamedTuple):
-    """What is recorded of a loop, after every `every`-th iteration, and how many rows there is room for."""
+    """A recorder of a loop, called after every `every`-th iteration, with a capacity of `rows`."""
 
     recorder: Recorder
     every: int
@@ -143,17 +143,17 @@ class Recording(NamedTuple):
 
 
 class Interpreter(RunContext):
-    """Runs nodes for one block of clients."""
+    """Interpreter of nodes for one block of clients."""
 
     def apply(self, f: Callable[..., Any], role: Role, visit: Visit, *stacked: PyTree) -> Any:
-        """`f(*one client's slices, context)` for every client of the block."""
+        """Return `f(*one client's slices, context)` for every client of the block."""
 
         def one(state, others):
             client, data, more = others
             round, key = jnp.asarray(visit.round, jnp.int32), leaf_key(visit.key, role, client)
             return f(state, *more, Context(client, self.network.clients, round, key, data, common))
 
-        common = leaf_key(visit.key, role, self.network.clients)  # a number that is nobody's
+        common = leaf_key(visit.key, role, self.network.clients)  # index n is unused: a key for all clients
         states, *more = stacked
         others = (self.placement.ids(), self.data, more)
         if self.batch is None:
@@ -161,7 +161,7 @@ class Interpreter(RunContext):
         return map_clients(one, states, others, self.batch)
 
     def run(self, visit: Visit, carry: Carry) -> Carry:
-        """One pass through a node."""
+        """Run one pass through a node."""
         node = visit.node
         if isinstance(node, Local):
             return with_states(carry, self.apply(node.f, Role.LOCAL, visit, carry.states))
@@ -184,9 +184,9 @@ class Interpreter(RunContext):
     def loop(
         self, visit: Visit, carry: Carry, start: Any, stop: Any, recording: Recording | None = None
     ) -> tuple[Carry, PyTree, Int[Array, ""], Bool[Array, ""]]:
-        """Iterations start…stop−1 of a loop; also the records made, the next iteration, and whether all agreed to end.
+        """Run iterations start…stop−1 of a loop. Return carry, records, next iteration, and True if all agreed to end.
 
-        Records are rows of buffers and of clocks, the first of them that of the entry where there is one.
+        Records are rows of buffers and of clocks; the row of the entry comes first if it is recorded.
         """
         node, begins = visit.node, jnp.asarray(start == 0)
         if node.times is not None:
@@ -230,7 +230,7 @@ class Interpreter(RunContext):
         return carry, records, i, done
 
     def agree(self, carry: Carry, votes: Bool[Array, " b"], path: Path) -> tuple[Carry, Bool[Array, ""]]:
-        """Whether everyone votes yes, found by max-consensus over the network."""
+        """Return the carry, and True if all clients vote yes, found by max-consensus over the network."""
 
         def flood(_, held):
             objection, clock, sent = held
@@ -256,7 +256,7 @@ class Interpreter(RunContext):
         return lossy.fates(self.faults, self.faults_key, step, self.placement.ids(), self.network.clients)
 
     def in_time(self, links: Links, step: Int[Array, ""]) -> tuple[Links, Int[Array, ""]]:
-        """The links over which a message arrives in time, and how many messages come late."""
+        """Return the links over which a message arrives in time, and the number of late messages."""
         if self.faults is None:
             return links, jnp.zeros((), jnp.int32)
         return lossy.in_time(links, self.fates(step), self.network.clients)
@@ -293,12 +293,12 @@ class Interpreter(RunContext):
 
     def average(self, visit: Visit, carry: Carry) -> Carry:
         node, clock, by = visit.node, carry.clock, visit.node.by
-        # In the roles that the same average has when it is spelled out in single exchanges.
+        # The roles are those of the same average in single exchanges (`Average.stepwise`).
         value, mass = self.apply(node.get, Role.ENTER, visit, carry.states)
         held = (value, mass) if node.by == "push" else value
         floats = sum(leaf.size for leaf in jax.tree.leaves(held)) // mass.shape[0]
         if by in ("tree", "exact"):
-            # No vector travels along a tree: the value is the mean, and what the tree takes is counted.
+            # No vector travels along a tree: the mean is computed directly, and the cost of the tree is counted.
             mean = self.placement.mean(held)  # once, and not for every client
             if node.answer is not None:
                 mean = self.answer(visit, carry.states, mean)
@@ -332,21 +332,21 @@ class Interpreter(RunContext):
         return replace(carry, states=states, clock=clock).count_messages(visit.path, sent)
 
     def ask_root(self, visit: Visit, states: State) -> State:
-        """The states with what the root of the tree answers to `ends`."""
+        """Return the states with the root's answer to `ends`."""
         answers = self.apply(visit.node.ends, Role.UNTIL, visit, states)
         own = jnp.where(along(self.placement.ids() == ROOT, answers), answers, 0).astype(jnp.float32)
         told = jnp.round(self.network.clients * self.placement.mean(own)).astype(answers.dtype)
         return with_answer(states, jnp.broadcast_to(told, answers.shape))
 
     def answer(self, visit: Visit, states: State, mean: PyTree) -> PyTree:
-        """What all make of an exact mean, computed once: from the state of the first client of the block."""
+        """Return the common answer to an exact mean, computed once from the state of the block's first client."""
         state, data = jax.tree.map(lambda leaf: leaf[0], (states, self.data))
-        key = leaf_key(visit.key, Role.LEAVE, self.network.clients)  # a number that is nobody's
+        key = leaf_key(visit.key, Role.LEAVE, self.network.clients)  # index n is unused: a key for all clients
         round, client = jnp.asarray(visit.round, jnp.int32), self.placement.ids()[0]
         return visit.node.answer(state, mean, Context(client, self.network.clients, round, key, data, key))
 
     def travel(self, path: Path, carry: Carry) -> Carry:
-        """Count an average along the tree, and before the first one what it takes to learn the links."""
+        """Count an average along the tree; the first one also counts the cost of learning the links."""
         assert self.tree is not None  # prepared for every program that has such averages
         if isinstance(self.tree, PlannedTree):
             return self.count_trip(path, carry, self.tree.trip(carry.clock.step))
@@ -371,7 +371,7 @@ class Interpreter(RunContext):
         )
 
     def post(self) -> Post:
-        """Which links of all clients are up, and when what is sent on them arrives."""
+        """Return the function that tells which links are up and when their messages arrive."""
         if self.faults is None:
             return reliable_post(self.network, self.network_key)
         return lossy.post(self.network, self.network_key, self.faults, self.faults_key)
@@ -385,7 +385,7 @@ class Interpreter(RunContext):
 
 
 def write_row(records: PyTree, due: Bool[Array, ""], row: Any, make: Callable[[], PyTree]) -> PyTree:
-    """The records with what `make` makes in a row, if it is due."""
+    """Return the records with the result of `make` in a row, if it is due."""
 
     def write(records: PyTree) -> PyTree:
         return jax.tree.map(lambda rows, v: rows.at[row].set(v), records, make())
@@ -394,5 +394,5 @@ def write_row(records: PyTree, due: Bool[Array, ""], row: Any, make: Callable[[]
 
 
 def messages(links: Links) -> Int[Array, " b"]:
-    """How many links each client of the block sends over."""
+    """Return the number of links over which each client of the block sends."""
     return count_alive(links.alive)

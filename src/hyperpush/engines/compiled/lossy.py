@@ -1,9 +1,9 @@
-"""Faulty links in the vectorized simulator: what arrives in time, and running sums for what must not be lost.
+"""Faulty links in the vectorized simulator: messages that arrive in time, and running sums for conserved ones.
 
-Per link j→i the sender keeps the total σ of all shares it ever put on it and sends that total; the receiver keeps the
-total ρ it has taken in, and on arrival of a newer total takes σ − ρ (Hadjicostis, Vaidya, Domínguez-García 2016).
-Whatever is lost, late, repeated or reordered, Σ_i w_i + Σ_links (σ − ρ) does not change. Totals grow while
-their differences matter, so they are kept as unevaluated sums (high, low) of two floats.
+Per link j→i the sender keeps the total σ of all shares that it ever put on the link, and sends that total. The receiver
+keeps the total ρ that it has taken, and takes σ − ρ when a newer total arrives (Hadjicostis, Vaidya, Domínguez-García
+2016). The sum Σ_i w_i + Σ_links (σ − ρ) stays constant under lost, late, repeated and reordered messages. Totals grow,
+but their differences matter, so they are kept as unevaluated sums (high, low) of two floats.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from hyperpush.networks.trees import Post, reliable_post
 
 
 class Fates(NamedTuple):
-    """For messages sent now, by (sender, receiver, copy)."""
+    """Fates of the messages sent now, by (sender, receiver, copy)."""
 
     arrives: Bool[Array, "b n 2"]
     delays: Int[Array, "b n 2"]
@@ -31,7 +31,7 @@ def fates(faults: Faults, key: PRNGKeyArray, step: Int[Array, ""], senders: Int[
 
 
 def in_time(links: Links, fate: Fates, clients: int) -> tuple[Links, Int[Array, ""]]:
-    """The links over which a message sent now arrives now, and the number of messages that will come too late."""
+    """Return the links over which a message sent now arrives now, and the number of messages that will be late."""
     now = jnp.any(fate.arrives & (fate.delays == 0), axis=2)
     late = fate.arrives & (fate.delays > 0) & alive_rows(links, clients)[:, :, None]
     if links.targets is not None:
@@ -41,7 +41,7 @@ def in_time(links: Links, fate: Fates, clients: int) -> tuple[Links, Int[Array, 
 
 
 def post(network: Network, network_key: PRNGKeyArray, faults: Faults, key: PRNGKeyArray) -> Post:
-    """Which links are up, and when the first copy of what is sent on them arrives."""
+    """Return the function that tells which links are up and when the first copy of a message arrives."""
     reliable = reliable_post(network, network_key)
 
     def one(step, senders, receivers):
@@ -55,7 +55,7 @@ def post(network: Network, network_key: PRNGKeyArray, faults: Faults, key: PRNGK
 
 
 def push(totals: Totals, links: Links, fate: Fates, message: PyTree, step: Int[Array, ""]) -> tuple[PyTree, Totals]:
-    """Put everyone's shares on the links, deliver what is due; the sum each client takes in, and the new totals."""
+    """Put all shares on the links and deliver due messages. Return each client's received sum and the new totals."""
     n = links.own.shape[0]
     alive, share = alive_rows(links, n), weight_rows(links, n)
 

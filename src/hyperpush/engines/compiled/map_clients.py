@@ -1,4 +1,4 @@
-"""A function of one client for all clients of a block, a few at a time."""
+"""Apply a function of one client to all clients of a block, a few at a time."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from jaxtyping import Array, PyTree
 
 
 def map_clients(f: Callable[[PyTree, PyTree], PyTree], states: PyTree, others: PyTree, batch: int) -> PyTree:
-    """`f(state, other)` for every row of both, `batch` rows at a time.
+    """Return `f(state, other)` for every row of both, `batch` rows at a time.
 
-    What `f` hands through is not touched, and what it makes of a leaf of the state is written over that leaf, row by
-    row: a loop over rounds then holds and moves every array once.
+    Arrays that `f` returns unchanged are not touched. The new value of a leaf of the state overwrites that leaf, row by
+    row. So a loop over rounds holds and moves every array once.
     """
     given, structure = jax.tree.flatten((states, others))
     example = [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in given]
@@ -31,12 +31,12 @@ def map_clients(f: Callable[[PyTree, PyTree], PyTree], states: PyTree, others: P
 
 
 def _loop(f: Callable[..., list], given: list[Array], fresh: list[int], over: bool, batch: int) -> dict[int, Array]:
-    """The results `fresh` of f(*one row) for all rows; with `over` written over the inputs of the same numbers."""
+    """Return the results `fresh` of f(*one row) for all rows; with `over` they overwrite the inputs at these places."""
     rows = given[0].shape[0]
     batch = min(batch, rows)
     first = rows // batch * batch
 
-    one = batch == 1  # without an axis for the one row: XLA would copy everything to add it
+    one = batch == 1  # without an axis for the single row, because XLA would copy all arrays to add it
 
     def read(array, i):
         if one:
@@ -50,8 +50,8 @@ def _loop(f: Callable[..., list], given: list[Array], fresh: list[int], over: bo
     def split(array):
         return array if one else array[:first].reshape(rows // batch, batch, *array.shape[1:])
 
-    # Results that are alike may be made in one pass over several inputs, of which some are written before others are
-    # read: XLA would keep whole copies. A branch, always taken, has all rows read first.
+    # XLA may fuse results of equal shape into one pass that writes some inputs before it reads others. Then it would
+    # keep whole copies. A branch that is always taken forces it to read all rows first.
     alike = len({given[k].shape for k in fresh if over}) < len(fresh)
 
     def compute(row):

@@ -1,4 +1,4 @@
-"""Where clients live: all of them on one device, or one block of them per device of a mesh."""
+"""Placement of clients: all on one device, or one block per device of a mesh."""
 
 import abc
 from typing import Literal
@@ -12,24 +12,24 @@ from hyperpush.base.processes import AXIS as AXIS
 from hyperpush.engines.compiled.routes import Routes
 from hyperpush.networks import Links, combine, lowest
 
-# Wider messages are mixed in slices: columns of which all clients together have at most this many numbers.
+# Wider messages are mixed in slices of columns with at most this number of entries over all clients.
 SLICE_NUMBERS = 1 << 22
-FEW = 16  # devices
+FEW = 16  # devices up to which they exchange rows directly on the CPU
 
 
 class Placed(eqx.Module):
-    """What placements share. Arrays are those of one block of clients."""
+    """Common base of the placements. Arrays are those of one block of clients."""
 
     clients: int = eqx.field(static=True)
 
     @property
     def block(self) -> int:
-        """Clients on one device."""
+        """Number of clients on one device."""
         return self.clients
 
     @property
     def padded(self) -> int:
-        """Clients on all devices, with padding."""
+        """Number of clients on all devices, with padding."""
         return self.clients
 
     @property
@@ -38,20 +38,20 @@ class Placed(eqx.Module):
 
     @abc.abstractmethod
     def heard(self, links: Links) -> Bool[Array, "b n"]:
-        """Who each client hears (row: receiver, column: sender)."""
+        """Return True for each link with a received message (row: receiver, column: sender)."""
 
     @abc.abstractmethod
     def gather(self, values: PyTree) -> PyTree:
-        """All clients' rows, on every device."""
+        """Return all clients' rows, on every device."""
 
     def combine_received(
         self, links: Links, weights: Float[Array, "b n"], values: PyTree, reduce: Literal["sum", "max"]
     ) -> PyTree:
-        """What everybody receives, with weights chosen by the receivers (row: receiver, column: sender)."""
+        """Return the combined messages, with weights set by the receivers (row: receiver, column: sender)."""
         return combine(receiver_links(self.heard(links), weights), self.gather(values), self.block, reduce)
 
     def stack(self, links: Links, values: PyTree) -> PyTree:
-        """What everybody hears, one row per sender."""
+        """Return the received messages of each client, one row per sender."""
         return rows_heard(self.heard(links), self.gather(values))
 
 
@@ -62,18 +62,18 @@ class SingleDevice(Placed):
         return jnp.arange(self.clients)
 
     def combine(self, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
-        """What everybody receives from the others, weighed by the links."""
+        """Return the messages from the other clients, combined with the weights of the links."""
         return combine(links, values, self.clients, reduce)
 
     def heard(self, links: Links) -> Bool[Array, "n n"]:
         return alive_rows(links, self.clients).T
 
     def transfer(self, operator: Float[Array, "n n"], values: PyTree) -> PyTree:
-        """operator · values."""
+        """Return operator · values."""
         return jax.tree.map(lambda v: jnp.tensordot(operator, v, 1, precision=jax.lax.Precision.HIGHEST), values)
 
     def mean(self, values: PyTree) -> PyTree:
-        """Of all clients, without an axis for them."""
+        """Return the mean over all clients, without an axis for them."""
         return jax.tree.map(lambda v: jnp.mean(v, axis=0), values)
 
     def max(self, values: Array) -> Array:
@@ -90,7 +90,7 @@ class SingleDevice(Placed):
 
 
 class Sharded(Placed):
-    """One block of clients per device; the last devices may hold padding clients that talk to nobody."""
+    """One block of clients per device. The last devices may hold padding clients without links."""
 
     devices: int = eqx.field(static=True)
     routes: Routes | None = eqx.field(static=True, default=None)  # None: from every device to every other
@@ -120,7 +120,7 @@ class Sharded(Placed):
             return jax.tree.map(lambda v: self.mine(jax.lax.pmax(contribution(v), AXIS)), values)
         width = sum(v[0].size for v in jax.tree.leaves(values))
         weights = None
-        if self.direct and links.targets is None and width >= self.clients:  # else the weights are the larger part
+        if self.direct and links.targets is None and width >= self.clients:  # else sending the weights would cost more
             own = pad(links.weights.T, self.padded, 0).T
             weights = jax.lax.all_to_all(own, AXIS, split_axis=1, concat_axis=0, tiled=True).T
 
@@ -132,11 +132,11 @@ class Sharded(Placed):
 
     @property
     def direct(self) -> bool:
-        """Whether devices send each other rows themselves: gloo's reduce-scatter takes more than twice the time."""
+        """True if devices exchange rows directly, because gloo's reduce-scatter takes more than twice the time."""
         return jax.default_backend() == "cpu" and self.devices <= FEW
 
     def exchange(self, routes: Routes, links: Links, values: PyTree, reduce: Literal["sum", "max"]) -> PyTree:
-        """What arrives over a network of few links: sums for each receiver, sent on to where it is hosted."""
+        """Return the messages over a network of few links: sums for each receiver, sent to its device."""
         me, table = jax.lax.axis_index(AXIS), jnp.asarray(routes.destinations(self.devices))
         if links.targets is None:
             to = table[me]
@@ -176,24 +176,24 @@ class Sharded(Placed):
 
         def one(v):
             mixed = self.sum_and_scatter(contribution, weights, self.only_real(v))
-            # Nothing reaches padding clients: they keep what they have.
+            # Padding clients receive no messages and keep their values.
             return jnp.where(along(self.real(), v), mixed, v) if self.has_padding else mixed
 
         return jax.tree.map(one, values)
 
     def only_real(self, v: Array) -> Array:
-        # Padding clients may grow beyond all bounds, and 0 · inf would reach everybody.
+        # Values of padding clients may overflow, and 0 · inf would reach all clients.
         return jnp.where(along(self.real(), v), v, 0) if self.has_padding else v
 
     def ring_shift(self, shift: int) -> list[tuple[int, int]]:
-        """Everybody to the device `shift` places on."""
+        """Return the pairs (device, target) that send each device's rows `shift` places on."""
         return [(device, (device + shift) % self.devices) for device in range(self.devices)]
 
     def sum_and_scatter(self, contribution, weights: Float[Array, "b padded"] | None, v: Array) -> Array:
-        """Sum of all devices' contributions, each device keeping its own clients' rows.
+        """Return the sum of all devices' contributions; each device keeps its own clients' rows.
 
-        With the weights of the own clients (row) for everybody's rows (column), the rows themselves are sent: the sums
-        for others, which are as many numbers as all clients have, need not be written first.
+        With `weights` of its own clients (row) for all clients' rows (column), the rows themselves are sent. Then sums
+        for other devices, which have the size of all clients' values, need not be stored.
         """
         flat = v.reshape(v.shape[0], -1)
         width = flat.shape[1]
@@ -254,17 +254,17 @@ Placement = SingleDevice | Sharded
 
 
 def along(vector: Array, like: Array) -> Array:
-    """A vector over clients, shaped to multiply `like`, whose axis 0 is the clients'."""
+    """Return a vector over clients, shaped to multiply `like`, which has the clients on axis 0."""
     return vector.reshape(vector.shape + (1,) * (like.ndim - 1))
 
 
 def pad(v: Array, rows: int, value: float) -> Array:
-    """`v` with rows of `value` appended up to `rows`."""
+    """Return `v` with rows of `value` appended up to `rows`."""
     return jnp.pad(v, ((0, rows - v.shape[0]),) + ((0, 0),) * (v.ndim - 1), constant_values=value)
 
 
 def alive_rows(links: Links, clients: int) -> Bool[Array, "b n"]:
-    """Which receivers each sender of the block reaches."""
+    """Return True for each receiver that a sender of the block reaches, `[b, n]`."""
     if links.targets is None:
         return links.alive
     rows = jnp.zeros((links.alive.shape[0], clients), bool)
@@ -272,7 +272,7 @@ def alive_rows(links: Links, clients: int) -> Bool[Array, "b n"]:
 
 
 def weight_rows(links: Links, clients: int) -> Array:
-    """Each sender's weights by receiver, `[b, n]`."""
+    """Return each sender's weights by receiver, `[b, n]`."""
     if links.targets is None:
         return links.weights
     rows = jnp.zeros((links.weights.shape[0], clients), links.weights.dtype)
@@ -280,11 +280,11 @@ def weight_rows(links: Links, clients: int) -> Array:
 
 
 def rows_heard(heard: Bool[Array, "r s"], values: PyTree) -> PyTree:
-    """Every sender's value at each receiver, `[r, s, …]`; zeros where it was not heard."""
+    """Return every sender's value at each receiver, `[r, s, …]`; zeros without a received message."""
     return jax.tree.map(lambda v: jnp.where(heard.reshape(heard.shape + (1,) * (v.ndim - 1)), v[None], 0), values)
 
 
 def receiver_links(heard: Bool[Array, "r s"], weights: Float[Array, "r s"]) -> Links:
-    """Links with the receivers' weights, sender-major as everywhere."""
+    """Return links with the receivers' weights, with senders on axis 0 as everywhere."""
     alive = heard.T
     return Links(jnp.ones(alive.shape[0]), jnp.where(alive, weights.T, 0), alive, None)

@@ -1,4 +1,4 @@
-"""Which rows leave a block of clients for which other block: only those that some link of the network leads to."""
+"""Routes of rows between blocks of clients: only rows for clients that a link of the network leads to."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from jaxtyping import Int
 
 from hyperpush.networks import Network
 
-_DENSE = 2048  # clients up to which links that are laid out densely are looked through
+_DENSE = 2048  # limit of clients for searching dense links
 
 
 @dataclass(frozen=True)
 class Routes:
-    """Rows of a device's buffer, by destination: its own block, then for each shift those of the block so far on.
+    """Rows of a device's buffer by destination: its own block, then for each shift the block that many devices on.
 
-    Kept as bytes, so that equal routes are compiled once.
+    The table is kept as bytes, so equal routes are compiled once.
     """
 
     shifts: tuple[int, ...]
@@ -25,11 +25,11 @@ class Routes:
     table: bytes
 
     def destinations(self, devices: int) -> Int[np.ndarray, "devices rows"]:
-        """The client to whom each row of each device's buffer goes; `clients` where it goes to nobody."""
+        """Return the target client of each row of each device's buffer; `clients` for unused rows."""
         return np.frombuffer(self.table, np.int32).reshape(devices, -1)
 
     def places(self, devices: int) -> Int[np.ndarray, "devices clients"]:
-        """The row of each client in each device's buffer; 0 where there is none, which no live link leads to."""
+        """Return the row of each client in each device's buffer; 0 for clients without a live link from the device."""
         found = np.zeros((devices, self.clients + 1), np.int32)
         for device, row in enumerate(self.destinations(devices)):
             found[device, row] = np.arange(len(row))
@@ -37,7 +37,7 @@ class Routes:
 
 
 def routes(network: Network, devices: int, block: int) -> Routes | None:
-    """The routes of a network without chance; None where links lead everywhere and a reduce-scatter moves no more."""
+    """Return the routes of a network without randomness; None if a reduce-scatter moves no more rows."""
     if devices == 1 or (network.varying and network.period() == 1):
         return None
     links = jax.eval_shape(lambda: network.links(jax.random.key(0), 0, jnp.arange(1), "ones"))

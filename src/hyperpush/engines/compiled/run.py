@@ -1,4 +1,4 @@
-"""A run of a compiled engine, from what it is given to its result."""
+"""A run of a compiled engine, from the request to the result."""
 
 import abc
 from typing import Any
@@ -30,17 +30,17 @@ from hyperpush.programs.profile import LEARNING
 
 
 class CompiledEngine(Engine):
-    """Runs programs as XLA loops over stacked clients."""
+    """Engine that runs programs as XLA loops over stacked clients."""
 
     clients_per_batch: eqx.AbstractVar[int | None]
     compile_fully: eqx.AbstractVar[bool]
 
     @abc.abstractmethod
     def devices_of_run(self) -> Mesh | None:
-        """The devices over which clients are spread; None: all are on the default one."""
+        """Return the devices over which clients are spread; None puts all on the default device."""
 
     def execute(self, request: Request) -> RunResult:
-        """See `Engine.run`."""
+        """Run a request, see `Engine.run`."""
         network, key, mesh = request.network, request.key, self.devices_of_run()
         program = request.recipe.program()
         found, carry, options = prepare(request, program)
@@ -56,9 +56,9 @@ class CompiledEngine(Engine):
 
 
 def prepare(request: Request, program: Node) -> tuple[Profile, Carry, dict[str, Any]]:
-    """What a program does, the carry it starts with, and what a context has to know of it.
+    """Return the profile of a program, its initial carry, and options of its context.
 
-    That is the rounds of an `agreement`, and the `tree` for averages along one, which stand at `tree_places`.
+    The options are the rounds of an `agreement`, and the `tree` for averages along a tree, with their `tree_places`.
     """
     recipe, network, states, data, _, faults, *_ = request
     check_clients("states", states, network.clients)
@@ -70,7 +70,7 @@ def prepare(request: Request, program: Node) -> tuple[Profile, Carry, dict[str, 
         conserved = [s for s in found.sendings if getattr(s.node, "conserved", False)]
         totals = {s.path: Totals.start(s.message, network.clients, faults.delay) for s in conserved}
     by_tree = tuple(sending.path for sending in found.sendings if sending.by_tree)
-    with jax.ensure_compile_time_eval():  # it is planned on the host, also where a pure evaluation is traced
+    with jax.ensure_compile_time_eval():  # planned on the host, also while a pure evaluation is traced
         tree = tree_of(network, faults is not None) if by_tree else None
     learning = [LEARNING] if isinstance(tree, WaitingTree) and tree.learns else []
     places = (*(sending.path for sending in found.sendings), *learning)
@@ -82,12 +82,12 @@ def prepare(request: Request, program: Node) -> tuple[Profile, Carry, dict[str, 
 
 
 def placement_on(network: Network, mesh: Mesh | None, states: PyTree) -> Placement:
-    """Where the clients are."""
+    """Return the placement of the clients."""
     if mesh is None:
         return SingleDevice(network.clients)
     placement = Sharded(network.clients, mesh.size, routes(network, mesh.size, -(-network.clients // mesh.size)))
     if placement.has_padding and processes.count() > 1 and bytes_of(states) > processes.GATHERED:
-        # Before hours are spent on results that nobody can have.
+        # Refused before hours are spent on results that cannot be returned.
         given = f"{network.clients}, with {bytes_of(states) >> 20} MB of states"
         allowed = f"a multiple of the {mesh.size} devices, over which the results stay spread"
         raise InvalidInput("clients", given, allowed)

@@ -1,4 +1,4 @@
-"""What a run leaves behind at any moment: the rows that were recorded, and all that is needed to continue."""
+"""Snapshots of a run: the recorded rows, and the values needed to resume."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from hyperpush.programs import Profile, State, one_client
 
 @dataclass
 class RecordedRows:
-    """The rows that recorders have made of loops, by their names, and when each was made."""
+    """Recorded rows of loops by name, with the clock of each row."""
 
     profile: Profile
     rows: dict[str, list[list[Array]]]  # leaves of records [rows, clients, …], by chunk
@@ -30,22 +30,22 @@ class RecordedRows:
     structures: dict[str, Any] = field(default_factory=dict)  # of the records
 
     def copy(self) -> "RecordedRows":
-        """As it is now."""
+        """Return a copy of the present rows."""
         rows, clocks = ({name: list(parts) for name, parts in each.items()} for each in (self.rows, self.clocks))
         return replace(self, rows=rows, clocks=clocks)
 
     def add(self, name: str, records: PyTree, clocks: np.ndarray) -> None:
-        """Rows of a loop, and when each was made."""
+        """Add rows of a loop and their clocks."""
         leaves, self.structures[name] = jax.tree.flatten(records)
         self.rows[name].append(leaves)
         self.clocks[name].append(clocks)
 
     def join_rows(self, name: str) -> list[Array]:
-        """All rows of a name."""
+        """Return all rows of a name."""
         return [parts[0] if len(parts) == 1 else jnp.concatenate(parts) for parts in zip(*self.rows[name], strict=True)]
 
     def result(self, clients: int) -> dict[str, PyTree]:
-        """All rows by name, leaves [rows, clients, …]."""
+        """Return all rows by name, with leaves [rows, clients, …]."""
 
         def ours(rows: Array) -> Array:
             whole = processes.gather(rows)
@@ -58,20 +58,20 @@ class RecordedRows:
         }
 
     def row_clocks(self, end: Clock, clients: int, started: int) -> dict[str, RowClock]:
-        """When all rows were made; `end` is the clock at the end of the run."""
+        """Return the clocks of all rows; `end` is the clock at the end of the run."""
         noted = {name: np.concatenate(parts) for name, parts in self.clocks.items() if parts}
         rows = {name: from_words(words[:, ::2], words[:, 1::2]) for name, words in noted.items()}
         found = {}
         for name, each in rows.items():
             exchanges = dict(zip(sorted(end.exchanges), each[:, 1:].T, strict=True))
-            floats = np.broadcast_to(self.profile.floats(exchanges, clients), len(each))  # 0 where nothing is sent
+            floats = np.broadcast_to(self.profile.floats(exchanges, clients), len(each))  # 0 without sending nodes
             found[name] = RowClock(each[:, 0], floats, started)
         return found
 
 
 @dataclass(frozen=True)
 class Structure:
-    """How the snapshots of a run look: the profile knows one client's state at every path."""
+    """Structure of the snapshots of a run; the profile knows one client's state at every path."""
 
     context: Interpreter
     profile: Profile
@@ -79,7 +79,7 @@ class Structure:
     recorders: Mapping[str, Recorder]
 
     def of_client(self, trail: Trail) -> tuple[State, list[State], PyTree]:
-        """One client's state, those outside of the scopes around it, and the messages that it has sent."""
+        """Return the shapes of one client's state, the states outside of enclosing scopes, and its message counts."""
         path, found = trail[-1][0] if trail else (), self.profile
         sent = dict.fromkeys(self.start.sent, jax.eval_shape(Tally.start))
         return (found.states[path] if trail else found.result), found.held(path), sent
@@ -88,7 +88,7 @@ class Structure:
 def take(
     structure: Structure, trail: Trail, carry: Carry, held: list[State], history: RecordedRows, extra: Counter[str]
 ) -> Snapshot | None:
-    """A snapshot; None where the arrays were overwritten, or do not have the structure that the profile knows."""
+    """Return a snapshot; None if arrays were overwritten or differ from the structure in the profile."""
     rows, own = jax.tree.flatten((carry.states, held, carry.sent))
     like, known = jax.tree.flatten(structure.of_client(trail))
     same = own == known and all((a.shape[1:], a.dtype) == (b.shape, b.dtype) for a, b in zip(rows, like, strict=True))
@@ -104,7 +104,7 @@ def take(
 
 
 def restore(structure: Structure, snapshot: Snapshot, history: RecordedRows) -> tuple[Carry, list[State]]:
-    """The carry of a snapshot, and the states outside of the scopes around it. Its rows are put into `history`."""
+    """Return the carry of a snapshot and the states outside of enclosing scopes; add its rows to `history`."""
     context, arrays = structure.context, snapshot.arrays
 
     def load(name: str, like: PyTree, axis: int) -> PyTree:
@@ -129,12 +129,12 @@ def restore(structure: Structure, snapshot: Snapshot, history: RecordedRows) -> 
 
 
 def _place(context: Interpreter, stored: Any, like: jax.ShapeDtypeStruct, axis: int) -> Array:
-    """An array of a snapshot, with its clients where they are hosted; `like` is one client's."""
+    """Return an array of a snapshot with each client on its device; `like` has the shape of one client."""
     one = keys.as_bits(like)
     shape = (*stored.shape[:axis], context.network.clients, *one.shape)
     if (stored.shape, stored.dtype) != (shape, one.dtype):
         raise HyperpushError(
             f"the checkpoint holds {stored.dtype}{list(stored.shape)} where this run needs "
-            f"{one.dtype}{list(shape)}: the code or the data have changed since; start anew"
+            f"{one.dtype}{list(shape)}: the code or the data have changed since; start a new run"
         )
     return keys.from_bits(context.assemble(shape, axis, stored.read), like.dtype)

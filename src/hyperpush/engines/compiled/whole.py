@@ -1,4 +1,4 @@
-"""A whole program in one compiled call, with the rows that are recorded of its outer loops."""
+"""A whole program in one compiled call, with the recorded rows of its outer loops."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -15,15 +15,15 @@ from hyperpush.programs import Node, Repeat, children
 
 
 class Rows(NamedTuple):
-    """Rows recorded of one loop, in buffers that may have room for more."""
+    """Recorded rows of one loop, in buffers that may be larger."""
 
     records: PyTree
-    clocks: PyTree  # when each was made
-    reached: Int[Array, ""]  # iterations
+    clocks: PyTree  # clock of each row
+    reached: Int[Array, ""]  # number of iterations
 
 
 class WholeResult(NamedTuple):
-    """What comes of a whole program. The parts of `Rows` are by name of a loop."""
+    """Result of a whole program. The parts of `Rows` are dicts by name of a loop."""
 
     carry: Carry
     finite: Bool[Array, ""]
@@ -33,11 +33,11 @@ class WholeResult(NamedTuple):
 
 
 class Recorded(Interpreter):
-    """An interpreter that records loops that stand in no other loop."""
+    """An interpreter that records outermost loops."""
 
     recorders: dict[str, Recorder] = eqx.field(default_factory=dict)
     every: int = eqx.field(static=True, default=1)
-    rows: dict[str, Rows] = eqx.field(default_factory=dict)  # filled on the way
+    rows: dict[str, Rows] = eqx.field(default_factory=dict)  # filled during the trace
 
     def run(self, visit: Visit, carry: Carry) -> Carry:
         node, inside = visit.node, replace(self, recorders={})
@@ -55,7 +55,7 @@ class Recorded(Interpreter):
 def run_whole(
     context: Interpreter, recorders: dict[str, Recorder], every: int, carry: Carry, key: PRNGKeyArray
 ) -> WholeResult:
-    """A whole program on one block of clients."""
+    """Run a whole program on one block of clients."""
     known = {field.name: getattr(context, field.name) for field in fields(context)}
     recorded = Recorded(**known, recorders=recorders, every=every)
     after = recorded.run(Visit(context.recipe.program(), key), carry)
@@ -66,20 +66,20 @@ def run_whole(
 
 
 def all_finite(context: Interpreter, carry: Carry) -> Bool[Array, ""]:
-    """Whether all numbers of all clients are finite."""
+    """Return True if all numbers of all clients are finite."""
     leaves = [leaf for leaf in jax.tree.leaves(carry.states) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    leaves = jax.lax.optimization_barrier(leaves)  # XLA would look at constant zeros element by element
+    leaves = jax.lax.optimization_barrier(leaves)  # else XLA would evaluate constant zeros element by element
     bad = [jnp.any(~jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), axis=1) for leaf in leaves]
     return ~context.placement.any(jnp.any(jnp.stack(bad), axis=0)) if bad else jnp.ones((), bool)
 
 
 def rows_of(node: Repeat, recorder: Recorder, every: int) -> int:
-    """Rows recorded of a loop at most."""
+    """Return the largest number of recorded rows of a loop."""
     return recorder.count(node.at_most, every)
 
 
 def outer_loops(node: Node, names: Mapping[str, Recorder]) -> dict[str, Repeat] | None:
-    """The loops of these names; None unless each is a single one that stands in no other loop."""
+    """Return the loops of these names; None unless each name occurs once and outside of other loops."""
     found: dict[str, Repeat] = {}
     waiting = [(node, False)]
     while waiting:
