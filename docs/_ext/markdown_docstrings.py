@@ -55,7 +55,7 @@ def translate(lines: list[str]) -> list[str]:
             where = take_literal(lines, where, indent, out)
             continue
         hangs = base == 0 and marker is None and indent > 0 and not after_blank and not ITEM.match(text)
-        if hangs:  # a paragraph that hangs is no definition list
+        if hangs:  # a hanging paragraph is not a definition list
             line = text
         if ITEM.match(text):
             if marker is None and not after_blank:
@@ -72,7 +72,7 @@ def translate(lines: list[str]) -> list[str]:
 
 
 def is_literal(lines: list[str], where: int, base: int) -> bool:
-    """Whether an equation or a piece of code starts here: indented, after a blank line or a colon, and no list."""
+    """True if an equation or a piece of code starts here: indented, after a blank line or a colon, not a list."""
     line, before = lines[where], lines[where - 1].strip() if where else ""
     indented = len(line) - len(line.lstrip()) >= base + LITERAL
     return indented and (not before or (base == 0 and before.endswith(":"))) and not ITEM.match(line.strip())
@@ -143,7 +143,7 @@ def translate_inline(line: str, open_code: bool) -> tuple[str, bool]:
 
 
 def escape(text: str) -> str:
-    """Prose outside of code, with what reStructuredText would take for markup escaped."""
+    """Return prose outside of code, with accidental reStructuredText markup escaped."""
     text = LINK.sub(r"\\x00\1\\x01\2\\x02", text)
     pieces = BOLD.split(text)
     for place in range(0, len(pieces), 2):
@@ -158,7 +158,7 @@ def process(_app: object, _what: str, _name: str, _thing: object, _options: obje
 
 
 def skip(_app: object, _what: str, _name: str, thing: object, _skipped: bool, _options: object) -> bool | None:
-    """Members that come from elsewhere (a JAX function as a class attribute) are not ours to describe."""
+    """Members that come from elsewhere (a JAX function as a class attribute) are skipped."""
     module = getattr(thing, "__module__", None) or "hyperpush"
     return None if module.startswith("hyperpush") else True
 

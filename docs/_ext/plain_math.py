@@ -25,7 +25,7 @@ SYMBOLS = {
     "{": r"\{", "}": r"\}", "&": r"\&", "$": r"\$", "~": r"\sim ", "\\": r"\backslash ",
 }  # fmt: skip
 FUNCTIONS = {"max", "min", "log", "exp", "cos", "sin", "det", "sup", "inf"}
-SHORT = {"at", "to", "of", "in", "is", "by", "if", "on", "or", "as"}  # words of two letters, no products
+SHORT = {"at", "to", "of", "in", "is", "by", "if", "on", "or", "as"}  # words of two letters, not products
 MEANINGS = {"star": "^{*}", "gap": r"\qquad "}
 NAMED = {"argmin", "argmax", "prox", "proj", "sign", "clip", "mean", "rank", "tr", "diag"}
 TOKEN = re.compile(
@@ -114,7 +114,7 @@ def _escape(text: str) -> str:
 
 
 def is_math(block: str) -> bool:
-    """True for a block of equations: it has mathematical symbols, and is no code and no path."""
+    """True for a block of equations: mathematical symbols, but neither code nor a path."""
     return bool(re.search(r"[←∂∇Σ√≤≥≈∝∈≲‖ληθεφωΔ]|\bx_i\b|[⁺ᵀ]|v ←", block)) and not re.search(
         r"hp\.|=\s*\"|\[\w+\]|│", block
     )

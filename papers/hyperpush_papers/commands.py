@@ -1,4 +1,4 @@
-"""The commands that this package adds: `papers`, `sweep` and `data`. They import what they run when they run."""
+"""Commands of this package: `papers`, `sweep` and `data`. Each imports its code only when it runs."""
 
 import sys
 from pathlib import Path
@@ -75,7 +75,7 @@ def handle_data(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A data set.")] = None,
     to: Annotated[Path | None, typer.Option(help="Parent of the folder NAME.", show_default="HYPERPUSH_DATA")] = None,
 ) -> None:
-    """List the data sets and which of their files are in HYPERPUSH_DATA, or download one."""
+    """List the data sets and their files in HYPERPUSH_DATA, or download one."""
     if action is None:
         from hyperpush_papers.common.data.catalog import entries
 

@@ -1,7 +1,7 @@
-"""Five papers: which of their figures, tables and theorems is which command, what was published, and what we measured.
+"""Five papers: the command of each figure, table and theorem, the published numbers and our measurements.
 
-All of it stands in `papers.toml`. The studies take published numbers from there, `hyperpush papers` prints it, and a
-page of the site is made from it.
+`papers.toml` holds all of it. The studies read published numbers from it, `hyperpush papers` prints it, and a page of
+the site shows it.
 """
 
 import re
@@ -19,7 +19,7 @@ Cells = Mapping[str, Mapping[str, str]]  # by column and row
 
 @dataclass(frozen=True)
 class Item:
-    """A figure, a table or a theorem of a paper; `papers.toml` says what each field is."""
+    """A figure, a table or a theorem of a paper; `papers.toml` explains each field."""
 
     name: str
     what: str
@@ -46,7 +46,7 @@ class Item:
         return ", ".join(dict.fromkeys(named))
 
     def grid(self) -> list[list[str | None]]:
-        """Published numbers and ours side by side: a line of titles, then one for each row; empty if there are none."""
+        """Return published numbers and ours side by side: a line of titles, then the rows; empty without numbers."""
         kinds = {"published": self.published, "ours": self.measured}
         columns = dict.fromkeys(column for cells in kinds.values() for column in cells)
         shown = [(column, kind) for column in columns for kind, cells in kinds.items() if column in cells]

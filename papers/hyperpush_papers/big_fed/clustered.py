@@ -1,4 +1,4 @@
-"""Federated averaging within clusters of clients that a server finds in their params: what FeSEM and FL+HC share."""
+"""Federated averaging within clusters that a server finds in params: the shared part of FeSEM and FL+HC."""
 
 import abc
 from collections.abc import Callable
@@ -25,13 +25,13 @@ class ClusterState(eqx.Module):
     """A client, and the server's memory of it."""
 
     learner: Learner
-    cluster: Int[Array, ""]  # the number of the own cluster
+    cluster: Int[Array, ""]  # number of the client's cluster
 
 
 def cluster_means(
     points: Float[Array, "n d"], sizes: Float[Array, " n"], labels: Int[Array, " n"], clusters: int
 ) -> tuple[Float[Array, "k d"], Float[Array, " k"]]:
-    """The weighted mean of each cluster and its weight; zeros where it is empty."""
+    """Return the weighted mean of each cluster and its weight; zeros for empty clusters."""
     share = jax.nn.one_hot(labels, clusters, axis=0, dtype=points.dtype) * sizes
     weight = jnp.sum(share, axis=1)
     return (share @ points) / jnp.where(weight > 0, weight, 1)[:, None], weight
@@ -49,7 +49,7 @@ class ClusteredAveraging(GradientSolver):
         """Clusters of all clients' params, in plain Python."""
 
     def relabel_on_host(self, points: Array, sizes: Array, labels: Array) -> Array:
-        """The clusters that `find_clusters` finds; once somebody has diverged, all are in cluster 0."""
+        """Return the clusters of `find_clusters`; after a client has diverged, all are in cluster 0."""
 
         def find(points: Array) -> Int[np.ndarray, " n"]:
             if not np.all(np.isfinite(points)):
@@ -60,7 +60,7 @@ class ClusteredAveraging(GradientSolver):
         return jax.pure_callback(find, shape, points, vmap_method="sequential")
 
     def run_phases(self, problem: Problem, *phases: tuple[int, str, Relabel]) -> Node:
-        """One phase after the other, each given by its rounds, its name, and how the server relabels clients in it."""
+        """Run phases in order, each given by its rounds, its name, and the server's rule for relabeling clients."""
         transform = self.transformation
 
         def enter(learner: Learner, ctx: Context) -> ClusterState:

@@ -1,8 +1,9 @@
-"""BiG-Fed on the karate club: do both costs fall together, and who has the lowest test loss (docs/guides/big-fed.md)?
+"""BiG-Fed on the karate club: do both costs fall together, and which method has the lowest test loss
+(docs/guides/big-fed.md)?
 
-34 clients, each with a function of its own that follows from its place in the club's graph, regress it with linear
-layers with a shared middle layer. All methods start from the same layers and choose their steps from
-equally many, by the validation loss averaged over rounds and seeds.
+Each of 34 clients regresses its own function, which follows from its place in the club's graph. Models are linear
+layers with a shared middle layer. All methods start from the same layers. They choose their steps from grids of equal
+size, by the validation loss averaged over rounds and seeds.
 """
 
 from typing import Annotated, Literal
@@ -53,7 +54,7 @@ class BigFed(Tuned):
     frozen_rate: Positive = option(0.03, "Inner step of the runs with a frozen kernel.")
 
     def check(self) -> None:
-        """Refuse a range that is none."""
+        """Refuse an empty range."""
         if not isinstance(self.multipliers, str) and not 0 <= self.multipliers[0] < self.multipliers[1]:
             raise InvalidInput("multipliers", list(self.multipliers), "two numbers, 0 ≤ low < high, or 'raw'")
 

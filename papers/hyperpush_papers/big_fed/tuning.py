@@ -1,4 +1,4 @@
-"""Methods with all steps to choose from, and what they reach: one compiled run for all steps and seeds."""
+"""Methods with their grids of steps and results: one compiled run for all steps and seeds."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,15 +34,15 @@ class Club(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method with all steps to choose from."""
+    """A method with its grid of steps."""
 
     name: str
     steps: list[tuple[float, ...]]
-    program: Callable[..., Node]  # from one choice of steps
-    begin: Callable[[PyTree, PyTree], PyTree]  # the states from params and kernels
+    program: Callable[..., Node]  # builds the method for one choice of steps
+    begin: Callable[[PyTree, PyTree], PyTree]  # builds the states from params and kernels
     loops: tuple[str, ...]  # to record, in turn
     network: Network | None = None  # None: a server
-    clustered: bool = False  # whether params and hyper are those of a recorded state's learner
+    clustered: bool = False  # True if params and hyper are in a recorded state's learner
 
     def at_edge(self, place: int) -> bool:
         """Return True if a choice is at an end of a grid with more than two steps."""
@@ -51,12 +51,12 @@ class Method(NamedTuple):
 
 
 def problem(outer: JointCost | None = None) -> Problem:
-    """The costs of the paper's clients; their own outer cost, if no other is given, is that of training."""
+    """Return the costs of the paper's clients; the default of their own outer cost is the training cost."""
     return Problem(ModelLoss(model, loss), mean_square if outer is None else outer, outer_on="train")
 
 
 def cosine(config: Tuned, weights: Float[np.ndarray, "n n"], *, self_loops: bool = False) -> hp.big_fed.Cosine:
-    """The cost of a graph that the paper's clients sit on."""
+    """Return the graph's cost for the paper's clients."""
     graph = hp.networks.Graph(weights)
     return hp.big_fed.Cosine(graph, config.negatives, represent=represent, self_loops=self_loops)
 
@@ -80,14 +80,14 @@ def big_fed(config: Tuned, name: str, outer: JointCost | None, peers: Network | 
 def solver(
     config: Tuned, name: str, make: Callable[[Array], InnerSolver], loops: tuple[str, ...], clustered: bool = False
 ) -> Method:
-    """A method with an inner step only, and as many of them to choose from as BiG-Fed has pairs."""
+    """Return a method with an inner step only, whose grid is as large as BiG-Fed's."""
     count = len(config.rates) * len(config.outer_steps)
     steps = [(float(rate),) for rate in np.geomspace(min(config.rates), max(config.rates), count)]
     return Method(name, steps, lambda rate: make(rate).program(problem()), InnerState, loops, None, clustered)
 
 
 def local_and_averaged(config: Tuned) -> list[Method]:
-    """Each client alone, and one model for all."""
+    """Return the two baselines: each client alone, and one model for all."""
     return [
         solver(config, "Local", lambda rate: hp.LocalSGD(config.rounds, rate), ("LocalSGD",)),
         solver(config, "FedAvg", lambda rate: hp.FedAvg(config.rounds, rate), ("FedAvg",)),
@@ -95,11 +95,11 @@ def local_and_averaged(config: Tuned) -> list[Method]:
 
 
 def curves(method: Method, club: Club) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean squared errors [steps, seeds, rounds, 3], means over clients; and the last params and hypers.
+    """Return mean squared errors [steps, seeds, rounds, 3], means over clients, and the last params and hypers.
 
-    The three are of training, validation and test.
+    The last axis is training, validation and test.
     """
-    # A server has no links.
+    # A server needs no links.
     network = method.network or hp.networks.FullyConnected(club.params.shape[1])
 
     def record(state: Any, ctx: Context) -> Float[Array, " 3"]:
@@ -121,7 +121,7 @@ def curves(method: Method, club: Club) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def best_of(errors: Float[np.ndarray, "steps seeds rounds 3"]) -> int:
-    """The choice of steps with the lowest validation loss over rounds and seeds; one that diverged is none."""
+    """Return the choice of steps with the lowest validation loss over rounds and seeds, among finite ones."""
     score = errors[..., 1].mean((1, 2))
     if not np.isfinite(score).any():
         raise InvalidInput("rates", "diverges with every choice of steps", "smaller ones")
@@ -129,5 +129,5 @@ def best_of(errors: Float[np.ndarray, "steps seeds rounds 3"]) -> int:
 
 
 def mean_curves(found: dict[str, Float[np.ndarray, "seeds rounds"]]) -> list[Curve]:
-    """A line for each method: the mean over seeds by round, and its spread."""
+    """Return a line for each method: the mean over seeds by round, and its spread."""
     return [Curve(name, np.arange(1, each.shape[1] + 1), each.mean(0), each.std(0)) for name, each in found.items()]

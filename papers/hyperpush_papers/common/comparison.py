@@ -1,7 +1,7 @@
-"""Every bilevel algorithm on one task, each with the same grid of step sizes: what `tune` and `meta` share.
+"""Every bilevel algorithm on one task, each with the same grid of step sizes: the shared part of `tune` and `meta`.
 
-A method runs once for every setting; a new step size compiles nothing. Of the runs that stay finite, the one with the
-least outer (validation) cost in the end is reported.
+A method runs once for every setting; a new step size compiles nothing. The finite run with the least final outer
+(validation) cost is reported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 class Benchmark:
     """A task of a comparison, with its metrics and scales."""
 
-    task: hp.Task  # with common=True all clients are to agree on one hyper
+    task: hp.Task  # with common=True all clients have one common hyper
     metrics: Mapping[str, Cost] = field(default_factory=dict)  # of one client, on its validation examples
     of_hypers: Mapping[str, Callable[[PyTree], float]] = field(default_factory=dict)  # of all clients
     outer_unit: float = 1.0  # of outer step sizes
@@ -42,7 +42,7 @@ class Benchmark:
     constants: Callable[[float, float], Constants] | None = None  # by (clip, radius), true of the costs
 
     def measure(self, params: PyTree, hypers: PyTree) -> dict[str, float]:
-        """All of it at a point, means over clients, and the outer cost."""
+        """Return all metrics at a point, means over clients, and the outer cost."""
         metrics = ("outer_cost", self.task.problem.outer), *self.metrics.items()
         found = _means(self.task.problem, metrics, params, hypers, self.task.validation)
         means = {name: float(mean) for name, mean in found.items()}
@@ -61,7 +61,7 @@ def _means(
 
 @dataclass(frozen=True)
 class Compared:
-    """A method at its best setting: a row of the table, its curve, and where it ended (None if it was left out)."""
+    """A method at its best setting: a row of the table, its curve, and its end point (None if it was left out)."""
 
     row: Row
     curve: Row | None = None
@@ -69,14 +69,14 @@ class Compared:
 
 
 def method_names(config: Comparison, network: Network | None = None) -> list[str]:
-    """The methods that a comparison runs; refuse names that do not exist, and methods that cannot use the network."""
+    """Return the methods of a comparison; refuse unknown names and methods that cannot use the network."""
     known = [*single_loops(), *NESTED]
     for name in config.methods:
         if name not in known:
             raise unknown("methods", name, known)
     wanted = [name for name in known if name in config.methods or not config.methods]
     for name in wanted:
-        if network is not None and name not in NESTED:  # they run on any
+        if network is not None and name not in NESTED:  # these run on any network
             check_links(single_loop(config, name, 0.1, 0.1), network)
     return wanted
 
@@ -84,10 +84,10 @@ def method_names(config: Comparison, network: Network | None = None) -> list[str
 def compare(
     config: Comparison, run: StudyRun, network: Network, common: Benchmark, personal: Benchmark | None = None
 ) -> list[Compared]:
-    """Every method at its best setting of the grid.
+    """Run every method at its best setting of the grid.
 
-    `common` has one hyper for all. `personal` is the same with hypers that are each client's own, for the methods
-    that need no agreement on them (PDBO); without it they agree too.
+    `common` has one hyper for all. `personal` is the same task with personal hypers, for methods that support them
+    (PDBO); without it these also run on `common`.
     """
     found = []
     names = method_names(config, network)
@@ -102,12 +102,12 @@ def compare(
 
 
 def benchmark_of(name: str, common: Benchmark, personal: Benchmark | None) -> Benchmark:
-    """The one that a method runs on."""
+    """Return the task that a method runs on."""
     return personal if name in NESTED and personal is not None else common
 
 
 def left_out(name: str, reason: str, **more: Any) -> Compared:
-    """A method without a result, and why."""
+    """Return the row of a method without a result, with the reason."""
     return Compared({"method": name, "left_out": reason, **more})
 
 
@@ -125,7 +125,7 @@ def too_large(config: Comparison, name: str, task: hp.Task) -> str | None:
 
 
 def best_setting(config: Comparison, name: str, network: Network, on: Benchmark) -> Compared:
-    """A method on the whole grid: its best run, with what was measured on the way."""
+    """Run a method on the whole grid; return its best run with its measurements."""
     methods = []
     for a, b in product(config.outer, config.inner):
         outer, inner = a * on.outer_unit, b * on.inner_unit
@@ -148,7 +148,7 @@ def best_run(
     methods: Sequence[tuple[float, float, Algorithm]],
     **options: Any,
 ) -> Compared:
-    """The finite run of the least outer cost in the end, among methods with their outer and inner step."""
+    """Return the finite run with the least final outer cost, among methods with their outer and inner step."""
     finite = []
     for outer, inner, method in methods:
         with suppress(hp.Diverged):
@@ -163,7 +163,7 @@ def best_run(
 
 
 def rows_apart(steps: int, points: int) -> int:
-    """Steps between two points of a curve: at least this many points, and the last of them is the end."""
+    """Return the steps between two points of a curve, with at least this many points, the last at the end."""
     return next(every for every in range(max(1, steps // points), 0, -1) if steps % every == 0)
 
 

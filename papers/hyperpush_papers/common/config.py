@@ -8,7 +8,7 @@ from hyperpush_papers.common.options import Count, Portion, Positive, Positives,
 
 
 class Privacy(Config):
-    """Local differential privacy of a run. All of it is fixed beforehand: what is chosen by looking is a release."""
+    """Local differential privacy of a run. Fixed beforehand: a choice by looking at results is a release."""
 
     epsilon: Positive = option(1.0, "Largest ε of any client, for all that it sends.")
     delta: Portion = option(1e-5, "δ of Gaussian noise; 0: pure ε, by Laplace noise.")

@@ -164,12 +164,12 @@ def representation(
     Args:
         inputs: All examples, one row each.
         drawn: The rows of every client's tasks, by class: [clients, tasks, ways, each], as of `draw_tasks`.
-        shots: How many of `each` are support (inner cost); the rest are query (outer cost).
+        shots: Number of `each` for support (inner cost); the rest are query (outer cost).
         key: Decides the representation to start from, the same at every client. Heads start at zero.
         widths: Units of each layer, tanh after each.
         l2: Rate of the penalty on a head, above 0.
         loss: `"cross-entropy"` or `"squares"`.
-        common: Whether all clients are to agree on one representation.
+        common: True asks for one common representation.
 
     Raises:
         InvalidInput: An option is out of range; the message names it and what is allowed.

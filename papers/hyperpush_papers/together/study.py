@@ -327,8 +327,8 @@ def _row(found: Result | None, suspicion: np.ndarray | None, wrong: Bool[np.ndar
 def compare(rows: list[Row]) -> list[Row]:
     """By step and method: means over seeds, and how far the step's main method is ahead, with its standard error.
 
-    Accuracy counts; in the step "score" the AUC of wrong labels does. Rows whose status judges nothing have no count of
-    those that did not converge.
+    Accuracy counts; in the step "score" the AUC of wrong labels does. Rows without a judging status lack the count of
+    runs that did not converge.
     """
     made = []
     for step, method in dict.fromkeys((row["step"], row["method"]) for row in rows):

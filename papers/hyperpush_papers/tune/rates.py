@@ -68,8 +68,8 @@ def l2_rates(
     Args:
         train: Inputs [clients, examples, features], of ℓ2 norm at most 1 if runs are to be private; labels 0 or 1.
         validation: The same for the outer cost.
-        rate: About what all rates start at, above 0 and far below 0.2. The classifiers start at zero.
-        common: Whether all clients are to agree on one rate for each feature.
+        rate: Approximate start of all rates, above 0 and far below 0.2. The classifiers start at zero.
+        common: True asks for one common rate per feature.
 
     Example:
         >>> import numpy as np

@@ -15,7 +15,7 @@ Fraction = Annotated[float, interval(0, 1, outside="both")]
 
 
 class VRStudy(Config):
-    """Options of the study; the defaults are the paper's setting as far as it is told."""
+    """Options of the study; the defaults are the paper's setting as far as it is stated."""
 
     clients: Several = option(3, "Number of clients.")
     data: Literal["auto", "mnist", "digits"] = option("auto", "auto: MNIST if HYPERPUSH_DATA has it, else digits.")

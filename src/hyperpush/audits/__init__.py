@@ -1,1 +1,1 @@
-"""The audit of a collaboration: who gains by joining, whose records hurt others, and what it cost to find out."""
+"""The audit of a collaboration: gains by joining, harmful parties and records, and the costs of the audit."""

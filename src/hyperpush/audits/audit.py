@@ -27,8 +27,8 @@ from hyperpush.tables.task import generator_of
 from hyperpush.task.task import Task
 from hyperpush.verbs.checks import check_engine_kind, check_key, check_network_kind
 
-FEWEST = 20  # records with which a party takes part
-MOST_RETRAINED = 32  # params up to which models without a party are trained to the solution
+FEWEST = 20  # fewest records of a party that takes part
+MOST_RETRAINED = 32  # number of params up to which models without a party are trained to the solution
 NUMBER = 8  # bytes
 
 
@@ -45,19 +45,19 @@ def audit(
     records: bool = False,
     engine: Engine = Simulate(),
 ) -> AuditResult:
-    """Audit a collaboration: is joining worth it for each party, who hurts the others, and by which records?
+    """Audit a collaboration: is joining worth it for each party, which parties hurt the others, and by which records?
 
     Linear models are trained on all parties' records, without each party, and on each party's own, in folds. Verdicts
     compare losses of held-out records by paired tests, corrected for many comparisons. Harmful parties are named one
     at a time. No rows leave a party.
 
-    **Use it** before or during a collaboration on tables. **Avoid it** with fewer than 20 records per party, or where
-    a linear model says nothing about the labels.
+    **Use it** before or during a collaboration on tables. **Avoid it** with fewer than 20 records per party, or if a
+    linear model cannot predict the labels.
 
     Args:
         tables: The result of `hp.tables.read`.
         network: The links among the parties, one client per party. None: `hp.networks.Exponential`.
-        key: An integer or a JAX key; decides folds and random links.
+        key: An integer or a JAX key; it determines folds and random links.
         folds: Parts of each party's records that are held out in turn, from 2 to 20.
         l2: The rate of the penalty ½·l2·‖w‖² on columns of deviation 1, above 0. None: joining takes the best of 1e-4,
             1e-3, 0.01, 0.1 and 1 for each model, by three inner folds; effects on others take 0.01.
@@ -65,13 +65,13 @@ def audit(
         effects: `"retrain"`: models without a party are trained to the solution. `"newton"`: one Newton step from the
             shared model, above 128 params three inexact ones. `"auto"`: retrain up to 32 params.
         records: True: score each record's effect on the others, too.
-        engine: The host of the parties: `hp.Simulate()`, `hp.Shard()` or `hp.Threads()`.
+        engine: The engine that hosts the parties: `hp.Simulate()`, `hp.Shard()` or `hp.Threads()`.
 
     Returns:
         An `AuditResult` with `join`, `without`, `cells`, `named`, `records`, `warnings`, `costs` and `status`.
 
     Raises:
-        InvalidInput: Something does not fit; the message names it and what would be right.
+        InvalidInput: An argument is invalid; the message names it and the allowed values.
 
     Example:
         >>> import numpy as np
@@ -102,7 +102,7 @@ def audit(
 
 
 def _run(tables: Tables, rounds: Rounds, level: float, records: bool) -> AuditResult:
-    """All rounds of an audit, and what they say."""
+    """All rounds of an audit, and their conclusions."""
     counts = np.zeros(rounds.clients)
     counts[list(rounds.parties)] = 1
     found, alone = rounds.first(counts), rounds.alone()
@@ -134,7 +134,7 @@ def _run(tables: Tables, rounds: Rounds, level: float, records: bool) -> AuditRe
 
 
 def _about(tables: Tables, rounds: Rounds, level: float) -> dict[str, Any]:
-    """The settings."""
+    """Return the settings of the audit."""
     return {
         "label": tables.schema.label,
         "kind": tables.schema.kind,
@@ -150,7 +150,7 @@ def _about(tables: Tables, rounds: Rounds, level: float) -> dict[str, Any]:
 
 
 def _facts(tables: Tables) -> list[dict[str, Any]]:
-    """Records and label shares of each party."""
+    """Return records and label shares of each party."""
     classes = list(map(str, tables.schema.classes))
     shares = tables.shares if classes else np.zeros((len(tables.names), 0))
     return [

@@ -8,17 +8,17 @@ from hyperpush.audits.rounds import Rounds
 from hyperpush.base.status import Status
 from hyperpush.tables.read import Tables
 
-FEW = 10  # records of a class below which a party's losses on it say little
-APART = 0.2  # difference between label shares of parties from which on it is said
+FEW = 10  # records of a class below which a party's losses on it are unreliable
+APART = 0.2  # difference between parties' label shares from which a warning is given
 
 
 def find_doubts(tables: Tables, rounds: Rounds, together: Sequence[float], status: Status) -> list[str]:
-    """The warnings of an audit.
+    """Return the warnings of an audit.
 
     Args:
         tables: All records.
         rounds: Parties and folds.
-        together: Mean losses under the shared model, of each party that takes part.
+        together: Mean loss under the shared model of each party that takes part.
         status: The status of all trainings.
     """
     parties = rounds.parties
@@ -37,7 +37,7 @@ def find_doubts(tables: Tables, rounds: Rounds, together: Sequence[float], statu
 
 
 def constant_loss(tables: Tables, party: int, folds: np.ndarray) -> float:
-    """The party's mean held-out loss if each fold gets the class shares, or the mean, of its other records."""
+    """Return a party's mean held-out loss of a constant: class shares, or the mean, of its other folds."""
     labels, losses = tables.labels[party], np.zeros(len(folds))
     size = len(tables.schema.classes)
     for fold in np.unique(folds):
@@ -45,7 +45,7 @@ def constant_loss(tables: Tables, party: int, folds: np.ndarray) -> float:
         if not size:
             losses[held] = (labels[held] - rest.mean()) ** 2
             continue
-        # One more record of each class, so that no share is 0.
+        # One more record of each class makes all shares positive.
         shares = (np.bincount(rest, minlength=size) + 1) / (len(rest) + size)
         losses[held] = -np.log(shares[labels[held]])
     return float(losses.mean())

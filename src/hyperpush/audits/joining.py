@@ -14,7 +14,7 @@ from hyperpush.tables.read import Tables
 
 @dataclass(frozen=True)
 class Held:
-    """A party's records, each under the model that did not train on it."""
+    """A party's records, each under the model of the fold that held it out."""
 
     loss: np.ndarray
     score: np.ndarray
@@ -22,13 +22,13 @@ class Held:
 
     @staticmethod
     def of(found: Found, runs: list[int], party: int, count: int) -> "Held":
-        """The sum over folds: a run's numbers are 0 outside of the fold that it holds out."""
+        """Return the sum over folds: a run's numbers are 0 outside of its held-out fold."""
         loss, score, right = (each[runs, party].sum(0)[:count] for each in (found.loss, found.score, found.right))
         return Held(loss, score, right)
 
 
 def join_rows(tables: Tables, rounds: Rounds, found: Found, alone: Found, level: float) -> tuple[Join, ...]:
-    """A row per party; the tests of all parties are one family."""
+    """Return a row per party; the tests of all parties are one family."""
     held = [_held(tables, rounds, found, alone, party) for party in rounds.parties]
     gains = [each["alone"].loss - each["together"].loss for each in held]
     sums = np.array([(gain.sum(), gain @ gain, len(gain)) for gain in gains])
@@ -47,7 +47,7 @@ def join_rows(tables: Tables, rounds: Rounds, found: Found, alone: Found, level:
 
 
 def _held(tables: Tables, rounds: Rounds, found: Found, alone: Found, party: int) -> dict[str, Held]:
-    """One party's records under its three models."""
+    """Return one party's records under its three models."""
     count = tables.counts[party]
     return {
         "alone": Held.of(alone, alone.best(rounds.folds, NOBODY, rounds.l2, party), party, count),
@@ -63,7 +63,7 @@ def _accuracy(tables: Tables, held: Mapping[str, Held]) -> dict[str, float]:
 
 
 def _area(tables: Tables, rounds: Rounds, held: Mapping[str, Held], party: int) -> dict[str, float | None]:
-    """The mean area under the curve over folds that have both classes."""
+    """Return the mean area under the curve over folds with both classes."""
     if len(tables.schema.classes) != 2:
         return {}
     labels, found = tables.labels[party], {}

@@ -12,9 +12,9 @@ from hyperpush.tables.read import Tables
 
 
 def judge_leavers(rounds: Rounds, found: Found, parties: Sequence[int], level: float) -> tuple[Tests, np.ndarray]:
-    """The tests of what the others gain when each party leaves, and the numbers of their held-out records.
+    """Return the tests of the others' gains when each party leaves, and the numbers of their held-out records.
 
-    They see nothing but the sums that the program has shared.
+    They use only the sums that the program has shared.
     """
     folds = range(rounds.folds)
     sums = np.array([found.sums[[found.at(fold, who, rounds.fixed) for fold in folds]].sum(0) for who in parties])
@@ -23,7 +23,7 @@ def judge_leavers(rounds: Rounds, found: Found, parties: Sequence[int], level: f
 
 
 def without_rows(tables: Tables, rounds: Rounds, found: Found, level: float) -> tuple[Without, ...]:
-    """A row per leaver; the tests of all leavers are one family."""
+    """Return a row per leaver; the tests of all leavers are one family."""
     tests, records = judge_leavers(rounds, found, rounds.parties, level)
     return tuple(
         Without(tables.names[party], int(records[place]), **tests.row(place), visible=float(tests.visible[place]))
@@ -32,7 +32,7 @@ def without_rows(tables: Tables, rounds: Rounds, found: Found, level: float) -> 
 
 
 def cell_rows(tables: Tables, rounds: Rounds, found: Found, level: float) -> tuple[Cell, ...]:
-    """A row per leaver and other party, who would compute its own; all tests are one family."""
+    """Return a row per leaver and other party, which would compute its own; all tests are one family."""
     folds, parties = range(rounds.folds), rounds.parties
     loss = {who: found.loss[[found.at(fold, who, rounds.fixed) for fold in folds]].sum(0) for who in (NOBODY, *parties)}
     pairs = [(leaver, party) for leaver in parties for party in parties if party != leaver]

@@ -13,7 +13,7 @@ from hyperpush.audits.verdicts import Tests
 def name_harmful(rounds: Rounds, first: Tests, names: Sequence[str], level: float) -> list[Named]:
     """Name the leaver that hurts most, leave it out and audit the rest again, until none hurts or two are left.
 
-    A wrong party's own records feel an honest party leave, so honest parties look harmful until it is left out.
+    A party with wrong labels gains when an honest party leaves, so honest parties look harmful until it is left out.
     """
     left, counts, tests, named = list(rounds.parties), np.zeros(rounds.clients), first, []
     counts[left] = 1

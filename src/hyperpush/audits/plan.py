@@ -1,4 +1,4 @@
-"""The runs of a round: which records each trains on, with which L2 rate, and what it is compared with."""
+"""Runs of a round: their training records, L2 rates and reference runs."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ class Run(NamedTuple):
 
     Attributes:
         fold: The fold that is held out.
-        leaver: The party whose records do not count; −1: none.
+        leaver: The party whose records do not count; −1: all count.
         rate: The L2 rate.
         inner: The inner fold that is held out in place of `fold`, for choosing L2; −1: none.
-        against: The number of the run that it is compared with, in front of the same program; −1: none.
+        against: The number of its reference run, in front of the same program; −1: none.
     """
 
     fold: int
@@ -37,12 +37,12 @@ class Plan(eqx.Module):
     """The runs of a program as arrays, the same at every party.
 
     Args:
-        fold: Of each run.
-        inner: Of each run.
-        leaver: Of each run.
-        rate: Of each run.
-        against: Of each run.
-        group: Of each run, the place of its (fold, inner) pair in the two arrays below: runs of a group share means.
+        fold: The fold of each run.
+        inner: The inner fold of each run.
+        leaver: The leaver of each run.
+        rate: The rate of each run.
+        against: The reference run of each run.
+        group: The place of each run's (fold, inner) pair in the next two arrays; runs of a group share means.
         group_fold: The fold of each group.
         group_inner: The inner fold of each group.
         counts: 1 for parties whose records count, 0 for those that are too small or were named.
@@ -60,25 +60,25 @@ class Plan(eqx.Module):
 
 
 def compare_runs(folds: int, leavers: Sequence[int], rate: float) -> tuple[list[Run], list[Run]]:
-    """Per fold a run with all parties; and runs without each leaver, compared with these."""
+    """Return per fold a run with all parties, and runs without each leaver that are compared with it."""
     together = [Run(fold, NOBODY, rate) for fold in range(folds)]
     return together, [Run(fold, leaver, rate, against=fold) for fold in range(folds) for leaver in leavers]
 
 
 def rate_runs(folds: int, leavers: Sequence[int], fixed: float) -> list[Run]:
-    """All runs among which L2 is chosen, per fold and leaver: by inner folds, then on the whole training part.
+    """Return all runs for the choice of L2, per fold and leaver: on inner folds, then on the whole training part.
 
     Args:
         folds: Outer folds.
         leavers: Parties that leave in turn; −1 for none.
-        fixed: The rate at which `compare_runs` has those on the whole part already.
+        fixed: The rate at which `compare_runs` already has the runs on the whole part.
     """
     keys = itertools.product(range(folds), leavers, RATES, [*range(INNER), ALL])
     return [Run(*key) for key in keys if key[2:] != (fixed, ALL)]
 
 
 def make_plan(runs: Sequence[Run], counts: np.ndarray, clients: int) -> Plan:
-    """The runs as arrays with parties on axis 0."""
+    """Return the runs as arrays with parties on axis 0."""
     groups = sorted({(run.fold, run.inner) for run in runs})
     columns = {name: np.array([getattr(run, name) for run in runs]) for name in Run._fields}
     columns["against"] = np.where(columns["against"] < 0, np.arange(len(runs)), columns["against"])

@@ -19,11 +19,11 @@ from hyperpush.tables.heads import Head
 from hyperpush.tables.scaling import CONSTANT
 from hyperpush.task.problem import Problem
 
-INTERCEPT = 1e-6  # changes losses by less than verdicts see
+INTERCEPT = 1e-6  # its effect on losses is below the resolution of verdicts
 
 
 class Means(eqx.Module):
-    """Shared means by group of runs; of a label that is a number behind those of the features."""
+    """Shared means by group of runs: of the features, then of a label that is a number."""
 
     mean: Float[Array, "*n g width"]
     scale: Float[Array, "*n g width"]  # 1/deviation; 0 for constant features
@@ -43,11 +43,11 @@ class Hyper(eqx.Module):
 
 
 class Losses(eqx.Module):
-    """One party's losses on its own held-out records, which stay with it, [runs, records]."""
+    """One party's losses on its own held-out records, [runs, records]; they stay with the party."""
 
     loss: Array
     score: Array  # the first linear score
-    right: Array  # 1 where the most likely class is true
+    right: Array  # 1 where the most likely class is right
 
 
 class Auditor(eqx.Module):
@@ -68,9 +68,9 @@ class Round(eqx.Module):
     Args:
         head: The model.
         solved: The number of runs in front that are trained to their solution; the others take Newton steps from the
-            params of the run that they are compared with.
-        solver: Trains the first.
-        stepper: Takes the steps.
+            params of their reference run.
+        solver: The solver of the first runs.
+        stepper: The solver that takes the Newton steps.
     """
 
     head: Head
@@ -79,14 +79,14 @@ class Round(eqx.Module):
     stepper: TreeNewton | None = None
 
     def recipe(self) -> ProgramRecipe:
-        """The program for an engine; states are `Auditor`, data `Data` with `Records` as `train`."""
+        """Return the program for an engine; states are `Auditor`, data `Data` with `Records` as `train`."""
         inner, penalty = RunLoss(self.head), RunPenalty(self.head)
         reads = what_is_read((inner, penalty))
         return ProgramRecipe(_program, (self, Problem(inner, inner, penalty, outer_on="train", reads=reads)))
 
 
 class RunLoss(eqx.Module):
-    """A party's part of the mean loss over all training records of a run, times the number of parties."""
+    """Return a party's part of the mean loss over all training records of a run, times the number of parties."""
 
     head: Head
 
@@ -97,9 +97,9 @@ class RunLoss(eqx.Module):
 
 
 class RunPenalty(eqx.Module):
-    """The head's penalty at the rate of the run, and a very small one on intercepts.
+    """Return the head's penalty at the rate of the run, and a very small penalty on intercepts.
 
-    Without the latter a party whose training records have one class would have no model of its own.
+    Without the latter, the own model of a party with one class in training would not exist.
     """
 
     head: Head
@@ -109,19 +109,19 @@ class RunPenalty(eqx.Module):
 
 
 def trains(records: Records, fold: Array, inner: Array) -> Float[Array, " m"]:
-    """1 for records that a run with these folds held out trains on."""
+    """Return 1 for the training records of a run with these folds held out."""
     used = (records.fold >= 0) & (records.fold != fold) & (records.inner != inner)
     return used.astype(records.values.dtype)
 
 
 def holds(records: Records, fold: Array, inner: Array) -> Float[Array, " m"]:
-    """1 for records that a run is judged on: its fold, or the inner fold of its training part."""
+    """Return 1 for the test records of a run: its fold, or the inner fold of its training part."""
     by_inner = (records.fold >= 0) & (records.fold != fold) & (records.inner == inner)
     return jnp.where(inner >= 0, by_inner, records.fold == fold).astype(records.values.dtype)
 
 
 def scale_records(head: Head, records: Records, mean: Array, scale: Array) -> tuple[Array, Array]:
-    """Scaled features, 0 where a value is missing, and labels; numbers are scaled, too."""
+    """Return scaled features, 0 where a value is missing, and labels; numbers are scaled, too."""
     inputs = records.present * (records.values - mean[: head.width]) * scale[: head.width]
     if head.kind == "softmax":
         return inputs, records.labels
@@ -139,7 +139,7 @@ def _program(audit: Round, problem: Problem) -> Node:
 
 
 def _joined(head: Head, records: Records) -> tuple[Array, Array]:
-    """The values to scale and where they are present: features, and a label that is a number."""
+    """Return the values to scale and a mask of present ones: features, and a label that is a number."""
     if head.kind == "softmax":
         return records.values, records.present
     labels = records.labels[:, None]
@@ -147,7 +147,7 @@ def _joined(head: Head, records: Records) -> tuple[Array, Array]:
 
 
 def _own_rows(state: Auditor, ctx: Context) -> Float[Array, "g m"]:
-    """1 for the party's own training rows of each group; 0 for all if it does not count."""
+    """Return 1 for the party's own training rows of each group; all 0 if it does not count."""
     plan = state.plan
     rows = jax.vmap(lambda fold, inner: trains(ctx.data.train, fold, inner))(plan.group_fold, plan.group_inner)
     return plan.counts[ctx.client] * rows
@@ -195,7 +195,7 @@ def share_squares(head: Head) -> Node:
 
 
 def hypers_of(state: Auditor, ctx: Context) -> Hyper:
-    """The numbers of every run, runs on axis 0."""
+    """Return the numbers of every run, runs on axis 0."""
     plan, means = state.plan, state.means
     assert means is not None
 
@@ -209,7 +209,7 @@ def hypers_of(state: Auditor, ctx: Context) -> Hyper:
 
 
 def train_runs(audit: Round, problem: Problem, first: int, last: int | None) -> Node:
-    """The runs from `first` to `last`; later ones start from those that they are compared with."""
+    """Train the runs from `first` to `last`; later runs start from their reference runs."""
     some = slice(first, last)
     solver = audit.solver if first == 0 else audit.stepper
     assert solver is not None
@@ -235,7 +235,7 @@ def train_runs(audit: Round, problem: Problem, first: int, last: int | None) -> 
 
 
 def _judge(head: Head, state: Auditor, ctx: Context) -> Auditor:
-    """The party's losses on its own records, in units of the label, for each run; 0 outside of what it holds out."""
+    """Return the party's losses on its own records, in units of the label, by run; 0 outside of held-out records."""
     records: Records = ctx.data.train
 
     def one(params: Array, hyper: Hyper) -> Losses:
@@ -253,7 +253,7 @@ def _judge(head: Head, state: Auditor, ctx: Context) -> Auditor:
 
 
 def _share_losses() -> Node:
-    """For each run, sums over the other parties: the only numbers about losses that leave a party."""
+    """Sum over the other parties, for each run: the only numbers about losses that leave a party."""
 
     def get(state: Auditor, ctx: Context) -> tuple[Array, Array]:
         plan, records, found = state.plan, ctx.data.train, state.losses

@@ -37,7 +37,7 @@ MOST_PARAMS = 1024  # whose Hessian is sent and factored
 
 
 class Scored(eqx.Module):
-    """An auditor who knows the mean Hessian and the sum of all gradients, and has scored its own records."""
+    """An auditor with the mean Hessian, the sum of all gradients, and the scores of its own records."""
 
     before: Auditor
     hessian: Float[Array, "*n d d"]
@@ -46,7 +46,7 @@ class Scored(eqx.Module):
 
 
 def score_records(rounds: Rounds, counts: np.ndarray) -> np.ndarray:
-    """The change of the others' summed training loss without each record; positive: the record helps.
+    """Return the change of the others' summed training loss without each record; positive: the record helps.
 
     The model is trained on all records of the parties that count. Removing record q moves its params by H⁻¹∇ℓ_q/N,
     and the others' summed loss by that along their gradient.
@@ -116,13 +116,13 @@ def _program(audit: Round, problem: Problem) -> Node:
 
 
 def _only(state: Auditor, ctx: Context) -> tuple[Any, Array]:
-    """The numbers of the only run, and its params."""
+    """Return the numbers of the only run, and its params."""
     assert state.params is not None
     return jax.tree.map(lambda leaf: leaf[0], hypers_of(state, ctx)), state.params[0]
 
 
 def _gradients(head: Head, params: Array, hyper: Any, records: Records) -> Float[Array, "m d"]:
-    """The gradient of each record's loss; 0 for padding."""
+    """Return the gradient of each record's loss; 0 for padding."""
     inputs, labels = scale_records(head, records, hyper.mean, hyper.scale)
     flat, back = ravel_pytree(params)
 

@@ -16,7 +16,7 @@ from hyperpush.networks import Network
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.panels import Panel, Pictured
 
-FORMAT = 1  # of the JSON file
+FORMAT = 1  # format version of the JSON file
 ROWS = ("join", "without", "cells", "named", "records")
 
 
@@ -25,7 +25,7 @@ class Join:
     """A party's losses on its own held-out records.
 
     Attributes:
-        party: Its name.
+        party: The party's name.
         records: Held-out records.
         alone: Mean loss of a model of its own records.
         together: Mean loss of the model of all parties' records.
@@ -65,7 +65,7 @@ class Without:
         high: Upper end.
         p: Corrected p-value.
         verdict: `"helps"`, `"hurts"` or `"cannot say"`.
-        visible: The smallest effect that this test would see in four of five cases.
+        visible: The smallest effect that this test would detect in four of five cases.
     """
 
     party: str
@@ -94,7 +94,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Named:
-    """A party that was found harmful, in the order of naming; fields as in `Without`, among the parties left."""
+    """A harmful party, in the order of naming; fields as in `Without`, among the parties left."""
 
     round: int
     party: str
@@ -113,8 +113,8 @@ class Record:
         file: Its file, or the party.
         line: The line in the file; without a file the row, from 0.
         gain: Change of the others' summed loss without it; positive: the record helps.
-        says: The same in words.
-        round: 0, or the round in which its party was named; then the model is that of this round.
+        says: The effect in words.
+        round: 0, or the round in which its party was named; its scores use the model of that round.
     """
 
     party: str
@@ -140,7 +140,7 @@ class AuditResult(Pictured):
         costs: Messages and computations of each party, on average.
         pooled_bytes: Bytes of all rows sent once to a server.
         status: The worst status of all trainings.
-        network: Over which messages went.
+        network: The network of the messages.
         about: The settings of the audit: folds, level, l2, effects, loss.
         parties: Records and class shares by party.
         small: Parties with too few records, which take no part.
@@ -173,7 +173,7 @@ class AuditResult(Pictured):
     small: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it."""
+        """Return everything as data for JSON."""
         kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("network", "costs")}
         rows = {
             name: [asdict(row) for row in kept.pop(name)] for name in ("join", "without", "cells", "named", "records")
@@ -217,7 +217,7 @@ class AuditResult(Pictured):
         return report(self, path, overwrite, title=title, about=shown.summary(self))
 
     def panels(self) -> list[Panel]:
-        """Summary, four pictures, tables, and what the numbers can and cannot say."""
+        """Return a summary, four pictures, tables, and the limits of the numbers."""
         return shown.panels_of(self)
 
     def __repr__(self) -> str:

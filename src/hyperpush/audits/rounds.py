@@ -1,4 +1,4 @@
-"""Rounds of an audit: plans run as programs on an engine, and each party's models of its own."""
+"""Rounds of an audit: plans run as programs on an engine, and each party's own models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,10 +22,10 @@ from hyperpush.tables.fit import RATES
 from hyperpush.tables.heads import Head
 from hyperpush.verbs.costs import Costs
 
-AT_ONCE = 4e7  # numbers that the scaled records of all runs of one program may take
-PACKED = 128  # params up to which whole Hessians are sent
+AT_ONCE = 4e7  # limit of the scaled records of all runs of one program, in numbers
+PACKED = 128  # number of params up to which whole Hessians are sent
 SOLVER = TreeNewton(tolerance=1e-8, packed=PACKED)
-FIXED = 0.01  # L2 rate of what is tested where none is given: tuned rates find less
+FIXED = 0.01  # default L2 rate of tests on leavers: tuned rates find less
 
 
 @dataclass
@@ -35,8 +35,8 @@ class Found:
     Attributes:
         runs: The runs, each once.
         loss: Losses of held-out records, [runs, parties, records]; 0 elsewhere.
-        score: First linear scores of the same.
-        right: 1 where the most likely class is true.
+        score: First linear scores of held-out records.
+        right: 1 where the most likely class is right.
         sums: Sums over the other parties, [runs, 5].
     """
 
@@ -48,7 +48,7 @@ class Found:
     places: dict[tuple[int, int, float, int], int] = field(default_factory=dict)
 
     def add(self, runs: Sequence[Run], losses: Losses, sums: np.ndarray | None, skip: int) -> None:
-        """Add a program's runs but for the first `skip`, which are known already."""
+        """Add a program's runs except the first `skip`, which are known already."""
         start = len(self.runs)
         fresh = runs[skip:]
         self.runs += fresh
@@ -62,11 +62,11 @@ class Found:
             self.sums = new if self.sums is None else np.concatenate([self.sums, new])
 
     def at(self, fold: int, leaver: int, rate: float) -> int:
-        """The number of a run that holds out a fold."""
+        """Return the number of a run that holds out a fold."""
         return self.places[fold, leaver, rate, ALL]
 
     def best(self, folds: int, leaver: int, l2: float | None, party: int | None = None) -> list[int]:
-        """Per fold, the run at the given rate, or at the best one by inner folds.
+        """Return per fold the run at the given rate, or at the best rate by inner folds.
 
         Args:
             folds: Outer folds.
@@ -79,7 +79,7 @@ class Found:
         return [self.at(fold, leaver, self._best_rate(fold, leaver, party)) for fold in range(folds)]
 
     def _best_rate(self, fold: int, leaver: int, party: int | None) -> float:
-        """The rate with the least loss on inner folds, which all rates share."""
+        """Return the rate with the least loss on inner folds, which all rates share."""
 
         def loss(rate: float) -> float:
             places = [place for key, place in self.places.items() if key[:3] == (fold, leaver, rate) and key[3] != ALL]
@@ -112,7 +112,7 @@ class Rounds:
 
     @property
     def fixed(self) -> float:
-        """The L2 rate of what is tested on leavers."""
+        """L2 rate of the tests on leavers."""
         return FIXED if self.l2 is None else self.l2
 
     def first(self, counts: np.ndarray) -> Found:
@@ -129,13 +129,13 @@ class Rounds:
         return found
 
     def again(self, counts: np.ndarray) -> Found:
-        """The same comparison without the parties that were named."""
+        """Repeat the comparison without the named parties."""
         found = Found()
         self._run(found, *compare_runs(self.folds, self.parties, self.fixed), counts, solved=not self.newton)
         return found
 
     def _run(self, found: Found, together: list[Run], others: list[Run], counts: np.ndarray, solved: bool) -> None:
-        """Run as few programs of one shape as memory allows, each with the runs of all parties in front."""
+        """Run all of them in as few programs of one shape as memory allows, with the runs of all parties in front."""
         most = max(int(AT_ONCE / self.records.values.size) - len(together), 1)
         pieces = max(-(-len(others) // most), 1)
         size = -(-len(others) // pieces)
@@ -148,11 +148,11 @@ class Rounds:
             found.add([*together, *part], after.losses, np.asarray(after.sums)[0], skip)
 
     def _stepper(self) -> TreeNewton:
-        """One Newton step; three where conjugate gradients solve it only roughly."""
+        """Return a solver of one Newton step, or of three if conjugate gradients solve them only roughly."""
         return TreeNewton(tolerance=1e-8, packed=PACKED, steps=1 if self.head.size <= PACKED else 3)
 
     def execute(self, recipe: Any, plan: Plan) -> Any:
-        """Run a program and note what it cost and whether its runs are solved."""
+        """Run a program; record its costs and the status of its runs."""
         run = self.engine.run(recipe, self.network, Auditor(plan), Data({"train": self.records}, "train"), self.key)
         self.costs += Costs.of(run)
         self.programs += 1
@@ -160,13 +160,13 @@ class Rounds:
         return run.states
 
     def alone(self) -> Found:
-        """Each party's own models, trained on its own scaled records: one program of one party, over all parties."""
+        """Train each party's own models on its own scaled records: one program of one party, over all parties."""
         runs, _ = compare_runs(self.folds, (), self.fixed)
         runs += [] if self.l2 is not None else rate_runs(self.folds, [NOBODY], self.fixed)
         recipe = Round(self.head, len(runs), SOLVER).recipe()
         start = Auditor(make_plan(runs, np.ones(1), 1))
         losses, report = _evaluate_alone(recipe, start, self.records, self.key)
-        # Parties that are too small may have no records left to train on.
+        # Parties that are too small may lack records to train on.
         self.statuses.append(status_of(jax.tree.map(lambda leaf: leaf[np.array(self.parties)], report)))
         found = Found()
         found.add(runs, losses, None, 0)
@@ -184,7 +184,7 @@ def _evaluate_alone(recipe: Any, start: Auditor, records: Records, key: Any) -> 
 
 
 def status_of(report: Any) -> Status:
-    """The status of all runs of a program together."""
+    """Return the status of all runs of a program together."""
     reason, error = Reason(int(np.max(report.reason))), np.asarray(report.error)
     runs = error.shape[-1]
     failed = int(np.max(np.sum(np.asarray(report.failed) > 0, axis=-1)))

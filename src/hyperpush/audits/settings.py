@@ -26,7 +26,7 @@ class Settings:
     """Arguments of an audit.
 
     Attributes:
-        tables: Arguments of `hp.tables.read`; `files` is its first, `columns` says the kind of each column.
+        tables: Arguments of `hp.tables.read`; `files` is its first, `columns` gives the kind of each column.
         audit: Arguments of `hp.audit`.
         network: The name of a network and its options; empty for the default.
     """
@@ -36,7 +36,7 @@ class Settings:
     network: Mapping[str, Any]
 
     def read(self) -> Tables:
-        """The tables; refuses other columns than those listed."""
+        """Return the tables; refuse columns that are not listed."""
         given = dict(self.tables)
         files, columns = given.pop("files", None), given.pop("columns", None) or {}
         if files is None or "label" not in given:
@@ -56,7 +56,7 @@ class Settings:
         return found
 
     def run(self) -> AuditResult:
-        """The audit."""
+        """Run the audit."""
         tables = self.read()
         options = dict(self.network)
         made = network(options.pop("name"), len(tables.names), **options) if options else None
@@ -85,7 +85,7 @@ def load(path: Path) -> Settings:
 
 
 def describe(tables: Tables, given: Mapping[str, Any]) -> str:
-    """The TOML file of an audit of these tables, with every column's kind and the default settings.
+    """Return the TOML file of an audit of these tables, with every column's kind and the default settings.
 
     Args:
         tables: The tables that were read.

@@ -11,12 +11,12 @@ from hyperpush.verbs.panels import Panel
 if TYPE_CHECKING:
     from hyperpush.audits.result import AuditResult
 
-WORST = 10  # records of each party on a page
+WORST = 10  # number of records of each party on a page
 RANKED = ("party", "gain", "low", "high", "p", "verdict")
 
 
 def summary(found: "AuditResult") -> list[str]:
-    """The answer in a few sentences."""
+    """Return the answer in a few sentences."""
     names = {verdict: [row.party for row in found.join if row.verdict == verdict] for verdict in ("helps", "hurts")}
     said = [f"Joining helps {_list(names['helps'])}; hurts {_list(names['hurts'])}; the rest: cannot say."]
     if found.named:
@@ -39,7 +39,7 @@ def summary(found: "AuditResult") -> list[str]:
 
 
 def panels_of(found: "AuditResult") -> list[Panel]:
-    """All panels of a page, from the answer to the small print."""
+    """Return all panels of a page, from the answer to the limits."""
     shown = [result_panels.status_panel(found.status)]
     if found.warnings:
         shown.append(panels.text("Warnings", *found.warnings, tone="bad"))
@@ -165,7 +165,7 @@ def _learned() -> list[str]:
 
 
 def finite(value: Any) -> Any:
-    """Plain lists, dicts and finite numbers, as JSON holds them; None where a number is not finite."""
+    """Return plain lists, dicts and finite numbers for JSON; None for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

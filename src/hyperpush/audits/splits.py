@@ -1,4 +1,4 @@
-"""Each party's records, padded to one shape, and the folds that decide which runs train on them."""
+"""Each party's records, padded to one shape, and the folds that assign them to runs."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ from jaxtyping import Array, Float, Int
 from hyperpush.tables.read import Tables
 from hyperpush.tables.split import deal
 
-INNER = 3  # folds within a training part, by which L2 is chosen
-ALL = -1  # the fold that no record is in: training on it leaves nothing out
+INNER = 3  # number of folds within a training part, for choosing L2
+ALL = -1  # a fold without records: with it, training holds out nothing
 
 
 class Records(eqx.Module):
-    """One party's records: what it keeps to itself.
+    """One party's records, which stay with it.
 
     Args:
         values: Features, 0 where a value is missing.
@@ -36,7 +36,7 @@ PADDING = -2
 
 
 def split_records(tables: Tables, folds: int, generator: np.random.Generator) -> Records:
-    """All parties' records, [parties, records], dealt into folds with equal shares of each class."""
+    """Return all parties' records, [parties, records], dealt into folds with equal shares of each class."""
     most = max(tables.counts)
     outer = [deal(labels, [1 / folds] * folds, generator) for labels in tables.labels]
     inner = [_deal_within(labels, fold, generator) for labels, fold in zip(tables.labels, outer, strict=True)]
@@ -52,7 +52,7 @@ def split_records(tables: Tables, folds: int, generator: np.random.Generator) ->
 
 
 def _deal_within(labels: np.ndarray, fold: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Inner folds, dealt inside each fold, so that those of any union of folds are equal, too."""
+    """Return inner folds, dealt inside each fold, so that they are of equal size in any union of folds."""
     found = np.zeros(len(labels), int)
     for number in np.unique(fold):
         own = np.nonzero(fold == number)[0]

@@ -8,21 +8,21 @@ from jaxtyping import Bool, Float
 from scipy import stats
 
 Verdict = Literal["helps", "hurts", "cannot say"]
-ROUNDING = 1e-9  # of the mean loss: smaller differences are those of solvers
-POWER = 0.8  # with which the smallest visible harm would be seen
+ROUNDING = 1e-9  # share of the mean loss: smaller differences may come from the solvers
+POWER = 0.8  # probability of detecting the smallest visible harm
 
 
 @dataclass(frozen=True)
 class Tests:
-    """Tests of one family, in the order of what was tested.
+    """Tests of one family, in the given order.
 
     Attributes:
         gain: Mean loss differences; positive helps.
         low: Lower ends of the intervals.
         high: Upper ends of the intervals.
         p: Two-sided p-values of paired t-tests, corrected by Benjamini and Yekutieli.
-        visible: The smallest difference that a test like this would see in four of five cases.
-        verdicts: In words.
+        visible: The smallest difference that such a test would detect in four of five cases.
+        verdicts: The verdicts in words.
     """
 
     gain: Float[np.ndarray, " tests"]
@@ -33,7 +33,7 @@ class Tests:
     verdicts: tuple[Verdict, ...]
 
     def row(self, place: int) -> dict[str, Any]:
-        """One test as the fields of a row."""
+        """Return one test as the fields of a row."""
         numbers = {name: float(getattr(self, name)[place]) for name in ("gain", "low", "high", "p")}
         return {**numbers, "verdict": self.verdicts[place]}
 
@@ -41,11 +41,11 @@ class Tests:
 def judge(sums: Float[np.ndarray, "tests 3"], level: float, unit: float = 0.0) -> Tests:
     """Judge one family of tests, which share the correction.
 
-    Intervals are at 1 − level·max(R, 1)/(m·Σ1/k) for R rejections among m tests, so that they leave out 0 exactly
-    where the verdict says something.
+    Intervals are at 1 − level·max(R, 1)/(m·Σ1/k) for R rejections among m tests, so that they exclude 0 exactly for
+    verdicts other than *cannot say*.
 
     Args:
-        sums: Of each test, the sum of the differences, of their squares, and their number, at least 2.
+        sums: For each test the sum of the differences, the sum of their squares, and their number, at least 2.
         level: The share of false claims to accept among all claims.
         unit: The size of the losses: differences that are rounding beside it count as 0.
     """
@@ -72,7 +72,7 @@ def _words(gain: np.ndarray, claims: Bool[np.ndarray, " tests"]) -> tuple[Verdic
 
 
 def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float | None:
-    """The share of pairs of a positive and a negative record that scores order right; None without such pairs."""
+    """Return the share of pairs of a positive and a negative record in the right order; None without such pairs."""
     positive = labels == 1
     pairs = int(positive.sum()) * int((~positive).sum())
     if not pairs:

@@ -31,7 +31,7 @@ FORMS: dict[str, tuple[NetworkKind, str]] = {
 
 
 class _InfoByForm:
-    """Info of an algorithm's form; of the default form where the class is asked."""
+    """Info of an algorithm's form; on the class, of the default form."""
 
     def __get__(self, algorithm: "BiGFed | None", owner: type) -> MethodInfo:
         form = "products" if algorithm is None else algorithm.form
@@ -68,7 +68,7 @@ class _OuterCost:
         return jnp.zeros((1,)) if cosine is None else cosine.represent(self.problem.whole(params), hyper)
 
     def presence(self, ctx: Context) -> tuple[Bool[Array, ""], Int[Array, ""]]:
-        """Return True if the client takes part in this round, and the number of clients that do."""
+        """Return True if the client takes part in this round, and the number of such clients."""
         if self.cosine is None:
             return jnp.ones((), bool), jnp.asarray(ctx.clients)
         here = self.cosine.graph.at(ctx.round)[1]
@@ -301,9 +301,9 @@ class BiGFed(TwoLevelDescent):
 def message_passing(cosine: Cosine) -> tuple[Node, Node, Node]:
     """Replace p_i by ∂F/∂p_i in states with `shown` and `scale`, by three exchanges.
 
-    Forward and backward go over the links of the graph. In between everybody shows its H to whoever can be reached: to
-    neighbors, which are compared with, and to those who may have drawn it or be drawn. Where only some of those are
-    heard who are no neighbors, they stand for all of them.
+    Forward and backward messages use the links of the graph. In between each client shows its H to all clients in
+    reach: to neighbors, for comparison, and to possible negatives. If a client hears only some of the strangers, they
+    represent all of them.
     """
 
     def row(ctx: Context) -> Float[Array, " n"]:
@@ -338,7 +338,7 @@ def message_passing(cosine: Cosine) -> tuple[Node, Node, Node]:
         near = far & inbox.heard
         scale = jnp.sum(far) / jnp.maximum(jnp.sum(near), 1)
         counts = scale * near * (jnp.floor(mine) + jnp.floor(theirs))
-        # Each pair counts twice in F, once from either end.
+        # Each pair counts twice in F, once from each end.
         slope = jax.grad(pair_cost)(state.shown, others, 2 * row(ctx) * inbox.heard, counts)
         return replace(state, shown=slope / jnp.sum(cosine.graph.at(ctx.round)[1]))
 

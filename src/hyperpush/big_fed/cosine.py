@@ -21,7 +21,7 @@ class Cosine(Configured, JointCost):
 
         F = (1/n) Σ_u [ Σ_v a_uv (1 − cos(H_u, H_v)) + Σ_v c_uv max(0, cos(H_u, H_v)) ],   H = M p
 
-    p_u is the vector that client u shows of its model, a has the weights of the graph, and M passes messages between
+    p_u is the vector that client u shows of its model, and a has the weights of the graph. M passes messages between
     neighbors (Xing, Lu, Wu and Yu 2021, equations 3 to 5).
 
     c_uv counts the draws of v, not a neighbor, as a negative sample of u: floor(r_u + U), U uniform. On average there

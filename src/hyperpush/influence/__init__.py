@@ -1,4 +1,4 @@
-"""Find training examples, groups and clients that help or hurt everyone: predicted, and checked by retraining."""
+"""Find training examples, groups and clients that help or hurt all clients: predicted, and checked by retraining."""
 
 from hyperpush.influence.curvature import Curvature as Curvature
 from hyperpush.influence.curvature import curvature as curvature

@@ -25,7 +25,7 @@ from hyperpush.verbs.costs import Costs
 
 
 class Curvature(NamedTuple):
-    """Eigenvalues of the mean Hessian, from inside, up to rounding; a positive one is not a proof.
+    """Extreme eigenvalues of the mean Hessian, from inside up to rounding; a positive one is not a proof.
 
     Args:
         smallest: λ_min, or a number above it.
@@ -50,7 +50,7 @@ class _State(eqx.Module):
 
 
 def lanczos_program(problem: Problem, steps: int) -> Node:
-    """`steps` Lanczos steps on (1/n) Σ_k H_k, whose products are averaged along a tree: everybody holds the same."""
+    """Return a program of `steps` Lanczos steps on (1/n) Σ_k H_k; products are averaged along a tree."""
 
     def start(state: tuple[PyTree, PyTree], ctx: Context) -> _State:
         flat = ravel_pytree(state[0])[0]
@@ -69,7 +69,7 @@ def lanczos_program(problem: Problem, steps: int) -> Node:
 
 
 def resolution(dtype: Any) -> float:
-    """The share of the largest eigenvalue below which others are not told from 0."""
+    """Return the share of the largest eigenvalue below which another one cannot be distinguished from 0."""
     return float(np.sqrt(np.finfo(dtype).eps))
 
 
@@ -82,20 +82,20 @@ def curvature(
     steps: int = 50,
     engine: Engine = Simulate(),
 ) -> Curvature:
-    """The ends of the spectrum of the mean Hessian at the task's params, by `steps` Lanczos steps of all clients.
+    """Find the ends of the spectrum of the mean Hessian at the task's params, by `steps` Lanczos steps of all clients.
 
-    Products are averaged along a tree, as those of `TreeCG` are.
+    Products are averaged along a tree, as in `TreeCG`.
 
     **Use it** to see whether params are a minimum, and how ill-conditioned it is. **Avoid it** on private tasks and
     with many params: each client keeps `steps` vectors of their size.
 
     Args:
         task: The task, at the params to look at.
-        network: Who can send to whom, and when.
+        network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key.
-        steps: Products per client, at least 1. As many as params are exact; the largest eigenvalue is close much
-            sooner than the smallest.
-        engine: Where the clients run.
+        steps: Products per client, at least 1. The number of params gives exact results; the largest eigenvalue
+            converges much sooner than the smallest.
+        engine: The engine that runs the clients.
 
     Raises:
         InvalidInput: An argument is out of range.
@@ -114,12 +114,12 @@ def curvature(
 def measure_curvature(
     task: Task, network: Network, key: PRNGKeyArray | int, *, steps: int, engine: Engine = Simulate()
 ) -> tuple[Curvature, Costs]:
-    """The curvature, and what it cost."""
+    """Find the curvature; return it with its costs."""
     check_task(task)
     check_integer("steps", steps, minimum=1)
     size = sum(leaf.size for leaf in jax.tree.leaves(client_shapes(task, task.params)))
     recipe = ProgramRecipe(lanczos_program, (task.problem, min(steps, size)))
     run = engine.without_faults().run(recipe, network, (task.params, task.hypers), task.data, check_key(key))
-    # All hold the same.
+    # All clients hold the same numbers.
     found = run.states if task.owner is not None else jax.tree.map(lambda leaf: np.asarray(leaf)[0], run.states)
     return Curvature(*found.ends()), Costs.of(run, task)

@@ -1,4 +1,4 @@
-"""What changes for each client when a party or a group of records leaves."""
+"""Changes for each client when a party or a group of records leaves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from hyperpush.verbs import panels
 from hyperpush.verbs.panels import Panel
 from hyperpush.verbs.results import Result
 
-LARGE = 0.1  # of the weight: the curvature of a party that holds more is no small change of the mean Hessian
+LARGE = 0.1  # share of the weight above which a party's curvature changes the mean Hessian too much for first order
 HOW = {"newton": "a Newton step", "retrain": "retraining", "first order": "first order"}
 SHOWN = 3  # groups in a printed line
 
@@ -26,13 +26,13 @@ class Effects(Result):
     """Changes of every client's outer cost F_j when a group leaves: parties, records or both.
 
     Attributes:
-        by_site: The change of each client's F_j without each group, [groups, clients]. Above 0 the client loses
-            something, so the group helps it. Of one party's result the rows are its own.
+        by_site: The change of each client's F_j without each group, [groups, clients]. Above 0 the client's loss rises,
+            so the group helps it. One party's result has only the row of its own leaving.
         leaves: True where a client leaves with a group, [groups, clients].
         how: `"newton"`, `"retrain"` or `"first order"`.
-        baseline: F_j with everybody, [clients]; NaN for the others in one party's result.
-        params: Params without each group, groups on axis 0 and clients on axis 1; None to first order.
-        baseline_params: Params with everybody, clients on axis 0.
+        baseline: F_j with all clients, [clients]; NaN for the others in one party's result.
+        params: Params without each group, groups on axis 0 and clients on axis 1; None at first order.
+        baseline_params: Params with all clients, clients on axis 0.
         statuses: One status per group after retraining; empty otherwise.
 
     Example:
@@ -71,18 +71,18 @@ class Effects(Result):
         return self.baseline + self.by_site
 
     def task_of(self, group: int) -> Task:
-        """The task at the params without a group, for the next verb; to first order at those with everybody."""
+        """Return the task at the params without a group; at first order, at the params with all clients."""
         if self.params is None:
             return self.task
         return self.task.at(params=jax.tree.map(lambda leaf: leaf[group], self.params))
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the effects; empty if there are none."""
+        """Reasons to doubt the effects; empty without any."""
         return [*warn_of_status(self.status), *self.warn_of_shares()]
 
     def warn_of_shares(self) -> list[str]:
-        """A warning where first order was asked for, and parties are too large for it."""
+        """Return a warning if first order was asked for and parties are too large for it."""
         shares = self.task.shares
         if self.how != "first order" or shares is None:
             return []
@@ -91,7 +91,7 @@ class Effects(Result):
             return []
         named = ", ".join(large[:SHOWN]) + (f" and {len(large) - SHOWN} more" if len(large) > SHOWN else "")
         return [
-            f"Effects of parties are to first order, and {named} hold more than a tenth of the weight each: signs may "
+            f"Effects of parties are at first order, and {named} hold more than a tenth of the weight each: signs may "
             "be wrong. Ask for parties='newton' or parties='retrain'."
         ]
 
@@ -99,7 +99,7 @@ class Effects(Result):
         return [*super().facts(), *self.sentences()]
 
     def sentences(self) -> list[str]:
-        """How the effects were found, and the largest of them, with the sign in words."""
+        """Return the method and the largest effects, with the sign in words."""
         order = np.argsort(-np.abs(self.others), kind="stable")
         more = [f"{len(self) - SHOWN} more"] if len(self) > SHOWN else []
         return [f"by {HOW[self.how]}", *(self.sentence(row) for row in order[:SHOWN]), *more]
@@ -116,13 +116,13 @@ class Effects(Result):
         ]
 
     def _name(self, group: int) -> str:
-        """The parties that leave with a group; its number if only records leave."""
+        """Return the names of parties that leave with a group; the group's number if only records leave."""
         named = [self.task.names[client] for client in np.flatnonzero(self.leaves[group])]
         named = [f"client {name}" if name.isdigit() else name for name in named]
         return " and ".join(named) if named else f"group {group}"
 
     def sentence(self, group: int) -> str:
-        """One line on a group, with the sign in words."""
+        """Return one line on a group, with the sign in words."""
         change, who = self.others[group], self._name(group)
         if not change:
             return f"without {who} nothing changes for the others"
@@ -131,9 +131,9 @@ class Effects(Result):
 
 
 def warn_of_status(status: Status) -> list[str]:
-    """What the printed status says against a result, and that its params are no optimum where they are not.
+    """Return the doubts of the printed status, and a warning if the params are not an optimum.
 
-    Away from an optimum, the effects of a removal mix with those of training on.
+    Away from an optimum, effects of a removal mix with effects of further training.
     """
     said = [str(status).removeprefix("! ")] if status.converged is False else []
     if status.residual is None or status.disagreement is None or status.residual + status.disagreement <= AROUND:
@@ -146,12 +146,12 @@ def warn_of_status(status: Status) -> list[str]:
 
 
 def leaving(weights: Sequence[Weights]) -> Bool[np.ndarray, "k n"]:
-    """True where a client leaves with a group."""
+    """Return a mask that is True where a client leaves with a group."""
     return np.stack([np.asarray(each.client) == 0 for each in weights])
 
 
 def join(parts: Sequence[Effects], count: int) -> Effects:
-    """The first `count` groups of all parts of a list."""
+    """Return the first `count` groups of all parts of a list."""
 
     def cut(*leaves: Any) -> np.ndarray:
         return np.concatenate([np.asarray(leaf) for leaf in leaves])[:count]

@@ -1,4 +1,4 @@
-"""Effects of groups and whole parties by a Newton step of what is left."""
+"""Effects of groups and whole parties by a Newton step of the remaining cost."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ from hyperpush.verbs.hypergradient import hypergradient
 
 
 class _Gone(eqx.Module):
-    """What weights other than 1 change of an inner cost or penalty."""
+    """The change of an inner cost or penalty by weights other than 1."""
 
     function: Cost | Penalty
 
@@ -56,34 +56,36 @@ def group_score(
     engine: Engine = Simulate(),
     certify: bool = True,
 ) -> Effects:
-    """Predict what changes for each client when groups leave, by a Newton step of what is left (see `without`).
+    """Predict each client's change when groups leave, by a Newton step of the remaining cost (see `without`).
 
         Σ_k F_k(x + Δ) − F_k(x),   (Σ_k H_k(w)) Δ = −Σ_k ∂_x[f_k(x, w_k) − f_k(x, 1)]
 
-    Each client looks at its own F at the moved params. The sum of single scores takes the Hessians of everything and
-    straight lines, and falls short for large groups (Koh, Ang, Teo and Liang, arXiv:1905.13289).
+    Each client evaluates its own F at the moved params. The sum of single scores is linear and uses the Hessian with
+    all records, so it falls short for large groups (Koh, Ang, Teo and Liang, arXiv:1905.13289).
 
     **Use it** for groups and whole parties with more than a few dozen params. **Avoid it** for single records, where
-    `scores` needs one estimate for all of them, and for few params, where `retrain` is exact for little more.
-    Parties with nothing left have no curvature: take `TrackedHGP(acceleration=0)` for them.
+    `scores` needs one estimate for all of them, and for few params, where `retrain` is exact at little more cost.
+    Parties without any remaining records lack curvature: take `TrackedHGP(acceleration=0)` for them.
 
     Args:
         task: A trained task whose inner cost returns one loss per example.
         method: An estimator with a global target. Its system holds all groups at once.
-        network: Who can send to whom, and when.
-        weights: What is left without each group, such as `hp.influence.without(task, [(0, 3), (1, 2)])`, or a list.
+        network: The network: its links, and the rounds in which they are up.
+        weights: The remaining weights without each group, such as `hp.influence.without(task, [(0, 3), (1, 2)])`, or a
+            list.
         key: An integer or a JAX key.
         damping: Added to the mean Hessian, 0 or more.
         at_once: Groups that share one estimate, at least 1. More take more memory and fewer rounds.
-        engine: Where the clients run.
-        certify: Whether to judge the params, as `hp.hypergradient` does. False where that was done before.
+        engine: The engine that runs the clients.
+        certify: True judges the params, as `hp.hypergradient` does. False skips this, for params that were judged
+            before.
 
     Returns:
         `Effects` by group and site, with the moved params.
 
     Raises:
-        InvalidInput: An argument is out of range, or the weights belong to another task or leave nobody.
-        NotConverged: What is left has a singular or indefinite Hessian, and the estimator sees it.
+        InvalidInput: An argument is out of range, or the weights belong to another task or remove all clients.
+        NotConverged: The remaining cost has a singular or indefinite Hessian, and the estimator detects it.
 
     Example:
         Removing the number 7 moves the mean from 2 to 1, where the loss of each of three clients is 0 instead of 1.
@@ -116,7 +118,7 @@ def step_groups(
     certify: bool,
     **around: Any,
 ) -> Effects:
-    """The effects of groups by Newton steps, whatever their status; `around` is for `hp.hypergradient`."""
+    """Return the effects of groups by Newton steps, whatever their status; `around` is passed to `hp.hypergradient`."""
     check_estimator(method, damping)
     made, parts = with_weights(task), split_runs(task, groups, at_once)
     if any(not np.any(each.client) for each in groups):
@@ -132,7 +134,7 @@ def step_groups(
 def _move(
     task: Task, made: Task, weights: list[Weights], baseline: Any, damping: float, *call: Any, **around: Any
 ) -> Effects:
-    """The effects of some groups, by one estimate for all of them; `call` and `around` are for `hp.hypergradient`."""
+    """Return the effects of some groups by one estimate; `call` and `around` are passed to `hp.hypergradient`."""
     moved_task = _step_task(task, made, weights, damping)
     step = hypergradient(moved_task, *call, **around)
     pull = step.value[1]
@@ -144,9 +146,9 @@ def _move(
 
 
 def _step_task(task: Task, made: Task, weights: list[Weights], damping: float) -> Task:
-    """The task whose hypergradient by a pull on params holds the Newton steps of all groups.
+    """Return the task whose hypergradient by a pull on params holds the Newton steps of all groups.
 
-    The pull starts at what the groups add to the gradient, so that the task is solved wherever `task` is.
+    The pull starts at the groups' part of the gradient, so that the task is solved at the same params as `task`.
     """
     hypers, params = stack_weights(task, weights), repeat_params(task.params, len(weights), axis=1)
     gone, penalty = Summed(_Gone(made.inner)), made.penalty and Summed(_Gone(made.penalty))
@@ -167,7 +169,7 @@ def _step_task(task: Task, made: Task, weights: list[Weights], damping: float) -
 
 @eqx.filter_jit
 def _missing_gradient(problem: Problem, params: PyTree, hypers: Weights, train: PyTree) -> PyTree:
-    """Each client's −∂_x of what the weights change of its inner cost."""
+    """Return each client's −∂_x of the change of its inner cost by the weights."""
 
     def own(params: PyTree, hyper: Weights, examples: PyTree) -> PyTree:
         batch = full_batch(examples)
@@ -179,7 +181,7 @@ def _missing_gradient(problem: Problem, params: PyTree, hypers: Weights, train: 
 def check_estimator(method: Any, damping: float) -> None:
     """Refuse an estimator of another target, and damping where it would change the training."""
     if isinstance(method, HypergradientEstimator) and method.info.target != "global":
-        allowed = "an estimator whose target is global: everybody's outer cost"
+        allowed = "an estimator whose target is global: the mean outer cost of all clients"
         raise InvalidInput("method", type(method).__name__, allowed)
     check_nonnegative("damping", damping)
     if damping and getattr(method, "trains", False):

@@ -1,4 +1,4 @@
-"""Where to look first for wrong labels."""
+"""Candidates for wrong labels, the most likely first."""
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -8,23 +8,23 @@ from hyperpush.influence.scores import Influence
 
 
 def suspects(scores: Influence, share: float = 0.1) -> dict[str, Int[np.ndarray, " _"]]:
-    """Every client's examples to look at first for wrong labels: those whose removal helps everyone most.
+    """Return every client's most likely wrong labels: the examples whose removal helps all clients most.
 
     Wrong labels hurt the others' validation loss, so they have the lowest scores. On digits of which two clients
     labeled a tenth wrongly, 92 % of random and all systematic errors were among the worst fifth
     (docs/results/influence.md).
 
-    **Use it** where a client may mislabel systematically: a model that has seen such errors gives them a small loss.
-    **Avoid it** for random errors alone, of which the loss under the shared model finds more, and where validation
-    labels are wrong, too.
+    **Use it** if a client may mislabel systematically: a model trained on such errors gives them a small loss. **Avoid
+    it** for random errors alone, because the loss under the shared model finds more of them. Avoid it also if
+    validation labels are wrong.
 
     Args:
-        scores: What `hp.influence.scores` returns.
-        share: The share of a client's examples to list, from 0 (none) to 1 (all, worst first). Begin with the share
-            of wrong labels that you expect, and look further while you find some.
+        scores: The result of `hp.influence.scores`.
+        share: The share of a client's examples to list, from 0 (none) to 1 (all, worst first). Begin with the expected
+            share of wrong labels, and continue as long as you find some.
 
     Returns:
-        The numbers of the examples by the client's name, the most harmful first.
+        Numbers of the examples by the client's name, the most harmful first.
 
     Raises:
         InvalidInput: `share` is not from 0 to 1.
@@ -47,6 +47,6 @@ def suspects(scores: Influence, share: float = 0.1) -> dict[str, Int[np.ndarray,
 
 
 def share_found(scores: Float[np.ndarray, " m"], wrong: Bool[np.ndarray, " m"], share: float) -> float:
-    """The share of the wrong labels that is among the `share` of a client's examples with the lowest scores."""
+    """Return the fraction of wrong labels found among the `share` of a client's examples with the lowest scores."""
     worst = np.argsort(scores, kind="stable")[: round(share * len(scores))]
     return float(np.sum(wrong[worst]) / np.sum(wrong))

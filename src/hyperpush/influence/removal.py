@@ -1,4 +1,4 @@
-"""What does change: retraining with examples removed, many at once, on the same draws and the same network."""
+"""Retraining without examples, many groups at once, with the same random draws and the same network."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,32 +39,33 @@ def retrain(
     engine: Engine = Simulate(),
     progress: Callable[[float], None] | None = None,
 ) -> Effects:
-    """Train again without each group, and once with everybody: what really changes for each client (see `without`).
+    """Retrain without each group, and once with all clients: the real change for each client (see `without`).
 
-    Up to `at_once` retrainings are one solve and share every message. With `hp.TreeNewton()` each of them ends at its
-    own solution. Solvers of fixed length descend on the sum of the costs: they share every mini-batch, every link and
-    push-sum's ω, and with the key of `hp.train` those of that run. Only the solve with the first groups is certified.
+    Up to `at_once` retrainings form one solve and share every message. With `hp.TreeNewton()` each ends at its own
+    solution. Solvers of fixed length descend on the sum of the costs: they share every mini-batch, every link and
+    push-sum's ω. With the key of `hp.train` they repeat that run's draws. Only the solve with the first groups is
+    certified.
 
-    **Use it** for few params, or where a prediction must be checked. Start warm, from `hp.train(…).task`: then
+    **Use it** for few params, or to check a prediction. Start warm, from `hp.train(…).task`: then
     `hp.TreeNewton()` takes a few averages. **Avoid it** for many single records, which `scores` ranks by one estimate.
 
     Args:
-        task: The task at the params that every retraining starts from: a trained one to start warm, or that before
+        task: The task at the params that every retraining starts from: a trained task to start warm, or the task before
             training to repeat a run of fixed length.
-        method: The inner solver: `hp.TreeNewton()`, or the one with a step size that trained. An optimizer could mix
-            the runs and is refused.
-        network: Who can send to whom, and when.
-        weights: What is left without each group, one set for each retraining.
-        key: An integer or a JAX key; that of `hp.train` repeats its links and mini-batches.
+        method: The inner solver: `hp.TreeNewton()`, or the solver of the training if it has a step size. An optimizer
+            could mix the runs and is refused.
+        network: The network: its links, and the rounds in which they are up.
+        weights: The remaining weights, one set for each retraining.
+        key: An integer or a JAX key; the key of `hp.train` repeats its links and mini-batches.
         at_once: Retrainings that share one solve, at least 1.
-        engine: Where the clients run.
-        progress: Called with how many retrainings are done.
+        engine: The engine that runs the clients.
+        progress: Function called with the number of finished retrainings; None: no calls.
 
     Returns:
-        `Effects` by group and site, with the params of each retraining and the baseline with everybody.
+        `Effects` by group and site, with the params of each retraining and the baseline with all clients.
 
     Raises:
-        InvalidInput: The weights are no list, or those of another task; or the method has an optimizer.
+        InvalidInput: The weights are not a list or belong to another task, or the method has an optimizer.
 
     Example:
         >>> import hyperpush as hp
@@ -91,7 +92,7 @@ def retrain(
 
 
 def _retrain_part(task: Task, method: InnerSolver, network: Network, weights: list[Weights], **around: Any) -> Effects:
-    """Effects whose `by_site` are the losses themselves."""
+    """Return effects whose `by_site` holds the losses themselves."""
     params, statuses, status, costs = _train(task, method, network, weights, **around)
     losses = outer_costs(task, eqx.filter(params, eqx.is_array))
     return Effects(
@@ -100,7 +101,7 @@ def _retrain_part(task: Task, method: InnerSolver, network: Network, weights: li
 
 
 def _without_baseline(found: Effects) -> Effects:
-    """The effects of all runs but the first, which trained with everybody."""
+    """Return the effects of all runs but the first, which trained with all clients."""
 
     def pick(place: Any) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[place] if eqx.is_array(leaf) else leaf, found.params)
@@ -120,9 +121,9 @@ def _without_baseline(found: Effects) -> Effects:
 def _train(
     task: Task, method: InnerSolver, network: Network, weights: Sequence[Weights], certify: bool, **around: Any
 ) -> tuple[PyTree[Float[Array, "k n ..."]], tuple[Status, ...], Status, Costs]:
-    """Train with each of k weights side by side, in one solve; `around` is for `hp.train`.
+    """Train with each of k weights side by side, in one solve; `around` is passed to `hp.train`.
 
-    Returns params, the status of each run and of all, and costs.
+    Return params, the status of each run and of all, and costs.
     """
     made = with_weights(task)
     if method.solves:
@@ -145,17 +146,17 @@ def _train(
 
 
 def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..."]) -> dict[str, float | None]:
-    """How well predictions match: R² = 1 − RSS/TSS, F1 of "removal lowers the loss", Kendall's τ, Spearman's ρ.
+    """Measure predictions by R² = 1 − RSS/TSS, F1 of "removal lowers the loss", Kendall's τ and Spearman's ρ.
 
     Args:
         predicted: Predicted changes of the loss, one for each removal.
-        actual: What retraining changed.
+        actual: Changes of the loss by retraining.
 
     Returns:
-        The four by name. None where a number is not defined: fewer than two predictions, or all the same.
+        The four numbers by name. A number is None if it is undefined: fewer than two predictions, or equal ones.
 
     Raises:
-        InvalidInput: There are not as many predictions as actual changes.
+        InvalidInput: The numbers of predictions and of actual changes differ.
 
     Example:
         >>> import numpy as np
@@ -163,7 +164,7 @@ def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..
         >>> hp.influence.agreement(np.array([-1.0, 2.0, 1.0]), np.array([-1.0, 2.0, 1.0]))
         {'r2': 1.0, 'f1': 1.0, 'kendall': 1.0, 'spearman': 1.0}
     """
-    from scipy import stats  # takes long to import, and only this needs it
+    from scipy import stats  # slow to import, and used here only
 
     predicted, actual = np.asarray(predicted, np.float64), np.asarray(actual, np.float64)
     if predicted.shape != actual.shape or predicted.ndim != 1 or not len(predicted):
@@ -175,7 +176,7 @@ def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..
     hits, named = np.sum((predicted < 0) & (actual < 0)), np.sum(predicted < 0) + np.sum(actual < 0)
     return {
         "r2": float(1 - np.sum((actual - predicted) ** 2) / np.sum((actual - actual.mean()) ** 2)) if varied else None,
-        "f1": float(2 * hits / named) if named else 1.0,  # nothing to find and nothing found is no mistake
+        "f1": float(2 * hits / named) if named else 1.0,  # without anything to find, finding nothing is right
         "kendall": kendall,
         "spearman": spearman,
     }

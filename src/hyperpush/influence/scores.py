@@ -1,4 +1,4 @@
-"""Predict what changes for everyone if a training example, or a whole client, were left out."""
+"""Predictions of the changes for all clients if a training example, or a whole client, were left out."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -34,8 +34,8 @@ from hyperpush.verbs.panels import Panel
 from hyperpush.verbs.results import Estimate, Result
 
 WORST = 10  # records in a panel
-LOOK = 50  # products for a look at the curvature
-FEW = 32  # clients up to which effects of parties are found unasked: they take as many systems
+LOOK = 50  # products of the curvature check
+FEW = 32  # clients up to which effects of parties are found by default; they take a system per client
 WAYS = ("newton", "retrain", "first order")
 
 
@@ -43,17 +43,17 @@ WAYS = ("newton", "retrain", "first order")
 class Influence(Result):
     """Predicted changes of validation losses when records or parties leave. Each client computes its own from vectors.
 
-    One party's result holds its own alone.
+    One party's result holds its own changes only.
 
     Attributes:
-        examples: By client, the change of Σ_k F_k if this example is removed, to first order.
-        totals: The same by client, for all that it has: its cost, with its penalty, is gone and its F_i still counts.
-            To first order and with its own loss in the sum, so for few parties signs are often wrong: see `clients`.
-        parties: The effects of whole parties on each client; None if they were not asked for.
-        damping: What was added to the mean Hessian.
-        curvature: The ends of the spectrum of the mean Hessian without it; None if not looked at.
+        examples: By client, the change of Σ_k F_k if this example is removed, at first order.
+        totals: The change of Σ_k F_k if a client's cost and penalty are removed; its F_i still counts. At first order
+            and with its own loss in the sum, signs are often wrong for few parties: see `clients`.
+        parties: The effects of whole parties on each client; None without `parties`.
+        damping: The number added to the diagonal of the mean Hessian.
+        curvature: The ends of the spectrum of the mean Hessian without damping; None if it was not checked.
         estimate: The hypergradient by all weights.
-        validation: The validation examples that were asked for, as pairs (client, number).
+        validation: The requested validation examples, as pairs (client, number).
         by_validation: By client, the change of the loss of each of them if this example is removed, [validation
             examples, examples].
 
@@ -83,7 +83,7 @@ class Influence(Result):
 
     @property
     def by_site(self) -> Float[np.ndarray, "n n"]:
-        """The change of each client's F if a client leaves, [who leaves, who feels it]."""
+        """The change of each client's F if a client leaves, [leaving client, affected client]."""
         return self._parties.by_site
 
     @property
@@ -93,14 +93,14 @@ class Influence(Result):
         return self.parties
 
     def ranking(self, client: str | int) -> Int[np.ndarray, " m"]:
-        """The client's examples, the one that hurts everyone most first: removing it lowers the loss most."""
+        """Return the client's examples, the most harmful first: its removal lowers the loss of all most."""
         number = self.task.client(client)
         if number not in self._numbers:
             raise InvalidInput("client", client, f"{self.names[0]!r}, whose result this is")
         return np.argsort(self.examples[self._numbers.index(number)], kind="stable")
 
     def top(self, count: int) -> list[Place]:
-        """The examples of all clients with the largest predicted changes, in either direction."""
+        """Return the examples of all clients with the largest predicted changes, in either direction."""
         check_integer("count", count, minimum=0)
         rows = zip(self._numbers, self.examples, strict=True)
         places = [(client, number) for client, own in rows for number in range(len(own))]
@@ -108,7 +108,7 @@ class Influence(Result):
         return [places[place] for place in order]
 
     def worst(self, count: int) -> list[Place]:
-        """The examples of all clients that hurt most: removing them lowers the loss most. Others are left out."""
+        """Return the examples of all clients whose removal lowers the loss most; helpful ones are left out."""
         check_integer("count", count, minimum=0)
         rows = zip(self._numbers, self.examples, strict=True)
         hurting = [(own[number], client, int(number)) for client, own in rows for number in np.flatnonzero(own < 0)]
@@ -116,12 +116,12 @@ class Influence(Result):
 
     @property
     def _numbers(self) -> list[int]:
-        """The clients that have scores here."""
+        """Return the clients with scores in this result."""
         return list(range(self.task.clients)) if self.task.owner is None else [self.task.owner]
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the predictions, with all that the printed status says; empty if there are none."""
+        """Reasons to doubt the predictions, those of the printed status included; empty without any."""
         said = warn_of_status(self.status) + self._warn_of_curvature()
         if self.parties is None:
             return said
@@ -174,7 +174,7 @@ def scores(
     hooks: Sequence[Any] = (),
     throw: bool = False,
 ) -> Influence:
-    """Predict what changes if a record or a party leaves, at params that training found (`trained.task`).
+    """Predict the changes if a record or a party leaves, at trained params (`trained.task`).
 
     With a weight w for each example, 1 as given and 0 where it is removed, the change of Σ_k F_k is predicted by
 
@@ -182,31 +182,33 @@ def scores(
 
     (Koh and Liang, arXiv:1703.04730; equation 12 of Terashita and Hara, arXiv:2210.02129).
 
-    to first order. Straight lines fall short for whole parties, whose effects on each of the others take a Newton step
-    without the party, or retraining.
+    The prediction is of first order, which falls short for whole parties. Their effects on each of the others take a
+    Newton step without the party, or retraining.
 
-    **Use it** to find examples that hurt everyone, such as wrong labels, and to see which party helps or hurts whom.
-    **Avoid it** for large groups of records: `group_score` takes a Newton step. `retrain` says what is true.
+    **Use it** to find examples that hurt all clients, such as wrong labels, and the effect of each party on each other
+    one. **Avoid it** for large groups of records: `group_score` takes a Newton step. `retrain` gives the true effect.
 
     Args:
         task: A trained or solved task whose inner cost returns one loss per example (`trained.task`, `solution.task`,
-            `hp.load(path, task=task).result.task`). Its hypers, whatever they are, stay as they are.
+            `hp.load(path, task=task).result.task`). Its hypers, of any kind, stay fixed.
         method: An estimator with a global target. `ITDBackward` takes the task before training.
-        network: Who can send to whom, and when.
+        network: The network: its links, and the rounds in which they are up.
         key: An integer or a JAX key.
-        damping: Added to the mean Hessian, 0 or more. Where that is indefinite, `warnings` say how much is needed.
-        parties: How to find the effects of whole parties on the others, by site. `"newton"`: a Newton step without
-            each of them, all in one more estimate, which sends and computes as many times as much as there are
-            clients. `"retrain"`: `hp.TreeNewton()` without each of them, from these params; exact, and best for few
-            params. `"first order"`: as many right-hand sides more in the one estimate; wrong for parties that hold
-            much of the weight. None: not at all. `"auto"`: `"newton"` for up to 32 clients, all hosted here; else None.
-        validation: Validation examples to score for, one by one: pairs (client, number), or a client for all of its.
-            With k of them the one estimate has k + 1 right-hand sides: it sends and computes k + 1 times as much in
-            about as many rounds, and holds k + 1 vectors where it held one. Choose some, or take some at a time.
-        curvature_steps: Products per client for a look at the curvature, for `warnings`; 0: no look. None: 50 steps,
-            unless the estimator sees negative curvature itself (`Automatic`, `TreeCG`, `Dense`) and saw none.
-        engine: Where the clients run; the curvature is looked at without its faults. One party does not look: among
-            parties, a run is one program.
+        damping: Number added to the diagonal of the mean Hessian, 0 or more. If that is indefinite, `warnings` give the
+            necessary damping.
+        parties: Method for the effects of whole parties on the others, by site. `"newton"`: a Newton step without each
+            party, all in one more estimate, which sends and computes n times as much for n clients. `"retrain"`:
+            `hp.TreeNewton()` without each party, from these params; exact, and best for few params. `"first order"`: n
+            more right-hand sides in the one estimate; wrong for parties with much of the weight. None: no effects of
+            parties. `"auto"`: `"newton"` for up to 32 clients, all hosted here; else None.
+        validation: Validation examples to score for, one by one: pairs (client, number), or a client for all of its
+            examples. With k of them the one estimate has k + 1 right-hand sides: it sends and computes k + 1 times as
+            much in about as many rounds, and holds k + 1 vectors in place of each one. Choose a few, or a few at a
+            time.
+        curvature_steps: Products per client to check the curvature, for `warnings`; 0: no check. None: 50, or 0 if the
+            estimator detects negative curvature itself (`Automatic`, `TreeCG`, `Dense`) and found none.
+        engine: The engine that runs the clients; the curvature is checked without its faults. A single party skips this
+            check, because a run among parties is one program.
         hooks: Observers called between compiled chunks.
         throw: Raise `hp.NotConverged` instead of returning a result that did not converge.
 
@@ -264,7 +266,7 @@ def scores(
 def _look(
     task: Task, estimate: Estimate, network: Network, key: Any, steps: int | None, engine: Engine
 ) -> tuple[Curvature, Costs] | None:
-    """The curvature and its costs; None where nobody looks, because the estimate saw it or one party cannot."""
+    """Return the curvature and its costs; None if the estimate has checked it, or one party cannot."""
     if steps is None:
         sees_itself = estimate.status.singular is not None and estimate.status.reason != "ill-posed"
         steps = 0 if sees_itself else LOOK
@@ -272,7 +274,7 @@ def _look(
 
 
 def _way(parties: Any, task: Task, method: HypergradientEstimator, engine: Engine) -> str | None:
-    """How effects of parties are found; refuses what does not exist or does not fit."""
+    """Return the method for effects of parties; refuse unknown names and methods that do not fit."""
     if parties not in (*WAYS, "auto", None):
         raise unknown("parties", str(parties), (*WAYS, "auto"))
     cannot = engine.hosts_one or method.trains
@@ -287,7 +289,7 @@ def _way(parties: Any, task: Task, method: HypergradientEstimator, engine: Engin
 def _party_effects(
     task: Task, method: HypergradientEstimator, network: Network, how: str | None, judged: Status, **options: Any
 ) -> Effects | None:
-    """The effects of every single party by a Newton step or retraining; None if nobody asks or only one is there."""
+    """Return the effects of each party by a Newton step or retraining; None if unwanted or for one party."""
     if how is None or task.clients < 2:
         return None
     weights = [without(task, clients=[client]) for client in range(task.clients)]
@@ -295,14 +297,14 @@ def _party_effects(
         options.pop("damping")
         return retrain(task, TreeNewton(), network, weights, **options)
     found = step_groups(task, method, network, weights, certify=False, **options)
-    # The records' estimate judged the same params, and the estimator itself.
+    # The records' estimate has judged the same params, and the estimator itself.
     uncertified = found.status.reason == "not certified"
     status = replace(judged, error=found.status.error) if uncertified else found.status.judged(judged)
     return replace(found, status=status)
 
 
 def _baseline(task: Task) -> Float[np.ndarray, " n"]:
-    """F_j of every client at the task's params; one party knows its own alone."""
+    """Return F_j of every client at the task's params; one party knows its own only."""
     if task.owner is None:
         return outer_costs(task, jax.tree.map(lambda leaf: leaf[None], task.params))[0]
     found = np.full(task.clients, np.nan)
@@ -311,7 +313,7 @@ def _baseline(task: Task) -> Float[np.ndarray, " n"]:
 
 
 def _own_rows(task: Task) -> Bool[np.ndarray, "k n"]:
-    """Every client leaves by itself; one party's task has its row alone."""
+    """Return a mask in which every client leaves by itself; one party's task has its row only."""
     rows = np.eye(task.clients, dtype=bool)
     return rows if task.owner is None else rows[task.owner : task.owner + 1]
 
@@ -319,7 +321,7 @@ def _own_rows(task: Task) -> Bool[np.ndarray, "k n"]:
 def _changes(
     task: Task, value: Weights, several: bool
 ) -> tuple[list[Float[np.ndarray, "runs _"]], Float[np.ndarray, "n runs"]]:
-    """Every client's predicted changes by run and example, and those of the client itself by run."""
+    """Return every client's predicted changes by run and example, and by run for the whole client."""
     examples, clients = (-task.clients * np.asarray(each, np.float64) for each in (value.examples, value.client))
     if not several:
         examples, clients = examples[..., None], clients[..., None]

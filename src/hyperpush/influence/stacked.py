@@ -22,7 +22,7 @@ def over_runs(
     function: Callable[..., Float[Array, "..."]], params: PyTree, *own: Array, axes: tuple[int, ...] = ()
 ) -> Float[Array, "k ..."]:
     """Apply a function of params to each of k runs, which are on axis 0 of params and on `axes` of the other arrays."""
-    arrays, rest = eqx.partition(params, eqx.is_array)  # a module has other leaves, too
+    arrays, rest = eqx.partition(params, eqx.is_array)  # modules also have non-array leaves
 
     def one(x: PyTree, *own: Array) -> Float[Array, "..."]:
         return function(eqx.combine(x, rest), *own)
@@ -56,7 +56,7 @@ class Pulled(eqx.Module):
     asked: bool = eqx.field(static=True, default=False)
 
     def __call__(self, params: PyTree, hyper: tuple[Any, ...]) -> Float[Array, ""]:
-        numbers = eqx.filter(params, eqx.is_inexact_array)  # a module has other leaves, too
+        numbers = eqx.filter(params, eqx.is_inexact_array)  # modules also have non-array leaves
         weights, pull = hyper[:2]
         if self.asked:
             weights = jax.lax.stop_gradient(weights)
@@ -82,7 +82,7 @@ def repeat_params(params: PyTree, runs: int, axis: int) -> PyTree:
 
 
 def stack_weights(task: Task, weights: Sequence[Weights]) -> Weights:
-    """The weights of all runs of a simulation: runs on the last axis, as examples are looked up on the first."""
+    """Return all runs' weights in a simulation, runs on the last axis, because examples are looked up on the first."""
     return Weights(
         jnp.stack([each.examples for each in weights], axis=2),
         jnp.stack([each.client for each in weights], axis=1),
@@ -91,7 +91,7 @@ def stack_weights(task: Task, weights: Sequence[Weights]) -> Weights:
 
 
 def split_runs(task: Task, weights: Any, at_once: int) -> list[list[Weights]]:
-    """Parts of equal length, so that one program serves all; the last repeats its last weights. Checks both first."""
+    """Split weights into parts of equal length for one program, the last padded by repetition; check them first."""
     check_integer("at_once", at_once, minimum=1)
     if isinstance(weights, Weights) or not isinstance(weights, Sequence):
         raise InvalidInput("weights", type(weights).__name__, "a list of weights, one for each run")
@@ -106,7 +106,7 @@ def split_runs(task: Task, weights: Any, at_once: int) -> list[list[Weights]]:
 
 
 def outer_costs(task: Task, params: PyTree) -> Float[np.ndarray, "k n"]:
-    """Every client's F in each of k runs, which are on axis 0 of the params and clients on axis 1."""
+    """Return every client's F in each of k runs, runs on axis 0 of the params and clients on axis 1."""
     found = _outer_costs(task.problem, params, task.hypers, task.data.outer)
     return np.asarray(found, np.float64)
 

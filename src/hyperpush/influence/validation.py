@@ -18,11 +18,11 @@ from hyperpush.task.problem import L2, Cost, Penalty
 from hyperpush.task.starts import PerClient
 from hyperpush.task.task import Task
 
-NOT_KNOWN = 2**31  # more validation examples than anybody has
+NOT_KNOWN = 2**31  # more validation examples than any client has
 
 
 class _Asked(eqx.Module):
-    """How a client's outer cost counts in each run: its F, and the number of a single example (−1: none)."""
+    """Weights of a client's outer cost in each run: its F, and the number of a single example (−1: none)."""
 
     whole: Float[Array, "*clients k"]
     number: Float[Array, "*clients k"]
@@ -51,7 +51,7 @@ class _Apart(eqx.Module):
 
 
 class _Counted(eqx.Module):
-    """Sum of an outer penalty over the runs that ask for this client's F; it belongs to no single example."""
+    """Sum of an outer penalty over the runs that ask for this client's F; it does not depend on examples."""
 
     function: Penalty
 
@@ -61,7 +61,7 @@ class _Counted(eqx.Module):
 
 
 def damped_task(made: Task, damping: float) -> Task:
-    """The task `made` with damping added to its mean Hessian, and nothing to its gradient at the task's params."""
+    """Return the task `made` with damping in its mean Hessian, but not in its gradient at the task's params."""
     pull = jax.tree.map(lambda x: -damping * x, made.params)
     start = (made.hypers, pull)
     return made.replace(
@@ -75,7 +75,7 @@ def damped_task(made: Task, damping: float) -> Task:
 
 
 def split_outer(task: Task, made: Task, damping: float, places: list[Place], sites: bool) -> Task:
-    """The task `made`, which is `task` with weights, as several runs side by side at the same params.
+    """Return the task `made`, which is `task` with weights, as several runs side by side at the same params.
 
     The first has the outer cost of the task. One for each place has the loss of that validation example alone. With
     `sites` one more for each client has its F alone.
@@ -112,12 +112,12 @@ def _asked(task: Task, places: list[Place], sites: bool, dtype: Any) -> _Asked:
 
 
 def find_places(task: Task, validation: Any) -> list[Place]:
-    """The validation examples that are meant: pairs (client, number), and all of a client that is named alone."""
+    """Return the given validation examples as pairs (client, number), with all examples of clients named alone."""
     if isinstance(validation, str) or not isinstance(validation, Iterable) or _is_one_pair(validation):
         raise InvalidInput("validation", validation, "a list of pairs [(client, number of its validation example), …]")
     if task.owner is None:
         counts = example_counts(task.validation)
-    else:  # nobody knows how many others have; they check themselves
+    else:  # the numbers of others' examples are unknown here; they check themselves
         counts = np.where(np.arange(task.clients) == task.owner, int(count(task.validation)), NOT_KNOWN)
     found: list[Place] = []
     for each in validation:
@@ -133,6 +133,6 @@ def find_places(task: Task, validation: Any) -> list[Place]:
 
 
 def _is_one_pair(given: Any) -> bool:
-    """Whether (client, number) was given in place of a list of pairs; a list [0, 1] names two clients."""
+    """Return True for a bare (client, number) in place of a list of pairs; a list [0, 1] names two clients."""
     flat = isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[1], int | np.integer)
     return flat and (isinstance(given, tuple) or isinstance(given[0], str))

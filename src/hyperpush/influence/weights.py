@@ -22,9 +22,9 @@ Place = tuple[int, int]  # (client, its example)
 
 
 class Weights(eqx.Module):
-    """How much each of a client's examples counts, and how much the client; 1 is as given, 0 is removed.
+    """Weights of a client's examples, and of the client itself; 1 keeps, 0 removes.
 
-    `own` are the client's hypers, which stay as they are.
+    `own` holds the client's hypers, which stay fixed.
 
     Args:
         examples: One number for each training example, [clients, examples].
@@ -44,7 +44,7 @@ class Weights(eqx.Module):
 
 
 class Chosen(eqx.Module):
-    """A cost or penalty of a part of the hyper, which `choose` takes out of it."""
+    """A cost or penalty of a part of the hyper, which `choose` selects."""
 
     function: Cost | Penalty
     choose: Callable[[PyTree], PyTree] = eqx.field(static=True)
@@ -54,7 +54,7 @@ class Chosen(eqx.Module):
 
 
 def of_part(cost: Cost, choose: Callable[[PyTree], PyTree]) -> Cost:
-    """A cost that takes this part of the hyper; one of a `Batch` stays one."""
+    """Return a cost of this part of the hyper; a cost of a `Batch` stays one."""
     return BatchCost(Chosen(cost.function, choose)) if isinstance(cost, BatchCost) else Chosen(cost, choose)
 
 
@@ -77,8 +77,8 @@ def get_own(weights: Weights) -> PyTree:
 def with_weights(task: Task) -> Task:
     """f_i(x, (w, c)) = c ((1/N_i) Σ_j w_j ℓ(x; z_ij) + penalty), with all weights 1; F_i as it is.
 
-    N_i stays as it is when weights change. Equation 12 of Terashita and Hara (arXiv:2210.02129), with a weight for each
-    client besides. The inner cost has to return one loss per example: no share of the penalty belongs to one.
+    N_i does not change with the weights. Equation 12 of Terashita and Hara (arXiv:2210.02129), with an additional
+    weight for each client. The inner cost has to return one loss per example: no share of the penalty belongs to one.
 
     Args:
         task: A task that is not private, whose inner cost returns one loss per example.
@@ -113,7 +113,7 @@ def with_weights(task: Task) -> Task:
 
 
 def check_single_losses(task: Task, level: Literal["inner", "outer"] = "inner") -> None:
-    """Refuse a task whose cost of this level is a scalar: it does not say what each example adds to it."""
+    """Refuse a task whose cost of this level is a scalar, because it hides the parts of the examples."""
     task.check()
     cost, examples, penalty = (
         (task.inner, task.train, "penalty") if level == "inner" else (task.outer, task.validation, "outer_penalty")
@@ -126,7 +126,7 @@ def check_single_losses(task: Task, level: Literal["inner", "outer"] = "inner") 
 
 @no_type_check
 def without(task: Task, places: Iterable[tuple[int | str, int]] = (), clients: Iterable[int | str] = ()) -> Weights:
-    """The weights with some examples and clients removed: what `group_score` and `retrain` take.
+    """Return weights with some examples and clients removed, for `group_score` and `retrain`.
 
     Args:
         task: The task whose examples these are.
@@ -134,7 +134,7 @@ def without(task: Task, places: Iterable[tuple[int | str, int]] = (), clients: I
         clients: Clients to remove, by number or name.
 
     Raises:
-        InvalidInput: There is no such example or client.
+        InvalidInput: An example or client does not exist.
 
     Example:
         >>> import jax.numpy as jnp
@@ -164,7 +164,7 @@ def without(task: Task, places: Iterable[tuple[int | str, int]] = (), clients: I
 
 
 def check_place(field: str, place: Any, task: Task, counts: Int[np.ndarray, " n"]) -> Place:
-    """The numbers of a client and its example; refuses what is no example of a client's."""
+    """Return the numbers of a client and its example; refuse unknown ones."""
     if not isinstance(place, tuple | list) or len(place) != 2 or not isinstance(place[1], int | np.integer):
         raise InvalidInput(field, place, "pairs (client, number of its example)")
     owner, number = task.client(place[0]), int(place[1])

@@ -12,7 +12,7 @@ from hyperpush.base.files import write_atomically
 from hyperpush.base.version import __version__
 from hyperpush.verbs.panels import DRAWN, EXTRA, Panel, drawing
 
-FORMAT = 1  # of the JSON file
+FORMAT = 1  # format version of the JSON file
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
@@ -35,7 +35,7 @@ def report(
         The page's path.
 
     Raises:
-        InvalidInput: The object has no panels, a file exists or cannot be written, or the extra `pages` is missing.
+        InvalidInput: The object lacks panels, a file exists or cannot be written, or the extra `pages` is missing.
             Nothing is half-written.
 
     Example:
@@ -61,7 +61,7 @@ def report(
 
 
 def check_path(path: Any, overwrite: bool = False) -> Path:
-    """The page to write; refuse other endings, missing folders and existing files."""
+    """Return the page to write; refuse other endings, missing folders and existing files."""
     if not isinstance(path, str | Path) or Path(path).suffix not in (".html", ".htm"):
         raise InvalidInput("path", str(path), "a file name that ends in .html")
     page = Path(path)
@@ -74,13 +74,13 @@ def check_path(path: Any, overwrite: bool = False) -> Path:
 
 
 def to_json(shown: Sequence[Panel], title: str, about: Sequence[str] = ()) -> str:
-    """The panels as JSON: title, sentences, and each panel's title, kind, numbers and note."""
+    """Return the panels as JSON: title, sentences, and each panel's title, kind, numbers and note."""
     head = {"format": FORMAT, "version": __version__, "title": title, "about": list(about)}
     return json.dumps({**head, "panels": [panel.to_dict() for panel in shown]}, indent=1, allow_nan=False) + "\n"
 
 
 def to_html(shown: Sequence[Panel], title: str, about: Sequence[str] = ()) -> str:
-    """The panels as one HTML page."""
+    """Return the panels as one HTML page."""
     jinja = require("jinja2", EXTRA)
     environment = jinja.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
@@ -92,7 +92,7 @@ def to_html(shown: Sequence[Panel], title: str, about: Sequence[str] = ()) -> st
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it: whole numbers with separators, others to four digits, a dash for a missing one."""
+    """Return a value for a table: whole numbers with separators, others to four digits, a dash for missing ones."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -101,7 +101,7 @@ def cell(value: Any) -> str:
 
 
 def _part(panel: Panel, number: int) -> dict[str, Any]:
-    """What the template needs of a panel."""
+    """Return the template's data of a panel."""
     part: dict[str, Any] = {"title": panel.title, "kind": panel.kind, "note": panel.note, "numbers": panel.numbers}
     if panel.kind in DRAWN:
         part["svg"] = drawing().svg(panel, f"p{number}-")
@@ -114,7 +114,7 @@ def _part(panel: Panel, number: int) -> dict[str, Any]:
 
 
 def as_table(panel: Panel) -> tuple[list[str], list[list[Any]]]:
-    """The numbers of a picture as columns and rows."""
+    """Return the numbers of a picture as columns and rows."""
     numbers = panel.numbers
     if panel.kind == "heat":
         rows = zip(numbers["rows"], numbers["values"], strict=True)

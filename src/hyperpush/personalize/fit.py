@@ -143,7 +143,7 @@ def fit(
             baseline, an inner solver such as `hp.personalize.FedProx(…)`.
         network: The network, with one node per client.
         train: Examples (inputs, labels), in any form that `hp.Task` takes; labels are 0, …, classes − 1.
-        key: An integer or a JAX key. Decides starts, random links and mini-batches.
+        key: An integer or a JAX key. It determines starts, random links and mini-batches.
         validation: Examples for fitting the personal parts. Baselines do not need them.
         test: Examples for `scores("test")`; no choice is made on them.
         holdout: Examples for choosing the best step by mean accuracy; None takes the last step.

@@ -238,7 +238,7 @@ class Product(Configured):
             more: Further arguments of `hp.Task`, such as `validation`, `outer_on`, `names`.
 
         Raises:
-            InvalidInput: The model does not fit the recipes or the examples, or a party has no examples to fit.
+            InvalidInput: The model does not fit the recipes or the examples, or a party lacks examples to fit.
         """
         check_nonnegative("l2", l2)
         if processes.count() == 1:  # examples spread over processes cannot be read one by one

@@ -76,7 +76,7 @@ def scores(recipes: Any, model: Model, params: PyTree, hypers: PyTree, data: PyT
         `Scores`: each client's accuracy, the average weighted by numbers of examples, and the 10 % quantile.
 
     Raises:
-        InvalidInput: A client has no examples.
+        InvalidInput: A client lacks examples.
     """
     metric = Accuracy(as_product(recipes), model)
     problem = Problem(metric, metric)

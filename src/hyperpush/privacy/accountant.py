@@ -97,10 +97,10 @@ class Accountant(eqx.Module):
     def limit(self, delta: float | None = None, rounds: int = 100_000, by: str | None = None) -> PerClient:
         """Return an upper bound on ε for any number of rounds: `rounds` exact ones, and a bound on the rest.
 
-        It exists where noise falls more slowly than the sensitivity.
+        It exists if noise falls more slowly than the sensitivity.
 
         Raises:
-            InvalidInput: There is no limit. A reused data set never has one, because its ε grows without end.
+            InvalidInput: The limit does not exist. It never exists for a reused data set, whose ε grows without end.
         """
         if delta is None:
             self._only_laplace()
@@ -239,7 +239,7 @@ def check_schedules(
 
     With steps ~ t^−v and noise ~ t^−ς, the mean square error from noise is ~ t^(v − 2ς): ς > v/2. Steps must add up to
     infinity: v ≤ 1. A finite budget needs ς < v with Laplace noise and running averages, ς < v + 1/2 with Gaussian
-    noise, ς ≤ v where samples are used once, and does not exist for reused data (Chen and Wang, ICML 2024).
+        noise, and ς ≤ v if samples are used once. It does not exist for reused data (Chen and Wang, ICML 2024).
 
     Args:
         steps: One schedule for all variables, or one by variable.

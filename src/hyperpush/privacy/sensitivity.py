@@ -29,8 +29,8 @@ VARIABLES = ("y", "z", "x")
 class Constants(eqx.Module):
     """Bounds for every single example: x are the hypers, y the params, g is the inner and f the outer cost.
 
-    The algorithm enforces clips. Smoothness is a property of the costs. Where a constant of smoothness is not known,
-    `math.inf` leaves only the guarantee of clipping: a client whose state differs may then send a whole clipped
+    The algorithm enforces clips. Smoothness is a property of the costs. If a constant of smoothness is unknown,
+    `math.inf` leaves only the guarantee of clipping. A client whose state differs may then send a whole clipped
     gradient in another direction.
 
     Args:
@@ -196,9 +196,9 @@ class LoopSensitivity(eqx.Module):
         """Bound Σ_{t ≥ start} (Δ_t/noise_t)^order of the given variables, from all Δ at `start`; it may be infinite.
 
         m_t = max Δ_t (t + 1)^v / u over variables, with any u > 0, falls like m⁺ ≤ q m + σ/(t + 1) with q and σ taken
-        at `start`. By convexity (m⁺)^p ≤ q m^p + (1 − q)(σ/(1 − q)(t + 1))^p; summed with weights (t + 1)^{p(ς − v)},
-        which grow at most by a factor r per round, this bounds the sum E of m^p: E(1 − rq) ≤ its first term + r·(the
-        sum of the sources).
+        at `start`. By convexity (m⁺)^p ≤ q m^p + (1 − q)(σ/(1 − q)(t + 1))^p; Weights (t + 1)^{p(ς − v)} grow at most
+        by a factor r per round. Summed with them, this bounds the sum E of m^p: E(1 − rq) ≤ its first term + r·(the sum
+        of the sources).
         """
         at, clips, slopes = start + 1, self._most(), self.constants.slopes
         v, size = (np.array([getattr(self.steps[name], of) for name in VARIABLES]) for of in ("exponent", "scale"))

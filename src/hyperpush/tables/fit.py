@@ -24,7 +24,7 @@ from hyperpush.tables.task import TableTask, make_task, split_rows
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.train import train
 
-RATES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)  # that L2 is chosen from
+RATES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)  # candidates for the L2 rate
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +34,7 @@ class Model:
     Attributes:
         schema: The columns that rows must have.
         scaling: Shared means and deviations.
-        params: One row per class but one, or one row; the intercept is last. In units of scaled features.
+        params: One row per class but one, or one row, in units of scaled features; the intercept is last.
         l2: The rate of the penalty.
         status: The status of the training.
         costs: Messages and computations of each party, the choice of L2 included.
@@ -58,20 +58,20 @@ class Model:
     costs: Costs
 
     def predict(self, rows: Any) -> np.ndarray:
-        """The class, or the number, of each raw row: a file, data frame, dict of columns, or matrix."""
+        """Return the class, or the number, of each raw row: a file, data frame, dict of columns, or matrix."""
         scores = self._scores(self._read(rows, None))
         if self.schema.kind == "numbers":
             return self._numbers(scores)
         return np.array(self.schema.classes)[np.argmax(probabilities(scores), axis=1)]
 
     def predict_proba(self, rows: Any) -> np.ndarray:
-        """The probability of each class, in the order of `schema.classes`, [rows, classes]."""
+        """Return the probability of each class, in the order of `schema.classes`, [rows, classes]."""
         if self.schema.kind == "numbers":
             raise InvalidInput("predict_proba", "a label of numbers", "predict: only classes have probabilities")
         return probabilities(self._scores(self._read(rows, None)))
 
     def score(self, rows: Any, labels: Any = None) -> float:
-        """The share of right classes, or R² for numbers, on raw rows.
+        """Return the share of right classes, or R² for numbers, on raw rows.
 
         Args:
             rows: As for `predict`.
@@ -128,16 +128,16 @@ def fit(
     Args:
         tables: The result of `hp.tables.read`.
         network: The links among the parties. None: `hp.networks.Exponential` over the parties.
-        key: An integer or a JAX key; decides the split that chooses L2, and random links.
+        key: An integer or a JAX key; it determines the split that chooses L2, and random links.
         l2: The rate of the penalty ½·l2·‖w‖², above 0. None: the best of 1e-4, 1e-3, 0.01, 0.1 and 1 on a quarter of
             the records, before the fit on all of them.
-        engine: The host of the parties.
+        engine: The engine that hosts the parties.
 
     Returns:
         A `Model` with `predict`, `predict_proba`, `score`, `status` and `costs`.
 
     Raises:
-        InvalidInput: Something does not fit.
+        InvalidInput: An argument is invalid; the message names it.
 
     Example:
         >>> import numpy as np
@@ -165,7 +165,7 @@ def fit(
 
 
 def _choose_rate(tables: Tables, network: Network, options: dict[str, Any]) -> tuple[float, Costs]:
-    """The L2 rate with the least loss on a quarter of the records; all rates are trained side by side."""
+    """Return the L2 rate with the least loss on a quarter of the records; all rates are trained side by side."""
     sets = split_rows(tables, (0.75, 0.25, 0.0), options["key"])
     task = make_task(tables, sets, network, l2=RATES[0], **options)
     rates = [np.full(len(tables.names), np.log(rate)) for rate in RATES]
@@ -176,7 +176,7 @@ def _choose_rate(tables: Tables, network: Network, options: dict[str, Any]) -> t
 
 
 def _validation_loss(task: TableTask, params: np.ndarray) -> float:
-    """The mean loss over all parties' validation records."""
+    """Return the mean loss over all parties' validation records."""
     head: Head = task.outer.head
     examples, counts = task.validation, None
     if hasattr(examples, "counts"):

@@ -14,7 +14,7 @@ from hyperpush.tasks.logistic import softplus
 
 
 class Head(eqx.Module):
-    """A linear model and its loss. The last entry of each row of params is the intercept, which has no penalty.
+    """A linear model and its loss. The last entry of each row of params is the intercept, which is not penalized.
 
     Two classes have one logistic vector. More have softmax against the last class, whose scores are 0: softmax over
     all classes with free intercepts has a singular Hessian.
@@ -31,29 +31,29 @@ class Head(eqx.Module):
 
     @staticmethod
     def of(schema: Schema, width: int) -> "Head":
-        """The head for this kind of label."""
+        """Return the head for this kind of label."""
         return Head("softmax" if schema.kind == "classes" else "regression", len(schema.classes), width)
 
     @property
     def rows(self) -> int:
-        """Vectors among the params."""
+        """Number of vectors in the params."""
         return self.classes - 1 if self.classes > 2 else 1
 
     @property
     def size(self) -> int:
-        """The number of params."""
+        """Number of params."""
         return self.rows * (self.width + 1)
 
     def start(self) -> Float[Array, "rows width_and_one"]:
-        """Zeros."""
+        """Return params of zeros."""
         return jnp.zeros((self.rows, self.width + 1))
 
     def scores(self, params: Float[Array, "rows _"], inputs: Float[Array, "m width"]) -> Float[Array, "m rows"]:
-        """Linear scores."""
+        """Return the linear scores."""
         return inputs @ params[:, :-1].T + params[:, -1]
 
     def losses(self, params: Float[Array, "rows _"], inputs: Any, labels: Float[Array, " m"]) -> Float[Array, " m"]:
-        """Cross-entropy, or squared error; one per record."""
+        """Return the cross-entropy, or the squared error, of each record."""
         scores = self.scores(params, inputs)
         if self.kind == "regression":
             return (scores[:, 0] - labels) ** 2
@@ -64,12 +64,12 @@ class Head(eqx.Module):
         return jax.nn.logsumexp(full, axis=1) - picked
 
     def penalty(self, params: Float[Array, "rows _"], l2: Any) -> Float[Array, ""]:
-        """½·l2·‖w‖², without the intercepts."""
+        """Return ½·l2·‖w‖², without the intercepts."""
         return 0.5 * l2 * jnp.sum(params[:, :-1] ** 2)
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:
-    """Class probabilities of scores [records, rows], in the order of the classes."""
+    """Return class probabilities of scores [records, rows], in the order of the classes."""
     zeros = np.zeros((len(scores), 1))
     # One row scores the second class against the first; more rows score the others against the last.
     full = [zeros, scores] if scores.shape[1] == 1 else [scores, zeros]

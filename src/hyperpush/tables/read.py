@@ -1,4 +1,4 @@
-"""Read the tables of several parties and report what was found in them."""
+"""Read the tables of several parties and report their content."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class Tables:
         inputs: Each party's features, [records, features], NaN where a value is missing.
         labels: Each party's labels: numbers of classes, or numbers.
         sources: Each party's file, or its name.
-        lines: Of each party's records, the line in its file; without a file the row, from 0.
+        lines: The line of each record in its party's file; without a file the row, from 0.
         warnings: Reasons for caution, one sentence each.
 
     Example:
@@ -52,7 +52,7 @@ class Tables:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Records of each party."""
+        """Number of records of each party."""
         return tuple(map(len, self.labels))
 
     @property
@@ -62,7 +62,7 @@ class Tables:
         return np.stack([np.bincount(own, minlength=size) / len(own) for own in self.labels])
 
     def take(self, rows: Sequence[np.ndarray]) -> "Tables":
-        """Some records of each party, in the same columns: such as all but the ones that a score holds out."""
+        """Return some records of each party, in the same columns, such as all but held-out ones."""
         picked: dict[str, Any] = {
             name: tuple(own[each] for own, each in zip(getattr(self, name), rows, strict=True))
             for name in ("inputs", "labels", "lines")
@@ -88,12 +88,12 @@ class Tables:
 
         Args:
             network: The links among the parties, one client per party.
-            key: An integer or a JAX key; decides the split and random links.
-            head: `"softmax"` for classes, `"regression"` for numbers. None: by the label's kind.
+            key: An integer or a JAX key; it determines the split and random links.
+            head: `"softmax"` for classes, `"regression"` for numbers. None: the head of the label's kind.
             l2: The rate of the penalty ½·l2·‖w‖² beside the mean loss, above 0; features have deviation 1.
             split: Shares of training, validation and test records; the first two above 0. They sum to 1.
             weights: `"examples"`: every record counts alike. `"parties"`: every party counts alike.
-            engine: The host of the parties.
+            engine: The engine that hosts the parties.
 
         Returns:
             A `TableTask`, a `Task` that keeps its `scaling`.
@@ -140,7 +140,7 @@ def read(
     kind: Kind | None = None,
     categories: Sequence[str] = (),
 ) -> Tables:
-    """Read the tables of several parties, match their columns by name, and say what is in them.
+    """Read the tables of several parties, match their columns by name, and report their content.
 
     A column with at least one text value in ten is a category: one feature per value. Columns with less text are
     refused. Missing values get the shared mean, and one more feature is 1 where a value was missing.
@@ -151,13 +151,13 @@ def read(
         label: The column to predict. Arrays get this name for their y.
         party: The column that names the party, for one file or frame; None otherwise.
         kind: `"classes"` or `"numbers"`. None: text, or at most 10 different whole numbers, are classes.
-        categories: Columns of numbers that stand for categories.
+        categories: Number columns that stand for categories.
 
     Returns:
         The `Tables`; `print` shows columns, parties, counts and warnings.
 
     Raises:
-        InvalidInput: Something cannot be used; one line names the file, line and column.
+        InvalidInput: A value or column cannot be used; one line names the file, line and column.
 
     Example:
         >>> import numpy as np
@@ -191,7 +191,7 @@ def read(
 
 
 def _drop_unlabeled(tables: Sequence[Table], label: str) -> tuple[list[Table], list[str]]:
-    """The rows that have a label, and how many have none."""
+    """Return the rows with a label, and the number of rows without."""
     found, warnings = [], []
     for table in tables:
         has = np.array([each is not None for each in as_text(table.columns[label])])
@@ -204,7 +204,7 @@ def _drop_unlabeled(tables: Sequence[Table], label: str) -> tuple[list[Table], l
 
 
 def _look(tables: Tables) -> list[str]:
-    """Constant columns, missing values, and parties that lack a class."""
+    """Return warnings on constant columns, missing values, and parties that lack a class."""
     pooled, said = np.concatenate(tables.inputs), []
     low, high = (
         np.where(np.all(np.isnan(pooled), axis=0), 0, edge(np.where(np.isnan(pooled), fill, pooled), axis=0))

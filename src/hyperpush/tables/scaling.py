@@ -12,20 +12,20 @@ from hyperpush.networks import Network
 from hyperpush.verbs.average import average
 from hyperpush.verbs.costs import Costs
 
-CONSTANT = 1e-10  # of the mean: a smaller deviation is rounding
+CONSTANT = 1e-10  # share of the mean: a smaller deviation is rounding
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Shared means and deviations, and what they cost.
+    """Shared means and deviations, and their costs.
 
     Attributes:
-        mean: Of each feature over the training rows in which it is present.
-        deviation: Of each feature, missing values counted at the mean; 0 where it is constant.
+        mean: The mean of each feature over the training rows in which it is present.
+        deviation: The deviation of each feature, with missing values at the mean; 0 for constant features.
         label: Mean and deviation of the label; (0, 1) for classes.
-        rows: Training rows of all parties.
-        costs: Of the averages.
-        status: Of the averages.
+        rows: Number of training rows of all parties.
+        costs: Costs of the averages.
+        status: Status of the averages.
     """
 
     mean: np.ndarray
@@ -41,26 +41,26 @@ class Scaling:
         return self.deviation > 0
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """Scaled features without the constant ones; missing values are 0, the mean."""
+        """Return scaled features without the constant ones; missing values are 0, the mean."""
         scaled = (inputs - self.mean)[:, self.kept] / self.deviation[self.kept]
         return np.where(np.isnan(scaled), 0, scaled)
 
     def apply_label(self, labels: np.ndarray) -> np.ndarray:
-        """Scaled labels; classes stay as they are."""
+        """Return scaled labels; classes stay unchanged."""
         return (labels - self.label[0]) / self.label[1]
 
 
 def share_scaling(
     inputs: Sequence[np.ndarray], labels: Sequence[np.ndarray] | None, network: Network, key: Any, engine: Any
 ) -> Scaling:
-    """The scaling of all parties' training rows by two exact averages of sums.
+    """Compute the scaling of all parties' training rows by two exact averages of sums.
 
     Args:
         inputs: Each party's training rows, NaN where a value is missing.
-        labels: Each party's labels where these are scaled, too; None for classes.
+        labels: Each party's labels, to scale them too; None for classes.
         network: The network of the parties.
-        key: Decides random links.
-        engine: The host of the parties.
+        key: Key of the random links.
+        engine: The engine that hosts the parties.
     """
     joined = [_beside(own, None if labels is None else labels[k]) for k, own in enumerate(inputs)]
     with jax.enable_x64(True):

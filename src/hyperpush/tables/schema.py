@@ -11,9 +11,9 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.tables.source import Table, as_number, as_text
 
 Kind = Literal["classes", "numbers"]
-MOST_VALUES = 50  # of a category, and classes of a label
-MOST_CLASSES = 10  # different whole numbers up to which a label is taken as classes
-TEXT = 0.1  # share of text from which on a column is a category
+MOST_VALUES = 50  # most values of a category, and most classes of a label
+MOST_CLASSES = 10  # number of different whole numbers up to which a label is taken as classes
+TEXT = 0.1  # share of text values from which a column is a category
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Column:
     """A column of the files, and the features made of it.
 
     Attributes:
-        name: Its name.
-        values: Of a category its values, sorted, one feature each; empty for numbers.
+        name: The column's name.
+        values: The sorted values of a category, one feature each; empty for numbers.
         missing: True if some party misses values: one more feature is 1 where they are missing.
     """
 
@@ -32,12 +32,12 @@ class Column:
 
     @property
     def features(self) -> list[str]:
-        """The names of its features."""
+        """Names of its features."""
         found = [f"{self.name}={value}" for value in self.values] or [self.name]
         return [*found, f"{self.name} is missing"] if self.missing else found
 
     def encode(self, table: Table) -> np.ndarray:
-        """Its features for all rows of a table, [rows, features]; NaN where a value is missing."""
+        """Return its features for all rows of a table, [rows, features]; NaN where a value is missing."""
         own = table.columns[self.name]
         made = self._encode_category(table) if self.values else numbers_of(table, self.name)[:, None]
         if not self.missing:
@@ -76,16 +76,16 @@ class Schema:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of all features."""
+        """Names of all features."""
         return tuple(name for column in self.columns for name in column.features)
 
     def encode(self, table: Table) -> np.ndarray:
-        """The features of all rows of a table; refuses tables with other columns."""
+        """Return the features of all rows of a table; refuse tables with other columns."""
         check_columns(table, [column.name for column in self.columns], self.label)
         return np.concatenate([column.encode(table) for column in self.columns], axis=1)
 
     def encode_labels(self, table: Table) -> np.ndarray:
-        """The number of each row's class, or the label itself."""
+        """Return the number of each row's class, or the label itself."""
         if self.kind == "numbers":
             return numbers_of(table, self.label)
         known = {str(value): number for number, value in enumerate(self.classes)}
@@ -97,7 +97,7 @@ class Schema:
 
 
 def make_schema(tables: Sequence[Table], label: str, kind: Kind | None, categories: Sequence[str]) -> Schema:
-    """The schema of all parties' tables; refuses what cannot be used, by file, line and column."""
+    """Return the schema of all parties' tables; refuse unusable values by file, line and column."""
     for table in tables:
         if label not in table.columns:
             raise InvalidInput(f"{table.source}, label", label, f"one of its columns: {', '.join(table.columns)}")
@@ -114,7 +114,7 @@ def make_schema(tables: Sequence[Table], label: str, kind: Kind | None, categori
 
 
 def check_columns(table: Table, names: Sequence[str], label: str, like: str = "the other tables") -> None:
-    """Refuse a table that lacks a column or has another one."""
+    """Refuse a table that lacks a column or has an additional one."""
     for name in names:
         if name not in table.columns:
             raise InvalidInput(f"{table.source}, column {name!r}", "missing", f"the columns of {like}")
@@ -124,7 +124,7 @@ def check_columns(table: Table, names: Sequence[str], label: str, like: str = "t
 
 
 def numbers_of(table: Table, name: str) -> np.ndarray:
-    """A column as numbers, NaN where a value is missing; refuses text and infinity."""
+    """Return a column as numbers, NaN where a value is missing; refuse text and infinity."""
     own = table.columns[name]
     if own.dtype != object:
         made = own
@@ -184,12 +184,12 @@ def _share_of_text(present: Sequence[str]) -> float:
 
 
 def _order(value: str) -> tuple[bool, float, str]:
-    """Numbers first, by size, then text."""
+    """Return a sorting key: numbers first, by size, then text."""
     number = as_number(value)
     return (number is None, number or 0.0, value)
 
 
 def _plain(value: str) -> Any:
-    """A class as it was given: whole numbers as numbers."""
+    """Return a class as it was given: whole numbers as numbers."""
     number = as_number(value)
     return value if number is None else int(number) if number == int(number) else number

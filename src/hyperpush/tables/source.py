@@ -17,13 +17,13 @@ Values = np.ndarray  # floats with NaN, or objects: text, numbers, None
 
 @dataclass(frozen=True)
 class Table:
-    """One party's rows as they were given.
+    """One party's rows, unchanged.
 
     Attributes:
         name: The party.
-        source: The file, or the party where there is none; errors name it.
+        source: The file, or the party without a file; errors name it.
         columns: By name, one value per row: floats with NaN, or objects with None where a value is missing.
-        lines: Of each row, the line in the file; without a file the number of the row, from 0.
+        lines: The line of each row in the file; without a file the number of the row, from 0.
     """
 
     name: str
@@ -35,18 +35,18 @@ class Table:
         return len(self.lines)
 
     def place(self, row: int, column: str | None = None) -> str:
-        """The place of a row or value, in words."""
+        """Return the place of a row or value, in words."""
         unit = "line" if Path(self.source).suffix == ".csv" else "row"
         found = f"{self.source}, {unit} {self.lines[row]}"
         return found if column is None else f"{found}, column {column!r}"
 
     def take(self, rows: np.ndarray) -> "Table":
-        """Some of the rows."""
+        """Return some of the rows."""
         return Table(self.name, self.source, {name: own[rows] for name, own in self.columns.items()}, self.lines[rows])
 
 
 def read_all(given: Any, label: str, party: str | None) -> list[Table]:
-    """The tables of all parties, in the order given; files of a folder by name."""
+    """Return the tables of all parties, in the order given; files of a folder by name."""
     if isinstance(given, str | Path):
         return _read_path(Path(given), label, party)
     if isinstance(given, Mapping) and given:
@@ -59,7 +59,7 @@ def read_all(given: Any, label: str, party: str | None) -> list[Table]:
 
 
 def read_one(name: str, given: Any, label: str | None) -> Table:
-    """One party's table, from a file, a data frame, (X, y), or a bare X for predictions."""
+    """Return one party's table, from a file, a data frame, (X, y), or a bare X for predictions."""
     if isinstance(given, str | Path):
         path = Path(given)
         return _from_npz(name, path, label) if path.suffix == ".npz" else _from_csv(name, path)
@@ -88,7 +88,7 @@ def _read_path(path: Path, label: str, party: str | None) -> list[Table]:
 
 
 def _by_party(table: Table, party: str) -> list[Table]:
-    """One table per value of a column."""
+    """Return one table per value of a column."""
     if party not in table.columns:
         raise InvalidInput("party", party, f"a column of {table.source}: {', '.join(table.columns)}")
     names = as_text(table.columns[party])
@@ -103,7 +103,7 @@ def _by_party(table: Table, party: str) -> list[Table]:
 
 
 def _from_csv(name: str, path: Path) -> Table:
-    """Every field as text; pandas decides what counts as missing."""
+    """Return every field as text; pandas decides which values are missing."""
     pandas = require("pandas", "tables")
     allowed = "a CSV file with a header and at least one row"
     try:
@@ -161,7 +161,7 @@ def _table(name: str, source: str, columns: Mapping[str, Values], first: int, ro
 
 
 def _column(values: Any) -> Values:
-    """Numbers as floats, anything else as objects with None where a value is missing."""
+    """Return numbers as floats, anything else as objects with None where a value is missing."""
     array = np.asarray(values)
     if array.dtype.kind in "fiub":
         return array.astype(np.float64)
@@ -180,7 +180,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def as_text(values: Values | Iterable[Any]) -> list[str | None]:
-    """Values as text: whole numbers without a point, None where a value is missing."""
+    """Return values as text: whole numbers without a point, None where a value is missing."""
     return [_text(each) for each in values]
 
 
@@ -192,7 +192,7 @@ def _text(value: Any) -> str | None:
 
 
 def as_number(value: Any) -> float | None:
-    """The number that a value is or spells; None for text."""
+    """Return the number of a numeric value or text; None for other text."""
     try:
         return float(value)
     except (TypeError, ValueError):

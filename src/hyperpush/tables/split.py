@@ -6,18 +6,18 @@ import numpy as np
 
 
 def deal(labels: np.ndarray, shares: Sequence[float], generator: np.random.Generator) -> np.ndarray:
-    """The set of each record: set k gets `shares[k]` of the records, and about as much of each label.
+    """Return the set of each record: set k gets `shares[k]` of the records, and about as much of each label.
 
-    Labels that are numbers are dealt in the order of their size, so that every set has small and large ones.
+    Labels that are numbers are dealt by size, so that every set has small and large ones.
 
     Args:
         labels: One label per record.
-        shares: What each set gets, summing to 1. No set stays empty if there are as many records as sets.
-        generator: Decides which records.
+        shares: The share of each set; shares sum to 1. With at least one record per set, all sets get records.
+        generator: Random generator that assigns the records.
     """
     order = np.lexsort((generator.random(len(labels)), labels))
     counts, found = np.zeros(len(shares)), np.zeros(len(labels), int)
-    tilt = 1e-9 * generator.permutation(len(shares))  # which of equal sets comes first
+    tilt = 1e-9 * generator.permutation(len(shares))  # random order of equal sets
     for done, record in enumerate(order, 1):
         found[record] = np.argmax(np.asarray(shares) * done - counts + tilt)
         counts[found[record]] += 1

@@ -23,11 +23,11 @@ HEADS = {"softmax": "classes", "regression": "numbers"}
 
 
 class TableTask(Task):
-    """A task of tables; `scaling` says how raw rows become its inputs.
+    """A task of tables; `scaling` turns raw rows into its inputs.
 
     Args:
         scaling: Shared means and deviations.
-        given: Everything else is as for `Task`.
+        given: Further arguments, as for `Task`.
     """
 
     def __init__(self, *, scaling: Scaling, given: dict[str, Any]):
@@ -55,7 +55,7 @@ class Rate(eqx.Module):
 
 
 def split_rows(tables: Any, split: Sequence[float], key: Any) -> list[dict[str, np.ndarray]]:
-    """Each party's rows by data set."""
+    """Return each party's rows by data set."""
     shares = list(split) if isinstance(split, Sequence) and not isinstance(split, str) else []
     numbers = all(isinstance(each, int | float) and each >= 0 for each in shares)
     if len(shares) != 3 or not numbers or min(shares[:2]) <= 0 or abs(sum(shares) - 1) > 1e-6:
@@ -71,7 +71,7 @@ def split_rows(tables: Any, split: Sequence[float], key: Any) -> list[dict[str, 
 
 
 def generator_of(key: Any) -> np.random.Generator:
-    """NumPy's generator for a key."""
+    """Return NumPy's generator for a key."""
     return np.random.default_rng(np.asarray(jax.random.key_data(check_key(key))).tolist())
 
 
@@ -86,7 +86,7 @@ def make_task(
     weights: str,
     engine: Any,
 ) -> TableTask:
-    """The task of these rows by party and data set."""
+    """Return the task of these rows by party and data set."""
     _check(tables, network, head, weights)
     check_positive("l2", l2)
     inputs = [own[rows["train"]] for own, rows in zip(tables.inputs, sets, strict=True)]
@@ -120,7 +120,7 @@ def _check(tables: Any, network: Any, head: str | None, weights: str) -> None:
 
 
 def _examples(tables: Any, sets: Any, name: str, scaling: Scaling, weights: str) -> list[Any]:
-    """Scaled inputs, labels and weights of one data set, by party."""
+    """Return scaled inputs, labels and weights of one data set, by party."""
     counts = np.array([len(rows[name]) for rows in sets])
     factor = counts / counts.mean() if weights == "examples" else np.ones(len(counts))
     kind, found = jnp.zeros(()).dtype, []

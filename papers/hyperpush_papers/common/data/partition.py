@@ -1,7 +1,7 @@
 """Partition examples among clients, and split them into training, validation and test sets.
 
-Every function gives, client by client, numbers of examples; nothing is copied until `stack` fills the padded arrays.
-All draws come from the generator that is handed in.
+Every function returns the numbers of each client's examples; nothing is copied until `stack` fills the padded arrays.
+All draws come from the given generator.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Owned = list[Int[np.ndarray, " _"]]
 
 
 class Split(NamedTuple):
-    """The numbers of each client's examples, by what they are for."""
+    """Numbers of each client's examples, by purpose."""
 
     train: Owned
     validation: Owned
@@ -40,7 +40,7 @@ class Shift(NamedTuple):
 
 
 def iid(examples: int, clients: int, generator: Generator) -> Owned:
-    """Shuffled and dealt out; sizes differ by at most one."""
+    """Return examples shuffled and dealt out; sizes differ by at most one."""
     _enough(examples, clients, 1)
     return np.array_split(generator.permutation(examples), clients)
 
@@ -48,16 +48,17 @@ def iid(examples: int, clients: int, generator: Generator) -> Owned:
 def dirichlet(
     labels: Int[np.ndarray, " m"], clients: int, concentration: float, generator: Generator, *, least: int = 10
 ) -> Owned:
-    """Each label's examples in proportions ~ Dirichlet(concentration·1) over the clients, drawn anew for each label.
+    """Return each label's examples in proportions ~ Dirichlet(concentration·1) over the clients, drawn anew for each
+    label.
 
     After Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni 2020.
 
     Args:
-        labels: Of all examples.
-        clients: How many clients there are, at least 1.
+        labels: Labels of all examples.
+        clients: Number of clients, at least 1.
         concentration: Above 0. Near 0 a client has few labels; at 100 and more all have nearly the same mixture.
-        generator: All draws come from it.
-        least: Examples that every client owns at least; one with fewer gets random ones from the largest client.
+        generator: Random generator of all draws.
+        least: Fewest examples of a client; clients with fewer get random examples from the largest client.
 
     Raises:
         InvalidInput: There are too few examples for this many clients, or an option is out of range.
@@ -93,11 +94,11 @@ def pachinko(
     clients: int,
     generator: Generator,
 ) -> Owned:
-    """As many examples for every client, drawn in two stages: a coarse label, then one of its fine labels.
+    """Return equally many examples per client, drawn in two stages: a coarse label, then one of its fine labels.
 
-    Each client draws its distribution over coarse labels and, for each of them, over its fine labels from symmetric
-    Dirichlet distributions; examples are drawn without replacement, and what has run out is left out from then on.
-    Li and McCallum 2006; Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan 2021 (appendix F).
+    Each client draws its distributions over coarse labels, and over the fine labels of each, from symmetric Dirichlet
+    distributions. Examples are drawn without replacement; labels without examples left are skipped. Li and McCallum
+    2006; Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan 2021 (appendix F).
     """
     _enough(len(fine), clients, 1)
     each = len(fine) // clients
@@ -125,23 +126,24 @@ def _draw_amounts(
 ) -> Int[np.ndarray, " k"]:
     """Draw counts of k kinds that sum to `amount`, each at most its supply.
 
-    A draw of what has run out is drawn again, among the others; these come last here, which changes no distribution.
+    Draws of an empty kind are repeated among the others. These repeats come last, which does not change the
+    distribution.
     """
     found = np.zeros_like(supply)
     while (missing := amount - found.sum()) > 0:
         open_ = np.where(found < supply, chances, 0)
-        if not open_.sum() > 0:  # only what has chance 0 is left
+        if not open_.sum() > 0:  # only kinds of chance 0 are left
             open_ = (found < supply).astype(float)
         found = np.minimum(found + generator.multinomial(missing, open_ / open_.sum()), supply)
     return found
 
 
 def split(owned: Owned, generator: Generator, *, test: float = 0.2) -> Split:
-    """Each client's examples in three, at random: a share `test`, and a quarter of the rest for validation.
+    """Split each client's examples at random: a share `test`, and a quarter of the rest for validation.
 
     Args:
-        owned: The numbers of each client's examples.
-        generator: All draws come from it.
+        owned: Numbers of each client's examples.
+        generator: Random generator of all draws.
         test: Share of a client's examples, above 0 and below 1; it is at least one example.
 
     Raises:
@@ -161,7 +163,7 @@ def split(owned: Owned, generator: Generator, *, test: float = 0.2) -> Split:
 
 
 def shifts(clients: int, clusters: int, generator: Generator) -> Shift:
-    """Clusters of clients, as equal in size as can be, each with a mean ~ U(0, 1) and a std ~ U(¼, 1) of its own.
+    """Return clusters of clients of nearly equal size, each with its own mean ~ U(0, 1) and std ~ U(¼, 1).
 
     The paper draws the std from U(0, 1); near 0 it scales inputs until training diverges.
     Terashita and Hara, "Decentralized hyper-gradient computation over time-varying directed networks".

@@ -23,7 +23,7 @@ class MTL(Recipe):
     training is expensive or messages must be small: params and gradients are those of all models.
 
     Args:
-        models: Number of shared models, at least 1. With 1 there is no personal part.
+        models: Number of shared models, at least 1. With 1, the personal part has no effect.
         l2: Rate of the outer penalty ½·l2·‖λ‖², 0 or more. 0: no penalty; larger values keep clients alike.
         outer: Optimizer of λ, `hp.optimizer(…)`.
 

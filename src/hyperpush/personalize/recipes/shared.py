@@ -6,7 +6,7 @@ from hyperpush.personalize.recipe import Recipe
 class Shared(Recipe):
     """softmax(logits): one model for all, or with `LocalSGD` one for each. The hyper changes nothing.
 
-    **Use it** as the baseline for personal models. **Avoid it** with bilevel algorithms: it has no personal part.
+    **Use it** as the baseline for personal models. **Avoid it** with bilevel algorithms: it lacks a personal part.
 
     Example:
         >>> import jax.numpy as jnp
