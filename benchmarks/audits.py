@@ -1,8 +1,8 @@
-"""What `hp.audit` finds on real tables with natural parties: `python benchmarks/audits.py KIND … [--out FILE]`.
+"""Findings of `hp.audit` on real tables with natural parties: `python benchmarks/audits.py KIND … [--out FILE]`.
 
 Kinds are `effects`, `shuffled`, `flipped`, `plain`, `fit`. HYPERPUSH_DATA names the folder with `multisite/`. Each
-finished cell is a JSON line; the same command continues where it ended. `python benchmarks/audits.py table` prints
-what the file holds.
+finished cell is a JSON line; the same command continues where it ended. `python benchmarks/audits.py table` prints a
+summary of the file.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import hyperpush as hp
 
 TABLES = ("heart", "chile", "randhie", "contraception", "exam")
 TWO_CLASSES = ("heart", "randhie", "contraception")
-LARGE = 0.2  # share of the records from which on a site is flipped
+LARGE = 0.2  # least share of the records of a site whose labels are flipped
 
 
 def load(name: str) -> hp.tables.Tables:
@@ -30,7 +30,7 @@ def load(name: str) -> hp.tables.Tables:
 
 
 def shuffle(tables: hp.tables.Tables, seed: int) -> hp.tables.Tables:
-    """The same records, dealt to parties of the same sizes at random."""
+    """Deal the same records to parties of the same sizes at random."""
     order = np.random.default_rng(seed).permutation(sum(tables.counts))
     ends = np.cumsum(tables.counts)[:-1]
     inputs, labels = (np.concatenate(own)[order] for own in (tables.inputs, tables.labels))
@@ -61,7 +61,7 @@ def effects(name: str, seed: int) -> dict[str, Any]:
 
 
 def shuffled(name: str, seed: int) -> dict[str, Any]:
-    """Claims where parties are random parts of the same records."""
+    """Count claims if parties are random parts of the same records."""
     found = hp.audit(shuffle(load(name), seed), key=seed, l2=0.01)
     rows = {"cells": found.cells, "without": found.without, "join": found.join}
     claims = {kind: sum(row.verdict != "cannot say" for row in own) for kind, own in rows.items()}
@@ -70,7 +70,7 @@ def shuffled(name: str, seed: int) -> dict[str, Any]:
 
 
 def flipped(name: str, seed: int) -> dict[str, Any]:
-    """Who is named with each large site's labels flipped, and with none flipped."""
+    """Find the named parties with each large site's labels flipped, and with none flipped."""
     tables, named = load(name), {}
     large = [place for place, count in enumerate(tables.counts) if count >= LARGE * sum(tables.counts)]
     for place in [None, *large]:
@@ -140,7 +140,7 @@ def run(kinds: list[str], out: Path, seeds: int, only: list[str]) -> None:
 
 
 def table(out: Path) -> None:
-    """What the cells say, by kind and table."""
+    """Print a summary of the cells by kind and table."""
     groups = defaultdict(list)
     for line in out.read_text().splitlines():
         row = json.loads(line)
@@ -162,7 +162,7 @@ def summary(kind: str, rows: list[dict[str, Any]]) -> str:
     if kind == "flipped":
         sites = rows[0]["named"]
         right = {site: sum(row["named"][site] == ([site] if site else []) for row in rows) for site in sites}
-        return ", ".join(f"{site or 'nobody flipped'}: {count} of {len(rows)} exact" for site, count in right.items())
+        return ", ".join(f"{site or 'none flipped'}: {count} of {len(rows)} exact" for site, count in right.items())
     if kind == "fit":
         return ", ".join(f"{row['accuracy']:.4f} (scikit-learn {row['scikit_learn']:.4f})" for row in rows)
     return f"{rows[0]['rounds']} rounds, {rows[0]['bytes']} bytes, {rows[0]['verdicts']}, {rows[0]['status']}"

@@ -1,4 +1,4 @@
-"""The demo over seeds, with and without planted labels: who is named, which records, and learned weights with controls.
+"""The demo over seeds, with and without planted labels: named parties and records, and learned weights with controls.
 
     python benchmarks/demo.py --seeds 10 --out docs/results/data/demo.jsonl
 
@@ -23,7 +23,7 @@ demo: Any = import_module("hospitals")
 
 
 def measure(seed: int, plant: bool) -> dict:
-    """One seed: the audit's findings and the test accuracy of every row and control."""
+    """Run one seed: the audit's findings and the test accuracy of every row and control."""
     train, checked, test, wrong = demo.deal(seed, plant)
     audit = hp.audit(hp.tables.read(train, label="benign"), demo.NETWORK, key=seed, l2=demo.L2, records=True)
     named = [each.party for each in audit.named]
@@ -34,7 +34,7 @@ def measure(seed: int, plant: bool) -> dict:
 
 
 def compare(train: dict, checked: dict, test: dict, wrong: np.ndarray, named: list, worst: list, seed: int) -> dict:
-    """Test accuracy by row; three controls get what learned weights get: the checked records."""
+    """Return test accuracy by row; three controls get the checked records, as learned weights do."""
     task, predict = demo.pose(train, checked, seed)
     singles = [([name], ()) for name in train]
     others = [name for name in named if name != "B"]
@@ -56,27 +56,27 @@ def compare(train: dict, checked: dict, test: dict, wrong: np.ndarray, named: li
 
 
 def checked_loss(task: hp.Task, params: np.ndarray) -> float:
-    """The mean loss of all hospitals' checked records, which all have the same number of them."""
+    """Return the mean loss of all hospitals' checked records, equally many at each."""
     own = [jax.tree.map(lambda leaf, k=k: leaf[k], task.data.sets["validation"]) for k in range(task.clients)]
     return float(np.mean([task.problem.measure(task.outer, params, 0.0, hp.extend.full_batch(each)) for each in own]))
 
 
 def contradicted(train: dict, checked: dict) -> list[str]:
-    """Hospitals whose labels a model of the checked records contradicts more often than not."""
+    """Return the hospitals most of whose labels contradict a model of the checked records."""
     predict = hp.tables.fit(hp.tables.read(checked, label="benign"), l2=demo.L2).predict
     pairs = {name: demo.split(own) for name, own in train.items()}
     return [name for name, (columns, labels) in pairs.items() if np.mean(predict(columns) == labels) < 0.5]
 
 
 def summarize(rows: list[dict]) -> str:
-    """The tables of the results page, from the lines of the file."""
+    """Return the tables of the results page, from the lines of the file."""
     planted = [row for row in rows if row["planted"]]
     plain = [row for row in rows if not row["planted"]]
     unnamed = [row for row in planted if "B" not in row["named"]]
     said = [
         f"planted, {len(planted)} seeds: D named in {sum('D' in row['named'] for row in planted)}, "
         f"B in {len(planted) - len(unnamed)}, A, C or E in {sum(bool({*row['named']} & {*'ACE'}) for row in planted)}",
-        f"nothing planted, {len(plain)} seeds: nobody named in {sum(not row['named'] for row in plain)}",
+        f"nothing planted, {len(plain)} seeds: none named in {sum(not row['named'] for row in plain)}",
         "planted among B's eight worst: "
         + ", ".join(str(row["among_worst"]) for row in planted)
         + f" (mean {np.mean([row['among_worst'] for row in planted]):.1f})",
@@ -96,7 +96,7 @@ def summarize(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    """Measure what the file lacks, one line per seed; print the tables of all lines."""
+    """Measure the seeds that the file lacks, one line each; print the tables of all lines."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("docs/results/data/demo.jsonl"))

@@ -1,7 +1,7 @@
 """Effects of whole parties on the others: first order and a Newton step against retraining, on tables of many sites.
 
-Finished cells are lines of a JSON file, so that a run that was cut off continues. Seconds are CPU seconds of a second
-call, which compiles nothing; the first call is timed as well.
+Finished cells are lines of a JSON file, so that an interrupted run continues. Seconds are CPU seconds of a second call,
+without compilation; the first call is timed as well.
 """
 
 import json
@@ -28,7 +28,7 @@ LABELS: dict[str, Any] = {
     "randhie": "classes",
 }
 WAYS = ("first order", "newton", "retrain")
-FEWEST = 20  # records of a party that is kept: fewer leave no record for validation
+FEWEST = 20  # least records of a party that is kept: fewer would leave none for validation
 COLUMNS = ("table", "way", "parties", "params", "R² others", "R² sites", "right signs", "rounds", "floats", "CPU s")
 
 
@@ -43,7 +43,7 @@ class EffectsOfParties:
 
 
 def run(config: EffectsOfParties) -> dict[str, Any]:
-    """Compute the cells that are missing, and compare all with retraining."""
+    """Compute the missing cells, and compare all with retraining."""
     file, done = Path(config.out), {}
     for line in file.read_text("utf-8").splitlines() if file.exists() else ():
         cell = json.loads(line)
@@ -62,7 +62,7 @@ def run(config: EffectsOfParties) -> dict[str, Any]:
 
 
 def cells(name: str, seed: int, l2: float) -> Iterator[Row]:
-    """All ways of one table, one split and one network."""
+    """Yield all ways of one table, one split and one network."""
     tables = read(name)
     network = hp.networks.RandomDirected(len(tables.names), seed=seed)
     task = tables.task(network, key=seed, split=(0.7, 0.3, 0.0), l2=l2)
@@ -80,14 +80,14 @@ def cells(name: str, seed: int, l2: float) -> Iterator[Row]:
 
 
 def timed(task: hp.Task, network: hp.networks.Network, seed: int, way: Any) -> tuple[float, Influence]:
-    """CPU seconds of one call, and its result."""
+    """Return CPU seconds of one call, and its result."""
     begun = time.process_time()
     found = hp.influence.scores(task, hp.Automatic(), network, key=seed, parties=way)
     return time.process_time() - begun, found
 
 
 def read(name: str) -> hp.tables.Tables:
-    """A table by party, without the parties that have few records."""
+    """Read a table by party, without parties that have few records."""
     import pandas
 
     folder = os.environ.get("HYPERPUSH_DATA")
@@ -101,7 +101,7 @@ def read(name: str) -> hp.tables.Tables:
 
 
 def compare(name: str, config: EffectsOfParties, done: dict[Any, Row]) -> Iterator[Row]:
-    """A row for each way: means over seeds."""
+    """Yield a row for each way: means over seeds."""
     for way in WAYS:
         own = [done[name, seed, config.l2, way] for seed in range(config.seeds)]
         true = [done[name, seed, config.l2, "retrain"] for seed in range(config.seeds)]
@@ -113,7 +113,7 @@ def compare(name: str, config: EffectsOfParties, done: dict[Any, Row]) -> Iterat
 
 
 def judge(found: np.ndarray, true: np.ndarray) -> Row:
-    """R² of effects on the others, R² of single cells with another site, and the share of right signs."""
+    """Return R² of effects on the others, R² of single cells with another site, and the share of right signs."""
     away = ~np.eye(len(true), dtype=bool)
     others, real = (np.sum(each * away, axis=1) for each in (found, true))
     signs = float(np.mean((others < 0) == (real < 0)))

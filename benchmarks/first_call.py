@@ -1,6 +1,6 @@
-"""The first call that a reader of the README makes, in a new process: it needs `pip install .` and nothing else.
+"""The first call in the README, in a new process; it needs only `pip install .`.
 
-How long it takes is what a newcomer waits, `time python benchmarks/first_call.py`; compiling takes most of it.
+`time python benchmarks/first_call.py` measures the waiting time of a new user; compilation takes most of it.
 """
 
 import jax

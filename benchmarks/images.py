@@ -1,4 +1,4 @@
-"""A convolutional network on random images, with scales of the logits as hypers: what large benchmarks work on."""
+"""A convolutional network on random images, with scales of the logits as hypers: the task of large benchmarks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +23,13 @@ class OfImages:
     """Options of all these benchmarks."""
 
     model: str = option("emnist", "a network of 2,278,334 parameters, or influence, of 13,750", choices=tuple(NETWORKS))
-    seed: int = option(0, "decides the model, the images and the network", 0)
+    seed: int = option(0, "seed of the model, the images and the network", 0)
 
 
 def images(
     name: str, clients: int, seed: int, examples: int, validation: int | None = None, spread: bool = False
 ) -> Task:
-    """So many training and validation images per client; as many of both if the latter are left out.
+    """Make a task with `examples` training and `validation` images per client; None: equally many of both.
 
     With `spread` every process makes and holds its own clients' part only.
     """

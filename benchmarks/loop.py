@@ -1,7 +1,7 @@
-"""SGP and HGP as a loop over clients in Python, the way they are written without an engine.
+"""SGP and HGP as a loop over clients in Python, without an engine.
 
-Each client's gradients and products are compiled once and called client by client; one compiled call per push draws the
-network and mixes all messages. Nothing waits for a result before the end.
+Each client's gradients and products are compiled once and called client by client. One compiled call per push draws the
+network and mixes all messages. The loop waits for results only at the end.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _stack = jax.jit(jnp.stack)
 
 
 def sgp(task: Task, network: Network, key: PRNGKeyArray, step_size: float) -> Callable[[int], Float[Array, "n d"]]:
-    """A function from a number of rounds to every client's params after them; full batch, gradient first."""
+    """Return a function from a number of rounds to every client's params after them; full batch, gradient first."""
     gradient = jax.jit(task.problem.inner_gradient)
     params, hypers, batches = _by_client(task.params, task.hypers, task.train)
 
@@ -42,7 +42,7 @@ def sgp(task: Task, network: Network, key: PRNGKeyArray, step_size: float) -> Ca
 def hgp(
     task: Task, network: Network, key: PRNGKeyArray, pushes: int, step_size: float
 ) -> Callable[[int], Float[Array, "n d"]]:
-    """A function from a number of steps to every client's hypergradient at the task's params; full batch."""
+    """Return a function from a number of steps to every client's hypergradient at the task's params; full batch."""
     params, hypers, batches, validation = _by_client(task.params, task.hypers, task.train, task.validation)
     average = jax.jit(lambda total, mass: list(total / mass[:, None]))
 
@@ -76,6 +76,6 @@ def hgp(
 
 
 def _by_client(*stacked: Any) -> list[list[Any]]:
-    """Each tree, whose leaves have the clients on axis 0, as a list of one tree per client."""
+    """Split each tree, whose leaves have the clients on axis 0, into a list of one tree per client."""
     clients = jax.tree.leaves(stacked)[0].shape[0]
     return [[jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(clients)] for tree in stacked]

@@ -1,4 +1,4 @@
-"""How much memory the hypergradient of a large model takes, all clients on one machine."""
+"""Memory of the hypergradient of a large model, all clients on one machine."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ ESTIMATORS: dict[str, HypergradientEstimator] = {
     "TrackedHGP": hp.TrackedHGP(10),
     "Automatic": hp.Automatic(),
 }
-CONVEX = 20.0  # an L2 rate with which the mean Hessian is positive definite: the default ends by itself
+CONVEX = 20.0  # an L2 rate that makes the mean Hessian positive definite, so that the default estimator converges
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Memory(OfImages):
 
 
 def run(config: Memory) -> dict[str, Any]:
-    """Measure every estimator with every batch, each in a process of its own."""
+    """Measure every estimator with every batch, each in a separate process."""
     where = machine()
     cases = [partial(in_new_process, measure, config, *case) for case in product(ESTIMATORS, config.batches)]
     return {"memory": measure_rows(f"{config.clients} clients, {config.model}", cases), "machine": where}
 
 
 def measure(config: Memory, method: str, batch: int) -> list[Row]:
-    """What the states of all clients take, the most that was resident from start to end, and the time once compiled."""
+    """Measure the size of all clients' states, the peak of resident memory, and the time after compilation."""
     row: Row = {"method": method, "batch": batch}
 
     def everything() -> None:
@@ -71,9 +71,9 @@ def measure(config: Memory, method: str, batch: int) -> list[Row]:
 
 
 def state_sizes(task: hp.Task, estimator: HypergradientEstimator, network: hp.networks.Network) -> tuple[int, int]:
-    """The numbers in one client's params, and in its state while it estimates."""
+    """Count the numbers in one client's params, and in its state during the estimate."""
     program = estimator.bind(network).program(task.problem)
-    if isinstance(program, Sequence):  # what comes after the estimate only looks at it
+    if isinstance(program, Sequence):  # the nodes after the first only check the estimate
         program = program.nodes[0]
     assert isinstance(program, Scope)
     start = HypergradientState(task.params, task.hypers, task.hypers)
@@ -82,7 +82,7 @@ def state_sizes(task: hp.Task, estimator: HypergradientEstimator, network: hp.ne
 
 
 def count(tree: PyTree) -> int:
-    """The numbers in a pytree."""
+    """Count the numbers in a pytree."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 

@@ -2,8 +2,9 @@
 
     git archive REVISION src | tar -x -C OLD        # then: python peer_rates.py --old OLD/src
 
-Parties are threads of one process that talk over loopback. Blocks of both codes take turns, each in a new process, so
-that whatever else the machine does meets both. Seconds of CPU are compared, too: they hardly depend on other work.
+Parties are threads of one process that communicate over loopback. Blocks of both codes take turns, each in a new
+process, so that other work on the machine affects both alike. Seconds of CPU are compared, too: they hardly depend on
+other work.
 """
 
 import json
@@ -24,7 +25,7 @@ from timing import machine
 from hyperpush.base.errors import HyperpushError
 
 HERE = Path(__file__).parents[1] / "src"
-ALLOWED = 0.05  # worse by this share at most
+ALLOWED = 0.05  # largest allowed loss of speed, as a share
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Rates:
     peers: tuple[int, ...] = option((4, 8, 16), "numbers of peers", 2)
     rounds: int = option(200, "rounds in a block", 2)
     blocks: int = option(3, "blocks of each code, of which the median is taken", 1)
-    secure: bool = option(True, "whether links use mutual TLS")
+    secure: bool = option(True, "use mutual TLS on links")
 
 
 def run(config: Rates) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def run(config: Rates) -> dict[str, Any]:
 
 
 def _block(source: Path, peers: int, config: Rates) -> dict[str, float]:
-    """One block in a process of its own."""
+    """Run one block in a separate process."""
     command = [sys.executable, __file__, "block", str(peers), str(config.rounds), str(int(config.secure))]
     environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parent}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -68,7 +69,7 @@ def _block(source: Path, peers: int, config: Rates) -> dict[str, float]:
 
 
 def block(peers: int, rounds: int, secure: bool) -> None:
-    """Let peers train for so many rounds, and print what it took."""
+    """Let peers train for a number of rounds, and print the speed, CPU time and bytes."""
     import jax
 
     import hyperpush as hp
@@ -101,7 +102,7 @@ def block(peers: int, rounds: int, secure: bool) -> None:
             session.on_begin = lambda: begun.setdefault(number, (time.perf_counter(), time.process_time()))
 
         options: dict[str, Any] = {"tls": secure, "patience": 300.0, "on_start": progress}
-        # By place, because older code names them otherwise.
+        # By position, because older code has other names for them.
         files: Any = [folder / each for each in ("ca.pem", f"{name}.pem", f"{name}.key")] if secure else [None] * 3
         engine = hp.Peers(name, addresses, *files, **options)
         method, network = hp.SGP(steps=rounds, step_size=0.5), hp.networks.FullyConnected(peers)

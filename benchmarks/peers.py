@@ -1,8 +1,8 @@
-"""How fast peers exchange long messages, as a share of bare Zenoh moving the same bytes in the same run.
+"""Speed of long messages between peers, as a share of bare Zenoh moving the same bytes in the same run.
 
 Two processes on loopback send each other one message per round and wait for the other's. Bare Zenoh puts the bytes and
 hands them to Python. Peers encode a pytree, send it in parts, check and decode it. Blocks of both take turns, so that
-whatever else the machine does meets both.
+other work on the machine affects both alike.
 """
 
 import json
@@ -34,8 +34,8 @@ zenoh = require("zenoh", "peers")
 
 Side = tuple[Callable[[], None], Callable[[], None]]
 NAMES = ("left", "right")
-MOST = 200  # megabytes of a message
-ASKED = 0.7  # the share of bare Zenoh's rounds that peers are to reach, with messages of 9 MB and mutual TLS
+MOST = 200  # largest size of a message in megabytes
+ASKED = 0.7  # required share of bare Zenoh's speed, with messages of 9 MB and mutual TLS
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Peers:
     megabytes: float = option(9.0, "size of a message, in 10⁶ bytes, at most 200", 1e-6)
     rounds: int = option(20, "rounds in a block", 1)
     blocks: int = option(7, "blocks of each kind, of which the median is taken", 1)
-    secure: bool = option(True, "whether both sides use mutual TLS")
+    secure: bool = option(True, "use mutual TLS on both sides")
 
 
 def run(config: Peers) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def run(config: Peers) -> dict[str, Any]:
 
 
 def _measure(config: Peers) -> dict[str, list[float]]:
-    """Seconds of each block of each kind."""
+    """Return the seconds of each block of each kind."""
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         if config.secure:
@@ -83,7 +83,7 @@ def _measure(config: Peers) -> dict[str, list[float]]:
 
 
 def party(name: str, config: Peers, base: str, ports: list[int]) -> None:
-    """One side of it."""
+    """Run one side of the benchmark."""
     folder, me = Path(base), NAMES.index(name)
     who = Identity(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key") if config.secure else None
     here, there = ([Address("127.0.0.1", ports[pair + side]) for pair in (0, 2)] for side in (me, 1 - me))
@@ -103,10 +103,10 @@ def party(name: str, config: Peers, base: str, ports: list[int]) -> None:
 
 
 def _bare(me: int, size: int, here: Address, dialed: Address | None, who: Identity | None) -> Side:
-    """A round of bare Zenoh, and its end."""
+    """Return functions for a round of bare Zenoh and for its end."""
     name, other = NAMES[me], NAMES[1 - me]
     made = session.settings("bare", name, here, {other: dialed}, who)
-    del made["transport"]["link"]["rx"]  # whole messages, as long as they are
+    del made["transport"]["link"]["rx"]  # whole messages of any length
     opened, got, payload = session.open_session(made), queue.SimpleQueue[bytes](), bytes(size)
     key = session.message_key("bare", other, name, "data")
     heard = [opened.declare_subscriber(key, lambda sample: got.put(sample.payload.to_bytes()))]
@@ -132,7 +132,7 @@ def _bare(me: int, size: int, here: Address, dialed: Address | None, who: Identi
 
 
 def _peers(me: int, size: int, here: Address, dialed: Address | None, who: Identity | None) -> Side:
-    """A round of peers, and their end."""
+    """Return functions for a round of peers and for their end."""
     transport = Zenoh("peers", NAMES, me, {NAMES[1 - me]: dialed}, listen=here, identity=who)
     transport.ready()
     tree = {"params": np.random.default_rng(me).normal(size=size // 4).astype(np.float32)}

@@ -1,8 +1,8 @@
 """Asynchronous peers that are killed and restarted, or stopped for a while, beside busy processes and without.
 
-Each cell is a run of four parties in processes of their own. One of them is disturbed at a random round. Its result is
-compared with runs that nobody disturbs: hypers with their mean, params with their spread. Finished cells are kept as
-JSON lines, and the same command continues with those that are missing.
+Each cell is a run of four parties in separate processes. One of them is disturbed at a random round. The result is
+compared with undisturbed runs: hypers with their mean, params with their spread. Finished cells are kept as JSON lines,
+and the same command continues with the missing ones.
 """
 
 import json
@@ -38,18 +38,18 @@ Cell = dict[str, Any]
 
 @dataclass(frozen=True)
 class Restarts:
-    """Runs that are disturbed, against runs that are not."""
+    """Disturbed runs against undisturbed ones."""
 
     restarts: int = option(20, "runs in which a party is killed and started again at once", 0)
     stops: int = option(20, "runs in which a party is stopped for a while", 0)
-    undisturbed: int = option(4, "runs that nobody disturbs", 2)
-    stopped_seconds: float = option(20.0, "how long a party is stopped", 0.1)
+    undisturbed: int = option(4, "undisturbed runs", 2)
+    stopped_seconds: float = option(20.0, "seconds for which a party is stopped", 0.1)
     busy: int = option(20, "busy processes beside half of the runs", 0)
-    out: str = option("runs/restarts.jsonl", "where finished cells are kept")
+    out: str = option("runs/restarts.jsonl", "file of finished cells")
 
 
 def run(config: Restarts) -> dict[str, Any]:
-    """Run the cells that are missing, and compare."""
+    """Run the missing cells, and compare."""
     out = Path(config.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
@@ -64,7 +64,7 @@ def run(config: Restarts) -> dict[str, Any]:
 
 
 def wanted(config: Restarts) -> list[Cell]:
-    """All cells: of each kind half beside busy processes."""
+    """Return all cells: of each kind half beside busy processes."""
     kinds = {"undisturbed": config.undisturbed, "restart": config.restarts, "stop": config.stops}
     return [
         {"kind": kind, "busy": config.busy if number % 2 and kind != "undisturbed" else 0, "number": number}
@@ -75,7 +75,7 @@ def wanted(config: Restarts) -> list[Cell]:
 
 
 def party(name: str, base: str, ports: list[int]) -> None:
-    """One party's run."""
+    """Run one party."""
     folder = Path(base) / name
     folder.mkdir(exist_ok=True)
     addresses = {each: f"127.0.0.1:{port}" for each, port in zip(NAMES, ports, strict=True)}
@@ -118,7 +118,7 @@ def measure(config: Restarts, cell: Cell) -> Cell:
             for each in busy:
                 each.terminate()
         if 1 in processes.ends.values():
-            raise HyperpushError("a party failed for a reason of its own; see above")
+            raise HyperpushError("a party failed without a disturbance; see above")
         found = {}
         for name in NAMES:
             path = Path(folder) / name / "found.json"
@@ -127,7 +127,7 @@ def measure(config: Restarts, cell: Cell) -> Cell:
 
 
 def disturber(processes: Processes, kind: str, victim: str, seconds: float) -> Callable[[], None]:
-    """What happens to the victim."""
+    """Return the function that disturbs the victim."""
 
     def restart() -> None:
         processes.kill(victim)
@@ -164,7 +164,7 @@ def work() -> None:
 
 
 def compare(cells: list[Cell]) -> list[tuple[Any, ...]]:
-    """A row for each kind: runs, those that diverged, and the largest differences."""
+    """Return a row for each kind: number of runs, number of divergences, and the largest differences."""
     calm = [arrays(each) for each in cells if each["kind"] == "undisturbed"]
     params, hypers = (np.stack([each[place] for each in calm]) for place in (0, 1))
     spread = float(np.abs(params - params.mean(0)).max())
@@ -181,13 +181,13 @@ def compare(cells: list[Cell]) -> list[tuple[Any, ...]]:
 
 
 def arrays(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
-    """Params and hypers of all parties."""
+    """Return params and hypers of all parties."""
     found = [cell["found"][name] for name in NAMES]
     return np.array([each[0] for each in found]), np.array([each[1] for each in found])
 
 
 def most(values: list[float]) -> float:
-    """The largest; infinity if there is none."""
+    """Return the largest value; infinity if there is none."""
     return float(max(values, default=math.inf))
 
 

@@ -1,4 +1,4 @@
-"""How long a round takes: against a loop over clients in Python, and as the number of clients grows."""
+"""Time of a round: against a loop over clients in Python, and as the number of clients grows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ CHECKED = 5  # rounds after which engine and loop must agree
 METHODS = (("SGP", 1), ("HGP", 1), ("HGP", 10))  # with pushes per round
 LINKS = 3  # k of the k-out graphs on which the number of clients grows
 WIDTH = 6  # parameters there
-FEW = 12  # clients: enough for their messages to be mixed by edges, as those of many are
-SHORT = 2  # rounds: enough to see the peak, which does not grow with their number
+FEW = 12  # number of clients that is enough for mixing by edges, as with many clients
+SHORT = 2  # number of rounds that is enough to see the peak, which does not grow with it
 ByRounds = Callable[[int], Float[Array, "n d"]]
 
 
@@ -37,9 +37,9 @@ class Rounds:
     growth_clients: tuple[int, ...] = option(
         (100, 1_000, 10_000, 100_000), "numbers of clients on k-out graphs, from few to many", FEW
     )
-    seconds: float = option(0.5, "how long one measurement lasts, about", 1e-6)
+    seconds: float = option(0.5, "approximate seconds of one measurement", 1e-6)
     repeats: int = option(5, "measurements of which the median is taken", 1)
-    seed: int = option(0, "decides the data and the networks", 0)
+    seed: int = option(0, "seed of the data and the networks", 0)
 
 
 def run(config: Rounds) -> dict[str, Any]:
@@ -67,14 +67,14 @@ def hgp(task: hp.Task, network: Network, key: PRNGKeyArray, pushes: int, step_si
 
 
 def compare(config: Rounds, clients: int, width: int, method: str, pushes: int) -> list[Row]:
-    """The engine and the loop, which must compute the same."""
+    """Compare the engine with the loop, which must compute the same."""
     key, step = jax.random.key(config.seed), 1 / width  # the costs' curvature grows with the width
     task = hp.tasks.logistic(clients, config.seed, examples=config.examples, features=width - 1)
     network = hp.networks.RandomDirected(clients, seed=config.seed)
     if method == "SGP":
         both = [make(task, network, key, step) for make in (sgp, loop.sgp)]
     else:
-        # At zero, where the task starts, its hypergradient is zero: nothing to compare.
+        # At the start, zero, the hypergradient is zero and cannot be compared.
         trained = task.at(params=sgp(task, network, key, step)(CHECKED))
         both = [make(trained, network, key, pushes, step) for make in (hgp, loop.hgp)]
     require_same(f"{method}, {clients} clients, width {width}", *(each(CHECKED) for each in both))
@@ -91,9 +91,9 @@ def require_same(what: str, ours: Array | np.ndarray, theirs: Array | np.ndarray
 
 
 def _growth_cases(config: Rounds) -> list[Callable[[], list[Row]]]:
-    """A case for every number of clients on k-out graphs, each in a process of its own."""
-    before: list[tuple[float, float]] = []  # clients and seconds of those measured so far
-    base: list[float | None] = []  # what every process holds, however few its clients
+    """Return a case for every number of clients on k-out graphs, each in a separate process."""
+    before: list[tuple[float, float]] = []  # clients and seconds of the cases measured so far
+    base: list[float | None] = []  # memory of a process with few clients
 
     def grow(clients: int) -> list[Row]:
         if not base:
@@ -107,7 +107,7 @@ def _growth_cases(config: Rounds) -> list[Callable[[], list[Row]]]:
 
 
 def measure(config: Rounds, clients: int) -> tuple[float, float | None]:
-    """Seconds per round, and megabytes of memory resident at the peak of a run."""
+    """Return seconds per round, and the peak of resident memory of a run in megabytes."""
     task = hp.tasks.logistic(clients, config.seed, examples=config.examples, features=WIDTH - 1)
     work = sgp(task, hp.networks.KOut(clients, LINKS), jax.random.key(config.seed), 1 / WIDTH)
     work(SHORT)  # compiles, which takes more memory than small networks do
@@ -118,7 +118,7 @@ def measure(config: Rounds, clients: int) -> tuple[float, float | None]:
 def growth_row(
     clients: int, seconds: float, peak: float | None, base: float | None, before: tuple[float, float] | None
 ) -> Row:
-    """Memory beyond `base`, and growth as the exponent of time since `before`, another (clients, seconds)."""
+    """Return a row with memory beyond `base`, and the exponent of time's growth since `before` (clients, seconds)."""
     return {
         "clients": clients,
         "microseconds": seconds * 1e6,

@@ -1,4 +1,4 @@
-"""What a second process is worth: time of a round of training a large model, and memory of each process."""
+"""Gain by a second process: time of a round of training a large model, and memory of each process."""
 
 import json
 import os
@@ -26,23 +26,23 @@ from hyperpush.hypergradients.base import HypergradientState
 from hyperpush.inner.base import InnerState
 from hyperpush.programs import program_of
 
-Parts = list[dict[str, Any]]  # what each process found
+Parts = list[dict[str, Any]]  # measurements of each process
 
 
 @dataclass(frozen=True)
 class Scale(OfImages):
-    """What a second process is worth: time and memory of a large model."""
+    """Gain by a second process: time and memory of a large model."""
 
     method: str = option("sgp", "a round of SGP, or of TrackedHGP", choices=("sgp", "tracked"))
     clients: int = option(8, "number of clients, which the processes divide", 1)
     batch: int = option(128, "images per client and round", 1)
-    rounds: int = option(10, "rounds of one measurement; what a run does once is spread over them", 1)
-    turns: int = option(3, "how often each number of processes is started, in turn; the median is taken", 1)
+    rounds: int = option(10, "rounds of one measurement; work done once per run is spread over them", 1)
+    turns: int = option(3, "starts of each number of processes, in turn; the median is taken", 1)
     processes: tuple[int, ...] = option((1, 2), "numbers of processes, each on one core", 1)
 
 
 def run(config: Scale) -> dict[str, Any]:
-    """A row for every number of processes."""
+    """Return a row for every number of processes."""
     numbers = tuple(dict.fromkeys(config.processes))
     for count in numbers:
         if config.clients % count:
@@ -53,19 +53,19 @@ def run(config: Scale) -> dict[str, Any]:
 
 
 def compare(config: Scale, numbers: Sequence[int]) -> list[Row]:
-    """The rows, and how many times faster than the first each is."""
+    """Return the rows, each with its speedup over the first."""
     turns = {count: list[Parts]() for count in numbers}
     for _ in range(config.turns):  # in turn: a machine's speed changes from minute to minute
         for count, found in turns.items():
             found.append(measure_all(config, count))
     rows = [time_row(config, *each) for each in turns.items()]
-    # Processor time is what there would be if nothing else ran and nobody waited: it says more on a busy machine.
+    # Processor time excludes other work and waiting, so it is more reliable on a busy machine.
     speedups = {"speedup": "seconds", "cpu_speedup": "cpu_seconds"}
     return [row | {name: rows[0][seconds] / row[seconds] for name, seconds in speedups.items()} for row in rows]
 
 
 def time_row(config: Scale, count: int, turns: list[Parts]) -> Row:
-    """The time of a round, that of the slowest process, and the memory of the largest one."""
+    """Return the time of a round in the slowest process, and the memory of the largest one."""
 
     def per_round(name: str) -> float:
         return median(max(part[name] for part in parts) for parts in turns) / config.rounds
@@ -80,11 +80,11 @@ def time_row(config: Scale, count: int, turns: list[Parts]) -> Row:
 
 
 def measure_all(config: Scale, count: int) -> Parts:
-    """What each of so many new processes found, each on a core of its own."""
+    """Return the measurements of `count` new processes, each on one core."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     with tempfile.TemporaryDirectory() as folder:
         asked = [json.dumps(asdict(config)), str(count), folder]
-        os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where a new process finds this module
+        os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # so that a new process finds this module
         try:
             if cores:
                 os.sched_setaffinity(0, cores[:count])
@@ -98,7 +98,7 @@ def measure_all(config: Scale, count: int) -> Parts:
 
 
 def take_part() -> None:
-    """One of the processes that are measured; an error is one line."""
+    """Run one of the measured processes; an error is printed as one line."""
     end_with_parent()
     config, count, folder, _, coordinator, _, index = sys.argv[1:]
     try:
@@ -129,7 +129,7 @@ def measure(config: Scale) -> dict[str, Any]:
 
 
 def prepare(config: Scale) -> Callable[[], None]:
-    """What runs `rounds` rounds of all clients; each process makes its own clients'."""
+    """Return a function that runs `rounds` rounds of all clients; each process makes data of its own clients."""
     task = images(config.model, config.clients, config.seed, config.batch, validation=1, spread=True)
     network, key = hp.networks.RandomDirected(config.clients, seed=config.seed), jax.random.key(config.seed)
     if config.method == "sgp":

@@ -17,12 +17,12 @@ Row = dict[str, Any]
 
 
 def option(default: Any, text: str, least: float | None = None, choices: tuple[str, ...] | None = None) -> Any:
-    """A field of the options: its default, one line on what it is, its least value, or the names that it may have."""
+    """Return a field of the options: its default, a line of help, its least value, or its allowed names."""
     return field(default=default, metadata={"help": text, "least": least, "choices": choices})
 
 
 def read(options: type[T], arguments: Sequence[str] | None = None) -> tuple[T, bool]:
-    """The options that a command line sets, and whether it asks for JSON; exit code 2 if they cannot be."""
+    """Return the options of a command line, and True if it requests JSON; exit with code 2 if they are invalid."""
     parser = argparse.ArgumentParser(
         description=options.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -57,5 +57,5 @@ def main(options: type[T], run: Callable[[T], Row], arguments: Sequence[str] | N
 
 
 def show(title: str, columns: Any, rows: Any) -> None:
-    """A table on stderr."""
+    """Print a table on stderr."""
     Console(stderr=True, width=None if sys.stderr.isatty() else 200).print(table(title, columns, rows))

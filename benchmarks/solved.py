@@ -1,4 +1,4 @@
-"""Trained problems: whether statuses see what is wrong, and what solvers without settings cost. Finished cells stay."""
+"""Trained problems: errors that statuses detect, and costs of solvers without settings. Finished cells are kept."""
 
 import json
 import time
@@ -41,16 +41,16 @@ LIMITS = (1e-3, 1e-8)
 
 @dataclass(frozen=True)
 class Solved:
-    """Whether a status sees what training left undone, and what solvers without settings cost."""
+    """Errors of training that statuses detect, and costs of solvers without settings."""
 
-    part: str = option("readme", "which cells to run", None, ("readme", "random", "cost", "runs", "nested"))
-    file: str = option("solved.jsonl", "where finished cells stand; those in it are not run again")
+    part: str = option("readme", "cells to run", None, ("readme", "random", "cost", "runs", "nested"))
+    file: str = option("solved.jsonl", "file of finished cells, which are not run again")
     seconds: float = option(600.0, "CPU seconds after which no further cell starts", 0)
     problems: int = option(200, "random problems", 1)
 
 
 def run(config: Solved) -> Row:
-    """All cells of a part that are not in the file yet, as far as time allows."""
+    """Run the missing cells of a part, as far as time allows."""
     path = Path(config.file)
     done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     keys = {_key(cell["cell"]) for cell in done}
@@ -76,7 +76,7 @@ def run(config: Solved) -> Row:
 
 
 def measure(cell: Cell) -> Row:
-    """What one cell shows."""
+    """Measure one cell."""
     with jax.enable_x64(cell.get("wide", False)):
         return MEASURES[cell["part"]](cell)
 
@@ -85,7 +85,7 @@ def measure(cell: Cell) -> Row:
 
 
 def readme_cells(config: Solved) -> Iterator[Cell]:
-    """The README's first task on four networks, with like and unlike clients."""
+    """Yield the README's first task on four networks, with similar and with different clients."""
     for solver in SOLVERS:
         for network in FOUR:
             for unlike in (False, True):
@@ -94,7 +94,7 @@ def readme_cells(config: Solved) -> Iterator[Cell]:
 
 
 def random_cells(config: Solved) -> Iterator[Cell]:
-    """Random problems: programs are shared, as families have one size, and numbers of clients follow networks."""
+    """Yield random problems; they share programs, as the family sets the size and the network the number of clients."""
     sizes = dict(zip(NETWORKS, (8, 20, 8, 8, 50, 3, 20, 20), strict=True))
     families = ("regression", "logistic", "softmax", "regression", "logistic", "softmax", "mlp")
     for seed in range(config.problems):
@@ -106,7 +106,7 @@ def random_cells(config: Solved) -> Iterator[Cell]:
 
 
 def judge(cell: Cell) -> Row:
-    """The hypergradient after training against the dense one, and the status."""
+    """Compare the hypergradient after training with the dense one, and the status with the error."""
     made = _problem(cell)
     clients = len(made.hypers)
     network = NETWORKS[cell["network"]](clients)
@@ -130,7 +130,7 @@ def _problem(cell: Cell) -> Drawn:
 
 
 def _rate(made: Drawn) -> float:
-    """A constant step as people take it: 0.1, or less where that would diverge."""
+    """Return a common constant step: 0.1, or less where that would diverge."""
     curvatures = [2 * np.mean(np.sum(np.square(rows), -1)) for rows in made.train[0]]
     return float(min(0.1, 0.5 / max(curvatures)))
 
@@ -139,7 +139,7 @@ def _rate(made: Drawn) -> float:
 
 
 def cost_cells(config: Solved) -> Iterator[Cell]:
-    """Solvers without settings beside SGP's best step of a grid."""
+    """Yield solvers without settings, and SGP with the best step of a grid."""
     for network in FOUR:
         for unlike in (False, True):
             for loss in (0.0, 0.2):
@@ -149,7 +149,7 @@ def cost_cells(config: Solved) -> Iterator[Cell]:
 
 
 def cost(cell: Cell) -> Row:
-    """Rounds, floats, gradients and products until params are close to the solution."""
+    """Count rounds, floats, gradients and products until params are close to the solution."""
     made, clients = of_readme(unlike=cell["unlike"]), 20
     network, x = NETWORKS[cell["network"]](clients), solve(made, np.zeros(5))
     engine = hp.Simulate(faults=hp.Faults(loss=cell["loss"]) if cell["loss"] else None)
@@ -159,7 +159,7 @@ def cost(cell: Cell) -> Row:
 
 
 def _until(cell: Cell, made: Drawn, network: Any, engine: Any, x: np.ndarray, limit: float) -> Row:
-    """The cost to a limit: by the solver's own tolerance, or by the number of rounds where nobody can vote."""
+    """Return the cost to a limit: by the solver's tolerance, or by the number of rounds where clients cannot vote."""
     if cell["solver"] == "TreeNewton":
         methods = [hp.TreeNewton(tolerance=limit)]
     elif not cell["loss"]:
@@ -179,7 +179,7 @@ def _until(cell: Cell, made: Drawn, network: Any, engine: Any, x: np.ndarray, li
 
 
 def _best_of_grid(made: Drawn, network: Any, engine: Any, x: np.ndarray) -> Row:
-    """The fewest rounds of SGP, of 5,000, from which on params stay close; and the closest that any step comes."""
+    """Return the fewest of 5,000 rounds of SGP after which params stay close, and the closest end of any step size."""
     goal, rows, closest = jnp.asarray(x), {}, np.inf
     metrics = {"off": lambda params, hyper, batch: jnp.sum((params - goal) ** 2)}
     for rate in RATES:
@@ -200,12 +200,12 @@ def _best_of_grid(made: Drawn, network: Any, engine: Any, x: np.ndarray) -> Row:
 
 
 def runs_cells(config: Solved) -> Iterator[Cell]:
-    """Several runs at once."""
+    """Yield a cell with several runs at once."""
     yield {"part": "runs", "runs": 25, "network": "random-directed", "wide": True}
 
 
 def several(cell: Cell) -> Row:
-    """K problems of other hypers at once, against one after the other."""
+    """Solve K problems with different hypers at once, and one after the other."""
     made, network = of_readme(), NETWORKS[cell["network"]](20)
     random = np.random.default_rng(0)
     hypers = [jnp.asarray(random.normal(size=20)) for _ in range(cell["runs"])]
@@ -224,14 +224,14 @@ def several(cell: Cell) -> Row:
 
 
 def nested_cells(config: Solved) -> Iterator[Cell]:
-    """PDBO without a setting, and the hypers after many outer steps."""
+    """Yield cells of PDBO without a setting, with few and many outer steps."""
     for family in ("readme", "logistic", "softmax", "mlp"):
         for steps in (20, 200):
             yield {"part": "nested", "family": family, "steps": steps}
 
 
 def nested(cell: Cell) -> Row:
-    """The end point against the same outer steps with dense hypergradients in float64."""
+    """Compare the end point with that of the same outer steps with dense hypergradients in float64."""
     made = of_readme() if cell["family"] == "readme" else drawn(cell["family"], 8, seed=3)
     network, steps = NETWORKS["random-directed"](len(made.hypers)), cell["steps"]
     found = hp.solve(made.task, hp.PDBO(steps=steps), network, key=0)

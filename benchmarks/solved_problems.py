@@ -45,7 +45,7 @@ FAMILIES: dict[str, tuple[Loss, int]] = {"regression": (square, 5), "logistic": 
 
 
 class Drawn(NamedTuple):
-    """A task, and the arrays that it is made of."""
+    """A task, with its arrays."""
 
     task: hp.Task
     loss: Loss
@@ -56,7 +56,7 @@ class Drawn(NamedTuple):
 
 
 def of_readme(clients: int = 20, unlike: bool = False) -> Drawn:
-    """The first task of the README; `unlike` clients have features of other scales."""
+    """Return the first task of the README; `unlike` clients have features of different scales."""
     keys = jax.random.split(jax.random.key(0))
     inputs = np.asarray(jax.random.normal(keys[0], (clients, 60, 5)))
     if unlike:
@@ -67,7 +67,7 @@ def of_readme(clients: int = 20, unlike: bool = False) -> Drawn:
 
 
 def drawn(family: str, clients: int, seed: int, at_zero: bool = False) -> Drawn:
-    """A random problem; `at_zero` has targets that nothing predicts, so that its solution is near zero."""
+    """Return a random problem; with `at_zero` the targets are pure noise, so its solution is near zero."""
     loss, features = FAMILIES[family]
     random = np.random.default_rng(seed)
     scales = 10 ** (-random.uniform(0, 1) * np.linspace(0, 1, features))
@@ -95,7 +95,7 @@ def _drawn(loss: Loss, train: Any, validation: Any, params: np.ndarray, hypers: 
 
 
 def solve(made: Drawn, near: Any, hypers: Any = None) -> np.ndarray:
-    """The minimum next to a point, by damped Newton steps in float64."""
+    """Return the minimum next to a point, by damped Newton steps in float64."""
     hypers = made.hypers if hypers is None else np.asarray(hypers, float)
     with jax.enable_x64(True):
         cost, derivatives = _compiled(made, hypers)
@@ -114,7 +114,7 @@ def solve(made: Drawn, near: Any, hypers: Any = None) -> np.ndarray:
 
 
 def hypergradients(made: Drawn, x: np.ndarray, hypers: Any = None) -> np.ndarray:
-    """d(mean outer cost)/dλ_i at a solution, by one dense solve in float64."""
+    """Return d(mean outer cost)/dλ_i at a solution, by one dense solve in float64."""
     hypers = made.hypers if hypers is None else np.asarray(hypers, float)
     with jax.enable_x64(True):
         _, derivatives = _compiled(made, hypers)
@@ -125,7 +125,7 @@ def hypergradients(made: Drawn, x: np.ndarray, hypers: Any = None) -> np.ndarray
 
 
 def _compiled(made: Drawn, hypers: np.ndarray) -> tuple[Any, Any]:
-    """The mean inner cost, and it with its gradient and Hessian."""
+    """Return functions for the mean inner cost, and for the cost with its gradient and Hessian."""
     pair = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), made.train)
     cost, derivatives = _functions(made.loss)
     rates = jnp.asarray(hypers)
@@ -147,13 +147,13 @@ def _functions(loss: Loss) -> Any:
 
 
 def relative(found: Any, truth: Any) -> float:
-    """The root mean square over clients of the error, relative to that of the truth."""
+    """Return the error's root mean square over clients, relative to that of the truth."""
     difference = np.asarray(found, float).reshape(len(found), -1) - np.asarray(truth).reshape(len(truth), -1)
     return float(np.linalg.norm(difference) / max(np.linalg.norm(truth), 1e-300))
 
 
 def away(params: Any, x: np.ndarray) -> float:
-    """The distance of the clients' params to the solution, root mean square, relative to it."""
+    """Return the distance of the clients' params to the solution, root mean square, relative to it."""
     each = np.stack([ravel_pytree(own)[0] for own in params]).astype(float)
     return float(np.sqrt(np.mean(np.sum((each - x) ** 2, 1))) / max(np.linalg.norm(x), 1e-300))
 

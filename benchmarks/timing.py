@@ -17,14 +17,14 @@ from rich.progress import track
 from script import Row, show
 
 T = TypeVar("T")
-Task = Callable[[int], Any]  # does so many rounds and waits for their result
+Task = Callable[[int], Any]  # runs a number of rounds and waits for their result
 
 _FIRST = 2
 _GROWTH = 100
 
 
 def measure_rows(title: str, cases: Sequence[Callable[[], list[Row]]]) -> list[Row]:
-    """Measure case by case, and show all rows as a table; nothing without cases."""
+    """Measure case by case, and show all rows as a table unless there are none."""
     console = Console(stderr=True)
     rows = [row for measure in track(cases, title, console=console, transient=True) for row in measure()]
     if rows:
@@ -34,10 +34,10 @@ def measure_rows(title: str, cases: Sequence[Callable[[], list[Row]]]) -> list[R
 
 
 def per_round(tasks: Sequence[Task], seconds: float, repeats: int) -> list[float]:
-    """Seconds per round of each task: the median of `repeats` runs that last about `seconds` each.
+    """Return seconds per round of each task: the median of `repeats` runs that last about `seconds` each.
 
-    The tasks take turns, so that whatever else the machine does slows all of them alike. Compilation is not measured;
-    what else a run does once, however many its rounds, is spread over them.
+    The tasks take turns, so that other work on the machine slows all of them alike. Compilation is not measured; other
+    work that a run does once is spread over its rounds.
     """
     lengths = [_length(task, seconds) for task in tasks]
     times = [[_seconds(task, length) for task, length in zip(tasks, lengths, strict=True)] for _ in range(repeats)]
@@ -45,7 +45,7 @@ def per_round(tasks: Sequence[Task], seconds: float, repeats: int) -> list[float
 
 
 def peak_megabytes(task: Callable[[], Any]) -> float | None:
-    """The most memory this process has resident while `task` runs; None where the system does not tell (not Linux)."""
+    """Return the peak of resident memory while `task` runs; None if the system does not report it (not Linux)."""
     # Not getrusage: its peak cannot be restarted, and a new process inherits that of its parent.
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -58,18 +58,18 @@ def peak_megabytes(task: Callable[[], Any]) -> float | None:
 
 
 def exponent(before: tuple[float, float], now: tuple[float, float]) -> float:
-    """Of the growth of time between two (size, seconds): 1 is in proportion."""
+    """Return the exponent of the growth of time between two pairs (size, seconds); 1 means in proportion."""
     return log(now[1] / before[1]) / log(now[0] / before[0])
 
 
 def in_new_process(function: Callable[..., T], *arguments: Any) -> T:
-    """What a function returns in a fresh process, in which nothing that ran before has left memory behind."""
+    """Run a function in a new process, free of memory left by earlier work, and return its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Return facts about the machine that affect the numbers."""
     return {
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],  # processes that wanted a core in the last minute: near 0 on an idle machine
@@ -81,7 +81,7 @@ def machine() -> dict[str, Any]:
 
 
 def _length(task: Task, seconds: float) -> int:
-    """How many rounds last about `seconds`; everything that a run of that length needs is compiled afterwards."""
+    """Return the number of rounds that last about `seconds`; afterwards all code of such a run is compiled."""
     length = _FIRST
     while True:
         task(length)

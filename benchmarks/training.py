@@ -1,4 +1,4 @@
-"""How fast a large model is trained: an SGP round and a round of HGP against a large matrix product."""
+"""Speed of training a large model: an SGP round and a round of HGP against a large matrix product."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush_papers.common.models.cnn import CNN
 
 PRODUCT = 3000  # rows and columns of its matrices
-Case = tuple[str, int, Callable[[], None]]  # what it is, operations per round of all clients, the rounds
+Case = tuple[str, int, Callable[[], None]]  # name, operations per round of all clients, and the rounds
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Training(OfImages):
 
     clients: tuple[int, ...] = option((10, 20, 40), "numbers of clients", 2)
     batch: int = option(128, "images per client and round", 1)
-    rounds: int = option(6, "rounds of one measurement; what a run does once is spread over them", 1)
+    rounds: int = option(6, "rounds of one measurement; work done once per run is spread over them", 1)
     repeats: int = option(3, "measurements, of which the median is taken", 1)
 
 
@@ -40,9 +40,9 @@ def run(config: Training) -> dict[str, Any]:
 
 
 def measure(config: Training, clients: int, before: dict[str, tuple[int, float]]) -> list[Row]:
-    """A row for each kind of round, the matrix product before and after each.
+    """Return a row for each kind of round, with the matrix product measured before and after each.
 
-    `before` has the clients and seconds of each kind for the number of clients before this one.
+    `before` holds the clients and seconds of each kind for the previous number of clients.
     """
     cases = prepare(config, clients)
     peaks = [peak_megabytes(task) for _, _, task in cases]  # compiles, too
@@ -65,7 +65,7 @@ def measure(config: Training, clients: int, before: dict[str, tuple[int, float]]
 
 
 def operations_of(model: CNN) -> int:
-    """Additions and multiplications of one image's logits in convolutions and dense layers: 2 per weight and place."""
+    """Count the operations of one image's logits in convolutions and dense layers: 2 per weight and place."""
     total, side, depth = 0, model.size, model.colors
     for channels in model.channels:
         side = side - model.kernel + 1
@@ -76,12 +76,12 @@ def operations_of(model: CNN) -> int:
 
 
 def prepare(config: Training, clients: int) -> list[Case]:
-    """SGP, and HGP with every number of pushes.
+    """Return the cases: SGP, and HGP with every number of pushes.
 
-    A gradient takes three times the operations of the logits (forward; backward to inputs and to weights), a product
-    with the second derivative six times: the same again along the direction. What mixing takes is not counted.
+    A gradient takes three times the operations of the logits (forward; backward to inputs and to weights). A product
+    with the second derivative takes six times: the same again along the direction. Mixing is not counted.
     """
-    # The outer cost is not what is measured: one image will do.
+    # The outer cost is not measured, so one image is enough.
     task = images(config.model, clients, config.seed, config.batch, validation=1)
     network = hp.networks.RandomDirected(clients, seed=config.seed)
     options: Any = {"key": config.seed, "engine": hp.Simulate(clients_per_batch=1)}
@@ -99,7 +99,7 @@ def prepare(config: Training, clients: int) -> list[Case]:
 
 
 def product_speed() -> float:
-    """GFLOP/s of a product of two large square float32 matrices."""
+    """Return GFLOP/s of a product of two large square float32 matrices."""
     a = jnp.ones((PRODUCT, PRODUCT), jnp.float32)
     multiply = jax.jit(jnp.matmul)
     jax.block_until_ready(multiply(a, a))
@@ -107,7 +107,7 @@ def product_speed() -> float:
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
-    """How long it takes."""
+    """Return the seconds that a function takes."""
     began = perf_counter()
     work()
     return perf_counter() - began

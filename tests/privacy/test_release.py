@@ -514,7 +514,7 @@ def test_bounds_that_are_missing_are_named():
     hidden = PrivateProblem.of(Problem(fitted, fitted), Noise(Gaussian(1.0), 1.0))
     refused(lambda: hidden.hessian_product(X, HYPER, jnp.ones((3, SIZE)), X), "task.private.curvature")
     refused(lambda: hidden.products(X, HYPER, jnp.ones((3, SIZE)), X), "task.private.curvature")
-    refused(lambda: PrivateProblem.of(hidden, hidden.noise), "no noise yet")
+    refused(lambda: PrivateProblem.of(hidden, hidden.noise), "not private yet")
 
 
 def test_noise_is_the_tasks_whatever_a_method_makes_of_its_problem():

@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(hp.InvalidInput, match="weights: got 'records'"):
         make(weights="records")
     party = make(weights="examples").for_client(1, data={"train": TRAIN[1], "validation": VALIDATION[1]})
-    with pytest.raises(hp.InvalidInput, match="nobody knows how many"):
+    with pytest.raises(hp.InvalidInput, match="the numbers of examples of all clients are not known"):
         _ = party.data
     with pytest.raises(hp.InvalidInput, match=r"task\.private"):
         make(weights="examples").private(clip=1.0, noise=hp.privacy.Gaussian(1.0))

@@ -76,8 +76,8 @@ class Status:
         stationary_reason: Reason why `stationary` is None, or the other point of the papers (x_L or x_M) where an
             algorithm ended that is not stationary. Empty where there is nothing to add.
         hint: Likely cause in the data of a result that did not converge; empty where none was found.
-        refused: Members of a run among peers whose messages cannot be true, how many and why; empty if there are none.
-            `converged` is never True then.
+        refused: Peers that sent messages that cannot be true, with counts and reasons; empty if there are none. If not
+            empty, `converged` is never True.
 
     Example:
         >>> import hyperpush as hp
@@ -106,7 +106,7 @@ class Status:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on what keeps the result from being right, or from being stationary; empty where nothing does."""
+        """Sentences for a result that did not converge or is not stationary; empty for other results."""
         said = [] if self.converged is not False else [f"The result is {self._convergence().removeprefix('! ')}."]
         return [*said, f"It is {self._stationarity()}."] if self.stationary is False else said
 

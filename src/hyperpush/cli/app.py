@@ -1,6 +1,6 @@
 """The command line.
 
-Commands import what they run when they run, so that `--help`, completion, `list` and `show` never wait for JAX.
+Commands import their code when they run, so that `--help`, completion, `list` and `show` never wait for JAX.
 """
 
 import signal
@@ -52,7 +52,7 @@ Stationary = Annotated[
     typer.Option("--strict-stationary", help="Exit with code 3 if the result did not converge or is not stationary."),
 ]
 
-_arguments: list[str] = []  # as given on the command line, for processes that are to do the same
+_arguments: list[str] = []  # arguments of the command line, for the other processes of a run
 
 
 def _version(asked: bool) -> bool:
@@ -69,7 +69,7 @@ def options(version: Annotated[bool, typer.Option("--version", callback=_version
 
 @app.command("list")
 def list_(methods: Annotated[bool, typer.Option("--methods", help="List the methods instead.")] = False) -> None:
-    """List studies and networks, or methods with what they require and send."""
+    """List studies and networks, or methods with their demands and messages."""
     index = load_index()
     if methods:
         for title, rows in index["methods"].items():
@@ -153,7 +153,7 @@ def plan(
     processes: Annotated[int, typer.Option(min=1, help="Number of processes to plan for.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a run would take: rounds, bytes, memory, and ε if it is private. Nothing runs."""
+    """Print the predicted cost of a run: rounds, bytes, memory, and ε if it is private. Nothing runs."""
     from hyperpush.runs.run import plan_run
     from hyperpush.spec import studies
     from hyperpush.spec.config import load_config
@@ -233,7 +233,7 @@ def peer(
 def status(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="A peer's folder, or its status.json.")],
 ) -> None:
-    """Print how a peer is doing, in words: its round, mass and ε, and what it sees of the others."""
+    """Print the state of a peer in words: its round, mass and ε, and its view of the other peers."""
     from hyperpush.deploy.report import describe
 
     print("\n".join(describe(folder)))
@@ -241,7 +241,7 @@ def status(
 
 @app.command()
 def leave(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a running peer.")]) -> None:
-    """Have a running asynchronous peer hand its mass to the others and end."""
+    """Tell a running asynchronous peer to hand its mass to the others and end."""
     from hyperpush.deploy.report import ask_to_leave
 
     print(ask_to_leave(folder))
@@ -315,13 +315,13 @@ def _together(processes: int | None, coordinator: str | None, process: int | Non
         join(None, processes, process)
     elif processes is None or process is None or process >= processes:
         given = f"process {process} of {processes}"
-        raise InvalidInput("--coordinator", given, "--processes N and --process I, from 0 to N - 1, besides")
+        raise InvalidInput("--coordinator", given, "--processes N and --process I, from 0 to N - 1, as well")
     else:
         join(coordinator, processes, process)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an error that the user can act on is one line on stderr and its exit code."""
+    """Run the command line; for a HyperpushError print one line on stderr and exit with its code."""
     _arguments[:] = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and what completes them."""
+"""Arguments that several commands take, and their completion."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,17 +9,17 @@ from hyperpush.cli.index import load_index
 
 
 def complete_study(incomplete: str) -> list[str]:
-    """Names of studies that begin so."""
+    """Return the names of studies that begin with this text."""
     return [name for name, _ in load_index()["studies"] if name.startswith(incomplete)]
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Names of anything that begin so."""
+    """Return all names that begin with this text."""
     return [name for name in load_index()["names"] if name.startswith(incomplete)]
 
 
 def complete_option(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Options of the study that is named before, as `key=`."""
+    """Return the options of the study named before, as `key=`."""
     keys = load_index()["keys"].get(str(ctx.params.get("what")), [])
     return [f"{key}=" for key in keys if key.startswith(incomplete)]
 

@@ -30,7 +30,7 @@ def audit(
     as_json: AsJson = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 3 if a training is not solved.")] = False,
 ) -> None:
-    """Audit a collaboration on tables: who gains, who hurts whom, and which records."""
+    """Audit a collaboration on tables: gains of each party, harmful parties, and harmful records."""
     from hyperpush.audits.settings import Settings, describe, load
     from hyperpush.pages.report import check_path
 
@@ -38,7 +38,7 @@ def audit(
         check_path(page, overwrite)
     settings = load(source) if source.suffix == ".toml" else _given(source, label, party)
     if source.suffix == ".toml" and (label or party):
-        raise InvalidInput("--label, --party", label or party, f"only in {source.name}, which has them")
+        raise InvalidInput("--label, --party", label or party, f"no value here: set them in {source.name}")
     if schema:
         print(describe(settings.read(), {**settings.tables, "files": str(settings.tables["files"])}), end="")
         return
@@ -63,7 +63,7 @@ def _given(source: Path, label: str | None, party: str | None) -> Any:
 
 
 def _show(found: "AuditResult", page: Path | None) -> None:
-    """Tables for a terminal."""
+    """Print the tables of an audit."""
     from hyperpush.audits.shown import summary
 
     for line in (*summary(found), f"Status: {found.status}."):

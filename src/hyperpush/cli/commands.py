@@ -8,19 +8,19 @@ from typer.core import TyperCommand, TyperGroup
 from hyperpush.base.errors import HyperpushError
 from hyperpush.base.extensions import COMMANDS, PAPERS, extensions, has_papers, load_extension
 
-USAGE_ERROR: Any = typer.BadParameter.__base__  # of Click, which newer versions of Typer bring along
+USAGE_ERROR: Any = typer.BadParameter.__base__  # the class of Click, which newer versions of Typer include
 
 
 class Commands(TyperGroup):
-    """Our commands, then those of others. One of theirs is imported when it is named; `--help` imports all of them."""
+    """Commands of the library, then those of extensions, which are imported on use; `--help` imports all of them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names."""
+        """Return all names."""
         own = super().list_commands(ctx)
         return [*own, *(name for name in extensions(COMMANDS) if name not in own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command that is called so, or None."""
+        """Return the command with this name, or None."""
         own = super().get_command(ctx, cmd_name)
         point = extensions(COMMANDS).get(cmd_name)
         if own is not None or point is None:
@@ -33,7 +33,7 @@ class Commands(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments ask for; where there is none, how to get the papers' ones."""
+        """Return the command in the arguments; if it does not exist, the error explains how to add the papers'."""
         try:
             return super().resolve_command(ctx, args)
         except USAGE_ERROR as error:
@@ -43,7 +43,7 @@ class Commands(TyperGroup):
 
 
 def _broken(name: str, error: HyperpushError) -> TyperCommand:
-    """A command that says why it cannot run, whatever it is given."""
+    """Return a command that raises an error for all arguments."""
 
     def fail() -> NoReturn:
         raise error

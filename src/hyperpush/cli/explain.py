@@ -1,4 +1,4 @@
-"""Everything that has a name: its line in `hyperpush list`, and its options as TOML under what its docstring says."""
+"""Lines of `hyperpush list`, and options as TOML below the docstring for `hyperpush show`."""
 
 import dataclasses
 import inspect
@@ -24,7 +24,7 @@ TITLES = {
 
 
 def describe_all(stamp: str) -> Index:
-    """Everything, as `hyperpush list` and `hyperpush show` print it."""
+    """Return the index: all texts of `hyperpush list` and `hyperpush show`."""
     classes = [(kind, each) for kind in KINDS for each in registered(kind).items()]
     studies, unusable = _load_studies()
     networks = [(name, cls.__name__, _first_line(cls)) for name, cls in registered("networks").items()]
@@ -53,7 +53,7 @@ def describe_all(stamp: str) -> Index:
 
 
 def _load_studies() -> tuple[dict[str, Experiment], dict[str, HyperpushError]]:
-    """Every study, and why others cannot be had."""
+    """Return all studies, and the errors of those that cannot be loaded."""
     known, found, unusable = experiments(), {}, {}
     for name in known:
         try:
@@ -68,7 +68,7 @@ def _first_line(cls: type) -> str:
 
 
 def options_toml(kind: str, cls: type) -> str:
-    """What the class is, and a table with all its options."""
+    """Return the description of a class, and a table with all its options."""
     text = inspect.cleandoc(cls.__doc__ or "")
     table_name = {"networks": "network", "engines": "engine", "hooks": "hooks.NAME"}.get(kind, "method")
     lines = [f"# {line}".rstrip() for line in text.split("\n\n")[0].splitlines()]
@@ -90,7 +90,7 @@ def _name(kind: str, cls: type) -> str:
 
 
 def _line(option: Option, example: dict[str, Any]) -> str:
-    """An option as TOML: an example's value, else its default; a comment where there is none that TOML can hold."""
+    """Return an option as TOML: an example's value or its default; a comment if TOML cannot hold it."""
     if option.name in example:
         return _toml(option.name, example[option.name])
     if option.default is inspect.Parameter.empty:

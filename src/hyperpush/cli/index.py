@@ -1,7 +1,7 @@
-"""What `list`, `show` and shell completion print, kept as JSON so that they need not import JAX.
+"""Index for `list`, `show` and shell completion, kept as JSON so that they need not import JAX.
 
-The index is made by importing everything once, on first use, and kept in the user's cache folder. It is made anew when
-a file of the package has changed, or one of the packages that add to it by entry points.
+The index is made on first use, by importing all modules, and kept in the user's cache folder. It is made anew when a
+file has changed, of this package or of packages that extend it by entry points.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ Rows = Sequence[Sequence[str]]
 
 
 class Index(TypedDict):
-    """What has a name."""
+    """All names, with their texts."""
 
-    stamp: str  # of the code that it was made from
+    stamp: str  # digest of the code that it was made from
     studies: Rows  # name, summary
     networks: Rows  # name, class, summary
     methods: Mapping[str, Rows]  # by title; the columns are those of `COLUMNS`
-    names: list[str]  # of everything below
+    names: list[str]  # names that `show` takes
     options: dict[str, str]  # TOML by plain name
-    keys: dict[str, list[str]]  # of the options of each study, dotted
-    broken: dict[str, str]  # why what another distribution adds cannot be had, by name
+    keys: dict[str, list[str]]  # dotted keys of the options of each study
+    broken: dict[str, str]  # errors of extensions that cannot be loaded, by name
 
 
 def load_index() -> Index:
-    """The index from the cache, or a new one if the code has changed."""
+    """Return the index from the cache, or a new one if the code has changed."""
     file, stamp = cache_folder() / FILE, code_stamp()
     with suppress(OSError, ValueError):
         kept = json.loads(file.read_text(encoding="utf-8"))
@@ -44,16 +44,16 @@ def load_index() -> Index:
     from hyperpush.cli.explain import describe_all  # here: it imports JAX
 
     made = describe_all(stamp)
-    if made["broken"]:  # it may be whole the next time, though no file has changed
+    if made["broken"]:  # not cached: it may work the next time without a changed file
         return made
-    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+    with suppress(OSError):  # without a writable cache the next call only takes longer
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(made), durable=False)
     return made
 
 
 def code_stamp() -> str:
-    """A digest of the files of all packages that have names, by time and size, and of the entry points."""
+    """Return a digest of the entry points, and of the files of all packages by time and size."""
     own = sorted(Path(hyperpush.__file__).parent.rglob("*.py"))
     files = [(str(file), (found := file.stat()).st_mtime_ns, found.st_size) for file in (*own, *extension_files())]
     points = [(each.name, each.value, distribution(each)) for group in GROUPS for each in extensions(group).values()]

@@ -1,4 +1,4 @@
-"""What commands print on stdout, and whether it tells of a failure."""
+"""Output of commands on stdout, and exit codes for failed results."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,20 +13,20 @@ NOT_CONVERGED = 3  # exit code
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table, as wide as the terminal."""
-    # A pipe has no width to fit into.
+    """Print a table, as wide as the terminal."""
+    # A pipe is without a width limit.
     names = [name.replace("_", " ") for name in columns]
     Console(width=None if sys.stdout.isatty() else 200).print(table(title, names, rows))
 
 
 def print_json(result: Mapping[str, Any], asked: bool = True) -> None:
-    """One JSON object, if it was asked for."""
+    """Print one JSON object if requested."""
     if asked:
         print(to_json(result))
 
 
 def holds_failure(result: Any, field: str = "converged") -> bool:
-    """Whether this field of a status anywhere in a result is False."""
+    """True if this field is False in any status of a result."""
     if isinstance(result, Mapping):
         return result.get(field) is False or any(holds_failure(each, field) for each in result.values())
     return isinstance(result, list | tuple) and any(holds_failure(each, field) for each in result)
@@ -41,7 +41,7 @@ def refuse_growth(result: Mapping[str, Any]) -> None:
 
 
 def refuse_failure(result: Mapping[str, Any], strict: bool, stationary: bool = False) -> None:
-    """End with exit code 3 if a result did not converge, or is not stationary, and the user asked for that."""
+    """End with exit code 3 if a result did not converge or is not stationary, as requested by the options."""
     option = "--strict-stationary" if stationary else "--strict"
     if (strict or stationary) and holds_failure(result):
         print(f"not converged ({option})", file=sys.stderr)

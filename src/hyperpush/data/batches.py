@@ -1,8 +1,8 @@
 """A client's examples, and mini-batches of them.
 
 A client's data are a pytree whose leaves have the examples on axis 0 (one client's view; stacked data have the client
-axis before it). Clients that own different numbers of examples are stacked by `ragged`, which pads and counts. A batch
-is what a cost is computed on: the examples themselves, or a `Batch` that knows which of them are real.
+axis before it). `ragged` stacks clients with different numbers of examples: it pads and counts. Costs are computed on a
+batch: the examples themselves, or a `Batch` with a mask for the real ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from hyperpush.data.promise import promise_single
 
 
 class Data(eqx.Module):
-    """What a client keeps: its data sets by name. The inner cost uses `train`, the outer level fits `outer`.
+    """A client's data sets by name. The inner cost uses `train`, the outer level fits `outer`.
 
     Args:
         sets: Examples by the name of the data set; `train` is one of them.
@@ -45,18 +45,18 @@ class Data(eqx.Module):
 
     @staticmethod
     def pair(train: PyTree, validation: PyTree) -> "Data":
-        """Training examples, and those that the outer level fits."""
+        """Return the data of training examples and of examples that the outer level fits."""
         return Data({"train": train, "validation": validation})
 
 
 class Ragged(eqx.Module):
-    """Examples of clients that own different numbers of them: padded leaves, and how many are real.
+    """Examples of clients that own different numbers of them: padded leaves, and the number of real examples.
 
-    `hp.extend.ragged` makes it; a task makes it of a list of clients.
+    `hp.extend.ragged` makes it; a task makes it from a list of clients.
 
     Args:
         examples: A pytree whose leaves have the clients on axis 0 and the examples on axis 1, padded with zeros.
-        counts: How many examples of each client are real.
+        counts: Number of real examples of each client.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,9 +70,9 @@ class Ragged(eqx.Module):
 
 
 class Numbered(eqx.Module):
-    """Examples with their place among their client's, so that a mini-batch finds what belongs to each of them.
+    """Examples with their numbers at their client, so that a mini-batch finds the hypers of its examples.
 
-    `weight` is the factor of the client's cost, the same for all its examples; None where all clients count alike.
+    `weight` is the factor of the client's cost, the same for all its examples; None if all clients have equal weight.
     """
 
     number: Int[Array, "*clients m"]
@@ -81,17 +81,17 @@ class Numbered(eqx.Module):
 
 
 class Batch(eqx.Module):
-    """Examples of which only those with mask 1 are real.
+    """Examples with a mask: 1 for real ones, 0 for padding.
 
-    A cost that returns one loss per example never sees it. A cost that is no mean over examples asks for it with
-    `hp.Batch.cost(function)`, and is then called as `function(params, hyper, batch)` with a `Batch`.
+    Costs that return one loss per example never see it. A cost that is not a mean over examples requests it with
+    `hp.Batch.cost(function)`. It is then called as `function(params, hyper, batch)` with a `Batch`.
 
     Args:
         examples: A pytree of examples, on axis 0.
-        mask: 1 where an example is real, 0 where it is padding.
+        mask: 1 for real examples, 0 for padding.
 
     Example:
-        The largest loss is no mean, so this cost has to leave padding out by itself.
+        The largest loss is not a mean, so this cost has to leave padding out by itself.
 
         >>> import jax.numpy as jnp
         >>> import hyperpush as hp
@@ -108,7 +108,7 @@ class Batch(eqx.Module):
     mask: Float[Array, " b"]
 
     def mean(self, values: Float[Array, " b"]) -> Float[Array, ""]:
-        """The mean of one value per example over the real ones."""
+        """Return the mean over real examples of one value per example."""
         return jnp.sum(self.mask * values) / jnp.maximum(jnp.sum(self.mask), 1)
 
     @staticmethod
@@ -118,7 +118,7 @@ class Batch(eqx.Module):
 
 
 class BatchCost(eqx.Module):
-    """A cost that takes a `Batch`: it is no mean over examples."""
+    """A cost that takes a `Batch`, because it is not a mean over examples."""
 
     function: Callable[..., Float[Array, ""]]
 
@@ -127,7 +127,7 @@ class BatchCost(eqx.Module):
 
 
 def open_batch(batch: PyTree) -> tuple[PyTree, Float[Array, " b"] | None, Int[Array, " b"] | None]:
-    """The examples of a batch, which of them are real (None: all), and their places (None: not numbered)."""
+    """Return the examples of a batch, the mask of real ones (None: all), and their numbers (None: not numbered)."""
     mask = None
     if isinstance(batch, Batch):
         batch, mask = batch.examples, batch.mask
@@ -137,13 +137,13 @@ def open_batch(batch: PyTree) -> tuple[PyTree, Float[Array, " b"] | None, Int[Ar
 
 
 def weight_of(batch: PyTree) -> Float[Array, ""] | None:
-    """The factor of the client's cost that a batch carries; None where all clients count alike."""
+    """Return the factor of the client's cost in a batch; None if all clients have equal weight."""
     inside = batch.examples if isinstance(batch, Batch) else batch
     return None if not isinstance(inside, Numbered) or inside.weight is None else inside.weight[0]
 
 
 def number_examples(data: PyTree, *, one: bool = False, weights: Float[Array, "*clients"] | None = None) -> PyTree:
-    """Give each example its place and its client's weight; data of `one` client have no client axis."""
+    """Give each example its number and its client's weight; data of `one` client lack the client axis."""
     inside = data.examples if isinstance(data, Ragged) else data
     shape = jax.tree.leaves(inside)[0].shape[: 1 if one else 2]
     repeated = None if weights is None else jnp.broadcast_to(weights[..., None], shape)
@@ -152,14 +152,14 @@ def number_examples(data: PyTree, *, one: bool = False, weights: Float[Array, "*
 
 
 def ragged(clients: Sequence[PyTree], field: str = "data") -> Ragged:
-    """Stack one pytree of examples per client; each may have its own number of examples.
+    """Stack one pytree of examples per client; clients may have different numbers of examples.
 
     Args:
         clients: The examples of each client, on axis 0 of every leaf.
-        field: What an error calls them.
+        field: Their name in errors.
 
     Raises:
-        InvalidInput: A client has no examples, or examples of another structure or shape than client 0.
+        InvalidInput: A client is without examples, or has examples of another structure or shape than client 0.
 
     Example:
         >>> import numpy as np
@@ -193,7 +193,7 @@ def _stack_padded(parts: Sequence[np.ndarray], most: int) -> np.ndarray:
 
 
 def _check_own(where: str, leaves: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Refuse a client without examples, or with others than client 0 has."""
+    """Refuse a client without examples, or with examples of other shapes than those of client 0."""
     sizes = [leaf.shape[0] for leaf in leaves]
     if sizes[0] == 0:
         raise InvalidInput(where, "0 examples", "at least 1 example per client")
@@ -201,28 +201,28 @@ def _check_own(where: str, leaves: Sequence[np.ndarray], shapes: Sequence[tuple[
         raise InvalidInput(where, sizes, "the same number of examples in each leaf")
     for leaf, shape in zip(leaves, shapes, strict=True):
         if leaf.shape[1:] != shape:
-            allowed = f"examples of shape {shape}, as client 0 has; arrays of all clients are a tuple, not a list"
+            allowed = f"examples of shape {shape}, as at client 0; arrays of all clients are a tuple, not a list"
             raise InvalidInput(where, f"examples of shape {leaf.shape[1:]}", allowed)
 
 
 def capacity(data: PyTree) -> int:
-    """Rows of one client's examples, padding included."""
+    """Return the number of rows of one client's examples, including padding."""
     return jax.tree.leaves(data.examples if isinstance(data, Ragged) else data)[0].shape[0]
 
 
 def count(data: PyTree) -> Int[Array, ""] | int:
-    """How many examples one client owns."""
+    """Return the number of one client's examples."""
     return data.counts if isinstance(data, Ragged) else capacity(data)
 
 
 def full_batch(data: PyTree) -> PyTree:
-    """One client's full batch.
+    """Return one client's full batch.
 
     Args:
         data: One client's examples, or its part of `Ragged` data.
 
     Returns:
-        The examples; a `Batch` where some of them are padding.
+        The examples; a `Batch` for `Ragged` data, which may have padding.
 
     Example:
         >>> import jax.numpy as jnp
@@ -237,7 +237,7 @@ def full_batch(data: PyTree) -> PyTree:
 
 
 def shuffle(data: PyTree, key: PRNGKeyArray) -> Int[Array, " m"]:
-    """One client's example numbers in random order, padding last."""
+    """Return one client's example numbers in random order, padding last."""
     order = jax.random.uniform(key, (capacity(data),))
     if isinstance(data, Ragged):
         order = jnp.where(jnp.arange(order.shape[0]) < data.counts, order, jnp.inf)
@@ -245,7 +245,7 @@ def shuffle(data: PyTree, key: PRNGKeyArray) -> Int[Array, " m"]:
 
 
 def rows(data: PyTree, order: Int[Array, " b"], start: Int[Array, ""] | int = 0) -> PyTree:
-    """The examples at `order`, the `start`-th and following of a shuffle."""
+    """Return the examples at `order`, which is the part of a shuffle from position `start`."""
     if isinstance(data, Ragged):
         real = start + jnp.arange(order.shape[0]) < data.counts
         return Batch(_pick(data.examples, order), real.astype(jnp.zeros(()).dtype))
@@ -257,14 +257,14 @@ def _pick(examples: PyTree, order: Int[Array, " b"]) -> PyTree:
 
 
 def minibatch(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
-    """`size` of one client's examples, uniformly without replacement; all of them for `None`.
+    """Draw `size` of one client's examples, uniformly without replacement; None takes all.
 
-    A client that owns fewer gives all it has. Only the drawn rows are gathered; the data stay where they are.
+    A client with fewer examples gives all of them. Only the drawn rows are gathered; the data stay where they are.
 
     Args:
         data: One client's examples, or its part of `Ragged` data.
         size: Examples of the mini-batch, at least 1; None takes all.
-        key: Decides which.
+        key: Random key of the draw.
 
     Raises:
         InvalidInput: The leaves have different numbers of examples.
@@ -279,5 +279,5 @@ def minibatch(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
         return full_batch(data)
     lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(getattr(data, "examples", data))}
     if len(lengths) != 1:
-        raise InvalidInput("batch", size, "None: these data have no common axis of examples to draw from")
+        raise InvalidInput("batch", size, "None: these data lack a common axis of examples to draw from")
     return rows(data, shuffle(data, key)[:size])

@@ -1,7 +1,7 @@
-"""A promise in the trace: the rows of these arrays are examples, each of them once.
+"""A promise in the trace: each row of these arrays is a different example.
 
-Privacy rests on it. An example that is in a batch twice changes it twice as much, and so does one whose inputs and
-targets stand in different rows. A trace of a gather does not show that its indices are distinct.
+Privacy rests on it. An example that is in a batch twice changes it twice as much. So does one whose inputs and targets
+are in different rows. A trace of a gather does not show that its indices are distinct.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 
 def promise_single(batch: PyTree) -> PyTree:
-    """The same arrays. On axis 0, row i of each of them belongs to one example, which is in no other row."""
+    """Return the same arrays, and promise that row i of all of them (axis 0) is one example, in this row only."""
     leaves, structure = jax.tree.flatten(batch)
     return structure.unflatten(single.bind(*leaves, lead=0))
 

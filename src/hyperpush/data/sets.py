@@ -19,11 +19,11 @@ RESERVED = ("train", "validation", "holdout", "test")
 
 @dataclass(frozen=True)
 class Clients:
-    """Data that are loaded client by client, so that nobody has to hold all of them.
+    """Data that are loaded client by client, so that a process can hold the data of its own clients only.
 
     Args:
         load: `load(i)` returns the examples of client i: a pytree of arrays with the examples on axis 0.
-        count: How many clients there are.
+        count: Number of clients.
 
     Example:
         >>> import jax.numpy as jnp
@@ -41,23 +41,23 @@ class Clients:
     count: int
 
     def stack(self, field: str) -> PyTree:
-        """All clients' data; of several processes each loads those of its own clients."""
+        """Load all clients' data; of several processes each loads those of its own clients."""
         if processes.count() > 1 and self.count % jax.device_count() == 0:
             return processes.stack(self.one, self.count)
         return stack_clients(field, [self.one(client) for client in range(self.count)])
 
     def one(self, client: int) -> PyTree:
-        """One client's data."""
+        """Load one client's data."""
         try:
             return self.load(client)
-        except Exception as error:  # the loader is the user's: say whose data failed, and how
+        except Exception as error:  # a user's loader may raise anything: name the client and the error
             said = f"a loader that fails for client {client} with {type(error).__name__}: {error}"
             raise InvalidInput("data", said, "a function of a client's number that returns its examples") from error
 
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """One data set as it was given, and how to get all clients' examples or one client's."""
+    """One data set as given, which returns all clients' examples or one client's."""
 
     name: str
     given: Any
@@ -71,7 +71,7 @@ class DataSet:
 
     @property
     def clients(self) -> int:
-        """How many clients it has."""
+        """The number of clients."""
         if isinstance(self.given, Clients):
             return self.given.count
         if isinstance(self.given, list):
@@ -91,12 +91,12 @@ class DataSet:
 
     @property
     def most(self) -> int | None:
-        """The examples of the client that has most; None if that is not known here."""
+        """The largest number of examples of any client; None if it is not known here."""
         counts = given_counts(self.given)
         return None if counts is None else max(counts)
 
     def of(self, client: int | None) -> PyTree:
-        """One client's examples, or all clients' for None."""
+        """Return one client's examples, or all clients' for None."""
         if client is None:
             return self.all
         if isinstance(self.given, Clients):
@@ -118,7 +118,7 @@ class OwnSet(DataSet):
 
 
 def arrays(tree: PyTree) -> PyTree:
-    """The same examples as JAX arrays."""
+    """Return the same examples as JAX arrays."""
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array):
@@ -136,14 +136,14 @@ def arrays(tree: PyTree) -> PyTree:
 
 
 def stack_clients(field: str, clients: Sequence[PyTree]) -> PyTree:
-    """One pytree of examples per client, stacked; padded and counted where they own different numbers."""
+    """Stack one pytree of examples per client; pad and count if clients own different numbers."""
     made = ragged(clients, field)
     everybody_full = np.all(np.asarray(made.counts) == jax.tree.leaves(made.examples)[0].shape[1])
     return made.examples if everybody_full else made
 
 
 def collect(given: Mapping[str, PyTree], more: Mapping[str, PyTree] | None) -> dict[str, DataSet]:
-    """The data sets that a task was given, by name."""
+    """Return the data sets of a task by name."""
     if more is not None and not isinstance(more, Mapping):
         raise InvalidInput("data", type(more).__name__, "a dict of further data sets by name")
     for name in more or {}:
@@ -156,7 +156,7 @@ def collect(given: Mapping[str, PyTree], more: Mapping[str, PyTree] | None) -> d
 
 
 def outer_set(outer_on: str | None, found: Mapping[str, DataSet]) -> str:
-    """The name of the data set that the outer level fits."""
+    """Return the name of the data set that the outer level fits."""
     if outer_on is None and "validation" not in found:
         allowed = "the examples that the outer level fits, or outer_on= with the name of another data set"
         raise InvalidInput("validation", None, allowed)
@@ -169,7 +169,7 @@ def outer_set(outer_on: str | None, found: Mapping[str, DataSet]) -> str:
 
 
 def count_clients(found: Mapping[str, DataSet]) -> int:
-    """The number of clients, the same in every data set."""
+    """Return the number of clients; refuse data sets with different numbers."""
     clients = found["train"].clients
     for name, each in found.items():
         if each.clients != clients:
@@ -181,7 +181,7 @@ def count_clients(found: Mapping[str, DataSet]) -> int:
 
 
 def check_examples(name: str, tree: PyTree, clients: int | None) -> None:
-    """Refuse arrays without the clients first, or clients without examples; `clients` is None for one party's."""
+    """Refuse arrays without clients on axis 0, or clients without examples; `clients` is None for one party's data."""
     if clients is not None:
         check_clients(name, tree, clients)
     if isinstance(tree, Ragged) and np.any(processes.visible(tree.counts) < 1):
@@ -193,7 +193,7 @@ def check_examples(name: str, tree: PyTree, clients: int | None) -> None:
 
 
 def check_clients(name: str, tree: PyTree, clients: int) -> None:
-    """Refuse arrays that do not have so many clients on axis 0."""
+    """Refuse arrays with another number of clients on axis 0."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         shape = jnp.shape(leaf)
         if not shape or shape[0] != clients:
@@ -201,7 +201,7 @@ def check_clients(name: str, tree: PyTree, clients: int) -> None:
 
 
 def check_numbers(name: str, tree: PyTree, *, floating: bool, one: bool) -> None:
-    """Refuse numbers that are not finite, and params or hypers (`floating`) in another type than float32 or float64."""
+    """Refuse numbers that are not finite, and params or hypers (`floating`) of types except float32 and float64."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         field = f"{name}{jax.tree_util.keystr(path)}"
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -218,15 +218,15 @@ def check_numbers(name: str, tree: PyTree, *, floating: bool, one: bool) -> None
 
 
 def rows(tree: PyTree, one: bool) -> int:
-    """Rows of a client's examples, padding included."""
+    """Return the number of rows of a client's examples, including padding."""
     return jax.tree.leaves(getattr(tree, "examples", tree))[0].shape[0 if one else 1]
 
 
 def clear_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree) -> PyTree:
-    """Hypers with 0 where a client has fewer examples than others, so that a sum of them counts its own only."""
+    """Set hypers of padding to 0, so that a sum counts those of real examples only."""
     if not isinstance(train, Ragged):
         return tree
-    axis = train.counts.ndim  # of examples: behind that of clients, if there is one
+    axis = train.counts.ndim  # axis of examples, after that of clients if there is one
 
     def clear(leaf: Array) -> Array:
         own = np.arange(leaf.shape[axis]) < train.counts[..., None]
@@ -236,9 +236,9 @@ def clear_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree) -> 
 
 
 def cut_padding(tree: PyTree, by_example: tuple[bool, ...], train: PyTree, client: int, axis: int = 0) -> PyTree:
-    """One client's hypers, with those of its own examples only, which are on this axis."""
+    """Return one client's hypers without those of padding; `axis` is that of the examples."""
     counts = example_counts(train) if isinstance(train, Ragged) and any(by_example) else ()
-    if client >= len(counts):  # of several processes none sees all counts
+    if client >= len(counts):  # a process sees only some counts
         return tree
     return _map_rows(lambda leaf: leaf[(slice(None),) * axis + (slice(counts[client]),)], tree, by_example)
 
@@ -251,7 +251,7 @@ def _map_rows(function: Callable[[Any], Any], tree: PyTree, by_example: tuple[bo
 
 
 def example_counts(tree: PyTree) -> Int[np.ndarray, " n"]:
-    """How many examples each client owns."""
+    """Return each client's number of examples."""
     if isinstance(tree, Ragged):
         return processes.visible(tree.counts)
     clients, rows = jax.tree.leaves(tree)[0].shape[:2]
@@ -259,7 +259,7 @@ def example_counts(tree: PyTree) -> Int[np.ndarray, " n"]:
 
 
 def given_counts(given: PyTree) -> tuple[int, ...] | None:
-    """The same for data as a task takes them; None where only a loader knows."""
+    """Return the same for data in the form that a task takes; None if only a loader knows."""
     if isinstance(given, list):
         return tuple(jnp.shape(jax.tree.leaves(client)[0])[0] for client in given)
     leaves = [] if isinstance(given, Clients) else jax.tree.leaves(given)
@@ -268,7 +268,7 @@ def given_counts(given: PyTree) -> tuple[int, ...] | None:
 
 
 def describe(tree: PyTree, one: bool) -> str:
-    """How many examples a client has, in words."""
+    """Return the number of examples of a client, in words."""
     if isinstance(tree, Ragged) and not one:
         counts = processes.visible(tree.counts)
         return f"{counts.min()} to {counts.max()}"

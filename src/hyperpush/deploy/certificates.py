@@ -1,7 +1,7 @@
 """A private certificate authority and certificates that name a peer, for trials.
 
-Keep `ca.key` secret and away from the peers: its holder can admit new peers. With an authority of your own, issue
-certificates whose common name is the peer's name and whose alternative names hold the address that it listens on.
+Keep `ca.key` secret and away from the peers: its holder can admit new peers. An authority of your own works as
+well: the common name of a certificate is the peer's name, and its alternative names hold the peer's address.
 """
 
 import re

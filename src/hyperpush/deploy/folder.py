@@ -85,6 +85,6 @@ def _read(path: Path) -> list[dict]:
             Budget.from_table(each["budget"])
             str(each["start"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        allowed = f"the account of earlier starts, as it was written ({error})"
+        allowed = f"the unchanged account of earlier starts ({error})"
         raise InvalidInput("releases", str(path), allowed) from None
     return entries

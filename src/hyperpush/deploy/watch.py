@@ -108,7 +108,7 @@ class Watch:
         session.on_begin = lambda: note_release(self.out, session.start, costs)
         if self.before:
             self.say(
-                f"{self.name}: starts anew, with new noise; what {len(self.before)} earlier starts sent counts too"
+                f"{self.name}: starts anew, with new noise; releases of {len(self.before)} earlier starts count, too"
             )
 
     def look(self) -> dict[str, Any]:

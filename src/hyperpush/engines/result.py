@@ -20,8 +20,8 @@ RecordFunction = Callable[[State, Context], PyTree]
 class Recorder(eqx.Module):
     """Record of a loop: `f(state, context)` of every client, after every `every`-th iteration.
 
-    `entry=True` adds a first row, of the state on entering the loop, before its first iteration. `last` is an iteration
-    that gets a row even if `every` does not divide it, the last one with a row; 0: none does.
+    `entry=True` adds a first row, of the state on entering the loop, before its first iteration. `last` is the last
+    iteration with a row, even if `every` does not divide it; 0: no such iteration.
     """
 
     f: RecordFunction
@@ -29,12 +29,12 @@ class Recorder(eqx.Module):
     last: int = eqx.field(static=True, default=0)
 
     def due(self, done: Any, every: int) -> Any:
-        """Return True if there is a row after so many iterations."""
+        """Return True if a row follows iteration number `done`."""
         due = done % every == 0
         return due | (done == self.last) if self.last % every else due
 
     def count(self, done: int, every: int) -> int:
-        """Return the number of rows after so many iterations."""
+        """Return the number of rows after `done` iterations."""
         return done // every + self.entry + (0 < self.last <= done and self.last % every > 0)
 
     def iteration(self, row: int, every: int) -> int:

@@ -92,7 +92,7 @@ class InnerSolver(Method):
         return {"weights": self.weights}
 
     def observing(self: S, wanted: bool) -> S:
-        """The same solver whose clients observe their links, or do not; itself if it cannot."""
+        """Return the same solver with or without observation of links; itself if it cannot observe them."""
         return self
 
     @property
@@ -106,7 +106,7 @@ class InnerSolver(Method):
         return False
 
     def memory(self, params: PyTree, hyper: PyTree) -> Any:
-        """One client's memory before the first outer step; None for a solver that keeps nothing."""
+        """Return one client's memory before the first outer step; None if the solver keeps none."""
         return None
 
     def status(self, states: InnerState) -> Status:

@@ -28,9 +28,9 @@ class MethodInfo:
     Args:
         network: Demands on its links: none (`"any"`), messages both ways (`"two-way"`) or both ways at once
             (`"undirected"`), a server or an exact average (`"server"`), or no links at all (`"none"`).
-        target: The cost that it lowers: the mean outer cost (`"global"`), each client's outer cost at the common inner
-            solution (`"client"`), at its own inner solution (`"local"`) or at fixed params (`"direct"`), or the inner
-            cost (`"inner"`).
+        target: The cost that it lowers. `"global"`: the mean outer cost. `"client"`: each client's outer cost at the
+            common inner solution; `"local"`: at its own inner solution; `"direct"`: at fixed params. `"inner"`: the
+            inner cost.
         sends: Messages of each client.
         paper: Source of the method.
         note: Departure from its target, or further demands on its network; empty if there is nothing to add.

@@ -123,7 +123,7 @@ def _check_built(label: str, made: Optimizer, constants: dict[str, Any]) -> None
     """Refuse options that Optax accepts but fails with in the first step."""
     try:
         jax.eval_shape(lambda x: made.build().update(x, made.build().init(x), x), jnp.zeros(()))
-    except Exception as error:  # whatever Optax raises
+    except Exception as error:  # Optax may raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InvalidInput(label, constants, f"options that Optax can use ({reason})") from error
 

@@ -93,8 +93,8 @@ class WaitingTree(eqx.Module):
 
     Clients know the possible links, and observe their frequencies. `network.frequencies()` stands for these
     observations; the least frequency is one in 1,000 steps. Sharing the observations takes one extra trip in a run
-    (`learn`). Each client's row of n frequencies goes to the root on the path with the fewest links, and the root sends
-    the n parents of both trees back.
+    (`learn`). Each client's row of n frequencies goes to the root on the path with the fewest links. The root sends the
+    n parents of both trees back.
     """
 
     up: Int[np.ndarray, " n"]

@@ -70,7 +70,7 @@ class Steps(Point):
     def _compare(
         self, cost: Array, gradient: Float[Array, " d"], rms: Float[Array, ""], tolerance: Any, limit: int
     ) -> "Steps":
-        """Keep the trial or the previous point, whichever is better, and prepare the next phase."""
+        """Keep the better one of the trial and the previous point, and prepare the next phase."""
         fresh, step = self.count <= 0, self.unit * self.step
         predicted = -self.unit * (self.gradient @ self.step + 0.5 * self.unit * self.step @ self.image)
         gained = self.gain(cost, gradient, predicted)

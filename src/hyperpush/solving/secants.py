@@ -62,7 +62,7 @@ class Secants(eqx.Module):
         accelerated = self._accelerate(q, slope, jnp.max(mixing_ratios), step_size, known)
         # The best combination for one client can be bad for all, such as where its own Hessian is zero. Mixed values
         # are worse then, so all clients see it within a step or so. A displacement leads back, not a copy of the
-        # earlier state. So pushed values stay conserved, whichever clients go back and whenever they do.
+        # earlier state. So pushed values stay conserved for any clients that go back at any time.
         plain = jnp.where(worse, self.points[0] - q, -pace * step_size * slope)
         turn, sound = jnp.linalg.norm(slope - self.slopes[0]) + floor, self._is_sound(slope, floor)
         flat = turn * step_size <= jnp.sqrt(jnp.finfo(q.dtype).eps) * size

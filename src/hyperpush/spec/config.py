@@ -1,4 +1,4 @@
-"""From a TOML file or a name, and `key=value` overrides, to a validated configuration."""
+"""Validated configurations from a TOML file or a name, and `key=value` overrides."""
 
 import math
 import tomllib
@@ -19,7 +19,7 @@ C = TypeVar("C", bound=Config)
 
 
 def load_config(source: str, overrides: Sequence[str], known: Mapping[str, Experiment]) -> tuple[Experiment, Config]:
-    """The experiment that `source` (a name or a `.toml` file) asks for, and its options after the overrides.
+    """Return the experiment of `source` (a name or a `.toml` file), and its options after the overrides.
 
     A file with `[task]` is a spec; one with `experiment = …` is a study.
     """
@@ -28,7 +28,7 @@ def load_config(source: str, overrides: Sequence[str], known: Mapping[str, Exper
 
 
 def read_source(source: str, known: Mapping[str, Experiment]) -> tuple[Experiment, dict[str, Any]]:
-    """The experiment that `source` asks for, and the options that it sets."""
+    """Return the experiment of `source`, and the options that `source` sets."""
     if source.endswith(".toml"):
         values = read_toml(Path(source))
         name = "spec" if is_spec(values) else values.pop("experiment", None)
@@ -39,24 +39,24 @@ def read_source(source: str, known: Mapping[str, Experiment]) -> tuple[Experimen
 
 
 def configure(experiment: Experiment, values: dict[str, Any], overrides: Sequence[str]) -> Config:
-    """The options of an experiment: its defaults, then values, then overrides."""
+    """Return the options of an experiment: its defaults, then values, then overrides."""
     for override in overrides:
         set_from_text(values, override, experiment.config)
     return validate(experiment.config, values)
 
 
 def is_spec(values: Mapping[str, Any]) -> bool:
-    """Whether the content of a file is a spec, and no study's options."""
+    """True if the content of a file is a spec, not the options of a study."""
     return "task" in values and "experiment" not in values
 
 
 def named_table(given: object) -> object:
-    """A table of a spec, where a string alone is the name of what has no options: `network = "ring"`."""
+    """Return a table of a spec; a string alone is a name without options: `network = "ring"`."""
     return {"name": given} if isinstance(given, str) else given
 
 
 def find(name: object, known: Mapping[str, Experiment]) -> Experiment:
-    """The experiment called `name`."""
+    """Return the experiment with this name."""
     if not isinstance(name, str):
         raise InvalidInput("experiment", name, ", ".join(known))
     if name not in known:
@@ -70,13 +70,13 @@ def _without_papers(name: str, known: Mapping[str, Experiment]) -> InvalidInput:
 
 
 def validate(kind: type[C], values: dict[str, Any]) -> C:
-    """The options that tables of a file give; the first thing wrong is an `InvalidInput` that names the dotted key."""
+    """Return the options in the tables of a file; raise InvalidInput with the dotted key at the first error."""
     _check_finite(values)
     return read_config(kind, values)
 
 
 def _check_finite(values: object, field: str = "") -> None:
-    """Refuse NaN and infinity wherever they stand: tables of free options are not checked by a model."""
+    """Refuse NaN and infinity at all levels, as tables of free options are not checked elsewhere."""
     if isinstance(values, float) and not math.isfinite(values):
         raise InvalidInput(field, values, "a finite number")
     inside = values if isinstance(values, dict) else dict(enumerate(values)) if isinstance(values, list) else {}
@@ -85,19 +85,19 @@ def _check_finite(values: object, field: str = "") -> None:
 
 
 def to_toml(experiment: str, config: Config) -> str:
-    """The TOML that gives this configuration again."""
+    """Return TOML from which this configuration can be read again."""
     named = {} if experiment == "spec" else {"experiment": experiment}
     return tomli_w.dumps({**named, **as_table(config)})
 
 
 def default_toml(experiment: Experiment) -> str:
-    """The defaults of an experiment as TOML to start from, each field under a comment that explains it."""
+    """Return the defaults of an experiment as TOML, with a comment that explains each field."""
     lines = [f"# {experiment.summary}", *tomli_w.dumps({"experiment": experiment.name}).splitlines()]
     return "\n".join([*lines, *_document(experiment.config(), ())]) + "\n"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file."""
+    """Return the content of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -124,7 +124,7 @@ def set_from_text(values: dict[str, Any], override: str, kind: type[Config]) -> 
 
 
 def set_option(values: dict[str, Any], name: str, value: object) -> None:
-    """Set the option of a dotted name, in tables that are made where they are missing."""
+    """Set the option with a dotted name; create missing tables."""
     *parents, last = name.split(".")
     for part in parents:
         values = values.setdefault(part, {})
@@ -134,7 +134,7 @@ def set_option(values: dict[str, Any], name: str, value: object) -> None:
 
 
 def option_names(config: Config, prefix: str = "") -> list[str]:
-    """The dotted keys of all options, those inside of tables too."""
+    """Return the dotted keys of all options, including those in tables."""
     found: list[str] = []
     for name in options_of(type(config)):
         value = getattr(config, name)
@@ -144,7 +144,7 @@ def option_names(config: Config, prefix: str = "") -> list[str]:
 
 def _document(config: Config, prefix: tuple[str, ...]) -> Iterator[str]:
     dumped, described = as_table(config), options_of(type(config))
-    # Plain values come first: in TOML, whatever follows a [table] belongs to it.
+    # Plain values come first: in TOML, all lines after a [table] belong to it.
     for name in sorted(described, key=lambda name: isinstance(getattr(config, name), Config | dict)):
         yield ""
         note = _note(described[name])
@@ -164,5 +164,5 @@ def _document(config: Config, prefix: tuple[str, ...]) -> Iterator[str]:
 
 
 def _note(option: Option) -> str:
-    """The line of help of an option, and the values that are allowed."""
+    """Return the first line of help of an option, and its allowed values."""
     return "; ".join([*(line.rstrip(".") for line in option.help[:1]), *option.notes])

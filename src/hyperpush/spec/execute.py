@@ -1,4 +1,4 @@
-"""Runs of studies and TOML files: from their options to a run folder, and on from an interrupted one."""
+"""Runs of studies and TOML files: from options to a run folder, and from an interrupted run to its end."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ def execute(
     console: Console | None = None,
     checkpoints: Policy | None = None,
 ) -> Finished:
-    """Run an experiment into the folder `out`, by default a new one under `runs/`; returns its result and the run.
+    """Run an experiment into the folder `out`, by default a new one under `runs/`; return its result and the run.
 
     With `checkpoints`, `resume` can continue an interrupted run.
     """
@@ -29,5 +29,5 @@ def execute(
 def resume(
     folder: Path, known: Mapping[str, Experiment], console: Console | None = None, checkpoints: Policy | None = None
 ) -> Finished:
-    """Continue an interrupted run; `folder` is where its result would be, or the hidden one beside it."""
+    """Continue an interrupted run; `folder` is its final folder or the hidden one beside it."""
     return carry_on(folder, lambda file: load_config(str(file), [], known), console, checkpoints)

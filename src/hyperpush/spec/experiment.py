@@ -13,27 +13,27 @@ Named = Annotated[Table, Before(named_table)]
 
 
 class SpecConfig(Config):
-    """What a spec holds; each table's options are those of what it names."""
+    """Options of a spec; the options of a table are those of the object that it names."""
 
     key: Annotated[int, whole(0, 2**32 - 1)] = option(0, "Decides every random draw.")
-    precision: Literal["float32", "float64"] = option("float32", "Of all numbers.")
+    precision: Literal["float32", "float64"] = option("float32", "Precision of all numbers.")
     verb: Named | None = option(
-        None, "train, hypergradient, solve or influence; the method's kind decides if left out."
+        None, "train, hypergradient, solve or influence; by default chosen by the method's kind."
     )
-    start: str | None = option(None, "Folder of a finished run whose params and hypers to take.")
+    start: str | None = option(None, "Folder of a finished run, to start from its params and hypers.")
     every: OptionalCount = option(None, "Steps between two rows of the history.")
     task: Named = option({}, "A ready-made task or module:function, and its options.")
     network: Named = option({}, "A network or module:Class, and its options.")
     method: Named = option({}, "A method or module:Class, and its options.")
     train: Named | None = option(None, "An inner solver that trains before an estimator.")
-    engine: Named | None = option(None, "Where the clients run.")
+    engine: Named | None = option(None, "Engine that runs the clients.")
     metrics: Table = option({}, "module:function by name, or tables with name and on.")
     hooks: Table = option({}, "Hooks or module:Class, by name.")
     peers: Table = option({}, "For hyperpush peer: one table per party.")
-    deploy: Table = option({}, "For hyperpush peer and swarm: how parties talk.")
+    deploy: Table = option({}, "For hyperpush peer and swarm: communication of the parties.")
 
     def tables(self) -> dict[str, Any]:
-        """The tables that are set, without those that only deployment needs."""
+        """Return the tables that are set, without those that only deployment needs."""
         return {name: each for name, each in as_table(self).items() if name not in ("peers", "deploy")}
 
 

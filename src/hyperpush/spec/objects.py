@@ -1,4 +1,4 @@
-"""A spec, as TOML: a task, a method, a network, a key, and where it runs.
+"""A spec, as TOML: a task, a method, a network, a key, and an engine.
 
     key = 0
 
@@ -20,8 +20,8 @@
 Further tables: `[train]` (an inner solver that trains before an estimator), `[engine]`, `[metrics]`, `[hooks]`, and
 `[task.private]` (clip, and either noise or epsilon and delta). Every name may be a registered one or `module:Class`.
 `verb = "influence"` scores training examples with an estimator; as a table `[verb]` it takes the options of
-`hp.influence.scores`. `start = "runs/mine"` continues a finished run, with the links seen if the network is the same; a
-party takes what is in the folder of its name there. What needs no options may be a name alone: `network = "ring"`.
+`hp.influence.scores`. `start = "runs/mine"` continues a finished run, with its link estimates if the network is the
+same. Each party loads its own subfolder. A table without options may be a name alone: `network = "ring"`.
 """
 
 import inspect
@@ -54,7 +54,7 @@ from hyperpush.verbs.saved import load
 from hyperpush.verbs.solve import solve
 from hyperpush.verbs.train import train
 
-NAMED = ("verb", "task", "network", "method", "train", "engine")  # tables that a string alone may stand for
+NAMED = ("verb", "task", "network", "method", "train", "engine")  # tables that may be a string alone
 TABLES = ("key", "precision", "start", "every", *NAMED, "metrics", "hooks")
 METHODS = ("algorithms", "hypergradients", "inner", "baselines", "big_fed")  # kinds of methods that a file may name
 VERBS = ("train", "hypergradient", "solve", "influence")
@@ -63,7 +63,7 @@ SCORING = ("damping", "parties", "validation", "curvature_steps")  # options of 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a file says, as objects."""
+    """The content of a spec file, as objects."""
 
     verb: str
     task: Task
@@ -76,11 +76,11 @@ class Spec:
     every: int | None
     hooks: tuple[Hook, ...]
     start: Path | None = None  # the folder of a finished run
-    changed: tuple[str, ...] = ()  # what differs from that run on purpose
+    changed: tuple[str, ...] = ()  # intended differences from that run
     scoring: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, engine: Engine | None = None, hooks: Sequence[Hook] = ()) -> Result:
-        """Run it; another engine may take the place of the one that it names."""
+        """Run the spec; `engine` replaces the engine that it names."""
         options: dict[str, Any] = {"key": self.key, "engine": engine or self.engine, "hooks": (*self.hooks, *hooks)}
         measured = {"metrics": dict(self.metrics) or None, "every": self.every}
         task = self.task if self.start is None else _task_at(self.start, self.task, self.changed)
@@ -96,10 +96,10 @@ class Spec:
 
 
 def read(values: Mapping[str, Any]) -> Spec:
-    """The objects that the tables of a file describe.
+    """Read the objects that the tables of a file describe.
 
     Raises:
-        InvalidInput: It names the dotted key, what was given and what is allowed.
+        InvalidInput: The file is invalid; the message names the dotted key, the given value and the allowed ones.
     """
     values = {key: named_table(each) if key in NAMED else each for key, each in values.items()}
     check_tables(values)
@@ -133,7 +133,7 @@ def read(values: Mapping[str, Any]) -> Spec:
 
 
 def check_tables(values: Mapping[str, Any]) -> None:
-    """Refuse keys that a spec does not have, and tables that it lacks."""
+    """Refuse unknown keys, and the lack of a required table."""
     for key in values:
         if key not in TABLES:
             raise unknown(key, key, TABLES)
@@ -143,7 +143,7 @@ def check_tables(values: Mapping[str, Any]) -> None:
 
 
 def read_task(table: Mapping[str, Any]) -> Task:
-    """The task of a table: that of a ready-made function or of the user's own, called with the table's options."""
+    """Make the task of a table, by a ready-made function or a user's function with the table's options."""
     options = dict(table)
     name = options.pop("name", None)
     function = task_function(name)
@@ -158,7 +158,7 @@ def read_task(table: Mapping[str, Any]) -> Task:
 
 
 def _private_task(task: Task, table: object, method: Method, network: Network) -> Task:
-    """The task with `[task.private]`: with the noise that it names, or with the one that fits `epsilon` and `delta`."""
+    """Return the task with `[task.private]`: with the given noise, or with noise that fits `epsilon` and `delta`."""
     if not isinstance(table, Mapping):
         raise InvalidInput("task.private", table, "a table with clip, and noise or epsilon")
     options = dict(table)
@@ -173,12 +173,12 @@ def _private_task(task: Task, table: object, method: Method, network: Network) -
 
 
 def read_method(table: Mapping[str, Any], field: str = "method") -> Method:
-    """The method of a table, whatever its kind."""
+    """Make the method of a table, of any kind."""
     return build(method_kind(table.get("name"), f"{field}.name"), table, field)
 
 
 def method_kind(name: object, field: str) -> str:
-    """The kind of the method that is called so, or that `module:Class` names."""
+    """Return the kind of the method with this name, or of `module:Class`."""
     known = {kind: registered(kind) for kind in METHODS}
     if isinstance(name, str) and ":" in name:
         found = find("methods", name, field)
@@ -190,14 +190,14 @@ def method_kind(name: object, field: str) -> str:
 
 
 def read_network(table: Mapping[str, Any], clients: int) -> Network:
-    """The network of a table, for so many clients."""
+    """Make the network of a table for this number of clients."""
     if "clients" in table:
-        raise InvalidInput("network.clients", table["clients"], f"nothing: the task has {clients} clients")
+        raise InvalidInput("network.clients", table["clients"], f"no value, as the task has {clients} clients already")
     return build("networks", {**table, "clients": clients}, "network")
 
 
 def task_function(name: object) -> Callable[..., Any]:
-    """The function that makes the task that is called so, or that `module:function` names."""
+    """Return the function that makes the task with this name, or that `module:function` names."""
     if isinstance(name, str) and ":" in name:
         return load_function("task.name", name)
     known = ready_made()
@@ -207,7 +207,7 @@ def task_function(name: object) -> Callable[..., Any]:
 
 
 def ready_made() -> dict[str, Callable[..., Task]]:
-    """The functions of `hp.tasks` that make a task of numbers alone."""
+    """Return the functions of `hp.tasks` that generate their data from a number of clients."""
     functions = {name: each for name, each in vars(tasks).items() if inspect.isfunction(each)}
     return {
         name: each
@@ -217,7 +217,7 @@ def ready_made() -> dict[str, Callable[..., Task]]:
 
 
 def _task_of(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """What the function of a task makes of a table's options; an error names the option by its dotted key."""
+    """Call the function of a task with a table's options; an error names the option by its dotted key."""
     try:
         return function(**options)
     except InvalidInput as error:
@@ -226,13 +226,13 @@ def _task_of(name: str, function: Callable[..., Any], options: Mapping[str, Any]
         raise InvalidInput(f"task.{error.field}", error.given, error.allowed) from None
     except HyperpushError:
         raise
-    except Exception as error:  # the function is the user's: whatever it raises, say so
+    except Exception as error:  # a user's function may raise anything
         said = f"{name}, which fails with {type(error).__name__}: {error}"
-        raise InvalidInput("task.name", said, "a function that makes a task of the table's options") from error
+        raise InvalidInput("task.name", said, "a function that makes a task from the table's options") from error
 
 
 def _verb(table: object, method: Method) -> tuple[str, dict[str, Any]]:
-    """What to do with the method, and with which options."""
+    """Return the verb for the method, and its options."""
     if not isinstance(table, Mapping | None):
         raise InvalidInput("verb", table, f"one of {', '.join(VERBS)}, or a table with a name and options")
     kinds = {InnerSolver: ("train",), HypergradientEstimator: ("hypergradient", "influence")}
@@ -245,14 +245,14 @@ def _verb(table: object, method: Method) -> tuple[str, dict[str, Any]]:
         raise InvalidInput("verb", name, f"{' or '.join(fitting)} for {type(method).__name__}")
     for key, given in options.items():
         if name != "influence":
-            raise InvalidInput(f"verb.{key}", given, f"nothing: {name} takes no options here")
+            raise InvalidInput(f"verb.{key}", given, f"no options for {name} here")
         if key not in SCORING:
             raise unknown(f"verb.{key}", key, SCORING)
     return name, options
 
 
 def _start(given: object) -> tuple[Path | None, tuple[str, ...]]:
-    """The folder of a finished run, and what differs from it on purpose."""
+    """Return the folder of a finished run, and the intended differences from it."""
     if given is None:
         return None, ()
     table = given if isinstance(given, Mapping) else {"run": given}
@@ -264,7 +264,7 @@ def _start(given: object) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def _task_at(start: Path, task: Task, changed: Sequence[str]) -> Task:
-    """The task at the params and hypers of a finished run; a party's own are in the folder of its name."""
+    """Return the task at the params and hypers of a finished run; each party loads its own subfolder."""
     path = start if task.owner is None else start / task.names[task.owner]
     if not (path / MODELS / "params").is_dir():
         raise InvalidInput("start", str(path), "the folder of a finished run that saved models: of train or solve")

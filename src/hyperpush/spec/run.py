@@ -1,4 +1,4 @@
-"""Running a spec like a study: every owner's model, the history, and what it cost."""
+"""Running a spec like a study: every owner's model, the history, and the costs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ SHOWN = 10  # records in a table
 
 
 def run(config: SpecConfig, run: StudyRun) -> dict[str, Any]:
-    """Run the spec, write every owner's model, and report what it cost."""
+    """Run the spec, write every owner's model, and report the costs."""
     spec = objects.read(config.tables())
     with run.progress(spec.verb, 1) as bar:
         result = spec.run(hooks=(_Shown(bar),))
@@ -25,7 +25,7 @@ def run(config: SpecConfig, run: StudyRun) -> dict[str, Any]:
 
 
 class _Shown(Hook):
-    """Moves the bar of a run: iterations done, the latest mean cost."""
+    """Updates the bar of a run: iterations done, and the latest mean cost."""
 
     def __init__(self, bar: Bar):
         self.bar, self.cost = bar, ""
@@ -38,12 +38,12 @@ class _Shown(Hook):
 
 
 def check(config: SpecConfig) -> None:
-    """Refuse a spec that cannot be read; `hyperpush sweep` asks for every run before the first."""
+    """Refuse an invalid spec; `hyperpush sweep` checks all runs before the first."""
     objects.read(config.tables())
 
 
 def report(result: Result, spec: objects.Spec, run: StudyRun) -> dict[str, Any]:
-    """What a run folder and a terminal hold of a result."""
+    """Save a result into a run folder, show it on the terminal, and return the content of `result.json`."""
     found = {"verb": spec.verb, **summarize(result)}
     rows = history_rows(getattr(result, "history", None))
     for row in rows:
@@ -62,7 +62,7 @@ def report(result: Result, spec: objects.Spec, run: StudyRun) -> dict[str, Any]:
             columns = ("client", "change of the others' validation losses if it leaves")
             run.table("clients", columns, sorted(found["clients"].items(), key=lambda line: line[1]))
     last = rows[-1] if rows else {}
-    found["rows"] = [{"method": type(spec.method).__name__, **last}]  # what a sweep chooses by and reports
+    found["rows"] = [{"method": type(spec.method).__name__, **last}]  # the scores that a sweep uses and reports
     if "cost" in last:
         found["cost_before"], found["cost_after"] = rows[0].get("cost"), last["cost"]
     shown = {**found["costs"], **{name: found[name] for name in ("cost_before", "cost_after") if name in found}}
@@ -73,7 +73,7 @@ def report(result: Result, spec: objects.Spec, run: StudyRun) -> dict[str, Any]:
 
 
 def scores_of(result: Influence) -> dict[str, Any]:
-    """Scores as files hold them, by name: of examples and of clients, and for single validation examples."""
+    """Return scores by name, in the form of files: of examples, of clients, and for single validation examples."""
     names = result.task.names
     scores = {owner: own.tolist() for owner, own in zip(result.names, result.examples, strict=True)}
     found = {"scores": scores, "totals": dict(zip(result.names, result.totals.tolist(), strict=True))}
@@ -89,7 +89,7 @@ def scores_of(result: Influence) -> dict[str, Any]:
 
 
 def history_rows(history: object) -> list[dict[str, float]]:
-    """The rows of a history, means over clients, without what is not finite."""
+    """Return the rows of a history, means over clients, without numbers that are not finite."""
     if not isinstance(history, History):
         return []
     rows = [

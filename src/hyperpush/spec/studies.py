@@ -1,4 +1,4 @@
-"""Studies, found by name: `spec`, which runs a TOML file with `[task]`, and those of installed distributions."""
+"""Studies by name: `spec`, which runs a TOML file with `[task]`, and those of installed distributions."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,7 +9,7 @@ from hyperpush.spec.experiment import SPEC
 
 
 class Studies(Mapping[str, Experiment]):
-    """Studies by name; each is imported when it is asked for, and none to list the names."""
+    """Studies by name, imported on first use; listing the names imports none."""
 
     def __init__(self):
         self._points = extensions(STUDIES)
@@ -34,5 +34,5 @@ class Studies(Mapping[str, Experiment]):
 
 
 def experiments() -> Mapping[str, Experiment]:
-    """Every study that has a name."""
+    """Return all studies by name."""
     return Studies()

@@ -1,4 +1,4 @@
-"""What one client's costs use and return, found from shapes; what does not fit is refused by name."""
+"""Checks of one client's costs by their shapes: they find uses and results, and refuse misfits by name."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
@@ -15,15 +15,15 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import BatchCost, Data, Ragged, capacity, full_batch
 from hyperpush.task.problem import Cost, JointCost, ModelLoss, Penalty, Problem
 
-APART = 1e-3  # of a loss: more than rounding in float32 does
+APART = 1e-3  # relative difference of a loss that is larger than rounding in float32
 
 
 class Uses(NamedTuple):
-    """What a cost depends on, and whether it returns one scalar for all examples."""
+    """Dependence of a cost on params and hypers, and the form of its result."""
 
     params: bool
-    leaves: tuple[bool, ...]  # of the hypers
-    scalar: bool
+    leaves: tuple[bool, ...]  # by leaf of the hypers
+    scalar: bool  # True for one scalar, False for one loss per example
 
     @property
     def hyper(self) -> bool:
@@ -31,20 +31,20 @@ class Uses(NamedTuple):
 
 
 def as_cost(field: str, given: Any) -> Any:
-    """A task's cost as it was given; a pair of functions as a `ModelLoss`."""
+    """Return a task's cost; turn a pair of functions into a `ModelLoss`."""
     if isinstance(given, tuple):
         if len(given) != 2 or not all(map(callable, given)):
             raise InvalidInput(f"task.{field}", given, "a function, or a pair of functions (model, loss)")
         return ModelLoss(*given)
     if isinstance(given, JointCost):
         if field == "inner":
-            raise InvalidInput("task.inner", type(given).__name__, "one client's cost: only outer can be a joint one")
+            raise InvalidInput("task.inner", type(given).__name__, "one client's cost: only outer can be a joint cost")
         return given
     return check_function(field, given, optional=False)
 
 
 def check_function(field: str, given: Any, optional: bool = True) -> Any:
-    """A task's cost or penalty; refuses what is no function."""
+    """Return a task's cost or penalty; raise InvalidInput unless it is a function."""
     if (given is None and optional) or (callable(given) and not isinstance(given, type)):
         return given
     wanted = "(params, hyper)" if "penalty" in field else "(params, hyper, batch)"
@@ -54,7 +54,7 @@ def check_function(field: str, given: Any, optional: bool = True) -> Any:
 def check_cost(
     field: str, problem: Problem, cost: Cost, params: PyTree, hyper: PyTree, examples: PyTree, metric: bool = False
 ) -> Uses:
-    """What a cost uses and returns, from shapes; refuses one that fails or returns something else.
+    """Find the uses of a cost from shapes; refuse a cost that fails or returns something else.
 
     A metric may return whole numbers and truth values, too.
     """
@@ -77,18 +77,18 @@ def check_cost(
         raise InvalidInput(field, f"a cost that returns shape {found.shape} for {size} examples", allowed)
     if found.shape == () and isinstance(examples, Ragged) and not isinstance(cost, BatchCost):
         allowed = (
-            "one loss per example, as clients own different numbers; or hp.Batch.cost(function), which gets a mask"
+            "one loss per example, as clients own different numbers of them; or hp.Batch.cost(function), with a mask"
         )
         raise InvalidInput(field, "a cost that returns one scalar", allowed)
     return Uses(uses_params, uses_hyper, found.shape == ())
 
 
 def check_rows(field: str, problem: Problem, cost: Cost, params: PyTree, hyper: PyTree, data: Ragged) -> None:
-    """Refuse a cost whose loss of one example depends on the others, where clients own different numbers of them.
+    """Refuse a cost whose loss of one example depends on the others, if clients own different numbers of them.
 
-    Such a cost, for example with the mean of a batch in it, would take padding for examples. It is computed once, for
-    three examples of the client that has most and for copies of the first. Params are moved before, as many costs are
-    flat at the start.
+    Such a cost, for example with the mean of a batch in it, would count padding as examples. The check computes it
+    once, for three examples of the largest client and for copies of the first one. It moves params before, as many
+    costs are flat at the start.
     """
     counts = np.asarray(data.counts)
     client = int(np.argmax(counts))
@@ -106,14 +106,14 @@ def check_rows(field: str, problem: Problem, cost: Cost, params: PyTree, hyper: 
 
 @eqx.filter_jit
 def _first_losses(cost: Cost, problem: Problem, params: PyTree, hyper: PyTree, one: PyTree, other: PyTree) -> Any:
-    """The loss of the first example in two batches."""
+    """Return the loss of the first example in two batches."""
     vector, back = ravel_pytree(params)
     moved = back(vector + 0.1 * jax.random.normal(jax.random.key(0), vector.shape, vector.dtype))
     return [problem._losses(cost, moved, hyper, batch)[0] for batch in (one, other)]
 
 
 def find_hypers(problem: Problem, params: PyTree, hyper: PyTree, data: Data) -> tuple[str, ...]:
-    """Which costs and penalties contain the hypers, from one client's shapes.
+    """Return the names of the costs and penalties that contain the hypers, from one client's shapes.
 
     Raises:
         InvalidInput: One of them does not fit the params, the hypers, the data, or a private task.
@@ -133,7 +133,7 @@ def find_hypers(problem: Problem, params: PyTree, hyper: PyTree, data: Data) -> 
 
 
 def _costs(problem: Problem, data: Data) -> Iterator[tuple[str, Cost, PyTree]]:
-    """Each client's own costs: name, function and examples."""
+    """Yield each client's own costs: name, function and examples."""
     yield "inner", problem.inner, data.train
     if not isinstance(problem.outer, JointCost):
         yield "outer", problem.outer, data.outer
@@ -158,7 +158,7 @@ def _check_uses(name: str, problem: Problem, uses: Uses) -> None:
 def _uses_hyper(
     field: str, problem: Problem, function: Penalty, params: PyTree, hyper: PyTree, dimensions: Literal[0, 1]
 ) -> bool:
-    """Whether a function of (params, hyper) uses its hyper; refuses one that fails or is no scalar, or no vector."""
+    """True if a function of (params, hyper) uses its hyper; refuse errors and results of other `dimensions`."""
 
     def value(params: PyTree, hyper: PyTree) -> Any:
         return function(problem.whole(params), hyper)
@@ -177,7 +177,7 @@ def _trace(
         jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*shapes)
     except InvalidInput:
         raise
-    except Exception as error:  # the function is the user's: whatever it raises, say which one and what
+    except Exception as error:  # a user's function may raise anything: name the function and the error
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         allowed = f"a function of {takes} for one client, without the client axis"
         raise InvalidInput(field, f"a function that fails with {said}", allowed) from error

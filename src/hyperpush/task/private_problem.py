@@ -1,4 +1,4 @@
-"""What a private task lets others know: means over clipped examples, with noise that hides any one of them."""
+"""Releases of a private task: means over clipped examples, with noise that hides each single one."""
 
 import dataclasses
 from collections.abc import Callable
@@ -28,11 +28,11 @@ from hyperpush.task.problem import Bounds, Cost, Penalty, Problem
 
 
 class Noise(Configured):
-    """What a client lets others know of its data; `hp.Task.private` makes it, and explains its options.
+    """Noise and bounds of a client's releases; `hp.Task.private` makes it, and explains its options.
 
-    A release is the mean of N examples' parts of norm at most C, which one of them changes by at most Δ = 2C/N
-    (ℓ1, for Laplace noise: √dim·2C/N), plus noise of scale `mechanism`·Δ. Its cost is 1/`mechanism`, whatever C, N and
-    the dimension.
+    A release is the mean of N examples' parts of norm at most C, plus noise of scale `mechanism`·Δ. One example changes
+    the mean by at most Δ = 2C/N (ℓ1, for Laplace noise: √dim·2C/N). The cost is 1/`mechanism`, for any C, N and
+    dimension.
     """
 
     assumes: ClassVar[str] = ASSUMPTION
@@ -48,19 +48,19 @@ class Noise(Configured):
         return "task.private"
 
     def times(self, factor: float) -> "Noise":
-        """The same with `factor` times as much noise."""
+        """Return the same with `factor` times the noise."""
         return replace(self, mechanism=self.mechanism.times(factor))
 
 
 class PrivateProblem(Problem):
-    """A problem each of whose gradients and products is one release: means of clipped examples, which get noise.
+    """A problem in which each gradient or product is one release: a mean of clipped examples, which gets noise.
 
     Every example's part is scaled to a norm of at most `noise.clip` for gradients, `noise.curvature`·‖v‖ for Hessian
     products and `noise.coupling`·‖v‖ for Jacobian products. Of `outer_gradients`, (∂_x F, ∂_λ F) count as one vector.
-    Penalties are no example's: they are added afterwards, neither clipped nor noised. Noise is added when a program of
-    this problem has passed `protect`; without it nothing runs.
+    Penalties do not depend on examples: they are added afterwards, neither clipped nor noised. `protect` adds the noise
+    to a program of this problem; a program without it does not run.
 
-    The costs themselves stay: what a program derives from them is found in its trace and refused.
+    The costs themselves stay. Values that a program derives from them are found in its trace and refused.
     """
 
     private: ClassVar[bool] = True
@@ -70,9 +70,9 @@ class PrivateProblem(Problem):
 
     @classmethod
     def of(cls, problem: Problem, noise: Noise, spent: int = 0) -> "PrivateProblem":
-        """A problem with these bounds and this noise, after `spent` releases in earlier runs on the same data."""
+        """Return a problem with these bounds and this noise, after `spent` releases in earlier runs on these data."""
         if problem.private:
-            raise InvalidInput("task.private", "a private task", "one whose accesses have no noise yet")
+            raise InvalidInput("task.private", "a private task", "a task that is not private yet")
         names = [each.name for each in dataclasses.fields(Problem)]
         run = jnp.uint32(spent % 2**32) if spent else None
         return cls(**{name: getattr(problem, name) for name in names}, noise=noise, run=run)
@@ -113,13 +113,13 @@ class PrivateProblem(Problem):
     def watch(
         self, metric: Cost, params: PyTree, hyper: PyTree, batch: PyTree, on: str, bounds: Bounds | None = None
     ) -> Float[Array, ""]:
-        """A metric's mean over examples, each within `bounds`, released: one example moves it by their distance / N."""
+        """Release a metric's mean over examples clipped to `bounds`; one example moves it by (high − low) / N."""
         if bounds is None:
-            return super().watch(metric, params, hyper, batch, on)  # which the check of flows refuses
+            return super().watch(metric, params, hyper, batch, on)  # refused by the check of flows
         middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
 
         def value(at: tuple[PyTree, PyTree], rows: PyTree) -> Float[Array, ""]:
-            return self.examples.measure(metric, *at, rows) - middle  # clipping to a norm of `half` is to the bounds
+            return self.examples.measure(metric, *at, rows) - middle  # a norm of at most `half` is within the bounds
 
         if self._hypers_are_own and _uses_hyper(partial(self.examples.measure, metric), params, hyper, batch):
             given, allowed = "a metric that uses hypers of single examples", "a metric of (params, batch) alone"
@@ -127,7 +127,7 @@ class PrivateProblem(Problem):
         return self._release("metrics", on, value, (params, hyper), batch, half) + middle
 
     def products(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
-        """(∂²_xx f · vector, ∂²_λx f · vector), two releases: each has a bound of its own."""
+        """(∂²_xx f · vector, ∂²_λx f · vector), two releases with separate bounds."""
         at = params, hyper, batch, vector
         return self.hessian_product(*at), self.jacobian_product(*at)
 
@@ -149,7 +149,7 @@ class PrivateProblem(Problem):
         return lambda vector: self._bent(product, params, hyper, batch, vector)
 
     def along(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> NoReturn:
-        """Refuse a cost together with its derivatives: no release covers them."""
+        """Refuse a cost together with its derivatives, which releases do not cover."""
         raise InvalidInput(
             f"task.private: {calling_line()}",
             "a cost with its first and second derivative",
@@ -157,7 +157,7 @@ class PrivateProblem(Problem):
         )
 
     def jacobian_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
-        """∂²_λx f · vector, released; without noise where every hyper is one example's and stays with its owner."""
+        """∂²_λx f · vector, released; without noise if all hypers are per example and stay with their owner."""
         part = partial(_of_rows, self.examples.jacobian_product)
         bound = 0.0 if self._hypers_are_own else self._bound("coupling") * optax.tree.norm(vector)
         released = self._release("jacobian_products", "train", part, (params, hyper, vector), batch, bound)
@@ -166,7 +166,7 @@ class PrivateProblem(Problem):
     def _bent(
         self, product: Callable[..., PyTree], params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree
     ) -> PyTree:
-        """A product with a Hessian of the examples, released, and the penalty's."""
+        """Return a released product with a Hessian of the examples, plus the penalty's product."""
         bound = self._bound("curvature") * optax.tree.norm(vector)
         part = partial(_of_rows, product)
         released = self._release("hessian_products", "train", part, (params, hyper, vector), batch, bound)
@@ -192,7 +192,7 @@ class PrivateProblem(Problem):
         own = range(first, first + len(jax.tree.leaves(public[1]))) if self._hypers_are_own else ()
         at, rows = access_data(public, batch, own)
         kept = self._hypers_are_own and kind == "jacobian_products"
-        if kept:  # each number is one example's: it is neither clipped nor sent
+        if kept:  # each number belongs to one example: it is neither clipped nor sent
             with without_marks():
                 mean, change = function(at, rows), 0.0
         else:
@@ -200,7 +200,7 @@ class PrivateProblem(Problem):
         return release_tree(mark(kind, mean, on), change, kind=kind, on=on, kept=kept)
 
     def _plus(self, released: PyTree, penalty: Penalty | None, derivative: Callable[[Penalty], PyTree]) -> PyTree:
-        """What was released, and the penalty's part of it."""
+        """Add the penalty's part to a release."""
         if penalty is None:
             return released
         part = derivative(lambda params, hyper: penalty(self.whole(params), hyper))
@@ -208,7 +208,7 @@ class PrivateProblem(Problem):
 
 
 def _of_rows(access: Callable[..., PyTree], at: tuple[PyTree, ...], rows: PyTree) -> PyTree:
-    """`access(params, hyper, rows, …)` for a point (params, hyper, …)."""
+    """Return `access(params, hyper, rows, …)` at a point (params, hyper, …)."""
     return access(*at[:2], rows, *at[2:])
 
 
@@ -217,7 +217,7 @@ def _product(penalty: Penalty, by: int, params: PyTree, hyper: PyTree, vector: P
 
 
 def _uses_hyper(cost: Callable[..., Array], params: PyTree, hyper: PyTree, batch: PyTree) -> bool:
-    """Whether a cost or metric contains the hypers at all, read off its trace."""
+    """True if the trace of a cost or metric contains the hypers."""
     jaxpr = jax.make_jaxpr(cost)(params, hyper, batch).jaxpr
     _, used = dce_jaxpr(jaxpr, [True])
     first = len(jax.tree.leaves(params))
@@ -225,7 +225,7 @@ def _uses_hyper(cost: Callable[..., Array], params: PyTree, hyper: PyTree, batch
 
 
 def bounded_mean(function: Callable[[PyTree], PyTree], batch: PyTree, bound: Number) -> tuple[PyTree, Number]:
-    """The mean of `function` over a batch's rows, each clipped to `bound`, and Δ: how far one row moves it."""
+    """Return the mean of `function` over a batch's rows, each clipped to `bound`, and Δ, its change by one row."""
     one, rows, mask = one_by_one(function, batch)
     with without_marks():  # all rows together are one access
         mean = clipped_mean(one, rows, bound, mask)

@@ -1,4 +1,4 @@
-"""One client's inner and outer cost as a method sees them: costs, gradients and products."""
+"""A method's view of one client's inner and outer cost: costs, gradients and products."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,22 +33,22 @@ class ModelLoss(eqx.Module):
 
 
 class JointCost(eqx.Module):
-    """An outer cost of all clients together, such as one of the graph that they sit on.
+    """An outer cost of all clients together, such as a cost on their graph.
 
-    What clients send of themselves is `represent(params, hyper)`, one vector each. `own`, if there is one, is an outer
-    cost of each client's own, whose mean over clients is added.
+    Each client sends one vector, `represent(params, hyper)`. `own`, if given, is a separate outer cost of each client;
+    its mean over clients is added.
     """
 
     represent: Callable[[PyTree, PyTree], Float[Array, " d"]] = eqx.field(kw_only=True)
     own: Cost | None = eqx.field(kw_only=True, default=None)
 
     def __call__(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
-        """No client can compute it alone."""
+        """Raise InvalidInput: no client can compute it alone."""
         raise InvalidInput("task.outer", f"{type(self).__name__}, a cost of all clients", "a cost of each client's own")
 
 
 class L2(eqx.Module):
-    """The penalty ½·rate·‖params‖², beside another one if there is one."""
+    """The penalty ½·rate·‖params‖², plus another one if given."""
 
     rate: Any
     beside: Penalty | None = None
@@ -63,18 +63,18 @@ class Problem(eqx.Module):
     """min over every client's hyper λ_i of Σ_s F_s(x*, λ_s), where x* = argmin_x Σ_k f_k(x, λ_k).
 
     f is the mean of the `inner` losses plus the `penalty`, F the mean of the `outer` losses plus the `outer_penalty`.
-    Methods reach data through the gradients and products below, and through nothing else. `private` says whether these
-    are clipped and get noise.
+    Methods reach data only through the gradients and products below. If `private` is True, these are clipped and get
+    noise.
 
     Args:
         inner: One client's inner cost of (params, hyper, batch): one loss per example, or a scalar.
         outer: The same for the outer level.
         penalty: Added to f: a scalar of (params, hyper).
         outer_penalty: Added to F.
-        fixed: What of the params is no array of numbers; the user's functions get it back.
-        by_example: Which leaves of the hypers have one number for each training example.
+        fixed: Leaves of params that are not arrays of numbers, restored before user functions run.
+        by_example: True for each leaf of the hypers with one number per training example.
         outer_on: The data set that the outer level fits, for counting accesses.
-        reads: A digest of the costs' code and of what they read. It tells compiled code of changed globals apart.
+        reads: A digest of the costs' code and of the values they read. Compiled code is not reused if globals change.
 
     Example:
         >>> import jax.numpy as jnp
@@ -91,7 +91,7 @@ class Problem(eqx.Module):
     outer: Cost
     penalty: Penalty | None = None
     outer_penalty: Penalty | None = None
-    fixed: PyTree = None  # what of the params is no array of numbers, such as a model's activation functions
+    fixed: PyTree = None  # leaves of params that are not arrays of numbers, such as a model's activation functions
     by_example: tuple[bool, ...] = eqx.field(static=True, default=())  # leaves of the hypers with a row per example
     outer_on: str = eqx.field(static=True, default="validation")
     reads: str = eqx.field(static=True, default="")  # a digest of the globals and closures that the costs read
@@ -107,17 +107,17 @@ class Problem(eqx.Module):
         return self._cost(self.outer, self.outer_penalty, params, hyper, batch, weighted=True)
 
     def measure(self, metric: Cost, params: PyTree, hyper: PyTree, batch: PyTree) -> Float[Array, ""]:
-        """A metric's mean over the examples of a batch."""
+        """Return a metric's mean over the examples of a batch."""
         return self._cost(metric, None, params, hyper, batch)
 
     def watch(
         self, metric: Cost, params: PyTree, hyper: PyTree, batch: PyTree, on: str, bounds: Bounds | None = None
     ) -> Float[Array, ""]:
-        """A metric's mean over the examples of a batch of the data set `on`, each within `bounds`, to choose by."""
+        """Return a metric's mean over a batch of the data set `on`, each value clipped to `bounds`, for choices."""
         return mark("metrics", self._cost(metric, None, params, hyper, batch, bounds), on)
 
     def _losses(self, cost: Cost, params: PyTree, hyper: PyTree, batch: PyTree) -> Any:
-        # Whatever the function returns: it is a user's, and checked elsewhere.
+        # The result of a user's function is checked elsewhere.
         examples, mask, _ = open_batch(batch)
         if isinstance(cost, BatchCost):
             size = jax.tree.leaves(examples)[0].shape[0]
@@ -125,7 +125,7 @@ class Problem(eqx.Module):
         return cost(self.whole(params), self._hyper_of(hyper, batch), examples)
 
     def _hyper_of(self, hyper: PyTree, batch: PyTree) -> PyTree:
-        """The hypers that a cost of a batch gets: of those by example, the ones of the batch's examples."""
+        """Return the hypers for a batch; of those per example, only the ones of the batch's examples."""
         number = open_batch(batch)[2]
         if number is None or not any(self.by_example):
             return hyper
@@ -156,11 +156,11 @@ class Problem(eqx.Module):
         return values if penalty is None else values + penalty(self.whole(params), hyper)
 
     def whole(self, params: PyTree) -> PyTree:
-        """Params as the user's functions take them."""
+        """Return params in the form that user functions take."""
         return params if self.fixed is None else eqx.combine(params, self.fixed)
 
     def protect(self, program: Node) -> Node:
-        """A program of this problem as engines run it: itself; with noise where the problem is private."""
+        """Return a program of this problem for engines: unchanged, or with noise if the problem is private."""
         return program
 
     # -------------------------------------------------- gradients and products
@@ -173,7 +173,7 @@ class Problem(eqx.Module):
     def expansion(
         self, params: PyTree, hyper: PyTree, batch: PyTree
     ) -> tuple[Float[Array, ""], PyTree, Float[Array, "d d"]]:
-        """(f, ∂_x f, ∂²_xx f), the Hessian as a matrix of the params as one vector."""
+        """(f, ∂_x f, ∂²_xx f), the Hessian as a matrix over the flattened params."""
         x, back = ravel_pytree(params)
 
         def along(direction: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, " d"], Float[Array, " d"]]:
@@ -181,7 +181,7 @@ class Problem(eqx.Module):
             return cost, ravel_pytree(gradient)[0], ravel_pytree(product)[0]
 
         with without_marks():
-            # What does not depend on the direction is computed once.
+            # Values that do not depend on the direction are computed once.
             axes = (None, None, 0)
             cost, gradient, hessian = jax.vmap(along, out_axes=axes)(jnp.eye(x.size, dtype=x.dtype))
         columns = jax.vmap(lambda column: mark("hessian_products", column, "train"))(hessian)
@@ -213,7 +213,7 @@ class Problem(eqx.Module):
         return mark("jacobian_products", self._product(1, params, hyper, batch, vector), "train")
 
     def bounding_product(self, params: PyTree, hyper: PyTree, batch: PyTree, vector: PyTree) -> PyTree:
-        """∂²_xx f · vector, or a product with a matrix that bounds ∂²_xx f, where data must not be used."""
+        """∂²_xx f · vector; on a private task, a product with a bound of ∂²_xx f that uses no data."""
         return self.hessian_product(params, hyper, batch, vector)
 
     def gauss_newton(self, params: PyTree, hyper: PyTree, batch: PyTree) -> Callable[[PyTree], PyTree]:
@@ -242,7 +242,7 @@ class Problem(eqx.Module):
         return product
 
     def with_l2(self, rate: float) -> "Problem":
-        """The same problem with ½·rate·‖params‖² added to every inner cost."""
+        """Return the same problem with ½·rate·‖params‖² added to every inner cost."""
         return replace(self, penalty=L2(check_nonnegative("l2", rate), self.penalty))
 
     def _product(
@@ -253,7 +253,7 @@ class Problem(eqx.Module):
 
 
 def _mean(values: Float[Array, "..."], batch: PyTree) -> Float[Array, ""]:
-    """The mean of losses over the real examples of a batch; a scalar as it is."""
+    """Return the mean of losses over the real examples of a batch; a scalar stays as it is."""
     if not jnp.ndim(values):
         return jnp.asarray(values)
     return batch.mean(values) if isinstance(batch, Batch) else jnp.mean(values)

@@ -1,4 +1,4 @@
-"""Where clients start: params and hypers of one client, of each, or one per example."""
+"""Starts of clients: params and hypers of one client, of each, or one hyper per example."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from hyperpush.data import sets
 
 @dataclass(frozen=True)
 class PerClient:
-    """Starts that differ between clients, who are on axis 0 (`hp.per_client`)."""
+    """Starts that differ between clients, with clients on axis 0 (`hp.per_client`)."""
 
     tree: PyTree
 
@@ -25,17 +25,17 @@ class PerExample:
     """One hyper per training example (`hp.per_example`)."""
 
     start: float
-    counts: tuple[int, ...] | None = None  # each client's examples that it was made for; None: a loader's
+    counts: tuple[int, ...] | None = None  # number of examples of each client; None: known to a loader only
 
 
 def per_client(tree: PyTree) -> PerClient:
-    """Starts that differ between clients: a pytree whose leaves have the clients on axis 0.
+    """Mark starts that differ between clients: a pytree whose leaves have the clients on axis 0.
 
     Args:
-        tree: Params or hypers of all clients, as `hp.Task` takes them for one.
+        tree: Params or hypers of all clients, in the form that `hp.Task` takes for one.
 
     Returns:
-        What to give `hp.Task` as `params` or `hypers`. Whether there is one row per client is checked there.
+        A value for `params` or `hypers` of `hp.Task`, which checks that there is one row per client.
 
     Example:
         >>> import jax.numpy as jnp
@@ -50,14 +50,14 @@ def per_client(tree: PyTree) -> PerClient:
 
 
 def per_example(train: PyTree, start: float = 0.0) -> PerExample:
-    """One hyper per training example, from `start`. Costs get those of the batch: as many as there are losses.
+    """Make one hyper per training example, from `start`. Costs get the hypers of the batch: one for each loss.
 
-    A client with fewer examples than others has zeros behind its own hypers, which no example uses. Penalties get them
-    too: let these be sums of terms that are 0 and flat at 0, such as Σ h².
+    A client with fewer examples than others has padding: zeros after its own hypers, which costs do not use. Penalties
+    get the padding, too. So they should be sums of terms that are 0 and flat at 0, such as Σ h².
 
     Args:
-        train: The training examples that the task is made with.
-        start: The value that every hyper starts from.
+        train: The training examples of the task.
+        start: The start of all hypers.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -81,24 +81,24 @@ def per_example(train: PyTree, start: float = 0.0) -> PerExample:
 
 
 def tree_of(start: Any) -> PyTree:
-    """The numbers of a start, without saying whose they are."""
+    """Return the numbers of a start, without the mark of `per_client`."""
     return start.tree if isinstance(start, PerClient) else start
 
 
 def is_per_example(leaf: Any) -> bool:
-    """Whether it stands for one hyper per training example."""
+    """True if it stands for one hyper per training example."""
     return isinstance(leaf, PerExample)
 
 
 def split_start(field: str, given: Any) -> tuple[Any, Any]:
-    """The numbers of a start as arrays, and whatever else it holds (None: nothing)."""
+    """Return the numbers of a start as arrays, and its other leaves (None: there are none)."""
     tree = tree_of(given)
     leaves = jax.tree.leaves(tree, is_leaf=is_per_example)
     if not leaves:
         raise InvalidInput(field, given, "at least one number")
     if isinstance(tree, type) or (callable(tree) and not isinstance(tree, eqx.Module)):
         raise InvalidInput(field, tree, f"{field} to start from, not a function that makes them")
-    as_module = any(not _is_number(leaf) for leaf in leaves)  # then plain numbers are settings, as in Equinox
+    as_module = any(not _is_number(leaf) for leaf in leaves)  # plain numbers in modules are settings, as in Equinox
     wanted = eqx.is_inexact_array if as_module else _is_number
     numbers, other = eqx.partition(tree, wanted, is_leaf=is_per_example)
     if as_module and not jax.tree.leaves(numbers):

@@ -1,4 +1,4 @@
-"""A task: what one client's costs are, where everybody starts, and all clients' data."""
+"""A task: one client's costs, the starts of all clients, and their data."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,49 +30,49 @@ from hyperpush.task.starts import PerClient, PerExample, is_per_example, split_s
 
 @dataclass(frozen=True)
 class LastPoint:
-    """What a run leaves for the next one on the same network: links seen, network time, and how params were trained."""
+    """State of a run for the next one on the same network: link estimates, network time, and record of the training."""
 
     network: Any
     links: LinkEstimates | None
     step: int
-    iteration: Mapping[str, Any] = field(default_factory=dict)  # an inner solver's; empty: nothing was trained
+    iteration: Mapping[str, Any] = field(default_factory=dict)  # that of the inner solver; empty: no training
     start: float | None = None  # root mean square of ‖params‖ over the clients before training; None: not known
 
 
 class Task:
-    """One client's costs and start, and all clients' data: what every verb works on.
+    """One client's costs and start, and all clients' data: the input of every verb.
 
-    Everybody lowers the mean over clients of F_i(x*(λ), λ_i), where x*(λ) minimizes the mean of f_i(x, λ_i). f_i is
-    the mean of client i's `inner` losses on `train` plus `penalty`; F_i is the mean of its `outer` losses on what
-    `outer_on` names plus `outer_penalty`.
+    All clients lower the mean over clients of F_i(x*(λ), λ_i), where x*(λ) minimizes the mean of f_i(x, λ_i). f_i is
+    the mean of client i's `inner` losses on `train` plus `penalty`. F_i is the mean of its `outer` losses on the data
+    set `outer_on` plus `outer_penalty`.
 
     Args:
         inner: One client's training cost, `inner(params, hyper, batch)`: one loss per example (the library takes the
             mean and leaves padding out) or one scalar. A pair `(model, loss)` means
             `loss(model(params, hyper, batch), batch)`, for methods that use Gauss–Newton products.
-        outer: One client's outer cost, in the same form. A joint cost of all clients such as `hp.big_fed.Cosine` is
-            taken by methods that can differentiate it.
+        outer: One client's outer cost, in the same form; or a joint cost of all clients such as `hp.big_fed.Cosine`,
+            for methods that can differentiate it.
         params: One client's params to start from: any pytree of floating-point arrays, or an Equinox module.
-            `hp.per_client(tree)` where clients start apart.
+            Use `hp.per_client(tree)` if clients start at different points.
         hypers: One client's hypers to start from; `hp.per_client` and `hp.per_example` as above.
         train: Examples of the inner cost: a pytree of arrays with clients on axis 0 and examples on axis 1, a list
             with one pytree per client (of any sizes), or `hp.tasks.clients(load, n)`.
         validation: Examples that the outer level fits, in the same form.
-        penalty: `penalty(params, hyper)`, added to the inner cost once, after the mean; it belongs to no example.
+        penalty: `penalty(params, hyper)`, added to the inner cost once, after the mean; it does not depend on examples.
         outer_penalty: The same for the outer cost.
         holdout: Examples that neither level fits, for `hp.EarlyStopping` and `hp.tune`.
-        test: Examples for reported scores; nothing may be chosen on them.
+        test: Examples for reported scores, which must not affect any choice.
         data: Further data sets by name.
-        outer_on: The data set that the outer level fits, `"validation"` if left out.
-        common: Whether all clients are to agree on one hyper.
-        weights: `"clients"`: every client counts alike, whatever it owns. `"examples"`: every example counts alike:
-            the mean losses of client i are multiplied by n·N_i/ΣN_k, with the examples of `train` for the inner cost
-            and of the outer level's data set for the outer one. Penalties are not. All counts must be known, so real
-            parties take `"clients"`.
-        names: The clients' names in results, files and figures; their numbers if left out.
+        outer_on: The data set that the outer level fits; None: `"validation"`.
+        common: True if all clients must agree on one hyper.
+        weights: `"clients"`: all clients have equal weight. `"examples"`: all examples have equal weight. Then the mean
+            losses of client i are multiplied by n·N_i/ΣN_k. N_i counts the examples of `train` for the inner cost, and
+            of the outer level's data set for the outer one. Penalties are not multiplied. All counts must be known, so
+            real parties take `"clients"`.
+        names: The clients' names in results, files and figures; None: their numbers.
 
     Raises:
-        InvalidInput: Something does not fit; the message names it and what would be right.
+        InvalidInput: An argument does not fit; the message names it and what is allowed.
 
     Example:
         Three clients share one number x; each tunes the rate of its own penalty.
@@ -89,7 +89,7 @@ class Task:
     """
 
     def __new__(cls, *args: Any, **options: Any):
-        # Before __init__, whose own error for a misspelled option would be Python's.
+        # Before __init__, where Python would raise its own error for a misspelled option.
         signature = inspect.signature(cls.__init__)
         own = signature.replace(parameters=[each for name, each in signature.parameters.items() if name != "self"])
         if args or options:  # copies are made without any
@@ -119,7 +119,7 @@ class Task:
         given = {"train": train, "validation": validation, "holdout": holdout, "test": test}
         self._sets = sets.collect(given, data)
         if isinstance(outer, JointCost) and outer.own is None and validation is None and outer_on is None:
-            outer_on = "train"  # its outer level looks at no examples
+            outer_on = "train"  # its outer level does not use examples
         self.outer_on = sets.outer_set(outer_on, self._sets)
         self.inner, self.outer = as_cost("inner", inner), as_cost("outer", outer)
         self.penalty, self.outer_penalty = (
@@ -134,19 +134,19 @@ class Task:
         if self.clients < 1:
             raise InvalidInput("train", "data of no client", "examples of at least one client, on axis 0")
         self.names = _check_names(names, self.clients)
-        self.is_multi_seed = False  # whether it belongs to a result of several seeds, which leads to no one point
-        self.owner: int | None = None  # whose task it is; None: all clients'
+        self.is_multi_seed = False  # True for the task of a multi-seed result, which has no single end point
+        self.owner: int | None = None  # the party of the task; None: all clients
         self.point: LastPoint | None = None
         self.privacy: Noise | None = None
-        self.spent: Any = None  # of a private task: the `Budget` of the runs that led to its point
+        self.spent: Any = None  # `Budget` of the runs of a private task that led to its point
         self._params, self.fixed = split_start("params", params)
         self._hypers, other = split_start("hypers", hypers)
         if other is not None:
             raise InvalidInput("hypers", f"{other} among the numbers", "a pytree of floating-point numbers")
-        # Which leaves of the hypers hold one number per training example.
+        # True for the leaves of the hypers with one number per training example.
         leaves = jax.tree.leaves(tree_of(self._hypers), is_leaf=is_per_example)
         self.by_example = tuple(isinstance(leaf, PerExample) for leaf in leaves)
-        self._made = True  # from here on nothing changes
+        self._made = True  # attributes are frozen from here on
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_made" in vars(self):
@@ -161,12 +161,12 @@ class Task:
 
     @property
     def data(self) -> Data:
-        """All data sets; those of one party have no client axis."""
+        """All data sets; those of one party lack the client axis."""
         return _fresh(self._data)
 
     @cached_property
     def _data(self) -> Data:
-        with jax.ensure_compile_time_eval():  # it is kept, and may be first asked for inside jax.jit
+        with jax.ensure_compile_time_eval():  # it is kept, and its first use may be inside jax.jit
             found = {name: each.of(self.owner) for name, each in self._sets.items()}
             for name, tree in found.items():
                 sets.check_examples(name, tree, self.clients if self.owner is None else None)
@@ -178,16 +178,16 @@ class Task:
             return Data(found, self.outer_on)
 
     def _factors(self, name: str, tree: PyTree) -> Any:
-        """What each client's cost on a data set is multiplied by, so that every example counts alike."""
+        """Return each client's factor of its cost on a data set, so that all examples have equal weight."""
         shares = self._shares(name, tree)
         if shares is None:
-            given = "'examples' where nobody knows how many all clients have"
+            given = "'examples', but the numbers of examples of all clients are not known"
             raise InvalidInput("weights", given, "'clients'; or data of all clients in one process, as arrays or lists")
         factors = jnp.asarray(self.clients * shares, jnp.zeros(()).dtype)
         return factors if self.owner is None else factors[self.owner]
 
     def _shares(self, name: str, tree: PyTree) -> Any:
-        """Each client's share of the examples of a data set; None where not all are known."""
+        """Return each client's share of the examples of a data set; None if not all numbers are known."""
         counts = sets.given_counts(self._sets[name].given)
         if self.owner is None:
             counts = sets.example_counts(tree)
@@ -204,7 +204,7 @@ class Task:
 
     @property
     def most_examples(self) -> int | None:
-        """The training examples of the client that has most; None where parties know only their own."""
+        """The largest number of training examples of any client; None if a party knows only its own."""
         return self._sets["train"].most
 
     @property
@@ -214,7 +214,7 @@ class Task:
 
     @property
     def shares(self) -> tuple[float, ...] | None:
-        """Each client's share of the weight in the inner problem; None where a party knows only its own examples."""
+        """Each client's share of the weight in the inner problem; None if a party knows only its own examples."""
         if self.weights == "clients":
             return (1 / self.clients,) * self.clients
         found = self._shares("train", self.data.train)
@@ -224,7 +224,7 @@ class Task:
 
     @property
     def params(self) -> PyTree:
-        """All clients' params to start from, on axis 0; one party's own have no client axis."""
+        """All clients' params to start from, on axis 0; those of one party lack the client axis."""
         return _fresh(self._all_params)
 
     @cached_property
@@ -234,7 +234,7 @@ class Task:
 
     @property
     def hypers(self) -> PyTree:
-        """All clients' hypers to start from, on axis 0; one party's own have no client axis."""
+        """All clients' hypers to start from, on axis 0; those of one party lack the client axis."""
         return _fresh(self._all_hypers)
 
     @cached_property
@@ -268,7 +268,7 @@ class Task:
         return sets.clear_padding(tree, self.by_example, self.data.train) if has_rows else tree
 
     def _check_counts(self, counts: tuple[int, ...]) -> None:
-        """Refuse hypers by example that were made for other training examples, naming the first client that differs."""
+        """Refuse hypers per example made for other training examples, naming the first client that differs."""
         if self.common and len(set(counts)) > 1:
             given = f"one for each example of clients with {min(counts)} to {max(counts)} of them, and common=True"
             raise InvalidInput("hypers", given, "common=False: clients cannot agree on different numbers of hypers")
@@ -276,7 +276,7 @@ class Task:
             allowed = f"hp.per_example of the task's own training examples, of {self.clients} clients"
             raise InvalidInput("hypers", f"one for each example of {len(counts)} clients", allowed)
         own = sets.example_counts(self.data.train)
-        if len(own) != self.clients:  # several processes: nobody sees all counts
+        if len(own) != self.clients:  # one of several processes does not see all counts
             return
         for name, given, count in zip(self.names, counts, own, strict=True):
             if given != count:
@@ -285,12 +285,12 @@ class Task:
 
     @property
     def joint(self) -> bool:
-        """Whether the outer cost is one of all clients together."""
+        """True if the outer cost is one of all clients together."""
         return isinstance(self.outer, JointCost)
 
     @property
     def problem(self) -> Problem:
-        """The costs as a method sees them."""
+        """The costs in the form that methods take."""
         costs = (self.inner, self.outer, self.penalty, self.outer_penalty)
         plain = Problem(*costs, self.fixed, self.by_example, self.outer_on, what_is_read(costs))
         if self.privacy is None:
@@ -300,9 +300,9 @@ class Task:
     # ------------------------------------------------------- tasks made of it
 
     def replace(self, **changes: Any) -> Self:
-        """The same task with other attributes; what was computed from the old ones is computed anew.
+        """Return the same task with other attributes; values computed from the old ones are computed anew.
 
-        Data sets and starts are not among them: make a new task, or use `at`.
+        Data sets and starts cannot be replaced: make a new task, or use `at`.
         """
         for name in changes:
             if name in _COMPUTED or name not in vars(self):
@@ -315,26 +315,26 @@ class Task:
         return new
 
     def _check_privacy_stays(self, changes: Mapping[str, Any]) -> None:
-        """Refuse to take privacy, or the account of releases, from a private task."""
+        """Refuse to remove privacy, or the account of releases, from a private task."""
         for name in ("privacy", "spent"):
             if self.privacy is not None and name in changes and changes[name] is None and getattr(self, name):
                 allowed = "a private task, whose releases stay counted; without privacy make a new hp.Task(…)"
                 raise InvalidInput(f"task.{name}", None, allowed)
 
     def at(self, params: PyTree = None, hypers: PyTree = None, point: LastPoint | None = None) -> Self:
-        """The same task from another start: params and hypers as results hold them, clients on axis 0.
+        """Return the same task from another start: params and hypers in the form of results, clients on axis 0.
 
         Raises:
-            InvalidInput: The task is private: numbers from elsewhere may tell of its data without noise.
+            InvalidInput: The task is private: numbers from elsewhere may reveal its data without noise.
         """
         if self.privacy is not None and (params is not None or hypers is not None):
             given = "params or hypers from elsewhere on a private task"
-            allowed = "a start that no data led to, chosen before task.private(…); or result.task to continue a run"
+            allowed = "a start chosen without data before task.private(…); or result.task to continue a run"
             raise InvalidInput("task.at", given, allowed)
         return self._moved(params, hypers, point)
 
     def _moved(self, params: PyTree = None, hypers: PyTree = None, point: LastPoint | None = None) -> Self:
-        """The task at the point that a run of it reached."""
+        """Return the task at the end point of a run."""
         changes: dict[str, Any] = {"point": point}
         for name, tree in (("_params", params), ("_hypers", hypers)):
             if tree is not None:
@@ -343,7 +343,7 @@ class Task:
         return self.replace(**changes)
 
     def with_l2(self, rate: float) -> "Task":
-        """The same task with ½·rate·‖params‖² added to every inner cost."""
+        """Return the same task with ½·rate·‖params‖² added to every inner cost."""
         return self.replace(penalty=self.problem.with_l2(rate).penalty)
 
     @no_type_check
@@ -356,30 +356,30 @@ class Task:
         coupling: float | None = None,
         hypers: Literal["shared", "per example"] = "shared",
     ) -> "Task":
-        """The same task with local differential privacy: whatever a method learns of data is clipped and gets noise.
+        """Return the same task with local differential privacy: all accesses to data are clipped and get noise.
 
-        Every gradient and product that a method takes of data is a *release*: the mean of N examples' parts of norm at
-        most C, which one of them changes by at most Δ = 2C/N (ℓ1, for Laplace noise: √dim·2C/N), plus noise of scale
-        `noise`·Δ. It costs 1/`noise`, whatever C, N and the dimension. Clients continue from what they released, so
-        that all that follows is free. A method that lets data out in another way is refused with file and line.
-        Penalties are no example's: they are neither clipped nor noisy. `hp.budget(task, method)` says what a
-        run costs, `hp.within_budget(epsilon, delta, task, method)` finds the noise for an ε.
+        Every gradient or product of data in a method is a *release*: the mean of N examples' parts of norm at most C,
+        plus noise of scale `noise`·Δ. One example changes the mean by at most Δ = 2C/N (ℓ1, for Laplace noise:
+        √dim·2C/N). A release costs 1/`noise`, for any C, N and dimension. Clients continue from their releases, so all
+        later computation is free. A method that reveals data in another way is refused with file and line. Penalties
+        do not depend on examples: they are neither clipped nor noised. `hp.budget(task, method)` returns the cost of a
+        run, and `hp.within_budget(epsilon, delta, task, method)` finds the noise for an ε.
 
-        Costs must return one loss per example. How many examples a client owns is public. Its ε holds for ideal
+        Costs must return one loss per example. The number of a client's examples is public. Its ε holds for ideal
         real-valued noise: see `hp.privacy.ASSUMPTION`.
 
         Args:
-            clip: C of gradients, above 0; ∂_x F and ∂_λ F count as one vector. Noise grows with it, bias shrinks; the
-                median norm of an example's gradient is a common choice.
+            clip: C of gradients, above 0; ∂_x F and ∂_λ F count as one vector. With larger C noise grows and bias
+                shrinks; the median norm of an example's gradient is a common choice.
             noise: `hp.privacy.Gaussian(scale)` or `hp.privacy.Laplace(scale)`, in units of Δ. Larger scales cost less
                 privacy. A schedule counts the releases of a step within the loop around it, from 0.
-            curvature: C/‖v‖ of products ∂²_xx f v, above 0. Everybody can know v, which is made of earlier releases.
-                None is for methods without products, such as inner solvers.
-            coupling: C/‖v‖ of products ∂²_λx f v, above 0. None is for methods without them, and for
+            curvature: C/‖v‖ of products ∂²_xx f v, above 0. The vector v is public, as it is made of earlier releases.
+                Take None for methods without products, such as inner solvers.
+            coupling: C/‖v‖ of products ∂²_λx f v, above 0. Take None for methods without them, and for
                 `hypers="per example"`.
-            hypers: `"shared"`: everybody may know the hypers, which are made of releases. `"per example"`: products
-                ∂²_λx f v are clean, and cost nothing. That is for hypers of `hp.per_example` that are never sent, and
-                that the outer optimizer moves each by itself.
+            hypers: `"shared"`: the hypers are public, as they are made of releases. `"per example"`: products
+                ∂²_λx f v are without noise, and cost nothing. It is for hypers of `hp.per_example` that are never sent
+                and that the outer optimizer updates one by one.
 
         Raises:
             InvalidInput: An option is out of range, or does not fit the task.
@@ -387,7 +387,7 @@ class Task:
         if self.privacy is not None:
             raise InvalidInput("task.private", "a private task", "a task that is not private yet")
         if self.point is not None:
-            allowed = "a task before training, or one with a start that no data led to: training had no noise"
+            allowed = "a task before training, or one with a start that does not depend on data: training had no noise"
             raise InvalidInput("task.private", "a trained task", allowed)
         if self.weights != "clients":
             raise InvalidInput("task.private", f"weights={self.weights!r}", "weights='clients' on a private task")
@@ -406,7 +406,7 @@ class Task:
         return self.replace(privacy=made)
 
     def client(self, name: str | int) -> int:
-        """The number of the client that is called so."""
+        """Return the number of the client with this name or number."""
         if isinstance(name, int | np.integer) and not isinstance(name, bool) and 0 <= name < self.clients:
             return int(name)
         if str(name) not in self.names:
@@ -414,11 +414,11 @@ class Task:
         return self.names.index(str(name))
 
     def for_client(self, name: str | int, data: Mapping[str, PyTree] | None = None) -> "Task":
-        """One party's task: the same costs, its own start, and its own data only.
+        """Return one party's task: the same costs, its own start, and its own data only.
 
         Args:
-            name: Whose it is, by name or number.
-            data: Its examples by data set, without a client axis; those of the task if left out.
+            name: Name or number of the party.
+            data: Its examples by data set, without a client axis; None: those of the task.
         """
         changes: dict[str, Any] = {"owner": self.client(name)}
         if data is not None:
@@ -432,7 +432,7 @@ class Task:
 
     @cached_property
     def uses_hypers(self) -> tuple[str, ...]:
-        """Which of the costs and penalties contain the hypers; refuses what does not fit, naming it."""
+        """Names of the costs and penalties that contain the hypers; misfits raise InvalidInput with the name."""
         try:
             return self._uses()
         except InvalidInput as error:
@@ -477,12 +477,12 @@ _COMPUTED = ("_data", "_all_params", "_all_hypers", "uses_hypers")
 
 
 def _fresh(tree: Any) -> Any:
-    """The same arrays in new containers, so that writing to a dict or list changes no task."""
+    """Return the same arrays in new containers, so that writing to a dict or list does not change the task."""
     return jax.tree.map(lambda leaf: leaf, tree)
 
 
 def _axis_hint(starts: Mapping[str, PyTree], clients: int) -> str:
-    """What to do if a start was given for all clients: it then is as long as there are clients, for each of them."""
+    """Return advice if a start seems to be given for all clients: then axis 1 of the copies is as long as axis 0."""
     for name, tree in starts.items():
         if any(leaf.shape[1:2] == (clients,) for leaf in jax.tree.leaves(tree)):
             return f"; if {name} was given with the {clients} clients on axis 0, write {name}=hp.per_client(…)"
@@ -503,5 +503,5 @@ def _check_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
 
 
 def client_shapes(task: Task, tree: PyTree) -> PyTree:
-    """The shapes of one client's part of a tree of the task."""
+    """Return the shapes of one client's part of a tree of the task."""
     return one_client(tree) if task.owner is None else jax.eval_shape(lambda: tree)

@@ -1,7 +1,7 @@
-"""Ready-made tasks, and what helps to make one.
+"""Ready-made tasks, and a loader for data of a task.
 
 `logistic` and `quadratic` generate their data from a number of clients and a seed. `cleaning` takes data with the
-clients on axis 0. `clients(load, n)` loads data by client: nobody holds all.
+clients on axis 0. `clients(load, n)` loads data by client, so that a process can hold only a part.
 """
 
 from hyperpush.data.sets import Clients

@@ -2,8 +2,8 @@
 
     f(W, λ) = mean_j σ(λ_s(j)) ℓ(W; a_j, y_j) + ½ l2 ‖W‖²,    F(W) = mean of ℓ on validation examples
 
-ℓ is softmax cross-entropy, σ the sigmoid, and s(j) the slot of λ that example j looks up: its own (Franceschi,
-Frasconi, Salzo, Grazzi, Pontil 2018), or that of its class.
+ℓ is softmax cross-entropy, σ the sigmoid, and s(j) the slot of λ for example j. Each example has a separate slot
+(Franceschi, Frasconi, Salzo, Grazzi, Pontil 2018), or shares that of its class.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Labeled(NamedTuple):
 
 
 class Slotted(NamedTuple):
-    """The same, with the place of each example's weight among the hypers."""
+    """Labeled examples, with the slot of each example's weight in the hypers."""
 
     inputs: Float[Array, "*clients m d"]
     labels: Int[Array, "*clients m"]
@@ -38,27 +38,27 @@ class Slotted(NamedTuple):
 
 
 def losses(params: Float[Array, "d c"], hyper: Float[Array, " s"], batch: Labeled | Slotted) -> Float[Array, " m"]:
-    """Softmax cross-entropy of each example, whatever the hypers are."""
+    """Return the softmax cross-entropy of each example, without the hypers."""
     return optax.softmax_cross_entropy_with_integer_labels(batch.inputs @ params, batch.labels)
 
 
 def weighted_losses(params: Float[Array, "d c"], hyper: Float[Array, " s"], batch: Slotted) -> Float[Array, " m"]:
-    """The losses, each times its weight σ(λ)."""
+    """Return the losses, each times its weight σ(λ)."""
     return jax.nn.sigmoid(hyper[batch.slots]) * losses(params, hyper, batch)
 
 
 def own_weighted_losses(params: Float[Array, "d c"], hyper: Float[Array, " m"], batch: Labeled) -> Float[Array, " m"]:
-    """The same where every example has a weight of its own, and the hypers of a batch are those of its examples."""
+    """Return the same with a separate weight per example; `hyper` holds the weights of the batch's examples."""
     return jax.nn.sigmoid(hyper) * losses(params, hyper, batch)
 
 
 def accuracy(params: Float[Array, "d c"], batch: Labeled) -> Float[Array, ""]:
-    """The share of examples whose label has the highest score."""
+    """Return the share of examples whose label has the highest score."""
     return jnp.mean(jnp.argmax(batch.inputs @ params, axis=1) == batch.labels)
 
 
 def unit_rows(inputs: Float[np.ndarray, "... d"]) -> Float[np.ndarray, "... e"]:
-    """Every input with a constant 1 appended, scaled to ℓ2 norm 1: each example by itself, which tells of no other."""
+    """Append a constant 1 to every input and scale it to ℓ2 norm 1, each without use of the others."""
     with_one = np.concatenate([inputs, np.ones((*inputs.shape[:-1], 1), inputs.dtype)], axis=-1)
     return with_one / np.linalg.norm(with_one, axis=-1, keepdims=True)
 
@@ -66,7 +66,7 @@ def unit_rows(inputs: Float[np.ndarray, "... d"]) -> Float[np.ndarray, "... e"]:
 def corrupt_labels(
     labels: Int[np.ndarray, "*shape"], share: float, into: Sequence[int], seed: int
 ) -> tuple[Int[np.ndarray, "*shape"], Bool[np.ndarray, "*shape"]]:
-    """Labels, each replaced with probability `share` by another one of `into`, any alike; and which of them are."""
+    """Replace each label with probability `share` by a uniform other one of `into`; return labels and replaced mask."""
     check_probability("share", share)
     wrong_labels = np.unique(into)
     if wrong_labels.size < 2:
@@ -75,7 +75,7 @@ def corrupt_labels(
     wrong = generator.random(labels.shape) < share
     place = np.searchsorted(wrong_labels, labels) % wrong_labels.size
     inside = wrong_labels[place] == labels
-    # From its own place, 1 to k − 1 steps on; from outside, any of the k.
+    # A label in `into` moves 1 to k − 1 places on; any other one takes one of the k labels.
     steps = np.where(
         inside,
         generator.integers(1, wrong_labels.size, labels.shape),
@@ -92,7 +92,7 @@ def cleaning(
     l2: float = 1e-3,
     common: bool = False,
 ) -> Task:
-    """Hyper-cleaning: a linear classifier whose training examples, or groups of them, have weights to learn.
+    """Make a task of hyper-cleaning: a linear classifier with learned weights of training examples or their groups.
 
         f_i(W, λ) = mean_j σ(λ_s(j)) ℓ(W; a_j, y_j) + ½ l2 ‖W‖²,    F_i(W) = mean of ℓ on validation examples
 
@@ -103,13 +103,13 @@ def cleaning(
         train: Inputs [clients, examples, features] and labels from 0 to classes − 1.
         validation: The same for the outer cost; its labels should be right.
         classes: Number of classes, at least 2.
-        slots: The place s(j) of each training example's weight among the hypers, such as its label; None gives every
-            example a weight of its own at its client (`hp.per_example`).
+        slots: The slot s(j) of each training example's weight in the hypers, such as its label. None gives each
+            example a separate weight at its client (`hp.per_example`).
         l2: Rate of the penalty, 0 or more; above 0 the classifier is unique.
-        common: Whether all clients are to agree on the weights; it requires `slots`.
+        common: True if all clients must agree on the weights; requires `slots`.
 
     Raises:
-        InvalidInput: `slots` does not have one place per training example.
+        InvalidInput: `slots` does not have one entry per training example.
 
     Example:
         >>> import numpy as np

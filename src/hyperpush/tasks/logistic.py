@@ -8,12 +8,12 @@ from jaxtyping import Array, Float
 from hyperpush.base.checks import check_integer, check_positive
 from hyperpush.task.task import Task
 
-COMPONENTS = 3  # classifiers that the generated clients mix
+COMPONENTS = 3  # shared classifiers, mixed by the generated clients
 
 
 @jax.custom_jvp
 def softplus(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """log(1 + eˣ), with the sigmoid as its derivative: a quarter off the time of an SGP round against JAX's own."""
+    """Return log(1 + eˣ), with the sigmoid as its derivative: an SGP round takes ¾ of the time of JAX's."""
     return jax.nn.softplus(x)
 
 
@@ -23,16 +23,16 @@ def _(primals, tangents):
 
 
 def cross_entropy(params: Float[Array, " d"], batch: tuple[Array, Array]) -> Float[Array, " m"]:
-    """The binary cross-entropy of a linear classifier, one per example."""
+    """Return the binary cross-entropy of a linear classifier, one per example."""
     inputs, labels = batch
-    # Many examples side by side: a quarter of the time. The barrier lets XLA transpose them once, before a loop.
+    # Many examples as columns take a quarter of the time. The barrier lets XLA transpose them once, before a loop.
     tall = inputs.shape[0] > inputs.shape[1]
     scores = params @ jax.lax.optimization_barrier(inputs.T) if tall else inputs @ params
     return softplus(scores) - labels * scores
 
 
 def losses(params, hyper, batch):
-    """Cross-entropy, whatever the hypers are."""
+    """Return the cross-entropy, without the hypers."""
     return cross_entropy(params, batch)
 
 
@@ -42,28 +42,28 @@ def l2(params, hyper):
 
 
 def log_l2(params, hyper):
-    """The same with rates exp(λ_k), which stay positive wherever an outer optimizer takes λ."""
+    """Return the same with rates exp(λ_k), which are positive for every λ."""
     return l2(params, jnp.exp(hyper))
 
 
 def logistic(
     clients: int, seed: int, *, examples: int = 100, features: int = 5, rate: float = 0.01, log_rates: bool = False
 ) -> Task:
-    """Logistic regression with an L2 rate per parameter as hypers, on generated clients that differ.
+    """Make logistic regression with an L2 rate per parameter as hypers, on generated clients that differ.
 
         f_i(θ, λ) = mean_j ℓ(θ; a_j, y_j) + ½ Σ_k λ_k θ_k²,    F_i(θ) = mean of ℓ on validation examples
 
-    Client i mixes three shared classifiers θ_c ~ U(−1, 1) with its own proportions π_i ~ Dirichlet(0.4): for each
-    example c ~ π_i, a ~ U(−1, 1), y = [a·θ_c + N(0, 0.1²) > 0]; a constant 1 is appended to a. After Marfoq, Neglia,
-    Bellet, Kameni, Vidal 2021 (appendix I.1.5).
+    Client i mixes three shared classifiers θ_c ~ U(−1, 1) with its own proportions π_i ~ Dirichlet(0.4). For each
+    example c ~ π_i, a ~ U(−1, 1), y = [a·θ_c + N(0, 0.1²) > 0]. Then a constant 1 is appended to a. After Marfoq,
+    Neglia, Bellet, Kameni, Vidal 2021 (appendix I.1.5).
 
     Args:
         clients: Number of clients, at least 1.
-        seed: Decides the data.
-        examples: Training examples of each client, and as many for validation.
+        seed: Seed of the data, 0 or more.
+        examples: Number of training examples of each client, and of validation examples.
         features: Inputs of an example; the classifier has one parameter more, and starts at zero.
-        rate: Every L2 rate at the start, above 0.
-        log_rates: Whether the hypers are the rates' logarithms, which are valid wherever an optimizer takes them.
+        rate: Start of all L2 rates, above 0.
+        log_rates: True if the hypers are logarithms of the rates: every value of them is valid.
 
     Raises:
         InvalidInput: A number is out of range.

@@ -22,19 +22,19 @@ def outer(params, hyper, data):
 
 
 def quadratic(clients: int, seed: int, *, inner_size: int = 4, hyper_size: int = 3, common: bool = False) -> Task:
-    """Random quadratics, strongly convex in the params and different at every client.
+    """Make random quadratics, strongly convex in the params and different at every client.
 
         f_i(x, λ) = ½xᵀA_i x − b_iᵀx + λᵀC_i x,    F_i(x, λ) = ½‖D_i x − e_i‖² + ½‖λ − g_i‖²
 
     **Use it** to try a method: solutions and hypergradients have closed forms. **Avoid it** where single examples
-    matter (mini-batches, influence, privacy): a client's costs have none.
+    matter (mini-batches, influence, privacy): a client's costs are not sums over examples.
 
     Args:
         clients: Number of clients, at least 1.
-        seed: Decides the costs, and the hypers to start from.
+        seed: Seed of the costs and of the hypers' start, 0 or more.
         inner_size: Length of the params, which start at zero.
         hyper_size: Length of the hypers, which start at random.
-        common: Whether all clients are to agree on one hyper.
+        common: True if all clients must agree on one hyper.
 
     Example:
         >>> import hyperpush as hp
@@ -70,10 +70,11 @@ def quadratic(clients: int, seed: int, *, inner_size: int = 4, hyper_size: int =
 
 
 def outer_fixed_points(first: PyTree, second: PyTree) -> dict[str, Float[np.ndarray, " hypers"]]:
-    """Where algorithms with one hyper λ for all clients end, by NumPy: `x_G`, `x_L` and `x_M` (algorithms/base.py).
+    """Return the end points of algorithms with one hyper λ for all clients: `x_G`, `x_L`, `x_M` (algorithms/base.py).
 
-    All three are zeros of an affine function of λ: the mean over clients of λ − g_i − C_i S_i D_iᵀ(D_i y_i(λ) − e_i),
-    with y_i(λ) the common or the own inner solution, and C_i S_i of the mean or the own costs (S is H^{-1}).
+    All three are zeros of an affine function of λ: the mean over clients of λ − g_i − C_i S_i D_iᵀ(D_i y_i(λ) − e_i).
+    Here y_i(λ) is the common or the client's own inner solution. C_i S_i belongs to the mean cost or the client's
+    (S is H^{-1}). NumPy computes them.
     """
     first, second = (jax.tree.map(lambda a: np.asarray(a, np.float64), part) for part in (first, second))
     own = first["hessian"], first["coupling"], first["linear"][..., None]

@@ -67,7 +67,7 @@ class Certifier:
 
         `sizes` are the clients' ‖v_i‖ at the first outer step; None for a single estimate. `again` judges
         even after an estimator that judges itself, because its last estimate was made elsewhere. `value` is the
-        estimate if it was made here: if its status converged, it is compared with the estimate of TreeCG.
+        estimate if it was made here: if its status converged and its target is global, it is compared with TreeCG's.
         """
         kind = problem_of(self.given)
         if ambient().engine is not None or not kind:
@@ -87,7 +87,8 @@ class Certifier:
             outer = {"size": jnp.full_like(sizes, _rms(sizes)), "outer": jnp.ones(self.task.clients, jnp.int32)}
         found = self._run(_estimate, TreeCG(**options, common=self.task.common), **outer)
         judged = status.judged(_status(found))
-        return judged if value is None or not judged.converged else self._compared(judged, value, found)
+        comparable = value is not None and self.adapted.info.target == "global"  # TreeCG's own target
+        return self._compared(judged, value, found) if comparable and judged.converged else judged
 
     def _compared(self, status: Status, value: PyTree, found: HypergradientState) -> Status:
         """Return the status of a converged estimate after comparing it with TreeCG's at the same params."""

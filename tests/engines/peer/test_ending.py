@@ -80,8 +80,8 @@ def test_if_all_leave_the_last_one_keeps_everything_and_says_so(seed):
     kept = [each for each in range(CLIENTS) if not isinstance(found[each], str)]
     assert len(kept) == 1
     last = kept[0]
-    assert f"peer {last}: everybody else has left" in str(found[last])
-    assert "it stays here, in its checkpoint" in str(found[last])
+    assert f"peer {last}: all others have left" in str(found[last])
+    assert "its mass, which stays in its checkpoint" in str(found[last])
     w, mass = held(stores[last].load())
     assert mass == pytest.approx(CLIENTS, rel=1e-12)
     np.testing.assert_allclose(w, START.sum(0), atol=1e-11)

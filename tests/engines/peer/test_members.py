@@ -100,5 +100,5 @@ def test_who_ends_is_done_in_the_view_of_those_who_are_left():
 
 
 def test_what_may_not_be_repeated_ends_with_an_error():
-    with pytest.raises(hp.HyperpushError, match=r"peer 0: \[2\] are removed, and to start anew would cost more"):
+    with pytest.raises(hp.HyperpushError, match=r"peer 0: \[2\] are removed, and starting anew would cost more"):
         run(Silent(5), repeats=False)

@@ -1,10 +1,10 @@
-"""One client per process or thread: it runs the program around its own jitted functions and talks through a transport.
+"""One client per process or thread, which walks the program, runs its own jitted functions and exchanges messages.
 
-Everything that arrives is bytes from outside. It is decoded and checked before it touches the state, and what does not
-fit is counted and dropped. On links that lose messages, conserved quantities travel as running sums per link.
+Incoming messages are untrusted bytes. They are decoded and checked before they touch the state; invalid ones are
+counted and dropped. On links that lose messages, conserved quantities travel as running sums per link.
 
-A peer with a `PeerStore` writes where it is in the program, its state and the totals of its links before it sends.
-Killed at any moment, it continues from there and sends the same again: no mass is lost or doubled.
+A peer with a `PeerStore` saves its place in the program, its state and the totals of its links before it sends. If it
+is killed at any moment, it continues from there and sends the same again: no mass is lost or doubled.
 """
 
 from hyperpush.engines.peer.checkpoint import Checkpoint as Checkpoint

@@ -1,7 +1,7 @@
-"""The places of a program that send: what their messages look like, and the running sums of their links.
+"""The sending places of a program: the shapes of their messages, and the running sums of their links.
 
-A channel has a number on the wire, a hash of its path and epoch. A new epoch begins when a `Scope` is entered, or when
-the membership changes: then sums start from zero under a new number, and what is under way for the old one is late.
+A channel has a number on the wire, a hash of its path and epoch. A new epoch begins when a `Scope` is entered or the
+membership changes. Then sums start from zero under a new number, and messages under way for the old one are late.
 """
 
 import zlib
@@ -17,12 +17,12 @@ from hyperpush.engines.transport import wire
 from hyperpush.networks.running_sums import Incoming, Outgoing
 from hyperpush.programs import Exchange, Node, Path, Profile, Scope, at
 
-ROUNDING = 1e-9  # of masses in float64 that are summed over a run
-WEIGHT_ROUNDING = 1e-4  # of weights in float32 that two machines compute
+ROUNDING = 1e-9  # relative tolerance for masses in float64 that are summed over a run
+WEIGHT_ROUNDING = 1e-4  # relative tolerance for weights in float32 that two machines compute
 
 
 def check_weight(header: wire.Header, given: np.ndarray) -> None:
-    """Refuse a message with another weight than the network gives its link at this step."""
+    """Refuse a message whose weight differs from that of the network for its link at this step."""
     wanted = float(given[header.sender])
     if not abs(header.weight - wanted) <= WEIGHT_ROUNDING * abs(wanted) or wanted == 0:
         raise wire.Rejected(wire.RefusalReason.WRONG_WEIGHT, f"weight {header.weight:.6g} instead of {wanted:.6g}")
@@ -34,15 +34,15 @@ def _number(path: Path, epoch: Path = ()) -> int:
 
 @final
 class Channel:
-    """One place of a program that sends.
+    """One sending place of a program.
 
     Args:
-        path: Where it stands in the program.
-        message: The shapes of what it sends.
-        tolerant: Whether its messages travel as running sums, which survive losses.
-        infinite: Whether ±inf may be sent, the neutral element of a maximum.
-        epoch: What tells one beginning of its sums from another.
-        scope: The path of the innermost `Scope` around it, whose state ends with it; None: it stands in none.
+        path: Its path in the program.
+        message: The shapes of its messages.
+        tolerant: True if its messages travel as running sums, which survive losses.
+        infinite: True allows ±inf (the neutral element of a maximum) in messages.
+        epoch: Identifier of the current start of its sums.
+        scope: The path of the innermost `Scope` around it, at whose end its sums end, too. None: outside of all.
     """
 
     def __init__(
@@ -55,59 +55,62 @@ class Channel:
         scope: Path | None = None,
     ):
         self.path, self.message, self.tolerant, self.epoch, self.scope = path, message, tolerant, epoch, scope
-        self.number = _number(path, epoch)  # its name on the wire
+        self.number = _number(path, epoch)  # its identifier on the wire
         example = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
         self.floats = sum(leaf.size for leaf in jax.tree.leaves(example))
         self.bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(example))
-        length = self.floats + 1  # of a total: the numbers of a message, and the mass that they go with
+        length = self.floats + 1  # length of a total: the numbers of a message, and their mass
         self.template = wire.Template(np.zeros(length) if tolerant else example, infinite)
         self.outgoing, self.incoming = Outgoing(length), Incoming(length)
-        self.pending = np.zeros(length)  # taken in since the last exchange here
-        self.mass = 1.0  # held here: over all parties and links it adds up to their number
-        self.seen: dict[int, int] = {}  # the newest counter that each target has said to have seen
-        self.acknowledged: dict[int, int] = {}  # and that it will not forget
+        self.pending = np.zeros(length)  # received since the last exchange here
+        self.mass = 1.0  # mass held here; the sum over all parties and links is their number
+        self.seen: dict[int, int] = {}  # newest counter that each target has confirmed as received
+        self.acknowledged: dict[int, int] = {}  # newest counter that each target has confirmed as durable
         self.last: set[int] = set()  # senders that have put their last total on the link
-        self.elsewhere: set[int] = set()  # those of them that are in another stage of the run, without this channel
+        self.elsewhere: set[int] = set()  # members of `last` in another stage of the run, without this channel
 
     @property
     def lasting(self) -> bool:
-        """Whether what is averaged here is part of no stage, and so of use in all of them."""
+        """True if the average here is outside of all scopes, and so matters in every stage of the run."""
         return self.scope is None
 
     def check(self, header: wire.Header) -> None:
-        """Refuse a message of a kind that does not travel here."""
+        """Refuse a message of the wrong kind: a single message on a channel of totals, or the reverse."""
         if self.tolerant == (header.kind == wire.Kind.MESSAGE):
-            raise wire.Rejected(wire.RefusalReason.WRONG_KIND, f"{header.kind.name} where others are sent")
+            raise wire.Rejected(wire.RefusalReason.WRONG_KIND, f"{header.kind.name} is not a kind of this channel")
 
     def check_mass(self, sender: int, counter: int, total: np.ndarray, clients: int) -> None:
-        """Refuse a total that adds no mass, or more than there is: all peers together hold as much as their number."""
+        """Refuse a new total that adds no mass, or more than the mass of all peers together, which is their number."""
         if counter > self.incoming.counters.get(sender, 0):
             mass = float(total[-1] - self.incoming.total(sender)[-1])
             if not 0 < mass <= clients * (1 + ROUNDING):
                 raise wire.Rejected(wire.RefusalReason.WRONG_MASS, f"a mass of {mass:.3g} is not in (0, {clients}]")
 
     def unseen(self, targets: list[int]) -> list[int]:
-        """Those of the targets that have not said to have seen the last share."""
+        """Return the targets that have not yet confirmed the last share."""
         return [target for target in targets if self.outgoing.counters.get(target, 0) > self.seen.get(target, 0)]
 
     def unacknowledged(self, gone: frozenset[int] | set[int]) -> list[int]:
-        """Who may still forget what was put on its link, apart from those who are gone."""
+        """Return the targets, except those in `gone`, that have not yet made the last share durable."""
         counters = self.outgoing.counters
         return [t for t, counter in counters.items() if t not in gone and self.acknowledged.get(t, 0) < counter]
 
     def take_flat(self) -> np.ndarray:
-        """What has come in since the last time."""
+        """Return and reset the vector received since the last call."""
         flat, self.pending = self.pending, np.zeros_like(self.pending)
         return flat
 
     def put(self, message: PyTree, weights: np.ndarray) -> None:
-        """Put shares of a message on the links, with as much of the mass."""
+        """Put shares of a message on the links, with the same shares of the mass."""
         flat = np.append(flatten(message), self.mass)
         for target in np.flatnonzero(weights).tolist():
             self.outgoing.add(target, np.float64(weights[target]) * flat)
 
     def take(self, own: float = 1.0) -> PyTree:
-        """What has come in since the last time, in the shapes and types of the message; `own` is the share kept."""
+        """Return the sum received since the last call, in the form of the message, and update the mass.
+
+        `own` is the share that this peer keeps of its mass.
+        """
         leaves, structure = jax.tree.flatten(self.message)
         flat = self.take_flat()
         self.mass = own * self.mass + float(flat[-1])
@@ -117,7 +120,7 @@ class Channel:
 
 
 def flatten(message: PyTree) -> np.ndarray:
-    """A message as the flat vector that running sums are made of."""
+    """Return a message as a flat float64 vector, the form of running sums."""
     return np.concatenate([np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(message)], dtype=np.float64)
 
 
@@ -128,7 +131,7 @@ class Channels:
     def __init__(self):
         self.numbered: dict[int, Channel] = {}
         self.current: dict[Path, Channel] = {}
-        self.past: set[int] = set()  # numbers of channels that have started anew
+        self.past: set[int] = set()  # former numbers of channels that have started anew
 
     def add(self, channel: Channel) -> None:
         if channel.number in self.numbered:
@@ -136,7 +139,7 @@ class Channels:
         self.numbered[channel.number] = self.current[channel.path] = channel
 
     def open(self, program: Node, found: Profile, tolerant: bool) -> None:
-        """A channel for every place of a program that sends."""
+        """Add a channel for each sending place of a program."""
         for place in found.sendings:
             exchange = place.node if isinstance(place.node, Exchange) else None
             sums = tolerant and exchange is not None and exchange.conserved
@@ -146,29 +149,29 @@ class Channels:
             self.add(Channel(path, place.message, sums, infinite, scope=scopes[-1] if scopes else None))
 
     def has_sums_around(self, path: Path) -> bool:
-        """Whether the state around the `Scope` at a path has running sums of its own."""
+        """True if the state around the `Scope` at a path has running sums itself."""
         outside = [each for each in self.tolerant() if each.path[: len(path)] != path]
         return any(each.scope is None or path[: len(each.scope)] == each.scope for each in outside)
 
     def number(self, path: Path) -> int:
-        """The name on the wire of the channel at a path, also of one that only others listen to."""
+        """Return the number on the wire of the channel at a path, even if only other peers listen to it."""
         return self.current[path].number if path in self.current else _number(path)
 
     def tolerant(self, below: Path = ()) -> list[Channel]:
-        """Those with running sums, below a path."""
+        """Return the channels with running sums below a path."""
         return [each for each in self.numbered.values() if each.tolerant and each.path[: len(below)] == below]
 
     def restart(self, below: Path, epoch: Path) -> None:
-        """A new state begins below a path: running sums start anew, and what is still under way for the old is late.
+        """Start running sums below a path anew, for a new state; messages still under way for the old sums are late.
 
-        `epoch` tells one beginning from another, also in a new view; the same at all peers whatever happened before.
+        `epoch` identifies this start, also in a new view. It is the same at all peers, regardless of their history.
         """
         for old in self.tolerant(below):
             self.past.add(old.number)
             self.renew(old.path, epoch)
 
     def renew(self, path: Path, epoch: Path) -> Channel:
-        """Running sums from nothing in place of those at a path."""
+        """Replace the running sums at a path by zero sums, and return the new channel."""
         old = self.current[path]
         del self.numbered[old.number]
         new = Channel(path, old.message, True, False, epoch, old.scope)

@@ -1,8 +1,8 @@
 """A peer's checkpoint, from which it continues after it was killed: two files, written in turn.
 
-Both are opened before the run starts. So a checkpoint can be written when the process has no file left to open, and a
-crash while one is written leaves the other. Each is a safetensors file with the facts as JSON in its header, a number
-that grows, and a checksum. The newest one that is whole counts.
+Both are opened before the run starts, so writing a checkpoint needs no new file descriptor. A crash during a write
+leaves the other file intact. Each is a safetensors file whose header holds the facts as JSON, an increasing number and
+a checksum. The newest intact file counts.
 """
 
 import json
@@ -21,11 +21,11 @@ from hyperpush.engines.peer.origin import Origin, new_start
 from hyperpush.engines.transport.wire import checksum
 
 VERSION = "6"
-_ARRAY = "__array__"  # in JSON: the number of an array that stands in its place
+_ARRAY = "__array__"  # JSON key whose value is the number of the array in its place
 
 
 def encode(facts: Mapping[str, Any]) -> tuple[str, dict[str, np.ndarray]]:
-    """Facts as JSON, and the arrays in them by number."""
+    """Return facts as JSON, and the arrays in them by number."""
     arrays: dict[str, np.ndarray] = {}
 
     def put(array: np.ndarray) -> dict[str, str]:
@@ -37,12 +37,12 @@ def encode(facts: Mapping[str, Any]) -> tuple[str, dict[str, np.ndarray]]:
 
 
 def decode(text: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The facts that `encode` was given."""
+    """Undo `encode`: return the facts."""
     return json.loads(text, object_hook=lambda found: arrays[found[_ARRAY]] if _ARRAY in found else found)
 
 
 def _sum(arrays: Mapping[str, np.ndarray], text: str) -> str:
-    """A checksum of all that a checkpoint holds: parts of two of them do not pass for one."""
+    """Return a checksum of a checkpoint's contents, which detects a mixture of two checkpoints."""
     sums = [checksum(np.ascontiguousarray(each).reshape(-1).view(np.uint8).data) for each in arrays.values()]
     return f"{checksum(text.encode()):08x}" + "".join(f"{each:08x}" for each in sums)
 
@@ -53,22 +53,22 @@ class Checkpoint:
 
     Args:
         path: The first file.
-        digest: Stands for the configuration.
-        origin: Digests of what the party begins with; None takes what is stored as it is.
+        digest: Digest of the configuration.
+        origin: Digests of the party's inputs. None accepts any stored ones.
     """
 
     def __init__(self, path: Path, digest: bytes, origin: Origin | None = None):
         self.origin = origin
         self.paths = path, path.with_name(f"{path.stem}-2{path.suffix}")
         self.digest = digest.hex()
-        self.start = new_start()  # of the run; what is loaded has its own
-        self._number = 0  # of the newest checkpoint
-        self._newest = 1  # place of its file
+        self.start = new_start()  # identifier of this start; `load` replaces it by the stored one
+        self._number = 0  # number of the newest checkpoint
+        self._newest = 1  # index of its file
         self._open: list[int] = []  # descriptors of both files
 
     @staticmethod
     def exists(path: Path) -> bool:
-        """True if there is something to continue from."""
+        """True if a checkpoint was written under a path."""
         return any(each.exists() and each.stat().st_size for each in Checkpoint(path, b"").paths)
 
     def prepare(self) -> None:
@@ -99,7 +99,7 @@ class Checkpoint:
 
     def _unwritten(self, error: OSError) -> HyperpushError:
         said = f"the checkpoint {self.paths[0]} cannot be written ({error.strerror})"
-        return HyperpushError(f"{said}; the one before is still there" if self._number else said)
+        return HyperpushError(f"{said}; the previous one is kept" if self._number else said)
 
     def load(self) -> dict[str, Any] | None:
         """See `PeerStore.load`."""
@@ -119,7 +119,7 @@ class Checkpoint:
         return facts
 
     def _find_nothing(self, failures: list[tuple[Path, Exception]]) -> None:
-        """Refuse files that cannot be read, but for the very first one if it was cut off: then nothing was sent yet."""
+        """Refuse unreadable files, except for a truncated first checkpoint, before which nothing was sent."""
         if not failures or (len(failures) == 1 and isinstance(failures[0][1], SafetensorError)):
             return
         path, error = failures[0]
@@ -140,14 +140,14 @@ class Checkpoint:
             os.close(self._open.pop())
 
     def remove(self) -> None:
-        """Forget it: the run is over."""
+        """Delete both files, because the run is over."""
         self.close()
         for path in self.paths:
             path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> tuple[Mapping[str, str], dict[str, Any]]:
-    """The header and the facts of one file; raises an error if it is not whole."""
+    """Return the header and the facts of one file; raise an error if it is damaged."""
     with safe_open(path, framework="numpy") as file:
         header = file.metadata() or {}
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -155,7 +155,7 @@ def _read(path: Path) -> tuple[Mapping[str, str], dict[str, Any]]:
         raise ValueError(f"version {header.get('version')}, not {VERSION}")
     in_order = {name: arrays[name] for name in sorted(arrays, key=int)}
     if header["sum"] != _sum(in_order, header["facts"]):
-        raise ValueError("a part of it is of another checkpoint")
+        raise ValueError("its checksum is wrong: parts of it belong to another checkpoint")
     return header, decode(header["facts"], arrays)
 
 

@@ -1,7 +1,7 @@
-"""A digest of what a program computes, which parties compare: its operations, literals, captured arrays and shapes.
+"""A digest of a program's computation, which parties compare: its operations, literals, captured arrays and shapes.
 
-Every leaf of the program is traced for one example, so that parties with other numbers of records have the same digest.
-Numbers of a recipe's parts, such as step sizes, are arguments of the trace and no part of it.
+Every leaf of the program is traced for a fixed number of examples, so the number of a party's records does not matter.
+Numbers of a recipe's parts, such as step sizes, are arguments of the trace and do not enter the digest.
 """
 
 import re
@@ -21,21 +21,21 @@ from hyperpush.programs.profile import visit_leaves
 
 CODE_BYTES = 16
 NOT_COMPARED = bytes(CODE_BYTES)
-# Examples that a program is traced for: the fewest, and enough for mini-batches that are drawn without replacement.
+# Numbers of examples for the trace: the fewest, then enough for mini-batches that are drawn without replacement.
 EXAMPLES = (1, 1 << 16)
 
 
 def code_digest(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> bytes:
-    """The digest of a program, the same at all parties that run the same code; zeros where it cannot be told.
+    """Return the digest of a program, the same at all parties that run the same code; zeros if it is undefined.
 
-    It cannot where the state itself has a row for each example: then every party's trace differs.
+    It is undefined if the state itself has a row for each example, because then every party's trace differs.
     """
     if _by_example(recipe):
         return NOT_COMPARED
     for examples in EXAMPLES:
         try:
             return _digest(recipe, state, _with_examples(data, examples), clients)
-        except Exception:  # the user's functions: so many examples are too few for them
+        except Exception:  # user functions may fail on too few examples
             continue
     return NOT_COMPARED
 
@@ -46,7 +46,7 @@ def _by_example(recipe: ProgramRecipe) -> bool:
 
 
 def _with_examples(data: PyTree, examples: int) -> PyTree:
-    """The shapes of data with so many examples on axis 0."""
+    """Return the shapes of data with `examples` rows on axis 0."""
 
     def shape(leaf: Any) -> Any:
         sizes = np.shape(leaf)
@@ -92,7 +92,7 @@ def _add_jaxpr(digest: Any, jaxpr: Jaxpr) -> None:
 
 
 def _add(digest: Any, value: Any) -> None:
-    """What a parameter of an operation is, without where it is in memory."""
+    """Add a parameter of an operation to the digest, without its memory address."""
     if isinstance(value, ClosedJaxpr):
         _add_closed(digest, value)
     elif isinstance(value, Jaxpr):
@@ -112,7 +112,7 @@ def _add(digest: Any, value: Any) -> None:
             _add(digest, each)
     elif isinstance(value, frozenset | set):
         _add(digest, sorted(map(str, value)))
-    elif callable(value) and not isinstance(value, type):  # rules of derivatives, of which only the result counts
+    elif callable(value) and not isinstance(value, type):  # rules of derivatives, of which only the result matters
         digest.update(getattr(value, "__name__", type(value).__name__).encode())
     else:
         digest.update(re.sub(" at 0x[0-9a-f]+", "", repr(value)).encode())

@@ -1,7 +1,7 @@
-"""What survives a crash: a peer saves its state, its place in the program and the totals of its links, then it sends.
+"""Durable state: a peer saves its state, its place in the program and the totals of its links before it sends.
 
-A restarted peer continues at the exchange that was saved, and sends the same totals again. Receivers have taken them in
-already, or do so now: either way nothing is lost and nothing counts twice.
+A restarted peer continues at the saved exchange, and sends the same totals again. Receivers ignore totals that they
+have received before. So nothing is lost and nothing counts twice.
 """
 
 from collections import Counter
@@ -21,26 +21,26 @@ from hyperpush.engines.peer.state import Frame, PeerState, RecordedRow, Stage, c
 from hyperpush.programs import Average, Exchange, Node, Profile, Repeat, Scope, Sequence
 from hyperpush.programs import at as node_at
 
-# Fields of a `PeerState` that JSON holds as they are.
+# Fields of a `PeerState` that JSON can hold unchanged.
 PLAIN = ("first", "step", "own", "leaving", "heir", "stage", "learned")
 COUNTED = ("rounds", "floats", "bytes", "late")
 
 
 @runtime_checkable
 class PeerStore(Protocol):
-    """Where a peer keeps what it needs to continue after it was killed."""
+    """Storage from which a peer can continue after it was killed."""
 
     def save(self, facts: Mapping[str, Any]) -> None:
-        """Make durable, in place of what was saved before: dicts, lists and numbers, as JSON has them, and arrays."""
+        """Replace the stored facts durably. Facts consist of JSON values (dicts, lists, numbers) and arrays."""
         ...
 
     def load(self) -> dict[str, Any] | None:
-        """What was saved last."""
+        """Return the facts that were saved last; None if there are none."""
         ...
 
 
 def pack(client_state: PyTree, state: PeerState, channels: Channels) -> dict[str, Any]:
-    """The client's state, the totals and the place of a peer that is about to send."""
+    """Return the client's state, the totals and the place of a peer that is about to send."""
     sums = [
         {
             "path": channel.path,
@@ -68,7 +68,7 @@ def pack(client_state: PyTree, state: PeerState, channels: Channels) -> dict[str
 
 
 def clock_at(facts: Mapping[str, Any]) -> int:
-    """The step, as others see it, at which stored facts were saved; 0 for none."""
+    """Return the clock (see `PeerState.clock`) of stored facts; 0 if there are none."""
     return clock(len(facts["closed"]), facts["step"]) if facts else 0
 
 
@@ -79,12 +79,12 @@ def _arrays(tree: PyTree) -> list[np.ndarray]:
 @final
 @dataclass(frozen=True)
 class SavedPeer:
-    """What a store held."""
+    """Facts loaded from a store."""
 
     facts: Mapping[str, Any]
 
     def restore(self, state: PeerState) -> None:
-        """Be where it was stored, apart from the nodes, which the peer enters again."""
+        """Set `state` to the stored values, except for the frames: the peer enters those nodes again."""
         for name in PLAIN:
             setattr(state, name, self.facts[name])
         state.stage = Stage(state.stage)
@@ -95,7 +95,7 @@ class SavedPeer:
         state.counts.refused = {sender: Counter(reasons) for sender, reasons in self.facts["refused"]}
 
     def frames(self, program: Node, found: Profile) -> list[Frame]:
-        """The nodes on the way to the exchange that was stored, outermost first."""
+        """Return the nodes on the way to the saved exchange, outermost first."""
         path, frames = (), []
         if self.facts["stage"] and not self.facts["leaving"]:
             return frames
@@ -111,7 +111,7 @@ class SavedPeer:
         return frames
 
     def restore_totals(self, channels: Channels) -> None:
-        """The running sums as they were."""
+        """Set the running sums to the stored values."""
 
         def by_client(stored: Mapping[str, Any]) -> dict[int, Any]:
             return {int(other): value for other, value in stored.items()}
@@ -124,14 +124,14 @@ class SavedPeer:
                 sums.counters, sums.totals = map(by_client, saved[way])
 
     def rows(self, name: str, like: PyTree) -> list[RecordedRow]:
-        """What was recorded of a loop until then; `like` has the shapes of one record."""
+        """Return the stored rows of a loop; `like` has the shapes of one row."""
         return [
             RecordedRow(as_tree(value, like), step, floats) for value, step, floats in self.facts["rows"].get(name, ())
         ]
 
 
 def as_tree(stored: list[np.ndarray], like: PyTree) -> PyTree:
-    """Stored arrays as a tree of the shapes of `like`."""
+    """Return stored arrays as a tree with the structure and shapes of `like`."""
     leaves, structure = jax.tree.flatten(like)
     expected = [as_bits(leaf) for leaf in leaves]
     if [(each.shape, each.dtype) for each in stored] != [(each.shape, each.dtype) for each in expected]:

@@ -1,15 +1,15 @@
-"""How a peer ends: after all others have its mass, or earlier, with its mass transferred.
+"""The end of a peer: after all others have received its messages, or earlier, by transferring its mass.
 
 Draining ends a run. Each peer sends its last totals again until every receiver has made them durable. Then it announces
-that it is done. It ends when all neighbors are done, in one view of the membership.
+that it is done. It ends when all neighbors are done, in the same view of the membership.
 
-Leaving ends a peer's part in a run that continues (`transfer_mass`), in three steps:
+Leaving ends a peer's participation in a run that continues (`transfer_mass`), in three steps:
 
 1. It announces that it leaves. Neighbors put nothing more on its links, and send it their last totals.
-2. When it has the last totals of all, it adds all that it holds to the total of one neighbor, its heir.
+2. When it has the last totals of all, it adds its whole mass to the total of one neighbor, its heir.
 3. It sends its totals until all have made them durable, and announces that it has left.
 
-Every step is saved before anybody hears of it, so that a peer that is killed on the way continues to leave. Two
+Every step is saved before it is announced, so a peer that is killed in between continues to leave. Two
 neighbors never transfer at once: the one with the lower number leaves first (after Ricart and Agrawala 1981).
 """
 
@@ -29,7 +29,7 @@ from hyperpush.engines.transport import LAST
 from hyperpush.engines.transport.retransmission import Backoff
 from hyperpush.engines.transport.wire import Kind
 
-# Seconds between two looks at what has arrived: below the time of a message on most networks, and no load on a core.
+# Seconds between two looks at arrived messages: below the travel time on most networks, and a small load on a core.
 LOOK = 0.01
 
 Save = Callable[[], None]
@@ -37,9 +37,9 @@ Save = Callable[[], None]
 
 @final
 class _Wait:
-    """A wait among members: it takes in what comes, and is given up after `patience` seconds without any news.
+    """A wait that receives messages meanwhile, and fails after `patience` seconds without any news.
 
-    Who is away is no reason to give up: it comes back, or is removed, in a time that the transport bounds.
+    While a member is absent, the wait goes on: within a time that the transport bounds, it returns or is removed.
     """
 
     def __init__(self, messenger: Messenger, save: Save):
@@ -50,14 +50,14 @@ class _Wait:
         self.resend = Backoff()
 
     def look(self) -> None:
-        """Take in what has come; what others wait to hear of is made durable first."""
+        """Receive arrived messages. Save the last totals among them, and then acknowledge these as durable."""
         self.messenger.take_arrived(LAST, [])
         if self.messenger.owes:
             self._save()
             self.messenger.acknowledge_owed()
 
     def rest(self, what: str, *news: Any) -> None:
-        """Wait a moment, unless nothing at all has changed for too long."""
+        """Wait a moment; raise an error if nothing has changed for `patience` seconds."""
         members = self.members
         seen = members.closed, members.leaving, members.left, members.settled, dict(self.messenger.heard), *news
         if seen != self._news or members.missing():
@@ -69,7 +69,10 @@ class _Wait:
 
 
 def await_missing(messenger: Messenger) -> None:
-    """Before an average ends, who is gone comes back or is removed: part of its mass would be in it for ever."""
+    """Wait, before an average ends, until absent members return or are removed.
+
+    Otherwise part of an absent member's mass would stay in the average for ever.
+    """
     if messenger.members is not None:
         while messenger.members.missing():
             time.sleep(LOOK)
@@ -77,14 +80,14 @@ def await_missing(messenger: Messenger) -> None:
 
 
 def drain(messenger: Messenger, lasting: list[Channel], save: Save) -> None:
-    """Wait until everybody has taken in what was sent to it on the channels that last, and needs nothing more.
+    """Wait until all members have received this peer's totals on the `lasting` channels, and need nothing more.
 
-    `save` makes durable the result and what was taken in since: before anybody is told so.
+    `save` makes the result and all later receipts durable; it is called before they are announced.
     """
     state, wait = messenger.state, _Wait(messenger, save)
     members = wait.members
     before = told = state.stage >= Stage.DONE
-    if before:  # those who have not ended have heard since that this peer is another, and not that it is done
+    if before:  # members still running have met the new process, but do not know that it is done
         members.done(again=True, view=state.closed)
     if state.stage == Stage.OVER:
         return None
@@ -94,7 +97,7 @@ def drain(messenger: Messenger, lasting: list[Channel], save: Save) -> None:
         wait.look()
         if lasting:
             messenger.check_view()
-        if members.closed != state.closed:  # nothing here depends on them
+        if members.closed != state.closed:  # nothing here depends on the removed members
             state.closed, told = members.closed, False
         unheard = [(channel, t) for channel in lasting for t in channel.unacknowledged(state.closed | members.left)]
         if wait.resend.is_due():
@@ -127,18 +130,18 @@ def _reach(state: PeerState, stage: Stage, save: Save) -> None:
 def transfer_mass(
     messenger: Messenger, channel: Channel, others: list[int], held: Callable[[], PyTree], save: Save
 ) -> NoReturn:
-    """Take in what is still on its way, push all of it to one neighbor, and be gone: raises `Left`.
+    """Receive all messages still under way, push the whole mass to one neighbor, and raise `Left`.
 
-    A neighbor's last total permits it to go: nothing more will come from that neighbor, which does not transfer
-    meanwhile. Nobody goes before a leaver with a lower number, or while somebody is away. A neighbor in another stage
-    of the run, where this mass is of no use, is not waited for.
+    A neighbor's last total permits this: nothing more will come from that neighbor, which does not transfer meanwhile.
+    A leaver waits for leavers with lower numbers, and for absent members. It does not wait for a neighbor in another
+    stage of the run, in which this mass is useless.
 
     Args:
-        messenger: Its state is that of the leaver.
-        channel: Where the mass is.
+        messenger: The leaver's messenger.
+        channel: The channel that holds the mass.
         others: All other clients.
-        held: What there is to push, once all has been taken in.
-        save: Makes durable what was taken in or given away.
+        held: Function that returns the message to push, after all totals have been received.
+        save: Function that makes receipts and the transfer durable.
     """
     state, members = messenger.state, messenger.members
     assert members is not None
@@ -159,13 +162,13 @@ def transfer_mass(
 
 
 def _await_heir(messenger: Messenger, channel: Channel, others: list[int], save: Save) -> int:
-    """Wait until nothing more will come; who is to have all of it."""
+    """Wait until all neighbors have sent their last totals; return the neighbor that gets the mass."""
     wait = _Wait(messenger, save)
     while True:
         wait.look()
         messenger.check_view()
         here, missing = set(wait.members.present(others)), wait.members.missing()
-        channel.last &= here  # who was away may have put more on the link
+        channel.last &= here  # a member that was absent may have put more on the link
         first = {each for each in here & messenger.leaving if each < messenger.client}
         silent = here - channel.last
         if not (missing or first or silent):
@@ -177,20 +180,20 @@ def _await_heir(messenger: Messenger, channel: Channel, others: list[int], save:
     if not here:
         save()
         raise HyperpushError(
-            f"peer {messenger.client}: everybody else has left or ended, so nobody can take its mass: it stays here,"
-            " in its checkpoint"
+            f"peer {messenger.client}: all others have left or ended, so none can take its mass, which stays in"
+            " its checkpoint"
         )
     return min(here, key=lambda each: (each in channel.elsewhere, each in messenger.leaving, each))
 
 
 def _await_acknowledgments(messenger: Messenger, channel: Channel, save: Save) -> None:
-    """Send the totals until all who are here have said that they will not forget them."""
+    """Send the totals until all remaining members have made them durable."""
     state, wait = messenger.state, _Wait(messenger, save)
     assert state.heir is not None
     while True:
         wait.look()
         messenger.check_view()
-        if channel.pending.any():  # of somebody who was away, and did not know
+        if channel.pending.any():  # from a member that was absent and did not know
             channel.outgoing.add(state.heir, channel.take_flat())
             save()
         unheard = channel.unacknowledged(state.closed | wait.members.left | channel.elsewhere)

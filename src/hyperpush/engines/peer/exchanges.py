@@ -14,16 +14,16 @@ from hyperpush.engines.peer.functions import ClientLinks, combine
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.programs import Exchange, Path, Server, all_clients, one_client
 
-SERVER = 0  # the peer that plays the server: any would do, and all must mean the same
+SERVER = 0  # the peer that acts as the server: an arbitrary choice, the same at all peers
 
 
 class Received(NamedTuple):
-    """What an exchange brings."""
+    """The outcome of an exchange."""
 
     total: PyTree
-    own: ArrayLike  # the weight of one's own
+    own: ArrayLike  # the weight of this peer's own message
     senders: list[int]
-    weights: np.ndarray  # of what was sent, by receiver
+    weights: np.ndarray  # weights of sent messages, by receiver
 
 
 def exchange_totals(
@@ -34,15 +34,15 @@ def exchange_totals(
     resumed: bool,
     save: Callable[[], None],
 ) -> Received:
-    """Put shares of a message on the links, send the links' totals, and take in what has arrived.
+    """Put shares of a message on the links, send the links' totals, and receive arrived totals.
 
     Args:
-        messenger: That of this peer.
+        messenger: This peer's messenger.
         channel: The place of the program, with the running sums of its links.
-        message: What is shared out.
-        links: Those of this step.
-        resumed: Whether the totals hold the shares of this exchange already, because it was restarted here.
-        save: Makes the totals durable, before anybody gets them.
+        message: The value to share out.
+        links: The links of this step.
+        resumed: True if the totals already hold the shares of this exchange, because the peer was restarted here.
+        save: Function that makes the totals durable, called before they are sent.
     """
     targets = np.flatnonzero(links.to).tolist()
     if resumed:
@@ -50,10 +50,10 @@ def exchange_totals(
         targets = list(channel.outgoing.totals)
     else:
         if messenger.members is not None:
-            # The total that those get again who have not seen the last share is all they need. Else whoever is not
-            # heard, and hears nothing, would soon have pushed away all of its mass ω, and x = z/ω would move by
-            # rate·∇f/ω. Any weights that add up to 1 do for push-sum.
-            # Whoever is far behind gives away nothing until it has caught up: what is on its way to it is as old.
+            # A target that has not confirmed the last share gets no new share, only its total again. Otherwise a peer
+            # that is cut off would soon push away all of its mass ω, and x = z/ω would move by rate·∇f/ω. Push-sum
+            # allows any weights that add up to 1.
+            # A peer that is far behind gives away nothing until it has caught up: messages under way to it are as old.
             links = links.keep_shares(targets if messenger.behind else channel.unseen(targets))
         messenger.check_finite(message)
         channel.put(message, links.weights)
@@ -75,14 +75,17 @@ def exchange_messages(
     links: ClientLinks,
     own_weights: Callable[[], np.ndarray],
 ) -> Received:
-    """Send a message, and combine those of this round; `own_weights()` are the receiver's, where it chooses them."""
+    """Send a message, and combine the messages of this round.
+
+    `own_weights()` returns the weights by sender if the receiver chooses them.
+    """
     messenger.send(path, message, np.flatnonzero(links.to), links.weights)
     arrived, own = messenger.receive(path, links.heard, np.where(links.heard, links.given, 0)), links.own
     weights = links.weights if node.weights == "reverse" else None
     if callable(node.weights):
         weights = own_weights()
         own = weights[messenger.client]
-    if weights is not None:  # the receiver's own, not those that senders name
+    if weights is not None:  # use the receiver's weights instead of those in the messages
         arrived = [(sender, value, float(weights[sender])) for sender, value, _ in arrived]
     total = combine(message, arrived, node.reduce, len(links.to))
     return Received(total, own, [sender for sender, _, _ in arrived], links.weights)
@@ -91,7 +94,7 @@ def exchange_messages(
 def ask_server(
     messenger: Messenger, node: Server, path: Path, message: PyTree, key: PRNGKeyArray, clients: int
 ) -> PyTree:
-    """A server's answer to this peer's message; the peer that plays the server gives everybody's."""
+    """Return the server's answer to this peer's message. The peer that acts as the server computes all answers."""
     if node.host:
         raise HyperpushError("a server that computes in plain Python runs on simulate and shard only")
     down, others = (*path, 1), np.arange(clients) != SERVER

@@ -1,4 +1,4 @@
-"""One client's functions, jitted, and its links of a step: peers of one process compile them once for all."""
+"""One client's jitted functions, and its links of a step. Peers of one process share their compilation."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -19,17 +19,17 @@ from hyperpush.networks import Network, Weights, lowest
 from hyperpush.programs import Context, ProgramRecipe, Role, at, leaf_key, leaf_of, stepwise
 from hyperpush.programs.recipe import with_kinds
 
-compiling = threading.RLock()  # held by whoever traces or compiles what others will want too
+compiling = threading.RLock()  # held while tracing or compiling functions that other peers of this process share
 
 
 @lru_cache(maxsize=4096)
 def _first(what: Any) -> threading.Event:
-    """Whether `what` has been compiled."""
+    """Return the event that is set once `what` has been compiled."""
     return threading.Event()
 
 
 def _compile_once(what: Any, call: Callable[[], Any]) -> Any:
-    """`call()`, the first time for `what` by one thread alone: peers of one process wait for it to compile, once."""
+    """Return `call()`. The first call for `what` holds a lock, so that only one thread of the process compiles it."""
     compiled = _first(what)
     if compiled.is_set():
         return call()
@@ -40,7 +40,7 @@ def _compile_once(what: Any, call: Callable[[], Any]) -> Any:
 
 
 def _kind(tree: PyTree) -> tuple[Any, ...]:
-    """What has to be the same for what is compiled to serve again."""
+    """Return the key under which compiled functions of a tree can be reused: its structure and leaves."""
     leaves, structure = jax.tree.flatten(with_kinds(tree))
     return structure, *leaves
 
@@ -75,21 +75,21 @@ def _schedule(network, root, step, client, weights):
 class ClientLinks(NamedTuple):
     """One client's links at one step."""
 
-    own: np.ndarray  # the weight of what it keeps
-    weights: np.ndarray  # of what it sends, by receiver
-    to: np.ndarray  # who hears it
-    heard: np.ndarray  # whom it hears
-    given: np.ndarray  # the weights of others' messages to it, by sender
+    own: np.ndarray  # the share that it keeps
+    weights: np.ndarray  # weights of its messages, by receiver
+    to: np.ndarray  # True for clients that hear it
+    heard: np.ndarray  # True for clients that it hears
+    given: np.ndarray  # weights of messages to it, by sender
 
     def without(self, out: list[int]) -> "ClientLinks":
-        """The links without the peers in `out`; their shares stay here."""
+        """Return the links without the peers in `out`, whose shares stay here."""
         own = np.asarray(self.own + self.weights[out].sum(dtype=self.weights.dtype))
         weights, to, heard, given = (each.copy() for each in (self.weights, self.to, self.heard, self.given))
         weights[out], to[out], heard[out], given[out] = 0, False, False, 0
         return ClientLinks(own, weights, to, heard, given)
 
     def keep_shares(self, late: list[int]) -> "ClientLinks":
-        """The same where those in `late`, and those who hear nothing, are given no new share."""
+        """Return the links without new shares for the peers in `late` and for clients that do not hear this one."""
         weights = np.where(self.to, self.weights, 0)
         own = np.asarray(self.own + weights[late].sum(dtype=weights.dtype))
         weights[late] = 0
@@ -97,7 +97,7 @@ class ClientLinks(NamedTuple):
 
 
 def links_at(network: Network, key: PRNGKeyArray, step: int, client: int, weights: Weights) -> ClientLinks:
-    """The links of one client at one step of network time."""
+    """Return the links of one client at one step of network time."""
     at, me = np.asarray(step, np.int32), np.asarray(client, np.int32)
     found = _compile_once(type(network), lambda: _schedule(network, key, at, me, weights))
     return ClientLinks(*(np.asarray(part) for part in found))
@@ -105,16 +105,16 @@ def links_at(network: Network, key: PRNGKeyArray, step: int, client: int, weight
 
 @final
 class ClientFunctions:
-    """The functions of a program as one client calls them: with its number, its data and keys of its own."""
+    """The functions of a program for one client, called with its number, data and keys."""
 
     def __init__(self, recipe: ProgramRecipe, client: int, clients: int, key: PRNGKeyArray, data: PyTree):
         self.client, self.clients, self.key, self.data = client, clients, key, data
-        self.draws = key  # what the client's own draws follow from
+        self.draws = key  # key of the client's own draws
         self._recipe = recipe.traceable()
         self._kind = _kind(self._recipe)
 
     def apply(self, at: PeerCursor, role: Role, *args: PyTree, record: RecordFunction | None = None) -> Any:
-        """What the function of that role at a place returns (or a record, which is none of it): f(*args, context)."""
+        """Return f(*args, context) for the function of that role at a place, or for the function `record` if given."""
         address = np.asarray(at.address, np.uint32)
         me, round = np.asarray(self.client, np.int32), np.asarray(at.round, np.int32)
         given = (args, me, self.clients, round, self.key, self.draws, address, self.data)
@@ -123,7 +123,7 @@ class ClientFunctions:
 
 
 def combine(like: PyTree, arrived: list[tuple[int, PyTree, float]], reduce: str, clients: int) -> PyTree:
-    """What an inbox holds: the weighted sum, the maximum, or the stack of the others' messages."""
+    """Return the contents of an inbox: the weighted sum, maximum or stack of the others' messages."""
 
     def total(leaf, *others):
         if reduce == "max":
@@ -142,12 +142,12 @@ def combine(like: PyTree, arrived: list[tuple[int, PyTree, float]], reduce: str,
 
 
 def row(leaf: Any, client: int) -> Any:
-    """One client's part of a stacked array. NumPy takes it without compiling anything, but does not know keys."""
+    """Return one client's part of a stacked array, by NumPy (without compilation) unless it holds random keys."""
     return leaf[client] if is_key(leaf) else jnp.asarray(np.asarray(leaf)[client])
 
 
 def stack(trees: Sequence[PyTree], axis: int = 0) -> PyTree:
-    """Trees stacked leaf by leaf, by NumPy where it can."""
+    """Stack trees leaf by leaf, by NumPy unless leaves hold random keys."""
 
     def one(*rows: Any) -> Any:
         return jnp.stack(rows, axis) if is_key(rows[0]) else jnp.asarray(np.stack(rows, axis))
@@ -156,5 +156,5 @@ def stack(trees: Sequence[PyTree], axis: int = 0) -> PyTree:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether an array holds random keys."""
+    """True if an array holds random keys."""
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,4 +1,4 @@
-"""Members of a run: what a transport must know of them, and the consequences of a change."""
+"""Members of a run: the knowledge that a transport must have, and the exceptions for changes."""
 
 from typing import Any, Protocol
 
@@ -11,67 +11,67 @@ class Members(Transport, Protocol):
     """A transport that knows which members are present."""
 
     patience: float  # seconds without any news after which a wait is given up
-    closed: frozenset[int]  # those who vanished for good
-    leaving: frozenset[int]  # those who said that they leave, and those who have left
-    left: frozenset[int]  # those who have left
-    settled: frozenset[int]  # those who have said that they are done
+    closed: frozenset[int]  # members that were removed
+    leaving: frozenset[int]  # members that have announced their leaving, and those that have left
+    left: frozenset[int]  # members that have left
+    settled: frozenset[int]  # members that have announced that they are done
 
     def acknowledge(self, step: int) -> None:
-        """Nothing before `step` will be needed again."""
+        """Announce that nothing before `step` will be needed again."""
         ...
 
     def done(self, finished: bool = True, again: bool = False, view: frozenset[int] = frozenset()) -> None:
-        """Tell everybody whether this peer needs nothing more, as long as those in `view` are all who are removed.
+        """Announce whether this peer is done: it needs nothing more as long as `view` holds all removed members.
 
-        `again`: it had said so before it was restarted. Then others may have ended meanwhile, and who does not come
-        back in the time after which one is removed is taken to have done so.
+        `again` is True if the peer was already done before it was restarted. Then others may have ended meanwhile. A
+        member that does not return within the time for removal is taken to have ended.
         """
         ...
 
     def everyone_done(self) -> bool:
-        """Whether all others that are not removed are done."""
+        """Return True if all other members that are not removed are done."""
         ...
 
     def finish(self) -> None:
-        """Be done and wait for the others."""
+        """Announce that this peer is done, and wait until the others are."""
         ...
 
     def refuse(self, sender: int, reason: RefusalReason, step: int) -> None:
         """Note that a message was refused.
 
-        One whose content cannot be true ends a run in step. At its own pace it does nothing, and the third removes its
-        sender.
+        Impossible content ends a synchronous run. Asynchronously the third such message removes its sender.
         """
         ...
 
     def leave(self, left: bool) -> None:
-        """Tell everybody that this peer leaves for good, or that it has transferred all that it held."""
+        """Announce that this peer leaves for good, or with `left` that it has transferred its whole mass."""
         ...
 
     def present(self, clients: list[int]) -> list[int]:
-        """Who of them is there and has not left."""
+        """Return those of `clients` that are present, and have neither left nor been removed."""
         ...
 
     def missing(self) -> bool:
-        """Whether somebody is gone who is not removed, and cannot have ended.
+        """Return True if a member is absent that is not removed and cannot have ended.
 
-        Who is done ends only when its neighbors are: before this peer is, whoever is gone has been killed.
+        A member that is done ends only when its neighbors are done. So an absent member was killed if this peer is not
+        done.
         """
         ...
 
 
 def members_of(transport: Transport) -> Any:
-    """The transport as `Members`, if it knows who is there or passes on what another knows; else None.
+    """Return the transport if it has all members of `Members`, itself or as a wrapper; else None.
 
-    Not by `isinstance`: from Python 3.12 on that looks at the class alone, where a wrapper has nothing.
+    `isinstance` would not do: from Python 3.12 on it looks only at the class, which in a wrapper lacks them.
     """
     knows = (*Members.__annotations__, *(name for name, part in vars(Members).items() if callable(part)))
     return transport if all(hasattr(transport, name) for name in knows) else None
 
 
 class NewView(Exception):
-    """Others have been removed: averages start anew among the rest."""
+    """Raised when members have been removed: averages start anew among the rest."""
 
 
 class Left(HyperpushError):
-    """This peer has left the run, as it was asked to, and transferred its mass."""
+    """Raised when this peer has left the run on request, and transferred its mass."""

@@ -1,12 +1,12 @@
-"""What a peer sends and takes in: headers, checks, running sums and their acknowledgments.
+"""Sent and received messages of a peer: headers, checks, running sums and their acknowledgments.
 
-Each message names the membership (`view`), the place in the program (`node`) and the round (`step`) that it is of. A
-receiver refuses what does not fit, and counts it.
+Each message names its membership (`view`), place in the program (`node`) and round (`step`). A receiver refuses and
+counts messages that do not fit.
 
-- A MESSAGE counts in its own round only. One that comes later is counted and dropped.
-- A TOTAL is the running sum of a link. The receiver credits what it adds to the newest one that it has taken in, so
-  losses, repeats and reordering change nothing (Hadjicostis, Vaidya and Domínguez-García 2016). It counts whatever
-  round it is of. Of a place that is yet to be reached, the newest one of each sender waits.
+- A MESSAGE counts in its own round only. A late one is counted and dropped.
+- A TOTAL is the running sum of a link. The receiver credits its difference to the newest total received before, so
+  losses, repeats and reordering change nothing (Hadjicostis, Vaidya and Domínguez-García 2016). Totals of all rounds
+  count. If the receiver has yet to reach their place, the newest total of each sender waits.
 - SEEN acknowledges a total at once: the sender may put the next share on the link.
 - DURABLE acknowledges a last total when the receiver has saved it: the sender may forget it.
 """
@@ -41,45 +41,45 @@ Payload = bytes | bytearray
 
 @final
 class Messenger:
-    """The messages of one client. What comes in is bytes from outside: what does not fit is counted and dropped."""
+    """The messages of one client. Incoming ones are untrusted bytes; invalid ones are counted and dropped."""
 
     def __init__(self, client: int, transport: Transport, tolerant: bool, state: PeerState, clients: int):
         self.client, self.transport, self.tolerant, self.state = client, transport, tolerant, state
         self.clients = clients
         self.members: Members | None = members_of(transport)
         self.channels = Channels()
-        self.heard: dict[int, int] = {}  # how far others have come, wherever that is
+        self.heard: dict[int, int] = {}  # newest clock of each sender, at any place of the program
         self._owed: set[tuple[int, int]] = set()  # (channel, sender) of last totals that are not durable yet
-        self._early: dict[tuple[int, int], Payload] = {}  # totals of places that are yet to be reached, by sender
-        self._ahead: list[Arrived] = []  # what has arrived of rounds to come
+        self._early: dict[tuple[int, int], Payload] = {}  # totals of later places, by (sender, channel)
+        self._ahead: list[Arrived] = []  # arrived messages of later rounds
 
     @property
     def leaving(self) -> frozenset[int]:
-        """Who leaves or has left."""
+        """Members that are leaving or have left."""
         return self.members.leaving if self.members is not None else frozenset()
 
     def check_view(self) -> None:
-        """Raise `NewView` if somebody has been removed."""
+        """Raise `NewView` if a member has been removed."""
         if self.members is not None and self.members.closed - self.state.closed:
             raise NewView
 
     @property
     def behind(self) -> bool:
-        """Whether all who were heard are further ahead than one that waits for this peer, after it has sent."""
+        """True if all senders heard are more than LEAD + 1 rounds ahead, so none is waiting for this peer."""
         return min(self.heard.values(), default=0) > self.state.clock + LEAD + 1
 
     def check_finite(self, tree: PyTree) -> None:
-        """Raise `Diverged` if not all of it is."""
+        """Raise `Diverged` unless all numbers in a tree are finite."""
         for leaf in jax.tree.leaves(tree):
             if jnp.issubdtype(leaf.dtype, jnp.inexact) and not np.all(np.isfinite(np.asarray(leaf))):
                 loops = [*self.state.loops, *(each for each in self.state.loops if each[0][:1].isupper())]
-                name, i = loops[-1] if loops else (OUTSIDE, 0)  # methods before loops that are parts of one
+                name, i = loops[-1] if loops else (OUTSIDE, 0)  # name a method rather than a loop inside of it
                 raise Diverged(name, i + 1, "A smaller step size may help.")
 
     # -------------------------------------------------------------------- out
 
     def send(self, path: Path, message: PyTree, targets: np.ndarray, weights: np.ndarray) -> None:
-        """The same message to all targets, with the weight of each."""
+        """Send the same message to all targets, each with its weight."""
         channel = self.channels.current[path]
         if not channel.template.allow_infinite:
             self.check_finite(message)
@@ -87,22 +87,22 @@ class Messenger:
             self._send(target, Kind.MESSAGE, channel.number, message, weight=float(weights[target]))
 
     def send_one(self, path: Path, target: int, message: PyTree) -> None:
-        """A message to one."""
+        """Send a message to one target."""
         self._send(target, Kind.MESSAGE, self.channels.number(path), message)
 
     def send_total(self, channel: Channel, target: int, kind: Kind = Kind.TOTAL) -> None:
-        """The total of all that was ever put on a link."""
+        """Send the total of a link, unless the target was removed."""
         if target not in self.state.closed:
             counter = channel.outgoing.counters.get(target, 0)
             self._send(target, kind, channel.number, channel.outgoing.total(target), counter)
 
     @property
     def owes(self) -> bool:
-        """Whether somebody waits to hear that its last total is durable."""
+        """True if a sender waits for the acknowledgment that its last total is durable."""
         return bool(self._owed)
 
     def acknowledge_owed(self) -> None:
-        """What was taken in is durable: say so to those who wait for it."""
+        """Acknowledge received last totals as durable."""
         for number, sender in self._owed:
             if number in self.channels.numbered and sender not in self.state.closed:
                 self._acknowledge(self.channels.numbered[number], sender, Kind.DURABLE)
@@ -112,10 +112,10 @@ class Messenger:
         self._send(sender, kind, channel.number, NOTHING, channel.incoming.counters.get(sender, 0))
 
     def say_farewell(self) -> None:
-        """To who leaves: the last totals, again and again until it is gone.
+        """Send the last totals to leaving members, repeatedly until they have left.
 
-        One who leaves itself lets those with a lower number go first. Once it has transferred its mass, it lets nobody
-        go: so no two neighbors ever transfer at once (the mutual exclusion of Ricart and Agrawala 1981, by number).
+        A peer that itself leaves sends them to leavers with lower numbers only, and to none after it has transferred
+        its mass. So no two neighbors transfer at once (mutual exclusion of Ricart and Agrawala 1981, by number).
         """
         if self.members is None or not self.leaving or self.state.heir is not None:
             return
@@ -126,14 +126,14 @@ class Messenger:
 
     def _send(self, target: int, kind: Kind, number: int, tree: PyTree, counter: int = 0, weight: float = 1.0) -> None:
         header = Header(self.state.view, number, self.state.clock, self.client, counter, weight, kind)
-        # An acknowledgment belongs to no round, and must not be taken for the message of one.
+        # An acknowledgment does not belong to a round, and must not be taken for a round's message.
         step = 0 if kind.acknowledges else self.state.clock
         self.transport.send(target, step, wire.encode(header, tree))
 
     # --------------------------------------------------------------------- in
 
     def take_arrived(self, step: int, expected: list[int]) -> list[Arrived]:
-        """What has arrived and fits; running sums are credited to the channel that they belong to."""
+        """Return the arrived messages that pass all checks; credit running sums to their channels."""
         found = [each for each in self._ahead if each[0].step <= step]
         self._ahead = [each for each in self._ahead if each[0].step > step]
         reached = [key for key in self._early if key[1] in self.channels.numbered]
@@ -149,7 +149,7 @@ class Messenger:
         return found
 
     def _note_rejected(self, sender: int, rejected: Rejected) -> None:
-        """Count a refused message; one with false content also by its sender."""
+        """Count a refused message by reason, and one with false content also by sender."""
         counts, reason = self.state.counts, rejected.reason
         counts.rejections[reason.value] += 1
         if reason.of_content:
@@ -158,7 +158,7 @@ class Messenger:
             self.members.refuse(sender, reason, self.state.step)
 
     def _take(self, sender: int, payload: bytes | bytearray) -> Arrived | None:
-        """One message, credited to its channel; None if it is none that an exchange may wait for."""
+        """Check a message and credit it to its channel. Return None if an exchange cannot wait for it."""
         claimed = wire.peek(payload)
         channel = self.channels.numbered.get(claimed.node)
         if claimed.kind.acknowledges:
@@ -187,34 +187,34 @@ class Messenger:
                 channel.acknowledged[sender] = max(channel.acknowledged.get(sender, 0), header.counter)
 
     def _take_late(self, sender: int, payload: bytes | bytearray) -> None:
-        """A message of a channel that has started anew since."""
+        """Receive a message of a channel that has since started anew."""
         header = self._hear(wire.read_sealed(payload, sender))
         self.state.counts.late += 1
-        if sender in self.leaving:  # it will not come here any more
+        if sender in self.leaving:  # it will not reach this place any more
             self._note_elsewhere(header)
-        if header.kind.last:  # nothing that is still held came of it
+        if header.kind.last:  # acknowledged at once, because no value held here depends on it
             self._send(sender, Kind.DURABLE, header.node, NOTHING, header.counter)
 
     def _take_unknown(self, sender: int, payload: bytes | bytearray) -> None:
-        """A message of no channel here.
+        """Receive a message of an unknown channel.
 
-        One of a place that is yet to be reached waits. Else it is of use only to a leaver, if it is the last of who is
-        in another stage.
+        A total of a place that is yet to be reached waits. Otherwise only a leaver uses it, if it is a last total of a
+        member in another stage.
         """
         claimed = wire.peek(payload)
         if self.tolerant and claimed.kind == Kind.TOTAL and claimed.step > self.state.clock:
             self._keep_early(self._hear(wire.read_sealed(payload, sender)), payload)
             return
         if not (self.state.leaving and claimed.kind.last):
-            raise Rejected(RefusalReason.WRONG_NODE, "no such place in this program")
+            raise Rejected(RefusalReason.WRONG_NODE, "its place is not in this program")
         header = self._hear(wire.read_sealed(payload, sender))
         self._check_membership(header)
-        # It has continued without us, or leaves where it is; else it will come, or be gone.
+        # The sender has gone on without this peer, or leaves from another place. Others will come here, or vanish.
         if header.step > self.state.clock or sender in self.leaving:
             self._note_elsewhere(header)
 
     def _keep_early(self, header: Header, payload: Payload) -> None:
-        """Keep the newest total of a place that is yet to be reached, of a few places for each sender."""
+        """Keep the newest total of a place that is yet to be reached, for at most `EARLY` places per sender."""
         self._check_membership(header)
         self._early.pop((header.sender, header.node), None)
         own = [key for key in self._early if key[0] == header.sender]
@@ -228,7 +228,7 @@ class Messenger:
             raise Rejected(RefusalReason.WRONG_VIEW, f"{header.view} instead of {self.state.view}")
 
     def _credit(self, channel: Channel, header: Header, total: np.ndarray) -> None:
-        """Take in what a total adds to what came before."""
+        """Credit the difference between a total and the previous one of its sender."""
         sender = header.sender
         channel.check_mass(sender, header.counter, total, self.clients)
         increment = channel.incoming.take(sender, header.counter, total)
@@ -246,7 +246,7 @@ class Messenger:
         return header
 
     def _note_elsewhere(self, header: Header) -> None:
-        """To a leaver: the sender gave its newest last total in another stage, and puts nothing more on a link here."""
+        """Note, as a leaver, that the sender is in another stage and puts nothing more on links of this stage."""
         newest = header.view == self.state.view and header.step == self.heard[header.sender]
         if self.state.leaving and header.kind == Kind.LAST_TOTAL and newest:
             for channel in self.channels.tolerant():
@@ -255,9 +255,9 @@ class Messenger:
                     channel.elsewhere.add(header.sender)
 
     def collect(self, path: Path, expected: np.ndarray, given: np.ndarray | None = None) -> list[tuple[Header, PyTree]]:
-        """Messages for this exchange; running sums that were late for another are credited there.
+        """Return the messages for this exchange; credit late running sums to their own channels.
 
-        `given` holds the weights that messages must have, by sender; None for running sums, which have none.
+        `given` holds the required weights of messages, by sender; None for running sums, which lack weights.
         """
         found, missing = [], np.flatnonzero(expected).tolist()
         while True:
@@ -271,13 +271,13 @@ class Messenger:
             if self.members is None:
                 return found
             self.check_view()
-            # In step with each other, what did not fit does not stand for the message.
+            # Synchronously, a refused message does not count as received: wait for the right one.
             missing = sorted(set(missing) - {header.sender for header, _ in found})
             if self.tolerant or not missing:
                 return found
 
     def _check_weight(self, header: Header, tree: PyTree, given: np.ndarray | None) -> list[tuple[Header, PyTree]]:
-        """The message, unless its weight is refused."""
+        """Return the message in a list; an empty list if its weight is refused."""
         try:
             if given is not None:
                 check_weight(header, given)
@@ -287,9 +287,9 @@ class Messenger:
         return [(header, tree)]
 
     def receive(self, path: Path, expected: np.ndarray, given: np.ndarray) -> list[tuple[int, PyTree, float]]:
-        """(sender, message, weight) of this exchange, each sender once, in the order of senders.
+        """Return (sender, message, weight) of this exchange, once per sender, in the order of senders.
 
-        `given` holds the weights that the network gives to messages, by sender.
+        `given` holds the weights that the network assigns to messages, by sender.
         """
         first: dict[int, tuple[int, PyTree, float]] = {}
         for header, tree in self.collect(path, expected, given):
@@ -297,7 +297,7 @@ class Messenger:
         return [first[sender] for sender in sorted(first)]
 
     def receive_all(self, path: Path, expected: np.ndarray) -> dict[int, PyTree]:
-        """The messages of this exchange by sender; that somebody's is missing is an error."""
+        """Return the messages of this exchange by sender; raise an error if one is missing."""
         arrived = {sender: tree for sender, tree, _ in self.receive(path, expected, expected.astype(float))}
         if missing := sorted(set(np.flatnonzero(expected).tolist()) - set(arrived)):
             raise HyperpushError(f"peer {self.client}: no message from {missing}; servers and trees need every message")

@@ -1,8 +1,7 @@
-"""What a party's part in a run comes from: its data, its start, the problem, and the secret of its draws.
+"""The inputs of a party in a run: its data, its start, the problem, and the secret of its draws.
 
-A checkpoint holds the digests of all of them, so that it is continued with the same ones only. The key of a party's own
-draws follows from them, too, and from a number that is new at every fresh start: the same noise on two values would
-give both away.
+A checkpoint holds digests of all inputs, and is continued only with the same ones. The key of a party's own draws also
+depends on them, and on a number that is new at every fresh start: equal noise on two values would reveal both.
 """
 
 import secrets
@@ -33,7 +32,7 @@ MEANING = {
 @final
 @dataclass(frozen=True)
 class Origin:
-    """Digests of what a party began with, in hexadecimal; without a secret that one is empty."""
+    """Digests of a party's inputs, in hexadecimal; `secret` is empty without a secret."""
 
     data: str
     start: str
@@ -41,20 +40,20 @@ class Origin:
     secret: str = ""
 
     def to_table(self) -> dict[str, str]:
-        """By name, as a checkpoint holds them."""
+        """Return the digests by name, as stored in a checkpoint."""
         return {name: getattr(self, name) for name in MEANING}
 
     def check(self, stored: Mapping[str, str], path: Path) -> None:
-        """Refuse a checkpoint of another origin, naming what has changed since."""
+        """Refuse a checkpoint of another origin, with an error that names the changed input."""
         for name, allowed in MEANING.items():
             if stored.get(name) != getattr(self, name):
                 given = f"one that began with another {name}" if name != "data" else "one that began with other data"
-                remedy = "to start anew, remove it" + (": what was released then counts, too" if self.secret else "")
+                remedy = "to start anew, remove it" + (": its releases still count" if self.secret else "")
                 raise InvalidInput("checkpoint", given, f"{allowed} as in {path}; {remedy}")
 
 
 def arrays_digest(tree: PyTree) -> str:
-    """A digest of the bytes, types and shapes of arrays."""
+    """Return a digest of the bytes, types and shapes of arrays."""
     digest = blake2b(digest_size=16)
     for leaf in jax.tree.leaves(tree):
         bits = np.asarray(as_bits(jnp.asarray(leaf)))
@@ -63,36 +62,36 @@ def arrays_digest(tree: PyTree) -> str:
 
 
 def problem_digest(code: bytes, parts: Any) -> str:
-    """A digest of a program's code and of the numbers and arrays in its parts."""
+    """Return a digest of a program's code and of the numbers and arrays in its parts."""
     numbers = [leaf for leaf in jax.tree.leaves(parts) if isinstance(leaf, int | float) or hasattr(leaf, "dtype")]
     return blake2b(code + arrays_digest(numbers).encode(), digest_size=16).hexdigest()
 
 
 def new_start() -> str:
-    """What tells one fresh start of a party from all others."""
+    """Return a new random identifier for a fresh start of a party."""
     return secrets.token_hex(16)
 
 
 def read_secret(path: Path, resumes: bool = False) -> bytes:
-    """The secret bytes of a file, which is written if it is missing, unless the party resumes with them."""
+    """Return the secret bytes of a file. Write a missing file, unless the party resumes from a checkpoint."""
     if not path.exists():
         if resumes:
-            raise InvalidInput("secret", f"{path}, which is missing", "the file that the checkpoint was made with")
+            raise InvalidInput("secret", f"{path}, which is missing", "the file that belongs to the checkpoint")
         write_atomically(path, secrets.token_bytes(SECRET_BYTES), mode=0o600)
     own = path.read_bytes()
     if len(own) != SECRET_BYTES:
-        allowed = f"{SECRET_BYTES}, as it was written; remove it to start anew"
+        allowed = f"{SECRET_BYTES} bytes; remove the file to start anew"
         raise InvalidInput(str(path), f"{len(own)} bytes", allowed)
     return own
 
 
 def secret_digest(secret: bytes) -> str:
-    """What tells a secret from another without giving it away."""
+    """Return a digest that identifies a secret without revealing it."""
     return blake2b(b"which secret", key=secret, digest_size=16).hexdigest()
 
 
 def draws_key(secret: bytes, digest: bytes, origin: Origin, start: str) -> PRNGKeyArray:
-    """The key of a party's own draws: of its secret, the run, its data and problem, and this start."""
+    """Return the key of a party's own draws, from its secret, the run, its inputs and this start."""
     said = digest + "".join((origin.data, origin.start, origin.problem, start)).encode()
     made = blake2b(said, key=secret, digest_size=8).digest()
     return jax.random.wrap_key_data(jnp.frombuffer(made, jnp.uint32))

@@ -1,4 +1,4 @@
-"""One client of a run: it goes through the program, node by node."""
+"""One client of a run, which walks the program node by node."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -42,7 +42,7 @@ from hyperpush.programs.profile import profile
 from hyperpush.programs.recipe import ProgramRecipe, as_recipe
 from hyperpush.programs.recipe import at as node_at
 
-LATE = (1 << 31) - 1  # part of the key of what takes in late mass: no loop gets there
+LATE = (1 << 31) - 1  # key part for receiving late mass: an iteration number that no loop reaches
 
 
 @final
@@ -50,19 +50,19 @@ class Peer:
     """One client of a run.
 
     Args:
-        client: Its number.
-        network: Who can send to whom, and when.
-        transport: How it reaches the others.
-        key: Decides every draw that is no secret, the same at all peers.
-        tolerant: Whether links may lose messages, so that conserved quantities are sent as running sums. All peers of a
-            run must say the same.
+        client: Number of the client, from 0.
+        network: The links between clients at every step.
+        transport: Connection to the other peers.
+        key: Key of all draws that are not secret, the same at all peers.
+        tolerant: True if links may lose messages, so that conserved quantities are sent as running sums. The same at
+            all peers.
         step: Network time at the start.
-        store: Makes the peer durable: killed and started again, it continues where it was.
-        store_every: Exchanges between two savings. Those with running sums are saved every time.
-        secret: The key of its own draws, such as noise for privacy, in place of one that follows from `key`, which all
-            peers know. A peer that is restarted must have the same; a new view draws anew.
-        repeats: Whether it may start anew in a new view. If not, it ends with an error: what is private was paid for
-            once.
+        store: Storage from which the peer continues after it was killed. None: it cannot continue.
+        store_every: Number of exchanges between two saves, 1 or more. Exchanges of running sums are always saved.
+        secret: The key of its own draws, such as noise for privacy. None derives it from `key`, which all peers know. A
+            restarted peer must have the same secret; in a new view it draws other numbers.
+        repeats: True lets the peer start anew in a new view. False ends it with an error, because ε covers each
+            release only once.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Peer:
         self.members: Members | None = members_of(transport)
         self._messenger = Messenger(client, transport, tolerant, self._state, network.clients)
         self._channels = self._messenger.channels
-        self._ahead: list[Frame] = []  # where it has yet to come back to, outermost first
+        self._ahead: list[Frame] = []  # stored nodes that it has yet to enter again, outermost first
         self._resumed: SavedPeer | None = None
         self._asked_to_leave = False
         self._run: dict[type, Callable[..., PyTree]] = {
@@ -101,29 +101,29 @@ class Peer:
 
     @property
     def step(self) -> int:
-        """Network time."""
+        """Current network time."""
         return self._state.step
 
     @property
     def closed(self) -> frozenset[int]:
-        """Who was removed."""
+        """Members that were removed."""
         return self._state.closed
 
     @property
     def mass(self) -> float | None:
-        """The mass that it holds in the average that it is in; None without one."""
-        channels = list(self._channels.numbered.values())  # another thread may ask
+        """Mass that it holds in the current average; None outside of averages."""
+        channels = list(self._channels.numbered.values())  # a copy, because another thread may ask
         found = [channel.mass for channel in channels if channel.tolerant]
         return float(found[-1]) if found else None
 
     @property
     def counts(self) -> PeerCounts:
-        """What it has seen of its network."""
+        """Rounds, traffic and refusals of this peer."""
         return self._state.counts
 
     @property
     def history(self) -> dict[str, list[PyTree]]:
-        """What was recorded of each loop, row by row."""
+        """Recorded rows of each loop."""
         return {name: [row.value for row in rows] for name, rows in self._state.records.items()}
 
     def leave(self) -> None:
@@ -141,7 +141,7 @@ class Peer:
         every: int = 1,
         progress: Progress | None = None,
     ) -> PyTree:
-        """Go through the program from `state`; the state at its end."""
+        """Run the program from `state`. Return the final state."""
         recipe, where = as_recipe(program), self._state
         program = recipe.program()
         self._record, self._every, self._progress = recorders_of(record), every, progress
@@ -150,7 +150,7 @@ class Peer:
         self._program, self._start = stepwise(program), state
         self._functions = ClientFunctions(recipe, self.client, self.network.clients, self.key, data)
         self._apply = self._functions.apply
-        with compiling:  # peers of one process wait for one to trace the program
+        with compiling:  # so that one peer of a process traces the program, and the others wait
             found = profile(spelled_out(recipe), state, data, self.network.clients)
         votes = any(loop.votes for _, _, loop in found.loops)
         self._agreement = self.network.flood_rounds() if votes else 1
@@ -176,7 +176,7 @@ class Peer:
         return state
 
     def result(self, state: PyTree) -> RunResult:
-        """What the run leaves behind, of this client alone: nothing has a client axis."""
+        """Return the result of the run for this client alone, without client axes."""
         counts = self.counts
         return RunResult(
             states=state,
@@ -194,7 +194,7 @@ class Peer:
     # ------------------------------------------------------------------ nodes
 
     def _run_program(self) -> PyTree:
-        """The state at the end of the program, or the one that was stored there."""
+        """Return the state at the end of the program, computed or restored."""
         if self._resumed is not None and self._state.stage and not self._state.leaving:
             state = self._restore(self._profile.result)
             self._resumed = None
@@ -224,7 +224,7 @@ class Peer:
         state, depth, loops = frame.outer, len(where.frames), len(where.loops)
         while True:
             try:
-                inner = None  # the exchange that was stored brings it
+                inner = None  # the stored exchange provides it
                 if self._resumed is None:
                     self._channels.restart(at.path, self._state.epoch(at.address))
                     inner = self._apply(at, Role.ENTER, state)
@@ -233,7 +233,7 @@ class Peer:
                     await_missing(self._messenger)
                 break
             except NewView:
-                if self._channels.has_sums_around(at.path):  # those that began before it are of the old view, too
+                if self._channels.has_sums_around(at.path):  # earlier sums around it are of the old view, too
                     raise
                 del where.frames[depth:], where.loops[loops:]
                 where.keep_rows(frame.rows)
@@ -280,7 +280,7 @@ class Peer:
         return bool(objection == 0)
 
     def _enter(self, fresh: Frame) -> Frame:
-        """Go into a node: for the first time, or to where it was when it was stored."""
+        """Enter a node, for the first time or at its stored position."""
         frame = self._ahead.pop(0) if self._ahead else fresh
         self._state.frames.append(frame)
         return frame
@@ -309,7 +309,7 @@ class Peer:
         return self._receive(node, at, state, received)
 
     def _receive(self, node: Exchange, at: PeerCursor, state: PyTree, received: Received) -> PyTree:
-        """The state after an inbox."""
+        """Return the state after receiving."""
         inbox = Inbox(received.total, jnp.asarray(received.own))
         if node.observe:
             heard = np.zeros(self.network.clients, bool)
@@ -318,7 +318,7 @@ class Peer:
         return self._apply(at, Role.RECEIVE, state, inbox)
 
     def _receive_late(self, node: Exchange, channel: Channel, at: PeerCursor, state: PyTree) -> PyTree:
-        """The state with what came late: an exchange in which one keeps all of one's own, and nobody is heard."""
+        """Apply late mass as an exchange with self-weight 1 and no messages; return the new state."""
         late = PeerCursor(channel.path, (*at.address, LATE), at.round)
         nobody = np.asarray(jnp.zeros(self.network.clients))
         return self._receive(node, late, state, Received(channel.take(), 1.0, [], nobody))
@@ -331,7 +331,7 @@ class Peer:
         return self._apply(at, Role.RECEIVE, state, jax.tree.map(jnp.asarray, answer))
 
     def _run_average(self, node: Average, state: PyTree, at: PeerCursor) -> PyTree:
-        """Along a tree; all others have been spelled out."""
+        """Run an average along a tree; all other averages have been expanded."""
         if self._resumed is not None:
             state = self._restore(self._profile.states[at.path])
         self._save(state, False)
@@ -354,35 +354,35 @@ class Peer:
         return links.without(out) if out else links
 
     def _tick(self, path: Path, links: np.ndarray) -> None:
-        """An exchange has taken place, in which a message went over those of the links."""
+        """Count an exchange in which a message was sent over `links` (True for each link used)."""
         channel = self._channels.current[path]
         self._state.tick(channel.floats, channel.bytes * int(links.sum()))
 
     # ---------------------------------------------------------------- members
 
     def _go_back(self, step: int) -> None:
-        """What began at `step` begins anew, in the view of those who are left."""
+        """Start anew from `step`, in the view of the remaining members."""
         assert self.members is not None
         where = self._state
         if not self._repeats:
             gone = sorted(self.members.closed - self.closed)
             raise HyperpushError(
-                f"peer {self.client}: {gone} are removed, and to start anew would cost more than the ε of the run"
+                f"peer {self.client}: {gone} are removed, and starting anew would cost more than the ε of the run"
             )
         where.closed, where.step, where.stage, where.heir = self.members.closed, step, Stage.RUNNING, None
         self._draw()
         self.members.done(False)
 
     def _draw(self) -> None:
-        """Draw from the secret, in every view other numbers: the same noise on two values would give both away."""
+        """Set the key of secret draws, a new one in each view: equal noise on two values would reveal both."""
         if self._secret is not None:
             view = self._state.view
             self._functions.draws = jax.random.fold_in(self._secret, view) if self.closed else self._secret
 
     def _finish(self, state: PyTree) -> PyTree:
-        """The end of a run among members: everybody has taken in what was sent to it, and nobody needs anything more.
+        """End a run among members, when all have received their messages and need nothing more. Return the final state.
 
-        What is still on its way on channels whose state lives on is taken in as an exchange in which one keeps all.
+        Late mass on lasting channels is applied as an exchange with self-weight 1.
         """
         if self.members is None:
             return state
@@ -398,7 +398,7 @@ class Peer:
         return state
 
     def _leave(self, node: Exchange, channel: Channel, state: PyTree, at: PeerCursor) -> NoReturn:
-        """Transfer everything. Killed meanwhile, it continues to leave."""
+        """Transfer the whole mass and leave. A peer that is killed meanwhile continues to leave after a restart."""
         self._state.leaving = True
         self._save(state, True)
 
@@ -415,8 +415,8 @@ class Peer:
     # ---------------------------------------------------------------- durable
 
     def _save(self, state: PyTree, always: bool) -> None:
-        """Make durable that this exchange is about to be sent."""
-        if self._resumed is not None:  # it is what we come from
+        """Save the peer before it sends an exchange; with `always`, regardless of `store_every`."""
+        if self._resumed is not None:  # this exchange is the stored one
             self._resumed = None
             return
         if self.store is None or not (always or (self.step - self._state.first) % self.store_every == 0):
@@ -428,7 +428,7 @@ class Peer:
             self.members.acknowledge(self._state.clock)
 
     def _restore(self, like: PyTree) -> PyTree:
-        """The state, totals and records of the exchange that was stored; `like` has the shapes of the state."""
+        """Restore the totals and records of the stored exchange. Return its state, in the shapes of `like`."""
         assert self._resumed is not None
         self._resumed.restore_totals(self._channels)
         for name, recorder in self._record.items():
@@ -438,7 +438,7 @@ class Peer:
 
 
 def spelled_out(recipe: ProgramRecipe) -> ProgramRecipe:
-    """The program that a peer walks: without averages, but for those along a tree."""
+    """Return the program that a peer walks, with all averages expanded except those along a tree."""
     return ProgramRecipe(_stepwise, (recipe,))
 
 

@@ -1,4 +1,4 @@
-"""How far a peer has come in its program."""
+"""Progress of a peer in its program."""
 
 import zlib
 from collections import Counter
@@ -16,45 +16,45 @@ from hyperpush.programs.counting import Work
 
 
 class Stage(IntEnum):
-    """How far a peer is with the whole of its program."""
+    """Progress of a peer with its whole program."""
 
     RUNNING = 0
-    ENDED = 1  # it is at the end, but for what is on its way to it
-    DONE = 2  # others hold, for good, all that it sent
-    OVER = 3  # nobody needs anything of it any more
+    ENDED = 1  # it has finished the program; messages to it may be under way
+    DONE = 2  # others have made all its messages durable
+    OVER = 3  # no other peer needs it any more
 
 
 class PeerCursor(NamedTuple):
-    """A place in a program, and how often the loops around it have run: what the key of a draw follows from."""
+    """A place in a program, and the iterations of the loops around it, which determine the keys of draws."""
 
     path: Path = ()
     address: tuple[int, ...] = ()  # positions and iterations on the way
-    round: int = 0  # of the innermost loop around it
+    round: int = 0  # iteration of the innermost loop around it
 
     def child(self, node: Sequence, position: int) -> "PeerCursor":
-        """That place of a sequence."""
+        """Return the cursor of the node at `position` of a sequence."""
         address = self.address if node.keeps_key(position) else (*self.address, position)
         return PeerCursor((*self.path, position), address, self.round)
 
     def iteration(self, number: int) -> "PeerCursor":
-        """The same node, in that iteration."""
+        """Return the cursor of the same node in iteration `number`."""
         return PeerCursor(self.path, (*self.address, number), number)
 
     @property
     def body(self) -> "PeerCursor":
-        """What a loop or a scope is around of."""
+        """Cursor of the body of a loop or scope."""
         return PeerCursor((*self.path, 0), self.address, self.round)
 
 
 @final
 @dataclass
 class Frame:
-    """A node that the peer is inside of, and what it takes to come back to that place."""
+    """A node that the peer is inside of, with the data needed to return to that place."""
 
-    at: int  # the position in a sequence, the iteration of a loop; the step at which a `Scope` was entered
-    times: int = 0  # of a loop
+    at: int  # position in a sequence, iteration of a loop, or step at which a `Scope` was entered
+    times: int = 0  # number of iterations of a loop
     outer: PyTree = None  # the state around a `Scope`
-    rows: dict[str, int] = field(default_factory=dict)  # how long each record was when a `Scope` was entered
+    rows: dict[str, int] = field(default_factory=dict)  # length of each record when a `Scope` was entered
 
 
 @final
@@ -64,15 +64,15 @@ class PeerCounts:
 
     rounds: int = 0
     floats: int = 0
-    bytes: int = 0  # of messages, for every link that they went over
+    bytes: int = 0  # bytes of messages, counted once per link
     late: int = 0
-    work: Work = field(default_factory=Work)  # once the program has ended
+    work: Work = field(default_factory=Work)  # set at the end of the program
     rejections: Counter[str] = field(default_factory=Counter)  # messages refused, by `RefusalReason`
-    refused: dict[int, Counter[str]] = field(default_factory=dict)  # those with false content, by sender
+    refused: dict[int, Counter[str]] = field(default_factory=dict)  # messages with false content, by sender and reason
 
 
 class RecordedRow(NamedTuple):
-    """A record of a loop, and what had happened when it was made."""
+    """A row of a loop's record, with the network time and traffic at that point."""
 
     value: Any
     step: int
@@ -82,50 +82,50 @@ class RecordedRow(NamedTuple):
 @final
 @dataclass
 class PeerState:
-    """Where a peer is, apart from its client's state and its running sums."""
+    """Progress of a peer, without its client's state and its running sums."""
 
-    step: int  # of network time
-    first: int = 0  # the step at which it began
-    closed: frozenset[int] = frozenset()  # who is out of the view
-    left: frozenset[int] = frozenset()  # who has left for good
-    own: float = 1.0  # the share that it keeps in the exchange it is in
-    leaving: bool = False  # for good: its mass is to go to others
-    heir: int | None = None  # who was given it
+    step: int  # network time
+    first: int = 0  # network time at the start
+    closed: frozenset[int] = frozenset()  # members removed from the view
+    left: frozenset[int] = frozenset()  # members that have left for good
+    own: float = 1.0  # share that it keeps in the current exchange
+    leaving: bool = False  # True while it leaves for good, and transfers its mass
+    heir: int | None = None  # peer that got its mass; None: not yet transferred
     stage: Stage = Stage.RUNNING
-    learned: bool = False  # whether what it takes to learn how often links are up has been counted
-    frames: list[Frame] = field(default_factory=list)  # the nodes it is in
-    loops: list[tuple[str, int]] = field(default_factory=list)  # names and rounds of the loops it is in
-    passes: Counter[Path] = field(default_factory=Counter)  # how often bodies of loops of an agreed length have run
+    learned: bool = False  # True once the messages for learning link frequencies have been counted
+    frames: list[Frame] = field(default_factory=list)  # nodes that it is inside of, outermost first
+    loops: list[tuple[str, int]] = field(default_factory=list)  # names and iterations of the loops that it is inside of
+    passes: Counter[Path] = field(default_factory=Counter)  # number of runs of each body of a loop of agreed length
     records: dict[str, list[RecordedRow]] = field(default_factory=dict)
     counts: PeerCounts = field(default_factory=PeerCounts)
 
     def tick(self, floats: int, sent_bytes: int) -> None:
-        """An exchange has taken place, in which so much was sent."""
+        """Count an exchange in which this peer sent `floats` numbers and `sent_bytes` bytes."""
         self.step += 1
         self.counts.rounds += 1
         self.counts.floats += floats
         self.counts.bytes += sent_bytes
 
     def epoch(self, address: tuple[int, ...]) -> Path:
-        """What tells running sums that begin at an address from all others: where, and in which view."""
+        """Return the identifier of running sums that start at an address in the current view."""
         return (*address, self.view) if self.closed else address
 
     def begin(self, names: Iterable[str]) -> None:
-        """Forget what was recorded."""
+        """Start empty records of these loops."""
         self.records = {name: [] for name in names}
 
     def record(self, name: str, value: PyTree) -> None:
-        """Keep a row."""
+        """Add a row to the record of a loop."""
         self.records[name].append(RecordedRow(value, self.step, self.counts.floats))
 
     def keep_rows(self, rows: Mapping[str, int]) -> None:
-        """Forget all but so many rows of each loop."""
+        """Keep only the first `rows[name]` rows of each loop."""
         for name, recorded in self.records.items():
             del recorded[rows.get(name, 0) :]
 
     @property
     def clocks(self) -> dict[str, RowClock]:
-        """When the rows were made."""
+        """Network time and traffic at the recorded rows, by loop."""
         return {name: self._clock(rows) for name, rows in self.records.items() if rows}
 
     def _clock(self, rows: list[RecordedRow]) -> RowClock:
@@ -133,15 +133,15 @@ class PeerState:
 
     @property
     def view(self) -> int:
-        """The name of the membership on the wire."""
+        """Identifier of the membership on the wire; 0 if no member is removed."""
         return zlib.crc32(repr(sorted(self.closed)).encode()) if self.closed else 0
 
     @property
     def clock(self) -> int:
-        """The step as others see it: every new view starts after all steps of the old."""
+        """Step number for messages: each new view starts after all steps of the old."""
         return clock(len(self.closed), self.step)
 
 
 def clock(closed: int, step: int) -> int:
-    """A step in a view from which so many have been removed."""
+    """Return the clock of a step in a view from which `closed` members have been removed."""
     return (closed << 32) + step

@@ -1,7 +1,7 @@
-"""Averages along a tree by real messages: every client adds up its children's sums, and passes on the mean.
+"""Averages along a tree by real messages: every client adds up its children's sums, and passes the mean on to them.
 
-The tree is that of the links (`hyperpush.networks.trees`), and so are rounds and messages that are counted: peers do
-not wait for links to come up, but count as if they did. What they know of the links is in the network's description.
+The tree and the counts of rounds and messages are those of the links (`hyperpush.networks.trees`). Peers do not wait
+for links to come up, but count as if they did. They know the links from the network's description.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def _trip(network: Network, tree: Tree, root: PRNGKeyArray, step: ArrayLike, lea
 
 
 def mean_channel(path: Path) -> Path:
-    """Where the mean comes back to the sums that are sent at a path."""
+    """Return the path of the channel for the mean of the sums that are sent at `path`."""
     return (*path, 1)
 
 
@@ -47,7 +47,7 @@ class TreeAverages:
 
     @staticmethod
     def of(network: Network, key: PRNGKeyArray, messenger: Messenger, found: Profile) -> "TreeAverages | None":
-        """With a place for every average along a tree; None if there is none."""
+        """Return the averages with channels for all places in the program; None without averages along a tree."""
         places = [sending for sending in found.sendings if sending.by_tree]
         averages = TreeAverages(network, key, messenger) if places else None
         for place in places:
@@ -56,12 +56,12 @@ class TreeAverages:
         return averages
 
     def open(self, path: Path, message: PyTree[jax.ShapeDtypeStruct], answer: jax.ShapeDtypeStruct | None) -> None:
-        """Expect means at a place, with the root's answer if it gives one; its sums have a channel already."""
+        """Add the channel for means at a place, with the root's answer if it gives one. Sums already have a channel."""
         mean = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) / 1, message))
         self.messenger.channels.add(Channel(mean_channel(path), (mean, answer)))
 
     def mean(self, path: Path, value: PyTree, answer: Callable[[PyTree], Any]) -> tuple[PyTree, Any]:
-        """The mean of all clients' values, and what the root answers to it; the same to the last bit everywhere."""
+        """Return the mean of all clients' values, and the root's answer to it, bitwise equal at all clients."""
         state, messenger, me = self.state, self.messenger, self.messenger.client
         if isinstance(self.tree, WaitingTree) and self.tree.learns and not state.learned:
             n = self.network.clients
@@ -75,7 +75,7 @@ class TreeAverages:
             total = jax.tree.map(np.add, total, part)
         if me != ROOT:
             messenger.send_one(path, int(trip.up[me]), total)
-        state.step += 1  # the way back: the same two may talk again
+        state.step += 1  # a separate step for the way back, in which the same two peers may exchange another message
         if me == ROOT:
             shapes, n = messenger.channels.current[mean_channel(path)].message[0], self.network.clients
             mean = jax.tree.map(lambda leaf, like: np.asarray(leaf / n, like.dtype), total, shapes)
@@ -90,15 +90,15 @@ class TreeAverages:
         return told
 
     def _trip(self, learns: bool = False) -> Trip:
-        with compiling:  # peers of one process wait for one to compile it
+        with compiling:  # so that one peer of a process compiles, and the others wait
             found = _trip(self.network, self.tree, self.key, np.asarray(self.state.step, np.int32), learns)
         trip = jax.tree.map(np.asarray, found)
         if not trip.complete:
-            raise HyperpushError(f"an average along a tree did not reach everybody within {LONGEST:,} rounds")
+            raise HyperpushError(f"an average along a tree did not reach all clients within {LONGEST:,} rounds")
         return trip
 
     def _count(self, trip: Trip, floats: int, size: int) -> None:
-        """A trip has taken place, with messages of so many numbers and bytes."""
+        """Count a trip with messages of `floats` numbers and `size` bytes."""
         counts, me = self.state.counts, self.messenger.client
         self.state.step += int(trip.rounds)
         counts.rounds += int(trip.rounds)

@@ -1,4 +1,4 @@
-"""How peers move bytes: the protocol, a network in memory, and one on Eclipse Zenoh (in `zenoh/`)."""
+"""Transports, which move bytes between peers: the protocol, a network in memory, and Eclipse Zenoh (`zenoh/`)."""
 
 from hyperpush.engines.transport.memory import MemoryTransport as MemoryTransport
 from hyperpush.engines.transport.protocol import LAST as LAST

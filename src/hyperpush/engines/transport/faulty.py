@@ -1,4 +1,4 @@
-"""Faults on top of a real transport, by seed: loss, duplicates, delays and so reordering, for trials."""
+"""Seeded faults on top of a real transport, for trials: loss, duplicates, delays and so reordering."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, final
@@ -10,10 +10,10 @@ from hyperpush.engines.faults import Faults
 
 @final
 class Faulty:
-    """A transport whose payloads get lost, doubled and late on the way out.
+    """A transport wrapper that loses, doubles and delays outgoing payloads.
 
-    The k-th payload for a target has its fate from (seed, sender, target, k). A payload that is d rounds late is passed
-    on at the d-th `collect` after it was sent. All else is the transport's own.
+    The fate of the k-th payload for a target follows from (seed, sender, target, k). A payload that is d rounds late is
+    passed on at the d-th `collect` after it was sent. All other calls go to the transport unchanged.
     """
 
     def __init__(self, transport: Any, faults: Faults, seed: int, client: int):

@@ -1,4 +1,4 @@
-"""A network in memory, between threads of one process, whose faults follow a seed."""
+"""A network in memory, between threads of one process, with seeded faults."""
 
 import threading
 from collections.abc import Collection
@@ -21,7 +21,7 @@ _compiled_fates = jax.jit(Faults.fates, static_argnames="clients")
 @final
 @dataclass(order=True, frozen=True)
 class _Parcel:
-    # The order of these fields is the order of delivery: it must not depend on which thread was first.
+    # The order of these fields is the order of delivery, which must not depend on the order of threads.
     step: int
     sender: int
     copy: int
@@ -34,9 +34,9 @@ class MemoryTransport:
     """A network between threads of one process, with `faults` drawn from `key`.
 
     A copy delayed by d rounds and sent at step t is due at the receiver's step t + d. A lost or late message is
-    announced to the receiver, which therefore waits only for peers that have not sent yet: what is delivered at which
-    step, and in which order, follows from `key` alone as long as `expected` names everybody who sends. A peer that says
-    nothing for `deadline` seconds is an error rather than a gap.
+    announced to the receiver, which therefore waits only for peers that have not sent yet. So deliveries and their
+    order follow from `key` alone, as long as `expected` names all senders. A peer that sends nothing for `deadline`
+    seconds causes an error.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class MemoryTransport:
         self._endpoints = [MemoryEndpoint(self, client) for client in range(clients)]
 
     def endpoint(self, client: int) -> "MemoryEndpoint":
-        """The transport of one client, to be used by one thread."""
+        """Return the transport of one client, to be used by one thread."""
         return self._endpoints[client]
 
     def abort(self, exception: BaseException) -> None:
-        """Give up the run, because of `exception`: every `send` and `collect`, waiting or to come, raises."""
+        """Abort the run because of `exception`: all present and future calls of `send` and `collect` raise."""
         with self.changed:
             self.failure = self.failure or exception
             self.changed.notify_all()
 
     def inject(self, to: int, step: int, sender: int, payload: bytes | bytearray) -> None:
-        """Put raw bytes into the mailbox of `to`, as if from `sender`, whose own message is still waited for."""
+        """Put raw bytes into the mailbox of `to`, as if from `sender`, without replacing the real message."""
         with self.changed:
             # Behind both copies of the real message.
             self._endpoints[to].mail.append(_Parcel(step, sender, 2, step, payload))
@@ -75,7 +75,7 @@ class MemoryEndpoint:
     def __init__(self, hub: MemoryTransport, client: int):
         self.client, self._hub = client, hub
         self.mail: list[_Parcel] = []
-        self.announced: set[tuple[int, int]] = set()  # (sender, step) of what was sent here, lost or not
+        self.announced: set[tuple[int, int]] = set()  # (sender, step) of all messages sent here, lost or not
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def send(self, to: int, step: int, payload: bytes | bytearray) -> None:
@@ -109,7 +109,7 @@ class MemoryEndpoint:
         return [(parcel.sender, parcel.payload) for parcel in due]
 
     def close(self) -> None:
-        """See `Transport.close`. What was sent stays where it is."""
+        """See `Transport.close`. Messages that were sent stay in their mailboxes."""
 
     def _check(self) -> None:
         failure = self._hub.failure
@@ -117,7 +117,7 @@ class MemoryEndpoint:
             raise HyperpushError(f"peer {self.client}: the run was given up: {failure!r}") from failure
 
     def _copies(self, to: int, step: int) -> list[tuple[int, int]]:
-        """(copy, delay) of each copy that arrives."""
+        """Return (copy, delay) of each copy that arrives."""
         if self._hub.fates is None:
             return [(0, 0)]
         # One draw serves all receivers of a round.

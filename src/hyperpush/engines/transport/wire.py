@@ -1,12 +1,12 @@
-"""The shape of a message on the wire: a fixed header, the leaves of a pytree and a checksum.
+"""Format of messages on the wire: a fixed header, the leaves of a pytree and a checksum.
 
     header    64 bytes: magic, version, kind, view, node, step, sender, counter, weight, digest of the tree
     leaves    per leaf: its elements in C order
-    checksum  CRC32 of everything before it (u32); of more than 64 KiB, of the sums of its columns (see `checksum`)
+    checksum  CRC32 of all bytes before it (u32); beyond 64 KiB, of the sums of their columns (see `checksum`)
 
-All numbers are little-endian. Leaves start at multiples of 8 bytes, so that they are read in place. The receiver knows
-what it waits for (`Template`). A message says nothing about its own sizes: the digest of its tree (paths, types and
-shapes of the leaves) has to be the one that the receiver expects.
+All numbers are little-endian. Leaves start at multiples of 8 bytes, so that they can be read in place. The receiver
+knows the expected form (`Template`). A message does not contain its sizes: the digest of its tree (paths, types and
+shapes of the leaves) must equal the expected one.
 """
 
 import math
@@ -25,7 +25,7 @@ import numpy as np
 from hyperpush.base.errors import HyperpushError, InvalidInput
 
 VERSION = 5
-"""Version of all that peers send. Control messages and parts of messages name it, too."""
+"""Version of the format. Control messages and parts of messages contain it, too."""
 
 _MAGIC = b"hpsh"
 _HEADER = struct.Struct("<4sHBxIIQI4xQd16s")
@@ -42,28 +42,28 @@ _DTYPES = frozenset(
 
 
 class Kind(IntEnum):
-    """What a message is for. It is a field of the header: no number that is sent has a second meaning."""
+    """Purpose of a message, a separate field of the header."""
 
-    MESSAGE = 0  # of one round: it counts with its weight, in that round only
+    MESSAGE = 0  # a message of one round, which counts with its weight, in that round only
     TOTAL = 1  # the running sum of a link
-    LAST_TOTAL = 2  # the same from a sender that puts nothing more on this link for now
-    TRANSFER = 3  # the same from a sender that has given away all that it held, and must be given nothing
-    SEEN = 4  # the receiver has taken in the total with this counter
-    DURABLE = 5  # the same, and it will not forget it
+    LAST_TOTAL = 2  # a total from a sender that puts nothing more on this link for now
+    TRANSFER = 3  # a total from a sender that has given away its whole mass, and must not get more
+    SEEN = 4  # acknowledgment that the total with this counter was received
+    DURABLE = 5  # acknowledgment that this total was also made durable
 
     @property
     def last(self) -> bool:
-        """Whether it is the last total of a link, for now."""
+        """True for the last total of a link, for now."""
         return self in (Kind.LAST_TOTAL, Kind.TRANSFER)
 
     @property
     def acknowledges(self) -> bool:
-        """Whether it says what has become of a total."""
+        """True for an acknowledgment of a total."""
         return self in (Kind.SEEN, Kind.DURABLE)
 
 
 class RefusalReason(StrEnum):
-    """Why a message is refused, in the order in which it is checked."""
+    """Reasons for refusing a message, in the order of the checks."""
 
     TOO_SHORT = "too-short"
     BAD_MAGIC = "bad-magic"
@@ -75,12 +75,12 @@ class RefusalReason(StrEnum):
     OVERSIZED = "oversized"
     NOT_BOOLEAN = "not-boolean"
     NOT_FINITE = "not-finite"
-    # Only a peer can check these, because it knows the program and its place in it.
+    # Only a peer can check the next four, because it knows the program and its place in it.
     WRONG_NODE = "wrong-node"
     WRONG_VIEW = "wrong-view"
     WRONG_WEIGHT = "wrong-weight"
     WRONG_MASS = "wrong-mass"
-    # Only a transport can check these, before there is a message.
+    # Only a transport can check the rest, before a message is decoded.
     BAD_PART = "bad-part"
     BAD_CONTROL = "bad-control"
     OVERFLOW = "overflow"
@@ -98,7 +98,7 @@ class RefusalReason(StrEnum):
 
     @property
     def of_content(self) -> bool:
-        """Whether the message is whole, of this run and of its sender, but says what cannot be true."""
+        """True if the message is intact, of this run and of its sender, but its content is impossible."""
         return self in _CONTENT
 
 
@@ -114,7 +114,7 @@ _CONTENT = frozenset(
 
 
 class Rejected(HyperpushError):
-    """A message that must not touch the state: to be counted and dropped."""
+    """Raised for a message that must not touch the state; the caller counts and drops it."""
 
     def __init__(self, reason: RefusalReason, detail: str):
         self.reason, self.detail = reason, detail
@@ -127,10 +127,10 @@ _KINDS = frozenset(Kind)
 @final
 @dataclass(frozen=True)
 class Header:
-    """What a message says about itself.
+    """Header of a message.
 
-    It belongs to a `view` of the membership and a `node` of the program and was sent by `sender` at `step`. Running
-    sums add the `counter` of the link. A message of one round has the `weight` with which the receiver counts it.
+    A message belongs to a `view` of the membership and a `node` of the program, and was sent by `sender` at `step`.
+    Running sums also have the `counter` of the link. A message of one round has the `weight` that the receiver applies.
     """
 
     view: int
@@ -144,9 +144,9 @@ class Header:
 
 @final
 class Template:
-    """What a receiver expects: a tree like `example`, whose leaves are arrays, numbers or `jax.ShapeDtypeStruct`s.
+    """Expected form of a message: a tree like `example`, whose leaves are arrays, numbers or `jax.ShapeDtypeStruct`s.
 
-    Floats must be finite; `allow_infinite` lets ±inf through (the neutral element of a maximum), never NaN.
+    Floats must be finite. `allow_infinite` also allows ±inf (the neutral element of a maximum), but not NaN.
     """
 
     def __init__(self, example: Any, allow_infinite: bool = False):
@@ -155,7 +155,7 @@ class Template:
         described = tuple(_describe(leaf) for leaf in leaves)
         self.digest = _digest(self.treedef, described)
         offset = _HEADER.size
-        self.leaves: list[tuple[np.dtype, tuple[int, ...], int]] = []  # type, shape and place of each
+        self.leaves: list[tuple[np.dtype, tuple[int, ...], int]] = []  # type, shape and offset of each
         for dtype, shape in described:
             self.leaves.append((dtype, shape, offset))
             offset += _align(math.prod(shape) * dtype.itemsize)
@@ -164,11 +164,11 @@ class Template:
 
 
 def checksum(data: bytes | bytearray | memoryview) -> int:
-    """Tells damage, not malice: CRC32 of up to 64 KiB.
+    """Return a checksum that detects damage, but not malice: the CRC32 of up to 64 KiB.
 
-    Longer data are laid out in rows of 1021 words of 64 bits; it is the CRC32 of the sums of the columns (mod 2⁶⁴) and
-    of what is left over. That takes a tenth of the time, and a changed word, or any change within a row, still shows;
-    the width is prime, so that parts of the usual sizes that change places do, too.
+    Longer data are laid out in rows of 1021 words of 64 bits. Their checksum is the CRC32 of the column sums (mod 2⁶⁴)
+    and of the remaining bytes. That takes a tenth of the time, and still detects a changed word, or any change within a
+    row. The width is prime, so exchanged parts of the usual sizes are detected, too.
     """
     view = memoryview(data)
     if len(view) <= _SHORT:
@@ -180,7 +180,7 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
 
 
 def encode(header: Header, tree: Any) -> bytearray:
-    """The message that carries `tree`, a pytree of arrays or numbers."""
+    """Return the message that carries `tree`, a pytree of arrays or numbers."""
     template = Template(tree)
     data = bytearray(template.size)
     numbers = header.kind, header.view, header.node, header.step, header.sender, header.counter, header.weight
@@ -195,16 +195,16 @@ def encode(header: Header, tree: Any) -> bytearray:
 
 
 def peek(data: bytes | bytearray | memoryview) -> Header:
-    """The header alone, to choose the template for `decode`, which alone looks at the checksum."""
+    """Return the header, to choose the template for `decode`. The checksum is not verified here."""
     return _read_header(memoryview(data))[0]
 
 
 def decode(
     data: bytes | bytearray | memoryview, template: Template, expect_sender: int | None = None
 ) -> tuple[Header, Any]:
-    """The header and the pytree of a message, as read-only arrays on top of `data`; raises `Rejected` and nothing else.
+    """Return the header and the pytree of a message, as read-only views of `data`; raise only `Rejected`.
 
-    `expect_sender` is who sent it according to the transport, which a sender cannot forge.
+    `expect_sender` is the sender according to the transport, which a sender cannot forge; None skips this check.
     """
     view = memoryview(data).toreadonly()
     header, digest = _read_sealed(view, expect_sender)
@@ -221,7 +221,7 @@ def decode(
 
 
 def read_sealed(data: bytes | bytearray | memoryview, expect_sender: int) -> Header:
-    """The header of a message that is whole and from whom it says, whatever it holds; raises `Rejected`."""
+    """Return the header after checking checksum and sender, without decoding the content; raise `Rejected`."""
     return _read_sealed(memoryview(data).toreadonly(), expect_sender)[0]
 
 
@@ -261,13 +261,13 @@ def _read_leaf(view: memoryview, index: int, template: Template) -> np.ndarray:
 
 
 def _to_bytes(array: np.ndarray) -> np.ndarray:
-    # Through unsigned integers, because bfloat16 has no byte order of its own.
+    # Convert through unsigned integers, because bfloat16 lacks a byte order.
     bits = np.ascontiguousarray(array).reshape(-1).view(f"=u{array.dtype.itemsize}")
     return bits.astype(f"<u{array.dtype.itemsize}", copy=False).view(np.uint8)
 
 
 def _describe(leaf: Any) -> tuple[np.dtype, tuple[int, ...]]:
-    """Type and shape of a leaf, in this machine's byte order."""
+    """Return the type and shape of a leaf, in this machine's byte order."""
     shaped = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
     if shaped.dtype.name not in _DTYPES:
         raise InvalidInput("message dtype", shaped.dtype.name, ", ".join(sorted(_DTYPES)))
@@ -280,7 +280,7 @@ def _align(size: int) -> int:
 
 @lru_cache(maxsize=256)
 def _digest(treedef: Any, described: tuple[tuple[np.dtype, tuple[int, ...]], ...]) -> bytes:
-    # Key paths rather than the text of the treedef, which may print addresses and changes between versions of JAX.
+    # Use key paths instead of the text of the treedef, which may contain addresses and differs between versions of JAX.
     paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(treedef, range(treedef.num_leaves)))
     lines = [f"{jax.tree_util.keystr(path)} {described[k][0].name} {described[k][1]}" for path, k in paths]
     return blake2b("\n".join(lines).encode(), digest_size=16).digest()

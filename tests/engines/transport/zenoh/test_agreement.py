@@ -69,7 +69,7 @@ def test_a_process_whose_place_was_taken_is_told_so(pair):
     try:
         again.ready(everyone=False)
         until(lambda: first.neighbors[1].incarnation == again.members.incarnation)
-        with pytest.raises(InUse, match="p1: another process has taken the place of p1: p0 agreed with that one"):
+        with pytest.raises(InUse, match="p1: another process has taken the place of p1: p0 has accepted that process"):
             until(lambda: second.send(0, 0, b"from the one before"), 20)
     finally:
         again.close()

@@ -308,7 +308,7 @@ def test_who_had_said_that_it_is_done_does_not_close_out_those_who_ended_meanwhi
             if again:
                 until(alone.everyone_done)
             else:  # alone it would end with a result of its own data
-                with pytest.raises(Absent, match="all others have ended or are away; its checkpoint stays"):
+                with pytest.raises(Absent, match="all others have ended or are absent; its checkpoint stays"):
                     until(alone.everyone_done)
             assert alone.closed == set()
         finally:

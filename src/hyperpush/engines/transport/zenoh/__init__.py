@@ -1,1 +1,1 @@
-"""A `Transport` on Eclipse Zenoh: one session per peer, links to its neighbors only, nobody in between."""
+"""A `Transport` on Eclipse Zenoh: one session per peer, with direct links to its neighbors only."""

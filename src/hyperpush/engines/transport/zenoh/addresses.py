@@ -6,12 +6,12 @@ from ipaddress import ip_address
 
 from hyperpush.base.errors import InvalidInput
 
-# Names become parts of key expressions, where /, *, $, ? and # mean something, and of file names.
+# Names become parts of key expressions (in which /, *, $, ? and # are special) and of file names.
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 
 def check_name(field: str, name: str) -> str:
-    """A name that can stand in certificates, keys and file names."""
+    """Return a name that is valid in certificates, keys and file names; refuse others."""
     if not NAME.fullmatch(name):
         raise InvalidInput(field, name, "1 to 32 of a-z, 0-9, - and _, a letter or digit first")
     return name
@@ -26,7 +26,7 @@ class Address:
 
     @staticmethod
     def parse(field: str, text: str) -> "Address":
-        """The address that a text names; an error names the field."""
+        """Return the address in a text; an error names the field."""
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or any(c in host for c in "/?#;= ") or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -35,13 +35,13 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """Whether it is of this machine alone."""
+        """True for an address of this machine only."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
 
     def endpoint(self, secure: bool) -> str:
-        """What Zenoh calls it."""
+        """Return the address in Zenoh's notation."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'tls' if secure else 'tcp'}/{host}:{self.port}"

@@ -1,4 +1,4 @@
-"""What peers must have in common, and how they differ, in words."""
+"""Comparison of the cards of two peers, which must agree."""
 
 from hyperpush.engines.transport.wire import RefusalReason
 from hyperpush.engines.transport.zenoh.control import Card
@@ -7,7 +7,7 @@ NOT_COMPARED = bytes(16)  # a code digest that fits all others
 
 
 def difference(name: str, theirs: Card, me: str, ours: Card) -> tuple[RefusalReason, str] | None:
-    """Why two peers do not fit together, with both values; None if they do."""
+    """Return the reason why two peers do not fit together, with both values; None if they fit."""
     if theirs.jax != ours.jax:
         return RefusalReason.ANOTHER_JAX, f"{name} has JAX {theirs.jax}, {me} has JAX {ours.jax}"
     if theirs.configuration != ours.configuration:

@@ -1,10 +1,10 @@
-"""Control messages of peers: who is there, what is needed, and how fast rounds are.
+"""Control messages of peers: presence, required messages, membership and the pace of rounds.
 
-header    64 bytes: magic and version, topic, departure, step, incarnations of both ends, pace, times, run
-closed    a bit for each peer that is removed
-left      a bit for each peer that has left for good
+header    64 bytes: magic, version, topic, departure, step, both incarnations, pace, times, run
+closed    a bit per peer: 1 if it is removed
+left      a bit per peer: 1 if it has left for good
 more      a `Card` with HELLO, an `Accusation` with ENDED, else nothing
-checksum  CRC32 of everything before it
+checksum  CRC32 of all bytes before it
 """
 
 import struct
@@ -25,35 +25,35 @@ _REASONS = tuple(RefusalReason)
 
 
 class Topic(IntEnum):
-    """Why a control message is sent."""
+    """Subject of a control message, in which "I" is the sender."""
 
     HELLO = 1  # who I am; I need your messages from `step` on
     ACKNOWLEDGE = 2  # I need nothing before `step`
     DONE = 3  # I am done and need nothing more
     MEMBERS = 4  # a peer is removed, leaves or has left
-    HEARTBEAT = 5  # I am at `step`, and a round takes me `pace`
-    WAITING = 6  # the same, and I wait for a peer that is further behind
+    HEARTBEAT = 5  # I am at `step`, and my rounds take `pace`
+    WAITING = 6  # a heartbeat of a sender that waits for a peer further behind
     ENDED = 7  # I end, because a message of a member was refused in `step`
 
 
 class Departure(IntEnum):
-    """Whether the sender stays."""
+    """Departure of the sender."""
 
     NO = 0
-    LEAVING = 1  # for good: send me your last totals
-    LEFT = 2  # all that I held is in other hands
+    LEAVING = 1  # I leave for good: send me your last totals
+    LEFT = 2  # I have transferred my whole mass
 
 
 @final
 @dataclass(frozen=True)
 class Card:
-    """What a peer brings to a run; peers with other cards do not run together."""
+    """Identification of a peer: the first three fields must agree among the peers of a run."""
 
     configuration: bytes  # digest of 32 bytes
     code: bytes  # digest of 16 bytes; zeros: not compared
-    jax: str  # its version
-    ends: int = 0  # when the certificate ends, in seconds since 1970; 0: there is none
-    session: bytes = bytes(16)  # the number of its session on the network below
+    jax: str  # version of JAX
+    ends: int = 0  # end of the certificate, in seconds since 1970; 0: no certificate
+    session: bytes = bytes(16)  # number of its Zenoh session
 
     def pack(self) -> bytes:
         """Its bytes."""
@@ -61,12 +61,12 @@ class Card:
 
     @staticmethod
     def unpack(data: bytes) -> "Card":
-        """The card that some bytes are; raises `Rejected`."""
+        """Return the card in `data`; raise `Rejected` if it is invalid."""
         configuration, code, jax, ends, session = _CARD.unpack(data)
         try:
             return Card(configuration, code, jax.rstrip(b"\0").decode("ascii"), ends, session)
         except UnicodeDecodeError:
-            raise Rejected(RefusalReason.BAD_CONTROL, "a version that is no text") from None
+            raise Rejected(RefusalReason.BAD_CONTROL, "the version of JAX is not text") from None
 
 
 NO_CARD = Card(bytes(32), bytes(16), "")
@@ -75,7 +75,7 @@ NO_CARD = Card(bytes(32), bytes(16), "")
 @final
 @dataclass(frozen=True)
 class Accusation:
-    """A member's message that was refused, which ended a peer."""
+    """A member's refused message, which ended the sender of the accusation."""
 
     member: int
     reason: RefusalReason
@@ -86,10 +86,10 @@ class Accusation:
 
     @staticmethod
     def unpack(data: bytes, clients: int) -> "Accusation":
-        """The accusation that some bytes are; raises `Rejected`."""
+        """Return the accusation in `data`; raise `Rejected` if it is invalid."""
         member, place = _ACCUSATION.unpack(data)
         if member >= clients or place >= len(_REASONS):
-            raise Rejected(RefusalReason.BAD_CONTROL, "it accuses a peer that does not exist, or of nothing")
+            raise Rejected(RefusalReason.BAD_CONTROL, "it accuses a peer that does not exist, or without a reason")
         return Accusation(member, _REASONS[place])
 
 
@@ -101,18 +101,18 @@ class ControlMessage:
     topic: Topic
     departure: Departure
     step: int  # see `Topic`
-    incarnation: int  # of the sender
-    known: int  # the receiver's incarnation: in a hello the one heard last, else the one agreed with
-    run: bytes  # digest of 8 bytes that names the run
+    incarnation: int  # incarnation of the sender
+    known: int  # incarnation of the receiver: in a hello the last one heard, else the accepted one
+    run: bytes  # digest of 8 bytes that identifies the run
     closed: frozenset[int]
     left: frozenset[int]
-    pace: int = 0  # microseconds of a round; 0: it has not begun, and `step` of a heartbeat says nothing
-    sent: int = 0  # when a heartbeat was sent, by the sender's clock
+    pace: int = 0  # microseconds of a round; 0: not known yet, and `step` of a heartbeat is meaningless
+    sent: int = 0  # time of a heartbeat, by the sender's clock
     echo: int = 0  # see `Deadline.echo`
     more: Card | Accusation | None = None
 
     def pack(self, clients: int) -> bytes:
-        """Its bytes, in a run of so many clients."""
+        """Return the message as bytes, in a run of `clients` clients."""
         numbers = self.topic, self.departure, self.step, self.incarnation, self.known, self.pace, self.sent, self.echo
         head = _HEADER.pack(_MAGIC, *numbers, self.run)
         more = b"" if self.more is None else self.more.pack()
@@ -124,7 +124,7 @@ _MORE = {Topic.HELLO: _CARD.size, Topic.ENDED: _ACCUSATION.size}
 
 
 def unpack(data: bytes, clients: int) -> ControlMessage:
-    """The message that some bytes are; raises `Rejected`."""
+    """Return the control message in `data`; raise `Rejected` if it is invalid."""
     _check_start(data)
     mask = -(-clients // 8)
     topic = Topic(data[4])
@@ -143,7 +143,7 @@ def unpack(data: bytes, clients: int) -> ControlMessage:
 
 
 def _check_start(data: bytes) -> None:
-    """Refuse what does not start like a control message of this version."""
+    """Refuse data that do not start like a control message of this version."""
     if len(data) < _HEADER.size:
         raise Rejected(RefusalReason.BAD_CONTROL, f"{len(data)} bytes")
     if data[:3] == _FAMILY and data[:4] != _MAGIC and data[3:4].isdigit():

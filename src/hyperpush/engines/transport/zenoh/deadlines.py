@@ -1,12 +1,12 @@
-"""How long to wait for a neighbor's message, asynchronously: as long as its round takes, and the message its way.
+"""Deadlines for a neighbor's message in asynchronous mode: the usual time of its round plus the round trip.
 
-Waits are not learned from waits. A peer that waits in vain for a lost message sends its own late. If its neighbors took
-it for slow, they would wait longer in vain themselves, and so on up to the longest wait.
+Deadlines are not learned from waits. A peer that waits in vain for a lost message sends its own late. If its neighbors
+judged it slow, they would wait longer in vain themselves, and so on up to the longest wait.
 
-So peers send each other heartbeats. A heartbeat says how far the sender is, and how long a round takes it without its
-waits. It also carries the time at which it was sent, and returns the newest time that came from the receiver, plus how
-long that was held: the difference to the receiver's clock is the round trip, as by the timestamps of TCP (RFC 7323).
-None of this depends on how long anybody waits, on losses or on messages that are late.
+So peers send each other heartbeats. A heartbeat holds the sender's step, and the duration of a round without waits. It
+also holds its time of sending, and echoes the newest time received from the other end, plus the time since then. The
+difference to the receiver's clock is the round trip, as with the timestamps of TCP (RFC 7323). None of this depends on
+waits, losses or late messages.
 """
 
 import time
@@ -14,26 +14,26 @@ from collections import deque
 from typing import final
 
 # Seconds between two heartbeats: a neighbor's step is known to within a few rounds of small models, and twenty small
-# messages a second are no load.
+# messages a second are a negligible load.
 HEARTBEAT = 0.05
-# Heartbeats of one peer in a second at most, over all its links: a tenth of what Python sends and reads in that time.
+# Largest number of heartbeats per peer and second, over all links: a tenth of the number that Python can handle.
 MOST_HEARTBEATS = 1000
-# Durations remembered: enough for a second longest one, few enough to follow a machine whose load changes.
+# Number of remembered durations: enough for a second longest one, few enough to follow a changing load.
 REMEMBERED = 16
-# A deadline is this times the usual duration: rounds vary, and a deadline that is a little too early loses a message of
-# the round, one that is a little too late only time.
+# Ratio of a deadline to the usual duration. Rounds vary: a deadline slightly too early loses a message of the round, a
+# deadline slightly too late loses only time.
 MARGIN = 1.5
 
 
 @final
 class Typical:
-    """A duration that is seldom exceeded: of the last ones, the longest but one. One round may have been compiled."""
+    """A seldom exceeded duration: the second longest of the last ones, since one round may include compiling."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=REMEMBERED)
 
     def add(self, seconds: float) -> None:
-        """One more was that long."""
+        """Add a duration."""
         self._last.append(seconds)
 
     @property
@@ -43,18 +43,18 @@ class Typical:
 
 @final
 class Deadline:
-    """Of one link, in seconds, between `least` and `most`; before both parts of it are known, `most`."""
+    """Deadline of one link in seconds, from `least` to `most`; `most` until both of its parts are known."""
 
-    # 2 ms: below it, a thread that waits may not even be woken in time.
+    # 2 ms: a shorter wait may end before the operating system wakes the thread.
     def __init__(self, least: float = 0.002, most: float = 2.0):
         self.least, self.most = least, most
         self.forget()
 
     def forget(self) -> None:
-        """Another process is at the other end."""
-        self.pace: float | None = None  # what a round takes the neighbor
-        self.way = Typical()  # there and back
-        self._newest: tuple[int, int] | None = None  # the neighbor's newest time, and when it came
+        """Reset, because another process is at the other end."""
+        self.pace: float | None = None  # seconds of a neighbor's round; None: unknown
+        self.way = Typical()  # round trip
+        self._newest: tuple[int, int] | None = None  # times of the newest heartbeat: sent, arrived
 
     @property
     def seconds(self) -> float:
@@ -64,7 +64,13 @@ class Deadline:
         return min(max(MARGIN * (self.pace + way), self.least), self.most)
 
     def hear(self, pace: int, sent: int, echo: int) -> None:
-        """Take in a heartbeat: the neighbor's pace (0: not known yet), its time, and our own that it returns, or 0."""
+        """Receive a heartbeat.
+
+        Args:
+            pace: The neighbor's microseconds per round; 0: unknown.
+            sent: The time of sending, by the neighbor's clock.
+            echo: The returned time of this peer, plus its time at the neighbor; 0: none.
+        """
         now = microseconds()
         self._newest = sent, now
         if pace:
@@ -74,7 +80,7 @@ class Deadline:
 
     @property
     def echo(self) -> int:
-        """The neighbor's newest time and how long it was held here; 0 if none has come."""
+        """The neighbor's newest time plus the time since its arrival, in microseconds; 0 if none has arrived."""
         if self._newest is None:
             return 0
         sent, came = self._newest
@@ -83,35 +89,35 @@ class Deadline:
 
 @final
 class Rounds:
-    """How far this peer is, and how long rounds take it without its waits."""
+    """Progress of this peer, and the duration of its rounds without waits."""
 
     def __init__(self) -> None:
         self.step = -1
-        self.waits = False  # for somebody who is behind
+        self.waits = False  # True while this peer waits for a peer that is behind
         self.typical = Typical()
         self._since: float | None = None
 
     def end(self, step: int) -> None:
-        """It has computed and sent what it does in `step`."""
+        """Note that this peer has computed and sent its messages of `step`."""
         if self._since is not None and step > self.step:
             self.typical.add(time.monotonic() - self._since)
         self.step = max(self.step, step)
 
     def begin(self) -> None:
-        """It computes again."""
+        """Note that this peer starts to compute the next round."""
         self._since = time.monotonic()
 
     def interrupt(self) -> None:
-        """What is waited for now is not part of a round."""
+        """Exclude the present wait from the duration of a round."""
         self._since = None
 
     @property
     def pace(self) -> int:
-        """Microseconds of a round; 0 before the first."""
+        """Microseconds of a round; 0 before the first round."""
         seconds = self.typical.seconds
         return 0 if seconds is None else max(round(seconds * 1e6), 1)
 
 
 def microseconds() -> int:
-    """This process's clock."""
+    """Return the monotonic clock of this process, in microseconds."""
     return time.monotonic_ns() // 1000

@@ -1,4 +1,4 @@
-"""What a peer declares to Zenoh: publishers and subscribers for each neighbor and channel, and its liveliness."""
+"""Zenoh declarations of a peer: publishers and subscribers for each neighbor and channel, and its liveliness."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,14 +17,14 @@ class Endpoints:
     """One peer's ends of its links.
 
     Args:
-        session: That of Zenoh.
-        run: The name of the run: part of every key.
+        session: The Zenoh session.
+        run: Name of the run, part of every key.
         me: This peer's name.
         others: The neighbors' names, by number.
-        takes: By channel, what takes in a message.
-        on_life: Called with a neighbor and whether it has come or gone.
-        on_link: Called with the name in the certificate at the other end of a link and the number of the session there;
-            True: the link is new, False: it has ended.
+        takes: By channel, the callback for messages.
+        on_life: Called with a neighbor, and True if it has appeared, False if it has vanished.
+        on_link: Called with the name in the certificate at the other end of a link, and the number of the session
+            there. The third argument is True for a new link, False for one that has ended.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Endpoints:
         on_link: Callable[[str | None, bytes, bool], None],
     ):
         self._session, self._publishers = session, {}
-        self._held: list[Any] = []  # Zenoh forgets what nobody holds
+        self._held: list[Any] = []  # references, because Zenoh drops declarations without any
         new = zenoh.SampleKind.PUT
 
         def hear_link(event: Any) -> None:
@@ -47,7 +47,7 @@ class Endpoints:
         try:
             for place, name in others.items():
                 for channel, take in takes.items():
-                    # A heartbeat that waits is worth nothing, so a congested link drops it; nothing else may be lost.
+                    # A delayed heartbeat is worthless, so a congested link drops it; all other messages wait.
                     full = zenoh.CongestionControl.DROP if channel == "pace" else zenoh.CongestionControl.BLOCK
                     self._publishers[place, channel] = session.declare_publisher(
                         message_key(run, me, name, channel),
@@ -62,7 +62,7 @@ class Endpoints:
                 )
                 self._held.append(watch)
             self._held.append(session.info.declare_link_events_listener(hear_link, history=True))
-            # Last: who sees the token knows that the subscribers are there.
+            # Declared last, so that the token implies that the subscribers exist.
             self._held.append(session.liveliness().declare_token(alive_key(run, me)))
         except BaseException:
             session.close()

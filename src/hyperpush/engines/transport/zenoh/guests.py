@@ -1,4 +1,4 @@
-"""Links from the outside whose certificates name no peer, or another one than those who speak on them."""
+"""Incoming links whose certificate names a stranger, or a peer other than the one that speaks on the link."""
 
 import time
 from collections.abc import Mapping
@@ -6,27 +6,27 @@ from typing import final
 
 from hyperpush.engines.transport.zenoh.neighbors import Neighbor
 
-# Seconds that a link may exist before its owner has said hello under the name of its certificate: several retries.
+# Seconds within which a link's owner must say hello under the name of its certificate: enough for several retries.
 SILENCE = 10.0
 OTHERS = "others-certificate"
-MOST = 256  # links that are watched at a time
+MOST = 256  # largest number of links watched at a time
 
 
 @final
 class Guests:
-    """Links that were opened from the outside, by the session at their other end.
+    """Links opened from outside, by the session at their other end.
 
     Args:
         names: Numbers of the peers of the run by name.
-        neighbors: Those that this peer talks to.
+        neighbors: The neighbors of this peer, by number.
     """
 
     def __init__(self, names: Mapping[str, int], neighbors: Mapping[int, Neighbor]):
         self.names, self.neighbors = names, neighbors
-        self._open: dict[bytes, tuple[str, float]] = {}  # session: the name of its certificate, since when
+        self._open: dict[bytes, tuple[str, float]] = {}  # by session: name in the certificate, time of opening
 
     def note(self, name: str | None, session: bytes, opened: bool) -> str:
-        """Take in that a link was opened or closed; why it counts as refused, or nothing."""
+        """Note that a link was opened or closed. Return a reason to count it as refused; empty if there is none."""
         if name is None:
             return ""
         if name not in self.names:
@@ -37,14 +37,14 @@ class Guests:
         return self._judge(session) if not opened else ""
 
     def look(self) -> list[str]:
-        """Names on certificates whose links are open for long, without a hello under these names."""
+        """Return the certificate names of links that have been open for `SILENCE` seconds without a matching hello."""
         now = time.monotonic()
         old = [session for session, (_, since) in self._open.items() if now - since > SILENCE]
         named = [(self._open[session][0], self._judge(session, True)) for session in old]
         return [name for name, found in named if found]
 
     def _judge(self, session: bytes, late: bool = False) -> str:
-        """Forget a link; tell if its session has not said hello under the name of its certificate."""
+        """Forget a link. Return `OTHERS` if its session has not said hello under the name of its certificate."""
         name, _ = self._open.pop(session, ("", 0.0))
         other = self.neighbors.get(self.names.get(name, -1))
         silent = other is not None and (late or other.incarnation) and session not in other.sessions

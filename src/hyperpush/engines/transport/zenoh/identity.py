@@ -1,4 +1,4 @@
-"""Whose certificate a peer has, and whether others would accept it."""
+"""Certificate of a peer, and checks that others would accept it."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ serialization = require("cryptography.hazmat.primitives.serialization", "peers")
 
 @dataclass(frozen=True)
 class Identity:
-    """Where a peer's certificate, its private key and the authority that it trusts are."""
+    """Files of a peer's certificate, its private key and the authority that it trusts."""
 
     authority: Path
     certificate: Path
@@ -22,12 +22,12 @@ class Identity:
 
     @property
     def ends(self) -> int:
-        """When the certificate ends, in seconds since 1970."""
+        """End of the certificate, in seconds since 1970."""
         own = x509.load_pem_x509_certificate(self.certificate.read_bytes())
         return int(own.not_valid_after_utc.timestamp())
 
     def check_name(self, name: str) -> "Identity":
-        """Refuse files that cannot be read, and a certificate that names somebody else."""
+        """Refuse missing files, and a certificate with another name."""
         for field, path in (("authority", self.authority), ("certificate", self.certificate), ("key", self.key)):
             if not path.is_file():
                 raise InvalidInput(field, str(path), "a PEM file")
@@ -36,7 +36,7 @@ class Identity:
         return self
 
     def check(self, name: str) -> "Identity":
-        """Refuse also a certificate that nobody would accept, and a key that is not its own."""
+        """Refuse also a certificate that others would reject, and a key that does not belong to it."""
         self.check_name(name)
         try:
             own, authority = (
@@ -60,7 +60,7 @@ class Identity:
 
 
 def common_name(path: Path, field: str = "certificate") -> str:
-    """The name in a certificate's subject."""
+    """Return the common name in a certificate's subject."""
     try:
         subject = x509.load_pem_x509_certificate(path.read_bytes()).subject
         return str(subject.get_attributes_for_oid(x509.oid.NameOID.COMMON_NAME)[0].value)

@@ -1,4 +1,4 @@
-"""Messages, links and signs of life that come in: what does not fit is counted, and nothing else comes of it."""
+"""Incoming messages, links and signs of life: those that do not fit are counted and otherwise ignored."""
 
 import threading
 import time
@@ -20,8 +20,8 @@ class Incoming:
     """Callbacks of Zenoh's threads, each of which takes the transport's lock.
 
     Args:
-        members: Who takes part.
-        links: What has come, by neighbor.
+        members: The membership.
+        links: Messages that have arrived, by neighbor.
         changed: The transport's lock.
     """
 
@@ -31,7 +31,7 @@ class Incoming:
         self._guests = Guests({name: place for place, name in enumerate(members.names)}, members.neighbors)
 
     def guard(self, take: Take) -> Take:
-        """Let nothing but a count come of a message that does not fit."""
+        """Return a callback that counts messages that `take` rejects."""
 
         def handle(place: int, header: bytes, payload: bytes) -> None:
             with self._changed:
@@ -50,17 +50,17 @@ class Incoming:
         self.count(place, rejected.reason)
 
     def count(self, place: int, reason: RefusalReason) -> None:
-        """Count a message of a neighbor that was refused or given up."""
+        """Count a message of a neighbor that was refused or abandoned."""
         self.rejections[reason.value] += 1
         self.members.refuse(place, reason, self.members.needed)
 
     def on_data(self, place: int, header: bytes, part: bytes) -> None:
-        """Take in a part of a message of the program."""
+        """Receive a part of a message of the program."""
         other, stamp = self.members.neighbors[place], stamp_of(header)
         other.received_bytes += len(part)
         if stamp.run != self.members.run:
             raise Rejected(RefusalReason.ANOTHER_RUN, f"{other.name} sent it in another run")
-        if not other.incarnation:  # its hello has yet to come; then it sends this again
+        if not other.incarnation:  # its hello is still missing; after that, it sends this part again
             other.early += 1
             return
         self.members.check_incarnation(place, stamp.incarnation)
@@ -70,25 +70,25 @@ class Incoming:
             other.come_to(step)
 
     def on_control(self, place: int, header: bytes, payload: bytes) -> None:
-        """Take in a control message or a heartbeat."""
+        """Receive a control message or a heartbeat."""
         if header:
             raise Rejected(RefusalReason.BAD_CONTROL, "it has an attachment")
         self.members.hear(place, unpack(payload, len(self.members.names)))
 
     def on_life(self, place: int, alive: bool) -> None:
-        """Take in that a neighbor has come, or gone."""
+        """Note that a neighbor has appeared or vanished."""
         with self._changed:
             self.members.hear_life(place, alive)
             self._changed.notify_all()
 
     def on_link(self, name: str | None, session: bytes, opened: bool) -> None:
-        """Count links whose certificate names no peer that is known, or one that others speak for."""
+        """Count links whose certificate names a stranger, or a peer that says hello from elsewhere."""
         with self._changed:
             if found := self._guests.note(name, session, opened):
                 self._note_guest(str(name), found)
 
     def look_at_guests(self) -> None:
-        """Count links that have said nothing under the name of their certificate for long."""
+        """Count links without a hello under the name of their certificate for too long."""
         for name in self._guests.look():
             self._note_guest(name, OTHERS)
 

@@ -7,32 +7,32 @@ from hyperpush.engines.transport.retransmission import Payload, Unacknowledged
 from hyperpush.engines.transport.wire import RefusalReason
 from hyperpush.engines.transport.zenoh.parts import Assembly
 
-# Messages of one sender that may wait for their step, and, times the longest message of the program, their bytes. In
-# step, a sender is a few rounds ahead at most, unless it hears nobody for some rounds. At its own pace it is LEAD
-# rounds ahead at most. A message that is dropped is sent again, or its total comes with the next one.
+# Largest number of messages of one sender that wait for their step; times the longest message, the limit of their
+# bytes. A synchronous sender is at most a few rounds ahead, unless it hears no peer for some rounds. An asynchronous
+# one is at most LEAD rounds ahead. A dropped message is sent again, or its total comes with the next one.
 WINDOW = 64
 
 
 @final
 class Link:
-    """Messages to one neighbor, and from it.
+    """Messages to and from one neighbor.
 
     Args:
-        limit: Bytes of the longest payload.
-        in_step: True if a message counts in its own step only, and is sent again to a neighbor that comes back.
-        drop: Counts a message that is given up.
+        limit: Largest size of a payload in bytes.
+        in_step: True for synchronous links: a message counts only in its step, and is sent again to a restarted peer.
+        drop: Called with the reason when a message is dropped.
     """
 
     def __init__(self, limit: int, in_step: bool, drop: Callable[[RefusalReason], None] = lambda reason: None):
         self.in_step, self._drop = in_step, drop
         self.assembly = Assembly(limit, drop)
         self.mail: list[tuple[int, Payload]] = []
-        self.newest = -1  # step of which something has come
-        self.lacks: int | None = None  # the first step whose message was dropped and has to be asked for again
+        self.newest = -1  # newest step of an arrived message
+        self.lacks: int | None = None  # first step whose message was dropped and must be requested again; None: none
         self.unacknowledged = Unacknowledged()
 
     def add(self, header: bytes, part: bytes, needed: int) -> int | None:
-        """Take a part; the step of the payload that it completes. A payload that is known already is ignored."""
+        """Receive a part. Return the step of the payload that it completes, or None. Ignore known payloads."""
         complete = self.assembly.add(header, part)
         if complete is None:
             return None
@@ -47,11 +47,11 @@ class Link:
 
     @property
     def waiting(self) -> int:
-        """Bytes that wait for their step."""
+        """Bytes of messages that wait for their step."""
         return sum(len(payload) for _, payload in self.mail)
 
     def _drop_one(self) -> None:
-        """Drop the message of the furthest step; at one's own pace, the oldest total, which the newest one contains."""
+        """Drop the message of the latest step; asynchronously, the oldest total, which the newest one contains."""
         steps = [step for step, _ in self.mail]
         place = steps.index(max(steps)) if self.in_step else 0
         step, _ = self.mail.pop(place)
@@ -60,18 +60,18 @@ class Link:
         self._drop(RefusalReason.OVERFLOW)
 
     def asks_again(self, step: int) -> bool:
-        """True once if a message that was dropped has its turn: its sender still has it."""
+        """Return True, once, if a dropped message is due; its sender still has it."""
         if self.lacks is None or self.lacks > step or self.has(step):
             return False
         self.lacks = None
         return True
 
     def has(self, step: int) -> bool:
-        """True if the message of a step has come or never will: at its own pace, a sender's newest one is enough."""
+        """Return True if the message of a step has arrived; asynchronously, also if a later one has."""
         return any(at == step for at, _ in self.mail) if self.in_step else self.newest >= step
 
     def take(self, step: int) -> list[Payload]:
-        """Messages of `step` if peers are in step; else all messages, in the order of steps."""
+        """Return synchronous messages of `step`, or all asynchronous messages in the order of steps."""
         due = sorted((mail for mail in self.mail if mail[0] <= step or not self.in_step), key=lambda mail: mail[0])
         self.mail = [mail for mail in self.mail if mail[0] > step and self.in_step]
         return [payload for at, payload in due if at == step or not self.in_step]

@@ -1,6 +1,6 @@
-"""Who takes part: what is known of the neighbors, and what to tell them.
+"""Membership of a run: knowledge of the neighbors, and decisions on the messages for them.
 
-Policy only: it sends nothing itself, never waits, and is called with the transport's lock held.
+This is policy only: it sends nothing itself, never waits, and is called with the transport's lock held.
 """
 
 import math
@@ -20,30 +20,31 @@ from hyperpush.engines.transport.zenoh.deadlines import Rounds, microseconds
 from hyperpush.engines.transport.zenoh.neighbors import Neighbor, Refusal
 from hyperpush.engines.transport.zenoh.parts import RUN_BYTES
 
-# Messages of one member whose content may be refused before it is removed, asynchronously: one may be a broken disk or
-# a bit that flipped; three are a habit.
+# Refused contents after which a member is removed, asynchronously: one may come from a broken disk or a flipped bit,
+# three are a pattern.
 REFUSALS = 3
-# Seconds for which a neighbor must speak to another process under this peer's name, before that one has its place. A
-# message may be as late as that on a busy machine.
+# Seconds for which a neighbor must address another process under this peer's name before this one gives up its place.
+# Messages may be that late on a busy machine.
 OVERTAKEN = 3.0
 
 
 @final
 class Membership:
-    """Who is there, is done, leaves, has left or is removed.
+    """State of all members: present, done, leaving, left or removed.
 
     Args:
         names: All peers of the run, in the order of their clients.
-        client: The number of this one.
-        neighbors: Those that it talks to, by their client.
-        run: The digest that names the run in every message.
-        card: What this peer brings: peers with other cards are refused.
-        asynchronous: Whether peers may vanish, leave and be removed.
-        close_after: Seconds after which one that is gone is removed.
-        closed, left: Those who were removed, and those who had left, before this process started.
-        tell: Has a message on a topic sent to a neighbor.
-        forget: Notes that a neighbor needs nothing before a step.
-        send_again: Has what a neighbor still needs sent again to it.
+        client: The number of this peer.
+        neighbors: The peers that it talks to, by client.
+        asynchronous: True if peers may vanish, leave and be removed.
+        close_after: Seconds after which an absent peer is removed.
+        closed: Peers that were removed before this process started.
+        left: Peers that had left before this process started.
+        tell: Called to send a message on a topic to a neighbor.
+        forget: Called with a neighbor and a step before which it needs nothing.
+        send_again: Called to repeat the unacknowledged messages to a neighbor.
+        run: The digest that identifies the run in every message.
+        card: This peer's card; peers with other cards are refused.
     """
 
     def __init__(
@@ -69,10 +70,10 @@ class Membership:
         self._tell, self._forget, self._send_again = tell, forget, send_again
         self.departure = Departure.NO
         self.incarnation = secrets.randbits(63)
-        self.returned = False  # whether this process continues from a checkpoint
-        self.needed = 0  # the first step of which messages are needed
+        self.returned = False  # True if this process continues from a checkpoint
+        self.needed = 0  # first step of which messages are needed
         self.failure: HyperpushError | None = None
-        self.news: deque[str] = deque(maxlen=100)  # lines for a person who watches
+        self.news: deque[str] = deque(maxlen=100)  # lines to show to the user
         self._accused: tuple[Accusation, int] | None = None
         self._finished, self._finished_before, self._finished_in = False, False, frozenset[int]()
         for place in self.left & set(neighbors):
@@ -84,7 +85,7 @@ class Membership:
         return self.names[self.client]
 
     def message(self, topic: Topic, place: int, step: int = 0) -> ControlMessage:
-        """A control message for a neighbor."""
+        """Return a control message for a neighbor."""
         other = self.neighbors[place]
         known = other.heard if topic == Topic.HELLO else other.incarnation
         said = self.departure, step, self.incarnation, known, self.run, self.closed, self.left
@@ -94,27 +95,28 @@ class Membership:
         return ControlMessage(topic, *said, more=self.card if topic == Topic.HELLO else None)
 
     def fail(self, error: HyperpushError) -> None:
-        """Give up, with the first reason that there is."""
+        """Give up because of `error`; the first error stays."""
         self.failure = self.failure or error
 
-    # ------------------------------------------------------------------ what is heard
+    # ------------------------------------------------------------------ hearing
 
     def hear(self, place: int, said: ControlMessage) -> None:
-        """Take in what a neighbor says; raises `Rejected`."""
+        """Receive a control message of a neighbor; raise `Rejected` if it does not fit."""
         other = self.neighbors[place]
         if (said.closed or said.left or said.departure) and not self.asynchronous:
-            raise Rejected(RefusalReason.BAD_CONTROL, "it removes peers, or lets them leave, in step")
+            raise Rejected(RefusalReason.BAD_CONTROL, "it removes peers, or lets them leave, in synchronous mode")
         if isinstance(said.more, Card):
             self._check_card(place, said, said.more)
         elif said.run != self.run:
-            raise Rejected(RefusalReason.ANOTHER_RUN, f"{other.name} speaks of another run")
+            raise Rejected(RefusalReason.ANOTHER_RUN, f"{other.name} sent it for another run")
         if said.topic in (Topic.HEARTBEAT, Topic.WAITING):
             return self._hear_heartbeat(place, said)
         if said.topic != Topic.HELLO:
             self.check_incarnation(place, said.incarnation)
             self._check_place(other, said)
         other.last_seen = time.monotonic()
-        if place in self.closed:  # it is told so, and what it says of others is of its own side of a split
+        if place in self.closed:
+            # Tell it that it was removed. Ignore its view of others, which comes from its side of a split.
             if said.topic == Topic.HELLO:
                 self._hear_hello(place, said)
             return None
@@ -124,31 +126,31 @@ class Membership:
             self._hear_hello(place, said)
         elif said.topic == Topic.ACKNOWLEDGE:
             self._forget(place, said.step)
-        elif said.topic == Topic.DONE:  # done among others than those we know of is not done
+        elif said.topic == Topic.DONE:  # it counts as done only in the same view of the membership
             other.done, other.done_since = said.closed == self.closed, time.monotonic()
         elif isinstance(said.more, Accusation):
             self._hear_accusation(other, said.step, said.more)
         return None
 
     def check_incarnation(self, place: int, incarnation: int) -> None:
-        """Refuse what was sent by another process than the one that was agreed with."""
+        """Refuse a message of any process but the accepted one."""
         other = self.neighbors[place]
         if incarnation == other.incarnation:
             return
         if incarnation in other.former and time.monotonic() - other.told > 1.0:
-            other.told = time.monotonic()  # it may run on, without knowing of the other one
+            other.told = time.monotonic()  # the former process may still run, without knowing of its successor
             self._tell(Topic.MEMBERS, place)
         raise Rejected(RefusalReason.ANOTHER_INCARNATION, f"another process of {other.name} has sent it")
 
     def _check_card(self, place: int, said: ControlMessage, card: Card) -> None:
-        """Refuse a peer that does not fit, alone once others do; else this one gives up, too."""
+        """Refuse a peer with another card; if this peer has not accepted any other, it gives up, too."""
         other, found = self.neighbors[place], difference(self.names[place], card, self.name, self.card)
         if found is None:
             return
         reason, words = found
         if not other.agreed or not other.alive:
             other.unfit = words
-        if other.answered != said.incarnation:  # let it know too: its own error names both
+        if other.answered != said.incarnation:  # tell it this peer's card, so that its own error names both
             other.answered, other.heard = said.incarnation, said.incarnation
             self._tell(Topic.HELLO, place)
             self.news.append(f"refused: {words}")
@@ -157,19 +159,19 @@ class Membership:
         raise Rejected(reason, words)
 
     def _check_place(self, other: Neighbor, said: ControlMessage) -> None:
-        """Notice that a neighbor has agreed with another process under this peer's name since."""
+        """Give up if a neighbor has since accepted another process under this peer's name."""
         now = time.monotonic()
         if said.known == self.incarnation:
             other.knows, other.strange_since = True, math.inf
         elif said.known and other.knows:
-            # Channels overtake each other: what was said before this process was agreed with may come after.
+            # Channels overtake each other: messages sent before this process was accepted may arrive later.
             other.strange_since = min(other.strange_since, now)
             if now - other.strange_since > OVERTAKEN:
-                said_so = f"{other.name} agreed with that one"
+                said_so = f"{other.name} has accepted that process"
                 self.fail(InUse(f"another process has taken the place of {self.name}: {said_so}"))
 
     def _is_answer(self, said: ControlMessage) -> bool:
-        """True for a hello to this very process: an older one may be a replay."""
+        """True for a hello that answers this process; others may be replays."""
         return said.known == self.incarnation
 
     def _hear_members(self, place: int, said: ControlMessage) -> None:
@@ -179,7 +181,7 @@ class Membership:
         self._note_left(said.left | ({place} if said.departure == Departure.LEFT else frozenset()))
 
     def _hear_hello(self, place: int, said: ControlMessage) -> None:
-        """Agree with a process once it has answered this one; until then its hello may be a replay."""
+        """Accept a process once it has answered this one; until then its hello may be a replay."""
         other, card = self.neighbors[place], said.more
         assert isinstance(card, Card)
         if said.incarnation in other.former:
@@ -201,7 +203,7 @@ class Membership:
         return None
 
     def hear_life(self, place: int, alive: bool) -> None:
-        """Take in that a neighbor has come, or gone."""
+        """Note that a neighbor has appeared or vanished."""
         other = self.neighbors[place]
         if alive:
             if other.come_to_life():
@@ -212,7 +214,7 @@ class Membership:
             self.news.append(f"lost: {other.name}")
         other.get_lost()
 
-    # ------------------------------------------------------------------ what is refused
+    # ------------------------------------------------------------------ refusals
 
     def refuse(self, place: int, reason: RefusalReason, step: int) -> None:
         """Count a message of a neighbor that was refused; see `Members.refuse` for refused content."""
@@ -230,21 +232,21 @@ class Membership:
             self._note_closed({place}, self.name)
 
     def _hear_accusation(self, other: Neighbor, step: int, said: Accusation) -> None:
-        """Take in that a neighbor has ended, because it refused what a member sent."""
+        """End because a neighbor has ended, after it had refused a member's message."""
         words = Refusal(step, said.reason).of(self.names[said.member])
         other.farewell = f"{other.name} has ended: {words}"
         self.fail(Refused(other.farewell))
 
     def heartbeat(self, place: int, rounds: Rounds) -> ControlMessage:
-        """A message that says how far this peer is, and how fast."""
+        """Return a heartbeat with this peer's step and pace."""
         said = self.message(Topic.WAITING if rounds.waits else Topic.HEARTBEAT, place, max(rounds.step, 0))
         return replace(said, pace=rounds.pace, sent=microseconds(), echo=self.neighbors[place].deadline.echo)
 
     def _hear_heartbeat(self, place: int, said: ControlMessage) -> None:
-        """Take in how far a neighbor is and how fast."""
+        """Receive a neighbor's step and pace."""
         other = self.neighbors[place]
         if said.incarnation != other.incarnation or place in self.closed:
-            return  # of a process that is gone, or of a peer that is out
+            return  # from a former process, or from a removed peer
         self._check_place(other, said)
         if said.known != self.incarnation:
             return
@@ -255,11 +257,11 @@ class Membership:
         if said.pace:
             other.come_to(said.step)
 
-    # ------------------------------------------------------------------ what is decided
+    # ------------------------------------------------------------------ decisions
 
     def absent(self) -> list[Neighbor]:
-        """Neighbors that have not said hello."""
-        # A hello may be read after the news that its sender has died: only liveliness says who lives.
+        """Return neighbors that are absent or have not said hello, except those that were removed or have left."""
+        # A hello may be read after the news that its sender has died; only liveliness is reliable.
         return [
             other
             for place, other in self.neighbors.items()
@@ -267,7 +269,7 @@ class Membership:
         ]
 
     def excuse_absent(self) -> None:
-        """Give absent peers all of `close_after` from now on; called by a process that continues from a checkpoint."""
+        """Start the time `close_after` of absent peers anew, because this process continues from a checkpoint."""
         self.returned = True
         for other in self.neighbors.values():
             other.lost = math.inf if other.alive else time.monotonic()
@@ -280,7 +282,7 @@ class Membership:
 
     @property
     def says_done(self) -> bool:
-        """Whether it is true in this view that this peer is done."""
+        """True if this peer is done in the current view."""
         return self._finished and self._finished_in == self.closed
 
     @property
@@ -294,22 +296,22 @@ class Membership:
         self._tell_members()
 
     def remove_gone(self) -> None:
-        """Remove whoever is gone for too long, and tell the others."""
+        """Remove members that are absent for too long, and tell the others."""
         now, gone = time.monotonic(), set[int]()
         for place, other in self.neighbors.items() if self.asynchronous else ():
             if self._may_be_gone(place, other) or now - other.lost <= self.close_after:
                 continue
-            if self._finished_before and not other.incarnation:  # it has heard that we are done, and ended
+            if self._finished_before and not other.incarnation:  # it has ended, as this peer was done
                 other.done = True
             else:
                 gone.add(place)
         if gone and self.returned and not any(other.incarnation for other in self.neighbors.values()):
-            said = f"nobody has answered for {self.close_after:g} s since this peer returned: all others have ended or"
-            return self.fail(Absent(f"{said} are away; its checkpoint stays, and its own data alone make no result"))
+            said = f"no peer answered for {self.close_after:g} s since this one returned: all others have ended or are"
+            return self.fail(Absent(f"{said} absent; its checkpoint stays, and its own data alone make no result"))
         return self._note_closed(gone, self.name)
 
     def remove_stalled(self, behind: Collection[int], patience: float) -> None:
-        """Remove who is there, waits for nobody, and has not come further for `patience` seconds."""
+        """Remove members of `behind` that are present, but have neither advanced nor waited for `patience` seconds."""
         now = time.monotonic()
         stalled = [place for place in behind if self.neighbors[place].alive]
         gone = [place for place in stalled if now - self.neighbors[place].advanced > patience]
@@ -325,22 +327,28 @@ class Membership:
         return [client for client in clients if client in here]
 
     def takes_part(self, place: int) -> bool:
-        """Whether a neighbor goes through the program, or will when it comes back."""
+        """Return True if a neighbor runs the program, or will do so when it returns."""
         return not self.neighbors[place].done and place not in self.closed | self.leaving
 
     def is_hopeless(self, place: int) -> bool:
-        """Whether nothing is to be waited for from a neighbor, asynchronously."""
+        """Return True if waiting for a neighbor is useless, asynchronously: it is removed, absent or done."""
         other = self.neighbors[place]
         return place in self.closed or not other.alive or other.done
 
     def behind(self, step: int) -> list[int]:
-        """Who is more than LEAD rounds behind, away or not: whoever runs away from it would push away all its mass."""
+        """Return the neighbors more than LEAD rounds behind, present or absent.
+
+        A peer that ran further ahead of them would push away all its mass.
+        """
         if step >= LAST:
             return []
         return [p for p, other in self.neighbors.items() if other.step < step - LEAD and self.takes_part(p)]
 
     def _may_be_gone(self, place: int, other: Neighbor) -> bool:
-        """Whether somebody may be gone for good and is not to be removed; who is done does not end before we are."""
+        """Return True if a neighbor may be absent for good without a removal.
+
+        A neighbor that is done does not end before this peer is done.
+        """
         return place in self.closed or place in self.left or (other.done and self._finished)
 
     def _note_closed(self, gone: Collection[int], by: str) -> None:
@@ -355,7 +363,7 @@ class Membership:
         for place, other in self.neighbors.items():
             other.done, other.advanced = place in self.left, time.monotonic()
         self._tell_members()
-        for place in new & set(self.neighbors):  # one that is there ends, instead of going on alone
+        for place in new & set(self.neighbors):  # a removed peer that is present ends, instead of continuing alone
             self._tell(Topic.MEMBERS, place)
 
     def _note_left(self, gone: Collection[int]) -> None:
@@ -365,7 +373,7 @@ class Membership:
         self.left, self.leaving = self.left | new, self.leaving | new
         for place in new & set(self.neighbors):
             self.neighbors[place].done = True
-        self._tell_members()  # who was away when they left, and comes back, must not close them out
+        self._tell_members()  # a peer that was absent at that time must not remove them when it returns
 
     def _tell_members(self) -> None:
         for place in self.neighbors:

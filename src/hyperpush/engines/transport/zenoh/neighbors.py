@@ -1,4 +1,4 @@
-"""One neighbor of a peer as seen from here, in numbers and in words."""
+"""State of one neighbor of a peer, in numbers and in words."""
 
 import math
 import time
@@ -13,8 +13,8 @@ from hyperpush.engines.transport.wire import RefusalReason
 from hyperpush.engines.transport.zenoh.control import Card
 from hyperpush.engines.transport.zenoh.deadlines import Deadline
 
-SESSIONS = 16  # network sessions of one party that are remembered: more restarts than a run has
-FORMER = 16  # the same for its incarnations
+SESSIONS = 16  # remembered Zenoh sessions per party: more than the usual number of restarts
+FORMER = 16  # remembered incarnations per party
 
 
 class Refusal(NamedTuple):
@@ -36,31 +36,31 @@ class Neighbor:
     name: str
     deadline: Deadline
     alive: bool = False
-    agreed: bool = False  # it has said hello to this process, with the same card
+    agreed: bool = False  # it has said hello to this process, with a matching card
     done: bool = False
     done_since: float = math.inf
-    incarnation: int = 0  # of the process that was agreed with; 0: none yet
-    heard: int = 0  # of the last hello, which may be a replay
-    former: list[int] = field(default_factory=list)  # incarnations of processes that were agreed with before
-    told: float = -math.inf  # when one of these was told last that another process has taken its place
-    strange_since: float = math.inf  # since when it speaks to another process under this peer's name
-    knows: bool = False  # it has agreed with this process
+    incarnation: int = 0  # incarnation of the accepted process; 0: none yet
+    heard: int = 0  # incarnation in the last hello, which may be a replay
+    former: list[int] = field(default_factory=list)  # incarnations of formerly accepted processes
+    told: float = -math.inf  # last time that one of these was told of its successor
+    strange_since: float = math.inf  # time since which it addresses another process under this peer's name
+    knows: bool = False  # it has accepted this process
     last_seen: float = -math.inf
-    lost: float = field(default_factory=time.monotonic)  # since when it is gone
-    step: int = -1  # of its newest message, or the step that it says it has reached
-    advanced: float = field(default_factory=time.monotonic)  # when it got further, or said that it waits for a peer
+    lost: float = field(default_factory=time.monotonic)  # time since which it is absent
+    step: int = -1  # step of its newest message, or the one in its heartbeat
+    advanced: float = field(default_factory=time.monotonic)  # last time of an advance, or of a wait for a peer
     received_bytes: int = 0
     sent_bytes: int = 0
-    early: int = 0  # messages that came before its hello: it sends them again
+    early: int = 0  # messages that arrived before its hello; it sends them again
     outages: int = 0
-    away: float = 0.0  # seconds in all outages that have ended
-    sessions: list[bytes] = field(default_factory=list)  # of its hellos
-    ends: int = 0  # when its certificate ends, in seconds since 1970; 0: not known
-    unfit: str = ""  # why a hello under its name is refused
-    answered: int = 0  # incarnation of the unfit process that was told so
+    away: float = 0.0  # total seconds of past outages
+    sessions: list[bytes] = field(default_factory=list)  # Zenoh sessions of its hellos
+    ends: int = 0  # end of its certificate, in seconds since 1970; 0: unknown
+    unfit: str = ""  # reason for refusing a hello under its name
+    answered: int = 0  # incarnation of the unfit process that was told the reason
     refusals: Counter[RefusalReason] = field(default_factory=Counter)
     last_refusal: Refusal | None = None
-    farewell: str = ""  # its last words: why it ended
+    farewell: str = ""  # the reason that it gave for its end
 
     def come_to(self, step: int) -> None:
         """Note that it has reached a step."""
@@ -82,7 +82,7 @@ class Neighbor:
         self.alive, self.lost = False, time.monotonic()
 
     def adopt(self, incarnation: int, card: Card, step: int, done: bool) -> None:
-        """Take another process for this neighbor: it has said hello to this one."""
+        """Accept another process as this neighbor, after its hello."""
         if self.incarnation:
             self.former = [*self.former, self.incarnation][-FORMER:]
         self.incarnation, self.done, self.step = incarnation, done, -1
@@ -93,28 +93,28 @@ class Neighbor:
         self.deadline.forget()
 
     def meet(self, card: Card) -> None:
-        """Remember the network session that a hello came from."""
+        """Remember the Zenoh session of a hello."""
         if card.session not in self.sessions:
             self.sessions = [*self.sessions, card.session][-SESSIONS:]
 
     def refuse(self, reason: RefusalReason, step: int) -> bool:
-        """Count a refused message; True the first, tenth, hundredth … time."""
+        """Count a refused message. Return True the first, tenth, hundredth … time."""
         self.refusals[reason] += 1
         self.last_refusal = Refusal(step, reason)
         count = self.refusals[reason]
         return count == 10 ** (len(str(count)) - 1)
 
     def refused_since(self, step: int) -> Refusal | None:
-        """The last refused message, if that was in this step or later."""
+        """Return the last refused message if it was in this step or later; else None."""
         return self.last_refusal if self.last_refusal is not None and self.last_refusal.step >= step else None
 
     @property
     def contents_refused(self) -> int:
-        """Messages whose content was refused."""
+        """Number of messages whose content was refused."""
         return sum(count for reason, count in self.refusals.items() if reason.of_content)
 
     def status(self) -> dict[str, Any]:
-        """Facts for the status file."""
+        """Return the facts for the status file."""
         now = time.monotonic()
         seen = round(now - self.last_seen, 3) if self.last_seen > -math.inf else None
         away = self.away + (now - self.lost if self.outages and not self.alive else 0.0)
@@ -126,18 +126,18 @@ class Neighbor:
 
 
 def shown_time(seconds: int) -> str:
-    """A time today as hours and minutes, another one with its day, in UTC."""
+    """Return a time in UTC as hours and minutes, with its date unless it is today."""
     then = datetime.fromtimestamp(seconds, UTC)
     return f"{then:%H:%M} UTC" if then.date() == datetime.now(UTC).date() else f"{then:%Y-%m-%d %H:%M} UTC"
 
 
 def certificate_ended(name: str, ends: int) -> str:
-    """That a certificate has ended, in words; empty if it has not."""
+    """Return a sentence if a certificate has ended; empty if it has not."""
     return f"{name}'s certificate ended at {shown_time(ends)}" if 0 < ends <= time.time() else ""
 
 
 def explain(other: Neighbor, step: int = 0, strangers: str = "") -> str:
-    """Why nothing of a step comes from a neighbor, in words; `strangers` tells of refused handshakes."""
+    """Return the reason, in words, for missing messages of a neighbor; `strangers` reports refused handshakes."""
     ended = certificate_ended(other.name, other.ends)
     if other.farewell or other.unfit:
         return other.farewell or other.unfit
@@ -152,6 +152,6 @@ def explain(other: Neighbor, step: int = 0, strangers: str = "") -> str:
 
 
 def waited_in_vain(others: Sequence[Neighbor], step: int) -> type[HyperpushError]:
-    """The error for a wait that was given up: a refused message if all are there and one's message was refused."""
+    """Return the error for a failed wait: `Refused` if all are present and a message was refused, else `Absent`."""
     refused = any(each.alive and each.refused_since(step) for each in others)
     return Refused if refused and all(each.alive for each in others) else Absent

@@ -1,8 +1,8 @@
-"""A long payload in parts, each a message of its own, and together again.
+"""Splitting of long payloads into parts, each a separate message, and their assembly.
 
-Every part says the same of the whole: its number, step and length, the run and the incarnation of its sender; and its
-own place. Parts have one size, so nothing else needs to be believed. What is put together is bounded, in bytes and in
-open payloads, for each sender.
+Every part names the number, step and length of the payload, the run, the incarnation of its sender, and its own place.
+Parts have one size, so no further information has to be trusted. The assembly is bounded for each sender, in bytes and
+in open payloads.
 """
 
 import struct
@@ -11,14 +11,14 @@ from typing import NamedTuple, final
 
 from hyperpush.engines.transport.wire import VERSION, RefusalReason, Rejected
 
-# Bytes of one message of Zenoh: longer payloads come in parts. Zenoh would take 256 MB at once, but slowly (0.2 GB/s
-# instead of 1 GB/s on loopback), and a control message behind it would wait for 0.3 s instead of 10 ms.
+# Largest size of a Zenoh message in bytes; longer payloads are split. Zenoh would take 256 MB at once, but slowly
+# (0.2 GB/s instead of 1 GB/s on loopback), and a control message behind it would wait for 0.3 s instead of 10 ms.
 PART_BYTES = 4 << 20
-# Payloads of one sender that may be incomplete at a time. An honest one sends them one after the other; those that it
-# was killed in the middle of are forgotten for newer ones.
+# Largest number of incomplete payloads of one sender. An honest sender sends them one after the other. Payloads that it
+# could not complete because it was killed make room for newer ones.
 OPEN = 4
 
-RUN_BYTES = 8  # of the digest that names a run
+RUN_BYTES = 8  # size of the digest that identifies a run
 # Magic, version, place, number, length, step, run, incarnation.
 _HEADER = struct.Struct("<2sBxHIIQ8sQ")
 _MAGIC = b"ht"
@@ -26,7 +26,7 @@ _NUMBERS = 1 << 32  # payloads are numbered modulo this
 
 
 class Stamp(NamedTuple):
-    """The run that a part belongs to, and the process that sent it."""
+    """The run of a part, and the process that sent it."""
 
     run: bytes = bytes(RUN_BYTES)
     incarnation: int = 0
@@ -38,7 +38,7 @@ NO_STAMP = Stamp()
 def split(
     number: int, step: int, payload: bytes | bytearray, stamp: Stamp = NO_STAMP
 ) -> Iterator[tuple[bytes, memoryview]]:
-    """(header, part) of each part of payload `number`."""
+    """Yield (header, part) for each part of payload `number`."""
     view, number = memoryview(payload), number % _NUMBERS
     for place, start in enumerate(range(0, max(len(view), 1), PART_BYTES)):
         header = _HEADER.pack(_MAGIC, VERSION, place, number, len(view), step, *stamp)
@@ -46,7 +46,7 @@ def split(
 
 
 def stamp_of(header: bytes) -> Stamp:
-    """The stamp in a header; raises `Rejected` for what is no header of this version."""
+    """Return the stamp in a header; raise `Rejected` unless it is a header of this version."""
     if len(header) != _HEADER.size:
         raise Rejected(RefusalReason.BAD_PART, f"a header of {len(header)} bytes")
     magic, version, *_, run, incarnation = _HEADER.unpack(header)
@@ -59,14 +59,14 @@ def stamp_of(header: bytes) -> Stamp:
 
 @final
 class Assembly:
-    """The parts of one sender; payloads longer than `limit` bytes are refused. `drop` counts those given up."""
+    """Parts of one sender. Payloads over `limit` bytes are refused; `drop` is called for abandoned ones."""
 
     def __init__(self, limit: int, drop: Callable[[RefusalReason], None] = lambda reason: None):
         self.limit, self._drop = limit, drop
         self._open: dict[int, tuple[int, int, dict[int, bytes]]] = {}  # number: step, length, parts by place
 
     def add(self, header: bytes, part: bytes) -> tuple[int, bytes] | None:
-        """(step, payload) if this part was the last one missing; raises `Rejected` for what does not fit."""
+        """Return (step, payload) if this part completes a payload, else None; raise `Rejected` for an invalid part."""
         stamp_of(header)
         _, _, place, number, length, step, *_ = _HEADER.unpack(header)
         if length > self.limit:
@@ -79,7 +79,7 @@ class Assembly:
         if number in self._open and self._open[number][:2] != (step, length):
             self._give_up(number)  # the sender was killed between its parts, and counts from 0 again
         if number not in self._open:
-            while len(self._open) >= OPEN:  # the oldest will not be completed any more
+            while len(self._open) >= OPEN:  # the oldest payload is abandoned
                 self._give_up(next(iter(self._open)))
             self._open[number] = step, length, {}
         parts = self._open[number][2]

@@ -1,9 +1,9 @@
 """A Zenoh session of one peer: links to its neighbors and nothing else.
 
 Keys are `hyperpush/<run>/<sender>/<receiver>/<channel>` for messages and `hyperpush/<run>/<name>/alive` for liveliness.
-Nobody is searched for, nothing is forwarded, and no memory is shared. With certificates, links are mutual TLS and every
-message that comes in or goes out is checked against the common name of the certificate at the other end of its link: a
-peer can write under its own name only, and read only what is addressed to it.
+There is neither discovery nor forwarding nor shared memory. With certificates, links are mutual TLS. Every incoming or
+outgoing message is checked against the common name of the certificate at the other end of its link. So a peer can
+write only under its own name, and read only messages that are addressed to it.
 """
 
 import json
@@ -22,8 +22,8 @@ from hyperpush.engines.transport.zenoh.parts import PART_BYTES
 zenoh = require("zenoh", "peers")
 
 CHANNELS = ("data", "control", "pace")
-# Milliseconds for a TLS handshake: two round trips around the world and a busy machine. Until then a stranger that says
-# nothing holds a socket. Zenoh's own limit is 10 s.
+# Milliseconds for a TLS handshake: two round trips around the world and a busy machine. Until then a silent stranger
+# holds a socket. Zenoh's own limit is 10 s.
 HANDSHAKE = 2000
 
 
@@ -34,7 +34,7 @@ def settings(
     neighbors: Mapping[str, Address | None],
     identity: Identity | None,
 ) -> dict[str, Any]:
-    """The configuration of the session of `name`, which dials the neighbors that have an address."""
+    """Return the configuration of the session of `name`, which dials the neighbors that have an address."""
     check_name("run", run)
     for each in (name, *neighbors):
         check_name("name", each)
@@ -61,7 +61,7 @@ def settings(
             "unicast": {"max_sessions": 4 * len(neighbors) + 4, "accept_pending": 4 * len(neighbors) + 4},
             "link": {
                 "protocols": ["tls" if secure else "tcp"],
-                # Room for one part and its headers: a stranger cannot make us hold more.
+                # Room for one part and its headers, which bounds the memory that a stranger can occupy.
                 "rx": {"max_message_size": PART_BYTES + 4096},
             },
         },
@@ -83,7 +83,7 @@ def settings(
 
 
 def _listening(address: Address, secure: bool) -> str:
-    """An endpoint to listen on, which gives up on a handshake that takes too long."""
+    """Return an endpoint to listen on, with a time limit for handshakes."""
     return address.endpoint(secure) + (f"#tls_handshake_timeout_ms={HANDSHAKE}" if secure else "")
 
 
@@ -96,7 +96,10 @@ def alive_key(run: str, name: str) -> str:
 
 
 def _access(run: str, name: str, neighbors: list[str]) -> dict[str, Any]:
-    """Allow, by the common name at the other end: what it sends to us under its name, what we send to it."""
+    """Return the access control, by the common name at the other end of a link.
+
+    Each neighbor may send to this peer under its own name, and gets only messages addressed to it.
+    """
     rules: list[dict[str, Any]] = []
     policies: list[dict[str, Any]] = []
     for other in neighbors:
@@ -127,29 +130,29 @@ def _access(run: str, name: str, neighbors: list[str]) -> dict[str, Any]:
 
 
 def number_of(zid: Any) -> bytes:
-    """The number of a Zenoh session as 16 bytes."""
+    """Return the number of a Zenoh session as 16 bytes."""
     return int(str(zid), 16).to_bytes(16, "big")
 
 
 def session_number(session: Any) -> bytes:
-    """The number of this process's own session."""
+    """Return the number of this process's own session."""
     return number_of(session.info.zid())
 
 
 def raise_file_limit() -> None:
-    """Let this process have as many files and sockets open as the system lets it."""
+    """Raise this process's soft limit of open files and sockets to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(ValueError, OSError):  # macOS calls its limit infinite, and takes less
+        with suppress(ValueError, OSError):  # macOS reports an infinite limit, but accepts less
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def open_session(configuration: Mapping[str, Any]) -> Any:
-    """Open a Zenoh session; a failure is one error."""
+    """Open a Zenoh session; raise HyperpushError if that fails."""
     raise_file_limit()
     try:
         return zenoh.open(zenoh.Config.from_json5(json.dumps(configuration)))
     except zenoh.ZError as error:
         where = ", ".join(configuration["listen"]["endpoints"]) or "no address"
-        said = re.sub(r" at /\S+", "", str(error).splitlines()[0]).rstrip(".")  # places in Zenoh's sources
+        said = re.sub(r" at /\S+", "", str(error).splitlines()[0]).rstrip(".")  # remove positions in Zenoh's sources
         raise HyperpushError(f"the network cannot be opened on {where}: {said}") from None

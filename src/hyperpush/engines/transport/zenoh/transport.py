@@ -1,14 +1,14 @@
 """A `Transport` on Eclipse Zenoh: sessions, threads and waits.
 
-Messages go out reliably and wait where a link is congested (Zenoh's DROP would lose every long message on a slow link),
-in parts of one size. Who sent one is the name in its key, which access control compares with the certificate. Each part
-names the run and the process that sent it, so that messages of an earlier run or process count for nothing.
+Messages are sent reliably, in parts of one size, and wait if a link is congested. (Zenoh's DROP would lose every long
+message on a slow link.) The sender of a message is the name in its key, which access control compares with the
+certificate. Each part names the run and the process that sent it, so messages of an earlier run or process are refused.
 
-On a second channel (`control`) peers say hello (their process, configuration and code, and from which step on they need
-messages), acknowledge what they need no more, announce that they are done, and who is removed or has left. Two
-processes have agreed when each has answered the other's hello: a hello that was recorded earlier answers nobody.
-Liveliness tells who is there. On a third channel (`pace`), asynchronously, they send heartbeats that say how fast they
-are. A heartbeat never waits for a congested link: it is dropped.
+On a second channel (`control`) peers say hello, with their process, configuration and code, and the first step whose
+messages they need. There they also acknowledge messages, and announce that they are done, and which members are removed
+or have left. Two processes accept each other once each has answered the other's hello, which a recorded hello cannot.
+Liveliness shows which peers are present. Asynchronous peers send heartbeats with their pace on a third channel
+(`pace`). A heartbeat never waits for a congested link: it is dropped.
 """
 
 import queue
@@ -41,41 +41,43 @@ from hyperpush.engines.transport.zenoh.waits import Waits
 
 Mode = Literal["synchronous", "asynchronous"]
 
-# Bytes of the longest payload, unless told otherwise: 64 million parameters in float32. It bounds what a broken
-# neighbor can make us hold.
+# Default limit of a payload in bytes: 64 million parameters in float32. It bounds the memory that a broken neighbor can
+# occupy.
 LIMIT = 256 << 20
-_AGAIN = "again"  # a task like the topics of control messages: send what is kept again
+_AGAIN = "again"  # a task besides the topics of control messages: repeat unacknowledged messages
 
 
 @final
 class Zenoh:
     """One peer's access to the network; `hp.Peers` checks its arguments.
 
-    Synchronous: `collect` waits `patience` seconds for everybody expected, then it is an error. What was sent is kept
-    until acknowledged, and sent again to a peer that comes back. A step may be collected again, for those whose message
-    turned out not to fit. Asynchronous: it waits as long as a neighbor needs for a round and a message for the way, and
-    not for messages of peers that are gone. A peer that is more than LEAD rounds ahead of a neighbor waits for it, even
-    if that neighbor is gone. A peer that is gone for `close_after` seconds is removed. So is a peer that has been
-    behind for `patience` seconds and is not waiting itself.
+    Synchronous: `collect` waits at most `patience` seconds for all expected messages, then raises an error. Sent
+    messages are kept until acknowledged, and repeated to a peer that returns. A step may be collected again, for
+    senders whose message was refused.
+
+    Asynchronous: `collect` waits for a neighbor's usual round time plus the round trip, but not for absent peers. A
+    peer that is more than LEAD rounds ahead of a neighbor waits for it, even if that neighbor is absent. A peer that is
+    absent for `close_after` seconds is removed. So is a peer that has been behind for `patience` seconds without
+    waiting itself.
 
     Args:
-        run: The name of the run: part of every message's key.
+        run: Name of the run, part of every message's key.
         names: The peers of the run in the order of their clients.
-        client: Which of them this one is.
-        links: Those that it ever talks to, with the address of each that is to be dialed.
-        listen: The address that it listens on; None: nobody dials it.
-        identity: Its certificate; None: no TLS, and loopback addresses only.
-        digest: Stands for the configuration: peers that hold another are refused.
-        code: Stands for what the program computes, in the same way; zeros: not compared.
-        mode: Whether peers go in step.
-        patience: Seconds after which a wait is an error.
-        close_after: Seconds after which, asynchronously, a peer that is gone is removed.
-        longest_wait: Seconds that one waits for a neighbor's message at most, asynchronously.
-        durable: Whether the caller calls `acknowledge` itself, as it may be restarted from what it has stored.
-        closed: Those who were removed before.
-        left: Those who had left before.
-        limit: Bytes of the longest payload of the program. A longer one is refused at both ends, and a few times as
-            much is kept of one sender at most.
+        client: Number of this peer in `names`.
+        links: The neighbors by name, with the address to dial; None: the neighbor dials.
+        listen: The address to listen on. None: it cannot be dialed.
+        identity: The files of its certificate. None: no TLS, and loopback addresses only.
+        digest: Digest of the configuration; peers with another one are refused.
+        code: Digest of the program's code; peers with another one are refused. Zeros: not compared.
+        mode: "synchronous" for rounds in lockstep, "asynchronous" for each peer at its own pace.
+        patience: Seconds after which a wait fails with an error.
+        close_after: Seconds after which an absent peer is removed; asynchronous mode only.
+        longest_wait: Upper bound, in seconds, of deadlines for a neighbor's message; asynchronous mode only.
+        durable: True if the caller calls `acknowledge` itself, because it may restart from a checkpoint.
+        closed: Peers that were removed before.
+        left: Peers that had left before.
+        limit: Largest payload of the program in bytes. Longer ones are refused at both ends. The memory for waiting
+            messages of one sender is bounded by a multiple of it.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Zenoh:
         limit: int = LIMIT,
     ):
         self.run, self.names, self.client = run, tuple(names), client
-        self._me = f"peer {names[client]}"  # in errors
+        self._me = f"peer {names[client]}"  # name in errors
         self.durable, self.limit = durable, limit
         self.asynchronous = mode == "asynchronous"
         places = [self.names.index(name) for name in links]
@@ -152,7 +154,7 @@ class Zenoh:
 
     @property
     def patience(self) -> float:
-        """Seconds after which a wait is an error."""
+        """Seconds after which a wait fails with an error."""
         return self.waits.patience
 
     @patience.setter
@@ -161,7 +163,7 @@ class Zenoh:
 
     @property
     def rejections(self) -> Counter[str]:
-        """Messages, links and hellos that were refused, by reason."""
+        """Counts of refused messages, links and hellos, by reason."""
         return self._incoming.rejections
 
     # -------------------------------------------------------------- transport
@@ -211,7 +213,10 @@ class Zenoh:
     # ---------------------------------------------------------------- members
 
     def ready(self, step: int = 0, everyone: bool = True) -> None:
-        """Say hello and wait for the neighbors' hellos: for `patience` seconds, or with `everyone=False`, a moment."""
+        """Say hello, and wait up to `patience` seconds for the hellos of all neighbors.
+
+        With `everyone=False` the wait is at most 2 s, and missing neighbors do not raise an error.
+        """
         with self._changed:
             self.members.needed = step
             for place in self.neighbors:
@@ -250,7 +255,7 @@ class Zenoh:
         return frozenset(place for place, other in self.neighbors.items() if other.done)
 
     def done(self, finished: bool = True, again: bool = False, view: frozenset[int] = frozenset()) -> None:
-        """See `Members.done`; with `finished=False`, this peer needs something again, as the view has changed."""
+        """See `Members.done`. `finished=False` revokes it after a change of the view."""
         with self._changed:
             self.members.finish(finished, again, view)
 
@@ -261,7 +266,7 @@ class Zenoh:
             self._changed.notify_all()
 
     def everyone_done(self) -> bool:
-        """Whether all neighbors that are not removed have said that they are done."""
+        """Return True if all neighbors that are not removed have announced that they are done."""
         return not self._now(lambda: self.members.unfinished)
 
     def leave(self, left: bool) -> None:
@@ -270,13 +275,13 @@ class Zenoh:
             self.members.leave(left)
 
     def stop(self, error: HyperpushError) -> None:
-        """Give up: whoever waits here, or sends, gets this error. Nothing is told to the others."""
+        """Give up: all present waits and further calls raise `error`. The other peers are not told."""
         with self._changed:
             self.members.fail(error)
             self._changed.notify_all()
 
     def news(self) -> list[str]:
-        """Lines about parties that were lost, found or refused since the last call."""
+        """Return lines about parties that were lost, found, removed or refused since the last call."""
         lines = self.members.news
         return [lines.popleft() for _ in range(len(lines))]
 
@@ -288,29 +293,32 @@ class Zenoh:
         """See `Members.missing`."""
         found = self._now(self.members.missing)
         self._rounds.waits = found
-        if found:  # what is waited for somebody is not part of a round
+        if found:  # a wait for a peer is not part of a round
             self._rounds.interrupt()
         return found
 
     def _now(self, look: Callable[[], Any]) -> Any:
-        """What is so once those who are gone for too long are removed."""
+        """Remove members that are absent for too long, then return `look()`."""
         with self._changed:
             self._check()
             self.members.remove_gone()
             return look()
 
     def finish(self) -> None:
-        """Be done, and wait until everybody is: until then a neighbor may come back and need what was sent to it."""
+        """Announce that this peer is done, and wait until all others are.
+
+        Until then, a neighbor may return and need earlier messages again.
+        """
         self.done()
         until = time.monotonic() + self.patience
         while late := self._now(lambda: self.members.unfinished):
             with self._changed:
                 if time.monotonic() > until:
-                    raise self.waits.in_vain(f"done, but no word within {self.patience:g} s that others are", late)
+                    raise self.waits.in_vain(f"done, but no message 'done' within {self.patience:g} s", late)
                 self._changed.wait(0.2)
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Facts about each neighbor, by name."""
+        """Return facts about each neighbor, by name."""
         with self._changed:
             self._incoming.look_at_guests()
             return {
@@ -335,13 +343,13 @@ class Zenoh:
             raise HyperpushError(f"{self._me}: its transport is closed")
 
     def _work(self) -> None:
-        """Send control messages, and messages again: callbacks of Zenoh must not wait for a congested link."""
+        """Send control messages and repetitions in a thread: Zenoh's callbacks must not wait for a congested link."""
         while (task := self._tasks.get()) is not None:
             topic, place, step = task
             with self._changed:
                 kept = self.links[place].unacknowledged.to_resend()
                 if topic == Topic.DONE and not self.members.says_done:
-                    continue  # it was true of another view
+                    continue  # it was done in another view
                 said = self.members.message(topic, place, step) if isinstance(topic, Topic) else None
             if said is not None:
                 self._deliver(place, "control", said.pack(len(self.names)), None)
@@ -371,5 +379,5 @@ class Zenoh:
 
 
 def _named(error: HyperpushError, me: str) -> HyperpushError:
-    """The error with the name of the peer that it happened to; a stop says it already."""
+    """Return the error with the name of this peer; a stop contains it already."""
     return error if isinstance(error, Stopped) else type(error)(f"{me}: {error}")

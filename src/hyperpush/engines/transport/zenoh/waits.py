@@ -1,4 +1,4 @@
-"""Waits of one peer for messages of a step, and the errors of waits that were given up."""
+"""Waits of one peer for messages of a step, and the errors of failed waits."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from hyperpush.engines.transport.zenoh.links import Link
 from hyperpush.engines.transport.zenoh.membership import Membership
 from hyperpush.engines.transport.zenoh.neighbors import Neighbor, certificate_ended, explain, waited_in_vain
 
-# Seconds by which the news that a peer is done may come before its last message. Control messages overtake data: a
+# Seconds by which the announcement that a peer is done may precede its last message. Control messages overtake data: a
 # payload of 256 MiB takes that long at 200 Mbit/s.
 OVERTAKES = 10.0
 
@@ -23,13 +23,13 @@ class Waits:
     """Waits for messages; called with the transport's lock held, which a wait releases.
 
     Args:
-        members: Who is there.
-        links: Messages that have come, by neighbor.
-        rounds: How far this peer is.
+        members: The membership.
+        links: Messages that have arrived, by neighbor.
+        rounds: Progress of this peer.
         changed: The transport's lock.
-        patience: Seconds after which a wait is an error.
-        check: Raises the error if this peer has given up.
-        ask: Sends a control message on a topic, to a neighbor, about a step.
+        patience: Seconds after which a wait fails with an error.
+        check: Function that raises the error if this peer has given up.
+        ask: Function that sends a control message, given a topic, a neighbor and a step.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Waits:
     ):
         self.members, self.links, self.rounds, self.changed = members, links, rounds, changed
         self.neighbors, self.patience, self._check, self._ask = members.neighbors, patience, check, ask
-        self.handshakes: Callable[[], Mapping[str, int]] = dict  # refused ones, by reason, where they are counted
-        self._collecting = -1, 0.0  # a step, and since when it is waited for
+        self.handshakes: Callable[[], Mapping[str, int]] = dict  # refused handshakes by reason; empty if not counted
+        self._collecting = -1, 0.0  # a step, and the start of the wait for it
 
     def in_step(self, step: int, expected: Collection[int]) -> None:
-        """Wait until the messages of all who are expected are there; too long is an error."""
-        if self._collecting[0] != step:  # patience does not begin anew with what did not fit
+        """Wait until all expected messages have arrived; raise an error after `patience` seconds."""
+        if self._collecting[0] != step:  # a refused message does not restart the wait
             self._collecting = step, time.monotonic()
         while True:
             self._check()
@@ -66,7 +66,7 @@ class Waits:
     def at_own_pace(self, step: int, expected: Collection[int]) -> None:
         """Wait for each message until its deadline, and for peers far behind until they are closer or removed.
 
-        An absent peer is waited for, too: until it is back, or gone for `close_after` seconds.
+        The wait for a peer far behind includes an absent one, until it returns or has been absent for `close_after` s.
         """
         start = time.monotonic()
         if step < LAST:
@@ -83,7 +83,7 @@ class Waits:
                 left = start + max(waits, default=0.0) - time.monotonic()
                 if left <= 0 and not behind:
                     return
-                self.changed.wait(min(left, 1.0) if left > 0 else 0.2)  # heartbeats, too, wake it
+                self.changed.wait(min(left, 1.0) if left > 0 else 0.2)  # heartbeats also wake it
         finally:
             self.rounds.waits = False
 
@@ -96,7 +96,7 @@ class Waits:
             raise self.in_vain(f"no message within {self.patience:g} s", waiting, step)
 
     def in_vain(self, what: str, missing: Sequence[Neighbor], step: int | None = None) -> HyperpushError:
-        """The error for a wait that was given up, with the reason that is known for each neighbor."""
+        """Return the error for a failed wait, with the known reason for each neighbor."""
         seen = ", ".join(f"{count} {reason}" for reason, count in self.handshakes().items())
         strangers = f" (handshakes refused here: {seen})" if seen else ""
         own = certificate_ended(self.members.name, self.members.card.ends)
