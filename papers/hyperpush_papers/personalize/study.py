@@ -143,8 +143,7 @@ def choose_methods(config: Personalize, run: StudyRun) -> Comparison:
 
 
 def compare(comparison: Comparison, first: Scenario) -> tuple[list[Row], list[Row]]:
-    """Return rows of all seeds and details of the first; a method that diverges with a seed is skipped if others
-    remain."""
+    """Return rows of all seeds and details of the first; skip methods that diverge with a seed if others remain."""
     config, run, setting, chosen, skipped = comparison
     rows: list[Row] = []
     details: list[Row] = []
