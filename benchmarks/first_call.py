@@ -1,6 +1,6 @@
-"""The first call in the README, in a new process; it needs only `pip install .`.
+"""The first call of a new user, in a new process; it needs only `pip install .`.
 
-`time python benchmarks/first_call.py` measures the waiting time of a new user; compilation takes most of it.
+`time python benchmarks/first_call.py` measures the waiting time; compilation takes most of it.
 """
 
 import jax

@@ -87,7 +87,7 @@ def test_in_small_private_models_win(tmp_path, monkeypatch):
         ("clusters=[40]", "clusters: got 40; allowed: at most 34"),
         ("rates=[]", "rates"),
         ("network=rign", "ring"),
-        ("network=star", "star, where nobody ever hears a negative sample"),
+        ("network=star", "star, where no client ever hears a negative sample"),
         ("damping=0", "damping"),
     ],
 )

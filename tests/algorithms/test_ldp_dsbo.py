@@ -106,13 +106,13 @@ def test_rounds_follow_the_equations(use, bounds, streams):
 
 @pytest.mark.parametrize("use", ["once", "running averages"])
 def test_without_clipping_nothing_that_is_not_finite_is_hidden(use, streams):
-    """Row 2 has no gradient: rounds 0 and 1 do not know, round 2 must say so."""
+    """Row 2 has a cost but no gradient: rounds 0 and 1 do not use it, round 2 must report it."""
     first, second = streams
     curvature = np.abs(first["curvature"])
-    curvature[:, 2] = -1.0
+    curvature[:, 2] = 0.0
 
     def bad(y, x, rows):
-        return jnp.mean(jnp.sqrt(rows["curvature"]) * jnp.sum(y * x))
+        return jnp.mean(jnp.sqrt(rows["curvature"] * jnp.sum(y * x) ** 2))
 
     algorithm = hp.algorithms.LDPDSBO(ROUNDS, STEPS, use=use)
     data = {"curvature": curvature}, {"target": second["target"]}

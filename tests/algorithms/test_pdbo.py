@@ -86,7 +86,7 @@ def test_a_warm_start_and_an_estimator_that_reverses_links():
     made = quadratic(3, 1)
     inner, estimator = (
         hp.SGP(200, hp.schedule("milestones", 0.1, (150,))),
-        hp.hypergradients.DirectedRB(200, 0.02),
+        hp.hypergradients.DirectedRB(200),  # with SGP's last step
     )
     found = hp.solve(made, hp.PDBO(inner, estimator, sgd(0.5), 30, restart=False), RANDOM, key=0)
     best = personal_optimum(made)

@@ -217,7 +217,7 @@ def test_every_form_declares_what_it_sends():
         assert (algorithm.info.network == "server") == central
         assert not algorithm.info.matrices
         assert all(place.floats <= (2 * W) ** 2 for place in places)
-        assert "what is shown" in algorithm.info.sends
+        assert "shown vectors" in algorithm.info.sends
 
 
 # ------------------------------------------------- the implicit function
@@ -475,7 +475,7 @@ def solved(outer, **options):
         (lambda: hp.networks.Graph(np.triu(np.ones((3, 3)), 1)), "graph.weights", "undirected"),
         (lambda: hp.networks.Graph(-CLIQUES), "graph.weights", "0 or more"),
         (lambda: hp.networks.Graph(CLIQUES, np.ones((2, N), bool)), "graph.present", "1, 6"),
-        (lambda: hp.networks.Graph(CLIQUES, np.zeros((1, N), bool)), "graph.present", "somebody"),
+        (lambda: hp.networks.Graph(CLIQUES, np.zeros((1, N), bool)), "graph.present", "at least one client"),
     ],
 )
 def test_what_cannot_be_used_is_refused(make, field, allowed):

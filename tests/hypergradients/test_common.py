@@ -86,7 +86,8 @@ class TestEstimators(CommonSuite):
         network = network or kind(CLIENTS)
         start = task()
         if hasattr(method, "links"):  # it asks what clients saw in training
-            start = hp.train(start, hp.SGP(20, 0.1), network, key=1, engine=engine).task
+            rate = 0.1 if method.step_size is None else method.step_size  # the step that is differentiated
+            start = hp.train(start, hp.SGP(20, rate), network, key=1, engine=engine).task
         return hp.hypergradient(start, method, network, key=3, engine=engine)
 
     @staticmethod

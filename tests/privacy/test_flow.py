@@ -246,7 +246,7 @@ def leaky(x, ctx):
 def test_every_leaf_of_a_program_is_looked_at(program):
     said = refusal(program)
     assert "test_flow.py:" in said
-    assert "take gradients through them" in said
+    assert "take gradients with them" in said
 
 
 def test_location_is_the_leafs():

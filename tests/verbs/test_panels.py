@@ -141,7 +141,7 @@ def test_many_hypers_become_a_table_of_ranges():
 def test_status_words_name_the_cause():
     assert status_words(hp.Status(converged=True, reason="tolerance"))[0].startswith("The result converged")
     failed = hp.Status(converged=False, reason="limit", error=0.3, runs=5, failed=2)
-    assert status_words(failed)[0] == "The result did not converge: it took all steps that it was given."
+    assert status_words(failed)[0] == "The result did not converge: step limit reached."
     assert "2 of 5 solves and estimates did not converge." in status_words(failed)
 
 

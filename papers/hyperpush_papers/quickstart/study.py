@@ -154,7 +154,7 @@ def _by_estimate(
     name: str, group: str, found: influence.Influence, training: int, kept: np.ndarray | None = None
 ) -> Choice:
     """Keep everything that does not hurt by the estimate."""
-    kept = found.clients[:, None] >= 0 if kept is None else kept
+    kept = found.totals[:, None] >= 0 if kept is None else kept
     return Choice(name, group, kept, 1, training + found.costs.floats, str(found.status))
 
 

@@ -466,7 +466,7 @@ class Task:
 
     def __repr__(self) -> str:
         sizes = ", ".join(
-            f"{name} {sets.describe(tree, self.owner is not None)}" for name, tree in self.data.sets.items()
+            f"{name} {sets.describe(tree, self.owner is not None)}" for name, tree in self._data.sets.items()
         )
         who = f"{self.clients} clients" if self.owner is None else f"client {self.names[self.owner]!r}"
         numbers = sum(leaf.size for leaf in jax.tree.leaves(self.params)) // (self.clients if self.owner is None else 1)
