@@ -141,7 +141,7 @@ def raw(x, ctx):
 )
 def test_what_is_not_released_is_found(f, data):
     said = objection(f, data)
-    assert "without noise; allowed: what comes of data" in said.replace("'", "")
+    assert "without noise; allowed: values of data" in said.replace("'", "")
     assert "test_flow.py:" in said
 
 

@@ -17,6 +17,6 @@ def filled(shape: int | tuple[int, ...], value: Any, dtype: Any = None) -> Array
 
 def copies(leaf: Array, count: int) -> Array:
     """Return `count` copies of an array along a new first axis."""
-    if leaf.nbytes * count > SMALL:
+    if leaf.nbytes * count > SMALL or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jnp.repeat(leaf[None], count, axis=0)
     return jax.device_put(np.repeat(np.asarray(leaf)[None], count, axis=0))

@@ -1,6 +1,7 @@
 """Checks of one client's costs by their shapes: they find uses and results, and refuse misfits by name."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -97,7 +98,8 @@ def check_rows(field: str, problem: Problem, cost: Cost, params: PyTree, hyper: 
     some = np.array([0, counts[client] // 2, counts[client] - 1])
     own = jax.tree.map(lambda leaf: leaf[client], (params, hyper))
     batches = [jax.tree.map(lambda leaf, order=order: leaf[client][order], data.examples) for order in (some, 0 * some)]
-    together, alone = (float(each) for each in _first_losses(cost, problem, *own, *batches))
+    bare = replace(problem, penalty=None, outer_penalty=None)  # another penalty compiles nothing
+    together, alone = (float(each) for each in _first_losses(cost, bare, *own, *batches))
     if np.isfinite([together, alone]).all() and abs(together - alone) > APART * max(abs(together), abs(alone)):
         given = "a cost whose loss of one example depends on the other examples of its batch"
         allowed = "losses of single examples, as clients own different numbers of them; or hp.Batch.cost(function)"
