@@ -1,6 +1,7 @@
 """Counts of compiled runs against Python's integers, far beyond 32 bits."""
 
 from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,8 @@ def test_tallies_add_like_integers():
 
 
 def test_a_clock_counts_long_trips_and_rows_keep_them():
-    trip = Trip(1 << 30, None, None, jnp.full(5, 1 << 30, jnp.int32), None, jnp.ones((), bool))
+    unused: Any = None
+    trip = Trip(jnp.int32(1 << 30), unused, unused, jnp.full(5, 1 << 30, jnp.int32), unused, jnp.ones((), bool))
     clock = Clock.start([PLACE], [PLACE], 3)
     for _ in range(6):
         clock = clock.after_trip(PLACE, trip).add_passes(PLACE, 1 << 30)
