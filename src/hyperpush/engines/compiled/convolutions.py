@@ -30,7 +30,9 @@ except (ImportError, AttributeError):
     mlir = PRIMITIVE = PLAIN_RULE = None
     SUPPORTED = False
 
-MOST_GROUPS = 64  # limit of groups computed one by one, because more make the program long
+# Groups computed one by one in the text of the program; more are a loop. With 10 clients each way takes 6 and 12 ms; with
+# 40 both take 23 ms, and compile in 3.9 and 0.6 s.
+MOST_GROUPS = 16
 
 
 def lower(trace: Any) -> jax.stages.Lowered:
@@ -45,7 +47,7 @@ def _rule(ctx: Any, lhs: Any, rhs: Any, **options: Any) -> Any:
     """Lower a convolution; use JAX's own rule if the order of axes is already fast."""
     numbers, size = options["dimension_numbers"], len(options["dimension_numbers"].lhs_spec) - 2
     groups = max(options["feature_group_count"], options["batch_group_count"])
-    if size == 0 or (tuple(map(tuple, numbers)) == _fast_order(size) and not 1 < groups <= MOST_GROUPS):
+    if size == 0 or (tuple(map(tuple, numbers)) == _fast_order(size) and groups == 1):
         return PLAIN_RULE(ctx, lhs, rhs, **options)
     return mlir.lower_fun(partial(_convolve, **options), multiple_results=False)(ctx, lhs, rhs)
 
@@ -71,14 +73,24 @@ def _convolve(
     kernel = jnp.transpose(rhs, (*kernels[2:], kernels[1], kernels[0]))
     options["dimension_numbers"] = lax.ConvDimensionNumbers(*_fast_order(len(inputs) - 2))
 
-    def convolve(rows: jax.Array, kernel: jax.Array, features: int = 1, batches: int = 1) -> jax.Array:
-        return PRIMITIVE.bind(rows, kernel, feature_group_count=features, batch_group_count=batches, **options)
+    def convolve(rows: jax.Array, kernel: jax.Array) -> jax.Array:
+        return PRIMITIVE.bind(rows, kernel, feature_group_count=1, batch_group_count=1, **options)
 
     groups, along = max(feature_group_count, batch_group_count), -1 if feature_group_count > 1 else 0
-    if 1 < groups <= MOST_GROUPS:
+    if groups == 1:
+        result = convolve(rows, kernel)
+    elif groups <= MOST_GROUPS:
         pairs = zip(jnp.split(rows, groups, along), jnp.split(kernel, groups, -1), strict=True)
         result = jnp.concatenate([convolve(*pair) for pair in pairs], -1)
     else:
-        result = convolve(rows, kernel, feature_group_count, batch_group_count)
+        parts = split_axis(rows, groups, along % rows.ndim), split_axis(kernel, groups, kernel.ndim - 1)
+        made = jnp.moveaxis(lax.map(lambda pair: convolve(*pair), parts), 0, -2)
+        result = made.reshape(*made.shape[:-2], -1)
     places = (outputs[0], *outputs[2:], outputs[1])
     return jnp.transpose(result, sorted(range(len(places)), key=places.__getitem__))
+
+
+def split_axis(array: jax.Array, parts: int, axis: int) -> jax.Array:
+    """Return the equal parts of an axis, stacked on a new first axis."""
+    size = array.shape[axis] // parts
+    return jnp.moveaxis(array.reshape(*array.shape[:axis], parts, size, *array.shape[axis + 1 :]), axis, 0)
