@@ -137,7 +137,7 @@ def _move(task: Task, made: Task, weights: list[Weights], damping: float, *given
     moved_task = _step_task(task, made, weights, damping)
     step = hypergradient(moved_task, *given, **around)
     moves = jax.tree.map(lambda d: task.clients * np.moveaxis(np.asarray(d), 1, 0), step.value[1])
-    moved = jax.tree.map(lambda x, d: np.asarray(x)[None] + d, task.params, moves)
+    moved = jax.tree.map(lambda x, d: jnp.asarray(np.asarray(x)[None] + d), task.params, moves)
     both = jax.tree.map(lambda x, m: np.concatenate([np.asarray(x)[None], m]), task.params, moved)
     baseline, *costs = outer_costs(task, both)  # one program for the params before and after
     by_site, whole = np.stack(costs) - baseline, task.problem.whole

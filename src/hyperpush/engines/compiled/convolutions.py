@@ -6,10 +6,11 @@ slow. So programs are lowered with the fast order written out: transpose, convol
 differentiation and batching, so it covers gradients, batches and products. Groups are computed one by one, because
 grouped convolutions also lack a fast kernel. A batch of clients with one kernel each is such a convolution.
 
-JAX lacks a public name for lowering rules of one program. If its private name has moved, programs are lowered without
-the rule.
+JAX lacks a public name for lowering rules of one program. If a private name or keyword has moved, programs are lowered
+without the rule.
 """
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -25,13 +26,17 @@ try:
     from jax._src.lax import convolution
 
     PRIMITIVE, PLAIN_RULE = convolution.conv_general_dilated_p, convolution._conv_general_dilated_lower
-    SUPPORTED = "override_lowering_rules" in mlir.LoweringParameters.__dataclass_fields__
-except (ImportError, AttributeError):
+    SUPPORTED = (
+        "override_lowering_rules" in mlir.LoweringParameters.__dataclass_fields__
+        and "_private_parameters" in inspect.signature(jax.stages.Traced.lower).parameters
+        and callable(mlir.lower_fun)
+    )
+except (ImportError, AttributeError, TypeError, ValueError):
     mlir = PRIMITIVE = PLAIN_RULE = None
     SUPPORTED = False
 
-# Groups computed one by one in the text of the program; more are a loop. With 10 clients each way takes 6 and 12 ms; with
-# 40 both take 23 ms, and compile in 3.9 and 0.6 s.
+# Limit of groups that are written out one by one; more are a loop. 10 groups take 6 ms written out and 12 ms as a loop.
+# 40 take 23 ms either way, but compile in 3.9 and 0.6 s.
 MOST_GROUPS = 16
 
 
