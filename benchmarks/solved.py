@@ -61,7 +61,9 @@ class Solved:
     part: str = option("readme", "cells to run", None, ("readme", "random", "right", "cost", "runs", "nested"))
     file: str = option("solved.jsonl", "file of finished cells, which are not run again")
     seconds: float = option(600.0, "CPU seconds after which no further cell starts", 0)
-    problems: int = option(200, "random convex problems of each variant; a quarter as many networks are trained", 1)
+    problems: int = option(
+        200, "random convex problems; a quarter as many of each variant, and a quarter as many small networks", 1
+    )
 
 
 def run(config: Solved) -> Row:
@@ -102,9 +104,10 @@ def random_cells(config: Solved) -> Iterator[Row]:
     small = [(name, counts[0], 2 + place % 2) for place, (name, (_, *counts)) in enumerate(NETWORKS.items())]
     for programs, families, problems in ((linear, CONVEX, config.problems), (small, ("mlp",), config.problems // 4)):
         for place, (network, clients, size) in enumerate(programs):
-            for variant, seed in product(VARIANTS, range(place, problems, len(programs))):
-                family = families[seed // len(programs) % len(families)]
-                for solver in solvers:
+            for variant in VARIANTS:
+                count = problems if variant == "plain" else problems // 4
+                for seed, solver in product(range(place, count, len(programs)), solvers):
+                    family = families[seed // len(programs) % len(families)]
                     yield {"part": "random", "network": network, "clients": clients, "size": size, "family": family,
                            "variant": variant, "seed": seed, "solver": solver}  # fmt: skip
 

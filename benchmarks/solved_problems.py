@@ -81,7 +81,8 @@ def of_digits(clients: int = 8) -> Drawn:
     """Return softmax regression on scikit-learn's digits, 100 images per client."""
     from sklearn.datasets import load_digits  # only this problem needs it
 
-    images, labels = load_digits(return_X_y=True)
+    loaded: Any = load_digits()
+    images, labels = loaded.data, loaded.target
     order = np.random.default_rng(0).permutation(len(images))[: clients * 100].reshape(clients, 100)
     return _drawn(digit, (images[order] / 16, labels[order]), 50, np.zeros(640), np.full(clients, -5.0))
 
