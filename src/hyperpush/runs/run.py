@@ -1,4 +1,4 @@
-"""One run of a study, a benchmark or a spec; `hyperpush.runs.folder` describes its files."""
+"""One run of a study or a spec; `hyperpush.runs.folder` describes its files."""
 
 import shutil
 import time
