@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from hyperpush.engines.compiled.compile import Level
 from hyperpush.networks import Network
-from hyperpush.programs import Path, Profile, Sending
+from hyperpush.programs import Path, Profile
 from hyperpush.programs.operations import DRAWN, OPEN_ENDED, operations
 
 STARTED = 100_000  # operations in the time to start one leaf or one exchange, about 0.5 µs
@@ -40,7 +40,10 @@ def effort(found: Profile, network: Network) -> int:
         passes[body] = passes[around] * (min(loop.at_most, OPEN_ENDED) if loop.agreed else loop.at_most)
     leaves = [passes[body] * (STARTED * count + network.clients * done) for body, (count, done) in found.effort.items()]
     links, drawn = links_of(network), DRAWN if network.varying else 0
-    rounds = [passes[each.body] * _rounds(each) * (STARTED + links * (each.floats + drawn)) for each in found.sendings]
+    rounds = [
+        passes[body] * count * (STARTED + links * (width + drawn))
+        for (body, count), width in zip(found.rounds, found.width.values(), strict=True)
+    ]
     return sum(leaves) + sum(rounds)
 
 
@@ -57,8 +60,3 @@ def _links_of(structure: Any, kinds: tuple[Any, ...]) -> int:
     network = structure.unflatten(arrays)
     one = jax.eval_shape(lambda net: net.links(jax.random.key(0), 0, jnp.arange(1), "ones"), network)
     return network.clients * one.alive.size
-
-
-def _rounds(sending: Sending) -> int:
-    """Return the number of rounds that draw links and add messages; an average along a tree is one mean here."""
-    return 1 if sending.by_tree else sending.messages(1)

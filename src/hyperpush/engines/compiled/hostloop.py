@@ -64,10 +64,10 @@ HEAVY = 10**10
 class HostLoop:
     """One run of a program by the host."""
 
-    def __init__(self, context: Interpreter, request: Request, profile: Profile, program: Node, effort: int):
-        self.context, self.profile, self.program, self.effort = context, profile, program, effort
+    def __init__(self, context: Interpreter, request: Request, profile: Profile, effort: int):
+        self.context, self.profile, self.effort, self.recipe = context, profile, effort, request.recipe
         self.recorders, self.every, self.watched = request.recorders, request.every, request.progress is not None
-        check_recording(self.recorders, self.every, self.program)
+        check_recording(self.recorders, self.every, profile)
         own = () if request.progress is None else (ProgressHook(request.progress),)
         self.hooks = (*own, *ambient().hooks, Divergence())
         self.history = RecordedRows(
@@ -103,23 +103,24 @@ class HostLoop:
         elif self.is_short():
             after = self.compile_whole(carry, key)
         if after is None:  # long, resumed, or diverged; the walk finds the place of a divergence
-            after = self.walk(Visit(self.program, key), carry)
+            after = self.walk(Visit(self.recipe.program(), key), carry)
         for hook in self.hooks:
             hook.finish(self, self.snapshot((), after))
         return after
 
     def is_short(self) -> bool:
         """Return True if one call can run the whole program: it ends soon, and it needs no observation on the way."""
-        if self.watched or contains(self.program, is_host_server):
+        if self.watched or self.profile.has_host_server:
             return False
-        if not self.recorders and work(self.program) <= SHORT and self.weight(self.program, ()) <= HEAVY:
+        leaves = self.profile.leaves
+        if not self.recorders and leaves <= SHORT and self.weight(leaves, ()) <= HEAVY:
             return True
         # On lossy links a single program rounds worse: the error of TrackedHGP was ten times that of separate chunks.
         if ambient().hooks or self.effort > WHOLE or self.context.faults is not None:
             return False
         if bytes_of(self.structure.start.states) >= chunks.LARGE:
             return False
-        recorded = outer_loops(self.program, self.recorders)
+        recorded = outer_loops(self.profile, self.recorders)
         return recorded is not None and all(
             rows_of(loop, self.recorders[name], self.every) <= RECORDS_PER_CHUNK for name, loop in recorded.items()
         )
@@ -138,10 +139,10 @@ class HostLoop:
             self.note(name, records, clocks, iterations)
         return after
 
-    def weight(self, node: Node, path: Path) -> int:
+    def weight(self, leaves: int, path: Path) -> int:
         """Return the work of one pass through a node at a path: leaves times the numbers of all clients' states."""
         numbers = sum([leaf.size for leaf in jax.tree.leaves(self.profile.states[path])])
-        return work(node) * numbers * self.context.network.clients
+        return leaves * numbers * self.context.network.clients
 
     # ------------------------------------------------------------------------- the walk
 
@@ -208,7 +209,7 @@ class HostLoop:
                 given = "around a recorded loop or a server in plain Python"
                 raise InvalidInput(f"{node.name}: until or times", given, "a fixed number")
             return True
-        long = work(node.body) > LEAVES_PER_CHUNK or self.weight(node.body, path) > HEAVY
+        long = work(node.body) > LEAVES_PER_CHUNK or self.weight(work(node.body), path) > HEAVY
         return not node.agreed and has_loop(node.body) and long
 
     def iterate(self, visit: Visit, carry: Carry, done: int, fresh: bool) -> Carry:
@@ -229,7 +230,7 @@ class HostLoop:
     def run_chunks(self, visit: Visit, carry: Carry, done: int, fresh: bool) -> Carry:
         """Run a loop in compiled chunks; `fresh` is False for a resumed loop."""
         node, recorder = visit.node, self.recorders.get(visit.node.name)
-        schedule = ChunkSchedule.of(node, self.weight(node.body, visit.path), self.every, recorder)
+        schedule = ChunkSchedule.of(node, self.weight(work(node.body), visit.path), self.every, recorder)
         entry, ended = recorder is not None and recorder.entry and fresh, False
         while (done < node.at_most or entry) and not ended:
             stop = schedule.end_of_chunk(done, self.hooks)
