@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from hyperpush.base.errors import HyperpushError, InUse, InvalidInput
+from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.base.files import write_atomically
+from hyperpush.runs.locks import alone
 from hyperpush.verbs.budget import Budget
 
 LOCK, RELEASES = ".lock", "releases.json"
@@ -33,17 +32,8 @@ def own_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[None
                 path.chmod(0o700)
         except OSError as error:
             raise InvalidInput(field, str(path), f"a folder that can be written ({error.strerror})") from None
-        lock = FileLock(path / LOCK, blocking=False, mode=0o600)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise InUse(f"{field}: another process works in {path}; end it first, or take another folder") from None
-        except (OSError, NotImplementedError) as error:  # some network file systems lack locks
-            raise HyperpushError(f"{path} cannot be locked: {error}; use a folder on another disk") from None
-        try:
+        with alone(path / LOCK, field, path):
             yield
-        finally:
-            lock.release()
 
 
 @contextmanager

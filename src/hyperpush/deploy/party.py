@@ -80,16 +80,18 @@ def rehearse(spec: Spec, engine: Peers) -> None:
     if spec.trainer is not None and getattr(spec.method, "trains", False):
         allowed = f"no [train] table: {type(spec.method).__name__} trains by itself"
         raise InvalidInput("train", type(spec.trainer).__name__, allowed)
-    for each in (spec, as_one_program(spec)):
-        with suppress(Rehearsed), dotted_keys(engine.party):
-            each.run(engine=Rehearsal(**vars(engine)))
+    with suppress(Rehearsed), dotted_keys(engine.party):
+        as_one_program(spec).run(engine=Rehearsal(**vars(engine)))
 
 
-def prepare(config: Deployment, name: str, base: Path, of_all: Spec | None = None) -> tuple[Spec, Peers]:
-    """Return a party's spec and its engine. Refuse a spec that cannot run."""
+def prepare(
+    config: Deployment, name: str, base: Path, of_all: Spec | None = None, rehearsed: bool = False
+) -> tuple[Spec, Peers]:
+    """Return a party's spec and its engine. Refuse a spec that cannot run, unless it was rehearsed before."""
     spec = own_spec(config, name, base, of_all)
     engine = engine_of(config, name, base, spec.task.privacy is not None)
-    rehearse(spec, engine)
+    if not rehearsed:
+        rehearse(spec, engine)
     return spec, engine
 
 
@@ -100,22 +102,37 @@ def as_one_program(spec: Spec) -> Spec:
     return replace(spec, trainer=None, method=TrainFirst(spec.trainer, spec.method))
 
 
-def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Run the spec as the party `name`, write the party's own model, and return the summary of its result."""
+def run_peer(
+    config: Deployment,
+    name: str,
+    base: Path = Path(),
+    say: Callable[[str], None] = print,
+    rehearsed: bool = False,
+) -> dict[str, Any]:
+    """Run the spec as the party `name`, write the party's own model, and return the summary of its result.
+
+    `rehearsed=True` skips the rehearsal, for a caller that has rehearsed all parties.
+    """
     if name not in config.peers:
         raise unknown("--name", name, config.peers)
     out = folder_of(config, name, base)
-    left_over = Checkpoint(out / CHECKPOINT, digest(config))
-    if (out / RESULT).exists():
-        if left_over.load() is None:
-            raise InvalidInput(f"peers.{name}.out", str(out), "a folder without the result of an earlier run")
-        left_over.remove()  # the process was killed after it had written the result
-        return json.loads((out / RESULT).read_text(encoding="utf-8"))
     with set_up_jax(config.spec.precision):
-        spec, engine = prepare(config, name, base)
+        # Refused input leaves nothing behind, so it is read before the folder is made.
+        ready = None if (out / RESULT).exists() else prepare(config, name, base, rehearsed=rehearsed)
         shared = out.resolve() in (Path.cwd(), base.resolve(), *base.resolve().parents)
         with own_folder(out, f"peers.{name}.out", keep_mode=shared):
-            return _run_in(out, config, spec, engine, say)
+            if ready is None or (out / RESULT).exists():
+                return _read_finished(out, config, name)
+            return _run_in(out, config, *ready, say)
+
+
+def _read_finished(out: Path, config: Deployment, name: str) -> dict[str, Any]:
+    """Return the summary of a party whose process was killed after it had written the result."""
+    left_over = Checkpoint(out / CHECKPOINT, digest(config))
+    if left_over.load() is None:
+        raise InvalidInput(f"peers.{name}.out", str(out), "a folder without the result of an earlier run")
+    left_over.remove()
+    return json.loads((out / RESULT).read_text(encoding="utf-8"))
 
 
 def _run_in(out: Path, config: Deployment, spec: Spec, engine: Peers, say: Callable[[str], None]) -> dict[str, Any]:

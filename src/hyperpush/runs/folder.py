@@ -60,10 +60,10 @@ class RunFolder:
         return self.path.with_name(f".{self.path.name}.partial")
 
     def lock(self) -> AbstractContextManager[None]:
-        """Refuse a folder that another live process writes to."""
+        """Hold the folder in the block; raise InUse if another live process writes to it."""
         if not processes.first_process():
             return nullcontext()
-        return alone(self.work / LOCK, self.field, self.path, "a folder that no other process is writing")
+        return alone(self.work / LOCK, self.field, self.path)
 
     def open_journal(self, policy: Policy, warn: Callable[[str], None] = lambda text: None) -> Journal:
         """Return the journal of checkpoints, with those found in the folder."""
@@ -99,6 +99,24 @@ class RunFolder:
         if processes.first_process() and lost and not resumed:
             shutil.rmtree(self.work, ignore_errors=True)
         return self.work.is_dir() and not isinstance(error, Diverged)
+
+
+def is_new(path: Path, field: str) -> bool:
+    """True if a folder is missing or empty; raise InvalidInput if it can be neither."""
+    try:
+        return not any(path.iterdir())
+    except FileNotFoundError:
+        return True
+    except OSError as error:  # a file, a name that is too long, no permission
+        raise InvalidInput(field, str(path), f"a folder that can be written ({error.strerror})") from None
+
+
+def make_folder(path: Path, field: str) -> None:
+    """Make a folder and its parents if they are missing."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(field, str(path), f"a folder that can be written ({error.strerror})") from None
 
 
 def reserve(name: str, out: Path | None) -> RunFolder:
