@@ -205,7 +205,7 @@ def test_frames_keep_names_and_refuse_repeated_ones_and_dates():
 
 
 def test_masked_values_are_missing():
-    rows, labels = np.ma.masked_equal(ROWS, 3.0), np.ma.masked_array(LABELS, mask=[0, 0, 0, 0, 0, 1])
+    rows, labels = np.ma.masked_equal(ROWS, 3.0), np.ma.masked_array(LABELS, mask=np.arange(6) == 5)
     found = hp.tables.read({"a": (rows, labels), "b": (ROWS, LABELS)}, label="y")
     assert found.counts == (5, 6)
     assert np.isnan(found.inputs[0][1, 1])

@@ -229,8 +229,8 @@ def _column(values: Any) -> Values:
     """Return numbers as floats, anything else as objects with None where a value is missing."""
     array = np.asarray(values)
     if np.ma.isMaskedArray(values):
-        gone = np.ma.getmaskarray(values)
-        array = np.where(gone, np.nan, array) if array.dtype.kind in "fiub" else np.where(gone, None, array)
+        array = array.astype(np.float64 if array.dtype.kind in "fiub" else object)  # a copy
+        array[np.ma.getmaskarray(values)] = np.nan
     if array.dtype.kind in "fb" or (array.dtype.kind in "iu" and np.all(np.abs(array.astype(float)) < EXACT)):
         return array.astype(np.float64)
     array = array.astype(object)
