@@ -87,7 +87,7 @@ class Rehearsal(Peers):
 
 def rehearse(spec: Spec, engine: Peers) -> None:
     """Refuse a spec that the verbs or the engine would refuse, before anything is written or sent."""
-    if spec.trainer is not None and getattr(spec.method, "trains", False):
+    if spec.trainer is not None and spec.method.trains:
         allowed = f"no [train] table: {type(spec.method).__name__} trains by itself"
         raise InvalidInput("train", type(spec.trainer).__name__, allowed)
     with suppress(Rehearsed), dotted_keys(engine.party):

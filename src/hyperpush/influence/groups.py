@@ -184,5 +184,5 @@ def check_estimator(method: Any, damping: float) -> None:
         allowed = "an estimator whose target is global: the mean outer cost of all clients"
         raise InvalidInput("method", type(method).__name__, allowed)
     check_nonnegative("damping", damping)
-    if damping and getattr(method, "trains", False):
+    if damping and method.trains:
         raise InvalidInput("damping", damping, f"0 for {type(method).__name__}: it would train another problem")

@@ -78,7 +78,7 @@ def retrain(
     if isinstance(weights, Weights) or not isinstance(weights, Sequence) or not weights:
         given = weights if isinstance(weights, list) else type(weights).__name__
         raise InvalidInput("weights", given, "a list with weights for at least one retraining")
-    runs, steps, found = [without(task), *weights], getattr(method, "steps", None), []
+    runs, steps, found = [without(task), *weights], method.option("steps"), []
     for part in split_runs(task, runs, at_once):
         first = sum(map(len, found))
 
@@ -129,7 +129,7 @@ def _train(
     if method.solves:
         found = train(made, method, network, runs=weights, **around)
         return found.params, found.statuses, found.status, found.costs
-    if getattr(method, "optimizer", None) is not None:
+    if method.option("optimizer") is not None:
         raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")
     summed = made.replace(
         inner=Summed(made.inner),

@@ -77,14 +77,9 @@ class InnerSolver(Method):
     sample: ClassVar[str] = "SGP(steps=…, step_size=…)"
 
     @property
-    def loop(self) -> str:
-        """The name of its main loop, in which states have the fields `params` and `hyper`."""
-        return type(self).__name__
-
-    @property
     def weights(self) -> Literal["push", "gossip"]:
         """The weights with which it mixes params; "push" for an exact mean, as on a fully connected network."""
-        return "gossip" if getattr(self, "averaging", None) == "gossip" else "push"
+        return "gossip" if self.option("averaging") == "gossip" else "push"
 
     @property
     def iteration(self) -> dict[str, Any]:
@@ -94,11 +89,6 @@ class InnerSolver(Method):
     def observing(self: S, wanted: bool) -> S:
         """Return the same solver with or without observation of links; itself if it cannot observe them."""
         return self
-
-    @property
-    def caveat(self) -> str:
-        """Reason for its status why its params are not quite the solution; empty if they may be."""
-        return ""
 
     @property
     def solves(self) -> bool:
@@ -143,7 +133,7 @@ class ObservingSolver(GradientSolver):
     def iteration(self) -> dict[str, Any]:
         last = self.step_size(max(self.steps - 1, 0)) if callable(self.step_size) else self.step_size
         step_size = None if last is None else float(last)
-        return {**super().iteration, "variant": getattr(self, "variant", None), "step_size": step_size}
+        return {**super().iteration, "variant": self.option("variant"), "step_size": step_size}
 
     def bind(self: Observing, network: Network, engine: Any = None, task: Any = None) -> Observing:
         return self if self.observe is not None else self.observing(network.clients < _MANY)

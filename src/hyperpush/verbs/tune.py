@@ -30,7 +30,7 @@ from hyperpush.task.problem import Cost
 from hyperpush.task.task import Task
 from hyperpush.verbs import panels
 from hyperpush.verbs.call import last_point, run_keys
-from hyperpush.verbs.checks import check_call
+from hyperpush.verbs.fit import fit
 from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import table
 
@@ -156,7 +156,7 @@ def tune(
     if not isinstance(engine, Simulate):
         raise InvalidInput("engine", engine, "hp.Simulate(…): all settings run in one compiled program")
     kind = InnerSolver if isinstance(method, InnerSolver) else Algorithm
-    key = check_call(task, method, kind, network, key, engine)
+    key = fit(task, method, network, engine, kind=kind, key=key, verb=tune).key
     check_choice("on", on, task)
     if mode not in ("min", "max"):
         raise InvalidInput("mode", mode, "'min' or 'max'")
@@ -219,7 +219,8 @@ def _scores(
     methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array, engine: Simulate
 ) -> list[tuple[Float[np.ndarray, " seeds"], Status]]:
     """Return every method's score for every key, and its status; methods of equal structure share a program."""
-    recipes = [program_of(each.bind(network, engine, task), task.problem).traceable() for each in methods]
+    bound = [each.bind(network, engine, task) for each in methods]
+    recipes = [program_of(each, task.problem).traceable() for each in bound]
     numbers, rest = zip(*(eqx.partition(recipe, eqx.is_array) for recipe in recipes), strict=True)
     groups: dict[Any, list[int]] = {}
     for place in range(len(methods)):
@@ -228,7 +229,7 @@ def _scores(
     found: dict[int, Any] = {}
     for places in groups.values():
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(numbers[place] for place in places))
-        states = _first_states(methods[places[0]], network, task, engine)
+        states = _first_states(bound[places[0]], network, task)
         at_once = max(1, min(len(places) * len(keys), LARGE // max(size, 1)))
         scores, reports = _run_group(
             stacked, rest[places[0]], _Known(network), states, task.data, keys, on, metric, at_once, engine
@@ -284,9 +285,10 @@ def _run_group(
     return jax.tree.map(lambda leaf: leaf.reshape(settings, len(keys), *leaf.shape[1:]), found)
 
 
-def _first_states(method: Method, network: Network, task: Task, engine: Simulate) -> InnerState | BilevelState:
+def _first_states(method: Method, network: Network, task: Task) -> InnerState | BilevelState:
+    """Return the states that a bound method starts from."""
     if not isinstance(method, Algorithm):
         return InnerState(task.params, task.hypers)
-    links = known_links(method.bind(network, engine, task), network, last_point(task, network), task)
+    links = known_links(method, network, last_point(task, network), task)
     counter, report = jnp.full(task.clients, method.steps, jnp.int32), Report.none((task.clients,))
     return BilevelState(task.params, task.hypers, links, counter, report)

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from hyperpush.base.settings import keep_compiled_code
 from hyperpush.engines.compiled import convolutions
 
 # XLA's options by level of optimization. Compared with "full", "quick" compiles in a third of the time, and its loops
@@ -125,6 +126,7 @@ def _compile(
         static[:] = [around]
         return made
 
+    keep_compiled_code()
     places = [None if array is None else True for array in arrays]  # without arrays, so the closure keeps none alive
     traced = [array for array in arrays if array is not None]
     trace = jax.jit(program, donate_argnums=1).trace(traced[:count], traced[count:])
