@@ -95,6 +95,11 @@ class InnerSolver(Method):
         """True if it runs until the inner problem is solved, so that it may start from any point."""
         return False
 
+    @property
+    def stacks(self) -> bool:
+        """True if several runs may share its messages (`hyperpush.programs.stack`); ask it of a bound solver."""
+        return False
+
     def memory(self, params: PyTree, hyper: PyTree) -> Any:
         """Return one client's memory before the first outer step; None if the solver keeps none."""
         return None

@@ -98,6 +98,10 @@ class TreeNewton(InnerSolver):
         check_integer("TreeNewton.packed", self.packed, minimum=0)
 
     @property
+    def stacks(self) -> bool:
+        return True
+
+    @property
     def solves(self) -> bool:
         return True
 
