@@ -18,6 +18,7 @@ from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.options import Configured
 from hyperpush.base.status import Status
 from hyperpush.data.batches import Data, full_batch
+from hyperpush.engines.compiled.compile import Fixed, call
 from hyperpush.engines.simulate import Simulate, evaluate
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.recurrent import known_links
@@ -231,57 +232,49 @@ def _scores(
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(numbers[place] for place in places))
         states = _first_states(bound[places[0]], network, task)
         at_once = max(1, min(len(places) * len(keys), LARGE // max(size, 1)))
-        scores, reports = _run_group(
-            stacked, rest[places[0]], _Known(network), states, task.data, keys, on, metric, at_once, engine
-        )
+        group = _Group(stacked, rest[places[0]], Fixed(network), states, task.data, keys, on, metric, at_once, engine)
+        level = engine.level_of(recipes[places[0]], network, states, task.data, runs=len(places) * len(keys))
+        scores, reports = call(_run_group, group, level=level)
         for row, place in enumerate(places):
             report = jax.tree.map(lambda leaf, row=row: leaf[row], reports)
             found[place] = np.asarray(scores[row], np.float64), Status() if report is None else report.status()
     return [found[place] for place in range(len(methods))]
 
 
-class _Known:
-    """Static wrapper for jit: the network's tree is planned on the host."""
+class _Group(NamedTuple):
+    """The runs of settings of equal structure, as one program."""
 
-    def __init__(self, network: Network):
-        self.network = network
+    stacked: ProgramRecipe  # numbers of all settings
+    rest: ProgramRecipe  # everything else of a setting
+    network: Fixed  # its tree is planned on the host
+    states: PyTree
+    data: Data
+    keys: Array
+    on: str
+    metric: Cost
+    at_once: int  # runs that are computed side by side
+    engine: Simulate
 
-    def __hash__(self) -> int:
-        return id(self.network)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and other.network is self.network
-
-
-@eqx.filter_jit
-def _run_group(
-    stacked: ProgramRecipe,
-    rest: ProgramRecipe,
-    known: _Known,
-    states: PyTree,
-    data: Data,
-    keys: Array,
-    on: str,
-    metric: Cost,
-    at_once: int,
-    engine: Simulate,
-) -> tuple[Float[Array, "settings seeds"], Report | None]:
-    """Return the mean metric over clients of every setting in `stacked` with every key, and reports."""
+def _run_group(group: _Group, donated: None) -> tuple[Float[Array, "settings seeds"], Report | None]:
+    """Return the mean metric over clients of every setting with every key, and reports."""
+    keys, engine = group.keys, group.engine
 
     def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None]:
-        recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], stacked), rest)
+        recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], group.stacked), group.rest)
         options = {"clients_per_batch": engine.clients_per_batch, "faults": engine.faults}
-        found, _ = evaluate(recipe, known.network, states, data, keys[place % len(keys)], **options)
+        network, key = group.network.value, keys[place % len(keys)]
+        found, _ = evaluate(recipe, network, group.states, group.data, key, **options)
         problem = recipe.parts[1]
 
         def of_client(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, ""]:
-            return problem.measure(metric, params, hyper, full_batch(examples))
+            return problem.measure(group.metric, params, hyper, full_batch(examples))
 
-        mean = jnp.mean(jax.vmap(of_client)(found.params, found.hyper, data.sets[on]))
+        mean = jnp.mean(jax.vmap(of_client)(found.params, found.hyper, group.data.sets[group.on]))
         return mean, getattr(found, "report", None)
 
-    settings = jax.tree.leaves(stacked)[0].shape[0]
-    found = jax.lax.map(score, jnp.arange(settings * len(keys)), batch_size=at_once)
+    settings = jax.tree.leaves(group.stacked)[0].shape[0]
+    found = jax.lax.map(score, jnp.arange(settings * len(keys)), batch_size=group.at_once)
     return jax.tree.map(lambda leaf: leaf.reshape(settings, len(keys), *leaf.shape[1:]), found)
 
 
