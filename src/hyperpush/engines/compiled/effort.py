@@ -19,8 +19,8 @@ QUICK = 300_000_000
 LIGHT = 4_000_000_000
 # A run with fewer operations is compiled in one piece if it is not watched: it takes up to about a second.
 WHOLE = 100_000_000_000
-# Clients with more bytes than this are computed in turn: about what the cache of one core holds. Larger arrays leave the
-# cache when all clients are computed at once, so that saves no time (docs/results/benchmarks.md).
+# Clients with more bytes than this are computed in turn: about what the cache of one core holds. Larger arrays leave
+# the cache when all clients are computed at once, so that saves no time (docs/results/benchmarks.md).
 HEAVY = 1 << 20
 
 
