@@ -24,6 +24,7 @@ from hyperpush.task.task import Task
 from hyperpush.verbs.call import Call, client_axis, last_point
 from hyperpush.verbs.certify import start_of
 from hyperpush.verbs.checks import check_call, check_hypers
+from hyperpush.verbs.ending import judge_estimate_growth
 from hyperpush.verbs.first_costs import check_first_costs
 from hyperpush.verbs.results import Estimate
 from hyperpush.verbs.scales import with_hint
@@ -111,7 +112,8 @@ def hypergradient(
         states = replace(states, certify=jnp.zeros(client_axis(task), bool))
     run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
     after, costs = call.after(run, links if point is not None else None)
-    status = call.certifier(task).judge_estimate(call.status(run), certify, value=run.states.value)
+    own = judge_estimate_growth(call.status(run), task, run.states.value)
+    status = call.certifier(task).judge_estimate(own, certify, value=run.states.value)
     return Estimate(after, with_hint(status, task), costs, run.states.value, run.history).check(throw)
 
 
