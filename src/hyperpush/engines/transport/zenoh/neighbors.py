@@ -126,7 +126,8 @@ class Neighbor:
     def refuse(self, reason: RefusalReason, step: int) -> bool:
         """Count a refused message. Return True the first, tenth, hundredth … time."""
         self.refusals[reason] += 1
-        self.last_refusal = Refusal(step, reason)
+        if not (reason.of_identity and self.agreed and self.alive):  # it was not this one's
+            self.last_refusal = Refusal(step, reason)
         count = self.refusals[reason]
         return count == 10 ** (len(str(count)) - 1)
 
