@@ -42,9 +42,9 @@ def retrain(
     """Retrain without each group, and once with all clients: the real change for each client (see `without`).
 
     Up to `at_once` retrainings form one solve and share every message. With `hp.TreeNewton()` each ends at its own
-    solution. Solvers of fixed length descend on the sum of the costs: they share every mini-batch, every link and
-    push-sum's ω. With the key of `hp.train` they repeat that run's draws. Only the solve with the first groups is
-    certified.
+    solution. With `hp.TrackedSGP()` they follow each other, as each finds its own settings. Solvers of fixed length
+    descend on the sum of the costs: they share every mini-batch, every link and push-sum's ω. With the key of
+    `hp.train` they repeat that run's draws. Only the first `at_once` runs are certified.
 
     **Use it** for few params, or to check a prediction. Start warm, from `hp.train(…).task`: then
     `hp.TreeNewton()` takes a few averages. **Avoid it** for many single records, which `scores` ranks by one estimate.
@@ -78,7 +78,7 @@ def retrain(
     if isinstance(weights, Weights) or not isinstance(weights, Sequence) or not weights:
         given = weights if isinstance(weights, list) else type(weights).__name__
         raise InvalidInput("weights", given, "a list with weights for at least one retraining")
-    runs, steps, found = [without(task), *weights], getattr(method, "steps", None), []
+    runs, steps, found = [without(task), *weights], method.option("steps"), []
     for part in split_runs(task, runs, at_once):
         first = sum(map(len, found))
 
@@ -126,10 +126,12 @@ def _train(
     Return params, the status of each run and of all, and costs.
     """
     made = with_weights(task)
+    if method.solves and not method.bind(network, around["engine"], task).stacks:
+        return _train_each(made, method, network, weights, certify, **around)
     if method.solves:
         found = train(made, method, network, runs=weights, **around)
         return found.params, found.statuses, found.status, found.costs
-    if getattr(method, "optimizer", None) is not None:
+    if method.option("optimizer") is not None:
         raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")
     summed = made.replace(
         inner=Summed(made.inner),
@@ -143,6 +145,20 @@ def _train(
     ended = train(summed, method, network, certify=certify, **around)
     params = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0) if eqx.is_array(leaf) else leaf, ended.params)
     return params, (ended.status,) * len(weights), ended.status, ended.costs
+
+
+def _train_each(
+    made: Task, method: InnerSolver, network: Network, weights: Sequence[Weights], certify: bool, **around: Any
+) -> tuple[PyTree, tuple[Status, ...], Status, Costs]:
+    """Train one run after the other, and return what `_train` returns."""
+    found = [train(made.at(hypers=own), method, network, certify=certify, **around) for own in weights]
+    params = jax.tree.map(
+        lambda *leaves: np.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *(each.params for each in found)
+    )
+    statuses, costs = tuple(each.status for each in found), found[0].costs
+    for each in found[1:]:
+        costs += each.costs
+    return params, statuses, Status.of_all(statuses), costs
 
 
 def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..."]) -> dict[str, float | None]:

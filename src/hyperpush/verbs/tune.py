@@ -18,6 +18,7 @@ from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.options import Configured
 from hyperpush.base.status import Status
 from hyperpush.data.batches import Data, full_batch
+from hyperpush.engines.compiled.compile import Fixed, call
 from hyperpush.engines.simulate import Simulate, evaluate
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.recurrent import known_links
@@ -30,7 +31,7 @@ from hyperpush.task.problem import Cost
 from hyperpush.task.task import Task
 from hyperpush.verbs import panels
 from hyperpush.verbs.call import last_point, run_keys
-from hyperpush.verbs.checks import check_call
+from hyperpush.verbs.fit import fit
 from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import table
 
@@ -156,7 +157,7 @@ def tune(
     if not isinstance(engine, Simulate):
         raise InvalidInput("engine", engine, "hp.Simulate(…): all settings run in one compiled program")
     kind = InnerSolver if isinstance(method, InnerSolver) else Algorithm
-    key = check_call(task, method, kind, network, key, engine)
+    key = fit(task, method, network, engine, kind=kind, key=key, verb=tune).key
     check_choice("on", on, task)
     if mode not in ("min", "max"):
         raise InvalidInput("mode", mode, "'min' or 'max'")
@@ -219,7 +220,8 @@ def _scores(
     methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array, engine: Simulate
 ) -> list[tuple[Float[np.ndarray, " seeds"], Status]]:
     """Return every method's score for every key, and its status; methods of equal structure share a program."""
-    recipes = [program_of(each.bind(network, engine, task), task.problem).traceable() for each in methods]
+    bound = [each.bind(network, engine, task) for each in methods]
+    recipes = [program_of(each, task.problem).traceable() for each in bound]
     numbers, rest = zip(*(eqx.partition(recipe, eqx.is_array) for recipe in recipes), strict=True)
     groups: dict[Any, list[int]] = {}
     for place in range(len(methods)):
@@ -228,65 +230,58 @@ def _scores(
     found: dict[int, Any] = {}
     for places in groups.values():
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(numbers[place] for place in places))
-        states = _first_states(methods[places[0]], network, task, engine)
+        states = _first_states(bound[places[0]], network, task)
         at_once = max(1, min(len(places) * len(keys), LARGE // max(size, 1)))
-        scores, reports = _run_group(
-            stacked, rest[places[0]], _Known(network), states, task.data, keys, on, metric, at_once, engine
-        )
+        group = _Group(stacked, rest[places[0]], Fixed(network), states, task.data, keys, on, metric, at_once, engine)
+        level = engine.level_of(recipes[places[0]], network, states, task.data, runs=len(places) * len(keys))
+        scores, reports = call(_run_group, group, level=level)
         for row, place in enumerate(places):
             report = jax.tree.map(lambda leaf, row=row: leaf[row], reports)
             found[place] = np.asarray(scores[row], np.float64), Status() if report is None else report.status()
     return [found[place] for place in range(len(methods))]
 
 
-class _Known:
-    """Static wrapper for jit: the network's tree is planned on the host."""
+class _Group(NamedTuple):
+    """The runs of settings of equal structure, as one program."""
 
-    def __init__(self, network: Network):
-        self.network = network
+    stacked: ProgramRecipe  # numbers of all settings
+    rest: ProgramRecipe  # everything else of a setting
+    network: Fixed  # its tree is planned on the host
+    states: PyTree
+    data: Data
+    keys: Array
+    on: str
+    metric: Cost
+    at_once: int  # runs that are computed side by side
+    engine: Simulate
 
-    def __hash__(self) -> int:
-        return id(self.network)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and other.network is self.network
-
-
-@eqx.filter_jit
-def _run_group(
-    stacked: ProgramRecipe,
-    rest: ProgramRecipe,
-    known: _Known,
-    states: PyTree,
-    data: Data,
-    keys: Array,
-    on: str,
-    metric: Cost,
-    at_once: int,
-    engine: Simulate,
-) -> tuple[Float[Array, "settings seeds"], Report | None]:
-    """Return the mean metric over clients of every setting in `stacked` with every key, and reports."""
+def _run_group(group: _Group, donated: None) -> tuple[Float[Array, "settings seeds"], Report | None]:
+    """Return the mean metric over clients of every setting with every key, and reports."""
+    keys, engine = group.keys, group.engine
 
     def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None]:
-        recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], stacked), rest)
+        recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], group.stacked), group.rest)
         options = {"clients_per_batch": engine.clients_per_batch, "faults": engine.faults}
-        found, _ = evaluate(recipe, known.network, states, data, keys[place % len(keys)], **options)
+        network, key = group.network.value, keys[place % len(keys)]
+        found, _ = evaluate(recipe, network, group.states, group.data, key, **options)
         problem = recipe.parts[1]
 
         def of_client(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, ""]:
-            return problem.measure(metric, params, hyper, full_batch(examples))
+            return problem.measure(group.metric, params, hyper, full_batch(examples))
 
-        mean = jnp.mean(jax.vmap(of_client)(found.params, found.hyper, data.sets[on]))
+        mean = jnp.mean(jax.vmap(of_client)(found.params, found.hyper, group.data.sets[group.on]))
         return mean, getattr(found, "report", None)
 
-    settings = jax.tree.leaves(stacked)[0].shape[0]
-    found = jax.lax.map(score, jnp.arange(settings * len(keys)), batch_size=at_once)
+    settings = jax.tree.leaves(group.stacked)[0].shape[0]
+    found = jax.lax.map(score, jnp.arange(settings * len(keys)), batch_size=group.at_once)
     return jax.tree.map(lambda leaf: leaf.reshape(settings, len(keys), *leaf.shape[1:]), found)
 
 
-def _first_states(method: Method, network: Network, task: Task, engine: Simulate) -> InnerState | BilevelState:
+def _first_states(method: Method, network: Network, task: Task) -> InnerState | BilevelState:
+    """Return the states that a bound method starts from."""
     if not isinstance(method, Algorithm):
         return InnerState(task.params, task.hypers)
-    links = known_links(method.bind(network, engine, task), network, last_point(task, network), task)
+    links = known_links(method, network, last_point(task, network), task)
     counter, report = jnp.full(task.clients, method.steps, jnp.int32), Report.none((task.clients,))
     return BilevelState(task.params, task.hypers, links, counter, report)

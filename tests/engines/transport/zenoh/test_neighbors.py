@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from engines.peer.parties import Places
@@ -25,8 +26,8 @@ NAMES = ("alice", "bob", "carol")
 def membership(asynchronous=False, **options):
     """Alice's, without a network: what she would send is dropped."""
     others = {1: Neighbor("bob", Deadline()), 2: Neighbor("carol", Deadline())}
-    given = {"asynchronous": asynchronous, "close_after": 5.0, "closed": (), "left": (), **options}
-    calls = {name: lambda *said: None for name in ("tell", "forget", "send_again")}
+    given: dict[str, Any] = {"asynchronous": asynchronous, "close_after": 5.0, "closed": (), "left": (), **options}
+    calls: dict[str, Any] = {name: lambda *said: None for name in ("tell", "forget", "send_again")}
     return Membership(NAMES, 0, others, **given, **calls)
 
 
