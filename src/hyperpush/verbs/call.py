@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 from hyperpush.base import processes
 from hyperpush.base.checks import check_integer
 from hyperpush.base.errors import Diverged
+from hyperpush.base.files import as_path
 from hyperpush.base.fingerprint import fingerprint
 from hyperpush.base.status import Status
 from hyperpush.engines.base import Engine
@@ -83,7 +84,7 @@ class Call:
             return self.verb(self.task, self.method, self.network, key=key, **own, **around)
 
         if seeds is not None:
-            folders = (None if save is None else Path(save) / f"seed-{number}" for number in range(2**32))
+            folders = (None if save is None else as_path("save", save) / f"seed-{number}" for number in range(2**32))
             results = [run(key, folder) for key, folder in zip(run_keys(self.key, seeds), folders, strict=False)]
             return over_seeds(after_all(self.task, results), results).check(throw)
         options = {name: each if isinstance(each, int | None) else fingerprint(each) for name, each in own.items()}
