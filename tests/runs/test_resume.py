@@ -120,7 +120,7 @@ def test_a_resume_that_fails_at_its_start_deletes_nothing(tmp_path, monkeypatch,
     if cause == "stray file":
         (checkpoints / "notes.txt").write_text("mine")
     else:
-        where = {"interrupted": "folder.RunFolder.open_journal", "refused": "run.StudyRun"}[cause]
+        where = {"interrupted": "lifecycle.Journal", "refused": "run.StudyRun"}[cause]
         monkeypatch.setattr(f"hyperpush.runs.{where}", fails)
         with pytest.raises((KeyboardInterrupt, InvalidInput)):
             resume(out, KNOWN, Console(quiet=True), POLICY)

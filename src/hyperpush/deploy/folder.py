@@ -1,4 +1,4 @@
-"""A party's folder: private, used by one process at a time, with an account of releases of the party's data."""
+"""A party's folder: private, with an account of releases of the party's data."""
 
 import json
 import os
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.base.files import write_atomically
-from hyperpush.runs.locks import alone
+from hyperpush.runs.folder import make_folder
 from hyperpush.verbs.budget import Budget
 
-LOCK, RELEASES = ".lock", "releases.json"
+RELEASES = "releases.json"
 
 
 @contextmanager
-def own_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[None]:
-    """Make a folder private to its owner, if missing, and hold its lock. Files written meanwhile are private, too.
+def private_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[None]:
+    """Make a folder private to its owner. Files written in the block are private, too.
 
     Args:
         path: The folder.
@@ -26,14 +26,13 @@ def own_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[None
         keep_mode: True leaves the folder's permissions alone, because it also holds files that are not the party's.
     """
     with private_files():
+        make_folder(path, field, mode=0o700)
         try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not keep_mode:
                 path.chmod(0o700)
         except OSError as error:
-            raise InvalidInput(field, str(path), f"a folder that can be written ({error.strerror})") from None
-        with alone(path / LOCK, field, path):
-            yield
+            raise InvalidInput(field, str(path), f"a folder of your own ({error.strerror})") from None
+        yield
 
 
 @contextmanager

@@ -13,8 +13,17 @@ import numpy as np
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.files import write_atomically
 from hyperpush.deploy.data import read_own_data
-from hyperpush.deploy.folder import own_folder
-from hyperpush.deploy.options import CHECKPOINT, Deployment, check_draws, digest, dotted_keys, engine_of, folder_of
+from hyperpush.deploy.folder import private_folder
+from hyperpush.deploy.options import (
+    CHECKPOINT,
+    Deployment,
+    check_draws,
+    digest,
+    dotted_keys,
+    engine_of,
+    folder_of,
+    party_folder,
+)
 from hyperpush.deploy.train_first import TrainFirst
 from hyperpush.deploy.watch import Watch, on_signals
 from hyperpush.engines.peer import Checkpoint, Left
@@ -26,6 +35,7 @@ from hyperpush.privacy.mechanisms import Laplace
 from hyperpush.programs import Node, ProgramRecipe, as_recipe
 from hyperpush.runs.events import event, to_json, write_events
 from hyperpush.runs.folder import CONFIG, METRICS, RESULT
+from hyperpush.runs.lifecycle import Lifecycle
 from hyperpush.runs.process import set_up_jax
 from hyperpush.spec import objects
 from hyperpush.spec.config import to_toml
@@ -118,26 +128,31 @@ def run_peer(
     out = folder_of(config, name, base)
     with set_up_jax(config.spec.precision):
         # Refused input leaves nothing behind, so it is read before the folder is made.
-        ready = None if (out / RESULT).exists() else prepare(config, name, base, rehearsed=rehearsed)
+        ready = None if party_folder(out).finished else prepare(config, name, base, rehearsed=rehearsed)
         shared = out.resolve() in (Path.cwd(), base.resolve(), *base.resolve().parents)
-        with own_folder(out, f"peers.{name}.out", keep_mode=shared):
-            if ready is None or (out / RESULT).exists():
-                return _read_finished(out, config, name)
-            return _run_in(out, config, *ready, say)
+        life = Lifecycle(party_folder(out, f"peers.{name}.out"))
+        with private_folder(out, life.folder.field, keep_mode=shared), life.hold():
+            if ready is None or life.folder.finished:
+                return _read_finished(life, config)
+            with life.attempt():
+                return _run_in(life, config, *ready, say)
 
 
-def _read_finished(out: Path, config: Deployment, name: str) -> dict[str, Any]:
+def _read_finished(life: Lifecycle, config: Deployment) -> dict[str, Any]:
     """Return the summary of a party whose process was killed after it had written the result."""
-    left_over = Checkpoint(out / CHECKPOINT, digest(config))
-    if left_over.load() is None:
-        raise InvalidInput(f"peers.{name}.out", str(out), "a folder without the result of an earlier run")
-    left_over.remove()
-    return json.loads((out / RESULT).read_text(encoding="utf-8"))
+    out, field = life.folder.path, life.folder.field
+    if Checkpoint(out / CHECKPOINT, digest(config)).load() is None:
+        raise InvalidInput(field, str(out), "a folder without the result of an earlier run")
+    text = (out / RESULT).read_text(encoding="utf-8")
+    life.keep(text)
+    return json.loads(text)
 
 
-def _run_in(out: Path, config: Deployment, spec: Spec, engine: Peers, say: Callable[[str], None]) -> dict[str, Any]:
+def _run_in(
+    life: Lifecycle, config: Deployment, spec: Spec, engine: Peers, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Run a party's spec in its folder and return the summary."""
-    spec = as_one_program(spec)
+    out, spec = life.folder.work, as_one_program(spec)
     began = time.monotonic()
     watch = Watch(config, engine.party, out, say, _budget_of(spec), summarize=_privacy_of_starts)
     with on_signals(watch.stop):
@@ -148,9 +163,7 @@ def _run_in(out: Path, config: Deployment, spec: Spec, engine: Peers, say: Calla
                 say(f"{engine.party}: {result.status}")
             summary |= _write_result(out, engine.party, result, watch.before)
             write_atomically(out / CONFIG, to_toml("spec", config.spec))
-        # Last, because this file marks the folder as complete.
-        write_atomically(out / RESULT, (to_json(summary) + "\n"))
-        Checkpoint(out / CHECKPOINT, digest(config)).remove()
+        life.keep(to_json(summary) + "\n")
     return summary
 
 
@@ -190,6 +203,7 @@ def _summary(config: Deployment, name: str, result: Result | None, watch: Watch)
         "late": seen["late"],
         "rejected": seen["rejected"] | seen["rejected_by_transport"],
         "refused": seen["refused"],
+        "isolated": seen["isolated"],
         "outages": {name: link["outages"] for name, link in seen["links"].items() if link["outages"]},
         "closed_out": seen["closed_out"],
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpush.base.errors import InvalidInput
-from hyperpush.deploy.folder import LOCK
+from hyperpush.deploy.options import party_folder
 from hyperpush.deploy.watch import LEAVE, STATUS
 from hyperpush.engines.transport.zenoh.neighbors import shown_time
 from hyperpush.runs.events import read_events
@@ -27,7 +27,7 @@ def read_status(path: Path) -> tuple[Path, dict[str, Any]]:
 
 def is_running(folder: Path) -> bool:
     """True if a process works in a party's folder."""
-    return is_held(folder / LOCK)
+    return is_held(party_folder(folder).lock)
 
 
 def ask_to_leave(path: Path) -> str:
@@ -62,9 +62,11 @@ def _head(seen: Mapping[str, Any], running: bool) -> str:
 
 
 def _own(seen: Mapping[str, Any]) -> list[str]:
-    lines = []
+    lines = [f"code not compared: {seen['code_not_compared']}"] if seen.get("code_not_compared") else []
     if seen.get("mass") is not None:
         lines.append(f"mass {seen['mass']:.3g}, of {seen['peers']} together")
+    if seen.get("isolated"):
+        lines.append(f"isolated: {seen['isolated']}")
     if seen.get("privacy"):
         spent = seen["privacy"]
         delta = f", δ {spent['delta']:g}" if spent["delta"] else ""

@@ -27,7 +27,7 @@ from hyperpush.programs.nodes import (
     Server,
     work,
 )
-from hyperpush.programs.operations import operations
+from hyperpush.programs.operations import largest, operations
 from hyperpush.programs.recipe import ProgramRecipe, as_recipe
 
 # In place of a path: the messages that learn how often links are up, sent once and counted in rows of n numbers.
@@ -81,6 +81,7 @@ class Profile:
     scopes: tuple[Path, ...]  # paths of the nodes with their own state, outer nodes first
     effort: dict[Path, tuple[int, int]]  # leaves in one pass through a body, and their operations; like `work`
     leaves: int  # largest number of leaves that one pass through the program executes
+    largest: int  # bytes of the largest array that a leaf computes
 
     # A profile is cached, and asked by every run. What it derives from its nodes is kept.
 
@@ -232,8 +233,8 @@ def _profile(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool, 
 
     jax.eval_shape(trace, numbers)
     (result, leaves_run), sendings, loops = results[0], tuple(tracer.sendings), tuple(tracer.loops)
-    scopes = tuple(tracer.scopes)
-    return Profile(sendings, loops, tracer.work, tracer.states, result, scopes, tracer.effort, leaves_run)
+    scopes, most = tuple(tracer.scopes), tracer.largest
+    return Profile(sendings, loops, tracer.work, tracer.states, result, scopes, tracer.effort, leaves_run, most)
 
 
 class _Tracer:
@@ -250,6 +251,7 @@ class _Tracer:
         # A leaf that occurs at several places of a program is traced once.
         self.seen: dict[Any, tuple[Any, ClosedJaxpr, Work, int]] = {}
         self.effort: dict[Path, tuple[int, int]] = {}
+        self.largest = 0
 
     def walk(self, node: Node, state: PyTree, path: Path, body: Path) -> PyTree:
         """Return the state after a node."""
@@ -319,6 +321,7 @@ class _Tracer:
         if asked not in self.seen:
             shapes, jaxpr = trace_leaf(f, self.clients, self.data, *args)
             self.seen[asked] = shapes, jaxpr, work_of(jaxpr.jaxpr), operations(jaxpr.jaxpr)
+            self.largest = max(self.largest, largest(jaxpr.jaxpr))
         shapes, jaxpr, done, taken = self.seen[asked]
         self.work[body] = self.work.get(body, Work()) + done
         count, so_far = self.effort.get(body, (0, 0))

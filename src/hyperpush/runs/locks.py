@@ -28,13 +28,18 @@ def alone(lock: Path, field: str, folder: Path) -> Iterator[None]:
     try:
         held.acquire()
     except Timeout:
-        raise InUse(f"{field}: another process works in {folder}; end it first, or take another folder") from None
+        raise in_use(field, folder) from None
     except (OSError, NotImplementedError) as error:  # some network file systems lack locks
         raise HyperpushError(f"{lock.parent} cannot be locked: {error}; use a folder on another disk") from None
     try:
         yield
     finally:
         held.release()
+
+
+def in_use(field: str, folder: Path) -> InUse:
+    """Return the error for a folder that another process works in."""
+    return InUse(f"{field}: another process works in {folder}; end it first, or take another folder")
 
 
 def is_held(lock: Path) -> bool:

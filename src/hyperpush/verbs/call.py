@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 from hyperpush.base import processes
 from hyperpush.base.checks import check_integer
 from hyperpush.base.errors import Diverged
+from hyperpush.base.files import as_path
 from hyperpush.base.fingerprint import fingerprint
 from hyperpush.base.status import Status
 from hyperpush.engines.base import Engine
@@ -66,11 +67,11 @@ class Call:
         _ = self.spent
 
     def status(self, run: RunResult) -> Status:
-        """Return the method's status at its final states, with the chosen estimator and refused members."""
+        """Return the method's status at its final states, with the chosen estimator, refused members and isolation."""
         found = replace(
             self.adapted.status(run.states), chosen=self.method.choice(self.engine, self.task, self.network)
         )
-        return found.refusing(run.refused)
+        return found.refusing(run.refused).with_isolation(run.isolated)
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
         """Run the call with `seeds=` as one result of several runs, or with `save=` as a run kept in a folder.
@@ -83,7 +84,7 @@ class Call:
             return self.verb(self.task, self.method, self.network, key=key, **own, **around)
 
         if seeds is not None:
-            folders = (None if save is None else Path(save) / f"seed-{number}" for number in range(2**32))
+            folders = (None if save is None else as_path("save", save) / f"seed-{number}" for number in range(2**32))
             results = [run(key, folder) for key, folder in zip(run_keys(self.key, seeds), folders, strict=False)]
             return over_seeds(after_all(self.task, results), results).check(throw)
         options = {name: each if isinstance(each, int | None) else fingerprint(each) for name, each in own.items()}
