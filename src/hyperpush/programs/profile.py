@@ -106,6 +106,11 @@ class Profile:
         return {sending.path: sending.bytes for sending in self.sendings}
 
     @cached_property
+    def heaviest(self) -> int:
+        """Bytes of the largest state, and of the largest array that a leaf computes."""
+        return self.largest + max(bytes_of(state) for state in self.states.values())
+
+    @cached_property
     def has_host_server(self) -> bool:
         """True if a server computes in plain Python."""
         return any(isinstance(sending.node, Server) and sending.node.host for sending in self.sendings)

@@ -29,7 +29,7 @@ def clients_at_a_time(found: Profile, data: PyTree) -> int | None:
 
     Large is more than `HEAVY`, and more than the client's data, which each turn copies.
     """
-    heavy = found.largest + max(bytes_of(state) for state in found.states.values())
+    heavy = found.heaviest
     return 1 if heavy > max(HEAVY, bytes_of(one_client(data))) else None
 
 
