@@ -159,10 +159,11 @@ VERDICTS = ("results", "wrong", "silent", "up to 2 %", "marked", "2 to 3 %", "ma
 
 
 def verdicts(rows: Iterable[Row]) -> tuple[list[str], list[list[Any]]]:
-    """Return a table of results by their true error, and of those that are marked, by family, variant and solver."""
+    """Return a table of results by their true error, and of those that are marked, by kind, variant and solver."""
     counts: dict[tuple[str, ...], Counter[str]] = {}
     for row in rows:
-        kind = tuple(str(row["cell"].get(name, "")) for name in ("family", "variant", "solver"))
+        cell = {"family": "", "variant": "", **row["cell"]}
+        kind = ("convex" if cell["family"] in CONVEX else cell["family"], cell["variant"], cell["solver"])
         counts.setdefault(kind, Counter())[_verdict(row)] += 1
     table = []
     for kind, found in counts.items():

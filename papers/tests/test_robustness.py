@@ -85,6 +85,8 @@ def test_families_are_what_they_are_called(family):
         "scales": local[:, -1].max() == pytest.approx(1e4 * local[:, -1].min()),
         "disjoint": np.all(np.sum(case.hessians.sum(2) != 0, axis=0) == 1),
         "lossy-singular": abs(condition) > 1e14,
+        "hidden": abs(condition) > 1e14
+        and np.allclose(case.slopes @ np.linalg.eigh(case.hessians.mean(0))[1][:, 0], 0),
         "cancelling-1e2": left_over(case) == pytest.approx(1e-2, rel=0.5),
         "cancelling-1e4": left_over(case) == pytest.approx(1e-4, rel=0.5),
         "zero-third": np.sum(~np.any(case.hessians, axis=(1, 2))) == 2,

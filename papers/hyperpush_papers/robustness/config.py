@@ -22,6 +22,7 @@ Family = Literal[
     "zero-third",
     "singular",
     "indefinite",
+    "hidden",
     "cancelling-1e2",
     "cancelling-1e4",
     "lossy",

@@ -10,7 +10,12 @@ from jaxtyping import Float
 from hyperpush_papers.robustness.config import Family
 
 Hessians = Float[np.ndarray, "n d d"]
-UNSOLVABLE = ("singular", "indefinite", "lossy-singular")  # no hypergradient exists: unmarked results are wrong
+UNSOLVABLE = (
+    "singular",
+    "indefinite",
+    "hidden",
+    "lossy-singular",
+)  # no hypergradient exists: unmarked results are wrong
 LOSS = 0.2  # share of messages that get lost in families that are lossy
 
 
@@ -43,7 +48,15 @@ def draw(family: Family, network: str, seed: int, clients: int, params: int, hyp
     shapes = (clients, hypers, params), (clients, params), (clients, hypers)
     drawn = Quadratics(hessians, *(rng.normal(size=shape) for shape in shapes))
     name, _, share = family.partition("-")
-    return _cancelling(drawn, 1 / float(share)) if name == "cancelling" else drawn
+    if name == "cancelling":
+        return _cancelling(drawn, 1 / float(share))
+    return _hidden(drawn) if name == "hidden" else drawn
+
+
+def _hidden(drawn: Quadratics) -> Quadratics:
+    """Take the mean outer gradient's part along the eigenvector of the mean's smallest eigenvalue away."""
+    vector = np.linalg.eigh(drawn.hessians.mean(0))[1][:, 0]
+    return drawn._replace(slopes=drawn.slopes - np.outer(drawn.slopes @ vector, vector))
 
 
 def _cancelling(drawn: Quadratics, share: float) -> Quadratics:
@@ -132,6 +145,7 @@ MAKERS: dict[Family, Callable[..., Hessians]] = {
     "zero-third": _zero_third,
     "singular": _with_less_curvature(1.0),
     "indefinite": _with_less_curvature(1.3),
+    "hidden": _with_less_curvature(1.0),
     "cancelling-1e2": _mild,
     "cancelling-1e4": _mild,
     "lossy": _mild,
