@@ -69,7 +69,7 @@ def run(config: Restarts) -> dict[str, Any]:
                 with out.open("a") as file:
                     file.write(json.dumps(cell) + "\n")
     rows = compare(done)
-    columns = ("kind", "beside", "runs", "without a model", "hypers off", "params off, in spreads")
+    columns = ("kind", "beside", "runs", "without a model", "marked", "hypers off", "params off, in spreads")
     show("asynchronous parties", columns, rows)
     return {"rows": rows, "cells": len(done), "machine": machine()}
 
@@ -135,7 +135,8 @@ def party(name: str, base: str, ports: list[int]) -> None:
     leaves = [
         np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(each)]) for each in (found.params, found.hypers)
     ]
-    (folder / "found.json").write_text(json.dumps([[round(float(value), 7) for value in each] for each in leaves]))
+    numbers = [[round(float(value), 7) for value in each] for each in leaves]
+    (folder / "found.json").write_text(json.dumps([*numbers, str(found.status)]))
 
 
 def measure(config: Restarts, cells: list[Cell]) -> Iterator[Cell]:
@@ -176,18 +177,18 @@ class Swarm:
             os.kill(self.stopped[0], signal.SIGCONT)
             self.stopped = None
         victim = self.processes.running.get(self.victim)
-        here = not self.disturbed and victim is not None
-        if here and self.processes.status(self.victim).get("round", 0) >= self.at:
+        due = not self.disturbed and self.processes.status(self.victim).get("round", 0) >= self.at
+        if due and victim is not None:
             self.disturb(victim.pid)
         return not self.processes.running or time.monotonic() > self.until
 
-    def disturb(self, pid: int) -> None:
+    def disturb(self, pid: int | None) -> None:
         """Kill the victim and start it again, or stop it for a while."""
         self.disturbed = True
         if self.cell["kind"] == "restart":
             self.processes.kill(self.victim)
             self.processes.start(self.victim)
-        else:
+        elif pid is not None:
             os.kill(pid, signal.SIGSTOP)
             self.stopped = pid, time.monotonic() + self.seconds
 
@@ -224,7 +225,8 @@ def compare(cells: list[Cell]) -> list[tuple[Any, ...]]:
         whole = [arrays(each) for each in own if None not in each["found"].values()]
         off = [np.abs(each[1] - hypers.mean(0)).max() for each in whole]
         away = [np.abs(each[0] - params.mean(0)).max() / spread for each in whole]
-        rows.append((kind, f"{beside} busy", len(own), len(own) - len(whole), most(off), most(away)))
+        marked = sum(any(each[2].startswith("!") for each in cell["found"].values() if each) for cell in own)
+        rows.append((kind, f"{beside} busy", len(own), len(own) - len(whole), marked, most(off), most(away)))
     return rows
 
 
