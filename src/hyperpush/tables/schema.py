@@ -162,7 +162,8 @@ def _make_column(tables: Sequence[Table], name: str, category: bool) -> Column:
                 seen |= {value} - {None}
                 if len(seen) > MOST_VALUES:
                     given = f"value number {len(seen)}, {value!r}"
-                    raise InvalidInput(table.place(row, name), given, f"a category of at most {MOST_VALUES} values")
+                    allowed = f"a category of at most {MOST_VALUES} values; dates as numbers"
+                    raise InvalidInput(table.place(row, name), given, allowed)
     return Column(name, tuple(values), missing)
 
 
