@@ -1,0 +1,41 @@
+"""The progress of an audit, told to hooks after each of its programs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.hooks import Hook
+
+LOOP = "audit"  # name of the loop that hooks see
+
+
+@dataclass
+class Watch:
+    """Programs done and expected. More are expected when a party is named."""
+
+    hooks: tuple[Hook, ...]
+    done: int = 0
+    total: int = 0
+
+    def expect(self, programs: int) -> None:
+        """Add programs to come."""
+        self.total += programs
+        if programs:
+            self._advance()
+
+    def tell(self, costs: Costs) -> None:
+        """Count a program, and tell the costs of all so far: rounds, and the bytes that a party sends."""
+        self.done += 1
+        for hook in self.hooks:
+            hook.row(LOOP, self.done, {"rounds": np.asarray(costs.rounds), "bytes": np.asarray(costs.bytes)})
+        self._advance()
+
+    def _advance(self) -> None:
+        for hook in self.hooks:
+            hook.advance(LOOP, self.done, max(self.total, self.done))
+
+    def finish(self) -> None:
+        """End all hooks."""
+        for hook in self.hooks:
+            hook.finish()
