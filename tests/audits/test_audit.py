@@ -310,6 +310,7 @@ def test_json_page_and_refusals(tmp_path):
     ("change", "says"),
     [
         ({"tables": 5}, "tables: got 'int'"),
+        ({"tables": hp.tables.read({n: (np.ones((20, 1)), np.arange(20) % 2) for n in "ab"}, label="y")}, "constant"),
         ({"folds": 1}, "folds"),
         ({"l2": 0}, "l2"),
         ({"level": 1.0}, "level"),

@@ -180,6 +180,8 @@ def _check(tables: Any, folds: Any, l2: Any, level: Any, effects: Any, records: 
         raise InvalidInput("tables", given, allowed)
     if not isinstance(tables, Tables):
         raise InvalidInput("tables", type(tables).__name__, "what hp.tables.read returns")
+    if not any(len(np.unique(own[~np.isnan(own)])) > 1 for own in np.concatenate(tables.inputs).T):
+        raise InvalidInput("tables", "only constant columns", "at least one column that varies")
     check_integer("folds", folds, minimum=2, maximum=20)
     check_positive("l2", l2, optional=True)
     check_positive("level", level)
