@@ -30,9 +30,9 @@ from hyperpush.engines.compiled.effort import WHOLE
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Visit, restart_below, with_states
 from hyperpush.engines.compiled.snapshots import RecordedRows, Structure, restore, take
 from hyperpush.engines.compiled.whole import outer_loops, rows_of, run_whole
+from hyperpush.engines.hooks import Cursor, Divergence, Replay, Snapshot, Trail, tell_rows
 from hyperpush.engines.result import OUTSIDE, Recorder, RecordFunction, Rows
 from hyperpush.engines.run_checks import check_recording
-from hyperpush.engines.run_hooks import Cursor, Divergence, ProgressHook, Replay, Snapshot, Trail
 from hyperpush.networks.trees import LONGEST
 from hyperpush.programs import (
     Node,
@@ -66,10 +66,9 @@ class HostLoop:
 
     def __init__(self, context: Interpreter, request: Request, profile: Profile, effort: int):
         self.context, self.profile, self.effort, self.recipe = context, profile, effort, request.recipe
-        self.recorders, self.every, self.watched = request.recorders, request.every, request.progress is not None
+        self.recorders, self.every, self.watched = request.recorders, request.every, bool(request.hooks)
         check_recording(self.recorders, self.every, profile)
-        own = () if request.progress is None else (ProgressHook(request.progress),)
-        self.hooks = (*own, *ambient().hooks, Divergence())
+        self.hooks = (*request.hooks, *ambient().hooks, Divergence())
         self.history = RecordedRows(
             profile, {name: [] for name in self.recorders}, {name: [] for name in self.recorders}
         )
@@ -95,7 +94,7 @@ class HostLoop:
         carry = strong(carry)
         self.structure = Structure(self.context, self.profile, carry, self.recorders)
         self.key, self.step, after = key, carry.clock.now(), None
-        found = [snapshot for hook in self.hooks if (snapshot := hook.start(self)) is not None]
+        found = [snapshot for hook in self.hooks if (snapshot := hook.resume_from(self)) is not None]
         if found:
             self.target, self.saved = found[0].trail, restore(self.structure, found[0], self.history)
             self.extra, self.step = Work(found[0].extra), self.saved[0].clock.now()
@@ -105,7 +104,7 @@ class HostLoop:
         if after is None:  # long, resumed, or diverged; the walk finds the place of a divergence
             after = self.walk(Visit(self.recipe.program(), key), carry)
         for hook in self.hooks:
-            hook.finish(self, self.snapshot((), after))
+            hook.keep_result(self, self.snapshot((), after))
         return after
 
     def is_short(self) -> bool:
@@ -271,7 +270,7 @@ class HostLoop:
         replay = Replay(lambda i: bool(run(i).finite), walk)
         cursor = Cursor((*self.trail, (visit.path, stop)), visit.node.name, stop, visit.node.at_most, stop - start, 0)
         for hook in self.hooks:
-            hook.diverged(cursor, replay if donated is None else None)
+            hook.find_divergence(cursor, replay if donated is None else None)
         return result
 
     def split(self, carry: Carry) -> tuple[Carry, PyTree]:
@@ -313,8 +312,7 @@ class HostLoop:
     def note(self, name: str, records: PyTree, clocks: np.ndarray, iterations: list[int]) -> None:
         """Add rows to the history of a loop, and pass them to the hooks."""
         self.history.add(name, records, clocks)
-        for hook in self.hooks:
-            hook.rows(name, iterations, records)
+        tell_rows(self.hooks, name, iterations, records)
 
     def boundary(self, visit: Visit, done: int, iterations: int, carry: Carry) -> None:
         """Call the hooks between two chunks with the progress of the run; they may end it."""
@@ -323,7 +321,7 @@ class HostLoop:
         cursor = Cursor(trail, visit.node.name, done, visit.node.at_most, iterations, rounds)
         snapshot = self.snapshot(trail, carry)
         for hook in self.hooks:
-            hook.boundary(cursor, snapshot)
+            hook.between_chunks(cursor, snapshot)
 
     def snapshot(self, trail: Trail, carry: Carry) -> Callable[[], Snapshot | None]:
         """Return a function that takes a snapshot of this moment, now or later."""
