@@ -67,6 +67,7 @@ class Incoming:
         other.last_seen = time.monotonic()
         step = self.links[place].add(header, part, self.members.needed)
         if step is not None:
+            other.sent_data = True
             other.come_to(step)
 
     def on_control(self, place: int, header: bytes, payload: bytes) -> None:

@@ -51,6 +51,8 @@ class Neighbor:
     lost: float = field(default_factory=time.monotonic)  # time since which it is absent
     step: int = -1  # step of its newest message, or the one in its heartbeat
     advanced: float = field(default_factory=time.monotonic)  # last time of an advance, or of a wait for a peer
+    sent_data: bool = False  # messages of the program have come from it
+    anew: bool = False  # a process has started anew in its place, and was refused
     received_bytes: int = 0
     sent_bytes: int = 0
     early: int = 0  # messages that arrived before its hello; it sends them again
@@ -170,12 +172,20 @@ def explain(other: Neighbor, step: int = 0, strangers: str = "") -> str:
         return other.removed or other.farewell or other.unfit
     if other.alive:
         refused = other.refused_since(step)
-        return f"{other.name} is there, in step {other.step}" if refused is None else refused.of(other.name)
+        return _here(other) if refused is None else refused.of(other.name)
     if ended:
         return ended
     if not other.incarnation:
         return f"{other.name} was never heard{strangers}"
     return f"{other.name} is absent for {time.monotonic() - other.lost:.0f} s"
+
+
+def _here(other: Neighbor) -> str:
+    """Return what is known of a neighbor that is there and silent."""
+    if not other.agreed:
+        return f"{other.name} is there, and has not accepted this process; another one may have its place in the run"
+    anew = ", and a process has started anew in its place, without its checkpoint" if other.anew else ""
+    return f"{other.name} is there, in step {other.step}{anew}"
 
 
 def waited_in_vain(others: Sequence[Neighbor], step: int) -> type[HyperpushError]:
