@@ -100,6 +100,7 @@ GOOD = HEAD + "".join(f"{n},{n},{n % 2}\n" for n in range(20))
         ({"a": GOOD}, {}, "one party, 'a'"),
         ({}, {}, "a folder with one CSV or NPZ file per party"),
         ({"a": HEAD + "1,2,1\n", "b": HEAD + "1,2,1\n"}, {}, "label 'label': got '1 classes in all files'"),
+        ({"a": HEAD + "1,2,1\n", "b": HEAD + "1,2,1\n"}, {"kind": "numbers"}, "got '1 values in all files'"),
         ({"a": GOOD, "b": "x,label\n1,0\n2,1\n"}, {}, "b.csv, column 'z': got 'missing'"),
         ({"a": GOOD, "b": "x,z,q,label\n1,2,3,0\n2,1,3,1\n"}, {}, "b.csv, column 'q': got 'a column of its own'"),
         ({"a": GOOD, "b": GOOD + "high,1,0\n"}, {}, "b.csv, line 22, column 'x': got 'high'"),

@@ -179,6 +179,8 @@ def _label(tables: Sequence[Table], label: str, kind: Kind | None) -> tuple[Kind
     if kind == "numbers":
         for table in tables:
             numbers_of(table, label)
+        if len(counts) < 2:
+            raise InvalidInput(f"label {label!r}", f"{len(counts)} values in all files", "numbers that vary")
         return kind, ()
     if len(counts) < 2:
         raise InvalidInput(f"label {label!r}", f"{len(counts)} classes in all files", "at least two classes")
