@@ -240,7 +240,9 @@ def test_parties_with_other_code_are_told_so_with_both_digests(engines):
 
 def test_killed_after_all_were_done_a_party_needs_nobody_to_end(tmp_path):
     """In step, before it had written its result: its checkpoint holds the end, and the others have gone."""
-    addresses = dict(zip(NAMES[:2], (f"127.0.0.1:{port}" for port in free_ports(2)), strict=True))
+    addresses: dict[str, str | None] = {
+        name: f"127.0.0.1:{port}" for name, port in zip(NAMES[:2], free_ports(2), strict=True)
+    }
     task, network = logistic(2, 0).replace(names=NAMES[:2]), hp.networks.FullyConnected(2)
 
     def party(client, patience=60.0):

@@ -4,6 +4,7 @@ import resource
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,37 @@ def test_another_version_under_a_living_members_certificate_is_not_its_reason():
     assert other.unfit == ""
     assert explain(other).startswith("carol is there, in step")
     assert incoming.rejections == {"wrong-version": 2}
+
+
+def test_with_its_certificate_a_members_messages_end_though_its_link_may_not():
+    """TLS sessions are resumed without another look at the certificate."""
+    made = membership()
+    other = agree(made)
+    incoming = Incoming(made, {}, threading.Condition())
+    incoming.links, taken = {1: SimpleNamespace(add=lambda *part: taken.append(1))}, []  # pyright: ignore[reportAttributeAccessIssue]
+    header, part = next(split(0, 0, b"data", Stamp(made.run, other.incarnation)))
+    guarded, control = incoming.guard(incoming.on_data), incoming.guard(incoming.on_control)
+    other.ends = int(time.time()) + 60
+    made.check_certificates()
+    guarded(1, header, bytes(part))
+    assert (taken, other.alive, incoming.rejections) == ([1], True, {})
+    other.ends = int(time.time()) - 1
+    made.check_certificates()
+    guarded(1, header, bytes(part))
+    made.hear_life(1, True)
+    assert (taken, other.alive, incoming.rejections) == ([1], False, {"expired-certificate": 1})
+    assert explain(other).startswith("bob's certificate ended at ")
+    # The next process of bob, with a new certificate, is heard.
+    said = Topic.HELLO, Departure.NO, 0, 99, made.incarnation, made.run, frozenset(), frozenset()
+    for ends, found in ((other.ends, False), (int(time.time()) + 60, True)):
+        hello = ControlMessage(*said, pace=1, more=replace(made.card, ends=ends))
+        control(1, b"", hello.pack(len(NAMES)))
+        assert (other.incarnation == 99, other.alive) == (found, found)
+    assert made.failure is None
+    made.card = replace(made.card, ends=int(time.time()) - 1)
+    made.check_certificates()
+    assert isinstance(made.failure, Absent)
+    assert str(made.failure).startswith("alice's certificate ended at ")
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -106,8 +106,8 @@ class ControlMessage:
     run: bytes  # digest of 8 bytes that identifies the run
     closed: frozenset[int]
     left: frozenset[int]
-    # Microseconds of a round; 0: not known yet, and `step` of a heartbeat is meaningless. In a hello: 1 if the sender may
-    # continue what an earlier process began, 0 for a fresh start.
+    # Microseconds of a round; 0: not known yet, and `step` of a heartbeat is meaningless. In a hello: 1 if the sender
+    # may continue what an earlier process began, 0 for a fresh start.
     pace: int = 0
     sent: int = 0  # time of a heartbeat, by the sender's clock
     echo: int = 0  # see `Deadline.echo`

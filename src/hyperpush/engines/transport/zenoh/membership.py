@@ -17,7 +17,7 @@ from hyperpush.engines.transport.wire import RefusalReason, Rejected
 from hyperpush.engines.transport.zenoh.agreement import difference
 from hyperpush.engines.transport.zenoh.control import NO_CARD, Accusation, Card, ControlMessage, Departure, Topic
 from hyperpush.engines.transport.zenoh.deadlines import Rounds, microseconds
-from hyperpush.engines.transport.zenoh.neighbors import Neighbor, Refusal
+from hyperpush.engines.transport.zenoh.neighbors import Neighbor, Refusal, certificate_ended
 from hyperpush.engines.transport.zenoh.parts import RUN_BYTES
 
 # Refused contents after which a member is removed, asynchronously: one may come from a broken disk or a flipped bit,
@@ -201,6 +201,8 @@ class Membership:
         other.meet(card)
         if other.incarnation != said.incarnation:
             other.adopt(said.incarnation, card, said.step, place in self.left)
+            if other.token and not (other.alive or other.expired) and other.come_to_life():
+                self.news.append(f"found: {other.name}")
             self._tell(Topic.HELLO, place)
         if place in self.closed:
             return None
@@ -224,11 +226,22 @@ class Membership:
     def hear_life(self, place: int, alive: bool) -> None:
         """Note that a neighbor has appeared or vanished."""
         other = self.neighbors[place]
+        other.token = alive
         if not alive:
             return other.get_lost()
+        if other.expired:  # another process may have its place, with a new certificate
+            return self._tell(Topic.HELLO, place)
         if other.come_to_life():
             self.news.append(f"found: {other.name}")
         return self._tell(Topic.HELLO, place)
+
+    def check_certificates(self) -> None:
+        """Give up if this peer's certificate has ended; take neighbors whose certificate has ended to be absent."""
+        if ended := certificate_ended(self.name, self.card.ends):
+            self.fail(Absent(f"{ended}, and its links with it"))
+        for other in self.neighbors.values():
+            if other.alive and other.expired:
+                other.get_lost()
 
     def look_for_lost(self) -> None:
         """Tell the user about neighbors that were lost, unless they have only ended."""

@@ -354,6 +354,7 @@ class Zenoh:
         return lambda reason: self._incoming.count(place, reason)
 
     def _check(self) -> None:
+        self.members.check_certificates()
         if self.members.failure is not None:
             raise _named(self.members.failure, self._me)
         if self._closing.is_set():
