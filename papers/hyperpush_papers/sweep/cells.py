@@ -13,9 +13,9 @@ from rich.console import Console
 
 from hyperpush.base.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.base.files import write_atomically
+from hyperpush.base.locks import alone
 from hyperpush.runs.events import to_json
 from hyperpush.runs.folder import CONFIG, RESULT
-from hyperpush.runs.locks import alone
 from hyperpush.spec.config import to_toml
 from hyperpush.spec.execute import execute
 from hyperpush.verbs.saved import load

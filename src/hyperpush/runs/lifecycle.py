@@ -17,12 +17,12 @@ from typing import final
 from hyperpush.base import processes
 from hyperpush.base.errors import Diverged, HyperpushError, InvalidInput
 from hyperpush.base.files import write_atomically
+from hyperpush.base.locks import alone
 from hyperpush.engines.hooks import Hook
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import Journal
 from hyperpush.runs.checkpoints.store import CheckpointFolder
 from hyperpush.runs.folder import CHECKPOINTS, RunFolder
-from hyperpush.runs.locks import alone
 
 
 def _print_warning(text: str) -> None:
