@@ -69,12 +69,13 @@ class Solved:
 def run(config: Solved) -> Row:
     """Run the missing cells of a part, as far as time allows."""
     rows, left = resume(config.file, PARTS[config.part](config), measure, config.seconds)
-    if rows:
+    title = f"{config.part}: {len(rows)} cells, {left} left"
+    if MEASURES[config.part] is judge:
+        show(title, *verdicts(rows))
+    else:
         names = list(dict.fromkeys(name for row in rows for name in row if name != "cell"))
         shown = [[" ".join(map(str, row["cell"].values())), *(_short(row.get(name)) for name in names)] for row in rows]
-        show(f"{config.part}: {len(rows)} cells, {left} left", ["cell", *names], shown)
-    if judged := [row for row in rows if "wrong_silent" in row]:
-        show("verdicts", *verdicts(judged))
+        show(title, ["cell", *names], shown)
     return {"cells": rows, "left": left}
 
 
