@@ -7,8 +7,8 @@
 | `result.json` | the result; status, costs and the format version unless it is a study's | all |
 | `metrics.jsonl` | events, see `hyperpush.runs.events` | studies, specs, peers |
 | `history.safetensors` | cost and metrics by step | verbs, specs, peers |
-| `models/<set>/<owner>.safetensors` | arrays by path, one file per owner | all |
-| `links/<owner>.safetensors` | an owner's estimates of its links | verbs, specs, peers |
+| `models/<set>/all.safetensors` | arrays by path, clients on axis 0; of a peer `<owner>.safetensors` | all |
+| `links/all.safetensors` | clients' counts of their links; of a peer `<owner>.safetensors` | verbs, specs, peers |
 | `figures/*.png` | figures | studies |
 
 The folder appears when the run has succeeded. Until then its files are in a hidden folder beside it, with
@@ -26,8 +26,8 @@ from pathlib import Path
 
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.files import as_path, write_atomically
+from hyperpush.base.locks import in_use, is_held
 from hyperpush.runs.events import read_events, write_events
-from hyperpush.runs.locks import in_use, is_held
 
 CONFIG, CALL, RESULT, METRICS = "config.toml", "call.json", "result.json", "metrics.jsonl"
 HISTORY, MODELS, LINKS, FIGURES = "history.safetensors", "models", "links", "figures"

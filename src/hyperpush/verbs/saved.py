@@ -15,12 +15,12 @@ from jaxtyping import PyTree
 
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.files import as_path
+from hyperpush.base.locks import in_use, is_held
 from hyperpush.base.status import Status
 from hyperpush.methods import registry
 from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.runs.events import read_events
 from hyperpush.runs.folder import CALL, CONFIG, FIGURES, HISTORY, LINKS, METRICS, MODELS, RESULT, RunFolder
-from hyperpush.runs.locks import in_use, is_held
 from hyperpush.runs.models import leaf_name, load_arrays, load_models
 from hyperpush.task.task import LastPoint, Task
 from hyperpush.verbs import panels
@@ -31,7 +31,7 @@ from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import Estimate, History, Result, Solution, Training
 from hyperpush.verbs.task_digests import check_same_task
 
-FORMAT = 1  # version of the format of a verb's folder
+FORMAT = 2  # version of the format of a verb's folder
 SETS = ("params", "hypers", "value")  # sets of models in a verb's result
 CLASSES: dict[str, type[Result]] = {"Training": Training, "Estimate": Estimate, "Solution": Solution}
 T = TypeVar("T")
