@@ -136,11 +136,9 @@ def judge(cell: Row) -> Row:
     found = hp.hypergradient(trained.task, hp.Automatic(), network, key=0)
     x = solve(made, np.mean(np.asarray(trained.params, float), axis=0))
     error, status = relative(found.value, hypergradients(made, x)), found.status
-    wrong, silent = error > WRONG, status.converged is not False
     return {"error": error, "params": away(trained.params, x), "training": trained.status.converged,
             "training_reason": trained.status.reason, "converged": status.converged, "reason": status.reason,
             "residual": status.residual, "disagreement": status.disagreement, "moved": status.moved,
-            "wrong_silent": bool(wrong and silent), "right_flagged": bool(not wrong and not silent),
             "rounds": trained.costs.rounds}  # fmt: skip
 
 
