@@ -19,7 +19,6 @@ from hyperpush.audits.watch import Watch
 from hyperpush.engines.compiled.compile import counting
 from hyperpush.tables.heads import Head
 from hyperpush.tables.task import generator_of
-from hyperpush.verbs.hooks import Listeners
 
 L2, FOLDS, NAMES = 0.03, 3, ("a", "b", "c", "d")
 COUNTS = (45, 60, 52, 38)
@@ -174,9 +173,7 @@ def test_after_naming_the_rest_is_audited_as_if_the_party_were_not_there():
         own = split_records(tables, FOLDS, generator_of(0))
         head = Head.of(tables.schema, len(tables.schema.features))
         key, network = jax.random.key(0), hp.networks.Ring(4)
-        rounds = Rounds(
-            head, own, (0, 1, 2, 3), network, key, hp.Simulate(), FOLDS, L2, newton=False, watch=Watch(Listeners([]))
-        )
+        rounds = Rounds(head, own, (0, 1, 2, 3), network, key, hp.Simulate(), FOLDS, L2, newton=False, watch=Watch(()))
         tests, records = judge_leavers(rounds, rounds.again(np.array([1.0, 0, 1, 1])), [0, 2, 3], 0.05)
     oracle, rest = Oracle(tables), [0, 2, 3]
     together = oracle.losses(rest, rest)
@@ -313,6 +310,7 @@ def test_json_page_and_refusals(tmp_path):
     ("change", "says"),
     [
         ({"tables": 5}, "tables: got 'int'"),
+        ({"tables": hp.tables.read({n: (np.ones((20, 1)), np.arange(20) % 2) for n in "ab"}, label="y")}, "constant"),
         ({"folds": 1}, "folds"),
         ({"l2": 0}, "l2"),
         ({"level": 1.0}, "level"),

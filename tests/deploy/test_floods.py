@@ -21,14 +21,14 @@ def training(steps):
     }
 
 
-def compare(parties):
+def compare(parties, atol=1e-5):
     """The params of all parties against the simulator's."""
     config = read(parties.file)
     truth = objects.read(config.spec.tables()).run()
     assert isinstance(truth, hp.Training)
     found = [load_file(parties.base / n / "models" / "params" / f"{n}.safetensors")[""] for n in parties.names]
     assert np.abs(truth.params).max() > 0.1
-    np.testing.assert_allclose(np.stack(found), truth.params, atol=1e-5)
+    np.testing.assert_allclose(np.stack(found), truth.params, atol=atol)
 
 
 @pytest.mark.faults

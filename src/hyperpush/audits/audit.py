@@ -28,7 +28,7 @@ from hyperpush.tables.read import Tables
 from hyperpush.tables.task import generator_of
 from hyperpush.task.task import Task
 from hyperpush.verbs.checks import check_engine_kind, check_key, check_network_kind
-from hyperpush.verbs.hooks import Hook, Listeners
+from hyperpush.verbs.hooks import Hook, as_hooks
 
 FEWEST = 20  # fewest records of a party that takes part
 MOST_RETRAINED = 32  # number of params up to which models without a party are trained to the solution
@@ -90,7 +90,7 @@ def audit(
         [('a', 'cannot say'), ('b', 'cannot say'), ('c', 'cannot say')]
     """
     _check(tables, folds, l2, level, effects, records, engine)
-    watch = Watch(Listeners(hooks))
+    watch = Watch(as_hooks(hooks))
     keep_compiled_code()
     network = Exponential(len(tables.names)) if network is None else network
     check_network_kind(network)
@@ -180,6 +180,8 @@ def _check(tables: Any, folds: Any, l2: Any, level: Any, effects: Any, records: 
         raise InvalidInput("tables", given, allowed)
     if not isinstance(tables, Tables):
         raise InvalidInput("tables", type(tables).__name__, "what hp.tables.read returns")
+    if not any(len(np.unique(own[~np.isnan(own)])) > 1 for own in np.concatenate(tables.inputs).T):
+        raise InvalidInput("tables", "only constant columns", "at least one column that varies")
     check_integer("folds", folds, minimum=2, maximum=20)
     check_positive("l2", l2, optional=True)
     check_positive("level", level)

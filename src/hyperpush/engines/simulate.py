@@ -66,8 +66,7 @@ class Simulate(CompiledEngine):
         if self.compile_fully:
             return "full"
         found = profile(recipe, one_client(states), one_client(data), network.clients)
-        along_tree = any(sending.by_tree for sending in found.sendings)
-        tree = tree_of(network, self.faults is not None) if along_tree else None
+        tree = tree_of(network, self.faults is not None) if found.by_tree else None
         return Choice(runs * effort(found, network, tree))
 
     def devices_of_run(self) -> Mesh | None:
@@ -118,7 +117,7 @@ def evaluate(
 
     def compute(states: PyTree, data: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
         program = recipe.program()
-        _, carry, options = prepare(Request(recipe, network, states, data, key, faults, step), program)
+        _, carry, options = prepare(Request(recipe, network, states, data, key, faults, step))
         options |= {"faults": faults, "batch": clients_per_batch, "recorders": recorders_of(record), "every": every}
         run = Recorded.of(network, SingleDevice(network.clients), data, key, recipe, **options)
         after = run.run(Visit(program, keys.program_key(key)), carry)

@@ -148,7 +148,13 @@ class TreeCG(SystemSolver):
 
     def program_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
         """Return the program with averages along a tree, or exact ones if one machine has all clients."""
+        return self._program(problem, by, judges=True)
 
+    def estimate_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
+        """Return a program that leaves the params unjudged. No loop encloses its loops, so both can be recorded."""
+        return self._program(problem, by, judges=False)
+
+    def _program(self, problem: Problem, by: Literal["tree", "exact"], judges: bool) -> Node:
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             return self._start(problem, state, ctx)
 
@@ -157,8 +163,8 @@ class TreeCG(SystemSolver):
 
         body = self._body(problem, by)
         probing = Repeat(body, self.steps, until=_is_past(PROBED), name="TreeCG", common=True)
-        stages = self._stages(problem, body, FIRST, by)
-        return Scope(Sequence(probing, Local(drop_probe), stages), start, _finish)
+        rest = self._stages(problem, body, FIRST, by) if judges else self._stage(problem, body, FIRST)
+        return Scope(Sequence(probing, Local(drop_probe), rest), start, _finish)
 
     def distance_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
         """Return a program that only measures how far params are from solved."""
@@ -179,8 +185,8 @@ class TreeCG(SystemSolver):
 
         return Sequence(Local(work), Average(message, advance, rounds=1, by=by, ends=_how_far))
 
-    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
-        """Return the stages from `first` on: an estimate, then a judgment of its params."""
+    def _stage(self, problem: Problem, body: Node, first: int) -> Node:
+        """Return one stage, which is `first` or follows the stage before."""
 
         def begin(state: TreeState, ctx: Context) -> TreeState:
             return begin_stage(problem, state, ctx, first, self.ignores_flat)
@@ -189,7 +195,11 @@ class TreeCG(SystemSolver):
             return jnp.where(state.ended >= DONE, 0, self.steps)
 
         rest = Repeat(body, self.steps, until=_is_past(DONE), times=remaining, name="TreeCG without probe", common=True)
-        stage, count = Sequence(Local(begin), rest), (JUDGED if first == FIRST else SECOND) - first
+        return Sequence(Local(begin), rest)
+
+    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
+        """Return the stages from `first` on: an estimate, then a judgment of its params."""
+        stage, count = self._stage(problem, body, first), (JUDGED if first == FIRST else SECOND) - first
         stages = Repeat(stage, count, until=_is_past(OVER), name="TreeCG stages", common=True)
         if not self.common or first != FIRST:
             return stages

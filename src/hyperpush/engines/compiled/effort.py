@@ -32,7 +32,7 @@ def clients_at_a_time(found: Profile, data: PyTree) -> int | None:
 
     Large is more than `HEAVY`, and more than the client's data, which each turn copies.
     """
-    heavy = found.largest + max(bytes_of(state) for state in found.states.values())
+    heavy = found.heaviest
     return 1 if heavy > max(HEAVY, bytes_of(one_client(data))) else None
 
 
@@ -61,12 +61,10 @@ def effort(found: Profile, network: Network, tree: Tree | None = None) -> int:
         passes[body] = passes[around] * (min(loop.at_most, OPEN_ENDED) if loop.agreed else loop.at_most)
     leaves = [passes[body] * (STARTED * count + network.clients * done) for body, (count, done) in found.effort.items()]
     links, drawn = links_of(network), DRAWN if network.varying else 0
-    waits = _waits(tree)
+    waits = tree.planned_rounds if isinstance(tree, WaitingTree) else 1
     rounds = [
-        passes[each.body] * (waits * (STARTED + links * drawn) + links * each.floats)
-        if each.by_tree
-        else passes[each.body] * each.messages(1) * (STARTED + links * (each.floats + drawn))
-        for each in found.sendings
+        passes[body] * count * ((waits if path in found.by_tree else 1) * (STARTED + links * drawn) + links * width)
+        for (body, count), (path, width) in zip(found.rounds, found.width.items(), strict=True)
     ]
     return sum(leaves) + sum(rounds)
 
@@ -84,8 +82,3 @@ def _links_of(structure: Any, kinds: tuple[Any, ...]) -> int:
     network = structure.unflatten(arrays)
     one = jax.eval_shape(lambda net: net.links(jax.random.key(0), 0, jnp.arange(1), "ones"), network)
     return network.clients * one.alive.size
-
-
-def _waits(tree: Tree | None) -> int:
-    """Return the planned rounds of an average whose links are drawn."""
-    return tree.planned_rounds if isinstance(tree, WaitingTree) else 1

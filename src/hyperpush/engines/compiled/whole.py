@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hyperpush.engines.compiled.interpreter import Carry, Interpreter, Recording, Visit
 from hyperpush.engines.result import Recorder
-from hyperpush.programs import Node, Repeat, children
+from hyperpush.programs import Profile, Repeat
 
 
 class Rows(NamedTuple):
@@ -78,15 +78,12 @@ def rows_of(node: Repeat, recorder: Recorder, every: int) -> int:
     return recorder.count(node.at_most, every)
 
 
-def outer_loops(node: Node, names: Mapping[str, Recorder]) -> dict[str, Repeat] | None:
+def outer_loops(profile: Profile, names: Mapping[str, Recorder]) -> dict[str, Repeat] | None:
     """Return the loops of these names; None unless each name occurs once and outside of other loops."""
     found: dict[str, Repeat] = {}
-    waiting = [(node, False)]
-    while waiting:
-        each, inside = waiting.pop()
-        if isinstance(each, Repeat) and each.name in names:
-            if inside or each.name in found:
+    for _, around, loop in profile.loops:
+        if loop.name in names:
+            if around or loop.name in found:
                 return None
-            found[each.name] = each
-        waiting += [(child, inside or isinstance(each, Repeat)) for child in children(each)]
+            found[loop.name] = loop
     return found

@@ -21,8 +21,8 @@ ROUNDING = 1e-9  # relative tolerance for masses in float64 that are summed over
 # Share of the mass that the network would bring in a stage, if every neighbor held a mass of 1. Below it a value is
 # mostly the party's own. Links that lose 70 % of all messages, with shares kept until confirmed, bring 9 %.
 LITTLE = 0.05
-# Least mass that a party may hold in a stage: x = z/ω moves by rate·∇f/ω, and runs with ω below 3e-3 went astray, while
-# none did above 1e-2 (docs/results/peers.md).
+# Least mass that a party may hold in a stage, because x = z/ω moves by rate·∇f/ω: one in four runs whose ω fell below
+# went astray, and with shares kept until confirmed ω stays above 1e-2 (docs/results/peers.md).
 LEAST = 3e-3
 WEIGHT_ROUNDING = 1e-4  # relative tolerance for weights in float32 that two machines compute
 
