@@ -35,9 +35,9 @@ class Simulate(CompiledEngine):
             computes all at once, but in turn where a client's state and the largest array that it computes take more
             than 1 MB and more than its data: then turns are as fast, and activations exist once.
         faults: Faults of the links. None: reliable links.
-        compile_fully: True lets XLA spend its full effort on every run. False compiles runs of an estimated few
-            milliseconds with fewer optimizations, which saves a fifth to a half of first calls. Their later calls
-            take up to twice as long, and results differ by rounding. Set it if such a run is repeated a thousand times.
+        compile_fully: True lets XLA spend its full effort on every run. False compiles long programs with little
+            work with fewer optimizations, which saves a fifth to a half of first calls. Their later calls take up to
+            1.5 times as long, and results differ by rounding. Set it if such a run is repeated a thousand times.
 
     Raises:
         InvalidInput: An option is out of range.
