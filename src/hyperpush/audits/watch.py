@@ -11,7 +11,7 @@ LOOP = "audit"  # name of the loop that hooks see
 
 
 @dataclass
-class Watch:
+class AuditWatch:
     """Programs done and expected. More are expected when a party is named."""
 
     hooks: tuple[Hook, ...]

@@ -14,7 +14,7 @@ from hyperpush.engines.result import Recorder
 from hyperpush.programs import Profile, Repeat
 
 
-class Rows(NamedTuple):
+class LoopRows(NamedTuple):
     """Recorded rows of one loop, in buffers that may be larger."""
 
     records: PyTree
@@ -23,7 +23,7 @@ class Rows(NamedTuple):
 
 
 class WholeResult(NamedTuple):
-    """Result of a whole program. The parts of `Rows` are dicts by name of a loop."""
+    """Result of a whole program. The parts of `LoopRows` are dicts by name of a loop."""
 
     carry: Carry
     finite: Bool[Array, ""]
@@ -37,7 +37,7 @@ class Recorded(Interpreter):
 
     recorders: dict[str, Recorder] = eqx.field(default_factory=dict)
     every: int = eqx.field(static=True, default=1)
-    rows: dict[str, Rows] = eqx.field(default_factory=dict)  # filled during the trace
+    rows: dict[str, LoopRows] = eqx.field(default_factory=dict)  # filled during the trace
 
     def run(self, visit: Visit, carry: Carry) -> Carry:
         node, inside = visit.node, replace(self, recorders={})
@@ -48,7 +48,7 @@ class Recorded(Interpreter):
         recorder = self.recorders[node.name]
         recording = Recording(recorder, self.every, rows_of(node, recorder, self.every))
         carry, (records, clocks), reached, _ = inside.loop(visit, carry, 0, node.at_most, recording)
-        self.rows[node.name] = Rows(records, clocks, reached)
+        self.rows[node.name] = LoopRows(records, clocks, reached)
         return carry
 
 
@@ -60,7 +60,7 @@ def run_whole(
     recorded = Recorded(**known, recorders=recorders, every=every)
     after = recorded.run(Visit(context.recipe.program(), key), carry)
     records, clocks, reached = (
-        {name: getattr(rows, part) for name, rows in recorded.rows.items()} for part in Rows._fields
+        {name: getattr(rows, part) for name, rows in recorded.rows.items()} for part in LoopRows._fields
     )
     return WholeResult(after, all_finite(context, after), records, clocks, reached)
 
