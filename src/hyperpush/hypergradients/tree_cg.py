@@ -148,7 +148,13 @@ class TreeCG(SystemSolver):
 
     def program_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
         """Return the program with averages along a tree, or exact ones if one machine has all clients."""
+        return self._program(problem, by, judges=True)
 
+    def estimate_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
+        """Return a program that leaves the params unjudged. No loop encloses its loops, so both can be recorded."""
+        return self._program(problem, by, judges=False)
+
+    def _program(self, problem: Problem, by: Literal["tree", "exact"], judges: bool) -> Node:
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             return self._start(problem, state, ctx)
 
@@ -157,8 +163,8 @@ class TreeCG(SystemSolver):
 
         body = self._body(problem, by)
         probing = Repeat(body, self.steps, until=_is_past(PROBED), name="TreeCG", common=True)
-        stages = self._stages(problem, body, FIRST, by)
-        return Scope(Sequence(probing, Local(drop_probe), stages), start, _finish)
+        rest = self._stages(problem, body, FIRST, by) if judges else self._stage(problem, body, FIRST)
+        return Scope(Sequence(probing, Local(drop_probe), rest), start, _finish)
 
     def distance_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
         """Return a program that only measures how far params are from solved."""
@@ -179,8 +185,8 @@ class TreeCG(SystemSolver):
 
         return Sequence(Local(work), Average(message, advance, rounds=1, by=by, ends=_how_far))
 
-    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
-        """Return the stages from `first` on: an estimate, then a judgment of its params."""
+    def _stage(self, problem: Problem, body: Node, first: int) -> Node:
+        """Return one stage, which is `first` or follows the stage before."""
 
         def begin(state: TreeState, ctx: Context) -> TreeState:
             return begin_stage(problem, state, ctx, first, self.ignores_flat)
@@ -189,7 +195,11 @@ class TreeCG(SystemSolver):
             return jnp.where(state.ended >= DONE, 0, self.steps)
 
         rest = Repeat(body, self.steps, until=_is_past(DONE), times=remaining, name="TreeCG without probe", common=True)
-        stage, count = Sequence(Local(begin), rest), (JUDGED if first == FIRST else SECOND) - first
+        return Sequence(Local(begin), rest)
+
+    def _stages(self, problem: Problem, body: Node, first: int, by: Literal["tree", "exact"]) -> Node:
+        """Return the stages from `first` on: an estimate, then a judgment of its params."""
+        stage, count = self._stage(problem, body, first), (JUDGED if first == FIRST else SECOND) - first
         stages = Repeat(stage, count, until=_is_past(OVER), name="TreeCG stages", common=True)
         if not self.common or first != FIRST:
             return stages
@@ -201,7 +211,10 @@ class TreeCG(SystemSolver):
         begun = self._state(state, ravel_pytree(source)[0], direct, norm_of_jacobian(problem, state, ctx))
         random = probe_of(begun.x.size, begun.x.dtype, ctx)
         probe = Probe(
-            Descent.start(random, self.steps), jnp.zeros_like(random), jnp.linalg.norm(random), jnp.ones((), bool)
+            Descent.start(random, self._room(random)),
+            jnp.zeros_like(random),
+            jnp.linalg.norm(random),
+            jnp.ones((), bool),
         )
         return replace(begun, probe=probe)
 
@@ -218,7 +231,7 @@ class TreeCG(SystemSolver):
             jacobian_norm=jacobian_norm,
             x=known.x,
             along_x=optax.tree.zeros_like(direct),
-            descent=Descent.start(none, self.steps),
+            descent=Descent.start(none, self._room(none)),
             probe=None,
             image=none,
             squared=zero,
@@ -303,12 +316,12 @@ class TreeCG(SystemSolver):
             singular = flat & (curvature < -floor)
             settled = descent.size <= floor / descent.ritz.most * probe.first
         useful = probe.on & ~flat
-        on = ~settled & (descent.ritz.count < self.steps)
+        on = ~settled & (descent.ritz.count < self._room(image))
         after = choose(useful, replace(probe, descent=descent, on=on), replace(probe, on=probe.on & ~flat))
         known = jnp.where(useful, smaller(state.smallest, smallest), state.smallest)
         if self.ignores_flat:
             begins, size = state.count == 1, jnp.linalg.norm(image)
-            first = replace(probe, descent=Descent.start(image, self.steps), first=size, on=size > 0)
+            first = replace(probe, descent=Descent.start(image, self._room(image)), first=size, on=size > 0)
             after = choose(begins, first, after)
             known, singular = jnp.where(begins, state.smallest, known), singular & ~begins
         reason = jnp.where(singular, Reason.ILL_POSED, state.reason).astype(jnp.int32)
@@ -326,7 +339,7 @@ class TreeCG(SystemSolver):
         reason = jnp.where(waits, state.reason, reason)
         return replace(
             state,
-            descent=Descent.start(residual / jnp.where(size > 0, size, 1), self.steps),
+            descent=Descent.start(residual / jnp.where(size > 0, size, 1), self._room(residual)),
             begin=jnp.where(waits, state.begin, size),
             drift=jnp.zeros_like(state.drift),
             error=jnp.where(size == 0, 0, jnp.where(first, state.error, error)),
@@ -371,6 +384,10 @@ class TreeCG(SystemSolver):
             return jnp.zeros((), bool)
         hidden = HIDDEN / jnp.sqrt(state.x.size) * state.probe.first
         return state.probe.on & (state.probe.descent.size > hidden) & state.certify
+
+    def _room(self, like: Array) -> int:
+        """Return how many steps of a descent Ritz values remember. Rounding delays their convergence beyond d steps."""
+        return min(self.steps, 4 * like.size + 20)
 
     def _tolerance(self, like: Array) -> Any:
         return default_tolerance(like.dtype) if self.tolerance is None else self.tolerance

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.files import as_path, write_atomically
+from hyperpush.base.locks import in_use, is_held
 from hyperpush.runs.events import read_events, write_events
-from hyperpush.runs.locks import in_use, is_held
 
 CONFIG, CALL, RESULT, METRICS = "config.toml", "call.json", "result.json", "metrics.jsonl"
 HISTORY, MODELS, LINKS, FIGURES = "history.safetensors", "models", "links", "figures"
@@ -56,7 +56,7 @@ class RunFolder:
     @property
     def work(self) -> Path:
         """The folder to write to: a hidden one that is renamed at the end, or the final one."""
-        return self.path.with_name(f".{self.path.name}.partial") if self.hidden else self.path
+        return self.path.parent / f".{self.path.name}.partial" if self.hidden else self.path
 
     @property
     def lock(self) -> Path:
