@@ -152,23 +152,35 @@ class TreeCG(SystemSolver):
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             return self._start(problem, state, ctx)
 
-        def drop_probe(state: TreeState, ctx: Context) -> TreeState:
-            return replace(state, probe=None, judged=Judged.start(state.value, state.memory, state.error))
-
         body = self._body(problem, by)
-        probing = Repeat(body, self.steps, until=_is_past(PROBED), name="TreeCG", common=True)
         stages = self._stages(problem, body, FIRST, by)
-        return Scope(Sequence(probing, Local(drop_probe), stages), start, _finish)
+        return Scope(Sequence(self._probing(body), stages), start, _finish)
 
-    def distance_on(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
-        """Return a program that only measures how far params are from solved."""
+    def distance_on(self, problem: Problem, by: Literal["tree", "exact"], probed: bool = False) -> Node:
+        """Return a program that only measures how far params are from solved.
+
+        With `probed`, a random right-hand side first looks for directions in which the inner gradient has no part.
+        """
 
         def start(state: HypergradientState, ctx: Context) -> TreeState:
             vector, direct = ravel_pytree(state.params)[0], optax.tree.zeros_like(state.hyper)
             begun = self._state(state, jnp.zeros_like(vector), direct, jnp.zeros((), vector.dtype))
+            if probed:
+                return replace(begun, probe=self._start_probe(vector, ctx))
             return replace(begun, judged=Judged.start(begun.value, begun.memory, begun.error))
 
-        return Scope(self._stages(problem, self._body(problem, by), CENTER, by), start, _finish)
+        body = self._body(problem, by)
+        stages = self._stages(problem, body, CENTER, by)
+        return Scope(Sequence(self._probing(body), stages) if probed else stages, start, _finish)
+
+    def _probing(self, body: Node) -> Node:
+        """Return the loop with the probe, which ends with it or with the estimate."""
+
+        def drop_probe(state: TreeState, ctx: Context) -> TreeState:
+            return replace(state, probe=None, judged=Judged.start(state.value, state.memory, state.error))
+
+        probing = Repeat(body, self.steps, until=_is_past(PROBED), name="TreeCG", common=True)
+        return Sequence(probing, Local(drop_probe))
 
     def _body(self, problem: Problem, by: Literal["tree", "exact"]) -> Node:
         def work(state: TreeState, ctx: Context) -> TreeState:
@@ -199,11 +211,12 @@ class TreeCG(SystemSolver):
     def _start(self, problem: Problem, state: HypergradientState, ctx: Context) -> TreeState:
         source, direct = outer_gradient_shares(problem, state, ctx)
         begun = self._state(state, ravel_pytree(source)[0], direct, norm_of_jacobian(problem, state, ctx))
-        random = probe_of(begun.x.size, begun.x.dtype, ctx)
-        probe = Probe(
-            Descent.start(random, self.steps), jnp.zeros_like(random), jnp.linalg.norm(random), jnp.ones((), bool)
-        )
-        return replace(begun, probe=probe)
+        return replace(begun, probe=self._start_probe(begun.x, ctx))
+
+    def _start_probe(self, like: Float[Array, " d"], ctx: Context) -> Probe:
+        random = probe_of(like.size, like.dtype, ctx)
+        descent = Descent.start(random, self.steps)
+        return Probe(descent, jnp.zeros_like(random), jnp.linalg.norm(random), jnp.ones((), bool))
 
     def _state(
         self, state: HypergradientState, source: Float[Array, " d"], direct: PyTree, jacobian_norm: Float[Array, ""]

@@ -22,8 +22,11 @@ from hyperpush.inner.base import InnerSolver
 from hyperpush.networks import Network
 from hyperpush.task.starts import PerClient
 from hyperpush.task.task import Task
+from hyperpush.verbs.call import Call
+from hyperpush.verbs.checks import check_call
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.hooks import Progress
+from hyperpush.verbs.runs import train_runs
 from hyperpush.verbs.train import train
 
 
@@ -42,9 +45,9 @@ def retrain(
     """Retrain without each group, and once with all clients: the real change for each client (see `without`).
 
     Up to `at_once` retrainings form one solve and share every message. With `hp.TreeNewton()` each ends at its own
-    solution. Solvers of fixed length descend on the sum of the costs: they share every mini-batch, every link and
-    push-sum's ω. With the key of `hp.train` they repeat that run's draws. Only the solve with the first groups is
-    certified.
+    solution. `hp.TrackedSGP()` shares no messages: its retrainings run one after the other. Solvers of fixed length
+    descend on the sum of the costs: they share every mini-batch, every link and push-sum's ω. With the key of
+    `hp.train` they repeat that run's draws. Only the solve with the first groups is certified.
 
     **Use it** for few params, or to check a prediction. Start warm, from `hp.train(…).task`: then
     `hp.TreeNewton()` takes a few averages. **Avoid it** for many single records, which `scores` ranks by one estimate.
@@ -52,8 +55,8 @@ def retrain(
     Args:
         task: The task at the params that every retraining starts from: a trained task to start warm, or the task before
             training to repeat a run of fixed length.
-        method: The inner solver: `hp.TreeNewton()`, or the solver of the training if it has a step size. An optimizer
-            could mix the runs and is refused.
+        method: The inner solver: `hp.TreeNewton()` or `hp.TrackedSGP()`, or the solver of the training if it has a
+            step size. An optimizer could mix the runs and is refused.
         network: The network: its links, and the rounds in which they are up.
         weights: The remaining weights, one set for each retraining.
         key: An integer or a JAX key; the key of `hp.train` repeats its links and mini-batches.
@@ -127,8 +130,7 @@ def _train(
     """
     made = with_weights(task)
     if method.solves:
-        found = train(made, method, network, runs=weights, **around)
-        return found.params, found.statuses, found.status, found.costs
+        return _train_until_solved(made, method, network, weights, **around)
     if getattr(method, "optimizer", None) is not None:
         raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")
     summed = made.replace(
@@ -143,6 +145,25 @@ def _train(
     ended = train(summed, method, network, certify=certify, **around)
     params = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0) if eqx.is_array(leaf) else leaf, ended.params)
     return params, (ended.status,) * len(weights), ended.status, ended.costs
+
+
+def _train_until_solved(
+    task: Task, method: InnerSolver, network: Network, weights: Sequence[Weights], key: Any, engine: Engine, hooks: Any
+) -> tuple[PyTree[Float[Array, "k n ..."]], tuple[Status, ...], Status, Costs]:
+    """Train with each of k weights until solved: in one solve, or one after the other where messages cannot be shared.
+
+    In one solve the solver's own verdicts stand, because they rest on a probe.
+    """
+    call = Call(
+        train, task, method, network, check_call(task, method, InnerSolver, network, key, engine), engine, hooks
+    )
+    if call.adapted.certifies:
+        found = train_runs(call, weights, throw=False, certify=None)
+        return found.params, found.statuses, found.status, found.costs
+    each = [train(task.at(hypers=own), method, network, key=key, engine=engine, hooks=hooks) for own in weights]
+    params = jax.tree.map(lambda *leaves: np.stack(leaves), *(found.params for found in each))
+    statuses = tuple(found.status for found in each)
+    return params, statuses, Status.of_all(statuses), sum((found.costs for found in each), Costs())
 
 
 def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..."]) -> dict[str, float | None]:
