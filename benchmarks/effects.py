@@ -1,10 +1,8 @@
 """Effects of whole parties on the others: first order and a Newton step against retraining, on tables of many sites.
 
-Finished cells are lines of a JSON file, so that an interrupted run continues. Seconds are CPU seconds of a second call,
-without compilation; the first call is timed as well.
+Finished cells stay in a file. Seconds are CPU seconds of a second call, without compilation.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from script import Row, main, option, show
+from script import Row, main, option, resume, show
 
 import hyperpush as hp
 from hyperpush.base.errors import InvalidInput
@@ -39,44 +37,39 @@ class EffectsOfParties:
     tables: tuple[str, ...] = option(tuple(LABELS), "tables in HYPERPUSH_DATA/multisite", choices=tuple(LABELS))
     seeds: int = option(3, "splits and networks per table", 1)
     l2: float = option(0.01, "L2 rate of the heads", 1e-12)
-    out: str = option("effects.jsonl", "the file of finished cells")
+    file: str = option("effects.jsonl", "file of finished cells, which are not run again")
+    seconds: float = option(600.0, "CPU seconds after which no further cell starts", 0)
 
 
-def run(config: EffectsOfParties) -> dict[str, Any]:
-    """Compute the missing cells, and compare all with retraining."""
-    file, done = Path(config.out), {}
-    for line in file.read_text("utf-8").splitlines() if file.exists() else ():
-        cell = json.loads(line)
-        done[cell["table"], cell["seed"], cell["l2"], cell["way"]] = cell
-    for name in config.tables:
-        for seed in range(config.seeds):
-            if all((name, seed, config.l2, way) in done for way in WAYS):
-                continue
-            for cell in cells(name, seed, config.l2):
-                with file.open("a", encoding="utf-8") as lines:
-                    lines.write(json.dumps(cell) + "\n")
-                done[name, seed, config.l2, cell["way"]] = cell
-    rows = [row for name in config.tables for row in compare(name, config, done)]
-    show("effects of a leaving party on the others, against retraining", COLUMNS, [list(row.values()) for row in rows])
-    return {"rows": rows}
+def run(config: EffectsOfParties) -> Row:
+    """Run the missing cells, and compare all with retraining."""
+    cells = [{"table": name, "seed": seed, "l2": config.l2} for seed in range(config.seeds) for name in config.tables]
+    rows, left = resume(config.file, cells, measure, config.seconds)
+    found = [row for name in config.tables for row in compare([each for each in rows if each["cell"]["table"] == name])]
+    show(f"effects of a leaving party on the others, {left} cells left", COLUMNS, [list(row.values()) for row in found])
+    return {"rows": found, "left": left}
 
 
-def cells(name: str, seed: int, l2: float) -> Iterator[Row]:
-    """Yield all ways of one table, one split and one network."""
-    tables = read(name)
+def measure(cell: Row) -> Row:
+    """Return the effects by all ways, for one table, one split and one network."""
+    tables, seed = read(cell["table"]), cell["seed"]
     network = hp.networks.RandomDirected(len(tables.names), seed=seed)
-    task = tables.task(network, key=seed, split=(0.7, 0.3, 0.0), l2=l2)
+    task = tables.task(network, key=seed, split=(0.7, 0.3, 0.0), l2=cell["l2"])
     trained = hp.train(task, hp.TreeNewton(), network, key=seed)
     size = sum(leaf.size for leaf in jax.tree.leaves(task.params)) // task.clients
-    for way in WAYS:
-        (first, _), (again, found) = (timed(trained.task, network, seed, way) for _ in range(2))
-        assert found.parties is not None
-        yield {
-            "table": name, "seed": seed, "l2": l2, "way": way, "params": size,
-            "solved": trained.status.converged, "status": str(found.parties.status), "warnings": len(found.warnings),
-            "by_site": found.by_site.tolist(), "rounds": found.costs.rounds, "floats": found.costs.floats,
-            "seconds": again, "first_seconds": first,
-        }  # fmt: skip
+    ways = {way: [timed(trained.task, network, seed, way) for _ in range(2)] for way in WAYS}
+    true = ways["retrain"][1][1].by_site
+    return {"parties": task.clients, "params": size, "solved": trained.status.converged,
+            "ways": {way: report(calls, true) for way, calls in ways.items()}}  # fmt: skip
+
+
+def report(calls: list[tuple[float, Influence]], true: np.ndarray) -> Row:
+    """Return the scores of one way against retraining, its costs, and CPU seconds of a first and a second call."""
+    (first, _), (again, found) = calls
+    assert found.parties is not None
+    return {**judge(found.by_site, true), "status": str(found.parties.status), "warnings": len(found.warnings),
+            "rounds": found.costs.rounds, "floats": found.costs.floats, "seconds": again,
+            "first_seconds": first}  # fmt: skip
 
 
 def timed(task: hp.Task, network: hp.networks.Network, seed: int, way: Any) -> tuple[float, Influence]:
@@ -100,16 +93,14 @@ def read(name: str) -> hp.tables.Tables:
     return hp.tables.read(parties, label="label", kind=LABELS[name])
 
 
-def compare(name: str, config: EffectsOfParties, done: dict[Any, Row]) -> Iterator[Row]:
-    """Yield a row for each way: means over seeds."""
-    for way in WAYS:
-        own = [done[name, seed, config.l2, way] for seed in range(config.seeds)]
-        true = [done[name, seed, config.l2, "retrain"] for seed in range(config.seeds)]
-        pairs = [(np.array(each["by_site"]), np.array(other["by_site"])) for each, other in zip(own, true, strict=True)]
-        scored = [judge(*pair) for pair in pairs]
-        mean = {key: round(float(np.mean([row[key] for row in scored])), 3) for key in scored[0]}
+def compare(rows: list[Row]) -> Iterator[Row]:
+    """Yield a row for each way on one table: means over seeds."""
+    for way in WAYS if rows else ():
+        own = [row["ways"][way] for row in rows]
+        scores = {key: round(float(np.mean([each[key] for each in own])), 3) for key in ("others", "sites", "signs")}
         costs = {key: float(np.mean([each[key] for each in own])) for key in ("rounds", "floats", "seconds")}
-        yield {"table": name, "way": way, "parties": len(pairs[0][0]), "params": own[0]["params"], **mean, **costs}
+        yield {"table": rows[0]["cell"]["table"], "way": way, **{key: rows[0][key] for key in ("parties", "params")},
+               **scores, **costs}  # fmt: skip
 
 
 def judge(found: np.ndarray, true: np.ndarray) -> Row:

@@ -1,9 +1,13 @@
 """A benchmark as a script: a frozen dataclass of options, read from the command line; tables on stderr, or JSON."""
 
 import argparse
+import json
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -54,6 +58,40 @@ def main(options: type[T], run: Callable[[T], Row], arguments: Sequence[str] | N
         sys.exit(2)
     if as_json:
         print(to_json(result))
+
+
+def resume(
+    file: str, cells: Iterable[Row], measure: Callable[[Row], Row], seconds: float = float("inf")
+) -> tuple[list[Row], int]:
+    """Measure the cells that a file of JSON lines lacks, and append a line for each.
+
+    Returns:
+        The rows of all these cells, with the commit and CPU seconds; and how many are left, as no cell starts after
+        `seconds` of CPU time.
+    """
+    path, started = Path(file), time.process_time()
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    done = {_name(row["cell"]): row for row in map(json.loads, lines)}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    rows: list[Row] = []
+    left = 0
+    for cell in cells:
+        before = time.process_time()
+        if _name(cell) not in done:
+            if before - started > seconds:
+                left += 1
+                continue
+            found = measure(cell)
+            done[_name(cell)] = {"cell": cell, **found, "cpu_seconds": round(time.process_time() - before, 2)}
+            done[_name(cell)]["commit"] = commit
+            with path.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(done[_name(cell)]) + "\n")
+        rows.append(done[_name(cell)])
+    return rows, left
+
+
+def _name(cell: Row) -> str:
+    return json.dumps(cell, sort_keys=True)
 
 
 def show(title: str, columns: Any, rows: Any) -> None:

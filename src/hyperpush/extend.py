@@ -15,7 +15,7 @@ NAMES = {
     "engines.simulate": ["evaluate"],
     "hypergradients.base": ["HypergradientEstimator", "HypergradientState", "outer_gradient_shares"],
     "inner.base": ["InnerSolver", "InnerState"],
-    "methods.base": ["Method", "MethodInfo"],
+    "methods.base": ["Method", "MethodInfo", "info_by_options"],
     "networks": ["Network"],
     "networks.link_estimates": ["LinkEstimates"],
     "task.problem": ["Problem"],

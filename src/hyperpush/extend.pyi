@@ -25,6 +25,7 @@ from .inner.base import InnerSolver as InnerSolver
 from .inner.base import InnerState as InnerState
 from .methods.base import Method as Method
 from .methods.base import MethodInfo as MethodInfo
+from .methods.base import info_by_options as info_by_options
 from .networks import Network as Network
 from .networks.link_estimates import LinkEstimates as LinkEstimates
 from .task.problem import Problem as Problem

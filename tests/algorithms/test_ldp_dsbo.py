@@ -234,5 +234,5 @@ def test_noise_of_its_own_on_a_private_task_is_refused():
     assert refused.value.field == "LDPDSBO.noise"
     with pytest.raises(hp.InvalidInput, match="noise=None"):
         hp.budget(private, noisy)
-    noisy.check_task(task)
-    noisy.with_options(noise=None).check_task(private)
+    noisy.check(task)
+    noisy.with_options(noise=None).check(private)

@@ -217,7 +217,21 @@ def test_record_effects_are_the_derivative_of_the_others_training_loss(flip):
 
 @pytest.mark.parametrize("engine", [hp.Threads(), pytest.param(hp.Shard(), marks=pytest.mark.long)])
 def test_engines_agree(engine):
-    tables = given(flip=[1])
+    check_agreement(given(flip=[1]), engine)
+
+
+@pytest.mark.long  # as large as a real table: stacks of matrices that XLA deals to all its threads
+def test_threads_agree_on_a_large_table():
+    draw, columns = np.random.default_rng(1), 16
+    weights, parties = draw.normal(size=columns), {}
+    for name, count in zip("abcde", (290, 260, 200, 150, 100), strict=True):
+        rows = draw.normal(size=(count, columns))
+        parties[name] = (rows, rows @ weights + draw.normal(size=count) > 0)
+    check_agreement(hp.tables.read(parties, label="y"), hp.Threads())
+
+
+def check_agreement(tables, engine):
+    """Both engines name the same parties, and all numbers agree."""
     one, other = (hp.audit(tables, folds=FOLDS, l2=L2, engine=each) for each in (hp.Simulate(), engine))
     assert [row.party for row in one.named] == [row.party for row in other.named]
     for rows in ("join", "without", "cells"):

@@ -14,10 +14,12 @@ from safetensors.numpy import load_file
 import hyperpush as hp
 from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.cli.app import main
+from hyperpush.deploy import party
+from hyperpush.deploy import swarm as swarms
 from hyperpush.deploy.data import read_own_data
-from hyperpush.deploy.options import digest, read
+from hyperpush.deploy.options import Deployment, digest, read
 from hyperpush.deploy.party import own_spec, run_peer
-from hyperpush.deploy.swarm import peer_names, rows, schedule, swarm
+from hyperpush.deploy.swarm import on_loopback, peer_names, rows, schedule, swarm, worst
 from hyperpush.engines.peer.checkpoint import Checkpoint
 from hyperpush.engines.peer.origin import read_secret
 from hyperpush.engines.transport.zenoh.addresses import Address
@@ -221,9 +223,68 @@ def test_bad_swarms_are_one_line_and_leave_nothing(tmp_path, capsys):
     ):
         assert says in refused(["swarm", file, *arguments, "--out", out], capsys)
         assert not out.exists()
+    for bad, cause in (
+        (file, "Not a directory"),
+        (file / "run", "Not a directory"),
+        (tmp_path / ("o" * 300), "too long"),
+    ):
+        assert cause in refused(["swarm", file, "-n", "3", "--out", bad], capsys)
     file.write_text(TWO)
     assert "peers: got" in refused(["swarm", file, "-n", "2", "--out", out], capsys)
     assert not (out / "certificates").exists()
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ([0, 0], 0),
+        ([4, 3, 4], 3),  # one diverges, so the others miss it
+        ([4, 5, 4], 5),
+        ([4, 4, 0], 4),
+        ([2, 4, 5], 2),
+        ([4, 1, 2], 1),
+        ([0, -9, 1], 137),
+    ],
+)
+def test_the_exit_code_of_a_swarm_is_that_of_the_party_that_failed_first(codes, code):
+    assert worst(codes) == code
+
+
+def test_a_party_whose_params_grow_ends_as_one_that_diverged(monkeypatch):
+    monkeypatch.setattr(swarms, "run_peer", lambda *_, **__: {"status": {"converged": False, "reason": "growing"}})
+    with pytest.raises(SystemExit) as ended:
+        swarms.run_one("peer-0", Deployment())
+    assert ended.value.code == 3
+
+
+class Started(Exception):
+    """Where a party would begin."""
+
+
+def test_every_party_is_rehearsed_once(tmp_path, monkeypatch):
+    sgp = {"name": "SGP", "steps": 2, "step_size": 0.1}
+    estimate = {**solving(), "method": {"name": "HGP", "steps": 2, "pushes": 1, "step_size": 0.1}, "train": sgp}
+    config = deployed(tmp_path / "run.toml", estimate, 2)
+    rehearsed, run = [], party.Rehearsal.run
+
+    def count(self, *arguments, **options):
+        rehearsed.append(self.party)
+        return run(self, *arguments, **options)
+
+    def start(*arguments, **options):
+        raise Started
+
+    monkeypatch.setattr(party.Rehearsal, "run", count)
+    monkeypatch.setattr(party, "_run_in", start)
+    monkeypatch.setattr(
+        swarms.Processes, "run", lambda processes, names, *_: processes.target(names[0], *processes.arguments)
+    )
+    with pytest.raises(Started):
+        swarm(config, 2, tmp_path / "run")
+    assert rehearsed == ["peer-0", "peer-1"]
+    with pytest.raises(Started):
+        run_peer(on_loopback(config, ["peer-0", "peer-1"], tmp_path / "peers", secure=False), "peer-1")
+    assert rehearsed == ["peer-0", "peer-1", "peer-1"]
 
 
 def test_the_digest_is_of_what_has_to_agree_and_of_nothing_else(tmp_path):

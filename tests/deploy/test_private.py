@@ -13,12 +13,14 @@ from engines.peer.parties import together
 from safetensors.numpy import load_file
 
 from hyperpush.base.errors import HyperpushError, InUse, InvalidInput
-from hyperpush.deploy.folder import own_folder
+from hyperpush.deploy.folder import private_folder
+from hyperpush.deploy.options import party_folder
 from hyperpush.deploy.party import own_spec, run_peer
 from hyperpush.deploy.swarm import on_loopback
 from hyperpush.engines.peer.checkpoint import Checkpoint
 from hyperpush.engines.peer.origin import Origin, arrays_digest, draws_key, new_start, problem_digest
 from hyperpush.privacy import ASSUMPTION
+from hyperpush.runs.lifecycle import Lifecycle
 
 NAMES = ["peer-0", "peer-1"]
 RELEASES = 2 * 5 + 2 + 1  # two solves of 5 gradients; one estimate of 2 products, and one outer gradient
@@ -166,6 +168,11 @@ def test_a_record_that_is_corrected_after_a_kill_is_refused_by_name(tmp_path, mo
 
 def test_a_folder_is_of_one_process_at_a_time(tmp_path):
     config = made(tmp_path)
-    with own_folder(tmp_path / NAMES[0], "peers.peer-0.out"), pytest.raises(InUse, match="another process works in"):
+    folder = party_folder(tmp_path / NAMES[0])
+    with (
+        private_folder(folder.path, "out"),
+        Lifecycle(folder).hold(),
+        pytest.raises(InUse, match="another process works"),
+    ):
         run_peer(config, NAMES[0], say=quiet)
     assert InUse.exit_code == 6

@@ -19,7 +19,6 @@ from safetensors.numpy import load_file
 from hyperpush.base.errors import HyperpushError, InvalidInput, Stopped
 from hyperpush.base.processes.starter import free_ports
 from hyperpush.cli.app import app
-from hyperpush.deploy.folder import LOCK
 from hyperpush.deploy.party import run_peer
 from hyperpush.deploy.report import ask_to_leave, describe
 from hyperpush.deploy.swarm import on_loopback
@@ -84,7 +83,7 @@ def told_at(base, round, act=kill_self):
 
 
 def files(base):
-    return {path.name for path in (base / FIRST).iterdir()} - {STATUS, LOCK}
+    return {path.name for path in (base / FIRST).iterdir()} - {STATUS, ".lock"}
 
 
 @pytest.mark.faults

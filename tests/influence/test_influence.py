@@ -361,6 +361,18 @@ def test_retraining_is_gradient_descent_without_them(setting):
         np.testing.assert_allclose(row, [0.5 * np.mean((a @ x - b) ** 2) for a, b in VALIDATION], rtol=1e-9)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("solver", [hp.TrackedSGP(tolerance=1e-9), hp.AutomaticInner(tolerance=1e-9, trust=False)])
+def test_retraining_without_a_tree_reaches_the_solution(setting, solver):
+    places = [[(1, 3), (2, 2)], []]
+    weights = [influence.without(setting, own) for own in places]
+    found = influence.retrain(setting, solver, hp.networks.FullyConnected(3), weights, key=KEY)
+    expected = [[0.5 * np.mean((a @ Exact(removed(own)).x - b) ** 2) for a, b in VALIDATION] for own in places]
+    np.testing.assert_allclose(found.losses, expected, rtol=1e-6)
+    assert found.status.converged
+    assert len(found.statuses) == 2
+
+
 def test_retrainings_share_links_and_mini_batches_with_the_run(setting):
     solver = hp.SGP(12, 0.2, batch_size=3)
     weights = [influence.without(setting), influence.without(setting, [(1, 4)])]

@@ -7,8 +7,10 @@ import cloudpickle
 import pytest
 
 import hyperpush as hp
+from hyperpush.engines.base import Engine
 from hyperpush.methods.base import Method
-from hyperpush.methods.registry import KINDS, registered
+from hyperpush.methods.registry import KINDS, registered, table
+from hyperpush.networks import Network
 
 CLIENTS = 6
 OPTIONS = {"k-out": {"k": 2}, "trace": {"steps": [[[0, 1], [1, 0]]], "clients": 2}}
@@ -45,6 +47,9 @@ def test_everything_that_has_a_name_equals_its_copies_and_its_pickle(name):
         again = remake(made)
         assert type(again) is type(made)
         assert again == made
+        if not isinstance(made, Network | Engine | hp.Faults):
+            assert hash(again) == hash(made)
+            assert table(again) == table(made)
 
 
 def test_functions_that_mention_the_library_can_be_sent():

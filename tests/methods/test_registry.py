@@ -1,8 +1,6 @@
 """Methods and networks by name, from tables and back."""
 
-import copy
 import inspect
-import pickle
 import sys
 import tomllib
 from typing import Any
@@ -62,42 +60,6 @@ def test_public_methods_are_registered():
     assert kind_of(hp.HGP.example()) == "hypergradients"
     assert kind_of(hp.networks.Ring(3)) == "networks"
     assert kind_of(3) is None
-
-
-METHODS = [kind for kind in registry.KINDS if kind not in ("methods", "networks", "recipes", "engines", "hooks")]
-RECIPES = [each() for each in registered("recipes").values() if each.__name__ != "Head"] + [hp.personalize.Head("out")]
-OPTIMIZERS = [
-    hp.schedule("cosine", 0.1, steps=5),
-    hp.optimizer("adam", learning_rate=hp.schedule("cosine", 0.1, steps=5), b1=0.8),
-    hp.optimizer("by-name", pl=hp.optimizer("sgd", learning_rate=0.1)),
-]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [each.example() for kind in METHODS for each in registered(kind).values()] + RECIPES + OPTIMIZERS,
-    ids=lambda each: type(each).__name__,
-)
-def test_every_class_equals_its_copy_and_its_pickle(given):
-    for again in (copy.copy(given), copy.deepcopy(given), pickle.loads(pickle.dumps(given))):
-        assert type(again) is type(given)
-        assert again == given
-        assert hash(again) == hash(given)
-        assert table(again) == table(given)
-
-
-def test_networks_are_copied_and_pickled():
-    for family in registered("networks").values():
-        given = family(6, **family.example)
-        for again in (copy.copy(given), copy.deepcopy(given), pickle.loads(pickle.dumps(given))):
-            assert type(again) is family
-            assert again == given
-
-
-def test_a_function_that_mentions_the_package_goes_to_another_process():
-    cloudpickle = pytest.importorskip("cloudpickle")
-    make = pickle.loads(cloudpickle.dumps(lambda: hp.SGP(3, 0.1)))
-    assert make() == hp.SGP(3, 0.1)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import hyperpush as hp
 from hyperpush.base.config import Config
-from hyperpush.base.errors import Diverged, InvalidInput
+from hyperpush.base.errors import Diverged, InUse, InvalidInput
 from hyperpush.cli import app as cli
 from hyperpush.runs.checkpoints import Policy, store
 from hyperpush.runs.experiment import Experiment
@@ -120,7 +120,7 @@ def test_a_resume_that_fails_at_its_start_deletes_nothing(tmp_path, monkeypatch,
     if cause == "stray file":
         (checkpoints / "notes.txt").write_text("mine")
     else:
-        where = {"interrupted": "folder.RunFolder.open_journal", "refused": "run.StudyRun"}[cause]
+        where = {"interrupted": "lifecycle.Journal", "refused": "run.StudyRun"}[cause]
         monkeypatch.setattr(f"hyperpush.runs.{where}", fails)
         with pytest.raises((KeyboardInterrupt, InvalidInput)):
             resume(out, KNOWN, Console(quiet=True), POLICY)
@@ -159,7 +159,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path, monkeypatch, capsys):
     interrupted(out, KeyboardInterrupt())
     with (tmp_path / ".out.partial" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(InvalidInput, match="no other process is writing"):
+        with pytest.raises(InUse, match=r"run: another process works in .*out; end it first"):
             resume(out, KNOWN, checkpoints=POLICY)
     config = tmp_path / ".out.partial" / "config.toml"
     config.write_text(config.read_text().replace("70", "71"))

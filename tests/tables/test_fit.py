@@ -157,3 +157,14 @@ def test_a_party_with_too_few_records_is_named():
     tables = hp.tables.read({"a": (np.ones((2, 1)), [0, 1]), "b": (np.zeros((9, 1)), [0] * 9)}, label="y")
     with pytest.raises(hp.InvalidInput, match="party 'a': got '2 records'"):
         tables.task(hp.networks.Ring(2), key=0)
+
+
+def test_missing_values_in_predictions_are_told_and_labels_are_asked_for():
+    given = parties(2)
+    model = hp.tables.fit(hp.tables.read(given, label="y"), l2=L2)
+    rows = given["p0"][0].copy()
+    rows[:2, 1] = np.nan
+    with pytest.warns(UserWarning, match="training had none in these columns: x1 in 2 rows"):
+        model.predict(rows)
+    with pytest.raises(hp.InvalidInput, match="labels: got None; allowed: one label per row, or a column 'y'"):
+        model.score(given["p0"][0])

@@ -108,7 +108,21 @@ GOOD = HEAD + "".join(f"{n},{n},{n % 2}\n" for n in range(20))
         ({"a": GOOD, "b": GOOD}, {"party": "x"}, "party: got 'x'"),
         ({"a": GOOD, "b": GOOD}, {"kind": "ranks"}, "kind: got 'ranks'"),
         ({"a": GOOD, "b": GOOD}, {"categories": ["w"]}, "categories: got 'w'"),
-        ({"a": GOOD, "b": "x,x,label\n1,2,0\n"}, {}, "b.csv, column 'x': got 'two columns of this name'"),
+        ({"a": GOOD, "b": "x,x,label\n1,2,0\n"}, {}, "b.csv, line 1: got \"'x' twice\""),
+        (
+            {"a": GOOD, "b": HEAD + "1,2,0\n1,2,0,4\n"},
+            {},
+            "b.csv, line 3: got '4 fields'; allowed: 3, as in the header",
+        ),
+        ({"a": GOOD, "b": HEAD + '"1\n",2,0\n1,2\n'}, {}, "b.csv, line 4: got '2 fields'"),
+        ({"a": GOOD, "b": ",z,label\n1,2,0\n"}, {}, "b.csv, line 1: got 'no name for column 1'"),
+        ({"a": GOOD, "b": GOOD.replace(",", ";")}, {}, "b.csv, line 1: got \"fields separated by ';'\""),
+        ({"a": GOOD, "b": HEAD + '1,"1,5",0\n' * 9}, {}, "b.csv, line 2, column 'z': got '1,5'; allowed: numbers with"),
+        (
+            {"a": GOOD, "b": HEAD + "1,2,inf\n"},
+            {},
+            "b.csv, line 2, column 'label': got 'inf'; allowed: a finite number",
+        ),
         ({"a": GOOD, "b": HEAD + "1,2,\n"}, {}, "b.csv, column 'label': got 'no labels'"),
         (
             {"a": GOOD, "b": HEAD + "".join(f"v{n},1,1\n" for n in range(60))},
@@ -133,6 +147,7 @@ def test_one_line_names_file_row_and_column(tmp_path, files, options, says):
         ({"a": (ROWS, LABELS), "b": (ROWS, LABELS[:2])}, "b, y: got 'shape (2,)'"),
         ({"a": (ROWS, LABELS), "b": (ROWS[0], LABELS)}, "b, X: got 'shape (2,)'"),
         ({"a": (ROWS, LABELS), "b": 7}, "tables['b']: got 'int'"),
+        ({1: (ROWS, LABELS), "1": (ROWS, LABELS)}, "tables: got \"'1' twice\""),
     ],
 )
 def test_refuses_what_is_no_table(given, says):
@@ -145,3 +160,70 @@ def test_a_file_without_party_column_is_refused(tmp_path):
     write(tmp_path, a=GOOD)
     with pytest.raises(hp.InvalidInput, match=r"party: got None; allowed: the column of a\.csv"):
         hp.tables.read(tmp_path / "a.csv", label="label")
+
+
+def test_names_and_values_that_only_look_like_numbers_stay_apart(tmp_path):
+    """01 and 1 are two sites, and two categories; 1.0 and 1 are one."""
+    write(tmp_path, all="site,code,y\n01,007,0\n1,7,1\n01,7.0,1\n01,b,0\n1,0123456789012345678,0\n")
+    found = hp.tables.read(tmp_path / "all.csv", label="y", party="site")
+    assert found.names == ("01", "1")
+    assert found.schema.columns[0].values == ("007", "7", "0123456789012345678", "b")
+
+
+def test_large_labels_are_classes_that_can_be_predicted():
+    labels = [10**15, 2, 2]
+    found = hp.tables.read({"a": {"x": [1, 2, 3], "y": labels}, "b": {"x": [1, 2, 3], "y": labels}}, label="y")
+    assert found.schema.classes == (2, 10**15)
+    assert found.labels[0].tolist() == [1, 0, 0]
+
+
+def test_two_files_of_one_name_are_refused_and_others_are_told(tmp_path):
+    write(tmp_path, a=GOOD)
+    (tmp_path / "B.CSV").write_text(GOOD)
+    (tmp_path / "c.xlsx").write_text("")
+    found = hp.tables.read(tmp_path, label="label")
+    assert found.names == ("B", "a")
+    assert found.warnings == ("Files that are no tables are left out: c.xlsx.",)
+    np.savez(tmp_path / "a.npz", X=ROWS, y=LABELS)
+    with pytest.raises(hp.InvalidInput, match=r"'a' twice.*one file per party"):
+        hp.tables.read(tmp_path, label="label")
+
+
+def test_frames_keep_names_and_refuse_repeated_ones_and_dates():
+    import pandas
+
+    frame = pandas.DataFrame({"u": ROWS[:, 0], "v": ROWS[:, 1]})
+    turned = frame[["v", "u"]]
+    found = hp.tables.read({"a": (frame, LABELS), "b": (turned, LABELS)}, label="y")
+    np.testing.assert_array_equal(found.inputs[0], found.inputs[1])
+    twice = frame.set_axis(["u", "u"], axis=1)
+    with pytest.raises(hp.InvalidInput, match="b: got \"'u' twice\""):
+        hp.tables.read({"a": (frame, LABELS), "b": (twice, LABELS)}, label="y")
+    dated = frame.assign(u=pandas.to_datetime(["2020-01-01"] * 6))
+    with pytest.raises(hp.InvalidInput, match="b, column 'u': got 'dates or times'"):
+        hp.tables.read({"a": (frame, LABELS), "b": (dated, LABELS)}, label="y")
+
+
+def test_masked_values_are_missing():
+    rows, labels = np.ma.masked_equal(ROWS, 3.0), np.ma.masked_array(LABELS, mask=np.arange(6) == 5)
+    found = hp.tables.read({"a": (rows, labels), "b": (ROWS, LABELS)}, label="y")
+    assert found.counts == (5, 6)
+    assert np.isnan(found.inputs[0][1, 1])
+    assert "Missing values, filled with the shared mean: x1 9 %." in found.warnings
+
+
+def test_values_far_from_all_others_are_named_with_file_and_line(tmp_path):
+    write(tmp_path, a=GOOD + "-9999,3,1\n", b=GOOD + "3,1e9,1\n")
+    assert hp.tables.read(tmp_path, label="label").warnings == (
+        "x is -9999 in 1 rows (first: a.csv, line 22), far from all others, 0 to 19: empty the field if it stands for "
+        "missing.",
+        "z is 1e+09 in 1 rows (first: b.csv, line 22), far from all others, 0 to 19: empty the field if it stands for "
+        "missing.",
+    )
+
+
+def test_categories_are_listed_and_values_that_differ_in_capitals_are_told():
+    given = {"a": {"x": ["M\u00fcnchen", "bonn"], "y": [0, 1]}, "b": {"x": ["Mu\u0308nchen", "Bonn"], "y": [0, 1]}}
+    found = hp.tables.read(given, label="y")
+    assert "\n  categories: x (Bonn, M\u00fcnchen, bonn)\n" in str(found)
+    assert found.warnings == ("x: 'Bonn' and 'bonn' differ.",)

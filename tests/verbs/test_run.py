@@ -42,3 +42,9 @@ def test_bad_arguments_are_refused(options, field):
     with pytest.raises(hp.InvalidInput) as caught:
         run(**options)
     assert caught.value.field.startswith(field)
+
+
+def test_a_branch_on_a_traced_state_is_refused_in_one_line():
+    branching = hp.programs.Local(lambda state, ctx: state if state > 0 else -state)
+    with pytest.raises(hp.InvalidInput, match=r"program: got 'a branch in Python.*jnp.where"):
+        hp.extend.run(branching, {}, NETWORK, key=0, states=jnp.ones(3))

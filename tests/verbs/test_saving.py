@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import subprocess
 import sys
 
@@ -115,6 +116,33 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         hp.train(make_task(), hp.SGP(5, 0.1), NETWORK, key=0, save=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("save", "said"),
+    [
+        ("", "save: got ''; allowed: the name of a folder"),
+        (3, "save: got 3; allowed: the name of a folder"),
+        ("~nobody-of-this-name/x", "save: got '~nobody-of-this-name/x'"),
+        ("o" * 300, "File name too long"),
+        (__file__, "Not a directory"),
+        (__file__ + "/run", "Not a directory"),
+    ],
+    ids=["empty", "number", "user", "long", "file", "under a file"],
+)
+@pytest.mark.parametrize("seeds", [None, 1])
+def test_what_cannot_be_a_folder_is_refused(save, said, seeds):
+    with pytest.raises(hp.InvalidInput, match=re.escape(said)):
+        hp.train(make_task(), hp.SGP(5, 0.1), NETWORK, key=0, save=save, seeds=seeds)
+
+
+def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        hp.train(make_task(), hp.SGP(2, 0.05), NETWORK, key=0, save="~/run")
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
+    assert hp.load("~/run").result["params"].keys() == hp.load(tmp_path / "run").result["params"].keys()
+
+
 class Interrupt(hp.hooks.Hook):
     """Stops a run as Ctrl-C does, once it has got so far."""
 
@@ -129,9 +157,14 @@ class Interrupt(hp.hooks.Hook):
 def test_an_interrupted_run_resumes_bit_for_bit(tmp_path):
     task, solver = make_task(), hp.SGP(steps=400, step_size=0.05)
     whole = hp.train(task, solver, NETWORK, key=0)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stopped:
         hp.train(task, solver, NETWORK, key=0, save=tmp_path / "run", hooks=[Interrupt(100)])
+    assert "continues this run from its last checkpoint" in stopped.value.__notes__[0]
     assert not (tmp_path / "run").exists()
+    with pytest.raises(
+        hp.InvalidInput, match=r"run: got .*an interrupted run.*the same call with save='.*run' continues"
+    ):
+        hp.load(tmp_path / "run")
     resumed = hp.train(task, solver, NETWORK, key=0, save=tmp_path / "run")
     assert same(whole.params, resumed.params)
     assert resumed.costs == whole.costs

@@ -1,7 +1,7 @@
 """Influence of training examples: predicted without moving data, checked by retraining without them.
 
-The counterpart of section 5.2 and appendix A.2 of Terashita and Hara, "Decentralized hyper-gradient computation over
-time-varying directed networks"; then groups, whole clients, damping, and a hunt for wrong labels
+It follows section 5.2 and appendix A.2 of Terashita and Hara, "Decentralized hyper-gradient computation over
+time-varying directed networks". Groups, whole clients, damping, and a search for wrong labels come on top
 (docs/results/influence.md).
 """
 

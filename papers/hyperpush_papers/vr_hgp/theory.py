@@ -50,9 +50,9 @@ def mu(alpha: float, beta: float, eta: float) -> float:
 def mu_by_round(alpha: ArrayLike, beta: ArrayLike, eta: ArrayLike, rounds: int) -> Float[np.ndarray, "rounds ..."]:
     """The factor after every round, with the terms that theorem 1 hides in e^{−O(M)}.
 
-    √8 (1−η) times the standard deviation of v, to first order in s, when A = η(1 + sε), B = 1 + sε' and c = 1 are
-    numbers and ε, ε' are independent signs: the paper's bounds on norms are equalities there. α, β and η are as in
-    `mu`, and broadcast.
+    The factor is √8 (1−η) times the standard deviation of v, to first order in s. A = η(1 + sε), B = 1 + sε' and c = 1
+    are numbers, with independent signs ε and ε'. There the paper's bounds on norms are equalities. α, β and η are as
+    in `mu`, and broadcast.
     """
     alpha, beta, eta = np.broadcast_arrays(*(np.asarray(a, np.float64) for a in (alpha, beta, eta)))
     zero, rest, stay = np.zeros_like(alpha), 1 - alpha, 1 - beta

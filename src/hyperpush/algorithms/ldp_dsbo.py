@@ -139,9 +139,9 @@ class LDPDSBO(Algorithm):
     def hides(self) -> bool:
         return self.noise is not None
 
-    def check_task(self, task: Any) -> None:
+    def check(self, task: Any, network: Any = None) -> None:
         """Refuse `noise` on a private task, whose gradients and products already get noise."""
-        super().check_task(task)
+        super().check(task, network)
         if self.noise is not None and task.privacy is not None:
             allowed = "noise=None on a task of task.private(…), which clips and adds noise itself; or the plain task"
             raise InvalidInput("LDPDSBO.noise", "noise on a private task", allowed)

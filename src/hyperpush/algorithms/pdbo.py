@@ -175,14 +175,12 @@ class PDBO(Algorithm):
         ties = self.ties if self.ties is None or task is None else self.ties.among(task)
         return replace(self, stop=stop, remember=self.remember and not lossy, ties=ties, **parts)
 
-    def check_network(self, network: Network, task: Any) -> None:
-        if self.ties is not None:
-            self.ties.check_network(network, task)
-
-    def check_task(self, task: Any) -> None:
-        super().check_task(task)
+    def check(self, task: Any, network: Network | None = None) -> None:
+        super().check(task, network)
         for part in self.parts():
-            part.check_task(task)
+            part.check(task, network)
+        if self.ties is not None and network is not None:
+            self.ties.check_network(network, task)
         if self.stop is not None:
             self.stop.check_task(f"{type(self).__name__}.stop", task)
 

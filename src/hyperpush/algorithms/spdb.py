@@ -27,8 +27,8 @@ class _State(eqx.Module):
 class SPDB(ImplicitDescent):
     """Stochastic primal-dual bilevel optimization: hypers agree through a dual variable.
 
-    Each client has its own params y_i; the hypers x_i become common. Its inner cost is g_i and its own
-    hypergradient h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i; L = I − W is the Laplacian of the gossip weights (Lu et al. 2022):
+    Each client has its own params y_i; the hypers x_i become common. Client i has the inner cost g_i and the
+    hypergradient h_i = ∂_xF_i − J_i H_i⁻¹ ∂_yF_i. L = I − W is the Laplacian of the gossip weights (Lu et al. 2022):
 
         y⁺ = y − β ∂_y g_i(x, y),   x⁺ = x − α(h_i(x, y⁺) + d + ρLx),   d⁺ = d + ρLx⁺
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 
@@ -14,6 +13,8 @@ from hyperpush.audits.splits import ALL, Records
 from hyperpush.base.status import Reason, Status
 from hyperpush.data.batches import Data
 from hyperpush.engines.base import Engine
+from hyperpush.engines.compiled.compile import call
+from hyperpush.engines.compiled.effort import level_of_one_run
 from hyperpush.engines.simulate import evaluate
 from hyperpush.inner.tree_newton import TreeNewton
 from hyperpush.networks import FullyConnected, Network
@@ -165,7 +166,7 @@ class Rounds:
         runs += [] if self.l2 is not None else rate_runs(self.folds, [NOBODY], self.fixed)
         recipe = Round(self.head, len(runs), SOLVER).recipe()
         start = Auditor(make_plan(runs, np.ones(1), 1))
-        losses, report = _evaluate_alone(recipe, start, self.records, self.key)
+        losses, report = call(_evaluate_alone, (recipe, start, self.records, self.key), level=level_of_one_run)
         # Parties that are too small may lack records to train on.
         self.statuses.append(status_of(jax.tree.map(lambda leaf: leaf[np.array(self.parties)], report)))
         found = Found()
@@ -173,8 +174,9 @@ class Rounds:
         return found
 
 
-@eqx.filter_jit
-def _evaluate_alone(recipe: Any, start: Auditor, records: Records, key: Any) -> tuple[Losses, Report]:
+def _evaluate_alone(given: tuple[Any, Auditor, Records, Any], donated: None) -> tuple[Losses, Report]:
+    recipe, start, records, key = given
+
     def one(own: Records) -> tuple[Losses, Report]:
         data = Data({"train": jax.tree.map(lambda leaf: leaf[None], own)}, "train")
         states, _ = evaluate(recipe, FullyConnected(1), start, data, key)

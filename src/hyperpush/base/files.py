@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from hyperpush.base.errors import InvalidInput
+
 
 def write_atomically(path: Path, data: bytes | str, durable: bool = True, mode: int = 0o666) -> None:
     """Write a file so that readers find the old contents or the new ones, never a part.
@@ -27,6 +29,17 @@ def write_atomically(path: Path, data: bytes | str, durable: bool = True, mode: 
     new.replace(path)
     if durable:
         sync(path.parent)
+
+
+def as_path(field: str, given: object, kind: str = "folder") -> Path:
+    """Return the path that a user gave, with `~` replaced by the home folder; raise InvalidInput if it is none."""
+    if not isinstance(given, str | Path) or not str(given):
+        raise InvalidInput(field, given, f"the name of a {kind}")
+    try:
+        path = Path(given).expanduser()
+    except RuntimeError as error:  # ~somebody, who does not exist
+        raise InvalidInput(field, str(given), f"the name of a {kind} ({error})") from None
+    return path.resolve() if path.name in ("", "..") else path
 
 
 def sync(path: Path) -> None:

@@ -49,6 +49,10 @@ class Configured(eqx.Module):
         """Return its options by name."""
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.init}
 
+    def option(self, name: str) -> Any:
+        """Return an option; None if there is no option of this name."""
+        return self.options().get(name)
+
     def with_options(self: C, **changes: Any) -> C:
         """Return a copy with other options."""
         return dataclasses.replace(self, **changes)

@@ -201,6 +201,12 @@ def _largest(statuses: "Sequence[Status]", name: str) -> float | None:
 _seen: ContextVar[list[Status] | None] = ContextVar("seen", default=None)
 
 
+def is_growing(result: Mapping[str, Any]) -> bool:
+    """True if the params or hypers of a result, as in `result.json`, grow without bound."""
+    status = result.get("status")
+    return isinstance(status, Mapping) and status.get("reason") == "growing"
+
+
 @contextmanager
 def gather_statuses() -> Iterator[list[Status]]:
     """Collect the statuses of all results that verbs return in the block."""

@@ -165,9 +165,9 @@ class BiGFed(TwoLevelDescent):
     pushes: Count = eqx.field(static=True, default=1)
     personal: tuple[str, ...] = eqx.field(static=True, default=(), converter=tuple)
 
-    def check_task(self, task: Any) -> None:
-        """Refuse joint costs other than `Cosine`, and Gauss–Newton of a cost in one part."""
-        super().check_task(task)
+    def check(self, task: Any, network: Network | None = None) -> None:
+        """Refuse joint costs other than `Cosine`, Gauss–Newton of a cost in one part, and networks unlike the graph."""
+        super().check(task, network)
         if task.joint and not isinstance(task.outer, Cosine):
             raise InvalidInput("task.outer", type(task.outer).__name__, "hp.big_fed.Cosine(…), or a client's own cost")
         if self.curvature == "gauss-newton" and not isinstance(task.problem.inner, ModelLoss):
@@ -176,6 +176,8 @@ class BiGFed(TwoLevelDescent):
         for name in self.personal:
             if not isinstance(task.hypers, dict) or name not in task.hypers:
                 raise unknown("BiGFed.personal", name, task.hypers if isinstance(task.hypers, dict) else ())
+        if network is not None:
+            self._check_network(network, task)
 
     def _common(self, tree: PyTree) -> PyTree:
         """Return the shared entries of a tree in the form of the hypers."""
@@ -185,7 +187,7 @@ class BiGFed(TwoLevelDescent):
         """Return a tree in the form of the hypers with other shared entries."""
         return {**tree, **common} if self.personal else common
 
-    def check_network(self, network: Network, task: Any) -> None:
+    def _check_network(self, network: Network, task: Any) -> None:
         """Refuse a network with another number of clients than the graph, or one on which peers never get negatives."""
         cosine = task.outer
         if isinstance(cosine, Cosine):

@@ -279,6 +279,7 @@ def swarm(
     for line in swarms.doubts(result):
         print(line, file=sys.stderr)
     print_json(result, as_json)
+    sys.exit(result["exit_code"])
 
 
 def _policy(minutes: float | None, rounds: int | None) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from hyperpush.base.status import is_growing
 from hyperpush.runs.events import to_json
 from hyperpush.runs.tables import table
 
@@ -34,8 +35,7 @@ def holds_failure(result: Any, field: str = "converged") -> bool:
 
 def refuse_growth(result: Mapping[str, Any]) -> None:
     """End with the exit code of a divergence if the params of a result are growing."""
-    status = result.get("status")
-    if isinstance(status, Mapping) and status.get("reason") == "growing":
+    if is_growing(result):
         print("error: params or hypers are growing: see the status in result.json", file=sys.stderr)
         sys.exit(NOT_CONVERGED)
 

@@ -16,6 +16,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from hyperpush.base.errors import InvalidInput
 from hyperpush.data.promise import promise_single
 
+MOST_DRAWN = 1024  # a loop of s draws makes s² comparisons; above, sorting all of a client's rows takes less time
+
 
 class Data(eqx.Module):
     """A client's data sets by name. The inner cost uses `train`, the outer level fits `outer`.
@@ -245,7 +247,7 @@ def shuffle(data: PyTree, key: PRNGKeyArray) -> Int[Array, " m"]:
 
 
 def rows(data: PyTree, order: Int[Array, " b"], start: Int[Array, ""] | int = 0) -> PyTree:
-    """Return the examples at `order`, which is the part of a shuffle from position `start`."""
+    """Return the examples at `order`: distinct numbers, from position `start` of a shuffle; padding is last."""
     if isinstance(data, Ragged):
         real = start + jnp.arange(order.shape[0]) < data.counts
         return Batch(_pick(data.examples, order), real.astype(jnp.zeros(()).dtype))
@@ -253,13 +255,14 @@ def rows(data: PyTree, order: Int[Array, " b"], start: Int[Array, ""] | int = 0)
 
 
 def _pick(examples: PyTree, order: Int[Array, " b"]) -> PyTree:
-    return promise_single(jax.tree.map(lambda leaf: leaf[order], examples))  # `order` is part of a shuffle
+    return promise_single(jax.tree.map(lambda leaf: leaf[order], examples))  # the numbers in `order` are distinct
 
 
 def minibatch(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
     """Draw `size` of one client's examples, uniformly without replacement; None takes all.
 
     A client with fewer examples gives all of them. Only the drawn rows are gathered; the data stay where they are.
+    Every set of `size` examples is equally likely, but their order in the batch is not random.
 
     Args:
         data: One client's examples, or its part of `Ragged` data.
@@ -280,4 +283,23 @@ def minibatch(data: PyTree, size: int | None, key: PRNGKeyArray) -> PyTree:
     lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(getattr(data, "examples", data))}
     if len(lengths) != 1:
         raise InvalidInput("batch", size, "None: these data lack a common axis of examples to draw from")
-    return rows(data, shuffle(data, key)[:size])
+    if size >= capacity(data):
+        return full_batch(data)
+    return rows(data, _draw(count(data), size, key) if size <= MOST_DRAWN else shuffle(data, key)[:size])
+
+
+def _draw(count: Int[Array, ""] | int, size: int, key: PRNGKeyArray) -> Int[Array, " b"]:
+    """Draw `size` of `count` numbers, uniform over sets (Floyd's sampling: Bentley and Floyd 1987).
+
+    Draw r takes one of the first m = count − size + r + 1 numbers, or the m-th itself if that one is already taken.
+    The draw depends on the number of real examples and on no padding. Fewer than `size` of them come first, all.
+    """
+    place = jnp.arange(size)
+    last = jnp.maximum(count - size, 0) + place
+    tried = jax.random.randint(key, (size,), 0, last + 1)
+
+    def pick(r: Int[Array, ""], picks: Int[Array, " b"]) -> Int[Array, " b"]:
+        return picks.at[r].set(jnp.where(jnp.any(picks == tried[r]), last[r], tried[r]))
+
+    picks = jax.lax.fori_loop(0, size, pick, jnp.full(size, -1))
+    return jnp.where(count > size, picks, place)

@@ -1,4 +1,4 @@
-"""A party's folder: private, used by one process at a time, with an account of releases of the party's data."""
+"""A party's folder: private, with an account of releases of the party's data."""
 
 import json
 import os
@@ -8,18 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from hyperpush.base.errors import HyperpushError, InUse, InvalidInput
+from hyperpush.base.errors import HyperpushError, InvalidInput
 from hyperpush.base.files import write_atomically
+from hyperpush.runs.folder import make_folder
 from hyperpush.verbs.budget import Budget
 
-LOCK, RELEASES = ".lock", "releases.json"
+RELEASES = "releases.json"
 
 
 @contextmanager
-def own_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[None]:
-    """Make a folder private to its owner, if missing, and hold its lock. Files written meanwhile are private, too.
+def private_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[None]:
+    """Make a folder private to its owner. Files written in the block are private, too.
 
     Args:
         path: The folder.
@@ -27,23 +26,13 @@ def own_folder(path: Path, field: str, keep_mode: bool = False) -> Iterator[None
         keep_mode: True leaves the folder's permissions alone, because it also holds files that are not the party's.
     """
     with private_files():
+        make_folder(path, field, mode=0o700)
         try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not keep_mode:
                 path.chmod(0o700)
         except OSError as error:
-            raise InvalidInput(field, str(path), f"a folder that can be written ({error.strerror})") from None
-        lock = FileLock(path / LOCK, blocking=False, mode=0o600)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise InUse(f"{field}: another process works in {path}; end it first, or take another folder") from None
-        except (OSError, NotImplementedError) as error:  # some network file systems lack locks
-            raise HyperpushError(f"{path} cannot be locked: {error}; use a folder on another disk") from None
-        try:
-            yield
-        finally:
-            lock.release()
+            raise InvalidInput(field, str(path), f"a folder of your own ({error.strerror})") from None
+        yield
 
 
 @contextmanager

@@ -16,9 +16,11 @@ from typing import Any
 from hyperpush.base.annotations import Option, check_option, options_of
 from hyperpush.base.config import Config, as_table, option
 from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.engines.peer.checkpoint import in_turn
 from hyperpush.engines.peers import Peers
 from hyperpush.engines.transport.zenoh.addresses import check_name
 from hyperpush.methods.registry import read_value
+from hyperpush.runs.folder import RunFolder
 from hyperpush.spec.config import is_spec, read_toml, set_from_text, validate
 from hyperpush.spec.experiment import SpecConfig
 from hyperpush.spec.objects import task_function
@@ -132,6 +134,11 @@ def digest(config: Deployment) -> bytes:
 def folder_of(config: Deployment, name: str, base: Path) -> Path:
     """Return the folder of a party's results."""
     return base / (config.peers[name].out or name)
+
+
+def party_folder(path: Path, field: str = "folder") -> RunFolder:
+    """Return a party's folder, which is visible from the start."""
+    return RunFolder(path, field, hidden=False, saved=tuple(each.name for each in in_turn(path / CHECKPOINT)))
 
 
 def engine_of(config: Deployment, name: str, base: Path, private: bool) -> Peers:

@@ -13,8 +13,17 @@ import numpy as np
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.files import write_atomically
 from hyperpush.deploy.data import read_own_data
-from hyperpush.deploy.folder import own_folder
-from hyperpush.deploy.options import CHECKPOINT, Deployment, check_draws, digest, dotted_keys, engine_of, folder_of
+from hyperpush.deploy.folder import private_folder
+from hyperpush.deploy.options import (
+    CHECKPOINT,
+    Deployment,
+    check_draws,
+    digest,
+    dotted_keys,
+    engine_of,
+    folder_of,
+    party_folder,
+)
 from hyperpush.deploy.train_first import TrainFirst
 from hyperpush.deploy.watch import Watch, on_signals
 from hyperpush.engines.peer import Checkpoint, Left
@@ -26,6 +35,7 @@ from hyperpush.privacy.mechanisms import Laplace
 from hyperpush.programs import Node, ProgramRecipe, as_recipe
 from hyperpush.runs.events import event, to_json, write_events
 from hyperpush.runs.folder import CONFIG, METRICS, RESULT
+from hyperpush.runs.lifecycle import Lifecycle
 from hyperpush.runs.process import set_up_jax
 from hyperpush.spec import objects
 from hyperpush.spec.config import to_toml
@@ -77,19 +87,21 @@ class Rehearsal(Peers):
 
 def rehearse(spec: Spec, engine: Peers) -> None:
     """Refuse a spec that the verbs or the engine would refuse, before anything is written or sent."""
-    if spec.trainer is not None and getattr(spec.method, "trains", False):
+    if spec.trainer is not None and spec.method.trains:
         allowed = f"no [train] table: {type(spec.method).__name__} trains by itself"
         raise InvalidInput("train", type(spec.trainer).__name__, allowed)
-    for each in (spec, as_one_program(spec)):
-        with suppress(Rehearsed), dotted_keys(engine.party):
-            each.run(engine=Rehearsal(**vars(engine)))
+    with suppress(Rehearsed), dotted_keys(engine.party):
+        as_one_program(spec).run(engine=Rehearsal(**vars(engine)))
 
 
-def prepare(config: Deployment, name: str, base: Path, of_all: Spec | None = None) -> tuple[Spec, Peers]:
-    """Return a party's spec and its engine. Refuse a spec that cannot run."""
+def prepare(
+    config: Deployment, name: str, base: Path, of_all: Spec | None = None, rehearsed: bool = False
+) -> tuple[Spec, Peers]:
+    """Return a party's spec and its engine. Refuse a spec that cannot run, unless it was rehearsed before."""
     spec = own_spec(config, name, base, of_all)
     engine = engine_of(config, name, base, spec.task.privacy is not None)
-    rehearse(spec, engine)
+    if not rehearsed:
+        rehearse(spec, engine)
     return spec, engine
 
 
@@ -100,27 +112,47 @@ def as_one_program(spec: Spec) -> Spec:
     return replace(spec, trainer=None, method=TrainFirst(spec.trainer, spec.method))
 
 
-def run_peer(config: Deployment, name: str, base: Path = Path(), say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Run the spec as the party `name`, write the party's own model, and return the summary of its result."""
+def run_peer(
+    config: Deployment,
+    name: str,
+    base: Path = Path(),
+    say: Callable[[str], None] = print,
+    rehearsed: bool = False,
+) -> dict[str, Any]:
+    """Run the spec as the party `name`, write the party's own model, and return the summary of its result.
+
+    `rehearsed=True` skips the rehearsal, for a caller that has rehearsed all parties.
+    """
     if name not in config.peers:
         raise unknown("--name", name, config.peers)
     out = folder_of(config, name, base)
-    left_over = Checkpoint(out / CHECKPOINT, digest(config))
-    if (out / RESULT).exists():
-        if left_over.load() is None:
-            raise InvalidInput(f"peers.{name}.out", str(out), "a folder without the result of an earlier run")
-        left_over.remove()  # the process was killed after it had written the result
-        return json.loads((out / RESULT).read_text(encoding="utf-8"))
     with set_up_jax(config.spec.precision):
-        spec, engine = prepare(config, name, base)
+        # Refused input leaves nothing behind, so it is read before the folder is made.
+        ready = None if party_folder(out).finished else prepare(config, name, base, rehearsed=rehearsed)
         shared = out.resolve() in (Path.cwd(), base.resolve(), *base.resolve().parents)
-        with own_folder(out, f"peers.{name}.out", keep_mode=shared):
-            return _run_in(out, config, spec, engine, say)
+        life = Lifecycle(party_folder(out, f"peers.{name}.out"))
+        with private_folder(out, life.folder.field, keep_mode=shared), life.hold():
+            if ready is None or life.folder.finished:
+                return _read_finished(life, config)
+            with life.attempt():
+                return _run_in(life, config, *ready, say)
 
 
-def _run_in(out: Path, config: Deployment, spec: Spec, engine: Peers, say: Callable[[str], None]) -> dict[str, Any]:
+def _read_finished(life: Lifecycle, config: Deployment) -> dict[str, Any]:
+    """Return the summary of a party whose process was killed after it had written the result."""
+    out, field = life.folder.path, life.folder.field
+    if Checkpoint(out / CHECKPOINT, digest(config)).load() is None:
+        raise InvalidInput(field, str(out), "a folder without the result of an earlier run")
+    text = (out / RESULT).read_text(encoding="utf-8")
+    life.keep(text)
+    return json.loads(text)
+
+
+def _run_in(
+    life: Lifecycle, config: Deployment, spec: Spec, engine: Peers, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Run a party's spec in its folder and return the summary."""
-    spec = as_one_program(spec)
+    out, spec = life.folder.work, as_one_program(spec)
     began = time.monotonic()
     watch = Watch(config, engine.party, out, say, _budget_of(spec), summarize=_privacy_of_starts)
     with on_signals(watch.stop):
@@ -131,9 +163,7 @@ def _run_in(out: Path, config: Deployment, spec: Spec, engine: Peers, say: Calla
                 say(f"{engine.party}: {result.status}")
             summary |= _write_result(out, engine.party, result, watch.before)
             write_atomically(out / CONFIG, to_toml("spec", config.spec))
-        # Last, because this file marks the folder as complete.
-        write_atomically(out / RESULT, (to_json(summary) + "\n"))
-        Checkpoint(out / CHECKPOINT, digest(config)).remove()
+        life.keep(to_json(summary) + "\n")
     return summary
 
 

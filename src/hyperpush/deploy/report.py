@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from hyperpush.base.errors import InvalidInput
-from hyperpush.deploy.folder import LOCK
+from hyperpush.deploy.options import party_folder
 from hyperpush.deploy.watch import LEAVE, STATUS
 from hyperpush.engines.transport.zenoh.neighbors import shown_time
 from hyperpush.runs.events import read_events
+from hyperpush.runs.locks import is_held
 
 
 def read_status(path: Path) -> tuple[Path, dict[str, Any]]:
@@ -28,15 +27,7 @@ def read_status(path: Path) -> tuple[Path, dict[str, Any]]:
 
 def is_running(folder: Path) -> bool:
     """True if a process works in a party's folder."""
-    if not (folder / LOCK).exists():
-        return False
-    lock = FileLock(folder / LOCK, blocking=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        return True
-    lock.release()
-    return False
+    return is_held(party_folder(folder).lock)
 
 
 def ask_to_leave(path: Path) -> str:

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -13,22 +13,38 @@ from typing import Any, final
 
 import numpy as np
 
-from hyperpush.base.errors import HyperpushError, InvalidInput
+from hyperpush.base.errors import Absent, Diverged, HyperpushError, InUse, InvalidInput, Refused
 from hyperpush.base.processes.starter import free_ports
-from hyperpush.base.status import Status
+from hyperpush.base.status import Status, is_growing
 from hyperpush.deploy.certificates import make
 from hyperpush.deploy.options import Deployment, Party
 from hyperpush.deploy.party import prepare, run_peer
 from hyperpush.deploy.watch import STATUS
 from hyperpush.engines.transport.zenoh.addresses import NAME
 from hyperpush.runs.events import read_events
-from hyperpush.runs.folder import RESULT
+from hyperpush.runs.folder import RESULT, is_new, make_folder
 from hyperpush.runs.process import set_up_jax
 from hyperpush.spec import objects
 from hyperpush.task.task import Task
 
 Show = Callable[[Mapping[str, dict[str, Any]]], None]  # gets every party's status
 PRELOADED = ["hyperpush.verbs.solve", "hyperpush.engines.peers", "hyperpush.engines.transport.zenoh.transport"]
+
+# Exit codes of parties from best to worst. A cause is worse than its consequence: where one party fails, the others end
+# because it is absent.
+WORSE = (0, Absent.exit_code, Diverged.exit_code, Refused.exit_code, InUse.exit_code, HyperpushError.exit_code)
+
+
+class PartiesFailed(HyperpushError):
+    """Parties of a swarm ended without a result; its exit code is that of the worst."""
+
+    def __init__(self, message: str, exit_code: int):
+        self._exit_code = exit_code
+        super().__init__(message)
+
+    @property
+    def exit_code(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._exit_code
 
 
 @dataclass(frozen=True)
@@ -152,12 +168,20 @@ def on_loopback(config: Deployment, names: list[str], base: Path, secure: bool =
 
 
 def run_one(name: str, config: Deployment) -> None:
-    """Run one party in its process of a swarm."""
+    """Run one party, which the swarm has rehearsed, in its process."""
     try:
-        run_peer(config, name, say=lambda line: print(line, file=sys.stderr, flush=True))
+        result = run_peer(config, name, say=lambda line: print(line, file=sys.stderr, flush=True), rehearsed=True)
     except HyperpushError as error:
         print(f"error: {name}:", " ".join(str(error).split()), file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
+    if is_growing(result):
+        sys.exit(Diverged.exit_code)
+
+
+def worst(codes: Iterable[int | None]) -> int:
+    """Return the worst exit code of several parties; those of bugs (1) and signals (128 + number) are the worst."""
+    found = [1 if code is None else 128 - code if code < 0 else code for code in codes]
+    return max(found, key=lambda code: (code not in WORSE, WORSE.index(code) if code in WORSE else code), default=0)
 
 
 def schedule(names: list[str], kill: int, restart: int, rounds: int, seed: int, pause: float = 0.5) -> list[Kill]:
@@ -183,14 +207,14 @@ def swarm(
     seconds: float = 3600.0,
     show: Show | None = None,
 ) -> dict[str, Any]:
-    """Run `count` parties to their end. Return the result and the exit code of each."""
+    """Run `count` parties to their end. Return the result and the exit code of each, and the worst exit code."""
     if count < 2:
         raise InvalidInput("-n", count, "2 or more")
     if not 0 <= restart <= kill < count:
         raise InvalidInput("--kill, --restart", (kill, restart), f"0 ≤ restart ≤ kill < {count}")
     if kill and not config.engine["checkpoint_every"] and restart:
         raise InvalidInput("deploy.checkpoint_every", 0, "1 or more, to restart peers")
-    if base.exists() and any(base.iterdir()):
+    if not is_new(base, "--out"):
         raise InvalidInput("--out", str(base), "a new or empty folder")
     base = base.resolve()
     with set_up_jax(config.spec.precision):
@@ -201,7 +225,7 @@ def swarm(
         plain = on_loopback(config, names, base, secure=False)
         for name in names:
             prepare(plain, name, Path(), spec)
-    base.mkdir(parents=True, exist_ok=True)
+    make_folder(base, "--out")
     made = on_loopback(config, names, base, secure)
     os.environ.setdefault("PYTHONWARNINGS", "ignore::RuntimeWarning")  # JAX warns of forks; here they precede its start
     kills = schedule(names, kill, restart, kill_before, config.engine["fault_seed"])
@@ -212,10 +236,12 @@ def swarm(
         path = base / name / RESULT
         results[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     killed = {kill.name for kill in kills if kill.again_after is None}
-    failed = [name for name in names if processes.ends.get(name) != 0 and name not in killed]
-    if failed:
-        raise HyperpushError(f"ended without a result: {', '.join(failed)}; their files are in {base}")
-    return {"peers": results, "exit_codes": {name: processes.ends.get(name) for name in names}, "out": str(base)}
+    codes = {name: processes.ends.get(name) for name in names}
+    ended = worst(code for name, code in codes.items() if name not in killed)
+    missing = [name for name in names if results[name] is None and name not in killed]
+    if missing:
+        raise PartiesFailed(f"ended without a result: {', '.join(missing)}; their files are in {base}", ended)
+    return {"peers": results, "exit_codes": codes, "exit_code": ended, "out": str(base)}
 
 
 def doubts(result: Mapping[str, Any]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from hyperpush.base.status import Status
+from hyperpush.hypergradients.automatic import Automatic
 from hyperpush.hypergradients.base import HypergradientEstimator, HypergradientState
 from hyperpush.inner.base import InnerSolver, InnerState
-from hyperpush.methods.base import Method
+from hyperpush.methods.base import Method, MethodInfo, info_by_options
 from hyperpush.networks import Network
 from hyperpush.networks.link_estimates import join_links
 from hyperpush.programs import Context, Node, Scope, Sequence
@@ -19,13 +20,11 @@ from hyperpush.task.task import Task
 class TrainFirst(HypergradientEstimator):
     """A hypergradient estimator that first trains, and estimates at the params that the inner solver finds."""
 
+    # The facts are the estimator's own.
+    info: ClassVar[MethodInfo] = info_by_options(Automatic.info, lambda self, usual: self.hypergradient.info)
+
     inner: InnerSolver
     hypergradient: HypergradientEstimator
-
-    @property
-    def info(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The estimator's own `info`."""
-        return self.hypergradient.info
 
     def parts(self) -> Iterator[Method]:
         yield self.inner
@@ -38,9 +37,9 @@ class TrainFirst(HypergradientEstimator):
     def choice(self, engine: Any, task: Task, network: Any = None) -> str:
         return join_choices([part.choice(engine, task, network) for part in self.parts()])
 
-    def check_task(self, task: Task) -> None:
+    def check(self, task: Task, network: Network | None = None) -> None:
         for part in self.parts():
-            part.check_task(task)
+            part.check(task, network)
 
     def status(self, states: Any) -> Status:
         return self.hypergradient.status(states)

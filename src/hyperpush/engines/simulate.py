@@ -11,6 +11,8 @@ from hyperpush.base import processes
 from hyperpush.base.checks import check_boolean
 from hyperpush.engines import keys
 from hyperpush.engines.base import Request, ambient, surround
+from hyperpush.engines.compiled.compile import Level
+from hyperpush.engines.compiled.effort import effort, level_of
 from hyperpush.engines.compiled.interpreter import Visit
 from hyperpush.engines.compiled.placement import SingleDevice
 from hyperpush.engines.compiled.run import CompiledEngine, prepare
@@ -19,7 +21,7 @@ from hyperpush.engines.faults import Faults
 from hyperpush.engines.planning import ones
 from hyperpush.engines.result import Record, recorders_of
 from hyperpush.networks import Network
-from hyperpush.programs import Node, ProgramRecipe, as_recipe
+from hyperpush.programs import Node, ProgramRecipe, as_recipe, one_client, profile
 
 
 class Simulate(CompiledEngine):
@@ -54,6 +56,13 @@ class Simulate(CompiledEngine):
         self.check_batch(self.clients_per_batch)
         self.check_faults(self.faults)
         check_boolean("Simulate.compile_fully", self.compile_fully)
+
+    def level_of(self, recipe: ProgramRecipe, network: Network, states: PyTree, data: PyTree, runs: int = 1) -> Level:
+        """Return the compile level of a program with `runs` pure evaluations."""
+        if self.compile_fully:
+            return "full"
+        found = profile(recipe, one_client(states), one_client(data), network.clients)
+        return level_of(runs * effort(found, network))
 
     def devices_of_run(self) -> Mesh | None:
         return processes.mesh() if processes.count() > 1 and self.faults is None else None

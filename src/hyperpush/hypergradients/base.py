@@ -44,19 +44,17 @@ class HypergradientEstimator(Method):
     """
 
     sample: ClassVar[str] = "HGP(steps=…, pushes=…, step_size=…)"
-    trains: ClassVar[bool] = False  # True if it trains itself from the given params
     exact: ClassVar[bool] = False  # True if it requires products without noise
-    judges: ClassVar[bool] = False  # True if its report measures how far params are from solved
 
-    def check_task(self, task: Any) -> None:
-        super().check_task(task)
+    def check(self, task: Any, network: Any = None) -> None:
+        super().check(task, network)
         if self.exact and task.privacy is not None:
             name = type(self).__name__
             raise InvalidInput("method", f"{name} on a private task", f"TrackedHGP or HGP: {name} tolerates no noise")
 
     def after(self: E, inner: InnerSolver) -> tuple[InnerSolver, E]:
         """Return the inner solver and the estimator, adapted to each other."""
-        return inner.observing(False) if getattr(inner, "observe", None) is None else inner, self
+        return inner.observing(False) if inner.option("observe") is None else inner, self
 
     def memory(self, params: PyTree, hyper: PyTree) -> PyTree:
         """Return a client's memory before the first outer step; None if the estimator keeps none."""

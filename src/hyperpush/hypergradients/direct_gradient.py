@@ -40,8 +40,8 @@ class DirectGradient(HypergradientEstimator):
         lossy=True,
     )
 
-    def check_task(self, task: Any) -> None:
-        super().check_task(task)
+    def check(self, task: Any, network: Any = None) -> None:
+        super().check(task, network)
         if not {"outer", "outer_penalty"} & set(task.uses_hypers):
             allowed = "an outer cost or penalty that contains the hypers: else the direct gradient is zero"
             raise InvalidInput("task.outer", "a cost without hypers, for DirectGradient", allowed)

@@ -120,8 +120,8 @@ class HGP(HypergradientEstimator):
         check_positive("HGP.step_size", self.step_size)
         check_integer("HGP.batch_size", self.batch_size, minimum=1, optional=True)
 
-    def check_task(self, task: Any) -> None:
-        super().check_task(task)
+    def check(self, task: Any, network: Any = None) -> None:
+        super().check(task, network)
         if task.privacy is not None and self.independent_batches:
             allowed = "False on a private task, where one of the products is taken in the end"
             raise InvalidInput("HGP.independent_batches", True, allowed)

@@ -189,7 +189,7 @@ def known_links(method: Method, network: Network, point: Any, task: Any) -> Link
     if estimator is None:
         return None
     if estimator.links == "observed":
-        if any(getattr(part, "observe", False) for part in method.parts()):
+        if any(part.option("observe") for part in method.parts()):
             return LinkEstimates.none(network.clients, (network.clients,) if task.owner is None else ())
         if (
             point is not None

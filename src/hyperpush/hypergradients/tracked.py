@@ -150,8 +150,8 @@ class TrackedHGP(HypergradientEstimator):
         check_positive("TrackedHGP.tolerance", self.tolerance, optional=True)
         check_integer("TrackedHGP.acceleration", self.acceleration, minimum=0)
 
-    def check_task(self, task: Any) -> None:
-        super().check_task(task)
+    def check(self, task: Any, network: Any = None) -> None:
+        super().check(task, network)
         if task.privacy is not None and task.privacy.curvature is None:
             raise InvalidInput("task.private.curvature", None, "a number above 0: products are clipped to it")
         if task.privacy is not None and self.products == "difference":

@@ -13,6 +13,8 @@ from hyperpush.base.checks import check_nonnegative, no_type_check
 from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import full_batch
 from hyperpush.engines.base import Engine
+from hyperpush.engines.compiled.compile import call
+from hyperpush.engines.compiled.effort import level_of_one_run
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.influence.effects import Effects, join, leaving
@@ -123,23 +125,22 @@ def step_groups(
     made, parts = with_weights(task), split_runs(task, groups, at_once)
     if any(not np.any(each.client) for each in groups):
         raise InvalidInput("weights", "no client is left", "weights that leave at least one client")
-    baseline = outer_costs(task, jax.tree.map(lambda leaf: leaf[None], task.params))[0]
     found = [
-        _move(task, made, part, baseline, damping, method, network, certify=certify and not number, **around)
+        _move(task, made, part, damping, method, network, certify=certify and not number, **around)
         for number, part in enumerate(parts)
     ]
     return join(found, len(groups))
 
 
-def _move(
-    task: Task, made: Task, weights: list[Weights], baseline: Any, damping: float, *call: Any, **around: Any
-) -> Effects:
-    """Return the effects of some groups by one estimate; `call` and `around` are passed to `hp.hypergradient`."""
+def _move(task: Task, made: Task, weights: list[Weights], damping: float, *given: Any, **around: Any) -> Effects:
+    """Return the effects of some groups by one estimate; `given` and `around` are passed to `hp.hypergradient`."""
     moved_task = _step_task(task, made, weights, damping)
-    step = hypergradient(moved_task, *call, **around)
-    pull = step.value[1]
-    moved = jax.tree.map(lambda x, d: x[None] + task.clients * jnp.moveaxis(d, 1, 0), task.params, pull)
-    by_site, whole = outer_costs(task, moved) - baseline, task.problem.whole
+    step = hypergradient(moved_task, *given, **around)
+    moves = jax.tree.map(lambda d: task.clients * np.moveaxis(np.asarray(d), 1, 0), step.value[1])
+    moved = jax.tree.map(lambda x, d: jnp.asarray(np.asarray(x)[None] + d), task.params, moves)
+    both = jax.tree.map(lambda x, m: np.concatenate([np.asarray(x)[None], m]), task.params, moved)
+    baseline, *costs = outer_costs(task, both)  # one program for the params before and after
+    by_site, whole = np.stack(costs) - baseline, task.problem.whole
     return Effects(
         task, step.status, step.costs, by_site, leaving(weights), "newton", baseline, whole(moved), whole(task.params)
     )
@@ -153,7 +154,7 @@ def _step_task(task: Task, made: Task, weights: list[Weights], damping: float) -
     hypers, params = stack_weights(task, weights), repeat_params(task.params, len(weights), axis=1)
     gone, penalty = Summed(_Gone(made.inner)), made.penalty and Summed(_Gone(made.penalty))
     changed = Problem(gone, gone, penalty, None, made.fixed, made.by_example)
-    pull = _missing_gradient(changed, params, hypers, made.data.train)
+    pull = call(_missing_gradient, (changed, params, hypers, made.data.train), level=level_of_one_run)
     pull = jax.tree.map(lambda own, x: own - damping * x, pull, params)
     return made.replace(
         inner=Chosen(Summed(made.inner), hold_weights),
@@ -167,9 +168,9 @@ def _step_task(task: Task, made: Task, weights: list[Weights], damping: float) -
     )
 
 
-@eqx.filter_jit
-def _missing_gradient(problem: Problem, params: PyTree, hypers: Weights, train: PyTree) -> PyTree:
+def _missing_gradient(given: tuple[Problem, PyTree, Weights, PyTree], donated: None) -> PyTree:
     """Return each client's −∂_x of the change of its inner cost by the weights."""
+    problem, params, hypers, train = given
 
     def own(params: PyTree, hyper: Weights, examples: PyTree) -> PyTree:
         batch = full_batch(examples)
@@ -184,5 +185,5 @@ def check_estimator(method: Any, damping: float) -> None:
         allowed = "an estimator whose target is global: the mean outer cost of all clients"
         raise InvalidInput("method", type(method).__name__, allowed)
     check_nonnegative("damping", damping)
-    if damping and getattr(method, "trains", False):
+    if damping and method.trains:
         raise InvalidInput("damping", damping, f"0 for {type(method).__name__}: it would train another problem")

@@ -22,9 +22,8 @@ from hyperpush.inner.base import InnerSolver
 from hyperpush.networks import Network
 from hyperpush.task.starts import PerClient
 from hyperpush.task.task import Task
-from hyperpush.verbs.call import Call
-from hyperpush.verbs.checks import check_call
 from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.fit import fit
 from hyperpush.verbs.hooks import Progress
 from hyperpush.verbs.runs import train_runs
 from hyperpush.verbs.train import train
@@ -45,9 +44,9 @@ def retrain(
     """Retrain without each group, and once with all clients: the real change for each client (see `without`).
 
     Up to `at_once` retrainings form one solve and share every message. With `hp.TreeNewton()` each ends at its own
-    solution. `hp.TrackedSGP()` shares no messages: its retrainings run one after the other. Solvers of fixed length
+    solution. With `hp.TrackedSGP()` they follow each other, as each finds its own settings. Solvers of fixed length
     descend on the sum of the costs: they share every mini-batch, every link and push-sum's ω. With the key of
-    `hp.train` they repeat that run's draws. Only the solve with the first groups is certified.
+    `hp.train` they repeat that run's draws. Only the first `at_once` runs are certified.
 
     **Use it** for few params, or to check a prediction. Start warm, from `hp.train(…).task`: then
     `hp.TreeNewton()` takes a few averages. **Avoid it** for many single records, which `scores` ranks by one estimate.
@@ -81,7 +80,7 @@ def retrain(
     if isinstance(weights, Weights) or not isinstance(weights, Sequence) or not weights:
         given = weights if isinstance(weights, list) else type(weights).__name__
         raise InvalidInput("weights", given, "a list with weights for at least one retraining")
-    runs, steps, found = [without(task), *weights], getattr(method, "steps", None), []
+    runs, steps, found = [without(task), *weights], method.option("steps"), []
     for part in split_runs(task, runs, at_once):
         first = sum(map(len, found))
 
@@ -129,9 +128,13 @@ def _train(
     Return params, the status of each run and of all, and costs.
     """
     made = with_weights(task)
+    if method.solves and not method.bind(network, around["engine"], task).stacks:
+        return _train_each(made, method, network, weights, certify, **around)
     if method.solves:
-        return _train_until_solved(made, method, network, weights, **around)
-    if getattr(method, "optimizer", None) is not None:
+        call = fit(made, method, network, kind=InnerSolver, verb=train, **around)
+        found = train_runs(call, weights, throw=False, certify=None)  # its verdicts rest on a probe
+        return found.params, found.statuses, found.status, found.costs
+    if method.option("optimizer") is not None:
         raise InvalidInput("method.optimizer", "an optimizer", "a step_size: an optimizer may mix the runs")
     summed = made.replace(
         inner=Summed(made.inner),
@@ -147,23 +150,18 @@ def _train(
     return params, (ended.status,) * len(weights), ended.status, ended.costs
 
 
-def _train_until_solved(
-    task: Task, method: InnerSolver, network: Network, weights: Sequence[Weights], key: Any, engine: Engine, hooks: Any
-) -> tuple[PyTree[Float[Array, "k n ..."]], tuple[Status, ...], Status, Costs]:
-    """Train with each of k weights until solved: in one solve, or one after the other where messages cannot be shared.
-
-    In one solve the solver's own verdicts stand, because they rest on a probe.
-    """
-    call = Call(
-        train, task, method, network, check_call(task, method, InnerSolver, network, key, engine), engine, hooks
+def _train_each(
+    made: Task, method: InnerSolver, network: Network, weights: Sequence[Weights], certify: bool, **around: Any
+) -> tuple[PyTree, tuple[Status, ...], Status, Costs]:
+    """Train one run after the other, and return what `_train` returns."""
+    found = [train(made.at(hypers=own), method, network, certify=certify, **around) for own in weights]
+    params = jax.tree.map(
+        lambda *leaves: np.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *(each.params for each in found)
     )
-    if call.adapted.certifies:
-        found = train_runs(call, weights, throw=False, certify=None)
-        return found.params, found.statuses, found.status, found.costs
-    each = [train(task.at(hypers=own), method, network, key=key, engine=engine, hooks=hooks) for own in weights]
-    params = jax.tree.map(lambda *leaves: np.stack(leaves), *(found.params for found in each))
-    statuses = tuple(found.status for found in each)
-    return params, statuses, Status.of_all(statuses), sum((found.costs for found in each), Costs())
+    statuses, costs = tuple(each.status for each in found), found[0].costs
+    for each in found[1:]:
+        costs += each.costs
+    return params, statuses, Status.of_all(statuses), costs
 
 
 def agreement(predicted: Float[np.ndarray, "..."], actual: Float[np.ndarray, "..."]) -> dict[str, float | None]:

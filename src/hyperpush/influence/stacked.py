@@ -13,6 +13,8 @@ from jaxtyping import Array, Float, PyTree
 from hyperpush.base.checks import check_integer
 from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import full_batch
+from hyperpush.engines.compiled.compile import call
+from hyperpush.engines.compiled.effort import level_of_one_run
 from hyperpush.influence.weights import Weights, check_weights
 from hyperpush.task.problem import Cost, Penalty, Problem
 from hyperpush.task.task import Task
@@ -107,12 +109,13 @@ def split_runs(task: Task, weights: Any, at_once: int) -> list[list[Weights]]:
 
 def outer_costs(task: Task, params: PyTree) -> Float[np.ndarray, "k n"]:
     """Return every client's F in each of k runs, runs on axis 0 of the params and clients on axis 1."""
-    found = _outer_costs(task.problem, params, task.hypers, task.data.outer)
+    found = call(_outer_costs, (task.problem, params, task.hypers, task.data.outer), level=level_of_one_run)
     return np.asarray(found, np.float64)
 
 
-@eqx.filter_jit
-def _outer_costs(problem: Problem, params: PyTree, hypers: PyTree, outer: PyTree) -> Float[Array, "k n"]:
+def _outer_costs(given: tuple[Problem, PyTree, PyTree, PyTree], donated: None) -> Float[Array, "k n"]:
+    problem, params, hypers, outer = given
+
     def own(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, " k"]:
         return jax.vmap(lambda x: problem.outer_cost(x, hyper, full_batch(examples)))(params)
 

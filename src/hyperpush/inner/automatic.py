@@ -95,9 +95,9 @@ class AutomaticInner(InnerSolver):
         solver, why = self._choose(task.privacy is not None, engine, network, task)
         return f"{type(solver).__name__}: {why}"
 
-    def check_task(self, task: Any) -> None:
-        super().check_task(task)
-        self._choose(task.privacy is not None)[0].check_task(task)
+    def check(self, task: Any, network: Any = None) -> None:
+        super().check(task, network)
+        self._choose(task.privacy is not None)[0].check(task, network)
 
     def program(self, problem: Problem) -> Node:
         return self._choose(problem.private)[0].program(problem)

@@ -78,14 +78,9 @@ class InnerSolver(Method):
     certifies: ClassVar[bool] = False  # True if a random probe supports the error in its report
 
     @property
-    def loop(self) -> str:
-        """The name of its main loop, in which states have the fields `params` and `hyper`."""
-        return type(self).__name__
-
-    @property
     def weights(self) -> Literal["push", "gossip"]:
         """The weights with which it mixes params; "push" for an exact mean, as on a fully connected network."""
-        return "gossip" if getattr(self, "averaging", None) == "gossip" else "push"
+        return "gossip" if self.option("averaging") == "gossip" else "push"
 
     @property
     def iteration(self) -> dict[str, Any]:
@@ -97,13 +92,13 @@ class InnerSolver(Method):
         return self
 
     @property
-    def caveat(self) -> str:
-        """Reason for its status why its params are not quite the solution; empty if they may be."""
-        return ""
-
-    @property
     def solves(self) -> bool:
         """True if it runs until the inner problem is solved, so that it may start from any point."""
+        return False
+
+    @property
+    def stacks(self) -> bool:
+        """True if several runs may share its messages (`hyperpush.programs.stack`); ask it of a bound solver."""
         return False
 
     def memory(self, params: PyTree, hyper: PyTree) -> Any:
@@ -144,7 +139,7 @@ class ObservingSolver(GradientSolver):
     def iteration(self) -> dict[str, Any]:
         last = self.step_size(max(self.steps - 1, 0)) if callable(self.step_size) else self.step_size
         step_size = None if last is None else float(last)
-        return {**super().iteration, "variant": getattr(self, "variant", None), "step_size": step_size}
+        return {**super().iteration, "variant": self.option("variant"), "step_size": step_size}
 
     def bind(self: Observing, network: Network, engine: Any = None, task: Any = None) -> Observing:
         return self if self.observe is not None else self.observing(network.clients < _MANY)

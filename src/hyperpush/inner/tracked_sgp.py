@@ -145,8 +145,8 @@ class TrackedSGP(InnerSolver):
     def solves(self) -> bool:
         return True
 
-    def check_task(self, task: Any) -> None:
-        super().check_task(task)
+    def check(self, task: Any, network: Any = None) -> None:
+        super().check(task, network)
         if task.privacy is not None:
             allowed = "SGP(…): noise of tracked gradients adds up from step to step"
             raise InvalidInput("method", "TrackedSGP on a private task", allowed)

@@ -99,11 +99,15 @@ class TreeNewton(InnerSolver):
         check_integer("TreeNewton.packed", self.packed, minimum=0)
 
     @property
+    def stacks(self) -> bool:
+        return True
+
+    @property
     def solves(self) -> bool:
         return True
 
-    def check_task(self, task: Any) -> None:
-        super().check_task(task)
+    def check(self, task: Any, network: Any = None) -> None:
+        super().check(task, network)
         if task.privacy is not None:
             allowed = "SGP(…): Newton steps are chosen by costs, and none of them has a release with noise"
             raise InvalidInput("method", "TreeNewton on a private task", allowed)

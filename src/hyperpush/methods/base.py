@@ -6,9 +6,10 @@ hashed and written to TOML. Engines trace them, so a new number does not compile
 """
 
 import abc
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.options import Configured
@@ -62,11 +63,44 @@ class MethodInfo:
     example: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
+class _InfoByOptions:
+    """`info` of a class whose facts depend on its options: the usual facts of the class, its own of each object."""
+
+    def __init__(self, usual: MethodInfo, own: Callable[[Any, MethodInfo], MethodInfo]):
+        self.usual, self.own = usual, own
+
+    def __get__(self, made: Any, cls: type) -> MethodInfo:
+        return self.usual if made is None else self.own(made, self.usual)
+
+
+def info_by_options(usual: MethodInfo, own: Callable[[Any, MethodInfo], MethodInfo]) -> MethodInfo:
+    """Return an `info` that depends on options.
+
+    Args:
+        usual: The facts of the class, for lists and errors before there is an object.
+        own: A function of (object, usual facts) that returns the facts of the object.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> import hyperpush as hp
+        >>> class Mine(hp.SGP):
+        ...     info = hp.extend.info_by_options(
+        ...         hp.SGP.info, lambda self, usual: replace(usual, lossy=usual.lossy and self.steps > 1)
+        ...     )
+        >>> Mine.info.lossy, Mine(1, 0.1).info.lossy
+        (True, False)
+    """
+    return cast(MethodInfo, _InfoByOptions(usual, own))  # reading it gives a MethodInfo
+
+
 class Method(Configured):
     """An inner solver, a hypergradient estimator or an algorithm.
 
     A subclass has `info`, fields, a `__check_init__` that checks their ranges, and `program`. The base class checks
     types, choices and nested objects by the annotations.
+
+    Verbs read `info`, the facts below, the options of a fixed meaning (`option`), and the six hooks: `program`,
+    `parts`, `bind`, `choice`, `check` and `status`.
 
     Example:
         >>> import hyperpush as hp
@@ -76,6 +110,18 @@ class Method(Configured):
     """
 
     info: ClassVar[MethodInfo]
+    trains: ClassVar[bool] = False  # True if it trains itself from the given params
+    judges: ClassVar[bool] = False  # True if its report measures how far params are from solved
+
+    @property
+    def loop(self) -> str:
+        """Name of the main loop, whose states have the fields `params` and `hyper`."""
+        return type(self).__name__
+
+    @property
+    def caveat(self) -> str:
+        """Reason for its status why its params are not quite the solution; empty if they may be."""
+        return ""
 
     @abc.abstractmethod
     def program(self, problem: Problem) -> Node:
@@ -93,15 +139,15 @@ class Method(Configured):
         """Return the method that it chooses, and the reason; empty if there is nothing to choose."""
         return ""
 
-    def check_task(self, task: Any) -> None:
-        """Refuse a task that the method cannot work on; checks common to all methods come before."""
+    def check(self, task: Any, network: Any = None) -> None:
+        """Refuse a task that the method cannot work on, and a network beyond the demands in `info.network`.
+
+        Checks common to all methods come before. A `network` of None checks the task alone.
+        """
         if task.joint and not self.info.joint and self.info.target != "inner":
             given = f"{type(task.outer).__name__}, a cost of all clients together"
             allowed = f"a cost of each client's own for {type(self).__name__}; hp.big_fed.BiGFed takes joint costs"
             raise InvalidInput("task.outer", given, allowed)
-
-    def check_network(self, network: Any, task: Any) -> None:
-        """Refuse a network that the method cannot use for a task, beyond the demands in `info.network`."""
 
     def status(self, states: Any) -> Status:
         """Return the status of the result, from the final states of all clients."""
@@ -109,7 +155,7 @@ class Method(Configured):
 
     @classmethod
     def usage(cls) -> str:
-        info = getattr(cls, "info", None)
+        info = None if inspect.isabstract(cls) else cls.info
         named = ", ".join(f"{name}=…" for name in info.example) if info is not None else ""
         return f"{cls.__name__}({named})" if named else super().usage()
 

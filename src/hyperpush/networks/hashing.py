@@ -11,8 +11,8 @@ from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray, UInt32
 def words(key: PRNGKeyArray, step: Int[ArrayLike, ""], index: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     """Return a random word per index: the index, mixed with two words from (key, step).
 
-    Links need good statistics, not secrecy. Elementwise and short, because drawing links is most of a round on dense
-    random networks: half the time that 13 rounds of Threefry take there, and jax.random's own cannot be fused on CPU.
+    Links need good statistics, not secrecy. The hash is elementwise and short, because drawing links is most of a round
+    on dense random networks. It takes half the time of 13 rounds of Threefry, and XLA cannot fuse jax.random's on CPU.
     """
     root, step = jax.random.key_data(key), jnp.asarray(step).astype(jnp.uint32)
     first, second = mix_bits(mix_bits(step ^ root[0]) ^ root[1]), mix_bits(mix_bits(step ^ root[1]) ^ ~root[0])

@@ -52,8 +52,11 @@ def of_independent(up: Float[np.ndarray, "n n"]) -> Means:
 def gossip_of_independent(up: Float[np.ndarray, "n n"]) -> Means:
     """Return the means of Metropolis weights of undirected links that are up independently with probabilities `up`.
 
-    Given a live link, the other links of its two ends are independent: with D_i\\j and D_j\\i their numbers,
-    E[1/(2 + max(D_i\\j, D_j\\i))] = Σ_m P(both ≤ m) (1/(2 + m) − 1/(3 + m)), the last term without the subtrahend.
+    Given a live link, the other links of its two ends are independent. Let D_i\\j and D_j\\i be their numbers. Then
+
+        E[1/(2 + max(D_i\\j, D_j\\i))] = Σ_m P(both ≤ m) (1/(2 + m) − 1/(3 + m)),
+
+    where the last term has no subtrahend.
     """
     n = len(up)
     chance = np.zeros((n, n, n))  # [i, j, m]: probability that m links of i are up besides the one to j

@@ -12,7 +12,7 @@ Every event begins with these fields, as far as they apply:
 
 | kind | written by | to | further fields |
 |---|---|---|---|
-| `record` | a study or benchmark | `metrics.jsonl` | fields of the study |
+| `record` | a study | `metrics.jsonl` | fields of the study |
 | `row` | a spec, a peer, the hook `JSONLines` | `metrics.jsonl`, the hook's file | measured values, by name |
 | `cell` | a sweep | `metrics.jsonl` | `phase, method, setting, seed, state, reason, cell`, scores |
 | `state` | a peer | `status.json`, the latest only | `pid, round, total, late, rejected, links`, bytes |

@@ -17,22 +17,17 @@ it diverges. Peers write into a visible folder from the start.
 """
 
 import shutil
-import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from hyperpush.base import processes
-from hyperpush.base.errors import Diverged, HyperpushError, InvalidInput
-from hyperpush.base.files import write_atomically
-from hyperpush.runs.checkpoints import Policy
-from hyperpush.runs.checkpoints.journal import Journal
-from hyperpush.runs.checkpoints.store import CheckpointFolder
+from hyperpush.base.errors import InvalidInput
+from hyperpush.base.files import as_path, write_atomically
 from hyperpush.runs.events import read_events, write_events
-from hyperpush.runs.locks import alone
+from hyperpush.runs.locks import in_use, is_held
 
 CONFIG, CALL, RESULT, METRICS = "config.toml", "call.json", "result.json", "metrics.jsonl"
 HISTORY, MODELS, LINKS, FIGURES = "history.safetensors", "models", "links", "figures"
@@ -49,25 +44,29 @@ class RunFolder:
     Attributes:
         path: The final folder.
         field: Its name in errors.
+        hidden: True if its files are in a hidden folder until the run has succeeded.
+        saved: Names of the checkpoints in it.
     """
 
     path: Path
     field: str = "run"
+    hidden: bool = True
+    saved: tuple[str, ...] = (CHECKPOINTS,)
 
     @property
     def work(self) -> Path:
-        """The hidden folder that is renamed at the end."""
-        return self.path.with_name(f".{self.path.name}.partial")
+        """The folder to write to: a hidden one that is renamed at the end, or the final one."""
+        return self.path.with_name(f".{self.path.name}.partial") if self.hidden else self.path
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Refuse a folder that another live process writes to."""
-        if not processes.first_process():
-            return nullcontext()
-        return alone(self.work / LOCK, self.field, self.path, "a folder that no other process is writing")
+    @property
+    def lock(self) -> Path:
+        """The lock of the process that works in it."""
+        return self.work / (LOCK if self.hidden else f".{LOCK}")
 
-    def open_journal(self, policy: Policy, warn: Callable[[str], None] = lambda text: None) -> Journal:
-        """Return the journal of checkpoints, with those found in the folder."""
-        return Journal(CheckpointFolder(self.work / CHECKPOINTS, warn), policy)
+    @property
+    def finished(self) -> bool:
+        """True if it holds a result."""
+        return (self.path / RESULT).is_file()
 
     def clear_for_resume(self) -> None:
         """Remove everything from an interrupted run except complete events and checkpoints."""
@@ -77,28 +76,34 @@ class RunFolder:
             write_events(self.work / METRICS, read_events(self.work / METRICS))
 
     def complete(self, result: str) -> None:
-        """Write the result and rename the hidden folder to the final one."""
-        if processes.first_process():
-            write_atomically(self.work / RESULT, result)
+        """Write the result, give a hidden folder its final name, and drop the checkpoints."""
+        write_atomically(self.work / RESULT, result)
+        if self.hidden:
             if self.path.exists():
                 self.path.rmdir()
-            self.work.rename(self.path)  # before this, the run can continue from its checkpoints
-            shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
-            (self.path / LOCK).unlink(missing_ok=True)
+            self.work.rename(self.path)
+            (self.path / self.lock.name).unlink(missing_ok=True)
+        for name in self.saved:  # until here, the run can continue from them
+            shutil.rmtree(self.path / name, ignore_errors=True)
+            (self.path / name).unlink(missing_ok=True)
 
-    def give_up(self, error: BaseException, journal: Journal | None, resumed: bool = False) -> bool:
-        """Save the state of an interrupted run, or remove its folder; return True if the run can be continued."""
-        final = isinstance(error, InvalidInput | Diverged)  # the same run would end the same way again
-        # Several processes write together at the end of a chunk, which is impossible after one has failed.
-        if journal is not None and not isinstance(error, HyperpushError) and processes.count() == 1:
-            try:
-                journal.save()
-            except HyperpushError as also:
-                print("error:", also, file=sys.stderr)
-        lost = final or not any((self.work / CHECKPOINTS).glob("[0-9]*"))
-        if processes.first_process() and lost and not resumed:
-            shutil.rmtree(self.work, ignore_errors=True)
-        return self.work.is_dir() and not isinstance(error, Diverged)
+
+def is_new(path: Path, field: str) -> bool:
+    """True if a folder is missing or empty; raise InvalidInput if it can be neither."""
+    try:
+        return not any(path.iterdir())
+    except FileNotFoundError:
+        return True
+    except OSError as error:  # a file, a name that is too long, no permission
+        raise InvalidInput(field, str(path), f"a folder that can be written ({error.strerror})") from None
+
+
+def make_folder(path: Path, field: str, mode: int = 0o777) -> None:
+    """Make a folder and its parents if they are missing."""
+    try:
+        path.mkdir(mode, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(field, str(path), f"a folder that can be written ({error.strerror})") from None
 
 
 def reserve(name: str, out: Path | None) -> RunFolder:
@@ -107,7 +112,8 @@ def reserve(name: str, out: Path | None) -> RunFolder:
         stem = Path("runs", f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
         candidates: Iterable[Path] = (stem.with_name(f"{stem.name}-{k}") if k else stem for k in count())
     else:
-        candidates = [out if out.name else out.resolve()]
+        out = as_path("--out", out)
+        candidates = [out]
     for path in candidates:
         folder = RunFolder(path)
         try:
@@ -119,18 +125,21 @@ def reserve(name: str, out: Path | None) -> RunFolder:
                 return folder
         except OSError as error:
             raise InvalidInput("--out", str(path), f"a folder that can be written ({error.strerror})") from None
+    assert out is not None  # all other names were tried
+    if is_held(RunFolder(out).lock):
+        raise in_use("--out", out)
     allowed = "a new or empty folder that no other run is writing to"
-    if out is not None and (RunFolder(out).work / CONFIG).is_file():
-        allowed += f"; a run into this one was interrupted or is under way: hyperpush resume {out} continues it"
+    if (RunFolder(out).work / CONFIG).is_file():
+        allowed += f"; a run into this one was interrupted: hyperpush resume {out} continues it"
     raise InvalidInput("--out", str(out), allowed)
 
 
 def find_interrupted(folder: Path) -> RunFolder:
     """Return the folder of an interrupted run, from the path of its final folder or of the hidden one beside it."""
-    folder = folder if folder.name else folder.resolve()
+    folder = as_path("run", folder)
     hidden = folder.name.startswith(".") and folder.name.endswith(".partial")
     found = RunFolder(folder.with_name(folder.name[1 : -len(".partial")]) if hidden else folder)
     if not (found.work / CONFIG).is_file():
-        given = f"{folder}, a finished run" if (found.path / RESULT).is_file() else str(folder)
+        given = f"{folder}, a finished run" if found.finished else str(folder)
         raise InvalidInput("run", given, "the folder of an interrupted run that has checkpoints")
     return found

@@ -6,20 +6,50 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from hyperpush.base.errors import HyperpushError, InvalidInput
+from hyperpush.base.errors import HyperpushError, InUse
+
+GRACE = 0.5  # seconds to try: `is_held` takes the lock for less than a millisecond
 
 
 @contextmanager
-def alone(lock: Path, field: str, folder: Path, allowed: str) -> Iterator[None]:
-    """Refuse a folder whose lock another live process holds. The lock ends with the process in every case."""
-    held = FileLock(lock, blocking=False)
+def alone(lock: Path, field: str, folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder in the block. The lock ends with the process in every case.
+
+    Args:
+        lock: The lock file.
+        field: Name of the folder in errors.
+        folder: The folder, as named in errors.
+
+    Raises:
+        InUse: Another live process holds the lock.
+        HyperpushError: The file system has no locks.
+    """
+    held = FileLock(lock, timeout=GRACE, poll_interval=0.01, mode=0o600)
     try:
         held.acquire()
     except Timeout:
-        raise InvalidInput(field, str(folder), allowed) from None
+        raise in_use(field, folder) from None
     except (OSError, NotImplementedError) as error:  # some network file systems lack locks
         raise HyperpushError(f"{lock.parent} cannot be locked: {error}; use a folder on another disk") from None
     try:
         yield
     finally:
         held.release()
+
+
+def in_use(field: str, folder: Path) -> InUse:
+    """Return the error for a folder that another process works in."""
+    return InUse(f"{field}: another process works in {folder}; end it first, or take another folder")
+
+
+def is_held(lock: Path) -> bool:
+    """True if a live process holds a lock."""
+    if not lock.exists():
+        return False
+    probe = FileLock(lock, blocking=False)
+    try:
+        probe.acquire()
+    except Timeout:
+        return True
+    probe.release()
+    return False

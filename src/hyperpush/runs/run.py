@@ -1,9 +1,8 @@
-"""One run of a study, a benchmark or a spec; `hyperpush.runs.folder` describes its files."""
+"""One run of a study or a spec; `hyperpush.runs.folder` describes its files."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +14,6 @@ from rich.progress import Progress, TaskID, TextColumn
 
 from hyperpush.base import processes
 from hyperpush.base.errors import HyperpushError
-from hyperpush.base.files import write_atomically
 from hyperpush.base.status import Status, gather_statuses
 from hyperpush.engines.planning import plan
 from hyperpush.engines.run_hooks import ProgressHook
@@ -23,6 +21,7 @@ from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.events import Kind, append_event, event, read_events, to_json
 from hyperpush.runs.experiment import Experiment
 from hyperpush.runs.folder import CONFIG, FIGURES, METRICS, MODELS, RunFolder, find_interrupted, reserve
+from hyperpush.runs.lifecycle import Lifecycle
 from hyperpush.runs.models import save_models
 from hyperpush.runs.process import compile_time, resident_megabytes, set_up_jax
 from hyperpush.runs.tables import table
@@ -184,14 +183,10 @@ def start(
     """
     first = processes.first_process()
     folder = RunFolder(Path(processes.gather_texts(str(reserve(experiment.name, out).path) if first else "")[0]))
-    with folder.lock():
-        try:
-            if first:
-                write_atomically(folder.work / CONFIG, options)
-        except BaseException:
-            shutil.rmtree(folder.work, ignore_errors=True)
-            raise
-        return _perform(experiment, config, folder, console or Console(stderr=True), checkpoints)
+    life, console = _life(folder, console, checkpoints)
+    with life.hold(), _explained(folder.work), life.attempt():
+        life.begin(CONFIG, options)
+        return _perform(experiment, config, life, console)
 
 
 def carry_on(
@@ -205,11 +200,13 @@ def carry_on(
     `read` makes the experiment and its options from `config.toml`.
     """
     found = find_interrupted(folder)
-    with found.lock():
+    life, console = _life(found, console, checkpoints, resumed=True)
+    with life.hold():
         experiment, config = read(found.work / CONFIG)
         if processes.first_process():
             found.clear_for_resume()
-        return _perform(experiment, config, found, console or Console(stderr=True), checkpoints, resumed=True)
+        with _explained(found.work), life.attempt():
+            return _perform(experiment, config, life, console)
 
 
 def plan_run(experiment: Experiment, config: Any, processes: int = 1) -> dict[str, Any]:
@@ -224,45 +221,48 @@ def plan_run(experiment: Experiment, config: Any, processes: int = 1) -> dict[st
         return plan(run, processes)
 
 
-def _perform(
-    experiment: Experiment,
-    config: Any,
-    folder: RunFolder,
-    console: Console,
-    checkpoints: Policy | None,
-    *,
-    resumed: bool = False,
-) -> Finished:
-    journal = None
-    try:
-        run = StudyRun(folder.path, folder.work, console, processes.first_process())
+def _life(
+    folder: RunFolder, console: Console | None, checkpoints: Policy | None, resumed: bool = False
+) -> tuple[Lifecycle, Console]:
+    """Return the life of a run that reports on a console, and the console, by default of standard error."""
+    console = console or Console(stderr=True)
+    shown = console if processes.first_process() else Console(quiet=True)
 
-        def warn(text: str) -> None:
-            run.console.print(f"warning: {text}", soft_wrap=True, highlight=False, markup=False)
+    def warn(text: str) -> None:
+        shown.print(f"warning: {text}", soft_wrap=True, highlight=False, markup=False)
 
-        with set_up_jax(getattr(config, "precision", None)):
-            if checkpoints is not None:
-                journal = folder.open_journal(checkpoints, warn)
-            try:
-                active = nullcontext() if journal is None else journal.active(ProgressHook(run.phase))
-                with active, gather_statuses() as seen:
-                    result = {"experiment": experiment.name, **experiment.run(config, run)}
-                if seen and "status" not in result:
-                    result["status"] = run.tell(Status.of_all(seen)).as_json()
-            finally:
-                run.quiet()  # remove the bars after success and after errors
-        processes.barrier("all models are written")
-        folder.complete(to_json(result) + "\n")
-    except BaseException as error:
-        if folder.give_up(error, journal, resumed) and processes.first_process():
-            console.print(f"to continue: hyperpush resume {folder.path}", soft_wrap=True, highlight=False)
-        _explain(error, folder.work)
-        raise
+    def interrupted(error: BaseException) -> None:
+        shown.print(f"to continue: hyperpush resume {folder.path}", soft_wrap=True, highlight=False)
+
+    return Lifecycle(folder, checkpoints, resumed, warn, interrupted), shown
+
+
+def _perform(experiment: Experiment, config: Any, life: Lifecycle, console: Console) -> Finished:
+    """Run an experiment in a reserved folder, and keep its result."""
+    run = StudyRun(life.folder.path, life.folder.work, console, processes.first_process())
+    with set_up_jax(getattr(config, "precision", None)):
+        try:
+            with life.checkpoints([ProgressHook(run.phase)]), gather_statuses() as seen:
+                result = {"experiment": experiment.name, **experiment.run(config, run)}
+            if seen and "status" not in result:
+                result["status"] = run.tell(Status.of_all(seen)).as_json()
+        finally:
+            run.quiet()  # remove the bars after success and after errors
+    life.keep(to_json(result) + "\n")
     return result, run
 
 
-def _explain(error: BaseException, work: Path) -> None:
+@contextmanager
+def _explained(work: Path) -> Iterator[None]:
     """Replace errors from the system or from another process by one sentence."""
+    try:
+        yield
+    except Exception as error:
+        _explain(error, work)
+        raise
+
+
+def _explain(error: Exception, work: Path) -> None:
     if isinstance(error, OSError) and error.filename and Path(error.filename).is_relative_to(work):
         raise HyperpushError(f"{error.filename} could not be written: {error.strerror}") from error
     if processes.count() == 1:

@@ -1,5 +1,6 @@
 """Fit one linear model for all parties and predict on raw rows."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,10 @@ class Model:
     costs: Costs
 
     def predict(self, rows: Any) -> np.ndarray:
-        """Return the class, or the number, of each raw row: a file, data frame, dict of columns, or matrix."""
+        """Return the class, or the number, of each raw row: a file, data frame, dict of columns, or matrix.
+
+        A missing value counts as the mean; a Python warning names columns that had none in training.
+        """
         scores = self._scores(self._read(rows, None))
         if self.schema.kind == "numbers":
             return self._numbers(scores)
@@ -88,7 +92,7 @@ class Model:
         label = self.schema.label
         if isinstance(rows, np.ndarray | list):
             names = [column.name for column in self.schema.columns]
-            matrix = np.asarray(rows)
+            matrix = rows if np.ma.isMaskedArray(rows) else np.asarray(rows)
             if matrix.ndim != 2 or matrix.shape[1] != len(names):
                 raise InvalidInput("rows", f"shape {matrix.shape}", f"a matrix with {len(names)} columns: {names}")
             rows = {name: matrix[:, place] for place, name in enumerate(names)}
@@ -101,8 +105,22 @@ class Model:
         return Table(table.name, table.source, {**table.columns, label: own}, table.lines)
 
     def _scores(self, table: Table) -> np.ndarray:
-        inputs = self.scaling.apply(self.schema.encode(table))
+        encoded = self.schema.encode(table)
+        self._note_gaps(encoded)
+        inputs = self.scaling.apply(encoded)
         return inputs @ self.params[:, :-1].T + self.params[:, -1]
+
+    def _note_gaps(self, encoded: np.ndarray) -> None:
+        """Warn of missing values in columns without any in training: they count as the mean."""
+        places = {name: place for place, name in enumerate(self.schema.features)}
+        found = {
+            column.name: int(np.isnan(encoded[:, places[column.features[0]]]).sum())
+            for column in self.schema.columns
+            if not column.missing
+        }
+        if gaps := [f"{name} in {count} rows" for name, count in found.items() if count]:
+            text = f"missing values count as the mean, though training had none in these columns: {', '.join(gaps)}"
+            warnings.warn(text, stacklevel=4)
 
     def _numbers(self, scores: np.ndarray) -> np.ndarray:
         mean, deviation = self.scaling.label

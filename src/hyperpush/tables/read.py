@@ -14,8 +14,11 @@ from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.networks import Network
 from hyperpush.tables.schema import Kind, Schema, make_schema
-from hyperpush.tables.source import FORMS, Table, as_text, read_all
+from hyperpush.tables.source import FORMS, Table, as_text, read_all, unread
 from hyperpush.tables.task import TableTask, make_task, split_rows
+
+FAR = 10.0  # ranges of all other values: a value this far away is doubtful
+SHOWN = 6  # number of names in a line
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,6 +123,8 @@ class Tables:
             f"{len(schema.columns)} columns, label {schema.label!r} {what}"
         )
         rows = [f"  {name}: {said}" for name, said in zip(self.names, self._party_facts(), strict=True)]
+        kinds = [f"{column.name} ({_few(column.values)})" for column in schema.columns if column.values]
+        rows += [f"  categories: {', '.join(kinds)}"] if kinds else []
         return "\n".join([head, *rows, *(f"  ! {each}" for each in self.warnings)])
 
     def _party_facts(self) -> list[str]:
@@ -187,6 +192,8 @@ def read(
         tuple(each.lines for each in labeled),
         (),
     )
+    other = unread(given)
+    warnings += [f"Files that are no tables are left out: {_few(other)}."] if other else []
     return replace(found, warnings=(*warnings, *_look(found)))
 
 
@@ -204,7 +211,7 @@ def _drop_unlabeled(tables: Sequence[Table], label: str) -> tuple[list[Table], l
 
 
 def _look(tables: Tables) -> list[str]:
-    """Return warnings on constant columns, missing values, and parties that lack a class."""
+    """Return warnings on constant columns, missing and far values, like names, and parties that lack a class."""
     pooled, said = np.concatenate(tables.inputs), []
     low, high = (
         np.where(np.all(np.isnan(pooled), axis=0), 0, edge(np.where(np.isnan(pooled), fill, pooled), axis=0))
@@ -217,6 +224,7 @@ def _look(tables: Tables) -> list[str]:
     gaps = [f"{column.name} {_percent(pooled[:, place].mean())}" for column, place in places if column.missing]
     if gaps:
         said.append(f"Missing values, filled with the shared mean: {', '.join(gaps)}.")
+    said += [*_far_values(tables), *_alike(tables)]
     if tables.schema.classes:
         for name, share in zip(tables.names, tables.shares, strict=True):
             lacks = [str(each) for each, part in zip(tables.schema.classes, share, strict=True) if part == 0]
@@ -227,3 +235,56 @@ def _look(tables: Tables) -> list[str]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.005 else "under 1 %"
+
+
+def _far_values(tables: Tables) -> list[str]:
+    """Return a warning for each number that lies far from all others of its column, such as a code for missing."""
+    said = []
+    for column in tables.schema.columns:
+        if column.values:
+            continue
+        place = tables.schema.features.index(column.name)
+        owned = [own[:, place] for own in tables.inputs]
+        for value, low, high in far_ends(np.concatenate(owned)):
+            rows = [np.nonzero(own == value)[0] for own in owned]
+            party = next(number for number, found in enumerate(rows) if len(found))
+            first = f"{tables.sources[party]}, row {tables.lines[party][rows[party][0]]}"
+            if Path(tables.sources[party]).suffix.lower() == ".csv":
+                first = first.replace(", row ", ", line ")
+            said.append(
+                f"{column.name} is {value:g} in {sum(map(len, rows))} rows (first: {first}), far from all others, "
+                f"{low:g} to {high:g}: empty the field if it stands for missing."
+            )
+    return said
+
+
+def far_ends(values: np.ndarray) -> list[tuple[float, float, float]]:
+    """Return values at an end that lie far from the next one, each with the range of the others.
+
+    Far is `FAR` times the range of the others. At least three different values must be left.
+    """
+    found, rest = [], np.unique(values[~np.isnan(values)])
+    while len(rest) > 3:
+        above, below = rest[-1] - rest[-2], rest[1] - rest[0]
+        end, rest = (rest[-1], rest[:-1]) if above > below else (rest[0], rest[1:])
+        if max(above, below) <= FAR * (rest[-1] - rest[0]):
+            break
+        found.append((float(end), float(rest[0]), float(rest[-1])))
+    return found
+
+
+def _alike(tables: Tables) -> list[str]:
+    """Return warnings on values of a category, or classes, that differ in capital letters only."""
+    named = [(column.name, column.values) for column in tables.schema.columns]
+    said = []
+    for name, values in [*named, (tables.schema.label, tables.schema.classes)]:
+        groups: dict[str, list[str]] = {}
+        for value in map(str, values):
+            groups.setdefault(value.casefold(), []).append(value)
+        said += [f"{name}: {' and '.join(map(repr, own))} differ." for own in groups.values() if len(own) > 1]
+    return said
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return names, the first ones if there are many."""
+    return ", ".join(names) if len(names) <= SHOWN else f"{', '.join(names[:SHOWN])} and {len(names) - SHOWN} more"

@@ -1,5 +1,6 @@
 """Columns of all parties as one matrix: numbers, categories, missing values, and labels as classes or numbers."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ Kind = Literal["classes", "numbers"]
 MOST_VALUES = 50  # most values of a category, and most classes of a label
 MOST_CLASSES = 10  # number of different whole numbers up to which a label is taken as classes
 TEXT = 0.1  # share of text values from which a column is a category
+SEPARATED = re.compile(r"[-+]?[0-9]{1,3}([.,'’ \u00a0\u202f]?[0-9]{3})*([.,][0-9]+)?")  # such as 1,200 and 0,5
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class Schema:
 
     def encode_labels(self, table: Table) -> np.ndarray:
         """Return the number of each row's class, or the label itself."""
+        if self.label not in table.columns:
+            raise InvalidInput("labels", None, f"one label per row, or a column {self.label!r}")
         if self.kind == "numbers":
             return numbers_of(table, self.label)
         known = {str(value): number for number, value in enumerate(self.classes)}
@@ -136,7 +140,7 @@ def numbers_of(table: Table, name: str) -> np.ndarray:
         made = np.array(found, np.float64)
     if np.any(np.isinf(made)):
         row = int(np.nonzero(np.isinf(made))[0][0])
-        raise InvalidInput(table.place(row, name), own[row], "a finite number")
+        raise InvalidInput(table.place(row, name), str(own[row]), "a finite number")
     return made
 
 
@@ -148,6 +152,8 @@ def _make_column(tables: Sequence[Table], name: str, category: bool) -> Column:
         for table in tables:
             numbers_of(table, name)
         return Column(name, (), missing)
+    if not category:
+        _refuse_separators(tables, name, "categories=[…] with this column")
     values = sorted(set(present), key=_order)
     if len(values) > MOST_VALUES:
         seen: set[str | None] = set()
@@ -164,7 +170,8 @@ def _label(tables: Sequence[Table], label: str, kind: Kind | None) -> tuple[Kind
     present = [value for table in tables for value in as_text(table.columns[label]) if value is not None]
     counts = Counter(present)
     if kind is None:
-        whole = all((number := as_number(value)) is not None and number == int(number) for value in counts)
+        _refuse_separators(tables, label, "kind='classes'")
+        whole = all((number := as_number(value)) is not None and number.is_integer() for value in counts)
         kind = "classes" if _share_of_text(present) >= TEXT or (whole and len(counts) <= MOST_CLASSES) else "numbers"
     if kind not in ("classes", "numbers"):
         raise InvalidInput("kind", kind, "'classes', 'numbers' or None")
@@ -177,6 +184,16 @@ def _label(tables: Sequence[Table], label: str, kind: Kind | None) -> tuple[Kind
     if len(counts) > MOST_VALUES:
         raise InvalidInput(f"label {label!r}", f"{len(counts)} classes", f"at most {MOST_VALUES}; or kind='numbers'")
     return kind, tuple(_plain(value) for value in sorted(counts, key=_order))
+
+
+def _refuse_separators(tables: Sequence[Table], name: str, otherwise: str) -> None:
+    """Refuse a column of text in which all values are numbers, some with a decimal comma or thousands separators."""
+    found = [(table, row, value) for table in tables for row, value in enumerate(as_text(table.columns[name])) if value]
+    text = [each for each in found if as_number(each[2]) is None]
+    if text and all(SEPARATED.fullmatch(value) for _, _, value in text):
+        table, row, value = text[0]
+        allowed = f"numbers with a decimal point and no other separators; or {otherwise}"
+        raise InvalidInput(table.place(row, name), value, allowed)
 
 
 def _share_of_text(present: Sequence[str]) -> float:
@@ -192,4 +209,6 @@ def _order(value: str) -> tuple[bool, float, str]:
 def _plain(value: str) -> Any:
     """Return a class as it was given: whole numbers as numbers."""
     number = as_number(value)
-    return value if number is None else int(number) if number == int(number) else number
+    if number is None or as_text([number]) != [value]:
+        return value  # such as 01
+    return int(number) if number.is_integer() else number

@@ -1,7 +1,10 @@
 """Raw tables of parties: from CSV and NPZ files, data frames and arrays, each value with the place it came from."""
 
 import csv
-from collections.abc import Iterable, Mapping
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,10 @@ from hyperpush.base.checks import require
 from hyperpush.base.errors import InvalidInput
 
 FORMS = "a folder or file (CSV, NPZ), or {name: file, data frame or (X, y)}"
+FILES = (".csv", ".npz")
+PAGES = (".html", ".json", ".toml", ".md")  # files beside the tables that hold no records
+PLAIN = re.compile(r"[-+]?(0|[1-9][0-9]*)([.][0-9]*)?")  # a number that is written as usual; 01 is not
+EXACT = 2**53  # larger whole numbers are not exact as floats
 Values = np.ndarray  # floats with NaN, or objects: text, numbers, None
 
 
@@ -36,7 +43,7 @@ class Table:
 
     def place(self, row: int, column: str | None = None) -> str:
         """Return the place of a row or value, in words."""
-        unit = "line" if Path(self.source).suffix == ".csv" else "row"
+        unit = "line" if Path(self.source).suffix.lower() == ".csv" else "row"
         found = f"{self.source}, {unit} {self.lines[row]}"
         return found if column is None else f"{found}, column {column!r}"
 
@@ -52,6 +59,7 @@ def read_all(given: Any, label: str, party: str | None) -> list[Table]:
     if isinstance(given, Mapping) and given:
         if party is not None:
             raise InvalidInput("party", party, "None: the dict names the parties")
+        _refuse_repeats("tables", [str(name) for name in given], "a party")
         return [read_one(str(name), each, label) for name, each in given.items()]
     if hasattr(given, "columns") and party is not None:
         return _by_party(_from_frame("frame", given), party)
@@ -62,7 +70,7 @@ def read_one(name: str, given: Any, label: str | None) -> Table:
     """Return one party's table, from a file, a data frame, (X, y), or a bare X for predictions."""
     if isinstance(given, str | Path):
         path = Path(given)
-        return _from_npz(name, path, label) if path.suffix == ".npz" else _from_csv(name, path)
+        return _from_npz(name, path, label) if path.suffix.lower() == ".npz" else _from_csv(name, path)
     if hasattr(given, "columns") and hasattr(given, "__getitem__"):
         return _from_frame(name, given)
     if isinstance(given, Mapping):
@@ -78,10 +86,11 @@ def _read_path(path: Path, label: str, party: str | None) -> list[Table]:
     if path.is_dir():
         if party is not None:
             raise InvalidInput("party", party, f"None: each file of {path} is a party")
-        files = sorted(each for each in path.iterdir() if each.suffix in (".csv", ".npz"))
+        files = sorted(each for each in path.iterdir() if each.suffix.lower() in FILES)
         if not files:
             raise InvalidInput("tables", str(path), "a folder with one CSV or NPZ file per party")
-        return [read_one(file.stem, file, label) for file in files]
+        _refuse_repeats(str(path), [tidy(file.stem) for file in files], "one file per party")
+        return [read_one(tidy(file.stem), file, label) for file in files]
     if party is None:
         raise InvalidInput("party", None, f"the column of {path.name} that names the party, or a folder of files")
     return _by_party(read_one(path.stem, path, label), party)
@@ -102,22 +111,68 @@ def _by_party(table: Table, party: str) -> list[Table]:
     ]
 
 
+def unread(given: Any) -> list[str]:
+    """Return the names of files in a folder of tables that cannot be read as tables."""
+    if not isinstance(given, str | Path) or not Path(given).is_dir():
+        return []
+    found = (each for each in Path(given).iterdir() if each.is_file() and not each.name.startswith("."))
+    return sorted(each.name for each in found if each.suffix.lower() not in (*FILES, *PAGES))
+
+
+def _refuse_repeats(place: str, names: Sequence[str], allowed: str) -> None:
+    """Refuse names of parties or columns that occur twice."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InvalidInput(place, f"{twice[0]!r} twice", f"each name once, as the name of {allowed}")
+
+
 def _from_csv(name: str, path: Path) -> Table:
     """Return every field as text; pandas decides which values are missing."""
     pandas = require("pandas", "tables")
-    allowed = "a CSV file with a header and at least one row"
+    header, lines = _check_fields(path)
+    try:
+        frame = pandas.read_csv(path, dtype=str, skip_blank_lines=False, encoding="utf-8-sig", index_col=False)
+    except (OSError, ValueError, UnicodeError) as error:  # pandas' parser errors are ValueErrors
+        raise _unreadable(path, error) from None
+    frame.columns = header
+    filled = ~frame.isna().all(axis=1).to_numpy()
+    columns = {each: _column(frame[each].to_numpy(dtype=object)[filled]) for each in header}
+    return _table(name, path.name, columns, 0, lines[filled])
+
+
+def _unreadable(path: Path, error: Exception) -> InvalidInput:
+    said = str(error).strip().replace("\n", " ")
+    return InvalidInput(str(path), said, "a CSV file in UTF-8 with a header and at least one row")
+
+
+def _check_fields(path: Path) -> tuple[list[str], np.ndarray]:
+    """Return the header, and the line of each row; refuse rows with more or fewer fields, by line.
+
+    pandas would shift the columns of longer rows, and fill shorter ones.
+    """
+    lines: list[int] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            header = next(csv.reader(file), [])
-        frame = pandas.read_csv(path, dtype=str, skip_blank_lines=False, encoding="utf-8-sig")
-    except (OSError, ValueError, UnicodeError) as error:  # pandas' parser errors are ValueErrors
-        raise InvalidInput(str(path), str(error).strip().replace("\n", " "), allowed) from None
-    twice = [each for each in header if header.count(each) > 1]
-    if twice:
-        raise InvalidInput(f"{path.name}, column {twice[0]!r}", "two columns of this name", "each name once")
-    filled = ~frame.isna().all(axis=1).to_numpy()
-    columns = {str(each): _column(frame[each].to_numpy(dtype=object)[filled]) for each in frame.columns}
-    return _table(name, path.name, columns, 2, np.nonzero(filled)[0])
+            rows = csv.reader(file)
+            header = [tidy(each) for each in next(rows, [])]
+            start = rows.line_num
+            for row in rows:
+                if row and len(row) != len(header):
+                    wanted = f"{len(header)}, as in the header"
+                    raise InvalidInput(f"{path.name}, line {start + 1}", f"{len(row)} fields", wanted)
+                lines.append(start + 1)
+                start = rows.line_num
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise _unreadable(path, error) from None
+    for other, sign in ((";", "';'"), ("\t", "tabs")):
+        if len(header) == 1 and other in header[0]:
+            raise InvalidInput(f"{path.name}, line 1", f"fields separated by {sign}", "commas, and decimal points")
+    if "" in header:
+        given = f"no name for column {header.index('') + 1}"
+        raise InvalidInput(f"{path.name}, line 1", given, "a name for each column (pandas: to_csv(…, index=False))")
+    if header:
+        _refuse_repeats(f"{path.name}, line 1", header, "a column")
+    return header, np.array(lines, int)
 
 
 def _from_npz(name: str, path: Path, label: str | None) -> Table:
@@ -133,12 +188,16 @@ def _from_npz(name: str, path: Path, label: str | None) -> Table:
 
 
 def _from_arrays(name: str, source: str, inputs: Any, labels: Any, label: str | None) -> Table:
-    inputs = np.asarray(inputs)
-    if inputs.ndim != 2:
-        raise InvalidInput(f"{source}, X", f"shape {inputs.shape}", "a matrix with one row per record")
-    columns = {f"x{number}": _column(inputs[:, number]) for number in range(inputs.shape[1])}
+    if hasattr(inputs, "columns") and hasattr(inputs, "__getitem__"):
+        columns = dict(_from_frame(name, inputs).columns)
+        inputs = np.empty((len(next(iter(columns.values()), ())), 0))
+    else:
+        inputs = inputs if np.ma.isMaskedArray(inputs) else np.asarray(inputs)
+        if inputs.ndim != 2:
+            raise InvalidInput(f"{source}, X", f"shape {inputs.shape}", "a matrix with one row per record")
+        columns = {f"x{number}": _column(inputs[:, number]) for number in range(inputs.shape[1])}
     if labels is not None:
-        labels = np.asarray(labels)
+        labels = labels if np.ma.isMaskedArray(labels) else np.asarray(labels)
         if labels.shape != inputs.shape[:1]:
             raise InvalidInput(f"{source}, y", f"shape {labels.shape}", f"one label per row of X, {inputs.shape[0]}")
         columns[label or "y"] = _column(labels)
@@ -146,7 +205,13 @@ def _from_arrays(name: str, source: str, inputs: Any, labels: Any, label: str | 
 
 
 def _from_frame(name: str, frame: Any) -> Table:
-    columns = {str(each): _column(np.asarray(frame[each])) for each in frame.columns}
+    _refuse_repeats(name, [str(each) for each in frame.columns], "a column")
+    columns = {}
+    for each in frame.columns:
+        values = np.asarray(frame[each])
+        if values.dtype.kind in "mM":
+            raise InvalidInput(f"{name}, column {str(each)!r}", "dates or times", "numbers, such as days or years")
+        columns[str(each)] = _column(values)
     return _table(name, name, columns, 0)
 
 
@@ -163,7 +228,10 @@ def _table(name: str, source: str, columns: Mapping[str, Values], first: int, ro
 def _column(values: Any) -> Values:
     """Return numbers as floats, anything else as objects with None where a value is missing."""
     array = np.asarray(values)
-    if array.dtype.kind in "fiub":
+    if np.ma.isMaskedArray(values):
+        array = array.astype(np.float64 if array.dtype.kind in "fiub" else object)  # a copy
+        array[np.ma.getmaskarray(values)] = np.nan
+    if array.dtype.kind in "fb" or (array.dtype.kind in "iu" and np.all(np.abs(array.astype(float)) < EXACT)):
         return array.astype(np.float64)
     array = array.astype(object)
     # Missing values of pandas and NumPy differ from themselves, or cannot be compared.
@@ -171,7 +239,7 @@ def _column(values: Any) -> Values:
 
 
 def _is_missing(value: Any) -> bool:
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if value is None or (isinstance(value, str) and value.strip().lower() in ("", "nan", "+nan", "-nan")):
         return True
     try:
         return bool(value != value)
@@ -180,15 +248,26 @@ def _is_missing(value: Any) -> bool:
 
 
 def as_text(values: Values | Iterable[Any]) -> list[str | None]:
-    """Return values as text: whole numbers without a point, None where a value is missing."""
+    """Return values as text: 1 for 1.0, 01 as it is, None where a value is missing."""
     return [_text(each) for each in values]
+
+
+def tidy(name: str) -> str:
+    """Return a name or text without spaces around it, and with accents coded in the usual one of two ways."""
+    return unicodedata.normalize("NFC", name.strip())
 
 
 def _text(value: Any) -> str | None:
     if value is None or (isinstance(value, float) and value != value):
         return None
+    if isinstance(value, str):
+        value = tidy(value)
+        if not PLAIN.fullmatch(value):
+            return value
     number = as_number(value)
-    return str(value).strip() if number is None else f"{number:.12g}"
+    if number is None or not abs(number) < EXACT:
+        return str(value)
+    return str(int(number)) if number == int(number) else repr(number)
 
 
 def as_number(value: Any) -> float | None:

@@ -192,11 +192,18 @@ def budget(task: Task, method: Method, network: Any = None) -> Budget:
         >>> print(round(hp.budget(private, hp.SGP(steps=20, step_size=0.1)).epsilon(), 6))
         0.5
     """
-    noise = _noise_of(task)
+    _noise_of(task)
     check_method(method)
-    method.check_task(task)
+    method.check(task, network)
     method = method if network is None else method.bind(network, None, task)
-    return Budget(tuple(Spending(noise.mechanism, leaf) for leaf in releases(task, method, first_state(task, method))))
+    return budget_of(task, method, program_of(method, task.problem))
+
+
+def budget_of(task: Task, method: Method, recipe: ProgramRecipe) -> Budget:
+    """Return the privacy cost of one run of a bound method with this program on a private task."""
+    noise = _noise_of(task)
+    found = releases(task, recipe, first_state(task, method))
+    return Budget(tuple(Spending(noise.mechanism, leaf) for leaf in found))
 
 
 @no_type_check
@@ -237,12 +244,11 @@ def check_method(method: Any) -> None:
         raise InvalidInput("method", method, "an object such as hp.SGP(steps=…, step_size=…) or hp.PDBO(…)")
 
 
-def releases(task: Task, method: Method, state: PyTree) -> tuple[LeafReleases, ...]:
-    """Return a method's releases of a private task's data; refuse a method that sends data without noise.
+def releases(task: Task, recipe: ProgramRecipe, state: PyTree) -> tuple[LeafReleases, ...]:
+    """Return a program's releases of a private task's data; refuse one that sends data without noise.
 
     `state` is one client's first state (arrays or shapes). Results are cached by structure and shapes.
     """
-    recipe = program_of(method, task.problem)
     shapes = jax.eval_shape(lambda *trees: trees, state, client_shapes(task, task.data))
     leaves, structure = jax.tree.flatten((recipe.shapes(), *shapes))
     found, constants = _releases(structure, tuple(leaves), task.clients, jax.config.read("jax_enable_x64"))

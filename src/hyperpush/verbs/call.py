@@ -12,7 +12,8 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.base import processes
 from hyperpush.base.checks import check_integer
-from hyperpush.base.errors import Diverged, InvalidInput
+from hyperpush.base.errors import Diverged
+from hyperpush.base.files import as_path
 from hyperpush.base.fingerprint import fingerprint
 from hyperpush.base.status import Status
 from hyperpush.engines.base import Engine
@@ -23,17 +24,15 @@ from hyperpush.networks import Network
 from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.programs import ProgramRecipe, program_of
 from hyperpush.task.task import LastPoint, Task
-from hyperpush.verbs.budget import Budget, budget
+from hyperpush.verbs.budget import Budget, budget_of
 from hyperpush.verbs.certify import Certifier, estimate_recipe
-from hyperpush.verbs.checks import check_key
+from hyperpush.verbs.checks import CONCRETE, branch_refused, check_key
 from hyperpush.verbs.costs import Costs
 from hyperpush.verbs.hooks import listen
 from hyperpush.verbs.recording import finite_history
 from hyperpush.verbs.results import Result, over_seeds
 from hyperpush.verbs.saving import describe, keep
 from hyperpush.verbs.scales import large_column
-
-CONCRETE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,20 @@ class Call:
         """The method as it runs on this network."""
         return self.method.bind(self.network, self.engine, self.task)
 
+    @cached_property
+    def recipe(self) -> ProgramRecipe:
+        """The recipe of the method's program."""
+        return program_of(self.adapted, self.task.problem)
+
+    @cached_property
+    def spent(self) -> Budget | None:
+        """The privacy cost of one run; None without privacy."""
+        return None if self.task.privacy is None else budget_of(self.task, self.adapted, self.recipe)
+
+    def check_releases(self) -> None:
+        """Refuse a method that sends a private task's data without noise."""
+        _ = self.spent
+
     def status(self, run: RunResult) -> Status:
         """Return the method's status at its final states, with the chosen estimator and refused members."""
         found = replace(
@@ -71,7 +84,7 @@ class Call:
             return self.verb(self.task, self.method, self.network, key=key, **own, **around)
 
         if seeds is not None:
-            folders = (None if save is None else Path(save) / f"seed-{number}" for number in range(2**32))
+            folders = (None if save is None else as_path("save", save) / f"seed-{number}" for number in range(2**32))
             results = [run(key, folder) for key, folder in zip(run_keys(self.key, seeds), folders, strict=False)]
             return over_seeds(after_all(self.task, results), results).check(throw)
         options = {name: each if isinstance(each, int | None) else fingerprint(each) for name, each in own.items()}
@@ -91,23 +104,21 @@ class Call:
     ) -> RunResult:
         """Run the method, or a recipe made from it, from these states; hooks see the recorded rows."""
         listener, adapted = listen(self.hooks), self.adapted
-        recipe = program_of(adapted, self.task.problem) if recipe is None else recipe
-        if isinstance(self.method, HypergradientEstimator):
+        if recipe is None and isinstance(self.method, HypergradientEstimator):
             recipe = estimate_recipe(self.method, adapted, self.task, self.engine)
+        recipe = self.recipe if recipe is None else recipe
         recorders = recorders_of(record)
         options = {"step": step, "record": recorders, "every": every, "progress": listener}
         try:
             run = self.engine.run(recipe, self.network, states, self.task.data, self.key, **options)
         except Diverged as error:
             named = error.named(type(adapted).__name__, self._advice())
-            loop = getattr(adapted, "loop", None)
+            loop = adapted.loop
             if loop in recorders and named.rows is not None:
                 named.history = finite_history(named.rows, loop, recorders[loop], every)
             raise named from error.__cause__
         except CONCRETE as error:
-            given = "a branch in Python on a number that changes without compiling"
-            allowed = "jnp.where or jax.lax.cond, or a field with eqx.field(static=True), which compiles per value"
-            raise InvalidInput(type(adapted).__name__, given, allowed) from error
+            raise branch_refused(type(adapted).__name__) from error
         if listener is not None:
             listener.finish(run.history, recorders, every)
         return run
@@ -143,10 +154,9 @@ class Call:
         return Certifier(task, self.method, self.adapted, self.network, self.engine, self.key)
 
     def _spend(self, after: Task) -> Task:
-        if self.task.privacy is None:
+        if self.spent is None:
             return after
-        spent = budget(self.task, self.adapted)
-        return after.replace(spent=spent if self.task.spent is None else self.task.spent + spent)
+        return after.replace(spent=self.spent if self.task.spent is None else self.task.spent + self.spent)
 
 
 def run_keys(key: PRNGKeyArray, seeds: Any) -> list[PRNGKeyArray]:

@@ -20,7 +20,7 @@ from hyperpush.networks import Network
 from hyperpush.programs import Context, Exchange, Node, ProgramRecipe, Repeat
 from hyperpush.task.task import Task
 from hyperpush.verbs.check_report import Check, flatten, norm, relative_error
-from hyperpush.verbs.checks import check_call
+from hyperpush.verbs.fit import fit
 from hyperpush.verbs.hypergradient import hypergradient
 from hyperpush.verbs.results import Estimate
 
@@ -83,7 +83,7 @@ def check(
     check_integer("directions", directions, minimum=1)
     check_integer("newton_steps", newton_steps, minimum=1)
     check_positive("tolerance", tolerance)
-    key = check_call(task, method, HypergradientEstimator, network, key, engine)
+    key = fit(task, method, network, engine, kind=HypergradientEstimator, key=key, verb=check).key
     if task.privacy is not None:
         raise InvalidInput("task", "a private task", "one without noise: a check compares with exact values")
     target, keys = method.info.target, [jax.random.fold_in(key, number) for number in range(3)]
@@ -110,7 +110,7 @@ def check(
         given, solution, reference, elsewhere, moves = jax.tree.map(
             np.asarray, (given, found.params, reference, elsewhere, moves)
         )
-        tenfold = _tenfold(network, getattr(method, "averaging", "push"), keys[2])
+        tenfold = _tenfold(network, method.option("averaging"), keys[2])
     estimate = _estimate_at(solution, task, method, network, key, engine)
     predictions = np.full(directions, math.inf)
     if estimate is not None:
@@ -198,7 +198,7 @@ def _value(held: tuple[Float[Array, " starts"], Float[Array, ""]], ctx: Context)
     return held[0] / held[1]
 
 
-def _tenfold(network: Network, averaging: str, key: PRNGKeyArray) -> float | None:
+def _tenfold(network: Network, averaging: str | None, key: PRNGKeyArray) -> float | None:
     """Return the rounds in which random numbers get ten times closer to their mean; the median of a few starts."""
     n, program = network.clients, ProgramRecipe(_averaging, ("gossip" if averaging == "gossip" else "push",))
     values = jax.random.normal(key, (n, STARTS))

@@ -140,7 +140,7 @@ class Check(Pictured):
             )
         if self.estimate is None:
             said.append(f"{name} diverged (NaN or infinity).")
-        step_size = getattr(self.estimator, "step_size", None)
+        step_size = self.estimator.option("step_size")
         if info.target == "global" and step_size is not None and step_size * self.largest > 2:
             said.append(f"Step size {step_size:.3g} exceeds 2/λ_max = {2 / self.largest:.3g}: {name} will diverge.")
         elif isinstance(self.estimator, HGP):

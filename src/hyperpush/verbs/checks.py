@@ -9,30 +9,20 @@ from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
 from hyperpush.base.errors import InvalidInput
-from hyperpush.base.settings import keep_compiled_code
 from hyperpush.data.sets import rows
 from hyperpush.engines.base import Engine
-from hyperpush.engines.simulate import Simulate
 from hyperpush.methods.base import Method
 from hyperpush.networks import Network
 from hyperpush.task.task import Task
-from hyperpush.verbs.budget import budget
+
+CONCRETE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
 
-def check_call(task: Any, method: Any, kind: type, network: Any, key: Any, engine: Any = Simulate()) -> PRNGKeyArray:
-    """Refuse arguments of the wrong kind or that do not fit each other; return the key."""
-    keep_compiled_code()
-    check_task(task)
-    check_method(method, kind)
-    check_engine(engine, task)
-    check_network(network, task, method)
-    task.check()
-    method.check_task(task)
-    for part in (method, *method.parts()):
-        check_batch_size(part, task)
-    if task.privacy is not None:
-        budget(task, method.bind(network, engine, task))  # refuses methods that send data without noise
-    return check_key(key)
+def branch_refused(name: str) -> InvalidInput:
+    """Return the error for a program that branches in Python on a traced number (`CONCRETE`)."""
+    given = "a branch in Python on a number that changes without compiling"
+    allowed = "jnp.where or jax.lax.cond, or a field with eqx.field(static=True), which compiles per value"
+    return InvalidInput(name, given, allowed)
 
 
 def check_hypers(task: Task) -> None:
@@ -108,7 +98,7 @@ def check_engine_kind(given: Any) -> None:
 
 def check_batch_size(method: Method, task: Task) -> None:
     """Refuse mini-batches of more examples than any client has. Clients with fewer examples use all of them."""
-    size = getattr(method, "batch_size", None)
+    size = method.option("batch_size")
     most = rows(task.train, one=False) if task.owner is None else task.most_examples
     if isinstance(size, int) and most is not None and size > most:
         allowed = f"at most {most}, the examples of a client; None takes all"
@@ -127,14 +117,13 @@ def check_key(given: Any) -> PRNGKeyArray:
 
 
 def check_network(given: Any, task: Task, method: Method) -> None:
-    """Refuse anything but a network of the task's size that the method can use."""
+    """Refuse anything but a network of the task's size whose links the method and its parts can use."""
     check_network_kind(given)
     if given.clients != task.clients:
         allowed = f"a network of {task.clients} clients, as the task has"
         raise InvalidInput("network", f"{type(given).__name__} of {given.clients} clients", allowed)
     for part in (method, *method.parts()):
         check_links(part, given)
-        part.check_network(given, task)
 
 
 def check_network_kind(given: Any) -> None:
@@ -157,7 +146,7 @@ def check_links(method: Method, network: Network) -> None:
         known = registered(kind_of(method) or "algorithms")
         others = ", ".join(name for name, each in known.items() if fits.get(each.info.network, True))
         reason = {"two-way": "links that can run both ways", "undirected": "links that run both ways at once"}[kind]
-        name, noisy = type(method).__name__, getattr(method, "noise", None) is not None
+        name, noisy = type(method).__name__, method.option("noise") is not None
         given = f"{network.name}, which is directed"
         private = " (with noise on a task of task.private(…))" if noisy else ""
         raise InvalidInput("network", given, f"{reason}, for {name}. Methods that run here{private}: {others}")

@@ -12,6 +12,7 @@ from hyperpush.base.errors import InvalidInput
 from hyperpush.data.batches import capacity, full_batch, open_batch
 from hyperpush.engines.base import ambient
 from hyperpush.engines.compiled.compile import call
+from hyperpush.engines.compiled.effort import level_of_one_run
 from hyperpush.programs.recipe import with_arrays
 from hyperpush.task.problem import JointCost, Problem
 from hyperpush.task.task import Task
@@ -30,7 +31,7 @@ def check_first_costs(task: Task) -> None:
     given = (task.problem, task.params, task.hypers, task.data)
     if task.owner is not None:
         given = (given[0], *jax.tree.map(lambda leaf: leaf[None], given[1:]))
-    for field, (bad, scalar) in call(_look, with_arrays(given)).items():
+    for field, (bad, scalar) in call(_look, with_arrays(given), level=level_of_one_run).items():
         found = np.asarray(bad)
         if found.any():
             _refuse(task, field, found, bool(np.all(scalar)))

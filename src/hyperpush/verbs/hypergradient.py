@@ -21,10 +21,10 @@ from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.privacy.noise_at_releases import without_data
 from hyperpush.programs.report import Report
 from hyperpush.task.task import Task
-from hyperpush.verbs.call import Call, client_axis, last_point
+from hyperpush.verbs.call import client_axis, last_point
 from hyperpush.verbs.certify import start_of
-from hyperpush.verbs.checks import check_call, check_hypers
 from hyperpush.verbs.first_costs import check_first_costs
+from hyperpush.verbs.fit import fit
 from hyperpush.verbs.results import Estimate
 from hyperpush.verbs.scales import with_hint
 
@@ -89,11 +89,9 @@ def hypergradient(
         >>> hp.hypergradient(trained.task, hp.HGP(steps=30, pushes=1, step_size=0.2), network, key=0)
         Estimate(4 clients, norm 0.5; fixed length; 30 rounds, 60 floats sent per client)
     """
-    key = check_call(task, method, HypergradientEstimator, network, key, engine)
-    call = Call(hypergradient, task, method, network, key, engine, hooks)
+    call = fit(task, method, network, engine, kind=HypergradientEstimator, key=key, verb=hypergradient, hooks=hooks)
     if seeds is not None or save is not None:
         return call.repeat_or_keep(seeds, save, throw, links=links, record=record, certify=certify)
-    check_hypers(task)
     check_first_costs(task)
     if record is not None and not isinstance(record, Mapping):
         raise InvalidInput("record", record, 'a dict of functions by loop, such as {"HGP": f}')

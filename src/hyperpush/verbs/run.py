@@ -9,12 +9,11 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from hyperpush.base.checks import no_type_check
 from hyperpush.base.errors import InvalidInput
-from hyperpush.base.settings import keep_compiled_code
 from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.networks import Network
 from hyperpush.programs import Node, ProgramRecipe
-from hyperpush.verbs.checks import check_engine_kind, check_key, check_network_kind
+from hyperpush.verbs.checks import CONCRETE, branch_refused, check_engine_kind, check_key, check_network_kind
 from hyperpush.verbs.costs import Costs
 
 
@@ -75,7 +74,6 @@ def run(
         >>> found.states.tolist()
         [3.0, 3.0, 3.0]
     """
-    keep_compiled_code()
     if not isinstance(program, Node | ProgramRecipe):
         raise InvalidInput("program", program, "a node of hp.programs, such as hp.programs.Local(…)")
     check_network_kind(network)
@@ -83,7 +81,10 @@ def run(
     if not engine.hosts_one:
         for name, tree in (("states", states), ("data", data)):
             _check_axis(name, tree, network.clients)
-    found = engine.run(program, network, states, data, check_key(key))
+    try:
+        found = engine.run(program, network, states, data, check_key(key))
+    except CONCRETE as error:
+        raise branch_refused("program") from error
     return Ran(found.states, Costs.of(found))
 
 

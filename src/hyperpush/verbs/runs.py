@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.status import Status
 from hyperpush.inner.base import InnerSolver, InnerState
-from hyperpush.programs import Node, Runs, program_of, stack
+from hyperpush.programs import Node, Runs, stack
 from hyperpush.task.task import Task
 from hyperpush.verbs import panels
 from hyperpush.verbs.call import Call
@@ -90,7 +90,7 @@ def train_runs(call: Call, runs: Sequence[Any], throw: bool, certify: bool | Non
     axis = 0 if task.owner is not None else 1
     many = jax.tree.map(lambda leaf: jnp.repeat(jnp.expand_dims(leaf, axis), len(runs), axis), task.params)
     start = Runs.start(InnerState(many, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, axis), hypers)), axis)
-    recipe = replace(program_of(call.adapted, task.problem), build=_stacked_program)
+    recipe = replace(call.recipe, build=_stacked_program)
     run = call.run(start, recipe=recipe)
     found: InnerState = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, axis, 0), run.states.state)
     check_params(call.method, _pick(found.params, 0), task.params)

@@ -14,11 +14,13 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hyperpush.base.errors import InvalidInput, unknown
+from hyperpush.base.files import as_path
 from hyperpush.base.status import Status
 from hyperpush.methods import registry
 from hyperpush.networks.link_estimates import LinkEstimates
 from hyperpush.runs.events import read_events
-from hyperpush.runs.folder import CALL, CONFIG, FIGURES, HISTORY, LINKS, METRICS, MODELS, RESULT
+from hyperpush.runs.folder import CALL, CONFIG, FIGURES, HISTORY, LINKS, METRICS, MODELS, RESULT, RunFolder
+from hyperpush.runs.locks import in_use, is_held
 from hyperpush.runs.models import leaf_name, load_arrays, load_models
 from hyperpush.task.task import LastPoint, Task
 from hyperpush.verbs import panels
@@ -226,11 +228,12 @@ def load(run: str | Path, task: Task | None = None, *, changed: Sequence[str] = 
     """
     if not isinstance(run, str | Path):
         raise InvalidInput("run", type(run).__name__, "the name of a folder: hp.load(path, task=task)")
+    path = as_path("run", run)
     if task is not None and not isinstance(task, Task):
         raise InvalidInput("task", task, "hp.Task(…), the one that was run, or None")
-    path = Path(run)
     if (path / "seed-0").is_dir():
         raise InvalidInput("run", str(path), f"one of its runs, such as {path / 'seed-0'}: it holds several seeds")
+    _refuse_unfinished(path)
     about = _parse(path, RESULT, json.loads)
     if "format" in about:
         check_format("run", path, about)
@@ -248,6 +251,17 @@ def load(run: str | Path, task: Task | None = None, *, changed: Sequence[str] = 
     elif changed:
         raise InvalidInput("changed", list(changed), "() without a task: nothing is compared")
     return Run(path, about, task)
+
+
+def _refuse_unfinished(path: Path) -> None:
+    """Refuse the folder of a run that was interrupted or is under way; say how to continue it."""
+    folder = RunFolder(path)
+    if folder.finished or not folder.work.is_dir():
+        return
+    if is_held(folder.lock):
+        raise in_use("run", path)
+    how = f"hyperpush resume {path}" if (folder.work / CONFIG).is_file() else f"the same call with save={str(path)!r}"
+    raise InvalidInput("run", f"{path}, an interrupted run", f"a finished run: {how} continues this one")
 
 
 def _check_names(task: Task, path: Path, about: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from hyperpush.base import processes
 from hyperpush.base.errors import InvalidInput
-from hyperpush.base.files import write_atomically
+from hyperpush.base.files import as_path
 from hyperpush.base.fingerprint import fingerprint
 from hyperpush.base.version import __version__
 from hyperpush.data import sets
@@ -24,7 +24,8 @@ from hyperpush.methods.base import Method
 from hyperpush.networks import Network
 from hyperpush.runs.checkpoints import Policy
 from hyperpush.runs.checkpoints.journal import values_digest
-from hyperpush.runs.folder import CALL, HISTORY, LINKS, MODELS, RunFolder
+from hyperpush.runs.folder import CALL, HISTORY, LINKS, MODELS, RunFolder, is_new, make_folder
+from hyperpush.runs.lifecycle import Lifecycle
 from hyperpush.runs.models import BY_EXAMPLE, leaf_name, save_models
 from hyperpush.runs.run import StudyRun
 from hyperpush.task.task import Task
@@ -67,35 +68,28 @@ def _table_or_fingerprint(given: Method | Network) -> dict[str, Any] | str:
 
 def keep(save: str | Path, call: Mapping[str, Any], task: Task, compute: Callable[[], R]) -> R:
     """Return the result of a call that is kept in a folder: loaded, resumed or computed."""
-    if not isinstance(save, str | Path):
-        raise InvalidInput("save", save, "the name of a folder")
-    folder = RunFolder(Path(save), "save")
-    path, work = folder.path, folder.work
-    if path.is_file():
-        raise InvalidInput("save", str(path), "a folder, not a file")
-    as_read = json.loads(json.dumps(call))
-    if (path / CALL).is_file():
+    path, as_read = as_path("save", save), json.loads(json.dumps(call))
+    if not is_new(path, "save"):
+        if not (path / CALL).is_file():
+            raise InvalidInput("save", str(path), "a new or empty folder, or one that the same call has made")
         _refuse_other(path, path / CALL, as_read)
         return load(path, task, changed=("params", "hypers")).result  # the call, with its start, is the same
-    if path.exists() and any(path.iterdir()):
-        raise InvalidInput("save", str(path), "a new or empty folder, or one that the same call has made")
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput("save", str(path), f"a folder that can be written ({error.strerror})") from None
-    with folder.lock():
+
+    def interrupted(error: BaseException) -> None:
+        error.add_note(f"The same call, with save={str(save)!r}, continues this run from its last checkpoint.")
+
+    life = Lifecycle(RunFolder(path, "save"), Policy(), interrupted=interrupted)
+    work = life.folder.work
+    make_folder(work, "save")
+    with life.hold():
         if (work / CALL).is_file():
             _refuse_other(path, work / CALL, as_read)
-        write_atomically(work / CALL, json.dumps(call, indent=1))
-        journal = folder.open_journal(Policy())
-        try:
-            with journal.active():
+        with life.attempt():
+            life.begin(CALL, json.dumps(call, indent=1))
+            with life.checkpoints():
                 result = compute()
-        except BaseException as error:
-            folder.give_up(error, journal)
-            raise
-        write_arrays(work, result)
-        folder.complete(json.dumps(summarize(result), indent=1))
+            write_arrays(work, result, processes.first_process())
+            life.keep(json.dumps(summarize(result), indent=1))
     return result
 
 

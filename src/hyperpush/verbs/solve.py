@@ -16,10 +16,10 @@ from hyperpush.hypergradients.recurrent import known_links
 from hyperpush.networks import Network
 from hyperpush.programs.report import Report
 from hyperpush.task.task import Task
-from hyperpush.verbs.call import Call, client_axis, last_point
-from hyperpush.verbs.checks import check_call, check_common, check_hypers
+from hyperpush.verbs.call import client_axis, last_point
 from hyperpush.verbs.ending import judge_ending
 from hyperpush.verbs.first_costs import check_first_costs
+from hyperpush.verbs.fit import fit
 from hyperpush.verbs.recording import Metrics, history_of, recorder, rows_apart
 from hyperpush.verbs.results import Solution
 from hyperpush.verbs.scales import with_hint
@@ -84,12 +84,9 @@ def solve(
         >>> print(solution.history.cost.mean(axis=1).round(2))
         [1.   0.57 0.36 0.25]
     """
-    key = check_call(task, method, Algorithm, network, key, engine)
-    call = Call(solve, task, method, network, key, engine, hooks)
+    call = fit(task, method, network, engine, kind=Algorithm, key=key, verb=solve, hooks=hooks)
     if seeds is not None or save is not None:
         return call.repeat_or_keep(seeds, save, throw, metrics=metrics, every=every, certify=certify)
-    check_hypers(task)
-    check_common(task, method)
     check_first_costs(task)
     steps = method.steps
     last = steps if every is None else 0
@@ -109,7 +106,7 @@ def solve(
     best = steps if found.best_step is None else int(np.asarray(found.best_step).reshape(-1)[0])
     params, history = task.problem.whole(found.params), history_of(run, LOOP, recorded, every)
     status, more = judge_ending(call, call.status(run), after, found, certify)
-    personal = getattr(method, "personal", ())
+    personal = method.option("personal") or ()
     return Solution(after, with_hint(status, task), costs + more, params, found.hyper, history, best, personal).check(
         throw
     )

@@ -12,10 +12,9 @@ from hyperpush.engines.simulate import Simulate
 from hyperpush.inner.base import InnerSolver, InnerState
 from hyperpush.networks import Network
 from hyperpush.task.task import Task
-from hyperpush.verbs.call import Call
-from hyperpush.verbs.checks import check_call
 from hyperpush.verbs.ending import judge_growth
 from hyperpush.verbs.first_costs import check_first_costs
+from hyperpush.verbs.fit import fit
 from hyperpush.verbs.recording import Metrics, history_of, recorder
 from hyperpush.verbs.results import Training
 from hyperpush.verbs.runs import check_alone, check_params, train_runs
@@ -81,8 +80,7 @@ def train(
         >>> print(trained.params.round(3))
         [2. 2. 2.]
     """
-    key = check_call(task, method, InnerSolver, network, key, engine)
-    call = Call(train, task, method, network, key, engine, hooks)
+    call = fit(task, method, network, engine, kind=InnerSolver, key=key, verb=train, hooks=hooks)
     if runs is not None:
         check_alone(seeds=seeds, save=save, metrics=metrics, every=every)
         return train_runs(call, runs, throw, certify)

@@ -18,6 +18,7 @@ from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.base.options import Configured
 from hyperpush.base.status import Status
 from hyperpush.data.batches import Data, full_batch
+from hyperpush.engines.compiled.compile import Fixed, call
 from hyperpush.engines.simulate import Simulate, evaluate
 from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.recurrent import known_links
@@ -30,11 +31,16 @@ from hyperpush.task.problem import Cost
 from hyperpush.task.task import Task
 from hyperpush.verbs import panels
 from hyperpush.verbs.call import last_point, run_keys
-from hyperpush.verbs.checks import check_call
+from hyperpush.verbs.certify import NOT_CERTIFIED, Certifier
+from hyperpush.verbs.first_costs import check_first_costs
+from hyperpush.verbs.fit import fit
 from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import table
 
 LARGE = 50_000_000  # limit of all clients' params that are computed side by side; further settings wait
+
+
+_Point = tuple[PyTree, PyTree] | None  # params and hypers of all clients
 
 
 class TriedSetting(NamedTuple):
@@ -136,7 +142,8 @@ def tune(
         engine: `hp.Simulate(…)`, with faults of the links if wanted.
 
     Returns:
-        A `Tuning` with `best`, `rows` and `to_pandas()`.
+        A `Tuning` with `best`, `rows` and `to_pandas()`. Only the best row's params are judged (`hp.Status`), with the
+        first seed; the status of the others is None, *not certified*, unless it is False.
 
     Raises:
         InvalidInput: An option does not exist, a value is out of range, the data set is refused, or every setting
@@ -156,7 +163,7 @@ def tune(
     if not isinstance(engine, Simulate):
         raise InvalidInput("engine", engine, "hp.Simulate(…): all settings run in one compiled program")
     kind = InnerSolver if isinstance(method, InnerSolver) else Algorithm
-    key = check_call(task, method, kind, network, key, engine)
+    key = fit(task, method, network, engine, kind=kind, key=key, verb=tune).key
     check_choice("on", on, task)
     if mode not in ("min", "max"):
         raise InvalidInput("mode", mode, "'min' or 'max'")
@@ -166,19 +173,38 @@ def tune(
         )
     if metric is not None:
         task.check_metric("metric", metric, on)
+    check_first_costs(task)
     settings = _grid(method, over)
     keys = jnp.stack([key] if seeds == 1 else run_keys(key, seeds))
     found = _scores([each for _, each in settings], network, task, on, metric or task.problem.outer, keys, engine)
     # A mean over seeds is NaN or infinite as soon as one of them diverged.
     rows = tuple(
-        TriedSetting(values, float(own.mean()) if np.all(np.isfinite(own)) else float("nan"), own, status)
-        for (values, _), (own, status) in zip(settings, found, strict=True)
+        TriedSetting(
+            values,
+            float(own.mean()) if np.all(np.isfinite(own)) else float("nan"),
+            own,
+            status.judged(NOT_CERTIFIED) if status.converged else status,
+        )
+        for (values, _), (own, status, _) in zip(settings, found, strict=True)
     )
     best = _best(rows, mode)
     if not np.isfinite(best.score):
         given = f"{len(rows)} settings, all of which diverged"
         raise InvalidInput("over", given, "smaller step sizes among the values")
-    return Tuning(next(each for values, each in settings if values is best.values), rows, on, mode)
+    place = next(number for number, row in enumerate(rows) if row is best)
+    chosen, (_, status, point) = settings[place][1], found[place]
+    if point is not None:
+        adapted = chosen.bind(network, engine, task)
+        judged = _judge(Certifier(task.at(*point), chosen, adapted, network, engine, keys[0]), status)
+        rows = (*rows[:place], best._replace(status=judged), *rows[place + 1 :])
+    return Tuning(chosen, rows, on, mode)
+
+
+def _judge(certifier: Certifier, status: Status) -> Status:
+    """Return the status of the best setting, whose params were not judged on the way."""
+    if isinstance(certifier.given, InnerSolver):
+        return certifier.judge_params(status)
+    return status.judged(certifier.judge_params(Status()))
 
 
 def _best(rows: Sequence[TriedSetting], mode: str) -> TriedSetting:
@@ -217,9 +243,13 @@ def with_option(method: Any, name: str, value: Any, field: str) -> Any:
 
 def _scores(
     methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array, engine: Simulate
-) -> list[tuple[Float[np.ndarray, " seeds"], Status]]:
-    """Return every method's score for every key, and its status; methods of equal structure share a program."""
-    recipes = [program_of(each.bind(network, engine, task), task.problem).traceable() for each in methods]
+) -> list[tuple[Float[np.ndarray, " seeds"], Status, _Point]]:
+    """Return every method's score for every key, its status, and its params and hypers with the first key.
+
+    Methods of equal structure share a program. Where all of their params would be `LARGE`, none are returned.
+    """
+    bound = [each.bind(network, engine, task) for each in methods]
+    recipes = [program_of(each, task.problem).traceable() for each in bound]
     numbers, rest = zip(*(eqx.partition(recipe, eqx.is_array) for recipe in recipes), strict=True)
     groups: dict[Any, list[int]] = {}
     for place in range(len(methods)):
@@ -228,65 +258,63 @@ def _scores(
     found: dict[int, Any] = {}
     for places in groups.values():
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(numbers[place] for place in places))
-        states = _first_states(methods[places[0]], network, task, engine)
+        states = _first_states(bound[places[0]], network, task)
         at_once = max(1, min(len(places) * len(keys), LARGE // max(size, 1)))
-        scores, reports = _run_group(
-            stacked, rest[places[0]], _Known(network), states, task.data, keys, on, metric, at_once, engine
-        )
+        keep = len(places) * len(keys) * size <= LARGE
+        options = on, metric, at_once, engine, keep
+        group = _Group(stacked, rest[places[0]], Fixed(network), states, task.data, keys, *options)
+        level = engine.level_of(recipes[places[0]], network, states, task.data, runs=len(places) * len(keys))
+        scores, reports, points = call(_run_group, group, level=level)
         for row, place in enumerate(places):
             report = jax.tree.map(lambda leaf, row=row: leaf[row], reports)
-            found[place] = np.asarray(scores[row], np.float64), Status() if report is None else report.status()
+            point = None if points is None else jax.tree.map(lambda leaf, row=row: leaf[row, 0], points)
+            found[place] = np.asarray(scores[row], np.float64), Status() if report is None else report.status(), point
     return [found[place] for place in range(len(methods))]
 
 
-class _Known:
-    """Static wrapper for jit: the network's tree is planned on the host."""
+class _Group(NamedTuple):
+    """The runs of settings of equal structure, as one program."""
 
-    def __init__(self, network: Network):
-        self.network = network
+    stacked: ProgramRecipe  # numbers of all settings
+    rest: ProgramRecipe  # everything else of a setting
+    network: Fixed  # its tree is planned on the host
+    states: PyTree
+    data: Data
+    keys: Array
+    on: str
+    metric: Cost
+    at_once: int  # runs that are computed side by side
+    engine: Simulate
+    keep: bool  # True returns params and hypers
 
-    def __hash__(self) -> int:
-        return id(self.network)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and other.network is self.network
+def _run_group(group: _Group, donated: None) -> tuple[Float[Array, "settings seeds"], Report | None, _Point]:
+    """Return the mean metric over clients of every setting with every key, reports, and kept params and hypers."""
+    keys, engine = group.keys, group.engine
 
-
-@eqx.filter_jit
-def _run_group(
-    stacked: ProgramRecipe,
-    rest: ProgramRecipe,
-    known: _Known,
-    states: PyTree,
-    data: Data,
-    keys: Array,
-    on: str,
-    metric: Cost,
-    at_once: int,
-    engine: Simulate,
-) -> tuple[Float[Array, "settings seeds"], Report | None]:
-    """Return the mean metric over clients of every setting in `stacked` with every key, and reports."""
-
-    def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None]:
-        recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], stacked), rest)
+    def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None, _Point]:
+        recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], group.stacked), group.rest)
         options = {"clients_per_batch": engine.clients_per_batch, "faults": engine.faults}
-        found, _ = evaluate(recipe, known.network, states, data, keys[place % len(keys)], **options)
+        network, key = group.network.value, keys[place % len(keys)]
+        found, _ = evaluate(recipe, network, group.states, group.data, key, **options)
         problem = recipe.parts[1]
 
         def of_client(params: PyTree, hyper: PyTree, examples: PyTree) -> Float[Array, ""]:
-            return problem.measure(metric, params, hyper, full_batch(examples))
+            return problem.measure(group.metric, params, hyper, full_batch(examples))
 
-        mean = jnp.mean(jax.vmap(of_client)(found.params, found.hyper, data.sets[on]))
-        return mean, getattr(found, "report", None)
+        mean = jnp.mean(jax.vmap(of_client)(found.params, found.hyper, group.data.sets[group.on]))
+        return mean, getattr(found, "report", None), (found.params, found.hyper) if group.keep else None
 
-    settings = jax.tree.leaves(stacked)[0].shape[0]
-    found = jax.lax.map(score, jnp.arange(settings * len(keys)), batch_size=at_once)
+    settings = jax.tree.leaves(group.stacked)[0].shape[0]
+    found = jax.lax.map(score, jnp.arange(settings * len(keys)), batch_size=group.at_once)
     return jax.tree.map(lambda leaf: leaf.reshape(settings, len(keys), *leaf.shape[1:]), found)
 
 
-def _first_states(method: Method, network: Network, task: Task, engine: Simulate) -> InnerState | BilevelState:
+def _first_states(method: Method, network: Network, task: Task) -> InnerState | BilevelState:
+    """Return the states that a bound method starts from."""
     if not isinstance(method, Algorithm):
         return InnerState(task.params, task.hypers)
-    links = known_links(method.bind(network, engine, task), network, last_point(task, network), task)
+    links = known_links(method, network, last_point(task, network), task)
     counter, report = jnp.full(task.clients, method.steps, jnp.int32), Report.none((task.clients,))
-    return BilevelState(task.params, task.hypers, links, counter, report)
+    judge = jnp.zeros(task.clients, bool)  # only the best setting is judged, at its end
+    return BilevelState(task.params, task.hypers, links, counter, report, judge=judge)

@@ -23,9 +23,9 @@ class Traffic(NamedTuple):
 def traffic(source: Literal["auto", "los-loop", "synthetic"] = "auto", *, seed: int = 0) -> Traffic:
     """Speeds by sensor. `"auto"` takes the files if they are there.
 
-    `"los-loop"` is read from `traffic/los-loop/` in the folder that the environment variable HYPERPUSH_DATA names:
-    `los_speed.csv` and `los_adj.csv`, the week of METR-LA that was published with T-GCN (Zhao et al. 2020). `seed` is
-    for `"synthetic"`.
+    `"los-loop"` is the week of METR-LA that was published with T-GCN (Zhao et al. 2020). Its files `los_speed.csv` and
+    `los_adj.csv` are in `traffic/los-loop/` of the folder in the environment variable HYPERPUSH_DATA. `seed` is for
+    `"synthetic"`.
     """
     base = files.required_folder("traffic/los-loop/, or data=synthetic") if source == "los-loop" else files.folder()
     folder = None if base is None or source == "synthetic" else base / "traffic" / "los-loop"

@@ -13,8 +13,8 @@ from hyperpush_papers.common.models.layers import Layer, affine, draw_layer
 class LSTM(eqx.Module):
     """An embedding of characters, `layers` layers of `hidden` LSTM cells, and a dense layer after the last character.
 
-    With gates (i, f, o) = sigmoid and g = tanh of W(x_t, h_{t−1}) + b, each layer computes c_t = f·c_{t−1} + i·g and
-    h_t = o·tanh(c_t). Hochreiter and Schmidhuber 1997. There is one bias per gate; PyTorch adds two up.
+    Each layer computes c_t = f·c_{t−1} + i·g and h_t = o·tanh(c_t). The gates are i, f, o = sigmoid and g = tanh of
+    W(x_t, h_{t−1}) + b. Hochreiter and Schmidhuber 1997. There is one bias per gate; PyTorch adds two up.
     """
 
     classes: int = eqx.field(static=True)

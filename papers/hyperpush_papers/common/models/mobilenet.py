@@ -37,9 +37,9 @@ class MobileNetV2(eqx.Module):
     """Color images to logits: a 3×3 convolution, the stages, a 1×1 convolution, the mean over places, a dense layer.
 
     The paper's strides divide the side of an image by 32: 32×32 pixels end as one place, as with TorchVision's model.
-    Instead of batch norm, which makes an example's cost depend on its batch and keeps running means that clients would
-    have to agree on, groups of channels of one example are normalized (Wu, He 2018), in `groups` groups. The number of
-    parameters is that of the published model.
+    Group normalization (Wu, He 2018) in `groups` groups of channels takes the place of batch norm. Batch norm makes an
+    example's cost depend on its batch, and clients would have to agree on its running means. The number of parameters
+    is that of the published model.
     """
 
     classes: int = eqx.field(static=True)

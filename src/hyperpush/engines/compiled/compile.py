@@ -1,4 +1,4 @@
-"""Lowering and compilation of the engines' programs; no other module does either.
+"""Lowering and compilation of heavy programs: those of the engines, and those that verbs make of whole runs.
 
 Compiled programs are cached by the structure of their arguments and the shapes of the arrays. The lowering rules here
 apply only to the programs of this package; JAX's own rules stay unchanged for the rest of the process.
@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from hyperpush.base.settings import keep_compiled_code
 from hyperpush.engines.compiled import convolutions
 
 # XLA's options by level of optimization. Compared with "full", "quick" compiles in a third of the time, and its loops
@@ -57,12 +58,32 @@ class CompileCounts:
     lines: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """A part of the arguments that the host examines during the trace: structure, compared by identity."""
+
+    value: Any
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fixed) and other.value is self.value
+
+
 _kept: OrderedDict[Any, Compiled] = OrderedDict()
 _counting: list[CompileCounts] = []
 
 
-def call(function: Callable[..., PyTree], given: PyTree, donated: PyTree = None, level: Level = "full") -> PyTree:
+def call(
+    function: Callable[..., PyTree],
+    given: PyTree,
+    donated: PyTree = None,
+    level: Level | Callable[[Any], Level] = "full",
+) -> PyTree:
     """Return `function(given, donated)`, compiled at a level; the arrays of `donated` may be overwritten.
+
+    The level may be a function of the traced program, such as `effort.level_of_one_run`.
 
     Arrays and NumPy numbers are arguments of the compiled program; everything else is structure. The function may also
     return other objects than arrays, if these depend on structure alone.
@@ -114,7 +135,7 @@ def _compile(
     others: tuple[Any, ...],
     arrays: list[Any],
     count: int,
-    level: Level,
+    level: Level | Callable[[Any], Level],
 ) -> Compiled:
     static: list[Any] = []
 
@@ -125,6 +146,7 @@ def _compile(
         static[:] = [around]
         return made
 
+    keep_compiled_code()
     places = [None if array is None else True for array in arrays]  # without arrays, so the closure keeps none alive
     traced = [array for array in arrays if array is not None]
     trace = jax.jit(program, donate_argnums=1).trace(traced[:count], traced[count:])
@@ -132,5 +154,6 @@ def _compile(
     for counts in _counting:
         counts.compilations += 1
         counts.lines += lowered.as_text().count("\n")
+    level = level(trace.jaxpr.jaxpr) if callable(level) else level
     options = OPTIONS[level] if jax.default_backend() == "cpu" else None
     return Compiled(lowered.compile(compiler_options=options), static)

@@ -47,6 +47,11 @@ def _sum(arrays: Mapping[str, np.ndarray], text: str) -> str:
     return f"{checksum(text.encode()):08x}" + "".join(f"{each:08x}" for each in sums)
 
 
+def in_turn(path: Path) -> tuple[Path, Path]:
+    """Return the two files that are written in turn for a checkpoint at a path."""
+    return path, path.with_name(f"{path.stem}-2{path.suffix}")
+
+
 @final
 class Checkpoint:
     """A `PeerStore` in two files, `path` and a second one beside it.
@@ -59,7 +64,7 @@ class Checkpoint:
 
     def __init__(self, path: Path, digest: bytes, origin: Origin | None = None):
         self.origin = origin
-        self.paths = path, path.with_name(f"{path.stem}-2{path.suffix}")
+        self.paths = in_turn(path)
         self.digest = digest.hex()
         self.start = new_start()  # identifier of this start; `load` replaces it by the stored one
         self._number = 0  # number of the newest checkpoint

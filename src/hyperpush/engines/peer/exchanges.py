@@ -10,7 +10,7 @@ from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 
 from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.peer.channels import Channel
-from hyperpush.engines.peer.functions import ClientLinks, combine
+from hyperpush.engines.peer.functions import ClientLinks, combine, in_turn
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.programs import Exchange, Path, Server, all_clients, one_client
 
@@ -100,7 +100,8 @@ def ask_server(
     down, others = (*path, 1), np.arange(clients) != SERVER
     if messenger.client == SERVER:
         everyone = messenger.receive_all(path, others) | {SERVER: message}
-        answers = node.compute(jax.tree.map(lambda *rows: jnp.stack(rows), *(everyone[k] for k in range(clients))), key)
+        rows = [everyone[k] for k in range(clients)]
+        answers = in_turn(lambda: node.compute(jax.tree.map(lambda *own: jnp.stack(own), *rows), key))
         answers = jax.tree.map(np.asarray, answers)
         for other in np.flatnonzero(others).tolist():
             messenger.send_one(down, other, jax.tree.map(lambda rows, k=other: rows[k], answers))

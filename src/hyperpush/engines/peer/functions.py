@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, final
 
 import equinox as eqx
@@ -17,32 +16,20 @@ from hyperpush.engines.peer.state import PeerCursor
 from hyperpush.engines.result import RecordFunction
 from hyperpush.networks import Network, Weights, lowest
 from hyperpush.programs import Context, ProgramRecipe, Role, at, leaf_key, leaf_of, stepwise
-from hyperpush.programs.recipe import with_kinds
 
-compiling = threading.RLock()  # held while tracing or compiling functions that other peers of this process share
+turns = threading.RLock()
+"""Held while a peer traces, compiles or computes, so that the peers of one process take turns.
 
-
-@lru_cache(maxsize=4096)
-def _first(what: Any) -> threading.Event:
-    """Return the event that is set once `what` has been compiled."""
-    return threading.Event()
-
-
-def _compile_once(what: Any, call: Callable[[], Any]) -> Any:
-    """Return `call()`. The first call for `what` holds a lock, so that only one thread of the process compiles it."""
-    compiled = _first(what)
-    if compiled.is_set():
-        return call()
-    with compiling:
-        result = call()
-        compiled.set()
-        return result
+XLA gives all computations of a process one pool, with a thread per core. LAPACK's kernels for stacked matrices run in
+a thread of it and wait there for parts that they queue in the same pool. As many of them at once as there are cores
+wait forever. Besides, each function is compiled once instead of by every peer.
+"""
 
 
-def _kind(tree: PyTree) -> tuple[Any, ...]:
-    """Return the key under which compiled functions of a tree can be reused: its structure and leaves."""
-    leaves, structure = jax.tree.flatten(with_kinds(tree))
-    return structure, *leaves
+def in_turn(compute: Callable[[], Any]) -> Any:
+    """Return `compute()`, finished, while no other peer of this process computes."""
+    with turns:
+        return jax.block_until_ready(compute())
 
 
 @eqx.filter_jit
@@ -99,7 +86,7 @@ class ClientLinks(NamedTuple):
 def links_at(network: Network, key: PRNGKeyArray, step: int, client: int, weights: Weights) -> ClientLinks:
     """Return the links of one client at one step of network time."""
     at, me = np.asarray(step, np.int32), np.asarray(client, np.int32)
-    found = _compile_once(type(network), lambda: _schedule(network, key, at, me, weights))
+    found = in_turn(lambda: _schedule(network, key, at, me, weights))
     return ClientLinks(*(np.asarray(part) for part in found))
 
 
@@ -111,15 +98,13 @@ class ClientFunctions:
         self.client, self.clients, self.key, self.data = client, clients, key, data
         self.draws = key  # key of the client's own draws
         self._recipe = recipe.traceable()
-        self._kind = _kind(self._recipe)
 
     def apply(self, at: PeerCursor, role: Role, *args: PyTree, record: RecordFunction | None = None) -> Any:
         """Return f(*args, context) for the function of that role at a place, or for the function `record` if given."""
         address = np.asarray(at.address, np.uint32)
         me, round = np.asarray(self.client, np.int32), np.asarray(at.round, np.int32)
         given = (args, me, self.clients, round, self.key, self.draws, address, self.data)
-        what = (at.path, role, _kind(record), len(address), self._kind)
-        return _compile_once(what, lambda: _leaf(self._recipe, at.path, record, role, *given))
+        return in_turn(lambda: _leaf(self._recipe, at.path, record, role, *given))
 
 
 def combine(like: PyTree, arrived: list[tuple[int, PyTree, float]], reduce: str, clients: int) -> PyTree:

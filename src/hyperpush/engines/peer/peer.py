@@ -14,7 +14,7 @@ from hyperpush.engines.peer.channels import Channel
 from hyperpush.engines.peer.durable import PeerStore, SavedPeer, as_tree, pack
 from hyperpush.engines.peer.ending import await_missing, drain, transfer_mass
 from hyperpush.engines.peer.exchanges import Received, ask_server, exchange_messages, exchange_totals
-from hyperpush.engines.peer.functions import ClientFunctions, ClientLinks, compiling, compute_key, links_at, stack
+from hyperpush.engines.peer.functions import ClientFunctions, ClientLinks, compute_key, in_turn, links_at, stack, turns
 from hyperpush.engines.peer.members import Members, NewView, members_of
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.engines.peer.state import Frame, PeerCounts, PeerCursor, PeerState, Stage
@@ -150,7 +150,7 @@ class Peer:
         self._program, self._start = stepwise(program), state
         self._functions = ClientFunctions(recipe, self.client, self.network.clients, self.key, data)
         self._apply = self._functions.apply
-        with compiling:  # so that one peer of a process traces the program, and the others wait
+        with turns:  # so that one peer of a process traces the program, and the others wait
             found = profile(spelled_out(recipe), state, data, self.network.clients)
         votes = any(loop.votes for _, _, loop in found.loops)
         self._agreement = self.network.flood_rounds() if votes else 1
@@ -325,7 +325,7 @@ class Peer:
 
     def _run_server(self, node: Server, state: PyTree, at: PeerCursor) -> PyTree:
         message = jax.tree.map(np.asarray, self._apply(at, Role.SEND, state))
-        key = compute_key(self.key, np.asarray(at.address, np.uint32))
+        key = in_turn(lambda: compute_key(self.key, np.asarray(at.address, np.uint32)))
         answer = ask_server(self._messenger, node, at.path, message, key, self.network.clients)
         self._tick(at.path, np.ones(1, bool))
         return self._apply(at, Role.RECEIVE, state, jax.tree.map(jnp.asarray, answer))

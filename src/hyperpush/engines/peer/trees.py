@@ -16,7 +16,7 @@ from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 from hyperpush.base.errors import HyperpushError
 from hyperpush.engines import keys
 from hyperpush.engines.peer.channels import Channel
-from hyperpush.engines.peer.functions import compiling
+from hyperpush.engines.peer.functions import in_turn
 from hyperpush.engines.peer.messenger import Messenger
 from hyperpush.networks import Network
 from hyperpush.networks.trees import LONGEST, ROOT, PlannedTree, Tree, Trip, WaitingTree, reliable_post, tree_of
@@ -90,8 +90,8 @@ class TreeAverages:
         return told
 
     def _trip(self, learns: bool = False) -> Trip:
-        with compiling:  # so that one peer of a process compiles, and the others wait
-            found = _trip(self.network, self.tree, self.key, np.asarray(self.state.step, np.int32), learns)
+        step = np.asarray(self.state.step, np.int32)
+        found = in_turn(lambda: _trip(self.network, self.tree, self.key, step, learns))
         trip = jax.tree.map(np.asarray, found)
         if not trip.complete:
             raise HyperpushError(f"an average along a tree did not reach all clients within {LONGEST:,} rounds")

@@ -30,8 +30,8 @@ class _State(eqx.Module):
 class ClusteredFL(LocalEpochs):
     """Clustered federated learning: a group splits in two when its mean stands still but its members move.
 
-    It runs `FedAvg` within groups, starting with one group. With Δ_i the change of client i's params in a round, a
-    group splits if ‖mean Δ‖ < `still` and max_i ‖Δ_i‖ > `moving`, by complete linkage of the cosines between the Δ_i
+    It runs `FedAvg` within groups, starting with one group. Δ_i is the change of client i's params in a round. A group
+    splits if ‖mean Δ‖ < `still` and max_i ‖Δ_i‖ > `moving`, by complete linkage of the cosines between the Δ_i
     (Sattler, Müller and Samek, arXiv:1910.01991).
 
     **Use it** where clients fall into a few kinds of unknown number. **Avoid it** if the server must not see

@@ -71,15 +71,15 @@ class FedEM(LocalEpochs):
 
     averaging: Averaging = eqx.field(static=True, default="server")
 
-    def check_task(self, task: Any) -> None:
-        super().check_task(task)
+    def check(self, task: Any, network: Any = None) -> None:
+        super().check(task, network)
         product = getattr(task.inner, "product", None)
         if product is None or [type(each) for each in product.recipes] != [MTL]:
             given = type(task.inner).__name__ if product is None else product.title
             raise InvalidInput("task", f"a task of {given}", "hp.personalize.MTL().task(…) for FedEM")
 
     def program(self, problem: Problem) -> Node:
-        assert isinstance(problem.inner, Losses)  # see `check_task`
+        assert isinstance(problem.inner, Losses)  # see `check`
         model = problem.inner.model
 
         def by_model(params: PyTree, inputs: Array, labels: Array) -> Float[Array, "k b"]:
