@@ -195,6 +195,17 @@ def test_training_looks_for_a_weak_direction_behind_a_small_gradient():
     assert (status.converged, status.reason, status.residual) == (False, "unsolved", pytest.approx(off, rel=0.02))
 
 
+@pytest.mark.parametrize("off", [0.05, 0.3])
+def test_a_flat_direction_is_left_out_of_the_newton_step_of_least_norm(off):
+    """Costs, hypers and outer gradient leave the third direction alone; v_i = −(2/n) Σ (x_j − 3) over the others."""
+    curvatures, params = np.array([1.0, 1.0, 0.0]), np.array([1 + off, 1.0, 3.0])
+    task = pulled(curvatures, np.tile(curvatures, (CLIENTS, 1)), params)
+    status = hp.hypergradient(task, hp.TreeCG(singular="minimum-norm"), RING, key=0).status
+    assert status.residual == pytest.approx(off / np.linalg.norm(params), rel=0.02)
+    assert status.moved == pytest.approx(off / 4, rel=0.02)
+    assert status.converged == (off / 4 <= 0.03)
+
+
 def test_params_of_zero_solve_only_what_zero_solves():
     pulls = np.tile(np.eye(2), (3, 1))[:CLIENTS] - np.tile(np.eye(2), (3, 1))[:CLIENTS].mean(0)
     network = RING
