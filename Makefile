@@ -1,8 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-# The arguments of the demonstration.
-DEMO ?= --seed 1
+# Arguments of the demonstration, such as --seed 1; none: seed 0.
+DEMO ?=
 PYTEST_ARGS ?=
 # beartype checks every signature of the package while tests run, which costs a third to a half of their time. The
 # numeric tower lets an int stand where a float is asked for.

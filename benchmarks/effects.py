@@ -35,7 +35,7 @@ class EffectsOfParties:
     """R² of effects on the others against retraining, over random directed links."""
 
     tables: tuple[str, ...] = option(tuple(LABELS), "tables in HYPERPUSH_DATA/multisite", choices=tuple(LABELS))
-    seeds: int = option(3, "splits and networks per table", 1)
+    seeds: int = option(3, "splits and draws of links per table, which share programs", 1)
     l2: float = option(0.01, "L2 rate of the heads", 1e-12)
     file: str = option("effects.jsonl", "file of finished cells, which are not run again")
     seconds: float = option(600.0, "CPU seconds after which no further cell starts", 0)
@@ -43,7 +43,7 @@ class EffectsOfParties:
 
 def run(config: EffectsOfParties) -> Row:
     """Run the missing cells, and compare all with retraining."""
-    cells = [{"table": name, "seed": seed, "l2": config.l2} for seed in range(config.seeds) for name in config.tables]
+    cells = [{"table": name, "seed": seed, "l2": config.l2} for name in config.tables for seed in range(config.seeds)]
     rows, left = resume(config.file, cells, measure, config.seconds)
     found = [row for name in config.tables for row in compare([each for each in rows if each["cell"]["table"] == name])]
     show(f"effects of a leaving party on the others, {left} cells left", COLUMNS, [list(row.values()) for row in found])
@@ -53,7 +53,7 @@ def run(config: EffectsOfParties) -> Row:
 def measure(cell: Row) -> Row:
     """Return the effects by all ways, for one table, one split and one network."""
     tables, seed = read(cell["table"]), cell["seed"]
-    network = hp.networks.RandomDirected(len(tables.names), seed=seed)
+    network = hp.networks.RandomDirected(len(tables.names))
     task = tables.task(network, key=seed, split=(0.7, 0.3, 0.0), l2=cell["l2"])
     trained = hp.train(task, hp.TreeNewton(), network, key=seed)
     size = sum(leaf.size for leaf in jax.tree.leaves(task.params)) // task.clients

@@ -14,19 +14,6 @@ from hyperpush.tasks.quadratic import outer_fixed_points
 
 CLIENTS = 4
 RING, SERVER = hp.networks.Ring(CLIENTS), hp.networks.FullyConnected(CLIENTS)
-COLUMNS = (
-    "method",
-    "steps",
-    "converged",
-    "reason",
-    "gradient",
-    "stationary",
-    "at",
-    "true_gradient",
-    "x_G",
-    "x_L",
-    "x_M",
-)
 
 
 def _nested(kind: Any) -> Callable[[int], Any]:
@@ -67,7 +54,7 @@ def run(config: Endings) -> Row:
     """One row for each algorithm and number of steps."""
     with jax.enable_x64(config.wide):
         rows = [measure(name, steps, config.seed) for steps in config.steps for name in METHODS]
-    show("statuses at the end", COLUMNS, [[_shown(row[name]) for name in COLUMNS] for row in rows])
+    show("statuses at the end", list(rows[0]), [list(map(_shown, row.values())) for row in rows])
     return {"rows": rows}
 
 
@@ -80,17 +67,9 @@ def measure(name: str, steps: int, seed: int) -> Row:
     ends = outer_fixed_points(task.train, task.validation)
     away = {point: float(np.linalg.norm(hypers - end, axis=1).max()) for point, end in ends.items()}
     true = gradient(task, hypers, name != "PDBO") / gradient(task, np.asarray(task.hypers), name != "PDBO")
-    known = {
-        "method": name,
-        "steps": steps,
-        "converged": status.converged,
-        "reason": status.reason,
-        "gradient": status.gradient,
-        "stationary": status.stationary,
-        "at": status.stationary_reason,
-        "true_gradient": true,
-    }
-    return {**known, **away}
+    return {"method": name, "steps": steps, "converged": status.converged, "reason": status.reason,
+            "gradient": status.gradient, "stationary": status.stationary, "at": status.stationary_reason,
+            "true_gradient": true, **away}  # fmt: skip
 
 
 def gradient(task: hp.Task, hypers: np.ndarray, agree: bool) -> float:

@@ -1,16 +1,18 @@
 """Rounds per second and bytes per message of peers in step, beside older code in the same run.
 
-    git archive REVISION src | tar -x -C OLD        # then: python peer_rates.py --old OLD/src
+    python benchmarks/peer_rates.py --revision 02a1685
 
 Parties are threads of one process that communicate over loopback. Blocks of both codes take turns, each in a new
 process, so that other work on the machine affects both alike. Seconds of CPU are compared, too: they hardly depend on
 other work.
 """
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -32,7 +34,7 @@ ALLOWED = 0.05  # largest allowed loss of speed, as a share
 class Rates:
     """Peers of this code against peers of older code."""
 
-    old: str = option("", "the folder `src` of the older code")
+    revision: str = option("", "git revision of the older code; left out: none")
     peers: tuple[int, ...] = option((4, 8, 16), "numbers of peers", 2)
     rounds: int = option(200, "rounds in a block", 2)
     blocks: int = option(3, "blocks of each code, of which the median is taken", 1)
@@ -41,7 +43,24 @@ class Rates:
 
 def run(config: Rates) -> dict[str, Any]:
     """Measure both codes in turns."""
-    codes = {"new": HERE, **({"old": Path(config.old).resolve()} if config.old else {})}
+    with tempfile.TemporaryDirectory() as folder:
+        return compare(
+            config, {"new": HERE, **({"old": checked_out(config.revision, folder)} if config.revision else {})}
+        )
+
+
+def checked_out(revision: str, folder: str) -> Path:
+    """Write the sources of a revision to a folder, and return them."""
+    archive = subprocess.run(["git", "archive", revision, "src"], cwd=HERE.parent, capture_output=True)
+    if archive.returncode:
+        raise HyperpushError(f"git has no sources of {revision}: {archive.stderr.decode()[-200:]}")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+    return Path(folder) / "src"
+
+
+def compare(config: Rates, codes: dict[str, Path]) -> dict[str, Any]:
+    """Let blocks of all codes take turns, and compare their medians."""
     rows = []
     for peers in config.peers:
         found: dict[str, list[dict[str, float]]] = {name: [] for name in codes}

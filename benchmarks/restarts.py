@@ -1,8 +1,11 @@
 """Asynchronous peers that are killed and restarted, or stopped for a while, beside busy processes and without.
 
+    python benchmarks/restarts.py
+
 Each cell is a run of four parties in separate processes. One of them is disturbed at a random round. The result is
-compared with undisturbed runs: hypers with their mean, params with their spread. Finished cells are kept as JSON lines,
-and the same command continues with the missing ones.
+compared with undisturbed runs: hypers with their mean, params with their spread. Several cells run at a time, because
+a run whose party is stopped only waits. Finished cells are kept as JSON lines, and the same command continues with the
+missing ones.
 """
 
 import json
@@ -12,7 +15,8 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,7 @@ from script import main, option, show
 from timing import machine
 
 import hyperpush as hp
+from hyperpush.base import settings
 from hyperpush.base.errors import HyperpushError
 from hyperpush.base.processes.starter import free_ports
 from hyperpush.deploy.swarm import Processes
@@ -30,9 +35,11 @@ from hyperpush.deploy.watch import STATUS, StatusFile
 from hyperpush.tasks.logistic import logistic
 
 NAMES = ("alice", "bob", "carol", "dave")
-STEPS = 250
+STEPS = 150
 HYPERS = 2e-3  # allowed difference of hypers from an undisturbed run
 SPREADS = 3.0  # allowed difference of params, in spreads of undisturbed runs
+LONGEST = 1800.0  # seconds after which a run is given up
+DATA = Path(__file__).parents[1] / "docs" / "results" / "data" / "restarts.jsonl"
 Cell = dict[str, Any]
 
 
@@ -42,24 +49,28 @@ class Restarts:
 
     restarts: int = option(20, "runs in which a party is killed and started again at once", 0)
     stops: int = option(20, "runs in which a party is stopped for a while", 0)
-    undisturbed: int = option(4, "undisturbed runs", 2)
+    undisturbed: int = option(6, "undisturbed runs", 2)
     stopped_seconds: float = option(20.0, "seconds for which a party is stopped", 0.1)
     busy: int = option(20, "busy processes beside half of the runs", 0)
-    out: str = option("runs/restarts.jsonl", "file of finished cells")
+    at_once: int = option(3, "runs at a time", 1)
+    out: str = option(str(DATA), "file of finished cells")
 
 
 def run(config: Restarts) -> dict[str, Any]:
-    """Run the missing cells, and compare."""
+    """Run the missing cells, first those without busy processes, and compare."""
     out = Path(config.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    for cell in wanted(config):
-        if not any(all(each[key] == cell[key] for key in cell) for each in done):
-            done.append(measure(config, cell))
-            with out.open("a") as file:
-                file.write(json.dumps(done[-1]) + "\n")
+    missing = [each for each in wanted(config) if not any(each.items() <= cell.items() for cell in done)]
+    for busy in sorted({each["busy"] for each in missing}):
+        with beside(busy):
+            for cell in measure(config, [each for each in missing if each["busy"] == busy]):
+                done.append(cell)
+                with out.open("a") as file:
+                    file.write(json.dumps(cell) + "\n")
     rows = compare(done)
-    show("asynchronous parties", ("kind", "beside", "runs", "diverged", "hypers off", "params off, in spreads"), rows)
+    columns = ("kind", "beside", "runs", "without a model", "marked", "hypers off", "params off, in spreads")
+    show("asynchronous parties", columns, rows)
     return {"rows": rows, "cells": len(done), "machine": machine()}
 
 
@@ -67,15 +78,40 @@ def wanted(config: Restarts) -> list[Cell]:
     """Return all cells: of each kind half beside busy processes."""
     kinds = {"undisturbed": config.undisturbed, "restart": config.restarts, "stop": config.stops}
     return [
-        {"kind": kind, "busy": config.busy if number % 2 and kind != "undisturbed" else 0, "number": number}
+        {
+            "kind": kind,
+            "busy": config.busy if number % 2 and kind != "undisturbed" else 0,
+            "number": number,
+            "steps": STEPS,
+        }
         for number in range(max(kinds.values()))
         for kind, count in kinds.items()
         if number < count
     ]
 
 
+@contextmanager
+def beside(count: int) -> Iterator[None]:
+    """Keep cores busy with so many processes in the block."""
+    busy = [multiprocessing.Process(target=work, daemon=True) for _ in range(count)]
+    for each in busy:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in busy:
+            each.terminate()
+
+
+def work() -> None:
+    """Keep a core busy."""
+    while True:
+        sum(range(10_000))
+
+
 def party(name: str, base: str, ports: list[int]) -> None:
     """Run one party."""
+    settings.keep_compiled_code()  # a party that is started again compiles nothing
     folder = Path(base) / name
     folder.mkdir(exist_ok=True)
     addresses = {each: f"127.0.0.1:{port}" for each, port in zip(NAMES, ports, strict=True)}
@@ -99,68 +135,81 @@ def party(name: str, base: str, ports: list[int]) -> None:
     leaves = [
         np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(each)]) for each in (found.params, found.hypers)
     ]
-    (folder / "found.json").write_text(json.dumps([each.tolist() for each in leaves]))
+    numbers = [[round(float(value), 7) for value in each] for each in leaves]
+    (folder / "found.json").write_text(json.dumps([*numbers, str(found.status)]))
 
 
-def measure(config: Restarts, cell: Cell) -> Cell:
-    """Run four parties, one of which is disturbed."""
-    random = np.random.default_rng([cell["number"], len(cell["kind"])])
-    victim, at = str(random.choice(NAMES)), int(random.integers(5, 2 * STEPS))
-    busy = [multiprocessing.Process(target=work, daemon=True) for _ in range(cell["busy"])]
-    with tempfile.TemporaryDirectory() as folder:
-        processes = Processes(Path(folder), party, (folder, free_ports(len(NAMES))))
-        for each in busy:
-            each.start()
-        try:
-            drive(processes, disturber(processes, cell["kind"], victim, config.stopped_seconds), victim, at)
-        finally:
-            processes.stop()
-            for each in busy:
-                each.terminate()
-        if 1 in processes.ends.values():
+def measure(config: Restarts, cells: list[Cell]) -> Iterator[Cell]:
+    """Yield the finished cells; some run at a time."""
+    waiting, running = list(cells), list[Swarm]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < config.at_once:
+                running.append(Swarm(waiting.pop(0), config.stopped_seconds))
+            time.sleep(0.02)
+            for swarm in [each for each in running if each.look()]:
+                running.remove(swarm)
+                yield swarm.finish()
+    finally:
+        for swarm in running:
+            swarm.end()
+
+
+class Swarm:
+    """Four parties, one of which is disturbed at its round."""
+
+    def __init__(self, cell: Cell, seconds: float):
+        random = np.random.default_rng([cell["number"], len(cell["kind"])])
+        self.cell, self.seconds = cell, seconds
+        self.victim, self.at = str(random.choice(NAMES)), int(random.integers(5, 2 * STEPS))
+        self.folder = tempfile.TemporaryDirectory()
+        self.base, self.until = Path(self.folder.name), time.monotonic() + LONGEST
+        self.processes = Processes(self.base, party, (self.folder.name, free_ports(len(NAMES))))
+        self.disturbed = cell["kind"] == "undisturbed"
+        self.stopped: tuple[int, float] | None = None  # a process, and the time of its continuation
+        for name in NAMES:
+            self.processes.start(name)
+
+    def look(self) -> bool:
+        """Disturb the victim when it is time; return True if all parties have ended."""
+        self.processes.reap()
+        if self.stopped is not None and time.monotonic() > self.stopped[1]:
+            os.kill(self.stopped[0], signal.SIGCONT)
+            self.stopped = None
+        victim = self.processes.running.get(self.victim)
+        due = not self.disturbed and self.processes.status(self.victim).get("round", 0) >= self.at
+        if due and victim is not None:
+            self.disturb(victim.pid)
+        return not self.processes.running or time.monotonic() > self.until
+
+    def disturb(self, pid: int | None) -> None:
+        """Kill the victim and start it again, or stop it for a while."""
+        self.disturbed = True
+        if self.cell["kind"] == "restart":
+            self.processes.kill(self.victim)
+            self.processes.start(self.victim)
+        elif pid is not None:
+            os.kill(pid, signal.SIGSTOP)
+            self.stopped = pid, time.monotonic() + self.seconds
+
+    def finish(self) -> Cell:
+        """Return the finished cell."""
+        self.end()
+        if 1 in self.processes.ends.values():
             raise HyperpushError("a party failed without a disturbance; see above")
         found = {}
         for name in NAMES:
-            path = Path(folder) / name / "found.json"
+            path = self.base / name / "found.json"
             found[name] = json.loads(path.read_text()) if path.exists() else None
-        return {**cell, "victim": victim, "round": at, "ends": processes.ends, "found": found}
+        self.folder.cleanup()
+        about = {"victim": self.victim, "round": self.at, "disturbed": self.disturbed, "ends": self.processes.ends}
+        return {**self.cell, **about, "found": found}
 
-
-def disturber(processes: Processes, kind: str, victim: str, seconds: float) -> Callable[[], None]:
-    """Return the function that disturbs the victim."""
-
-    def restart() -> None:
-        processes.kill(victim)
-        processes.start(victim)
-
-    def stop() -> None:
-        pid = processes.running[victim].pid
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(seconds)
-        os.kill(pid, signal.SIGCONT)
-
-    return {"restart": restart, "stop": stop}.get(kind, lambda: None)
-
-
-def drive(processes: Processes, disturb: Callable[[], None], victim: str, at: int, most: float = 1800.0) -> None:
-    """Start all parties, disturb one at its round, and wait until all have ended."""
-    for name in NAMES:
-        processes.start(name)
-    waiting, until = True, time.monotonic() + most
-    while processes.running:
-        if time.monotonic() > until:
-            raise HyperpushError(f"not done after {most:g} s: {', '.join(processes.running)}")
-        if waiting and victim in processes.running and processes.status(victim).get("round", 0) >= at:
-            disturb()
-            waiting = False
-        time.sleep(0.02)
-        processes.reap()
-
-
-def work() -> None:
-    """Keep a core busy."""
-    while True:
-        sum(range(10_000))
+    def end(self) -> None:
+        """End all processes."""
+        if self.stopped is not None:
+            os.kill(self.stopped[0], signal.SIGCONT)
+        self.processes.stop()
 
 
 def compare(cells: list[Cell]) -> list[tuple[Any, ...]]:
@@ -176,7 +225,8 @@ def compare(cells: list[Cell]) -> list[tuple[Any, ...]]:
         whole = [arrays(each) for each in own if None not in each["found"].values()]
         off = [np.abs(each[1] - hypers.mean(0)).max() for each in whole]
         away = [np.abs(each[0] - params.mean(0)).max() / spread for each in whole]
-        rows.append((kind, f"{beside} busy", len(own), len(own) - len(whole), most(off), most(away)))
+        marked = sum(any(each[2].startswith("!") for each in cell["found"].values() if each) for cell in own)
+        rows.append((kind, f"{beside} busy", len(own), len(own) - len(whole), marked, most(off), most(away)))
     return rows
 
 

@@ -102,8 +102,12 @@ def random_cells(config: Solved) -> Iterator[Row]:
     linear = [(name, clients, size) for name, (_, *counts) in NETWORKS.items()
               for clients, size in zip(counts, (6, 12), strict=True)]  # fmt: skip
     small = [(name, counts[0], 2 + place % 2) for place, (name, (_, *counts)) in enumerate(NETWORKS.items())]
-    for programs, families, problems in ((linear, CONVEX, config.problems), (small, ("mlp",), config.problems // 4)):
+    groups = ((linear, CONVEX, config.problems), (small, ("mlp",), config.problems // 4))
+    # Each network before any again, so that an unfinished run has all of them.
+    for turn, (programs, families, problems) in ((0, groups[0]), (None, groups[1]), (1, groups[0])):
         for place, (network, clients, size) in enumerate(programs):
+            if turn is not None and (place // 2 + place) % 2 != turn:
+                continue
             for variant in VARIANTS:
                 count = problems if variant == "plain" else problems // 4
                 for seed, solver in product(range(place, count, len(programs)), solvers):
@@ -155,10 +159,11 @@ VERDICTS = ("results", "wrong", "silent", "up to 2 %", "marked", "2 to 3 %", "ma
 
 
 def verdicts(rows: Iterable[Row]) -> tuple[list[str], list[list[Any]]]:
-    """Return a table of results by their true error, and of those that are marked, by family, variant and solver."""
+    """Return a table of results by their true error, and of those that are marked, by kind, variant and solver."""
     counts: dict[tuple[str, ...], Counter[str]] = {}
     for row in rows:
-        kind = tuple(str(row["cell"].get(name, "")) for name in ("family", "variant", "solver"))
+        cell = {"family": "", "variant": "", **row["cell"]}
+        kind = ("convex" if cell["family"] in CONVEX else cell["family"], cell["variant"], cell["solver"])
         counts.setdefault(kind, Counter())[_verdict(row)] += 1
     table = []
     for kind, found in counts.items():

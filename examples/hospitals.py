@@ -1,6 +1,7 @@
 """Five hospitals train one model. One codes its labels the other way round; eight records of another are wrong.
 
-The audit finds both, and no record leaves its hospital. Run it with `make demo`; `--seed 1` deals other records out.
+The audit names the first, and in most seeds the second, too: both are harmful by construction. No record leaves its
+hospital. Run it with `make demo`; `--seed 1` deals other records out.
 """
 
 import argparse

@@ -80,5 +80,5 @@ def test_four_peers_end_where_the_simulator_does(parts, tmp_path, name):
     for client in range(4):
         for file in ("params", "hypers"):
             mine = load_file(tmp_path / "swarm" / f"peer-{client}" / "models" / file / f"peer-{client}.safetensors")
-            simulated = load_file(tmp_path / "run" / "models" / file / f"{client}.safetensors")
-            np.testing.assert_allclose(mine[""], simulated[""], rtol=1e-5, atol=1e-6)
+            simulated = load_file(tmp_path / "run" / "models" / file / "all.safetensors")
+            np.testing.assert_allclose(mine[""], simulated[""][client], rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -83,6 +84,11 @@ def test_families_are_what_they_are_called(family):
         "indefinite-local": np.all(local[:, 0] < 0) and values[0] > 0,
         "scales": local[:, -1].max() == pytest.approx(1e4 * local[:, -1].min()),
         "disjoint": np.all(np.sum(case.hessians.sum(2) != 0, axis=0) == 1),
+        "lossy-singular": abs(condition) > 1e14,
+        "hidden": abs(condition) > 1e14
+        and np.allclose(case.slopes @ np.linalg.eigh(case.hessians.mean(0))[1][:, 0], 0),
+        "cancelling-1e2": left_over(case) == pytest.approx(1e-2, rel=0.5),
+        "cancelling-1e4": left_over(case) == pytest.approx(1e-4, rel=0.5),
         "zero-third": np.sum(~np.any(case.hessians, axis=(1, 2))) == 2,
     }.get(family, 0.5 < condition / float(family.rpartition("-")[2] if "1e" in family else 3) < 2), condition
     if family not in UNSOLVABLE:  # the truth against a difference of the mean outer cost at the inner solution
@@ -91,3 +97,31 @@ def test_families_are_what_they_are_called(family):
         x = -np.linalg.solve(case.hessians.sum(0), np.einsum("nmd,nm->d", case.couplings, direction))
         cost = np.mean(case.slopes @ x + np.sum(case.direct * direction, axis=1))
         assert np.sum(gradient * direction) == pytest.approx(cost, rel=1e-9)
+
+
+def left_over(case):
+    """Return the size of the hypergradient relative to its direct term."""
+    return np.linalg.norm(case.hypergradient()) / np.linalg.norm(case.direct / len(case.direct))
+
+
+def test_the_trained_truth_is_a_difference_of_the_mean_outer_cost():
+    case, step = draw("trained", "ring", 3, 6, 20, 5), 1e-5
+
+    def cost(hypers):
+        x = -np.linalg.solve(case.hessians.sum(0), np.einsum("nmd,nm->d", case.couplings, hypers))
+        return np.mean(case.slopes @ x + 0.5 * x @ x + np.sum(case.direct * hypers, axis=1))
+
+    direction = np.random.default_rng(0).normal(size=case.direct.shape)
+    slope = (cost(case.direct + step * direction) - cost(case.direct - step * direction)) / (2 * step)
+    assert np.sum(case.trained() * direction) == pytest.approx(slope, rel=1e-8)
+
+
+@pytest.mark.long
+def test_training_and_losses_change_the_verdict():
+    network = hp.networks.Ring(3)
+    with jax.enable_x64(True):
+        kinds = {family: [each.kind for each in run_family(CONFIG, hp.TreeCG(), family, network, "float64")]
+                 for family in ("trained", "lossy", "lossy-singular")}  # fmt: skip
+    assert kinds["lossy"] == ["right"] * 2
+    assert kinds["lossy-singular"] == ["wrong_flagged"] * 2
+    assert "wrong_silent" not in kinds["trained"]

@@ -15,9 +15,11 @@ import hyperpush as hp
 from hyperpush.audits.leaving import judge_leavers
 from hyperpush.audits.rounds import Rounds
 from hyperpush.audits.splits import split_records
+from hyperpush.audits.watch import Watch
 from hyperpush.engines.compiled.compile import counting
 from hyperpush.tables.heads import Head
 from hyperpush.tables.task import generator_of
+from hyperpush.verbs.hooks import Listeners
 
 L2, FOLDS, NAMES = 0.03, 3, ("a", "b", "c", "d")
 COUNTS = (45, 60, 52, 38)
@@ -113,6 +115,7 @@ def test_one_newton_step_is_exact_where_the_loss_is_quadratic():
     for mine, theirs in zip(exact.cells, step.cells, strict=True):
         np.testing.assert_allclose(mine.gain, theirs.gain, atol=1e-8)
     assert step.about["effects"] == "newton"
+    assert "one Newton step from the shared model; so are those for what" in str(step.panels())
 
 
 def test_one_newton_step_is_close_for_classes():
@@ -131,6 +134,7 @@ def test_inexact_newton_steps_are_close_with_many_params():
         parties[name] = (rows, rows[:, 0] + draw.normal(size=80) > 0)
     tables = hp.tables.read(parties, label="y")
     exact, step = (hp.audit(tables, folds=2, l2=0.1, effects=effects) for effects in ("retrain", "auto"))
+    assert step.about["newton_steps"] == 3
     assert step.about["effects"] == "newton"
     gains = [[cell.gain for cell in found.cells] for found in (exact, step)]
     np.testing.assert_allclose(gains[1], gains[0], atol=0.1 * float(np.std(gains[0])))
@@ -170,7 +174,9 @@ def test_after_naming_the_rest_is_audited_as_if_the_party_were_not_there():
         own = split_records(tables, FOLDS, generator_of(0))
         head = Head.of(tables.schema, len(tables.schema.features))
         key, network = jax.random.key(0), hp.networks.Ring(4)
-        rounds = Rounds(head, own, (0, 1, 2, 3), network, key, hp.Simulate(), FOLDS, L2, newton=False)
+        rounds = Rounds(
+            head, own, (0, 1, 2, 3), network, key, hp.Simulate(), FOLDS, L2, newton=False, watch=Watch(Listeners([]))
+        )
         tests, records = judge_leavers(rounds, rounds.again(np.array([1.0, 0, 1, 1])), [0, 2, 3], 0.05)
     oracle, rest = Oracle(tables), [0, 2, 3]
     together = oracle.losses(rest, rest)
@@ -267,8 +273,29 @@ def test_warnings_say_shares_and_constants():
     assert found.status.converged  # b has one class, and a model of its own all the same
 
 
+class Seen(hp.hooks.Hook):
+    """What hooks are told."""
+
+    def __init__(self):
+        self.told, self.costs, self.ended = [], [], 0
+
+    def advance(self, loop, done, total):
+        self.told.append((loop, done, total))
+
+    def row(self, loop, step, values):
+        self.costs.append((int(values["rounds"]), int(values["bytes"])))
+
+    def finish(self):
+        self.ended += 1
+
+
 def test_json_page_and_refusals(tmp_path):
-    found = hp.audit(given(), folds=FOLDS, l2=L2)
+    seen = Seen()
+    found = hp.audit(given(), folds=FOLDS, l2=L2, hooks=[seen])
+    assert seen.told == [("audit", 0, 1), ("audit", 0, 2), ("audit", 1, 2), ("audit", 2, 2)]
+    assert seen.costs == [(found.costs.rounds, found.costs.bytes)] * 2
+    assert seen.ended == 1
+    assert "Models without a party are trained to the solution." in str(found.panels())
     read = json.loads(found.to_json(tmp_path / "audit.json").read_text())
     assert read["join"][0]["party"] == "a"
     assert read["about"]["l2"] == L2
@@ -286,6 +313,7 @@ def test_json_page_and_refusals(tmp_path):
     ("change", "says"),
     [
         ({"tables": 5}, "tables: got 'int'"),
+        ({"tables": hp.tables.read({n: (np.ones((20, 1)), np.arange(20) % 2) for n in "ab"}, label="y")}, "constant"),
         ({"folds": 1}, "folds"),
         ({"l2": 0}, "l2"),
         ({"level": 1.0}, "level"),
@@ -301,6 +329,13 @@ def test_refuses(change, says):
         hp.audit(options.pop("tables"), **options)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_records_of_a_model_that_is_too_large_are_refused_before_any_training():
+    seen, rows, labels = Seen(), np.random.default_rng(0).normal(size=(20, 1024)), np.arange(20) % 2
+    with pytest.raises(hp.InvalidInput, match="records: got 'True with 1,025 params'"):
+        hp.audit(hp.tables.read({"a": (rows, labels), "b": (rows, labels)}, label="y"), records=True, hooks=[seen])
+    assert seen.told == []
 
 
 def test_a_private_task_is_refused():

@@ -84,7 +84,7 @@ def test_verdicts_count_what_is_silent_and_what_is_marked():
     rows = [{"cell": cell, "error": error, "converged": converged} for error, converged in found]
     columns, table = verdicts([*rows, {"cell": cell, "converged": False}])
     assert len(columns) == len(table[0])
-    assert table == [["logistic plain SGP", 8, 3, 2, 2, 1, 1, 1, 1, 1, 1]]
+    assert table == [["convex plain SGP", 8, 3, 2, 2, 1, 1, 1, 1, 1, 1]]
 
 
 @pytest.mark.long

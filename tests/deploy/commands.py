@@ -26,7 +26,7 @@ class Parties:
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         certificates.make(base / "keys", names, ["127.0.0.1"])
         peers = {
-            name: {"certificate": f"keys/{name}.pem", "key": f"keys/{name}.key"}
+            name: {"certificate": f"keys/{name}.pem", "private_key": f"keys/{name}.key"}
             | ({"address": f"127.0.0.1:{self.ports[name]}"} if name in (addresses or names) else {})
             for name in names
         }
@@ -56,7 +56,7 @@ class Parties:
         until = time.monotonic() + seconds
         while self.status(name).get("round", 0) < round:
             assert time.monotonic() < until
-            assert self.running[name].poll() is None, self.running[name].communicate()
+            assert self.running[name].poll() is None, self.end()
             time.sleep(0.02)
 
     def end(self, seconds=400):
@@ -67,7 +67,7 @@ class Parties:
     def kill(self):
         for process in self.running.values():
             process.kill()
-            process.communicate()
+            process.wait()
 
 
 class Flood:

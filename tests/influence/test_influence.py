@@ -11,6 +11,8 @@ from repeats import some
 import hyperpush as hp
 from hyperpush import influence
 from hyperpush.base.errors import InvalidInput
+from hyperpush.influence.curvature import measure_curvature
+from hyperpush.networks.expected import tree_rounds
 
 COUNTS, SIZE, L2 = (5, 8, 6), 3, 0.1
 KEY = jax.random.key(1)
@@ -128,6 +130,16 @@ def test_curvature_is_that_of_the_mean_hessian(found):
     values = np.linalg.eigvalsh(Exact().hessian / 3)
     np.testing.assert_allclose(found.curvature, (values[0], values[-1]), rtol=1e-6)
     assert found.warnings == []
+
+
+def test_curvature_does_not_wait_for_seldom_links():
+    """On sparse random links the same numbers take push-sum; a tree would take more than 3,000 rounds."""
+    task, seldom = hp.tasks.quadratic(200, seed=0), hp.networks.KOut(200, k=3)
+    by_tree = influence.curvature(task, hp.networks.FullyConnected(200), key=KEY)
+    found, costs = measure_curvature(task, seldom, KEY, steps=50)
+    np.testing.assert_allclose(found, by_tree, rtol=1e-5)
+    steps = sum(leaf.size for leaf in jax.tree.leaves(task.params)) // 200
+    assert costs.rounds < steps * tree_rounds(seldom) / 3
 
 
 def test_groups_and_clients_that_leave_are_retraining_itself(setting, solution):

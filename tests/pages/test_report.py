@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import hyperpush as hp
 from hyperpush.cli.app import main
-from hyperpush.pages.report import as_table, cell
+from hyperpush.pages.report import as_table, cell, check_path
 from hyperpush.verbs import panels
 
 PIXEL = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489")
@@ -88,6 +89,18 @@ def test_what_cannot_be_written_is_one_line(result, name, field, tmp_path):
         hp.report(result, tmp_path / name)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_half_written_and_what_would_fail_later_fails_first(tmp_path, monkeypatch):
+    (tmp_path / ".page.json.new").mkdir()  # so that the second file cannot be written
+    with pytest.raises(hp.InvalidInput, match="a file that can be written"):
+        hp.report(Shown(), tmp_path / "page.html")
+    assert [each.name for each in tmp_path.iterdir()] == [".page.json.new"]
+    with pytest.raises(hp.InvalidInput, match="folder"):
+        check_path("/proc/page.html")  # not even the administrator writes there
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(hp.InvalidInput, match=r"jinja2: got 'not installed'.*hyperpush\[pages\]"):
+        check_path(tmp_path / "page.html")
 
 
 def test_a_saved_run_shows_what_its_result_showed(tmp_path):

@@ -97,7 +97,7 @@ def test_models_of_any_pytree_keep_values_and_types(tmp_path):
     (tmp_path / "models").mkdir()
     save_models(tmp_path / "models" / "tree", tree)
     save_models(tmp_path / "models" / "array", jnp.eye(3))
-    assert len(list((tmp_path / "models" / "tree").iterdir())) == 3
+    assert len(list((tmp_path / "models" / "tree").iterdir())) == 1
     for name, text in (("config.toml", ""), ("metrics.jsonl", ""), ("result.json", "{}")):
         (tmp_path / name).write_text(text)
     params = load(tmp_path).params
@@ -123,8 +123,8 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="finished run"):
         load(tmp_path)
     _, run = execute(TINY, TinyConfig(), tmp_path / "out")
-    (run.path / "models" / "final" / "client-1.safetensors").write_bytes(b"short")
-    with pytest.raises(InvalidInput, match="one readable file for each client"):
+    (run.path / "models" / "final" / "all.safetensors").write_bytes(b"short")
+    with pytest.raises(InvalidInput, match="a readable file"):
         load(run.path).models("final")
     (run.path / "result.json").write_text("{")
     with pytest.raises(InvalidInput, match="Expecting"):

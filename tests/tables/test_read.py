@@ -100,6 +100,7 @@ GOOD = HEAD + "".join(f"{n},{n},{n % 2}\n" for n in range(20))
         ({"a": GOOD}, {}, "one party, 'a'"),
         ({}, {}, "a folder with one CSV or NPZ file per party"),
         ({"a": HEAD + "1,2,1\n", "b": HEAD + "1,2,1\n"}, {}, "label 'label': got '1 classes in all files'"),
+        ({"a": HEAD + "1,2,1\n", "b": HEAD + "1,2,1\n"}, {"kind": "numbers"}, "got '1 values in all files'"),
         ({"a": GOOD, "b": "x,label\n1,0\n2,1\n"}, {}, "b.csv, column 'z': got 'missing'"),
         ({"a": GOOD, "b": "x,z,q,label\n1,2,3,0\n2,1,3,1\n"}, {}, "b.csv, column 'q': got 'a column of its own'"),
         ({"a": GOOD, "b": GOOD + "high,1,0\n"}, {}, "b.csv, line 22, column 'x': got 'high'"),
@@ -222,8 +223,23 @@ def test_values_far_from_all_others_are_named_with_file_and_line(tmp_path):
     )
 
 
+def test_far_labels_are_named_too():
+    labels = np.array([1.5, 2, 3, 4, 5, 6e6])
+    found = hp.tables.read({"a": (ROWS, labels), "b": (ROWS + 1, [*labels[:-1], 0])}, label="y")
+    assert found.warnings == (
+        "y is 6e+06 in 1 rows (first: a, row 5), far from all others, 0 to 5: empty the field if it stands for "
+        "missing.",
+    )
+
+
 def test_categories_are_listed_and_values_that_differ_in_capitals_are_told():
     given = {"a": {"x": ["M\u00fcnchen", "bonn"], "y": [0, 1]}, "b": {"x": ["Mu\u0308nchen", "Bonn"], "y": [0, 1]}}
     found = hp.tables.read(given, label="y")
     assert "\n  categories: x (Bonn, M\u00fcnchen, bonn)\n" in str(found)
     assert found.warnings == ("x: 'Bonn' and 'bonn' differ.",)
+
+
+def test_a_site_with_other_values_of_a_category_is_told():
+    sites = {"a": ["yes", "no", "yes"], "b": ["no", "no", "yes"], "c": ["1", "0", "0"]}
+    found = hp.tables.read({name: {"x": own, "y": [0, 1, 1]} for name, own in sites.items()}, label="y")
+    assert found.warnings == ("x: c shares no value with the others (0, 1).",)

@@ -1,6 +1,7 @@
 """Rates of wrong and of flagged estimates, over families of problems and networks.
 
-All problems are quadratic, at their inner solution. NumPy knows their hypergradients in float64.
+All problems are quadratic, at their inner solution unless they are trained. NumPy knows their hypergradients in
+float64.
 """
 
 from typing import Annotated, Literal
@@ -21,6 +22,12 @@ Family = Literal[
     "zero-third",
     "singular",
     "indefinite",
+    "hidden",
+    "cancelling-1e2",
+    "cancelling-1e4",
+    "lossy",
+    "lossy-singular",
+    "trained",
 ]
 FAMILIES: tuple[Family, ...] = Family.__args__
 NETWORKS = (

@@ -10,7 +10,13 @@ from jaxtyping import Float
 from hyperpush_papers.robustness.config import Family
 
 Hessians = Float[np.ndarray, "n d d"]
-UNSOLVABLE = ("singular", "indefinite")  # no hypergradient exists: every result that is not marked is wrong
+UNSOLVABLE = (
+    "singular",
+    "indefinite",
+    "hidden",
+    "lossy-singular",
+)  # no hypergradient exists: unmarked results are wrong
+LOSS = 0.2  # share of messages that get lost in families that are lossy
 
 
 class Quadratics(NamedTuple):
@@ -27,6 +33,12 @@ class Quadratics(NamedTuple):
         q = np.linalg.solve(hessians.sum(0), slopes.mean(0))
         return direct / len(direct) - couplings @ q
 
+    def trained(self) -> Float[np.ndarray, "n m"]:
+        """Hypergradient at λ_i = g_i, where the solution is not 0, with ½‖x‖² in every outer cost."""
+        hessians, couplings, slopes, direct = (part.astype(np.float64) for part in self)
+        x = -np.linalg.solve(hessians.sum(0), np.einsum("nmd,nm->d", couplings, direct))
+        return Quadratics(hessians, couplings, slopes + x, direct).hypergradient()
+
 
 def draw(family: Family, network: str, seed: int, clients: int, params: int, hypers: int) -> Quadratics:
     """The problem of a family that a seed decides, another one on every network."""
@@ -34,7 +46,23 @@ def draw(family: Family, network: str, seed: int, clients: int, params: int, hyp
     hessians = MAKERS[family](rng, clients, params)
     hessians = (hessians + hessians.transpose(0, 2, 1)) / 2
     shapes = (clients, hypers, params), (clients, params), (clients, hypers)
-    return Quadratics(hessians, *(rng.normal(size=shape) for shape in shapes))
+    drawn = Quadratics(hessians, *(rng.normal(size=shape) for shape in shapes))
+    name, _, share = family.partition("-")
+    if name == "cancelling":
+        return _cancelling(drawn, 1 / float(share))
+    return _hidden(drawn) if name == "hidden" else drawn
+
+
+def _hidden(drawn: Quadratics) -> Quadratics:
+    """Take the mean outer gradient's part along the eigenvector of the mean's smallest eigenvalue away."""
+    vector = np.linalg.eigh(drawn.hessians.mean(0))[1][:, 0]
+    return drawn._replace(slopes=drawn.slopes - np.outer(drawn.slopes @ vector, vector))
+
+
+def _cancelling(drawn: Quadratics, share: float) -> Quadratics:
+    """Change g_i so that this share of the hypergradient's two terms is left of their sum."""
+    through = drawn._replace(direct=np.zeros_like(drawn.direct)).hypergradient()
+    return drawn._replace(direct=len(through) * (share * drawn.direct * np.abs(through).mean() - through))
 
 
 def _positive(rng: np.random.Generator, params: int, low: float, high: float) -> Float[np.ndarray, "d d"]:
@@ -117,4 +145,10 @@ MAKERS: dict[Family, Callable[..., Hessians]] = {
     "zero-third": _zero_third,
     "singular": _with_less_curvature(1.0),
     "indefinite": _with_less_curvature(1.3),
+    "hidden": _with_less_curvature(1.0),
+    "cancelling-1e2": _mild,
+    "cancelling-1e4": _mild,
+    "lossy": _mild,
+    "lossy-singular": _with_less_curvature(1.0),
+    "trained": _mild,
 }

@@ -1,5 +1,6 @@
 """Audit a collaboration: who gains, who hurts whom, and which records."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -10,10 +11,11 @@ from hyperpush.audits.doubts import find_doubts
 from hyperpush.audits.joining import join_rows
 from hyperpush.audits.leaving import cell_rows, judge_leavers, without_rows
 from hyperpush.audits.naming import name_harmful
-from hyperpush.audits.records import record_rows
+from hyperpush.audits.records import check_size, record_rows
 from hyperpush.audits.result import AuditResult
 from hyperpush.audits.rounds import Rounds
 from hyperpush.audits.splits import split_records
+from hyperpush.audits.watch import Watch
 from hyperpush.base.checks import check_boolean, check_integer, check_positive, no_type_check
 from hyperpush.base.errors import InvalidInput
 from hyperpush.base.settings import keep_compiled_code
@@ -26,6 +28,7 @@ from hyperpush.tables.read import Tables
 from hyperpush.tables.task import generator_of
 from hyperpush.task.task import Task
 from hyperpush.verbs.checks import check_engine_kind, check_key, check_network_kind
+from hyperpush.verbs.hooks import Hook, Listeners
 
 FEWEST = 20  # fewest records of a party that takes part
 MOST_RETRAINED = 32  # number of params up to which models without a party are trained to the solution
@@ -44,6 +47,7 @@ def audit(
     effects: Literal["auto", "retrain", "newton"] = "auto",
     records: bool = False,
     engine: Engine = Simulate(),
+    hooks: Sequence[Hook] = (),
 ) -> AuditResult:
     """Audit a collaboration: is joining worth it for each party, which parties hurt the others, and by which records?
 
@@ -66,6 +70,7 @@ def audit(
             shared model, above 128 params three inexact ones. `"auto"`: retrain up to 32 params.
         records: True: score each record's effect on the others, too.
         engine: The engine that hosts the parties: `hp.Simulate()`, `hp.Shard()` or `hp.Threads()`.
+        hooks: Observers of the progress, such as `[hp.hooks.Bar()]`: programs done, rounds and bytes so far.
 
     Returns:
         An `AuditResult` with `join`, `without`, `cells`, `named`, `records`, `warnings`, `costs` and `status`.
@@ -85,6 +90,7 @@ def audit(
         [('a', 'cannot say'), ('b', 'cannot say'), ('c', 'cannot say')]
     """
     _check(tables, folds, l2, level, effects, records, engine)
+    watch = Watch(Listeners(hooks))
     keep_compiled_code()
     network = Exponential(len(tables.names)) if network is None else network
     check_network_kind(network)
@@ -95,20 +101,27 @@ def audit(
         raise InvalidInput("tables", f"{len(parties)} parties with {FEWEST} records", "at least two of them")
     with jax.enable_x64(True):
         head = Head.of(tables.schema, len(tables.schema.features))
+        if records:
+            check_size(head)
         own = split_records(tables, folds, generator_of(key))
         newton = effects == "newton" or (effects == "auto" and head.size > MOST_RETRAINED)
-        rounds = Rounds(head, own, parties, network, check_key(key), engine, folds, l2, newton)
-        return _run(tables, rounds, float(level), records)
+        rounds = Rounds(head, own, parties, network, check_key(key), engine, folds, l2, newton, watch)
+        try:
+            return _run(tables, rounds, float(level), records)
+        finally:
+            watch.finish()
 
 
 def _run(tables: Tables, rounds: Rounds, level: float, records: bool) -> AuditResult:
     """All rounds of an audit, and their conclusions."""
     counts = np.zeros(rounds.clients)
     counts[list(rounds.parties)] = 1
+    rounds.watch.expect(1 + records)
     found, alone = rounds.first(counts), rounds.alone()
     join, without = join_rows(tables, rounds, found, alone, level), without_rows(tables, rounds, found, level)
     cells = cell_rows(tables, rounds, found, level)
     named = name_harmful(rounds, judge_leavers(rounds, found, rounds.parties, level)[0], tables.names, level)
+    rounds.watch.expect(len(named) * records)
     scored = record_rows(tables, rounds, named) if records else ()
     status = Status.of_all(rounds.statuses)
     note_status(status)
@@ -143,6 +156,7 @@ def _about(tables: Tables, rounds: Rounds, level: float) -> dict[str, Any]:
         "l2": rounds.l2,
         "fixed_l2": rounds.fixed,
         "effects": "newton" if rounds.newton else "retrain",
+        "newton_steps": rounds.steps if rounds.newton else 0,
         "params": rounds.head.size,
         "network": f"{type(rounds.network).__name__} of {rounds.clients} parties",
         "programs": rounds.programs,
@@ -166,6 +180,8 @@ def _check(tables: Any, folds: Any, l2: Any, level: Any, effects: Any, records: 
         raise InvalidInput("tables", given, allowed)
     if not isinstance(tables, Tables):
         raise InvalidInput("tables", type(tables).__name__, "what hp.tables.read returns")
+    if not any(len(np.unique(own[~np.isnan(own)])) > 1 for own in np.concatenate(tables.inputs).T):
+        raise InvalidInput("tables", "only constant columns", "at least one column that varies")
     check_integer("folds", folds, minimum=2, maximum=20)
     check_positive("l2", l2, optional=True)
     check_positive("level", level)

@@ -36,6 +36,12 @@ from hyperpush.task.problem import Problem
 MOST_PARAMS = 1024  # whose Hessian is sent and factored
 
 
+def check_size(head: Head) -> None:
+    """Refuse models whose Hessian is too large."""
+    if head.size > MOST_PARAMS:
+        raise InvalidInput("records", f"True with {head.size:,} params", f"False above {MOST_PARAMS:,} params")
+
+
 class Scored(eqx.Module):
     """An auditor with the mean Hessian, the sum of all gradients, and the scores of its own records."""
 
@@ -54,8 +60,6 @@ def score_records(rounds: Rounds, counts: np.ndarray) -> np.ndarray:
     Returns:
         One number per party and record; 0 for parties that do not count.
     """
-    if rounds.head.size > MOST_PARAMS:
-        raise InvalidInput("records", f"True with {rounds.head.size} params", f"False above {MOST_PARAMS} params")
     inner, penalty = RunLoss(rounds.head), RunPenalty(rounds.head)
     problem = Problem(inner, inner, penalty, outer_on="train", reads=what_is_read((inner, penalty)))
     recipe = ProgramRecipe(_program, (Round(rounds.head, 1, SOLVER), problem))

@@ -10,6 +10,7 @@ import numpy as np
 from hyperpush.audits.plan import NOBODY, Plan, Run, compare_runs, make_plan, rate_runs
 from hyperpush.audits.program import Auditor, Losses, Round
 from hyperpush.audits.splits import ALL, Records
+from hyperpush.audits.watch import Watch
 from hyperpush.base.status import Reason, Status
 from hyperpush.data.batches import Data
 from hyperpush.engines.base import Engine
@@ -103,6 +104,7 @@ class Rounds:
     folds: int
     l2: float | None
     newton: bool
+    watch: Watch
     costs: Costs = field(default_factory=Costs)
     statuses: list[Status] = field(default_factory=list)
     programs: int = 0
@@ -139,6 +141,7 @@ class Rounds:
         """Run all of them in as few programs of one shape as memory allows, with the runs of all parties in front."""
         most = max(int(AT_ONCE / self.records.values.size) - len(together), 1)
         pieces = max(-(-len(others) // most), 1)
+        self.watch.expect(pieces)
         size = -(-len(others) // pieces)
         for piece in range(pieces):
             part = others[piece * size : (piece + 1) * size]
@@ -149,8 +152,12 @@ class Rounds:
             found.add([*together, *part], after.losses, np.asarray(after.sums)[0], skip)
 
     def _stepper(self) -> TreeNewton:
-        """Return a solver of one Newton step, or of three if conjugate gradients solve them only roughly."""
-        return TreeNewton(tolerance=1e-8, packed=PACKED, steps=1 if self.head.size <= PACKED else 3)
+        return TreeNewton(tolerance=1e-8, packed=PACKED, steps=self.steps)
+
+    @property
+    def steps(self) -> int:
+        """Number of Newton steps: one, or three if conjugate gradients solve them only roughly."""
+        return 1 if self.head.size <= PACKED else 3
 
     def execute(self, recipe: Any, plan: Plan) -> Any:
         """Run a program; record its costs and the status of its runs."""
@@ -158,6 +165,7 @@ class Rounds:
         self.costs += Costs.of(run)
         self.programs += 1
         self.statuses.append(status_of(getattr(run.states, "before", run.states).report))
+        self.watch.tell(self.costs)
         return run.states
 
     def alone(self) -> Found:
@@ -171,6 +179,7 @@ class Rounds:
         self.statuses.append(status_of(jax.tree.map(lambda leaf: leaf[np.array(self.parties)], report)))
         found = Found()
         found.add(runs, losses, None, 0)
+        self.watch.tell(self.costs)
         return found
 
 

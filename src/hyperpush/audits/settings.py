@@ -2,7 +2,7 @@
 
 import inspect
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from hyperpush.audits.result import AuditResult
 from hyperpush.base.errors import InvalidInput, unknown
 from hyperpush.methods.by_name import network
 from hyperpush.tables.read import Tables, read
+from hyperpush.verbs.hooks import Hook
 
 SECTIONS = ("tables", "audit", "network")
-OPTIONS = tuple(name for name in inspect.signature(audit).parameters if name not in ("tables", "network", "engine"))
+ELSEWHERE = ("tables", "network", "engine", "hooks")  # arguments that [audit] does not take
+OPTIONS = tuple(name for name in inspect.signature(audit).parameters if name not in ELSEWHERE)
 READ = ("files", "label", "party", "kind", "columns")
 KINDS = ("number", "category")
 
@@ -55,12 +57,12 @@ class Settings:
                 raise InvalidInput(f"tables.columns.{column.name}", "number", "'category': the column holds text")
         return found
 
-    def run(self) -> AuditResult:
+    def run(self, hooks: Sequence[Hook] = ()) -> AuditResult:
         """Run the audit."""
         tables = self.read()
         options = dict(self.network)
         made = network(options.pop("name"), len(tables.names), **options) if options else None
-        return audit(tables, made, **self.audit)
+        return audit(tables, made, **self.audit, hooks=hooks)
 
 
 def load(path: Path) -> Settings:

@@ -137,21 +137,28 @@ def _records(found: "AuditResult") -> list[Panel]:
 def _limits(found: "AuditResult") -> list[str]:
     visible = [row.visible for row in found.without]
     seen = f"Effects on the others below {min(visible):.2g} to {max(visible):.2g} of loss could not have been seen."
-    steps = (
-        "trained to the solution" if found.about["effects"] == "retrain" else "one Newton step from the shared model"
-    )
     return [
         "Cannot say is the usual answer on small tables: it means neither harmless nor useless.",
         f"Claims are corrected for many comparisons (Benjamini and Yekutieli, level {found.about['level']:g}), "
         "separately for joins, leavers and cells.",
         "Intervals hold the trained models fixed; folds share training data, so that intervals are somewhat narrow.",
-        f"Models without a party are {steps}. The leaver's own loss is never counted.",
+        f"Models without a party are {_steps(found)}. The leaver's own loss is never counted.",
         seen,
         "A party with 5 to 7 % of the records cannot be seen this way even if all its labels are wrong. Random wrong "
         "labels of 30 to 40 % in one party hardly hurt the others, and are not found either.",
         f"Effects use the L2 rate {found.about['fixed_l2']:g}. "
         + ("Joining uses rates chosen by inner folds." if found.about["l2"] is None else "So does joining."),
     ]
+
+
+def _steps(found: "AuditResult") -> str:
+    """Return how models without a party are trained."""
+    count = found.about["newton_steps"]
+    if not count:
+        return "trained to the solution"
+    steps = "one Newton step" if count == 1 else f"{count} inexact Newton steps"
+    also = "" if found.about["l2"] is None else "; so are those for what a party gets without contributing"
+    return f"{steps} from the shared model{also}"
 
 
 def _learned() -> list[str]:

@@ -1,6 +1,8 @@
 """Files that are written as a whole or not at all."""
 
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from hyperpush.base.errors import InvalidInput
@@ -18,7 +20,32 @@ def write_atomically(path: Path, data: bytes | str, durable: bool = True, mode: 
     Raises:
         OSError: The file could not be written; the old one is unchanged.
     """
-    new = path.with_name(f".{path.name}.new")
+    write_together({path: data}, durable, mode)
+
+
+def write_together(files: Mapping[Path, bytes | str], durable: bool = True, mode: int = 0o666) -> None:
+    """Write several files, as `write_atomically` does. All their contents are on disk before the first appears.
+
+    Raises:
+        OSError: A file could not be written; no old one has changed.
+    """
+    staged = {path: path.with_name(f".{path.name}.new") for path in files}
+    try:
+        for path, data in files.items():
+            _write_anew(staged[path], data, durable, mode)
+    except OSError:
+        for new in staged.values():
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+        raise
+    for path, new in staged.items():
+        new.replace(path)
+    if durable:
+        for folder in {path.parent for path in files}:
+            sync(folder)
+
+
+def _write_anew(new: Path, data: bytes | str, durable: bool, mode: int) -> None:
     new.unlink(missing_ok=True)
     new.touch(mode)
     with new.open("wb") as file:
@@ -26,9 +53,6 @@ def write_atomically(path: Path, data: bytes | str, durable: bool = True, mode: 
         if durable:
             file.flush()
             os.fsync(file.fileno())
-    new.replace(path)
-    if durable:
-        sync(path.parent)
 
 
 def as_path(field: str, given: object, kind: str = "folder") -> Path:

@@ -39,13 +39,14 @@ class Reason(IntEnum):
 
 EXPLAINED = {
     "diverged": "a number became NaN or infinite",
-    "growing": "params or hypers are a million times larger than the start and the data",
+    "growing": "numbers are a million times larger than the start and the data",
     "limit": "step limit reached",
     "stalled": "steps bring no progress",
     "inaccurate": "rounding, or the condition of the problem, allows no better",
     "ill-posed": "the Hessian is singular or indefinite",
     "unsolved": "the params do not solve the inner problem",
     "refused": "messages of a member cannot be true",
+    "isolated": "averages of this party say little about the others",
 }
 
 
@@ -57,7 +58,7 @@ class Status:
         converged: True or False; None for methods of fixed length, which do not measure it.
         reason: Reason for the end: `"tolerance"`, `"limit"` (of steps), `"inaccurate"` (rounding allows no better),
             `"stalled"`, `"ill-posed"` (a singular or indefinite Hessian), `"unsolved"` (the params do not solve the
-            inner problem), `"growing"`, `"early-stopping"` or `"fixed-length"`.
+            inner problem), `"growing"`, `"refused"`, `"isolated"`, `"early-stopping"` or `"fixed-length"`.
         residual: The length of a Newton step from the clients' mean params, in units of these params; the largest of
             several. None if it is not known.
         disagreement: The root mean square of the distances of the clients' params from their mean, in the same units.
@@ -78,6 +79,8 @@ class Status:
         hint: Likely cause in the data of a result that did not converge; empty where none was found.
         refused: Peers that sent messages that cannot be true, with counts and reasons; empty if there are none. If not
             empty, `converged` is never True.
+        isolated: Averages in which this party heard too little of the others, in words; empty if there are none. If not
+            empty, `converged` is never True.
 
     Example:
         >>> import hyperpush as hp
@@ -96,6 +99,7 @@ class Status:
     chosen: str = ""
     singular: str | None = None
     refused: str = ""
+    isolated: str = ""
     gradient: float | None = None
     stationary: bool | None = None
     stationary_reason: str = ""
@@ -127,7 +131,7 @@ class Status:
         facts = [f"{self.reason}: {EXPLAINED[self.reason]}" if self.reason in EXPLAINED else self.reason]
         if self.error is not None:
             facts.append(f"relative error up to {self.error:.2g}")
-        facts += [self.refused] if self.refused else []
+        facts += [each for each in (self.refused, self.isolated) if each]
         facts += self._distances() if self.reason == "unsolved" else []
         if self.runs > 1:
             facts.append(f"{self.failed} of {self.runs} solves" if self.failed else f"at the end of {self.runs} solves")
@@ -144,6 +148,20 @@ class Status:
         told = "; ".join(f"refused of {name}: {said}" for name, said in counts.items())
         reason = self.reason if self.converged is False else "refused"
         return replace(self, converged=False, reason=reason, refused=told)
+
+    def with_doubts_of(self, run: "Status") -> "Status":
+        """Return the status with refused messages and isolated averages of the run that led here."""
+        if not (run.refused or run.isolated):
+            return self
+        reason = self.reason if self.converged is False else run.reason
+        return replace(self, converged=False, reason=reason, refused=run.refused, isolated=run.isolated)
+
+    def with_isolation(self, words: str) -> "Status":
+        """Return the status of a party with averages that say little about the others."""
+        if not words:
+            return self
+        reason = self.reason if self.converged is False else "isolated"
+        return replace(self, converged=False, reason=reason, isolated=words)
 
     def _distances(self) -> list[str]:
         """Return the distance of the params from the inner solution, in words."""

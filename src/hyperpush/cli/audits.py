@@ -33,6 +33,7 @@ def audit(
     """Audit a collaboration on tables: gains of each party, harmful parties, and harmful records."""
     from hyperpush.audits.settings import Settings, describe, load
     from hyperpush.pages.report import check_path
+    from hyperpush.verbs.hooks import Bar
 
     if page is not None:
         check_path(page, overwrite)
@@ -42,9 +43,8 @@ def audit(
     if schema:
         print(describe(settings.read(), {**settings.tables, "files": str(settings.tables["files"])}), end="")
         return
-    found = Settings(
-        settings.tables, {**settings.audit, **({"records": True} if records else {})}, settings.network
-    ).run()
+    options = {**settings.audit, **({"records": True} if records else {})}
+    found = Settings(settings.tables, options, settings.network).run([Bar()])
     if page is not None:
         found.page(page, overwrite)
     if as_json:

@@ -42,7 +42,7 @@ def make_authority(folder: Path, days: int = DAYS, name: str = "hyperpush trial 
 
 
 def make_certificate(
-    folder: Path, name: str, hosts: Sequence[str] = ("127.0.0.1", "localhost"), days: int = DAYS
+    folder: Path, name: str, hosts: Sequence[str] = ("127.0.0.1", "localhost"), days: float = DAYS
 ) -> Issued:
     """Make a certificate for the peer `name`, which listens on `hosts`, signed by the authority in `folder`.
 
@@ -95,7 +95,7 @@ def _alternative(host: str) -> Any:
     return x509.DNSName(host)
 
 
-def _start(subject: Any, issuer: Any, public_key: Any, days: int, *uses: str) -> Any:
+def _start(subject: Any, issuer: Any, public_key: Any, days: float, *uses: str) -> Any:
     """Start building a certificate: its subject, its issuer, its validity and the uses of its key."""
     # A day of slack for clocks that disagree.
     end = datetime.now(UTC) + timedelta(days=days) - timedelta(seconds=0 if days > 0 else 60)

@@ -203,6 +203,7 @@ def _summary(config: Deployment, name: str, result: Result | None, watch: Watch)
         "late": seen["late"],
         "rejected": seen["rejected"] | seen["rejected_by_transport"],
         "refused": seen["refused"],
+        "isolated": seen["isolated"],
         "outages": {name: link["outages"] for name, link in seen["links"].items() if link["outages"]},
         "closed_out": seen["closed_out"],
     }

@@ -62,9 +62,11 @@ def _head(seen: Mapping[str, Any], running: bool) -> str:
 
 
 def _own(seen: Mapping[str, Any]) -> list[str]:
-    lines = []
+    lines = [f"code not compared: {seen['code_not_compared']}"] if seen.get("code_not_compared") else []
     if seen.get("mass") is not None:
         lines.append(f"mass {seen['mass']:.3g}, of {seen['peers']} together")
+    if seen.get("isolated"):
+        lines.append(f"isolated: {seen['isolated']}")
     if seen.get("privacy"):
         spent = seen["privacy"]
         delta = f", δ {spent['delta']:g}" if spent["delta"] else ""

@@ -96,6 +96,8 @@ class Watch:
         self.say(f"{self.name}: {secure}; configuration {digest(self.config).hex()[:16]}…")
         if session.resumed_at is not None:
             self.say(f"{self.name}: continues from step {session.resumed_at}")
+        if session.not_compared:
+            self.say(f"{self.name}: warning: the parties' code is not compared: {session.not_compared}")
         if self.costs is not None:
             self._account(session, self.costs)
         (self.out / LEAVE).unlink(missing_ok=True)  # a request from an earlier run

@@ -36,6 +36,11 @@ class Faults(Configured):
     def label(cls) -> str:
         return "faults"
 
+    @property
+    def all_lost(self) -> float:
+        """Probability that no copy of a message arrives."""
+        return self.loss * (1 - self.duplicate * (1 - self.loss))
+
     def fates(
         self, key: PRNGKeyArray, step: Integer[ArrayLike, ""], sender: Integer[ArrayLike, ""], clients: int
     ) -> tuple[Bool[Array, "clients 2"], Int[Array, "clients 2"]]:

@@ -22,6 +22,7 @@ from hyperpush.engines.faults import Faults
 from hyperpush.engines.peer import SERVER, Checkpoint, Peer
 from hyperpush.engines.peer.code import code_digest
 from hyperpush.engines.peer.durable import clock_at
+from hyperpush.engines.peer.exchanges import answer_shapes
 from hyperpush.engines.peer.origin import (
     Origin,
     arrays_digest,
@@ -37,7 +38,7 @@ from hyperpush.engines.run_checks import check_conserved
 from hyperpush.engines.transport.faulty import Faulty
 from hyperpush.engines.transport.zenoh.addresses import Address, check_name
 from hyperpush.networks import Network
-from hyperpush.programs import Average, Node, ProgramRecipe, Server, contains, profile
+from hyperpush.programs import Average, Node, ProgramRecipe, Server, at, contains, profile
 from hyperpush.programs.recipe import is_number
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ class Peers(Engine, Configured):
             session = f"{session}-{_hash(structure, 4).hex()}"  # separates messages of successive verbs
             digest = _hash([structure, numbers, self.mode, list(self.addresses), self.secret is not None], DIGEST_BYTES)
         code = code_digest(recipe, states, data, network.clients)
-        origin = self._origin(recipe, states, data, code)
+        origin = self._origin(recipe, states, data, code.own)
         keeps = self.checkpoint is not None and self.checkpoint_every > 0
         store = Checkpoint(Path(str(self.checkpoint)), digest, origin) if keeps else None
         stored = None if store is None else store.load()
@@ -244,7 +245,7 @@ class Peers(Engine, Configured):
             list(self.addresses),
             *connection,
             digest=digest,
-            code=code,
+            code=code.common,
             limit=longest_message(recipe, states, data, network.clients),
             mode=self.mode,
             patience=self.patience,
@@ -253,6 +254,7 @@ class Peers(Engine, Configured):
             durable=store is not None,
             closed=before.get("closed", ()),
             left=before.get("left", ()),
+            refused=dict(before.get("refused", ())),
         )
         try:
             lossy = transport
@@ -270,10 +272,10 @@ class Peers(Engine, Configured):
                 secret=secret,
                 repeats=self.repeats,
             )
-            running = PeerSession(transport, peer, before.get("step"), start)
+            running = PeerSession(transport, peer, before.get("step"), start, not_compared=code.undefined)
             if self.on_start is not None:
                 self.on_start(running)
-            transport.ready(clock_at(before), everyone=stored is None)
+            transport.ready(clock_at(before) if before else step, everyone=stored is None)
             running.begin()
             watched = running.watch(request.progress)
             result = peer.result(peer.run(recipe, states, data, request.recorders, request.every, watched))
@@ -288,10 +290,11 @@ class Peers(Engine, Configured):
 
 def longest_message(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> int:
     """Return an upper bound on the bytes of a program's messages, whose running sums are float64."""
-    if contains(recipe.program(), lambda node: isinstance(node, Server)):  # a server's answers may have any length
-        return LIMIT
-    found = profile(spelled_out(recipe), state, data, clients)
+    spelled = spelled_out(recipe)
+    program, found = spelled.program(), profile(spelled, state, data, clients)
+    answers = [answer_shapes(at(program, place.path), place.message, clients) for place in found.sendings]
     trees = [jax.tree.leaves((place.message, place.answer)) for place in found.sendings]
+    trees += [jax.tree.leaves(answer) for answer in answers]
     longest = max((sum(8 * leaf.size + 8 for leaf in leaves) for leaves in trees), default=0)
     return min(longest + MESSAGE_OVERHEAD, LIMIT)
 
@@ -319,6 +322,7 @@ class PeerSession:
     peer: Peer
     resumed_at: int | None  # step of the checkpoint from which it continues; None: a fresh start
     start: str  # identifier of this fresh start of the party, kept when it is resumed
+    not_compared: str = ""  # the reason why the parties cannot compare their code; empty if they have
     begun: bool = False  # True once all parties have said hello
     on_begin: Callable[[], None] | None = None  # called then, before anything is sent
     leaves: bool = False  # True once it was asked to leave
@@ -358,11 +362,13 @@ class PeerSession:
         counts, links = self.peer.counts, self.transport.status()
         return {
             "round": counts.rounds,
+            "code_not_compared": self.not_compared or None,
             **(self.position or {}),
             "late": counts.late,
             "rejected": dict(counts.rejections),
             "refused": refused_by_name(list(self.transport.names), counts.refused),
             "mass": self.peer.mass,
+            "isolated": counts.isolation or None,
             "closed_out": [self.transport.names[each] for each in sorted(self.transport.closed)],
             "links": links,
             "rejected_by_transport": dict(self.transport.rejections),

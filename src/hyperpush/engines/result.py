@@ -113,6 +113,7 @@ class RunResult:
     rejected: dict[str, int] = field(default_factory=dict)  # messages refused by peers, by reason
     # Members' messages with impossible content: counts by name of the member and by reason.
     refused: dict[str, dict[str, int]] = field(default_factory=dict)
+    isolated: str = ""  # averages of a party that say little about the others, in words; empty: none
     totals: dict[Path, Totals] = field(default_factory=dict)  # running sums of the links on a faulty network
     clocks: dict[str, RowClock] = field(default_factory=dict)  # by loop: network time and traffic at its rows
     # Bytes that each client sent: the size of a message for each live link that it used, and once to a server.

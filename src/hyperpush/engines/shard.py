@@ -34,7 +34,8 @@ class Shard(CompiledEngine):
 
     Args:
         devices: The devices to use. A number takes the first of `jax.devices()`; None takes all.
-        clients_per_batch: Number of clients that a device computes at a time, 1 or more. None computes its whole block.
+        clients_per_batch: Number of clients that a device computes at a time, 1 or more. None computes its whole
+            block, or large clients in turn, as `hp.Simulate`.
         compile_fully: True lets XLA spend its full effort on every run, as in `hp.Simulate`.
 
     Raises:

@@ -30,8 +30,9 @@ class Simulate(CompiledEngine):
     In a run of several processes the clients are spread over them (as by `Shard`), unless links are faulty.
 
     Args:
-        clients_per_batch: Number of clients that are computed at a time, 1 or more. None computes all at once, which is
-            fastest; 1 takes the least memory, for large models.
+        clients_per_batch: Number of clients that are computed at a time, 1 or more. 1 takes the least memory. None
+            computes all at once, but in turn where a client's state and the largest array that it computes take more
+            than 1 MB and more than its data: then turns are as fast, and activations exist once.
         faults: Faults of the links. None: reliable links.
         compile_fully: True lets XLA spend its full effort on every run. False compiles runs of an estimated few
             milliseconds with fewer optimizations, which saves a fifth to a half of first calls. Their later calls

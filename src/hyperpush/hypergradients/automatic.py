@@ -11,13 +11,14 @@ from hyperpush.hypergradients.base import HypergradientEstimator
 from hyperpush.hypergradients.tracked import TrackedHGP
 from hyperpush.hypergradients.tree_cg import TreeCG
 from hyperpush.methods.base import MethodInfo
+from hyperpush.networks.expected import LOSSY_STEPS
 from hyperpush.programs import Node
 from hyperpush.solving.choice import situation
 from hyperpush.task.private_problem import Noise
 from hyperpush.task.problem import Problem
 
 PRIVATE_STEPS = 10  # every step of a private run is a release
-STEPS = 200  # where clients cannot vote on an end
+STEPS = LOSSY_STEPS  # where clients cannot vote on an end
 
 
 class Automatic(HypergradientEstimator):

@@ -32,13 +32,16 @@ class Lanczos(eqx.Module):
         diagonal = self.diagonal.at[number].set(self.vector @ image)
         return Lanczos(basis, vector, diagonal, self.beside.at[number].set(size))
 
-    def ends(self) -> tuple[float, float]:
-        """Return the smallest and the largest eigenvalue, approached from inside; nan if a product was not finite."""
+    def ends(self, error: float | None = None) -> tuple[float, float]:
+        """Return the smallest and the largest eigenvalue, approached from inside; nan if a product was not finite.
+
+        `error` is the relative error of the products; None: rounding.
+        """
         diagonal, beside = (np.asarray(part, np.float64) for part in (self.diagonal, self.beside))
         if not np.all(np.isfinite(diagonal)):
             return np.nan, np.nan
         # Where the tridiagonal matrix splits up to rounding, the later steps found nothing new.
-        rounding = 1e-6 if self.diagonal.dtype == jnp.float32 else 1e-10
+        rounding = error or (1e-6 if self.diagonal.dtype == jnp.float32 else 1e-10)
         small = np.flatnonzero(beside <= rounding * np.max(np.abs(diagonal)))
         steps = small[0] + 1 if len(small) else len(diagonal)
         values = eigvalsh_tridiagonal(diagonal[:steps], beside[: steps - 1])

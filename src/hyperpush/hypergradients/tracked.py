@@ -70,7 +70,8 @@ class TrackedHGP(HypergradientEstimator):
     reaches the limit of `steps`, and the status says so. **It does not see** directions without a part of the outer
     gradient: a mean Hessian that is singular there passes, and the result is one of many. `hp.check` and `TreeCG`
     detect this by a random probe, which would double the messages here. It holds six vectors per client besides the
-    params and the outer gradient, and two more for each further change that `acceleration` keeps.
+    params and the outer gradient, and two more for each further change that `acceleration` keeps. XLA needs 10 in all
+    where clients are computed in turn, as large ones are by default, and 18 all at once.
 
     Departures from Push-DIGing:
         1. Several pushes per step, enough for good mixing.

@@ -16,12 +16,16 @@ from hyperpush.engines.base import Engine
 from hyperpush.engines.simulate import Simulate
 from hyperpush.hypergradients.lanczos import Lanczos
 from hyperpush.networks import Network
+from hyperpush.networks.expected import push_rounds, tree_pays
 from hyperpush.programs import Average, Context, Node, ProgramRecipe, Repeat, Scope
 from hyperpush.solving.common import probe_of
 from hyperpush.task.problem import Problem
 from hyperpush.task.task import Task, client_shapes
 from hyperpush.verbs.checks import check_key, check_task
 from hyperpush.verbs.costs import Costs
+
+PUSH_ERROR = 10  # error of averages by push-sum, in units of rounding
+HIDDEN = 30  # multiple of this error below which a Lanczos vector has found nothing new
 
 
 class Curvature(NamedTuple):
@@ -49,8 +53,11 @@ class _State(eqx.Module):
     lanczos: Lanczos
 
 
-def lanczos_program(problem: Problem, steps: int) -> Node:
-    """Return a program of `steps` Lanczos steps on (1/n) Σ_k H_k; products are averaged along a tree."""
+def lanczos_program(problem: Problem, steps: int, pushes: int = 0) -> Node:
+    """Return a program of `steps` Lanczos steps on (1/n) Σ_k H_k.
+
+    Products are averaged by this number of pushes; 0: along a tree.
+    """
 
     def start(state: tuple[PyTree, PyTree], ctx: Context) -> _State:
         flat = ravel_pytree(state[0])[0]
@@ -64,7 +71,7 @@ def lanczos_program(problem: Problem, steps: int) -> Node:
     def advance(state: _State, image: Float[Array, " d"], mass, ctx: Context) -> _State:
         return replace(state, lanczos=state.lanczos.advance(image, ctx.round))
 
-    body = Average(get_product, advance, rounds=1, by="tree")
+    body = Average(get_product, advance, rounds=pushes or 1, by="push" if pushes else "tree")
     return Scope(Repeat(body, steps, name="Lanczos"), start, lambda before, state, ctx: state.lanczos)
 
 
@@ -84,7 +91,8 @@ def curvature(
 ) -> Curvature:
     """Find the ends of the spectrum of the mean Hessian at the task's params, by `steps` Lanczos steps of all clients.
 
-    Products are averaged along a tree, as in `TreeCG`.
+    Products are averaged along a tree, as in `TreeCG`. Where links are too seldom up to wait for, and among members
+    without a tree, they are averaged by push-sum.
 
     **Use it** to see whether params are a minimum, and how ill-conditioned it is. **Avoid it** on private tasks and
     with many params: each client keeps `steps` vectors of their size.
@@ -118,8 +126,12 @@ def measure_curvature(
     check_task(task)
     check_integer("steps", steps, minimum=1)
     size = sum(leaf.size for leaf in jax.tree.leaves(client_shapes(task, task.params)))
-    recipe = ProgramRecipe(lanczos_program, (task.problem, min(steps, size)))
+    kind = jnp.result_type(*jax.tree.leaves(task.params))
+    waits = tree_pays(network, size) and not engine.no_tree
+    error = PUSH_ERROR * float(np.finfo(kind).eps)
+    pushes = 0 if waits else push_rounds(network, error)
+    recipe = ProgramRecipe(lanczos_program, (task.problem, min(steps, size), pushes))
     run = engine.without_faults().run(recipe, network, (task.params, task.hypers), task.data, check_key(key))
     # All clients hold the same numbers.
     found = run.states if task.owner is not None else jax.tree.map(lambda leaf: np.asarray(leaf)[0], run.states)
-    return Curvature(*found.ends()), Costs.of(run, task)
+    return Curvature(*found.ends(None if waits else HIDDEN * error)), Costs.of(run, task)

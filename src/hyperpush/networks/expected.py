@@ -15,25 +15,48 @@ from hyperpush.networks.trees import ROOT, WaitingTree
 
 AVERAGES = 10  # that conjugate gradients take, seen on logistic regression and quadratics
 STEPS, VOTE = 75, 5  # of gradient tracking to the same error, and from one vote on its end to the next
+LOSSY_STEPS = 200  # of gradient tracking where messages get lost
 MISSED = 5  # rounds more that a flood takes until random links have missed nobody
 SLOWER = 3.0  # times the rounds that a tree may take
 MOST_BYTES = 1 << 31  # for planning a tree
 PLAN_BYTES = 48  # for each link that can ever be up
 
 
-def tree_rounds(network: Network) -> float:
+class Losses(NamedTuple):
+    """What happens to messages on links that are up."""
+
+    loss: float = 0.0  # probability that all copies of a message are lost
+    delay: float = 0.0  # mean rounds that a message is late
+
+
+RELIABLE = Losses()
+
+
+def tree_rounds(network: Network, losses: Losses = RELIABLE) -> float:
     """Return the expected rounds of one average along a tree on random links.
 
     The last of n clients waits longest: about ln n / −ln(1 − p) rounds more than the mean, where a link is up with
-    probability p.
+    probability p. A lost message is sent again after the longest round trip. So many follow each other as are lost on
+    the longest way, or of the messages of the unluckiest client.
     """
-    uniform = network.uniform()
+    uniform, tree = network.uniform(), WaitingTree(network)
     if uniform is not None:
-        return 2 * (1 / uniform + _last(network.clients, uniform))
-    tree, frequencies, clients = WaitingTree(network), network.frequencies(), np.arange(network.clients)
-    other = clients[1:]
-    used = np.concatenate([frequencies[other, tree.up[other]], frequencies[tree.down[other], other], [1.0]])
-    return tree.planned_rounds + 2 * _last(network.clients, max(float(used.min()), 1e-3))
+        hops, rounds = 2, 2 * (1 / uniform + _last(network.clients, uniform))
+    else:
+        frequencies, clients = network.frequencies(), np.arange(network.clients)
+        other = clients[1:]
+        used = np.concatenate([frequencies[other, tree.up[other]], frequencies[tree.down[other], other], [1.0]])
+        hops = _depth(tree.up) + _depth(tree.down)
+        rounds = tree.planned_rounds + 2 * _last(network.clients, max(float(used.min()), 1e-3))
+    odds = losses.loss / (1 - losses.loss)
+    unlucky = min(2 * network.clients * odds, 2 * _last(network.clients, 1 - losses.loss))
+    return rounds + hops * losses.delay + tree.planned_rounds * max(hops * odds, unlucky)
+
+
+def push_rounds(network: Network, error: float) -> int:
+    """Return the rounds of push-sum after which every client's average has about this relative error."""
+    shrunk = math.log(math.sqrt(network.clients) / error) / math.log(3)
+    return math.ceil(shrunk * spreading(network).mixing)
 
 
 class Spreading(NamedTuple):
@@ -62,23 +85,37 @@ def spreading(network: Network) -> Spreading:
     return Spreading(math.ceil(mixing), max(hops, math.ceil(math.log(network.clients) / growth)) + MISSED)
 
 
-def tree_pays(network: Network, size: int) -> bool:
+def tree_pays(network: Network, size: int, losses: Losses | None = None) -> bool:
     """Return whether averages of `size` numbers along a tree are the better choice on this network.
 
     They are unless they take more than three times the rounds of gradient tracking, and do not send fewer floats in the
-    same proportion. So they never take more than three times the rounds and more floats.
+    same proportion. So they never take more than three times the rounds and more floats. `losses` are None on reliable
+    links, where clients vote on the end of tracking, and follow a schedule without waiting. Elsewhere tracking takes a
+    fixed number of steps, each as long as a flood.
     """
-    if network.scheduled or network.clients == 1:
+    if network.clients == 1 or (network.scheduled and losses is None):
         return True
     if network.uniform() is None and PLAN_BYTES * network.clients**2 > MOST_BYTES:
         return False
-    mixing, flood = spreading(network)
-    tracked = STEPS * mixing + STEPS // VOTE * flood
-    rounds = AVERAGES * tree_rounds(network) / tracked
-    learned = 3 * network.clients  # rows of frequencies, on the way to the root and back
-    floats = (learned + 3 * AVERAGES * size) / (2 * STEPS * mixing * size)
+    if losses is None:
+        mixing, flood = spreading(network)
+        pushes, votes = STEPS * mixing, STEPS // VOTE * flood
+    else:
+        pushes, votes = LOSSY_STEPS * network.flood_rounds(), 0
+    rounds = AVERAGES * tree_rounds(network, losses or RELIABLE) / (pushes + votes)
+    learned = 0 if network.scheduled else 3 * network.clients  # rows of frequencies, on the way to the root and back
+    floats = (learned + 3 * AVERAGES * size) / (2 * pushes * size)
     return rounds <= SLOWER or rounds * floats <= SLOWER
 
 
+def _depth(parents: np.ndarray) -> int:
+    """Return the number of links on the longest way along a tree to the root."""
+    place, depth = np.arange(len(parents)), 0
+    while np.any(place != ROOT):
+        place, depth = parents[place], depth + 1
+    return depth
+
+
 def _last(clients: int, probability: float) -> float:
+    """Return the rounds beyond the first that the last of the clients waits for an event of this probability."""
     return math.log(clients) / -math.log1p(-probability) if probability < 1 else 0.0

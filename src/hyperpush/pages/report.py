@@ -2,13 +2,14 @@
 
 import base64
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hyperpush.base.checks import require
 from hyperpush.base.errors import InvalidInput
-from hyperpush.base.files import write_atomically
+from hyperpush.base.files import write_together
 from hyperpush.base.version import __version__
 from hyperpush.verbs.panels import DRAWN, EXTRA, Panel, drawing
 
@@ -52,16 +53,15 @@ def report(
         raise InvalidInput("result", type(result).__name__, "a result of a verb, or hp.load(folder)")
     shown, title = result.panels(), title or type(result).__name__
     files = {page: to_html(shown, title, about), page.with_suffix(".json"): to_json(shown, title, about)}
-    for file, text in files.items():
-        try:
-            write_atomically(file, text)
-        except OSError as error:
-            raise InvalidInput("path", str(file), f"a file that can be written ({error.strerror})") from None
+    try:
+        write_together(files)
+    except OSError as error:
+        raise InvalidInput("path", str(page), f"a file that can be written ({error.strerror})") from None
     return page
 
 
 def check_path(path: Any, overwrite: bool = False) -> Path:
-    """Return the page to write; refuse other endings, missing folders and existing files."""
+    """Return the page to write; refuse what would fail after the work: names, folders, existing files, no extra."""
     if not isinstance(path, str | Path) or Path(path).suffix not in (".html", ".htm"):
         raise InvalidInput("path", str(path), "a file name that ends in .html")
     page = Path(path)
@@ -70,6 +70,13 @@ def check_path(path: Any, overwrite: bool = False) -> Path:
     for file in (page, page.with_suffix(".json")):
         if file.is_dir() or (file.exists() and not overwrite):
             raise InvalidInput("path", str(file), "a new file; overwrite=True (--overwrite) replaces an existing one")
+    try:
+        with tempfile.TemporaryFile(dir=page.parent):
+            pass
+    except OSError as error:
+        raise InvalidInput("path", str(path), f"a file in a folder to write to ({error.strerror})") from None
+    require("jinja2", EXTRA)
+    drawing()
     return page
 
 

@@ -17,6 +17,12 @@ def operations(jaxpr: Jaxpr) -> int:
     return sum(map(_of, jaxpr.eqns))
 
 
+def largest(jaxpr: Jaxpr) -> int:
+    """Return the bytes of the largest array that a traced program computes."""
+    inside = [inner for eqn in jaxpr.eqns for inner in jaxprs_in_params(eqn.params)]
+    return max([_bytes(made) for eqn in jaxpr.eqns for made in eqn.outvars] + [largest(each) for each in inside] + [0])
+
+
 def _of(eqn: Any) -> int:
     name, params, made = eqn.primitive.name, eqn.params, sum(map(_size, eqn.outvars))
     if name == "cond":
@@ -33,6 +39,10 @@ def _of(eqn: Any) -> int:
     if name in _RANDOM:
         return DRAWN * made
     return sum(map(_size, eqn.invars)) if name.startswith(_FOLDS) else made
+
+
+def _bytes(variable: Any) -> int:
+    return _size(variable) * getattr(getattr(variable.aval, "dtype", None), "itemsize", 1)
 
 
 def _size(variable: Any) -> int:

@@ -26,7 +26,7 @@ from hyperpush.programs.nodes import (
     Sequence,
     Server,
 )
-from hyperpush.programs.operations import operations
+from hyperpush.programs.operations import largest, operations
 from hyperpush.programs.recipe import ProgramRecipe, as_recipe
 
 # In place of a path: the messages that learn how often links are up, sent once and counted in rows of n numbers.
@@ -79,6 +79,7 @@ class Profile:
     result: PyTree  # shapes of the state after the last node
     scopes: tuple[Path, ...]  # paths of the nodes with their own state, outer nodes first
     effort: dict[Path, tuple[int, int]]  # leaves in one pass through a body, and their operations; like `work`
+    largest: int  # bytes of the largest array that a leaf computes
 
     def passes(self, agreed: Mapping[Path, int] | None = None) -> dict[Path, int]:
         """Return the number of passes through each body. `agreed` has those of agreed loops; None: their limits."""
@@ -195,7 +196,8 @@ def _profile(structure: Any, leaves: tuple[Any, ...], clients: int, wide: bool, 
 
     jax.eval_shape(trace, numbers)
     sendings, loops = tuple(tracer.sendings), tuple(tracer.loops)
-    return Profile(sendings, loops, tracer.work, tracer.states, results[0], tuple(tracer.scopes), tracer.effort)
+    scopes, most = tuple(tracer.scopes), tracer.largest
+    return Profile(sendings, loops, tracer.work, tracer.states, results[0], scopes, tracer.effort, most)
 
 
 class _Tracer:
@@ -212,6 +214,7 @@ class _Tracer:
         # A leaf that occurs at several places of a program is traced once.
         self.seen: dict[Any, tuple[Any, ClosedJaxpr, Work, int]] = {}
         self.effort: dict[Path, tuple[int, int]] = {}
+        self.largest = 0
 
     def walk(self, node: Node, state: PyTree, path: Path, body: Path) -> PyTree:
         """Return the state after a node."""
@@ -281,6 +284,7 @@ class _Tracer:
         if asked not in self.seen:
             shapes, jaxpr = trace_leaf(f, self.clients, self.data, *args)
             self.seen[asked] = shapes, jaxpr, work_of(jaxpr.jaxpr), operations(jaxpr.jaxpr)
+            self.largest = max(self.largest, largest(jaxpr.jaxpr))
         shapes, jaxpr, done, taken = self.seen[asked]
         self.work[body] = self.work.get(body, Work()) + done
         count, so_far = self.effort.get(body, (0, 0))

@@ -7,8 +7,8 @@
 | `result.json` | the result; status, costs and the format version unless it is a study's | all |
 | `metrics.jsonl` | events, see `hyperpush.runs.events` | studies, specs, peers |
 | `history.safetensors` | cost and metrics by step | verbs, specs, peers |
-| `models/<set>/<owner>.safetensors` | arrays by path, one file per owner | all |
-| `links/<owner>.safetensors` | an owner's estimates of its links | verbs, specs, peers |
+| `models/<set>/all.safetensors` | arrays by path, clients on axis 0; of a peer `<owner>.safetensors` | all |
+| `links/all.safetensors` | clients' counts of their links; of a peer `<owner>.safetensors` | verbs, specs, peers |
 | `figures/*.png` | figures | studies |
 
 The folder appears when the run has succeeded. Until then its files are in a hidden folder beside it, with

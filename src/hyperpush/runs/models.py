@@ -1,4 +1,4 @@
-"""Files of models: one for each client, arrays by their path in the pytree."""
+"""Files of models: one for each set, clients on axis 0, arrays by their path in the pytree."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 from hyperpush.base import processes
 from hyperpush.base.errors import InvalidInput
 
-BY_EXAMPLE = ("hypers", "value")  # sets that may have a number per example: their lengths may differ by client
+BY_EXAMPLE = ("hypers", "value")  # sets that may have a number per example, of which clients may have different numbers
+ALL = "all"  # the file of all clients
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
@@ -30,12 +31,13 @@ def save_models(
     names: Sequence[str] | None = None,
     counts: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
-    """Write the arrays of a pytree whose leaves have the client axis first: one file for each client, keyed by path.
+    """Write the arrays of a pytree whose leaves have the client axis first, keyed by path.
 
-    Files are called after `names`, or `client-0`, …. If arrays are spread over processes, each process writes the rows
-    of its clients; otherwise the process with `first` writes all. `counts` holds the rows to keep of a leaf by client.
+    One file holds all clients. The model of a single owner in `names`, such as a peer, is a file called after it,
+    without the client axis. If arrays are spread over processes, each process writes a file with the rows of its
+    clients; otherwise the process with `first` writes. `counts` holds the rows that are kept of a leaf by client; the
+    others become 0.
     """
-    counts = counts or {}
     found = jax.tree_util.tree_flatten_with_path(eqx.filter(stacked, eqx.is_array))[0]
     named = [(leaf_name(path), leaf) for path, leaf in found]
     clients = {leaf.shape[:1] for _, leaf in named}
@@ -44,55 +46,59 @@ def save_models(
         raise InvalidInput(
             f"models.{folder.name}", given, "arrays of different names with the same first axis, clients"
         )
-    spread = any(processes.spread(leaf) for _, leaf in named)
-    if not (first or spread):
+    spread = next((leaf for _, leaf in named if processes.spread(leaf)), None)
+    if not first and spread is None:
         return
     folder.mkdir(parents=True, exist_ok=True)  # it exists if a killed party writes again
-    rows: dict[int, dict[str, np.ndarray]] = {}
-    for key, leaf in named:
-        each = processes.own_clients(leaf) if processes.spread(leaf) else enumerate(np.asarray(leaf))
-        for client, row in each:
-            rows.setdefault(client, {})[key] = row[: counts[key][client]] if key in counts else row
-    for client, own in rows.items():
-        if len(own) == len(named):  # a client of this process: unspread arrays give rows of other clients, too
-            # The copy makes rows contiguous, as the format needs, and scalars arrays.
-            name = f"client-{client}" if names is None else names[client]
-            save_file({k: np.array(v, order="C") for k, v in own.items()}, folder / owner_file(name))
+    if spread is not None:
+        own = sorted(number for number, _ in processes.own_clients(spread))
+        file, rows = f"clients-{own[0]:09d}", {key: _rows(leaf, own) for key, leaf in named}
+    else:
+        rows = {key: _without_padding(np.asarray(leaf), (counts or {}).get(key)) for key, leaf in named}
+        file = ALL
+        if names is not None and len(names) == 1:
+            file, rows = owner_file(names[0]), {key: each[0] for key, each in rows.items()}
+    # The copy makes arrays contiguous, as the format needs, and scalars arrays.
+    save_file({key: np.array(each, order="C") for key, each in rows.items()}, folder / f"{file}.safetensors")
+
+
+def _rows(leaf: Any, clients: Sequence[int]) -> np.ndarray:
+    """Return the rows of some clients, which this process sees."""
+    if not processes.spread(leaf):
+        return np.asarray(leaf)[list(clients)]
+    rows = dict(processes.own_clients(leaf))
+    return np.stack([rows[client] for client in clients])
+
+
+def _without_padding(rows: np.ndarray, counts: Sequence[int] | None) -> np.ndarray:
+    """Return one row per client, with 0 behind the first `counts` numbers of each; None keeps all."""
+    if counts is None:
+        return rows
+    real = np.arange(rows.shape[1]) < np.asarray(counts)[:, None]
+    return np.where(real.reshape(*real.shape, *(1,) * (rows.ndim - 2)), rows, np.zeros((), rows.dtype))
 
 
 def owner_file(name: str) -> str:
-    """Return the file name of an owner's model; characters that could change a path are written as %XX."""
-    return f"{quote(name, safe=' +,=@~()').replace('.', '%2E')}.safetensors"
+    """Return the file name of an owner's model, without its end; characters that could change a path become %XX."""
+    return quote(name, safe=" +,=@~()").replace(".", "%2E")
 
 
 def load_models(folder: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Load a set of models as arrays by path, owners on axis 0, in the order of `names`, numbers or files."""
-    found = sorted(folder.iterdir())
-    if names is None:
-        numbered = [folder / f"client-{number}.safetensors" for number in range(len(found))]
-        files = numbered if set(found) == set(numbered) else found
-    else:
-        files = [folder / owner_file(name) for name in names]
-    owners = [load_arrays(file) for file in files]
-    if not owners or any(set(own) != set(owners[0]) for own in owners):
-        raise InvalidInput("models", str(folder), "one readable file for each client, with the same arrays")
-    by_example = folder.name in BY_EXAMPLE
-    return {key: _stack(folder, [own[key] for own in owners], by_example) for key in owners[0]}
-
-
-def _stack(folder: Path, rows: list[np.ndarray], by_example: bool) -> np.ndarray:
-    """Stack owners on axis 0; shorter hypers per example are padded with zeros at the end, as in tasks."""
-    same = {row.shape[1:] if by_example and row.ndim else row.shape for row in rows}
-    if len(same) > 1:
-        raise InvalidInput("models", str(folder), "files of one run, whose arrays have the same shapes")
-    if by_example and rows[0].ndim:
-        most = max(map(len, rows))
-        rows = [np.pad(row, [(0, most - len(row)), *[(0, 0)] * (row.ndim - 1)]) for row in rows]
-    return np.stack(rows)
+    """Load a set of models as arrays by path, owners on axis 0; `names` are the owners, None if they lack names."""
+    if names is not None and len(names) == 1:
+        return {key: each[None] for key, each in load_arrays(folder / f"{owner_file(names[0])}.safetensors").items()}
+    parts = [load_arrays(file) for file in sorted(folder.iterdir())]
+    if not parts or any(set(part) != set(parts[0]) for part in parts):
+        raise InvalidInput("models", str(folder), "one readable file for all clients, or one for each process")
+    joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    clients = {len(each) for each in joined.values()} | ({len(names)} if names is not None else set())
+    if len(clients) > 1:
+        raise InvalidInput("models", str(folder), "files of one run, whose arrays have a row for each client")
+    return joined
 
 
 def load_arrays(file: Path) -> dict[str, np.ndarray]:
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise InvalidInput("run", str(file), f"one readable file for each client ({error})") from None
+        raise InvalidInput("run", str(file), f"a readable file ({error})") from None

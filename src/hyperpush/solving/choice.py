@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from hyperpush.networks.expected import tree_pays
+from hyperpush.networks.expected import Losses, tree_pays
 from hyperpush.task.task import client_shapes
 
 
@@ -30,16 +30,17 @@ def situation(
         network: The network whose links a tree would wait for; None: the links are not examined.
         task: The task, for the size of its params; None: the links are not examined.
     """
-    no_tree, votes = ("", True) if engine is None else (engine.no_tree, engine.lossy is None)
+    no_tree, faults = ("", None) if engine is None else (engine.no_tree, engine.lossy)
+    votes = faults is None
     if private:
         return Situation("private", "a private task", votes)
     if batch_size is not None:
         return Situation("mini-batches", "mini-batches", votes)
     if no_tree or not trust:
         return Situation("no tree", no_tree or "members that distrust each other", votes)
-    if votes and network is not None and task is not None:
+    if network is not None and task is not None:
         size = sum(leaf.size for leaf in jax.tree.leaves(client_shapes(task, task.params)))
-        if not tree_pays(network, size):
+        if not tree_pays(network, size, None if faults is None else Losses(faults.all_lost, faults.delay / 2)):
             return Situation("no tree", "links that are too seldom up to wait for", votes)
     return Situation("tree", "all examples, members that trust each other", votes)
 

@@ -224,7 +224,7 @@ def _look(tables: Tables) -> list[str]:
     gaps = [f"{column.name} {_percent(pooled[:, place].mean())}" for column, place in places if column.missing]
     if gaps:
         said.append(f"Missing values, filled with the shared mean: {', '.join(gaps)}.")
-    said += [*_far_values(tables), *_alike(tables)]
+    said += [*_far_values(tables), *_alike(tables), *_apart(tables)]
     if tables.schema.classes:
         for name, share in zip(tables.names, tables.shares, strict=True):
             lacks = [str(each) for each, part in zip(tables.schema.classes, share, strict=True) if part == 0]
@@ -239,12 +239,13 @@ def _percent(share: float) -> str:
 
 def _far_values(tables: Tables) -> list[str]:
     """Return a warning for each number that lies far from all others of its column, such as a code for missing."""
+    places = {each.name: tables.schema.features.index(each.name) for each in tables.schema.columns if not each.values}
+    numbers: dict[str, Sequence[np.ndarray]]
+    numbers = {name: [own[:, place] for own in tables.inputs] for name, place in places.items()}
+    if not tables.schema.classes:
+        numbers[tables.schema.label] = tables.labels
     said = []
-    for column in tables.schema.columns:
-        if column.values:
-            continue
-        place = tables.schema.features.index(column.name)
-        owned = [own[:, place] for own in tables.inputs]
+    for name, owned in numbers.items():
         for value, low, high in far_ends(np.concatenate(owned)):
             rows = [np.nonzero(own == value)[0] for own in owned]
             party = next(number for number, found in enumerate(rows) if len(found))
@@ -252,7 +253,7 @@ def _far_values(tables: Tables) -> list[str]:
             if Path(tables.sources[party]).suffix.lower() == ".csv":
                 first = first.replace(", row ", ", line ")
             said.append(
-                f"{column.name} is {value:g} in {sum(map(len, rows))} rows (first: {first}), far from all others, "
+                f"{name} is {value:g} in {sum(map(len, rows))} rows (first: {first}), far from all others, "
                 f"{low:g} to {high:g}: empty the field if it stands for missing."
             )
     return said
@@ -282,6 +283,21 @@ def _alike(tables: Tables) -> list[str]:
         for value in map(str, values):
             groups.setdefault(value.casefold(), []).append(value)
         said += [f"{name}: {' and '.join(map(repr, own))} differ." for own in groups.values() if len(own) > 1]
+    return said
+
+
+def _apart(tables: Tables) -> list[str]:
+    """Return warnings on categories of which a party shares no value with the others, such as yes and 1."""
+    said = []
+    for column in tables.schema.columns:
+        if not column.values:
+            continue
+        first = tables.schema.features.index(column.features[0])
+        used = np.array([np.any(own[:, first : first + len(column.values)] == 1, axis=0) for own in tables.inputs])
+        for name, own, others in zip(tables.names, used, used.sum(0) - used, strict=True):
+            if own.any() and not np.any(own & (others > 0)):
+                values = [value for value, has in zip(column.values, own, strict=True) if has]
+                said.append(f"{column.name}: {name} shares no value with the others ({_few(values)}).")
     return said
 
 

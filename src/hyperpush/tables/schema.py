@@ -162,7 +162,8 @@ def _make_column(tables: Sequence[Table], name: str, category: bool) -> Column:
                 seen |= {value} - {None}
                 if len(seen) > MOST_VALUES:
                     given = f"value number {len(seen)}, {value!r}"
-                    raise InvalidInput(table.place(row, name), given, f"a category of at most {MOST_VALUES} values")
+                    allowed = f"a category of at most {MOST_VALUES} values; dates as numbers"
+                    raise InvalidInput(table.place(row, name), given, allowed)
     return Column(name, tuple(values), missing)
 
 
@@ -178,6 +179,8 @@ def _label(tables: Sequence[Table], label: str, kind: Kind | None) -> tuple[Kind
     if kind == "numbers":
         for table in tables:
             numbers_of(table, label)
+        if len(counts) < 2:
+            raise InvalidInput(f"label {label!r}", f"{len(counts)} values in all files", "numbers that vary")
         return kind, ()
     if len(counts) < 2:
         raise InvalidInput(f"label {label!r}", f"{len(counts)} classes in all files", "at least two classes")

@@ -67,11 +67,11 @@ class Call:
         _ = self.spent
 
     def status(self, run: RunResult) -> Status:
-        """Return the method's status at its final states, with the chosen estimator and refused members."""
+        """Return the method's status at its final states, with the chosen estimator, refused members and isolation."""
         found = replace(
             self.adapted.status(run.states), chosen=self.method.choice(self.engine, self.task, self.network)
         )
-        return found.refusing(run.refused)
+        return found.refusing(run.refused).with_isolation(run.isolated)
 
     def repeat_or_keep(self, seeds: Any, save: Any, throw: bool, **own: Any) -> Any:
         """Run the call with `seeds=` as one result of several runs, or with `save=` as a run kept in a folder.

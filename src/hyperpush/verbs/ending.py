@@ -21,12 +21,12 @@ from hyperpush.programs import program_of
 from hyperpush.task.task import Task
 from hyperpush.verbs.certify import NOT_CERTIFIED, OuterSteps, not_checked, problem_of
 from hyperpush.verbs.costs import Costs
+from hyperpush.verbs.growing import GROWTH, grown_cost, grown_estimate
 
 if TYPE_CHECKING:
     from hyperpush.verbs.call import Call
 
 TERMS = 1e-6  # share of a hypergradient's terms; a smaller gradient at the start may be rounding
-GROWTH = 1e6  # multiple of the larger of start and data; larger params count as growing
 
 
 def judge_ending(call: "Call", status: Status, after: Task, found: BilevelState, certify: bool) -> tuple[Status, Costs]:
@@ -51,14 +51,28 @@ def judge_ending(call: "Call", status: Status, after: Task, found: BilevelState,
 
 
 def judge_growth(status: Status, before: Task, after: Task) -> Status | None:
-    """Return the status *growing* if params or hypers are a million times larger than start and data; else None."""
+    """Return the status *growing* if params, hypers or a party's costs are a million times the start's; else None.
+
+    Params and hypers must also exceed the data a million times.
+    """
     if processes.count() > 1:
         return None
     for old, new in ((before.params, after.params), (before.hypers, after.hypers)):
         least = GROWTH * max(_size(old), 1.0)
         if (size := _size(new)) > least and size > GROWTH * _data_scale(before):
-            return replace(status, converged=False, reason="growing", error=None, failed=max(status.failed, 1))
-    return None
+            return _growing(status)
+    grown = grown_cost(before, after)
+    return _growing(status, grown) if grown else None
+
+
+def judge_estimate_growth(status: Status, task: Task, value: Any) -> Status:
+    """Return the status *growing* if a party's hypergradient is far larger than its parts; else the status."""
+    grown = grown_estimate(task, value)
+    return _growing(status, grown) if grown else status
+
+
+def _growing(status: Status, hint: str = "") -> Status:
+    return replace(status, converged=False, reason="growing", error=None, failed=max(status.failed, 1), hint=hint)
 
 
 def _judge_nested(call: "Call", status: Status, after: Task, found: BilevelState, certify: bool) -> Status:
@@ -116,7 +130,7 @@ def _judge_single_loop(call: "Call", status: Status, after: Task) -> tuple[Statu
     size = _length(_mean(first)) if after.common else _rms(first)
     ended, more = _run(call, recipe, after, judge=not own, look=True, size=size)
     reported = call.certifier(after).judge_own(size * after.clients) if own else ended.reported.status()
-    status = replace(reported, chosen=status.chosen)
+    status = replace(reported, chosen=status.chosen).with_doubts_of(status)
     return _compare(status, began, ended, after.common, other), costs + more
 
 

@@ -160,9 +160,10 @@ class Bar(Hook):
 
 
 def cost_note(values: Mapping[str, Any]) -> str:
-    """Return the mean cost of a row as text for a bar; empty without a cost."""
-    cost = means(values).get("cost")
-    return "" if cost is None else f", cost {cost:.4g}"
+    """Return rounds, bytes sent and mean cost of a row as text for a bar, each if the row has it."""
+    found = means(values)
+    parts = [f", {found[name]:,.0f} {name}" for name in ("rounds", "bytes") if name in found]
+    return "".join(parts) + (f", cost {found['cost']:.4g}" if "cost" in found else "")
 
 
 class Log(Hook):

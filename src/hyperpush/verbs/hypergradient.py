@@ -23,6 +23,7 @@ from hyperpush.programs.report import Report
 from hyperpush.task.task import Task
 from hyperpush.verbs.call import client_axis, last_point
 from hyperpush.verbs.certify import start_of
+from hyperpush.verbs.ending import judge_estimate_growth
 from hyperpush.verbs.first_costs import check_first_costs
 from hyperpush.verbs.fit import fit
 from hyperpush.verbs.results import Estimate
@@ -109,7 +110,8 @@ def hypergradient(
         states = replace(states, certify=jnp.zeros(client_axis(task), bool))
     run = call.run(states, _private_records(task, record), step=0 if point is None else point.step)
     after, costs = call.after(run, links if point is not None else None)
-    status = call.certifier(task).judge_estimate(call.status(run), certify, value=run.states.value)
+    own = judge_estimate_growth(call.status(run), task, run.states.value)
+    status = call.certifier(task).judge_estimate(own, certify, value=run.states.value)
     return Estimate(after, with_hint(status, task), costs, run.states.value, run.history).check(throw)
 
 

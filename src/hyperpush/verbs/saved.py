@@ -31,7 +31,7 @@ from hyperpush.verbs.panels import Panel, Pictured
 from hyperpush.verbs.results import Estimate, History, Result, Solution, Training
 from hyperpush.verbs.task_digests import check_same_task
 
-FORMAT = 1  # version of the format of a verb's folder
+FORMAT = 2  # version of the format of a verb's folder
 SETS = ("params", "hypers", "value")  # sets of models in a verb's result
 CLASSES: dict[str, type[Result]] = {"Training": Training, "Estimate": Estimate, "Solution": Solution}
 T = TypeVar("T")

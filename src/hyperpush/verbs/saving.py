@@ -143,7 +143,7 @@ def save_result(run: StudyRun, result: Result) -> None:
 
 
 def write_arrays(folder: Path, result: Result, writes: bool = True) -> None:
-    """Write a result's models, one file per owner, and its history; only processes with `writes` write."""
+    """Write a result's models, one file per set, and its history; only processes with `writes` write."""
     point, counts = result.task.point, _count_rows(result.task)
     trees = {folder / MODELS / name: getattr(result, name, None) for name in SETS}
     for path, tree in {**trees, folder / LINKS: None if point is None else point.links}.items():

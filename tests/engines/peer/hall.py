@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.peer import Peer
 from hyperpush.engines.peer.checkpoint import decode, encode
 from hyperpush.engines.transport import wire
@@ -142,6 +143,9 @@ class Seat:
             self.hall.leaving = self.hall.leaving | {self.client}
             if left:
                 self.hall.left = self.hall.left | {self.client}
+
+    def failure(self, what, clients, then=""):
+        return HyperpushError(f"peer {self.client}: {what} {sorted(clients)}{then}")
 
     def finish(self): ...
     def refuse(self, sender, reason, step): ...

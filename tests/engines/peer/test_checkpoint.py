@@ -7,6 +7,7 @@ import pytest
 
 from hyperpush.base.errors import InvalidInput
 from hyperpush.engines.peer.checkpoint import Checkpoint
+from hyperpush.engines.peer.origin import Origin, read_secret
 
 DIGEST = bytes(32)
 
@@ -85,3 +86,24 @@ def test_it_is_written_when_no_file_can_be_opened(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     store.close()
     assert found(path) == (3, 3, 3)
+
+
+@pytest.mark.parametrize("changed", ["data", "start", "problem"])
+def test_a_checkpoint_that_began_with_something_else_is_refused_by_name_though_nothing_is_private(changed, tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    began = {"data": "d", "start": "s", "problem": "p"}
+    store = Checkpoint(path, DIGEST, Origin(**began))
+    store.save(facts(1))
+    store.close()
+    assert Checkpoint(path, DIGEST, Origin(**began)).load() is not None
+    with pytest.raises(InvalidInput, match=rf"checkpoint: got 'one that began with (an)?other {changed}'"):
+        Checkpoint(path, DIGEST, Origin(**{**began, changed: "other"})).load()
+
+
+def test_a_secret_that_cannot_be_read_or_written_is_named(tmp_path):
+    """A folder in its place stands for permissions, which an administrator does not lack."""
+    (tmp_path / "secret.key").mkdir()
+    with pytest.raises(InvalidInput, match=r"secret: got '.*secret.key'; allowed: a file that can be read"):
+        read_secret(tmp_path / "secret.key")
+    with pytest.raises(InvalidInput, match=r"secret: got .*; allowed: a file that can be written"):
+        read_secret(tmp_path / "nowhere" / "secret.key" / "too")

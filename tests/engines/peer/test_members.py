@@ -44,6 +44,9 @@ class Silent:
     def acknowledge(self, step): ...
     def done(self, finished=True, again=False, view=frozenset()): ...
     def finish(self): ...
+    def failure(self, what, clients, then=""):
+        return hp.HyperpushError(f"peer 0: {what} {sorted(clients)}{then}")
+
     def leave(self, left): ...
 
 
@@ -100,5 +103,5 @@ def test_who_ends_is_done_in_the_view_of_those_who_are_left():
 
 
 def test_what_may_not_be_repeated_ends_with_an_error():
-    with pytest.raises(hp.HyperpushError, match=r"peer 0: \[2\] are removed, and starting anew would cost more"):
+    with pytest.raises(hp.HyperpushError, match=r"peer 0: removed: \[2\], and starting anew would cost more"):
         run(Silent(5), repeats=False)

@@ -52,10 +52,11 @@ class Compiled(NamedTuple):
 
 @dataclass
 class CompileCounts:
-    """Compilations inside a `counting` block, and their lines of StableHLO."""
+    """Compilations inside a `counting` block, their lines of StableHLO, and the bytes of the largest program."""
 
     compilations: int = 0
     lines: int = 0
+    peak: int = 0  # arguments, results and temporaries, by XLA's account
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,4 +157,13 @@ def _compile(
         counts.lines += lowered.as_text().count("\n")
     level = level(trace.jaxpr.jaxpr) if callable(level) else level
     options = OPTIONS[level] if jax.default_backend() == "cpu" else None
-    return Compiled(lowered.compile(compiler_options=options), static)
+    compiled = lowered.compile(compiler_options=options)
+    for counts in _counting:
+        counts.peak = max(counts.peak, _peak(compiled.memory_analysis()))
+    return Compiled(compiled, static)
+
+
+def _peak(found: Any) -> int:
+    """Return the bytes that a program needs; donated arguments hold results. 0 where XLA does not tell."""
+    sizes = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
+    return sum(getattr(found, name, 0) for name in sizes) - getattr(found, "alias_size_in_bytes", 0)

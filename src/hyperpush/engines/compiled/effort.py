@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from hyperpush.engines.compiled.compile import Level
 from hyperpush.networks import Network
-from hyperpush.programs import Path, Profile, Sending
+from hyperpush.programs import Path, Profile, Sending, bytes_of, one_client
 from hyperpush.programs.operations import DRAWN, OPEN_ENDED, operations
 
 STARTED = 100_000  # operations in the time to start one leaf or one exchange, about 0.5 µs
@@ -18,6 +19,18 @@ QUICK = 300_000_000
 LIGHT = 4_000_000_000
 # A run with fewer operations is compiled in one piece if it is not watched: it takes up to about a second.
 WHOLE = 100_000_000_000
+# Clients with more bytes than this are computed in turn: about what the cache of one core holds. Larger arrays leave
+# the cache when all clients are computed at once, so that saves no time (docs/results/benchmarks.md).
+HEAVY = 1 << 20
+
+
+def clients_at_a_time(found: Profile, data: PyTree) -> int | None:
+    """Return 1 if a client's state and the largest array that it computes are large, else None: all at once.
+
+    Large is more than `HEAVY`, and more than the client's data, which each turn copies.
+    """
+    heavy = found.largest + max(bytes_of(state) for state in found.states.values())
+    return 1 if heavy > max(HEAVY, bytes_of(one_client(data))) else None
 
 
 def level_of(size: int) -> Level:

@@ -14,7 +14,7 @@ from hyperpush.base import processes
 from hyperpush.base.errors import InvalidInput
 from hyperpush.engines import keys
 from hyperpush.engines.base import Engine, Request
-from hyperpush.engines.compiled.effort import effort, level_of
+from hyperpush.engines.compiled.effort import clients_at_a_time, effort, level_of
 from hyperpush.engines.compiled.hostloop import HostLoop
 from hyperpush.engines.compiled.interpreter import Carry, Clock, Interpreter
 from hyperpush.engines.compiled.placement import Placement, Sharded, SingleDevice
@@ -45,7 +45,8 @@ class CompiledEngine(Engine):
         program = request.recipe.program()
         found, carry, options = prepare(request, program)
         size = effort(found, network)
-        options |= {"faults": request.faults, "batch": self.clients_per_batch, "mesh": mesh}
+        batch = self.clients_per_batch or clients_at_a_time(found, request.data)
+        options |= {"faults": request.faults, "batch": batch, "mesh": mesh}
         options["level"] = "full" if self.compile_fully else level_of(size)
         placement, numbers = placement_on(network, mesh, request.states), request.recipe.traceable()
         context = Interpreter.of(network, placement, request.data, key, numbers, **options)

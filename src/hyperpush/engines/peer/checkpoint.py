@@ -20,7 +20,7 @@ from hyperpush.base.files import sync
 from hyperpush.engines.peer.origin import Origin, new_start
 from hyperpush.engines.transport.wire import checksum
 
-VERSION = "6"
+VERSION = "7"
 _ARRAY = "__array__"  # JSON key whose value is the number of the array in its place
 
 

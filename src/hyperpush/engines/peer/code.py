@@ -7,7 +7,7 @@ Numbers of a recipe's parts, such as step sizes, are arguments of the trace and 
 import re
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,21 +23,36 @@ CODE_BYTES = 16
 NOT_COMPARED = bytes(CODE_BYTES)
 # Numbers of examples for the trace: the fewest, then enough for mini-batches that are drawn without replacement.
 EXAMPLES = (1, 1 << 16)
+# Errors with which functions refuse a number of examples: shapes that do not fit, checks, and batches that are too
+# large. All others are bugs, and end the run.
+REFUSALS = (ValueError, TypeError, IndexError, AssertionError, ArithmeticError)
 
 
-def code_digest(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> bytes:
-    """Return the digest of a program, the same at all parties that run the same code; zeros if it is undefined.
+class Code(NamedTuple):
+    """Digests of a program's code: one that parties compare, and one that holds with this party's own data only."""
 
-    It is undefined if the state itself has a row for each example, because then every party's trace differs.
+    common: bytes  # zeros if it is undefined
+    own: bytes
+    undefined: str = ""  # the reason why `common` is undefined; empty if it is defined
+
+
+def code_digest(recipe: ProgramRecipe, state: PyTree, data: PyTree, clients: int) -> Code:
+    """Return the digests of a program. `common` is the same at all parties that run the same code.
+
+    It is undefined if the state itself has a row for each example, because then every party's trace differs, and if the
+    functions refuse all numbers of examples that are tried. Both follow from the code, so all parties agree on it.
     """
     if _by_example(recipe):
-        return NOT_COMPARED
+        return Code(NOT_COMPARED, _digest(recipe, state, data, clients), "its state has a row for each example")
+    words = ""
     for examples in EXAMPLES:
         try:
-            return _digest(recipe, state, _with_examples(data, examples), clients)
-        except Exception:  # user functions may fail on too few examples
-            continue
-    return NOT_COMPARED
+            found = _digest(recipe, state, _with_examples(data, examples), clients)
+            return Code(found, found)
+        except REFUSALS as error:
+            first = " ".join(str(error).split())[:200]
+            words = f"its functions refuse {examples:,} examples ({type(error).__name__}: {first})"
+    return Code(NOT_COMPARED, _digest(recipe, state, data, clients), words)
 
 
 def _by_example(recipe: ProgramRecipe) -> bool:

@@ -23,7 +23,7 @@ from hyperpush.programs import at as node_at
 
 # Fields of a `PeerState` that JSON can hold unchanged.
 PLAIN = ("first", "step", "own", "leaving", "heir", "stage", "learned")
-COUNTED = ("rounds", "floats", "bytes", "late")
+COUNTED = ("rounds", "floats", "bytes", "late", "stages", "isolated", "why_isolated")
 
 
 @runtime_checkable
@@ -47,6 +47,7 @@ def pack(client_state: PyTree, state: PeerState, channels: Channels) -> dict[str
             "epoch": channel.epoch,
             "pending": channel.pending,
             "mass": channel.mass,
+            "stage": [channel.due, channel.taken, channel.least],
             "out": [channel.outgoing.counters, channel.outgoing.totals],
             "in": [channel.incoming.counters, channel.incoming.totals],
             "acknowledged": channel.acknowledged,
@@ -120,6 +121,7 @@ class SavedPeer:
             channel = channels.renew(tuple(saved["path"]), tuple(saved["epoch"]))
             channel.pending, channel.acknowledged = saved["pending"], by_client(saved["acknowledged"])
             channel.mass = saved["mass"]
+            channel.due, channel.taken, channel.least = saved["stage"]
             for way, sums in (("out", channel.outgoing), ("in", channel.incoming)):
                 sums.counters, sums.totals = map(by_client, saved[way])
 

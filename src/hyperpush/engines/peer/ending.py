@@ -14,13 +14,12 @@ neighbors never transfer at once: the one with the lower number leaves first (af
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn, final
 
 import numpy as np
 from jaxtyping import PyTree
 
-from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.peer.channels import Channel
 from hyperpush.engines.peer.members import Left
 from hyperpush.engines.peer.messenger import Messenger
@@ -31,6 +30,7 @@ from hyperpush.engines.transport.wire import Kind
 
 # Seconds between two looks at arrived messages: below the travel time on most networks, and a small load on a core.
 LOOK = 0.01
+TAKE_IN = "to take in what was sent to them"
 
 Save = Callable[[], None]
 
@@ -56,15 +56,14 @@ class _Wait:
             self._save()
             self.messenger.acknowledge_owed()
 
-    def rest(self, what: str, *news: Any) -> None:
-        """Wait a moment; raise an error if nothing has changed for `patience` seconds."""
+    def rest(self, who: Collection[int], what: str, *news: Any) -> None:
+        """Wait a moment for members to do what is said; raise an error if nothing changes for `patience` seconds."""
         members = self.members
         seen = members.closed, members.leaving, members.left, members.settled, dict(self.messenger.heard), *news
         if seen != self._news or members.missing():
             self._news, self._since = seen, time.monotonic()
         elif time.monotonic() - self._since > members.patience:
-            who = f"peer {self.messenger.client}"
-            raise HyperpushError(f"{who}: no news within {members.patience:g} s, waiting for {what}")
+            raise members.failure(f"no news within {members.patience:g} s, waiting for", who, f" {what}")
         time.sleep(LOOK)
 
 
@@ -108,18 +107,18 @@ def drain(messenger: Messenger, lasting: list[Channel], save: Save) -> None:
             told = True
         if told and members.everyone_done() and members.closed == state.closed:
             return _reach(state, Stage.OVER, save)
-        wait.rest(_describe_wait(unheard), told, [(channel.number, target) for channel, target in unheard])
+        news = told, [(channel.number, target) for channel, target in unheard]
+        if unheard:
+            wait.rest({target for _, target in unheard}, TAKE_IN, *news)
+        else:
+            others = set(range(messenger.clients)) - {messenger.client}
+            wait.rest(others - members.closed - members.settled, "to be done", *news)
 
 
 def _send_last(messenger: Messenger, unheard: list[tuple[Channel, int]]) -> None:
     messenger.say_farewell()
     for channel, target in unheard:
         messenger.send_total(channel, target, Kind.LAST_TOTAL)
-
-
-def _describe_wait(unheard: list[tuple[Channel, int]]) -> str:
-    targets = sorted({target for _, target in unheard})
-    return f"{targets} to take in what was sent to them" if targets else "the others to be done"
 
 
 def _reach(state: PeerState, stage: Stage, save: Save) -> None:
@@ -164,10 +163,11 @@ def transfer_mass(
 def _await_heir(messenger: Messenger, channel: Channel, others: list[int], save: Save) -> int:
     """Wait until all neighbors have sent their last totals; return the neighbor that gets the mass."""
     wait = _Wait(messenger, save)
+    members = wait.members
     while True:
         wait.look()
         messenger.check_view()
-        here, missing = set(wait.members.present(others)), wait.members.missing()
+        here, missing = set(members.present(others)), members.missing()
         channel.last &= here  # a member that was absent may have put more on the link
         first = {each for each in here & messenger.leaving if each < messenger.client}
         silent = here - channel.last
@@ -175,14 +175,12 @@ def _await_heir(messenger: Messenger, channel: Channel, others: list[int], save:
             break
         if wait.resend.is_due():
             messenger.say_farewell()
-        what = f"{sorted(first)} to leave first" if first else f"the last totals of {sorted(silent)}"
-        wait.rest(what, sorted(channel.last))
+        who, what = (first, "to leave first") if first else (silent, "to send their last totals")
+        wait.rest(who, what, sorted(channel.last))
     if not here:
         save()
-        raise HyperpushError(
-            f"peer {messenger.client}: all others have left or ended, so none can take its mass, which stays in"
-            " its checkpoint"
-        )
+        said = "all others have left or ended, so none can take its mass, which stays in its checkpoint"
+        raise members.failure(said, ())
     return min(here, key=lambda each: (each in channel.elsewhere, each in messenger.leaving, each))
 
 
@@ -202,4 +200,4 @@ def _await_acknowledgments(messenger: Messenger, channel: Channel, save: Save) -
         if wait.resend.is_due():
             for target in unheard:
                 messenger.send_total(channel, target, Kind.TRANSFER)
-        wait.rest(f"{unheard} to take in what was sent to them", unheard)
+        wait.rest(unheard, TAKE_IN, unheard)

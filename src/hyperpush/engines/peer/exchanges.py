@@ -12,7 +12,7 @@ from hyperpush.base.errors import HyperpushError
 from hyperpush.engines.peer.channels import Channel
 from hyperpush.engines.peer.functions import ClientLinks, combine, in_turn
 from hyperpush.engines.peer.messenger import Messenger
-from hyperpush.programs import Exchange, Path, Server, all_clients, one_client
+from hyperpush.programs import Exchange, Node, Path, Server, all_clients, one_client
 
 SERVER = 0  # the peer that acts as the server: an arbitrary choice, the same at all peers
 
@@ -63,6 +63,7 @@ def exchange_totals(
     for target in targets:
         messenger.send_total(channel, target)
     messenger.say_farewell()
+    channel.due += float(links.given[links.heard].sum())
     senders = [header.sender for header, _ in messenger.collect(channel.path, links.heard)]
     return Received(channel.take(float(links.own)), links.own, senders, links.weights)
 
@@ -91,6 +92,14 @@ def exchange_messages(
     return Received(total, own, [sender for sender, _, _ in arrived], links.weights)
 
 
+def answer_shapes(node: Node, message: PyTree, clients: int) -> PyTree:
+    """Return the shapes of a server's answer to one client; None for other nodes and for host functions."""
+    if not isinstance(node, Server) or node.host:
+        return None
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return one_client(jax.eval_shape(node.compute, all_clients(message, clients), key))
+
+
 def ask_server(
     messenger: Messenger, node: Server, path: Path, message: PyTree, key: PRNGKeyArray, clients: int
 ) -> PyTree:
@@ -108,6 +117,5 @@ def ask_server(
         return jax.tree.map(lambda rows: rows[SERVER], answers)
     messenger.send_one(path, SERVER, message)
     if down not in messenger.channels.current:
-        shapes = all_clients(message, clients)
-        messenger.channels.add(Channel(down, one_client(jax.eval_shape(node.compute, shapes, key))))
+        messenger.channels.add(Channel(down, answer_shapes(node, message, clients)))
     return messenger.receive_all(down, ~others)[SERVER]

@@ -1,5 +1,6 @@
 """Members of a run: the knowledge that a transport must have, and the exceptions for changes."""
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from hyperpush.base.errors import HyperpushError
@@ -41,6 +42,10 @@ class Members(Transport, Protocol):
 
         Impossible content ends a synchronous run. Asynchronously the third such message removes its sender.
         """
+        ...
+
+    def failure(self, what: str, clients: Collection[int], then: str = "") -> HyperpushError:
+        """Return the error "what, these members, then", with the name of this peer and the reason for each member."""
         ...
 
     def leave(self, left: bool) -> None:

@@ -300,5 +300,8 @@ class Messenger:
         """Return the messages of this exchange by sender; raise an error if one is missing."""
         arrived = {sender: tree for sender, tree, _ in self.receive(path, expected, expected.astype(float))}
         if missing := sorted(set(np.flatnonzero(expected).tolist()) - set(arrived)):
-            raise HyperpushError(f"peer {self.client}: no message from {missing}; servers and trees need every message")
+            needs = "; servers and trees need every message"
+            if self.members is not None:
+                raise self.members.failure("no message from", missing, needs)
+            raise HyperpushError(f"peer {self.client}: no message from {missing}{needs}")
         return arrived

@@ -77,8 +77,14 @@ def read_secret(path: Path, resumes: bool = False) -> bytes:
     if not path.exists():
         if resumes:
             raise InvalidInput("secret", f"{path}, which is missing", "the file that belongs to the checkpoint")
-        write_atomically(path, secrets.token_bytes(SECRET_BYTES), mode=0o600)
-    own = path.read_bytes()
+        try:
+            write_atomically(path, secrets.token_bytes(SECRET_BYTES), mode=0o600)
+        except OSError as error:
+            raise InvalidInput("secret", str(path), f"a file that can be written ({error.strerror})") from None
+    try:
+        own = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput("secret", str(path), f"a file that can be read ({error.strerror})") from None
     if len(own) != SECRET_BYTES:
         allowed = f"{SECRET_BYTES} bytes; remove the file to start anew"
         raise InvalidInput(str(path), f"{len(own)} bytes", allowed)

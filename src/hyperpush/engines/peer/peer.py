@@ -187,6 +187,7 @@ class Peer:
             history={name: stack(rows) for name, rows in self.history.items() if rows},
             late=counts.late,
             rejected=dict(counts.rejections),
+            isolated=counts.isolation,
             clocks=self._state.clocks,
             bytes=np.asarray([counts.bytes], np.int64),
         )
@@ -239,7 +240,14 @@ class Peer:
                 where.keep_rows(frame.rows)
                 self._go_back(frame.at)
         where.frames.pop()
+        self._end_stage(at.path)
         return self._apply(at, Role.LEAVE, state, inner)
+
+    def _end_stage(self, scope: Path | None) -> None:
+        """Count averages that end with a scope (None: with the program) and say little about the others."""
+        for channel in self._channels.ending(scope):
+            if channel.due:
+                self.counts.end_stage(channel.isolated)
 
     def _run_repeat(self, node: Repeat, state: PyTree, at: PeerCursor) -> PyTree:
         where, frame = self._state, self._enter(Frame(0, -1))
@@ -365,10 +373,8 @@ class Peer:
         assert self.members is not None
         where = self._state
         if not self._repeats:
-            gone = sorted(self.members.closed - self.closed)
-            raise HyperpushError(
-                f"peer {self.client}: {gone} are removed, and starting anew would cost more than the ε of the run"
-            )
+            cost = ", and starting anew would cost more than the ε of the run"
+            raise self.members.failure("removed:", self.members.closed - self.closed, cost)
         where.closed, where.step, where.stage, where.heir = self.members.closed, step, Stage.RUNNING, None
         self._draw()
         self.members.done(False)
@@ -387,7 +393,10 @@ class Peer:
         if self.members is None:
             return state
         if not self.tolerant:
-            self.members.finish()
+            if self._state.stage < Stage.OVER:
+                self.members.finish()
+                self._state.stage = Stage.OVER  # killed from now on, it needs nobody when it returns
+                self._save(state, True)
             return state
         lasting = [channel for channel in self._channels.tolerant() if channel.lasting]
         drain(self._messenger, lasting, lambda: self._save(state, True))
@@ -395,6 +404,7 @@ class Peer:
             if np.any(channel.pending):
                 at_channel = PeerCursor(channel.path, channel.path)
                 state = self._receive_late(node_at(self._program, channel.path), channel, at_channel, state)
+        self._end_stage(None)
         return state
 
     def _leave(self, node: Exchange, channel: Channel, state: PyTree, at: PeerCursor) -> NoReturn:

@@ -69,6 +69,20 @@ class PeerCounts:
     work: Work = field(default_factory=Work)  # set at the end of the program
     rejections: Counter[str] = field(default_factory=Counter)  # messages refused, by `RefusalReason`
     refused: dict[int, Counter[str]] = field(default_factory=dict)  # messages with false content, by sender and reason
+    stages: int = 0  # ends of averages, and how many of them say little about the others, with the first reason
+    isolated: int = 0
+    why_isolated: str = ""
+
+    def end_stage(self, why: str) -> None:
+        """Count the end of an average, and the reason why it says little about the others; empty if it does not."""
+        self.stages += 1
+        self.isolated += bool(why)
+        self.why_isolated = self.why_isolated or why
+
+    @property
+    def isolation(self) -> str:
+        """What the result says about averages that say little about the others; empty if there are none."""
+        return f"{self.why_isolated}, in {self.isolated} of {self.stages} averages" if self.isolated else ""
 
 
 class RecordedRow(NamedTuple):

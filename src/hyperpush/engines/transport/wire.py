@@ -101,7 +101,22 @@ class RefusalReason(StrEnum):
         """True if the message is intact, of this run and of its sender, but its content is impossible."""
         return self in _CONTENT
 
+    @property
+    def of_identity(self) -> bool:
+        """True if another process than the accepted one may have sent it, with the same certificate."""
+        return self in _IDENTITY
 
+
+_IDENTITY = frozenset(
+    (
+        RefusalReason.WRONG_VERSION,
+        RefusalReason.ANOTHER_RUN,
+        RefusalReason.ANOTHER_INCARNATION,
+        RefusalReason.ANOTHER_CONFIGURATION,
+        RefusalReason.ANOTHER_CODE,
+        RefusalReason.ANOTHER_JAX,
+    )
+)
 _CONTENT = frozenset(
     (
         RefusalReason.WRONG_STRUCTURE,

@@ -1,4 +1,7 @@
-"""A peer in a process of its own that says, when asked, what has reached it: `python guarded.py FOLDER PORT`."""
+"""A peer in a process of its own that says, when asked, what has reached it.
+
+`python guarded.py FOLDER PORT [MODE [LONGEST]]`
+"""
 
 import json
 import sys
@@ -10,7 +13,7 @@ from hyperpush.engines.transport.zenoh.addresses import Address
 from hyperpush.engines.transport.zenoh.identity import Identity
 from hyperpush.engines.transport.zenoh.transport import Zenoh
 
-folder, port = Path(sys.argv[1]), int(sys.argv[2])
+folder, port, mode, limit = Path(sys.argv[1]), int(sys.argv[2]), *[*sys.argv[3:], "asynchronous", str(1 << 20)][:2]
 handshakes = count_handshakes()
 transport = Zenoh(
     "test",
@@ -19,14 +22,18 @@ transport = Zenoh(
     {"bob": None, "carol": None},
     listen=Address("127.0.0.1", port),
     identity=Identity(folder / "ca.pem", folder / "alice.pem", folder / "alice.key"),
-    mode="asynchronous",
+    mode=mode,  # pyright: ignore[reportArgumentType]
+    limit=int(limit),
     digest=bytes(32),
 )
 print("ready", flush=True)
 for _ in sys.stdin:
     time.sleep(0.2)
     counts = {**handshakes, **transport.rejections}
-    mail = [(transport.names[sender], bytes(payload).decode()) for sender, payload in transport.collect(1 << 40, [])]
+    mail = [
+        (transport.names[sender], bytes(payload).decode())
+        for sender, payload in transport.collect(1 << 40 if mode == "asynchronous" else 0, [])
+    ]
     seen = transport.status()
     received = {name: link["received_bytes"] for name, link in seen.items()}
     alive = [name for name, link in seen.items() if link["alive"]]

@@ -1,9 +1,9 @@
-"""Messages wait in a bounded number and sum of bytes; dropped ones are counted, and asked for again in step."""
+"""Messages wait in a window of rounds and a bounded sum of bytes; dropped ones are counted, and requested again."""
 
 from collections import Counter
 
 from hyperpush.engines.transport.wire import RefusalReason
-from hyperpush.engines.transport.zenoh.links import WINDOW, Link
+from hyperpush.engines.transport.zenoh.links import ROOM, SMALL, WINDOW, Link
 from hyperpush.engines.transport.zenoh.parts import OPEN, PART_BYTES, split
 
 SIZE = 1000
@@ -21,27 +21,47 @@ def give(link, step, size=SIZE, needed=0, number=None):
 
 def test_messages_of_far_rounds_are_dropped_and_near_ones_kept():
     link, drops = made(in_step=True)
-    for step in range(10_000, 10_000 + 5 * WINDOW):
+    for step in range(10_000, 10_100):
         give(link, step)
-    assert len(link.mail) == WINDOW
-    assert link.waiting <= WINDOW * SIZE
-    assert drops == {RefusalReason.OVERFLOW: 4 * WINDOW}
+    assert not link.mail
+    assert drops == {RefusalReason.OVERFLOW: 100}
     give(link, 0)
     assert link.has(0)
-    assert len(link.mail) == WINDOW
+    for step in range(10_000, 10_100):  # of rounds near the one that is needed, many at once
+        give(link, step, needed=9_990)
+    assert [step for step, _ in link.mail] == [0, *range(10_000, 9_990 + WINDOW + 1)]
+
+
+def test_waiting_bytes_are_a_few_of_the_longest_message_whoever_sends_how_many():
+    limit = 9 << 20
+    for in_step in (True, False):
+        link, drops = made(in_step, limit)
+        for step in range(12):
+            give(link, step, limit)
+            assert link.waiting <= ROOM * limit
+        assert len(link.mail) == ROOM
+        assert drops == {RefusalReason.OVERFLOW: 12 - ROOM}
+        kept = sorted(step for step, _ in link.mail)
+        assert kept == list(range(ROOM)) if in_step else kept == list(range(12 - ROOM, 12))
+    link, drops = made(in_step=False)
+    for step in range(WINDOW):  # all that an honest sender has under way fits if it is small
+        give(link, step, 8)
+    assert not drops
+    assert link.room == SMALL
 
 
 def test_a_dropped_message_is_asked_for_once_when_it_has_its_turn():
     link, _ = made(in_step=True)
-    for step in range(WINDOW + 1):
+    for step in range(WINDOW + 2):
         give(link, step)
-    for step in range(WINDOW):
+    late = WINDOW  # the window holds so many messages, from round 0
+    for step in range(late):
         assert not link.asks_again(step)
         assert len(link.take(step)) == 1
-    assert link.asks_again(WINDOW)
-    assert not link.asks_again(WINDOW)
-    give(link, WINDOW, needed=WINDOW)
-    assert len(link.take(WINDOW)) == 1
+    assert link.asks_again(late)
+    assert not link.asks_again(late)
+    give(link, late, needed=late)
+    assert len(link.take(late)) == 1
 
 
 def test_at_ones_own_pace_old_totals_make_room_for_new_ones():

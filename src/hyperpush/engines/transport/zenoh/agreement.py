@@ -3,7 +3,7 @@
 from hyperpush.engines.transport.wire import RefusalReason
 from hyperpush.engines.transport.zenoh.control import Card
 
-NOT_COMPARED = bytes(16)  # a code digest that fits all others
+NOT_COMPARED = bytes(16)  # the code digest of a program that cannot be compared
 
 
 def difference(name: str, theirs: Card, me: str, ours: Card) -> tuple[RefusalReason, str] | None:
@@ -13,7 +13,7 @@ def difference(name: str, theirs: Card, me: str, ours: Card) -> tuple[RefusalRea
     if theirs.configuration != ours.configuration:
         held = _shown(name, theirs.configuration), _shown(me, ours.configuration)
         return RefusalReason.ANOTHER_CONFIGURATION, f"{held[0]} holds another configuration than {held[1]}"
-    if NOT_COMPARED not in (theirs.code, ours.code) and theirs.code != ours.code:
+    if theirs.code != ours.code:  # where it cannot be compared, it cannot at any party
         held = _shown(name, theirs.code), _shown(me, ours.code)
         return RefusalReason.ANOTHER_CODE, f"{held[0]} runs other code than {held[1]}"
     return None

@@ -43,8 +43,8 @@ class Identity:
                 x509.load_pem_x509_certificate(path.read_bytes()) for path in (self.certificate, self.authority)
             )
             key = serialization.load_pem_private_key(self.key.read_bytes(), None)
-        except (ValueError, TypeError) as error:
-            allowed = f"PEM files without a password ({error})"
+        except (OSError, ValueError, TypeError) as error:
+            allowed = f"PEM files without a password, which this user can read ({error})"
             raise InvalidInput("certificate", str(self.certificate), allowed) from None
         now = datetime.now(UTC)
         if not own.not_valid_before_utc <= now <= own.not_valid_after_utc:

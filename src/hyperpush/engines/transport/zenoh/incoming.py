@@ -46,7 +46,7 @@ class Incoming:
     def _note(self, place: int, rejected: Rejected) -> None:
         if rejected.reason == RefusalReason.WRONG_VERSION:
             other = self.members.neighbors[place]
-            other.unfit = f"{other.name} has {rejected.detail}"
+            other.note_unfit(f"{other.name} has {rejected.detail}")
         self.count(place, rejected.reason)
 
     def count(self, place: int, reason: RefusalReason) -> None:

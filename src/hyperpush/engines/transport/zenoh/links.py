@@ -5,12 +5,17 @@ from typing import final
 
 from hyperpush.engines.transport.retransmission import Payload, Unacknowledged
 from hyperpush.engines.transport.wire import RefusalReason
-from hyperpush.engines.transport.zenoh.parts import Assembly
+from hyperpush.engines.transport.zenoh.parts import PART_BYTES, Assembly
 
-# Largest number of messages of one sender that wait for their step; times the longest message, the limit of their
-# bytes. A synchronous sender is at most a few rounds ahead, unless it hears no peer for some rounds. An asynchronous
-# one is at most LEAD rounds ahead. A dropped message is sent again, or its total comes with the next one.
-WINDOW = 64
+# Rounds, from the next one needed, whose messages wait; asynchronously, the number of messages that wait. A synchronous
+# sender is a few rounds ahead, and repeats those since the receiver's last checkpoint after a restart. An asynchronous
+# one is at most LEAD rounds ahead, with a total and an acknowledgment in each.
+WINDOW = 16
+# Waiting messages of one sender, in multiples of the program's longest message: the rounds that an honest sender is
+# ahead. A dropped message is requested again when it is due, or its total comes with the next one.
+ROOM = 4
+# Small messages have room for a whole window, whatever the length of the longest.
+SMALL = PART_BYTES
 
 
 @final
@@ -24,7 +29,7 @@ class Link:
     """
 
     def __init__(self, limit: int, in_step: bool, drop: Callable[[RefusalReason], None] = lambda reason: None):
-        self.in_step, self._drop = in_step, drop
+        self.in_step, self._count = in_step, drop
         self.assembly = Assembly(limit, drop)
         self.mail: list[tuple[int, Payload]] = []
         self.newest = -1  # newest step of an arrived message
@@ -39,11 +44,19 @@ class Link:
         step, _ = complete
         if self.in_step and (step < needed or complete in self.mail):
             return None
+        if self.in_step and step > needed + WINDOW:
+            self._drop(step)
+            return None
         self.mail.append(complete)
-        if len(self.mail) > WINDOW or self.waiting > WINDOW * self.assembly.limit:
+        while len(self.mail) > WINDOW or self.waiting > self.room:
             self._drop_one()
         self.newest = max(self.newest, step)
         return step
+
+    @property
+    def room(self) -> int:
+        """Largest number of bytes that wait."""
+        return max(ROOM * self.assembly.limit, SMALL)
 
     @property
     def waiting(self) -> int:
@@ -55,9 +68,13 @@ class Link:
         steps = [step for step, _ in self.mail]
         place = steps.index(max(steps)) if self.in_step else 0
         step, _ = self.mail.pop(place)
+        self._drop(step)
+
+    def _drop(self, step: int) -> None:
+        """Count a dropped message; synchronously it has to be requested again."""
         if self.in_step:
             self.lacks = step if self.lacks is None else min(self.lacks, step)
-        self._drop(RefusalReason.OVERFLOW)
+        self._count(RefusalReason.OVERFLOW)
 
     def asks_again(self, step: int) -> bool:
         """Return True, once, if a dropped message is due; its sender still has it."""

@@ -78,6 +78,8 @@ class Membership:
         self._finished, self._finished_before, self._finished_in = False, False, frozenset[int]()
         for place in self.left & set(neighbors):
             neighbors[place].done = True
+        for place in self.closed & set(neighbors):
+            neighbors[place].removed = f"{names[place]} was removed before this process started"
 
     @property
     def name(self) -> str:
@@ -128,6 +130,7 @@ class Membership:
             self._forget(place, said.step)
         elif said.topic == Topic.DONE:  # it counts as done only in the same view of the membership
             other.done, other.done_since = said.closed == self.closed, time.monotonic()
+            other.note_end()
         elif isinstance(said.more, Accusation):
             self._hear_accusation(other, said.step, said.more)
         return None
@@ -148,8 +151,7 @@ class Membership:
         if found is None:
             return
         reason, words = found
-        if not other.agreed or not other.alive:
-            other.unfit = words
+        other.note_unfit(words)
         if other.answered != said.incarnation:  # tell it this peer's card, so that its own error names both
             other.answered, other.heard = said.incarnation, said.incarnation
             self._tell(Topic.HELLO, place)
@@ -189,6 +191,7 @@ class Membership:
         other.heard = said.incarnation
         if not self._is_answer(said):
             return self._tell(Topic.HELLO, place)
+        other.unfit = ""
         other.meet(card)
         if other.incarnation != said.incarnation:
             other.adopt(said.incarnation, card, said.step, place in self.left)
@@ -205,14 +208,17 @@ class Membership:
     def hear_life(self, place: int, alive: bool) -> None:
         """Note that a neighbor has appeared or vanished."""
         other = self.neighbors[place]
-        if alive:
-            if other.come_to_life():
-                self.news.append(f"found: {other.name}")
-            self._tell(Topic.HELLO, place)
-            return
-        if other.alive and not other.done:
-            self.news.append(f"lost: {other.name}")
-        other.get_lost()
+        if not alive:
+            return other.get_lost()
+        if other.come_to_life():
+            self.news.append(f"found: {other.name}")
+        return self._tell(Topic.HELLO, place)
+
+    def look_for_lost(self) -> None:
+        """Tell the user about neighbors that were lost, unless they have only ended."""
+        for other in self.neighbors.values():
+            if other.is_lost():
+                self.news.append(f"lost: {other.name}")
 
     # ------------------------------------------------------------------ refusals
 
@@ -229,6 +235,7 @@ class Membership:
             for each in self.neighbors:
                 self._tell(Topic.ENDED, each)
         elif other.contents_refused >= REFUSALS:
+            other.blamed, other.removed = True, Refusal(step, reason).of(other.name)
             self._note_closed({place}, self.name)
 
     def _hear_accusation(self, other: Neighbor, step: int, said: Accusation) -> None:
@@ -304,6 +311,7 @@ class Membership:
             if self._finished_before and not other.incarnation:  # it has ended, as this peer was done
                 other.done = True
             else:
+                other.removed = other.removed or f"{other.name} was absent for {self.close_after:g} s"
                 gone.add(place)
         if gone and self.returned and not any(other.incarnation for other in self.neighbors.values()):
             said = f"no peer answered for {self.close_after:g} s since this one returned: all others have ended or are"
@@ -315,6 +323,8 @@ class Membership:
         now = time.monotonic()
         stalled = [place for place in behind if self.neighbors[place].alive]
         gone = [place for place in stalled if now - self.neighbors[place].advanced > patience]
+        for other in (self.neighbors[place] for place in gone):
+            other.removed = f"{other.name} was here, in step {other.step}, and did not advance for {patience:g} s"
         self._note_closed(gone, self.name)
 
     def missing(self) -> bool:
@@ -359,6 +369,8 @@ class Membership:
             self.fail(Absent(f"removed by {by}: the others have continued without this peer"))
             new.discard(self.client)
         self.closed = self.closed | new
+        for other in (self.neighbors[each] for each in new if each in self.neighbors):
+            other.removed = other.removed or f"{other.name} was removed by {by}"
         self.news.extend(f"removed: {self.names[each]}, by {by}" for each in sorted(new))
         for place, other in self.neighbors.items():
             other.done, other.advanced = place in self.left, time.monotonic()

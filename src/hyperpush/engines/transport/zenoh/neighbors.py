@@ -15,6 +15,8 @@ from hyperpush.engines.transport.zenoh.deadlines import Deadline
 
 SESSIONS = 16  # remembered Zenoh sessions per party: more than the usual number of restarts
 FORMER = 16  # remembered incarnations per party
+# Seconds after which an absent neighbor is called lost: news that it is done may come after the end of its session.
+LOST = 1.0
 
 
 class Refusal(NamedTuple):
@@ -53,6 +55,8 @@ class Neighbor:
     sent_bytes: int = 0
     early: int = 0  # messages that arrived before its hello; it sends them again
     outages: int = 0
+    ended: bool = False  # its session went with its work done, which is no outage
+    shown: bool = True  # the user knows of its last outage
     away: float = 0.0  # total seconds of past outages
     sessions: list[bytes] = field(default_factory=list)  # Zenoh sessions of its hellos
     ends: int = 0  # end of its certificate, in seconds since 1970; 0: unknown
@@ -61,6 +65,8 @@ class Neighbor:
     refusals: Counter[RefusalReason] = field(default_factory=Counter)
     last_refusal: Refusal | None = None
     farewell: str = ""  # the reason that it gave for its end
+    removed: str = ""  # the reason for its removal, in words
+    blamed: bool = False  # it was removed because of its messages
 
     def come_to(self, step: int) -> None:
         """Note that it has reached a step."""
@@ -69,17 +75,37 @@ class Neighbor:
 
     def come_to_life(self) -> bool:
         """Note that its session is there; True if it was lost before."""
-        now, returns = time.monotonic(), self.outages > 0 and not self.alive
+        now, returns = time.monotonic(), self.outages > 0 and not self.alive and not self.ended
         if returns:
             self.away += now - self.lost
-        self.alive, self.lost, self.last_seen = True, math.inf, now
-        return returns
+        told = returns and self.shown
+        self.alive, self.ended, self.shown, self.lost, self.last_seen = True, False, True, math.inf, now
+        return told
 
     def get_lost(self) -> None:
-        """Note that its session is gone."""
-        if self.alive:
-            self.outages += 1
+        """Note that its session is gone: an outage, unless it was done."""
+        if self.alive and self.done:
+            self.ended = True
+        elif self.alive:
+            self.outages, self.shown = self.outages + 1, False
         self.alive, self.lost = False, time.monotonic()
+
+    def note_end(self) -> None:
+        """Note that it is done; the news may come after the end of its session, which then was no outage."""
+        if self.done and not (self.alive or self.ended) and self.outages:
+            self.ended, self.shown, self.outages = True, True, self.outages - 1
+
+    def is_lost(self) -> bool:
+        """Return True, once, if it is absent for `LOST` seconds without having been done."""
+        if self.shown or self.alive or time.monotonic() - self.lost < LOST:
+            return False
+        self.shown = True
+        return True
+
+    def note_unfit(self, words: str) -> None:
+        """Note why a hello under its name was refused; others may say one while it is here and agreed."""
+        if not (self.agreed and self.alive):
+            self.unfit = words
 
     def adopt(self, incarnation: int, card: Card, step: int, done: bool) -> None:
         """Accept another process as this neighbor, after its hello."""
@@ -100,7 +126,8 @@ class Neighbor:
     def refuse(self, reason: RefusalReason, step: int) -> bool:
         """Count a refused message. Return True the first, tenth, hundredth … time."""
         self.refusals[reason] += 1
-        self.last_refusal = Refusal(step, reason)
+        if not (reason.of_identity and self.agreed and self.alive):  # it was not this one's
+            self.last_refusal = Refusal(step, reason)
         count = self.refusals[reason]
         return count == 10 ** (len(str(count)) - 1)
 
@@ -117,7 +144,7 @@ class Neighbor:
         """Return the facts for the status file."""
         now = time.monotonic()
         seen = round(now - self.last_seen, 3) if self.last_seen > -math.inf else None
-        away = self.away + (now - self.lost if self.outages and not self.alive else 0.0)
+        away = self.away + (now - self.lost if self.outages and not (self.alive or self.ended) else 0.0)
         found = {"alive": self.alive, "step": self.step, "last_seen": seen}
         found |= {"received_bytes": self.received_bytes, "sent_bytes": self.sent_bytes}
         found |= {"outages": self.outages, "away": round(away, 1), "early": self.early}
@@ -139,8 +166,8 @@ def certificate_ended(name: str, ends: int) -> str:
 def explain(other: Neighbor, step: int = 0, strangers: str = "") -> str:
     """Return the reason, in words, for missing messages of a neighbor; `strangers` reports refused handshakes."""
     ended = certificate_ended(other.name, other.ends)
-    if other.farewell or other.unfit:
-        return other.farewell or other.unfit
+    if other.removed or other.farewell or other.unfit:
+        return other.removed or other.farewell or other.unfit
     if other.alive:
         refused = other.refused_since(step)
         return f"{other.name} is there, in step {other.step}" if refused is None else refused.of(other.name)
@@ -152,6 +179,6 @@ def explain(other: Neighbor, step: int = 0, strangers: str = "") -> str:
 
 
 def waited_in_vain(others: Sequence[Neighbor], step: int) -> type[HyperpushError]:
-    """Return the error for a failed wait: `Refused` if all are present and a message was refused, else `Absent`."""
-    refused = any(each.alive and each.refused_since(step) for each in others)
-    return Refused if refused and all(each.alive for each in others) else Absent
+    """Return the error for a failed wait: `Refused` if one's message was refused and none is absent, else `Absent`."""
+    blamed = [each.blamed or (each.alive and each.refused_since(step) is not None) for each in others]
+    return Refused if any(blamed) and all(b or e.alive for b, e in zip(blamed, others, strict=True)) else Absent

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count
+from types import MappingProxyType
 from typing import Any, Literal, final
 
 import jax
@@ -44,6 +45,7 @@ Mode = Literal["synchronous", "asynchronous"]
 # Default limit of a payload in bytes: 64 million parameters in float32. It bounds the memory that a broken neighbor can
 # occupy.
 LIMIT = 256 << 20
+GUESTS_EVERY = 1.0  # seconds between two looks at the links of strangers, at most
 _AGAIN = "again"  # a task besides the topics of control messages: repeat unacknowledged messages
 
 
@@ -76,6 +78,7 @@ class Zenoh:
         durable: True if the caller calls `acknowledge` itself, because it may restart from a checkpoint.
         closed: Peers that were removed before.
         left: Peers that had left before.
+        refused: Messages with impossible content that were refused before, by peer and reason.
         limit: Largest payload of the program in bytes. Longer ones are refused at both ends. The memory for waiting
             messages of one sender is bounded by a multiple of it.
     """
@@ -98,6 +101,7 @@ class Zenoh:
         durable: bool = False,
         closed: Collection[int] = (),
         left: Collection[int] = (),
+        refused: Mapping[int, Mapping[str, int]] = MappingProxyType({}),
         limit: int = LIMIT,
     ):
         self.run, self.names, self.client = run, tuple(names), client
@@ -106,6 +110,8 @@ class Zenoh:
         self.asynchronous = mode == "asynchronous"
         places = [self.names.index(name) for name in links]
         self.neighbors = {place: Neighbor(names[place], Deadline(most=longest_wait)) for place in places}
+        for place, reasons in refused.items():
+            self.neighbors[place].refusals.update({RefusalReason(each): count for each, count in reasons.items()})
         self.links = {place: Link(limit, not self.asynchronous, self._drop(place)) for place in places}
         self._changed = threading.Condition()
         self._numbers = count()
@@ -226,7 +232,7 @@ class Zenoh:
                 self._check()
                 left = until - time.monotonic()
                 if left <= 0 and everyone:
-                    raise self.waits.in_vain(f"no hello within {self.patience:g} s", missing)
+                    raise self.waits.in_vain(f"no hello within {self.patience:g} s from", missing)
                 if left <= 0:
                     self.members.excuse_absent()
                     break
@@ -265,6 +271,12 @@ class Zenoh:
             self.members.refuse(sender, reason, step)
             self._changed.notify_all()
 
+    def failure(self, what: str, clients: Collection[int], then: str = "") -> HyperpushError:
+        """See `Members.failure`."""
+        with self._changed:
+            others = [self.neighbors[each] for each in sorted(clients) if each in self.neighbors]
+            return self.waits.in_vain(what, others, then=then)
+
     def everyone_done(self) -> bool:
         """Return True if all neighbors that are not removed have announced that they are done."""
         return not self._now(lambda: self.members.unfinished)
@@ -282,8 +294,10 @@ class Zenoh:
 
     def news(self) -> list[str]:
         """Return lines about parties that were lost, found, removed or refused since the last call."""
-        lines = self.members.news
-        return [lines.popleft() for _ in range(len(lines))]
+        with self._changed:
+            self.members.look_for_lost()
+            lines = self.members.news
+            return [lines.popleft() for _ in range(len(lines))]
 
     def present(self, clients: list[int]) -> list[int]:
         """See `Members.present`."""
@@ -314,7 +328,7 @@ class Zenoh:
         while late := self._now(lambda: self.members.unfinished):
             with self._changed:
                 if time.monotonic() > until:
-                    raise self.waits.in_vain(f"done, but no message 'done' within {self.patience:g} s", late)
+                    raise self.waits.in_vain(f"done, but no message 'done' within {self.patience:g} s from", late)
                 self._changed.wait(0.2)
 
     def status(self) -> dict[str, dict[str, Any]]:
@@ -344,7 +358,7 @@ class Zenoh:
 
     def _work(self) -> None:
         """Send control messages and repetitions in a thread: Zenoh's callbacks must not wait for a congested link."""
-        while (task := self._tasks.get()) is not None:
+        while (task := self._next_task()) is not None:
             topic, place, step = task
             with self._changed:
                 kept = self.links[place].unacknowledged.to_resend()
@@ -356,6 +370,16 @@ class Zenoh:
                 continue
             for at, payload in kept:
                 self._put(place, at, payload)
+
+    def _next_task(self) -> tuple[Topic | str, int, int] | None:
+        """Return the next task of the control thread, and look at the links of strangers meanwhile."""
+        while True:
+            with self._changed:
+                self._incoming.look_at_guests()
+            try:
+                return self._tasks.get(timeout=GUESTS_EVERY)
+            except queue.Empty:
+                continue
 
     def _beat(self) -> None:
         """Send heartbeats."""

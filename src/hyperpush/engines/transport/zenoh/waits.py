@@ -93,10 +93,12 @@ class Waits:
         if left:
             raise HyperpushError(f"peer {self.members.name}, step {step}: done before sending: {', '.join(left)}")
         if late:
-            raise self.in_vain(f"no message within {self.patience:g} s", waiting, step)
+            raise self.in_vain(f"no message within {self.patience:g} s from", waiting, step)
 
-    def in_vain(self, what: str, missing: Sequence[Neighbor], step: int | None = None) -> HyperpushError:
-        """Return the error for a failed wait, with the known reason for each neighbor."""
+    def in_vain(
+        self, what: str, missing: Sequence[Neighbor], step: int | None = None, then: str = ""
+    ) -> HyperpushError:
+        """Return the error "what, these neighbors, then" for a failed wait, with the known reason for each."""
         seen = ", ".join(f"{count} {reason}" for reason, count in self.handshakes().items())
         strangers = f" (handshakes refused here: {seen})" if seen else ""
         own = certificate_ended(self.members.name, self.members.card.ends)
@@ -104,4 +106,10 @@ class Waits:
         me = f"peer {self.members.name}"
         where = me if step is None else f"{me}, step {step}"
         names = ", ".join(other.name if other.alive else f"{other.name} (absent)" for other in missing)
-        return waited_in_vain(missing, step or 0)(f"{where}: {what} from {names}: {'; '.join(reasons)}")
+        if self.members.returned and not any(other.incarnation for other in self.neighbors.values()):
+            reasons = [
+                "no peer has answered since this one returned: all others have ended or are absent; "
+                "its checkpoint stays, and continues once they are started again"
+            ]
+        said = f"{where}: {' '.join(filter(None, (what, names)))}{then}"
+        return waited_in_vain(missing, step or 0)(": ".join(filter(None, (said, "; ".join(reasons)))))

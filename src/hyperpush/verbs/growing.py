@@ -1,0 +1,59 @@
+"""Growth of what one party can see: the cost of its own data, and its hypergradient.
+
+Among peers no average tells whether params solve the problem, so these bounds are the only signs of a run that leaves
+for infinity. They compare with the start, and use a party's own data only.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from hyperpush.data.batches import full_batch
+from hyperpush.task.problem import JointCost
+from hyperpush.task.task import Task
+
+GROWTH = 1e6  # multiple of the start above which a number counts as growing
+
+
+def grown_cost(before: Task, after: Task) -> str:
+    """Return words for a cost of one party's task that is a million times its start's; empty if there is none.
+
+    Private tasks are not checked: the words would reveal a cost.
+    """
+    if before.owner is None or before.privacy is not None:
+        return ""
+    for (name, old), (_, new) in zip(_own_costs(before), _own_costs(after), strict=True):
+        if not abs(new) <= GROWTH * max(abs(old), 1.0):
+            return f"the {name} cost of this party's data grew from {old:.3g} to {new:.3g}"
+    return ""
+
+
+def _own_costs(task: Task) -> list[tuple[str, float]]:
+    problem, data = task.problem, task.data
+    found = [("inner", problem.inner_cost(task.params, task.hypers, full_batch(data.train)))]
+    if not isinstance(problem.outer, JointCost):
+        found.append(("outer", problem.outer_cost(task.params, task.hypers, full_batch(data.outer))))
+    return [(name, float(value)) for name, value in found]
+
+
+def grown_estimate(task: Task, value: PyTree) -> str:
+    """Return words for a party's hypergradient that is a million times the gradients it is made of; empty if not.
+
+    A hypergradient is the outer gradient in the hypers, less the mixed derivative times a solution of a linear system
+    whose right side is the outer gradient in the params. The mixed derivative of a party is bounded by the squares of
+    its data, unless these are small.
+    """
+    if task.owner is None or task.privacy is not None or isinstance(task.problem.outer, JointCost):
+        return ""
+    batch = full_batch(task.data.outer)
+    parts = task.problem.outer_gradients(task.params, task.hypers, batch)
+    scale = max(1.0, *(_largest(each) for each in parts)) * max(1.0, _largest(task.data.train)) ** 2
+    size = _largest(value)
+    return "" if size <= GROWTH * scale else f"the hypergradient is {size:.3g}, and its parts are {scale:.3g}"
+
+
+def _largest(tree: PyTree) -> float:
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
+    real = [leaf for leaf in leaves if leaf.size and jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return max((float(np.max(np.abs(leaf))) for leaf in real), default=0.0)

@@ -1,0 +1,180 @@
+"""What a peer knows of its neighbors, in numbers and words: outages, ends, removals and versions."""
+
+import resource
+import threading
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from engines.peer.parties import Places
+
+from hyperpush.base.errors import Absent, Refused
+from hyperpush.engines.transport.wire import VERSION, RefusalReason, Rejected
+from hyperpush.engines.transport.zenoh import neighbors, session
+from hyperpush.engines.transport.zenoh.control import ControlMessage, Departure, Topic
+from hyperpush.engines.transport.zenoh.deadlines import Deadline
+from hyperpush.engines.transport.zenoh.guests import OTHERS, SILENCE
+from hyperpush.engines.transport.zenoh.incoming import Incoming
+from hyperpush.engines.transport.zenoh.membership import REFUSALS, Membership
+from hyperpush.engines.transport.zenoh.neighbors import Neighbor, explain
+
+NAMES = ("alice", "bob", "carol")
+
+
+def membership(asynchronous=False, **options):
+    """Alice's, without a network: what she would send is dropped."""
+    others = {1: Neighbor("bob", Deadline()), 2: Neighbor("carol", Deadline())}
+    given: dict[str, Any] = {"asynchronous": asynchronous, "close_after": 5.0, "closed": (), "left": (), **options}
+    calls: dict[str, Any] = {name: lambda *said: None for name in ("tell", "forget", "send_again")}
+    return Membership(NAMES, 0, others, **given, **calls)
+
+
+def agree(made, place=1):
+    other = made.neighbors[place]
+    made.hear_life(place, True)
+    other.incarnation, other.agreed = 7, True
+    return other
+
+
+def done(made, place=1):
+    said = Topic.DONE, Departure.NO, 0, made.neighbors[place].incarnation, made.incarnation, made.run
+    made.hear(place, ControlMessage(*said, frozenset(), frozenset()))
+
+
+@pytest.mark.parametrize("first", ["done", "gone"])
+def test_the_end_of_a_party_that_is_done_is_no_outage(first, monkeypatch):
+    """Liveliness may overtake the news that a party is done."""
+    monkeypatch.setattr(neighbors, "LOST", 0.05)
+    made = membership()
+    other = agree(made)
+    for step in ("done", "gone") if first == "done" else ("gone", "done"):
+        done(made) if step == "done" else made.hear_life(1, False)
+    time.sleep(0.1)
+    made.look_for_lost()
+    assert list(made.news) == []
+    assert (other.outages, other.status()["away"]) == (0, 0.0)
+
+
+def test_a_party_that_vanishes_is_lost_once_and_found_again(monkeypatch):
+    made = membership()
+    other = agree(made)
+    made.hear_life(1, False)
+    made.look_for_lost()
+    assert list(made.news) == []  # news that it is done may be under way
+    monkeypatch.setattr(neighbors, "LOST", 0.0)
+    made.look_for_lost()
+    made.look_for_lost()
+    made.hear_life(1, True)
+    assert list(made.news) == ["lost: bob", "found: bob"]
+    assert other.outages == 1
+
+
+def test_another_version_under_a_living_members_certificate_is_not_its_reason():
+    made = membership()
+    incoming = Incoming(made, {}, threading.Condition())
+    old = Rejected(RefusalReason.WRONG_VERSION, f"version 4, this is {VERSION}")
+    incoming._note(1, old)  # nobody is there yet: this is all that is known
+    assert explain(made.neighbors[1]) == f"bob has version 4, this is {VERSION}"
+    other = agree(made, 2)
+    incoming._note(2, old)
+    assert other.unfit == ""
+    assert explain(other).startswith("carol is there, in step")
+    assert incoming.rejections == {"wrong-version": 2}
+
+
+@pytest.mark.parametrize("cause", ["absent", "stalled", "refused", "told"])
+def test_a_removal_keeps_its_reason(cause):
+    made = membership(asynchronous=True)
+    other = agree(made)
+    if cause == "absent":
+        made.hear_life(1, False)
+        other.lost -= 6
+        made.remove_gone()
+    elif cause == "stalled":
+        other.advanced -= 20
+        made.remove_stalled([1], 10.0)
+    elif cause == "refused":
+        for step in range(REFUSALS):
+            made.refuse(1, RefusalReason.WRONG_MASS, step)
+    else:
+        agree(made, 2)
+        said = Topic.MEMBERS, Departure.NO, 0, 7, made.incarnation, made.run, frozenset({1}), frozenset()
+        made.hear(2, ControlMessage(*said))
+    assert made.closed == {1}
+    words = {
+        "absent": "bob was absent for 5 s",
+        "stalled": "bob was here, in step -1, and did not advance for 10 s",
+        "refused": f"bob's message in step {REFUSALS - 1} was refused: wrong mass",
+        "told": "bob was removed by carol",
+    }
+    assert explain(other) == words[cause]
+    assert neighbors.waited_in_vain([other], 0) is (Refused if cause == "refused" else Absent)
+
+
+def test_errors_of_the_program_name_members_and_reasons():
+    at = Places(3)
+    made = at.open(0, mode="asynchronous")
+    try:
+        for step in range(REFUSALS):
+            made.refuse(2, RefusalReason.NOT_FINITE, step)
+        said = made.failure("removed:", made.closed, ", and starting anew would cost more")
+        assert isinstance(said, Refused)
+        assert str(said).startswith("peer p0: removed: p2 (absent), and starting anew would cost more: p2's message in")
+        waits = made.failure("waiting for", [1], " to be done")
+        assert isinstance(waits, Absent)
+        assert str(waits) == "peer p0: waiting for p1 (absent) to be done: p1 was never heard"
+        assert str(made.failure("all others have left", ())) == "peer p0: all others have left"
+    finally:
+        made.close()
+
+
+def test_a_liars_count_survives_a_restart_of_the_receiver():
+    at = Places(3)
+    again = at.open(0, mode="asynchronous", refused={1: {"wrong-mass": REFUSALS - 1}})
+    try:
+        assert again.closed == set()
+        again.refuse(1, RefusalReason.NOT_FINITE, 9)
+        assert again.closed == {1}
+    finally:
+        again.close()
+
+
+def test_in_step_a_party_that_returns_when_all_have_ended_is_told_so():
+    at = Places(3)
+    again = at.open(0, patience=0.3)
+    try:
+        again.ready(5, everyone=False)
+        with pytest.raises(Absent, match="since this one returned: all others have ended or are absent; its checkpoin"):
+            again.collect(5, [1])
+    finally:
+        again.close()
+
+
+def test_links_of_others_are_counted_though_nobody_asks_for_the_status(monkeypatch):
+    at = Places(3)
+    made = at.open(0)
+    try:
+        guests = made._incoming._guests
+        with made._changed:
+            guests._open[bytes(16)] = "p1", time.monotonic() - SILENCE - 1
+        until = time.monotonic() + 20
+        while not made.rejections[OTHERS] and time.monotonic() < until:
+            time.sleep(0.05)
+        assert made.rejections == Counter({OTHERS: 1})
+    finally:
+        made.close()
+
+
+def test_handshakes_have_a_limit_and_files_the_hard_one():
+    identity = SimpleNamespace(authority="ca", certificate="c", key="k", check_name=lambda name: None)
+    made = session.settings("test", "bob", session.Address("127.0.0.1", 7800), {"alice": None}, identity)  # pyright: ignore[reportArgumentType]
+    assert made["listen"]["endpoints"] == ["tls/127.0.0.1:7800#tls_handshake_timeout_ms=2000"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+        session.raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
