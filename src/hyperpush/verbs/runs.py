@@ -85,8 +85,9 @@ def train_runs(call: Call, runs: Sequence[Any], throw: bool, certify: bool | Non
     hypers = stack_hypers(task, runs)
     if task.privacy is not None:
         raise InvalidInput("runs", "a private task", "None: each run would be a release of its own")
-    for k in range(len(runs)):
-        check_first_costs(task.at(hypers=_pick(hypers, k)))
+    starts = [task.at(hypers=_pick(hypers, k)) for k in range(len(runs))]
+    for each in starts:
+        check_first_costs(each)
     axis = 0 if task.owner is not None else 1
     many = jax.tree.map(lambda leaf: jnp.repeat(jnp.expand_dims(leaf, axis), len(runs), axis), task.params)
     start = Runs.start(InnerState(many, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, axis), hypers)), axis)
@@ -103,8 +104,8 @@ def train_runs(call: Call, runs: Sequence[Any], throw: bool, certify: bool | Non
     )
     judged = own if certify is None else call.certifier(task).judge_runs(own, found.params, hypers, certify)
     statuses = tuple(
-        judge_growth(status, task, task.at(params=_pick(found.params, k), hypers=_pick(hypers, k))) or status
-        for k, status in enumerate(judged)
+        judge_growth(status, before, before.at(params=_pick(found.params, k))) or status
+        for k, (status, before) in enumerate(zip(judged, starts, strict=True))
     )
     costs, errors = Costs.of(run, task), tuple(status.error for status in statuses)
     params = jax.tree.map(np.asarray, task.problem.whole(found.params))

@@ -40,7 +40,7 @@ from hyperpush.verbs.results import table
 LARGE = 50_000_000  # limit of all clients' params that are computed side by side; further settings wait
 
 
-_Point = tuple[PyTree, PyTree] | None  # params and hypers of all clients
+_Points = tuple[PyTree, PyTree] | None  # params and hypers: settings on axis 0, keys on axis 1
 
 
 class TriedSetting(NamedTuple):
@@ -192,10 +192,12 @@ def tune(
         given = f"{len(rows)} settings, all of which diverged"
         raise InvalidInput("over", given, "smaller step sizes among the values")
     place = next(number for number, row in enumerate(rows) if row is best)
-    chosen, (_, status, point) = settings[place][1], found[place]
-    if point is not None:
-        adapted = chosen.bind(network, engine, task)
-        judged = _judge(Certifier(task.at(*point), chosen, adapted, network, engine, keys[0]), status)
+    chosen, (_, status, kept) = settings[place][1], found[place]
+    if kept is not None:
+        points, row = kept  # an index on the host compiles nothing
+        params, hypers = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[row, 0]), points)
+        adapted, after = chosen.bind(network, engine, task), task.at(params=params, hypers=hypers)
+        judged = _judge(Certifier(after, chosen, adapted, network, engine, keys[0]), status)
         rows = (*rows[:place], best._replace(status=judged), *rows[place + 1 :])
     return Tuning(chosen, rows, on, mode)
 
@@ -243,10 +245,10 @@ def with_option(method: Any, name: str, value: Any, field: str) -> Any:
 
 def _scores(
     methods: Sequence[Method], network: Network, task: Task, on: str, metric: Cost, keys: Array, engine: Simulate
-) -> list[tuple[Float[np.ndarray, " seeds"], Status, _Point]]:
-    """Return every method's score for every key, its status, and its params and hypers with the first key.
+) -> list[tuple[Float[np.ndarray, " seeds"], Status, tuple[_Points, int] | None]]:
+    """Return every method's score for every key, its status, and the points of its group with its row there.
 
-    Methods of equal structure share a program. Where all of their params would be `LARGE`, none are returned.
+    Methods of equal structure form a group and share a program. Where its params would be `LARGE`, none are kept.
     """
     bound = [each.bind(network, engine, task) for each in methods]
     recipes = [program_of(each, task.problem).traceable() for each in bound]
@@ -267,7 +269,7 @@ def _scores(
         scores, reports, points = call(_run_group, group, level=level)
         for row, place in enumerate(places):
             report = jax.tree.map(lambda leaf, row=row: leaf[row], reports)
-            point = None if points is None else jax.tree.map(lambda leaf, row=row: leaf[row, 0], points)
+            point = None if points is None else (points, row)
             found[place] = np.asarray(scores[row], np.float64), Status() if report is None else report.status(), point
     return [found[place] for place in range(len(methods))]
 
@@ -288,11 +290,11 @@ class _Group(NamedTuple):
     keep: bool  # True returns params and hypers
 
 
-def _run_group(group: _Group, donated: None) -> tuple[Float[Array, "settings seeds"], Report | None, _Point]:
+def _run_group(group: _Group, donated: None) -> tuple[Float[Array, "settings seeds"], Report | None, _Points]:
     """Return the mean metric over clients of every setting with every key, reports, and kept params and hypers."""
     keys, engine = group.keys, group.engine
 
-    def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None, _Point]:
+    def score(place: Int[Array, ""]) -> tuple[Float[Array, ""], Report | None, _Points]:
         recipe = eqx.combine(jax.tree.map(lambda leaf: leaf[place // len(keys)], group.stacked), group.rest)
         options = {"clients_per_batch": engine.clients_per_batch, "faults": engine.faults}
         network, key = group.network.value, keys[place % len(keys)]
